@@ -1,0 +1,1 @@
+"""The doors: the wire, its protocols, and the people who call."""

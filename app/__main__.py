@@ -1,0 +1,8 @@
+"""`python -m app` is `roundhouse`."""
+
+import sys
+
+from app.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,112 @@
+"""The one table from errors to HTTP, and the errors that only a wire can have."""
+
+from frameworks.errors import (
+    Draining,
+    InvalidInput,
+    InvalidModel,
+    ModelExists,
+    ModelFailed,
+    ModelLoading,
+    ModelNotFound,
+    ModelUnloaded,
+    OutOfMemory,
+    Overloaded,
+    RoundhouseError,
+    UnknownField,
+    VersionNotFound,
+)
+
+
+class WireError(RoundhouseError):
+    """What is wrong with a request before anything in it is understood."""
+
+
+class InvalidJson(WireError):
+    """The body is not JSON."""
+
+
+class EmptyBody(InvalidJson):
+    """There is no body at all."""
+
+
+class NotFound(WireError):
+    """No route has this path."""
+
+
+class MethodNotAllowed(WireError):
+    """The route does not take this method. `allowed`: those that it takes."""
+
+    def __init__(self, method: str, path: str, allowed: str) -> None:
+        super().__init__(f"{method} is not allowed on {path}; allowed: {allowed}")
+        self.allowed = allowed
+
+
+class TooLarge(WireError):
+    """The body is larger than server.max_body_bytes."""
+
+
+class UnsupportedMediaType(WireError):
+    """The body's content-type or content-encoding is none that we read."""
+
+
+class Forbidden(WireError):
+    """The server's rules do not allow this, whoever asks."""
+
+
+class ClientGone(Exception):
+    """The caller closed the connection; there is nobody to answer. Logged and counted as 499."""
+
+
+STATUS_CLIENT_GONE = 499
+
+# error class → (HTTP status, code); the first class that an error is an instance of counts.
+_TABLE: tuple[tuple[type[RoundhouseError], int, str], ...] = (
+    (InvalidJson, 400, "invalid_json"),
+    (InvalidInput, 400, "invalid_input"),
+    (UnknownField, 400, "unknown_field"),
+    (InvalidModel, 400, "invalid_input"),
+    (Forbidden, 403, "forbidden"),
+    (ModelNotFound, 404, "model_not_found"),
+    (VersionNotFound, 404, "version_not_found"),
+    (NotFound, 404, "not_found"),
+    (MethodNotAllowed, 405, "method_not_allowed"),
+    (ModelExists, 409, "model_exists"),
+    (TooLarge, 413, "too_large"),
+    (UnsupportedMediaType, 415, "unsupported_media_type"),
+    (Overloaded, 503, "overloaded"),
+    (ModelLoading, 503, "loading"),
+    (ModelUnloaded, 503, "unloaded"),
+    (ModelFailed, 503, "model_failed"),
+    (Draining, 503, "draining"),
+    (OutOfMemory, 507, "out_of_memory"),
+)
+_INTERNAL = (500, "internal", "an error of ours; the log has it under this request id")
+
+ERROR_CODES: dict[int, list[str]] = {}
+for _, _status, _code in (*_TABLE, (None, _INTERNAL[0], _INTERNAL[1])):
+    if _code not in ERROR_CODES.setdefault(_status, []):
+        ERROR_CODES[_status].append(_code)
+
+
+def to_http(error: BaseException) -> tuple[int, str, str]:
+    """Status, code and message for an error. What is not ours is `internal`: its text stays in the log."""
+    for kind, status, code in _TABLE:
+        if isinstance(error, kind):
+            return status, code, error.message
+    return _INTERNAL
+
+
+def is_refusal(status: int) -> bool:
+    """Whether the answer says that there was no room or no model, rather than that the request was wrong."""
+    return status in (429, 503, 507)
+
+
+def extra_headers(error: BaseException) -> list[tuple[bytes, bytes]]:
+    """The headers that belong to an error: Retry-After in whole seconds, Allow."""
+    if isinstance(error, Overloaded):
+        return [(b"retry-after", str(max(1, round(error.retry_after_s))).encode())]
+    if isinstance(error, ModelLoading):
+        return [(b"retry-after", b"1")]
+    if isinstance(error, MethodNotAllowed):
+        return [(b"allow", error.allowed.encode())]
+    return []

@@ -1,0 +1,117 @@
+"""GET /metrics: the plain numbers that were added up, shaped into Prometheus families when they are scraped."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+
+from fastapi import APIRouter, Response
+
+from app.observe import SECONDS_BUCKETS, Histogram, ModelMetrics, Observer
+from frameworks.devices import Device
+from frameworks.manager import MLFrameworkManager
+from frameworks.slot import ModelState
+
+
+class MetricsApi:
+    """The handler of /metrics."""
+
+    def __init__(self, manager: MLFrameworkManager, observer: Observer) -> None:
+        self._manager = manager
+        self._observer = observer
+
+    def router(self) -> APIRouter:
+        router = APIRouter(tags=["metrics"])
+        router.add_api_route(
+            "/metrics",
+            self.metrics,
+            methods=["GET"],
+            responses={200: {"content": {"text/plain": {}}, "description": "Prometheus text"}},
+        )
+        return router
+
+    async def metrics(self) -> Response:
+        """Every metric, in Prometheus' text format."""
+        # Imported at the first scrape: start-up does not wait for it.
+        from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+        devices = await asyncio.to_thread(self._manager.devices.devices)
+        page = generate_latest(_Scrape(self._manager, self._observer, devices))  # type: ignore[arg-type]
+        return Response(page, headers={"content-type": CONTENT_TYPE_LATEST})
+
+
+class _Scrape:
+    """Looks like a registry to prometheus_client: `collect` gives the families as they stand now."""
+
+    def __init__(self, manager: MLFrameworkManager, observer: Observer, devices: list[Device]) -> None:
+        self._manager = manager
+        self._observer = observer
+        self._devices = devices
+
+    def collect(self) -> Iterator[object]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        requests = CounterMetricFamily(
+            "roundhouse_requests", "Requests to models, by HTTP status.", labels=["model", "version", "code"]
+        )
+        for (model, version, status), count in self._observer.requests.items():
+            requests.add_metric([model, version, str(status)], count)
+        yield requests
+        rejected = CounterMetricFamily(
+            "roundhouse_rejected", "Requests refused for want of room or of a ready model.", labels=["reason"]
+        )
+        for reason, count in self._observer.rejected.items():
+            rejected.add_metric([reason], count)
+        yield rejected
+
+        inflight = GaugeMetricFamily("roundhouse_inflight", "Requests to models that are being answered.")
+        inflight.add_metric([], self._observer.inflight)
+        yield inflight
+        yield from self._of_models()
+        yield from self._histograms()
+
+        memory = GaugeMetricFamily("roundhouse_device_memory_bytes", "Memory of a device.", labels=["device", "kind"])
+        for device in self._devices:
+            memory.add_metric([device.id, "total"], device.total_bytes)
+            memory.add_metric([device.id, "free"], device.free_bytes)
+        yield memory
+
+    def _of_models(self) -> Iterable[object]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        depth = GaugeMetricFamily("roundhouse_queue_depth", "Batches that wait or run.", labels=["model"])
+        state = GaugeMetricFamily(
+            "roundhouse_model_state", "1 for the state that a model is in.", labels=["model", "state"]
+        )
+        memory = GaugeMetricFamily("roundhouse_model_memory_bytes", "Weights that a model holds.", labels=["model"])
+        loads = CounterMetricFamily("roundhouse_model_loads", "Loads of a model that succeeded.", labels=["model"])
+        for slot in self._manager.slots:
+            depth.add_metric([slot.name], slot.queue_depth)
+            for each in ModelState:
+                state.add_metric([slot.name, each.value], slot.state is each)
+            memory.add_metric([slot.name], slot.spec.memory_bytes if slot.spec else 0)
+            loads.add_metric([slot.name], slot.loads)
+        return depth, state, memory, loads
+
+    def _histograms(self) -> Iterator[object]:
+        from prometheus_client.core import HistogramMetricFamily
+
+        parts: tuple[tuple[str, str, Callable[[ModelMetrics], Histogram]], ...] = (
+            ("request", "From the request's first byte to its answer's last.", lambda m: m.request_seconds),
+            ("queue", "In the queue.", lambda m: m.queue_seconds),
+            ("compute", "On the device.", lambda m: m.compute_seconds),
+        )
+        for name, documentation, part in parts:
+            family = HistogramMetricFamily(
+                f"roundhouse_{name}_seconds", f"{documentation} Answered requests.", labels=["model"]
+            )
+            for model, metrics in self._observer.models.items():
+                family.add_metric([model], buckets=_cumulated(part(metrics)), sum_value=part(metrics).total)
+            yield family
+
+
+def _cumulated(histogram: Histogram) -> list[tuple[str, float]]:
+    buckets: list[tuple[str, float]] = []
+    below = 0
+    for bound, count in zip((*map(str, SECONDS_BUCKETS), "+Inf"), histogram.counts, strict=True):
+        below += count
+        buckets.append((bound, below))
+    return buckets

@@ -1,0 +1,290 @@
+"""/models: what is registered, and registering, loading, unloading and deleting at run time."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from app.api.errors import EmptyBody, Forbidden, InvalidJson
+from app.api.native.fields import ErrorResponse
+from app.api.wire import check_media_type, read_body
+from app.config import ConfigError, entry_keys_without_effect, parse_model_entry
+from app.lifecycle import Lifecycle
+from app.observe import Observer
+from frameworks.errors import InvalidInput, InvalidModel, ModelFailed, UnknownField
+from frameworks.manager import MLFrameworkManager
+from frameworks.settings import OnnxModelEntry, TorchModelEntry
+from frameworks.slot import ModelSlot
+from frameworks.types import ModelSpec, ValueSpec
+
+FRAMEWORKS = ("onnx", "pytorch")
+
+
+class TensorDescription(BaseModel):
+    """One input or output of a model. `shape` has -1 for a free dimension and is null where none is declared."""
+
+    name: str
+    dtype: str
+    shape: list[int] | None
+
+
+class RequestCounts(BaseModel):
+    """Requests that named the model, since the server started."""
+
+    total: int
+    failed: int
+    inflight: int
+
+
+class ModelDescription(BaseModel):
+    """A registered model; what only a loaded model has is null while it is not loaded."""
+
+    model_config = ConfigDict(protected_namespaces=())
+
+    name: str
+    framework: str
+    task: str | None
+    state: str
+    reason: str | None
+    versions: list[str]
+    device: str | None
+    dtype: str | None
+    quantized: bool
+    memory_bytes: int | None
+    inputs: list[TensorDescription] | None
+    outputs: list[TensorDescription] | None
+    last_used: str | None = Field(description="ISO 8601, UTC")
+    requests: RequestCounts
+
+
+class VersionDetail(BaseModel):
+    """One version of a model."""
+
+    state: str
+    providers: list[str]
+    max_tokens: int | None
+    labels: list[str] | None
+    loads: int
+    load_seconds: float
+    queue_depth: int
+    path: str
+
+
+class ModelDetail(ModelDescription):
+    """A registered model with its versions."""
+
+    version_details: dict[str, VersionDetail]
+
+
+class ModelList(BaseModel):
+    """Every registered model."""
+
+    models: list[ModelDescription]
+
+
+class Deleted(BaseModel):
+    """The name that is free again."""
+
+    deleted: str
+
+
+class ModelsApi:
+    """The handlers of /models and their ways to the manager."""
+
+    def __init__(
+        self,
+        manager: MLFrameworkManager,
+        observer: Observer,
+        lifecycle: Lifecycle,
+        base_dir: Path,
+        roots: tuple[Path, ...],
+        max_body_bytes: int,
+    ) -> None:
+        """`base_dir`: what relative paths of a registration are relative to. `roots`: absolute folders."""
+        self._manager = manager
+        self._observer = observer
+        self._lifecycle = lifecycle
+        self._base_dir = base_dir
+        self._roots = roots
+        self._max_body_bytes = max_body_bytes
+
+    def router(self) -> APIRouter:
+        router = APIRouter(tags=["models"])
+        failures: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorResponse}, "5XX": {"model": ErrorResponse}}
+        add = router.add_api_route
+        add("/models", self.list_models, methods=["GET"], responses={200: {"model": ModelList}})
+        add("/models", self.add_model, methods=["POST"], status_code=201,
+            responses={201: {"model": ModelDetail}, **failures}, openapi_extra=_ENTRY_BODY)  # fmt: skip
+        add("/models/{name}", self.show_model, methods=["GET"], responses={200: {"model": ModelDetail}, **failures})
+        add("/models/{name}", self.delete_model, methods=["DELETE"], responses={200: {"model": Deleted}, **failures})
+        for verb, handler in (("load", self.load_model), ("unload", self.unload_model)):
+            add(f"/models/{{name}}/{verb}", handler, methods=["POST"],
+                responses={200: {"model": ModelDetail}, **failures}, openapi_extra=_VERSION_BODY)  # fmt: skip
+        return router
+
+    async def list_models(self) -> Response:
+        """Every registered model."""
+        return _answer({"models": [self._describe(slot) for slot in self._manager.slots]})
+
+    async def show_model(self, name: str) -> Response:
+        """One model, with per-version detail."""
+        return _answer(self._detail(self._manager.slot(name)))
+
+    async def add_model(self, request: Request) -> Response:
+        """Registers and loads a model: the keys of a `[[models.…]]` entry of config.toml, and `framework`."""
+        self._lifecycle.check_accepting()
+        body = await self._read_object(request)
+        framework = body.pop("framework", None)
+        if framework not in FRAMEWORKS:
+            raise InvalidInput("framework", f"wants one of {', '.join(FRAMEWORKS)}")
+        entry = _read_entry(framework, body)
+        slot = await self._manager.add(framework, entry, self._allowed_path(entry.path))
+        return _answer(self._detail(slot), 201)
+
+    async def load_model(self, name: str, request: Request) -> Response:
+        """Loads a model; returns when it is ready."""
+        self._lifecycle.check_accepting()
+        await self._check_version(name, request)
+        try:
+            return _answer(self._detail(await self._manager.load(name)))
+        except InvalidModel as error:
+            raise ModelFailed(f'model "{name}" failed to load: {error.message}') from error
+
+    async def unload_model(self, name: str, request: Request) -> Response:
+        """Unloads a model; returns after the requests in flight have been answered."""
+        await self._check_version(name, request)
+        return _answer(self._detail(await self._manager.unload(name)))
+
+    async def delete_model(self, name: str) -> Response:
+        """Unloads a model and forgets its name."""
+        await self._manager.remove(name)
+        self._observer.forget(name)
+        return _answer({"deleted": name})
+
+    async def _read_object(self, request: Request) -> dict[str, Any]:
+        check_media_type(request.scope)
+        body = await read_body(request.scope, request.receive, self._max_body_bytes)
+        try:
+            content = orjson.loads(body)
+        except orjson.JSONDecodeError as error:
+            raise InvalidJson(f"the body is not valid JSON: {error}") from None
+        if not isinstance(content, dict):
+            raise InvalidInput("body", "wants a JSON object")
+        return content
+
+    async def _check_version(self, name: str, request: Request) -> None:
+        """The body may name a version; there is one of each model so far."""
+        slot = self._manager.slot(name)
+        try:
+            body = await self._read_object(request)
+        except EmptyBody:
+            return
+        for field in body:
+            if field != "version":
+                raise UnknownField.among(field[:200], ["version"])
+        if "version" in body and body["version"] != slot.version:
+            raise InvalidInput("version", f'wants "{slot.version}", the only version of model "{name}"')
+
+    def _allowed_path(self, path: Path) -> Path:
+        """The absolute path, symbolic links followed. Raises Forbidden where it is not below a root."""
+        resolved = (self._base_dir / path).resolve()
+        if not any(resolved.is_relative_to(root.resolve()) for root in self._roots):
+            raise Forbidden(
+                f'path: "{path}" is not below models.roots ({", ".join(map(str, self._roots))}); put the model there'
+            )
+        return resolved
+
+    def _describe(self, slot: ModelSlot) -> dict[str, Any]:
+        spec = slot.spec
+        counts = {status: n for (name, _, status), n in self._observer.requests.items() if name == slot.name}
+        return {
+            "name": slot.name,
+            "framework": slot.framework,
+            "task": spec.task if spec else None,
+            "state": slot.state.value,
+            "reason": slot.reason,
+            "versions": [slot.version],
+            "device": spec.device if spec else None,
+            "dtype": spec.dtype if spec else None,
+            "quantized": False,
+            "memory_bytes": spec.memory_bytes if spec else None,
+            "inputs": _tensors(spec.inputs) if spec else None,
+            "outputs": _tensors(spec.outputs) if spec else None,
+            "last_used": datetime.fromtimestamp(slot.last_used, UTC).isoformat() if slot.last_used else None,
+            "requests": {
+                "total": sum(counts.values()),
+                "failed": sum(n for status, n in counts.items() if status >= 400),
+                "inflight": slot.inflight,
+            },
+        }
+
+    def _detail(self, slot: ModelSlot) -> dict[str, Any]:
+        return self._describe(slot) | {"version_details": {slot.version: _version_detail(slot, slot.spec)}}
+
+
+def _version_detail(slot: ModelSlot, spec: ModelSpec | None) -> dict[str, Any]:
+    text = spec.text if spec else None
+    return {
+        "state": slot.state.value,
+        "providers": list(spec.providers) if spec else [],
+        "max_tokens": text.max_tokens if text else None,
+        "labels": list(text.labels) if text and text.labels else None,
+        "loads": slot.loads,
+        "load_seconds": round(slot.load_s, 3),
+        "queue_depth": slot.queue_depth,
+        "path": str(slot.entry.path),
+    }
+
+
+def _tensors(specs: tuple[ValueSpec, ...]) -> list[dict[str, Any]]:
+    return [
+        {"name": s.name, "dtype": str(s.type), "shape": list(s.shape) if s.shape is not None else None} for s in specs
+    ]
+
+
+def _read_entry(framework: str, body: dict[str, Any]) -> OnnxModelEntry | TorchModelEntry:
+    """Raises UnknownField or InvalidInput, with every fault of the body in its message."""
+    try:
+        entry = parse_model_entry(framework, body)
+    except ConfigError as error:
+        first, *others = error.faults
+        message = "; ".join([first.message, *(f"{fault.key}: {fault.message}" for fault in others)])
+        kind = UnknownField if first.kind == "unknown_key" else InvalidInput
+        raise kind(first.key or "body", message) from None
+    if in_vain := entry_keys_without_effect(entry):
+        raise InvalidInput(in_vain[0], "has no effect in this version; leave it out")
+    return entry
+
+
+def _answer(content: object, status: int = 200) -> Response:
+    return Response(orjson.dumps(content), status, media_type="application/json")
+
+
+_ENTRY_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "required": ["framework", "name", "path"],
+                    "properties": {
+                        "framework": {"enum": list(FRAMEWORKS)},
+                        "name": {"type": "string"},
+                        "path": {"type": "string", "description": "below one of models.roots"},
+                    },
+                    "additionalProperties": {"description": "the other keys of a config.toml entry"},
+                },
+                "example": {"framework": "onnx", "name": "digits-2", "path": "./models/digits"},
+            }
+        },
+    }
+}
+_VERSION_BODY = {
+    "requestBody": {
+        "content": {"application/json": {"schema": {"type": "object", "properties": {"version": {"type": "string"}}}}}
+    }
+}

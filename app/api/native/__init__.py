@@ -1,0 +1,1 @@
+"""The native REST protocol: /infer and its path forms."""

@@ -1,0 +1,68 @@
+"""Step 5, ENCODE: an answer → the JSON that mirrors the question."""
+
+from typing import Any
+
+import numpy as np
+import orjson
+
+from app.api.native.decode import NativeRequest
+from frameworks.types import Array, ClassifyAnswer, EmbedAnswer, ModelSpec, TensorBatch, Value
+
+Answer = dict[str, Value] | EmbedAnswer | ClassifyAnswer
+
+
+def encode(
+    model: str, version: str, spec: ModelSpec, native: NativeRequest, answer: Answer, latency_ms: float
+) -> bytes:
+    """The body of a 200. NaN and infinities become null."""
+    head: dict[str, Any] = {"model_name": model, "version": version}
+    match answer:
+        case EmbedAnswer():
+            head |= {"embeddings": answer.embeddings, "tokens": answer.tokens}
+        case ClassifyAnswer():
+            head["predictions"] = [
+                [{"label": label, "score": score} for label, score in labels] for labels in answer.predictions
+            ]
+        case _ if native.question == "input_data":
+            head |= _one_output(native, answer)
+        case _:
+            head["outputs"] = {
+                name: {"dtype": str(spec.outputs_by_name[name].type), "shape": _shape(value), "data": plain(value)}
+                for name, value in answer.items()
+            }
+    head["latency_ms"] = round(latency_ms, 3)
+    return orjson.dumps(head, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _one_output(native: NativeRequest, answer: dict[str, Value]) -> dict[str, Any]:
+    assert isinstance(native.request, TensorBatch)
+    assert native.request.output_names is not None
+    value = answer[native.request.output_names[0]]
+    flattened = value.reshape(-1) if native.flat and isinstance(value, np.ndarray) else value
+    return {"output_data": plain(flattened), "output_shape": _shape(value)}
+
+
+def plain(value: Value) -> Any:
+    """A value in what orjson writes: arrays that it takes as they are, lists, objects with string keys, scalars."""
+    if isinstance(value, np.ndarray):
+        return _plain_array(value)
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    return value
+
+
+def _plain_array(array: Array) -> Any:
+    if array.ndim == 0:
+        scalar = array.item()
+        return None if isinstance(scalar, float) and not np.isfinite(scalar) else scalar
+    if array.dtype.kind in "OUS":
+        return array.tolist()
+    return np.ascontiguousarray(array)
+
+
+def _shape(value: Value) -> list[int] | None:
+    if isinstance(value, np.ndarray):
+        return list(value.shape)
+    return [len(value)] if isinstance(value, list) else None

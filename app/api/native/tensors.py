@@ -1,0 +1,169 @@
+"""One JSON value read as the type that a model declares: tensor, sequence, map or optional."""
+
+from typing import Any
+
+import numpy as np
+
+from app.api.json_body import Document, Node, NotNumbers, NumberKind, Ragged, flatten, json_name
+from frameworks.errors import InvalidInput
+from frameworks.types import NUMPY_DTYPES, Array, MapType, OptionalType, SequenceType, TensorType, Value, ValueType
+
+_TENSOR_FIELDS = ("data", "shape", "dtype")
+_MAX_RANK = 32
+
+
+def read_value(document: Document, node: Node, wanted: ValueType, field: str) -> Value:
+    """Raises InvalidInput, which names `field`, what came and what is wanted."""
+    match wanted:
+        case OptionalType():
+            return None if node is None else read_value(document, node, wanted.inner, field)
+        case SequenceType():
+            return _read_sequence(document, node, wanted, field)
+        case MapType():
+            return _read_map(document, node, wanted, field)
+        case TensorType():
+            tensor, _ = read_tensor(document, node, wanted, field)
+            return tensor
+
+
+def read_tensor(document: Document, node: Node, wanted: TensorType, field: str) -> tuple[Array, bool]:
+    """The tensor, of the dtype's numpy type, in the shape that came; and whether it came as a flat list.
+
+    An object with `data`, `shape` and `dtype` is taken as well. Raises InvalidInput.
+    """
+    if document.is_object(node):
+        return _read_described(document, node, wanted, field)
+    if not document.is_array(node):
+        return _read_scalar(node, wanted, field), False
+    try:
+        if wanted.dtype in ("string", "bool"):
+            tensor, shape = _read_plain(document, node, wanted, field)
+        else:
+            numbers, shape = document.numbers(node, _kind(wanted.dtype))
+            tensor = _narrow(numbers, wanted.dtype, field)
+    except Ragged as error:
+        raise InvalidInput(field, f"the array is ragged: {error}") from None
+    except NotNumbers as error:
+        raise InvalidInput(field, f"{error}; the model wants {wanted.dtype}") from None
+    return tensor.reshape(shape), len(shape) == 1
+
+
+def check_shape(shape: tuple[int, ...], declared: tuple[int, ...] | None, field: str) -> None:
+    """Raises InvalidInput where a shape does not fit the declared one (-1 is free; None fits everything)."""
+    if declared is None:
+        return
+    if len(shape) != len(declared) or any(d not in (-1, came) for came, d in zip(shape, declared, strict=True)):
+        raise InvalidInput(field, f"has shape {list(shape)}, and the model wants {list(declared)} (-1 is free)")
+
+
+def _read_described(document: Document, node: Node, wanted: TensorType, field: str) -> tuple[Array, bool]:
+    members = document.members(node, _TENSOR_FIELDS)
+    if "data" not in members:
+        raise InvalidInput(field, 'an object must have "data"; "shape" and "dtype" may stand beside it')
+    dtype = members.get("dtype", wanted.dtype)
+    if dtype != wanted.dtype:
+        came = f'"{dtype[:40]}"' if isinstance(dtype, str) else json_name(dtype)
+        raise InvalidInput(f"{field}.dtype", f'is {came}, and the model wants "{wanted.dtype}"')
+    data = members["data"]
+    if document.is_object(data):
+        raise InvalidInput(f"{field}.data", "is an object; wants numbers or strings, flat or nested")
+    tensor, flat = read_tensor(document, data, wanted, f"{field}.data")
+    if "shape" not in members:
+        return tensor, flat
+    shape = _read_shape(document, members["shape"], f"{field}.shape")
+    if flat or tensor.ndim == 0:
+        # Python's own integers: a product of hostile sizes must not wrap around.
+        count = 1
+        for size in shape:
+            count *= size
+        if count != tensor.size:
+            raise InvalidInput(f"{field}.shape", f"{list(shape)} holds {count} elements, and data has {tensor.size}")
+        return tensor.reshape(shape), False
+    if tensor.shape != shape:
+        raise InvalidInput(f"{field}.shape", f"is {list(shape)}, and the nested data has {list(tensor.shape)}")
+    return tensor, False
+
+
+def _read_shape(document: Document, node: Node, field: str) -> tuple[int, ...]:
+    shape = document.python(node) if document.is_array(node) else None
+    if shape is None or len(shape) > _MAX_RANK or not all(type(d) is int and 0 <= d < 2**40 for d in shape):
+        raise InvalidInput(field, f"wants a list of at most {_MAX_RANK} whole numbers, 0 or more")
+    return tuple(shape)
+
+
+def _read_scalar(node: Node, wanted: TensorType, field: str) -> Array:
+    fits = {"string": str, "bool": bool}.get(wanted.dtype)
+    if fits is None and type(node) in (int, float):
+        if type(node) is float and _kind(wanted.dtype) != "float":
+            raise InvalidInput(field, f"is {node!r}; the model wants {wanted.dtype}")
+        try:
+            wide = np.array(
+                [node], dtype={"float": np.float64, "int": np.int64, "uint": np.uint64}[_kind(wanted.dtype)]
+            )
+        except OverflowError:
+            raise InvalidInput(field, f"is {node}, out of the range of {wanted.dtype}") from None
+        return _narrow(wide, wanted.dtype, field).reshape(())
+    if fits is None or type(node) is not fits:
+        raise InvalidInput(field, f"is {json_name(node)}; the model wants {wanted.dtype}, flat or nested in arrays")
+    return np.array(node, dtype=NUMPY_DTYPES[wanted.dtype])
+
+
+def _read_plain(document: Document, node: Node, wanted: TensorType, field: str) -> tuple[Array, tuple[int, ...]]:
+    """Strings and booleans, by way of Python objects. 0 and 1 are taken for booleans too."""
+    flat, shape = flatten(document.python(node))
+    fits = {str} if wanted.dtype == "string" else {bool, int}
+    strangers = set(map(type, flat)) - fits
+    if strangers or (wanted.dtype == "bool" and not set(flat) <= {0, 1}):
+        stranger = next(v for v in flat if type(v) not in fits or (wanted.dtype == "bool" and v not in (0, 1)))
+        raise InvalidInput(field, f"holds {json_name(stranger)}; the model wants {wanted.dtype}")
+    tensor = np.empty(len(flat), dtype=NUMPY_DTYPES[wanted.dtype])
+    tensor[:] = flat
+    return tensor, shape
+
+
+def _read_sequence(document: Document, node: Node, wanted: SequenceType, field: str) -> list[Any]:
+    if not document.is_array(node):
+        raise InvalidInput(field, f"is {json_name(node)}; the model wants {wanted}, a list")
+    return [read_value(document, item, wanted.element, f"{field}[{i}]") for i, item in enumerate(node)]
+
+
+def _read_map(document: Document, node: Node, wanted: MapType, field: str) -> dict[Any, Any]:
+    if not document.is_object(node):
+        raise InvalidInput(field, f"is {json_name(node)}; the model wants {wanted}, an object")
+    result: dict[Any, Any] = {}
+    for name, value in document.python(node).items():
+        key: Any = name
+        if wanted.key != "string":
+            try:
+                key = int(name)
+            except ValueError:
+                raise InvalidInput(field, f'has the key "{name[:40]}"; the model wants {wanted.key} keys') from None
+        if not isinstance(wanted.value, TensorType) or type(value) not in (int, float, str, bool):
+            raise InvalidInput(f"{field}.{name[:40]}", f"is {json_name(value)}; the model wants {wanted.value}")
+        result[key] = _read_scalar(value, wanted.value, f"{field}.{name[:40]}").item()
+    return result
+
+
+def _kind(dtype: str) -> NumberKind:
+    if "float" in dtype:
+        return "float"
+    return "uint" if dtype == "uint64" else "int"
+
+
+def _narrow(numbers: Array, dtype: str, field: str) -> Array:
+    """float64, int64 or uint64 numbers in the model's own dtype. Raises InvalidInput where one is out of its range."""
+    target = NUMPY_DTYPES[dtype]
+    if numbers.dtype == target:
+        return numbers
+    if target.kind == "f":
+        with np.errstate(over="ignore"):
+            narrowed = numbers.astype(target)
+        # JSON has no infinities: any that is here came from a number too large.
+        if not np.isfinite(narrowed).all():
+            raise InvalidInput(field, f"holds {numbers[~np.isfinite(narrowed)][0]:g}, out of the range of {dtype}")
+        return narrowed
+    bounds = np.iinfo(target)
+    if numbers.size and (numbers.min() < bounds.min or numbers.max() > bounds.max):
+        outside = numbers[(numbers < bounds.min) | (numbers > bounds.max)][0]
+        raise InvalidInput(field, f"holds {outside}, outside {bounds.min} to {bounds.max} of {dtype}")
+    return numbers.astype(target)

@@ -1,0 +1,87 @@
+"""``python -m app.embedded.examples``: curl lines for the embedded models, to be pasted into a shell."""
+
+import argparse
+import http.client
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+
+POLL_S = 0.5
+
+A_THREE = (
+    (0, 0, 9, 16, 10, 1, 0, 0),
+    (0, 0, 8, 3, 16, 4, 0, 0),
+    (0, 0, 0, 5, 14, 2, 0, 0),
+    (0, 0, 2, 16, 15, 7, 0, 0),
+    (0, 0, 0, 0, 3, 15, 2, 0),
+    (0, 4, 6, 0, 0, 13, 7, 0),
+    (0, 6, 13, 1, 5, 16, 3, 0),
+    (0, 0, 10, 16, 15, 5, 0, 0),
+)
+"""One image of scikit-learn's digits."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints the lines, if asked so not before the server is ready. Returns 0, or 1 if it ended before it was."""
+    parser = argparse.ArgumentParser(prog="python -m app.embedded.examples", description="Curl lines to paste.")
+    parser.add_argument("--host", default=os.environ.get("ROUNDHOUSE_SERVER__HOST", "127.0.0.1"))
+    parser.add_argument("--port", type=int, default=os.environ.get("ROUNDHOUSE_SERVER__PORT", "8080"))
+    parser.add_argument("--when-ready", type=int, metavar="PID", help="wait until the server, this process, is ready")
+    options = parser.parse_args(arguments)
+    if options.when_ready is not None:
+        if not _wait_until_ready(options.host, options.port, options.when_ready):
+            return 1
+        print("\nready; in another shell:\n")
+    print("\n".join(curl_lines(options.host, options.port)), flush=True)
+    return 0
+
+
+def curl_lines(host: str, port: int) -> list[str]:
+    """One line for each kind of question that the embedded models answer."""
+    url = f"http://{host}:{port}"
+    text = ["A roundhouse is where engines wait.", "Locomotives are kept in a shed."]
+    flat = [value for row in A_THREE for value in row]
+    questions = (
+        {"model_name": "minilm", "text": text},
+        {"model_name": "minilm-onnx", "text": text},
+        {"model_name": "digits", "input_data": flat},
+        {"model_name": "digits", "inputs": {"image": [flat]}, "outputs": ["output_probability"]},
+    )
+    header = "-H 'content-type: application/json'"
+    return [
+        f"curl -s {url}/health",
+        *(f"curl -s {url}/infer {header} -d '{json.dumps(question)}'" for question in questions),
+    ]
+
+
+def _wait_until_ready(host: str, port: int, server_pid: int) -> bool:
+    while _is_alive(server_pid):
+        if _is_ready(host, port):
+            return True
+        time.sleep(POLL_S)
+    return False
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _is_ready(host: str, port: int) -> bool:
+    connection = http.client.HTTPConnection(host, port, timeout=2.0)
+    try:
+        connection.request("GET", "/health/ready")
+        return connection.getresponse().status == http.client.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,140 @@
+"""What is counted and logged: here only, in plain numbers, from the timings that ride in the answers."""
+
+import itertools
+import secrets
+from bisect import bisect_left
+from collections import Counter
+from dataclasses import dataclass, field
+
+import structlog
+
+from frameworks.types import Timings
+
+log = structlog.get_logger("roundhouse.request")
+
+SECONDS_BUCKETS = (
+    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
+)  # fmt: skip
+
+_ids = itertools.count()
+_prefix = secrets.token_hex(6)
+_SANE_ID_CHARACTERS = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._:/+=-")
+_MAX_ID_LENGTH = 128
+_PROBES = ("/health", "/metrics")
+
+
+def request_id(headers: list[tuple[bytes, bytes]]) -> str:
+    """The caller's own x-request-id if it is sane (1 to 128 letters, digits and ._:/+=-), else a new one."""
+    for name, value in headers:
+        if name == b"x-request-id":
+            if 0 < len(value) <= _MAX_ID_LENGTH and _SANE_ID_CHARACTERS.issuperset(value):
+                return value.decode("ascii")
+            break
+    return f"{_prefix}-{next(_ids):08x}"
+
+
+@dataclass(slots=True)
+class Histogram:
+    """Observations in seconds: `counts` per bucket of SECONDS_BUCKETS, not cumulated, the last for what is above."""
+
+    counts: list[int] = field(default_factory=lambda: [0] * (len(SECONDS_BUCKETS) + 1))
+    total: float = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(SECONDS_BUCKETS, value)] += 1
+        self.total += value
+
+
+@dataclass(slots=True)
+class ModelMetrics:
+    """The three histograms of one model."""
+
+    request_seconds: Histogram = field(default_factory=Histogram)
+    queue_seconds: Histogram = field(default_factory=Histogram)
+    compute_seconds: Histogram = field(default_factory=Histogram)
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """One request on its way: filled as more is known, read once when the answer has left."""
+
+    request_id: str
+    method: str
+    path: str
+    started_s: float
+    model: str = ""
+    version: str = ""
+    status: int = 500
+    code: str = ""
+    timings: Timings = field(default_factory=Timings)
+
+
+class Observer:
+    """Counts and logs requests. Owned by the event loop."""
+
+    def __init__(self, log_requests: str, slow_ms: float) -> None:
+        """`log_requests`: `all`, `slow_and_failed` or `none`."""
+        self._log_requests = log_requests
+        self._slow_s = slow_ms / 1000
+        self.requests: Counter[tuple[str, str, int]] = Counter()
+        self.rejected: Counter[str] = Counter()
+        self.models: dict[str, ModelMetrics] = {}
+        self.inflight = 0
+
+    def inferred(self, record: RequestRecord, total_s: float, rejected: bool) -> None:
+        """Counts one answered request to a model; `rejected` if it was refused for want of room or of a ready model."""
+        self.requests[record.model, record.version, record.status] += 1
+        if rejected:
+            self.rejected[record.code] += 1
+        if record.status == 200:
+            metrics = self.models.get(record.model)
+            if metrics is None:
+                metrics = self.models[record.model] = ModelMetrics()
+            metrics.request_seconds.observe(total_s)
+            metrics.queue_seconds.observe(record.timings.queue_s)
+            metrics.compute_seconds.observe(record.timings.compute_s)
+        self.answered(record, total_s)
+
+    def answered(self, record: RequestRecord, total_s: float) -> None:
+        """Logs one answered request of any kind, as `[logging] requests` says; probes and scrapes are no news."""
+        if record.path.startswith(_PROBES):
+            return
+        match self._log_requests:
+            case "none":
+                return
+            case "slow_and_failed" if record.status < 400 and total_s < self._slow_s:
+                return
+        timings = record.timings
+        log.info(
+            "request",
+            request_id=record.request_id,
+            method=record.method,
+            path=record.path,
+            model=record.model or None,
+            version=record.version or None,
+            status=record.status,
+            code=record.code or None,
+            decode_ms=_ms(timings.decode_s),
+            queue_ms=_ms(timings.queue_s),
+            compute_ms=_ms(timings.compute_s),
+            encode_ms=_ms(timings.encode_s),
+            total_ms=_ms(total_s),
+        )
+
+    def forget(self, model: str) -> None:
+        """Drops the series of a model that was deleted, so that names that come and go do not pile up."""
+        self.models.pop(model, None)
+        for key in [key for key in self.requests if key[0] == model]:
+            del self.requests[key]
+
+
+def server_timing(timings: Timings) -> bytes:
+    """The Server-Timing header's value (W3C Server Timing): four durations in milliseconds."""
+    return (
+        f"decode;dur={timings.decode_s * 1e3:.3f}, queue;dur={timings.queue_s * 1e3:.3f}, "
+        f"compute;dur={timings.compute_s * 1e3:.3f}, encode;dur={timings.encode_s * 1e3:.3f}"
+    ).encode()
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1e3, 3)

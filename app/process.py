@@ -1,0 +1,92 @@
+"""The server process: its socket, its signals, its end."""
+
+import asyncio
+import os
+import socket
+from types import FrameType
+
+import structlog
+import uvicorn
+
+from app.config import LoadedSettings
+from app.lifecycle import Lifecycle
+from app.logs import set_up_logs
+from app.server import build
+
+log = structlog.get_logger(__name__)
+
+# Clients and load balancers keep connections; 5 s, uvicorn's default, makes them race with the close.
+_KEEP_ALIVE_S = 75
+_BACKLOG = 2048
+
+
+class CannotListenError(Exception):
+    """The address cannot be had; the message says why."""
+
+
+class _DrainingServer(uvicorn.Server):
+    """The first signal drains and ends with status 0; a second one ends the process at once."""
+
+    def __init__(self, config: uvicorn.Config, lifecycle: Lifecycle) -> None:
+        super().__init__(config)
+        self._lifecycle = lifecycle
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit:
+            # Not sys.exit: a loader or device thread deep in a library would hold the process.
+            os._exit(128 + sig)
+        self._lifecycle.drain()
+        self.should_exit = True
+
+
+def serve(loaded: LoadedSettings, log_to_terminal: bool) -> int:
+    """Serves until a signal ends it; the exit status. Raises CannotListenError."""
+    settings = loaded.settings
+    set_up_logs(settings.logging.level, settings.logging.format)
+    log_requests = settings.logging.requests or ("all" if log_to_terminal else "slow_and_failed")
+    listener = _listen(settings.server.host, settings.server.port)
+    server = build(loaded, log_requests)
+    host, port = listener.getsockname()[:2]
+    config = uvicorn.Config(
+        server.app,
+        loop="uvloop" if os.name != "nt" else "asyncio",
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=max(1, round(settings.server.drain_timeout_s)),
+        backlog=_BACKLOG,
+    )
+    uvicorn_server = _DrainingServer(config, server.lifecycle)
+    log.info("listening", host=host, port=port, pid=os.getpid())
+    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        runner.run(uvicorn_server.serve(sockets=[listener]))
+    log.info("stopped")
+    return 0 if uvicorn_server.started else 1
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A bound socket, before anything slow is done: a taken port is told at once."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise CannotListenError(f'server.host: "{host}" is no address of this machine ({error.strerror})') from error
+    try:
+        if os.name != "nt":
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        # Listening from now on: who connects while models load is answered, not refused.
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise CannotListenError(
+            f"server.port: cannot listen on {host}:{port} ({error.strerror}); "
+            "choose another with --port, or end what holds it"
+        ) from error
+    return listener

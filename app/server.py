@@ -1,0 +1,113 @@
+"""build(settings): wires every part, and says in which order they start and stop."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+
+import structlog
+from fastapi import FastAPI
+
+from app.api.front import Front, build_front
+from app.api.health import HealthApi
+from app.api.metrics import MetricsApi
+from app.api.models import ModelsApi
+from app.api.native.infer import InferEndpoint
+from app.config import LoadedSettings
+from app.lifecycle import Lifecycle
+from app.observe import Observer
+from app.service import InferenceService
+from frameworks.devices import DeviceManager, DeviceProbe, SystemProbe
+from frameworks.manager import MLFrameworkManager
+from frameworks.runtime import Registry
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """The application, and the switch that makes it drain."""
+
+    app: Front
+    lifecycle: Lifecycle
+
+
+def build(loaded: LoadedSettings, log_requests: str, probe: DeviceProbe | None = None) -> Server:
+    """Wires the parts for these settings; nothing is loaded before the application starts.
+
+    `log_requests`: `all`, `slow_and_failed` or `none`. `probe`: which devices there are; this machine's by default.
+    """
+    settings = loaded.settings
+    devices = DeviceManager(probe or SystemProbe(), settings.performance.enable_gpu)
+    manager = MLFrameworkManager(
+        _registries(loaded, devices),
+        devices,
+        settings.performance,
+        settings.scheduling,
+        settings.server.drain_timeout_s,
+    )
+    for framework, entries in (("onnx", settings.models.onnx_models), ("pytorch", settings.models.torch_models)):
+        for entry in entries:
+            manager.register(framework, entry, loaded.resolve(entry.path))
+    lifecycle = Lifecycle(manager, tuple(slot.name for slot in manager.slots))
+    observer = Observer(log_requests, settings.logging.slow_ms)
+    service = InferenceService()
+    infer = InferEndpoint(manager, service, observer, lifecycle, settings.server.max_body_bytes)
+    models = ModelsApi(
+        manager,
+        observer,
+        lifecycle,
+        loaded.base_dir,
+        tuple(loaded.resolve(root) for root in settings.models.roots),
+        settings.server.max_body_bytes,
+    )
+    routers = [
+        models.router(),
+        HealthApi(manager, observer, lifecycle).router(),
+        MetricsApi(manager, observer).router(),
+    ]
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        # Stops in the reverse of this order; the doors are closed by then.
+        async with AsyncExitStack() as stack:
+            stack.callback(service.close)
+            await stack.enter_async_context(manager)
+            await stack.enter_async_context(_running(manager.load_registered()))
+            log.info("devices", devices=[f"{d.id} ({d.name})" for d in devices.devices()])
+            if loaded.keys_without_effect:
+                log.warning("keys that have no effect in this version", keys=list(loaded.keys_without_effect))
+            yield
+
+    return Server(build_front(infer, routers, observer, lifespan), lifecycle)
+
+
+def _registries(loaded: LoadedSettings, devices: DeviceManager) -> dict[str, Callable[[], Registry]]:
+    """How to make each framework's registry. Imported when its first model is loaded: a server of ONNX models alone
+    never imports torch or transformers, one of PyTorch models alone never onnxruntime.
+    """
+    settings = loaded.settings
+
+    def onnx() -> Registry:
+        from frameworks.onnx.registry import OnnxRegistry
+
+        return OnnxRegistry(devices, settings.performance, settings.models.max_model_size)
+
+    def pytorch() -> Registry:
+        from frameworks.pytorch.registry import TorchRegistry
+
+        return TorchRegistry(devices, settings.performance, settings.models.max_model_size)
+
+    return {"onnx": onnx, "pytorch": pytorch}
+
+
+@asynccontextmanager
+async def _running(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    """Runs a coroutine beside the block, and ends it with the block."""
+    task = asyncio.get_running_loop().create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task

@@ -1,0 +1,190 @@
+"""The turntable: turns a name to its model; loads, drains and unloads; owns registries and devices."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import structlog
+
+from frameworks.devices import DeviceManager
+from frameworks.errors import InvalidModel, ModelExists, ModelNotFound, RoundhouseError
+from frameworks.runtime import BatchModel, ModelEntry, Registry
+from frameworks.settings import PerformanceSettings, SchedulingSettings
+from frameworks.slot import ModelSlot, ModelState
+
+log = structlog.get_logger(__name__)
+
+# Loads run two at a time at most: more would only contend for the disk and the GIL.
+LOADER_THREADS = 2
+
+
+class MLFrameworkManager:
+    """Holds every registered model. Used inside `async with`; leaving it drains and unloads them all."""
+
+    def __init__(
+        self,
+        registries: dict[str, Callable[[], Registry]],
+        devices: DeviceManager,
+        performance: PerformanceSettings,
+        scheduling: SchedulingSettings,
+        drain_timeout_s: float,
+    ) -> None:
+        """`registries`: per framework how to make its registry, called once, when its first model is loaded."""
+        self.devices = devices
+        self._make_registry = registries
+        self._registries: dict[str, Registry] = {}
+        self._registries_lock = threading.Lock()
+        self._performance = performance
+        self._scheduling = scheduling
+        self._drain_timeout_s = drain_timeout_s
+        self._slots: dict[str, ModelSlot] = {}
+        self._loader = ThreadPoolExecutor(LOADER_THREADS, thread_name_prefix="loader")
+
+    @property
+    def slots(self) -> list[ModelSlot]:
+        """Every registered model, in order of registration."""
+        return list(self._slots.values())
+
+    def slot(self, name: str) -> ModelSlot:
+        """Raises ModelNotFound, which lists near names."""
+        try:
+            return self._slots[name]
+        except KeyError:
+            raise ModelNotFound(name, self._slots) from None
+
+    def register(self, framework: str, entry: ModelEntry, path: Path) -> ModelSlot:
+        """Takes a model's name; nothing is read yet. `path` is absolute. Raises ModelExists."""
+        if entry.name in self._slots:
+            raise ModelExists(entry.name)
+        slot = ModelSlot(
+            framework,
+            entry,
+            path,
+            max_batch_size=entry.max_batch_size or self._performance.max_batch_size,
+            max_queue_size=entry.max_queue_size or self._scheduling.max_queue_size,
+        )
+        self._slots[entry.name] = slot
+        return slot
+
+    async def load(self, name: str) -> ModelSlot:
+        """Loads and warms up a model; returns at once if it is ready.
+
+        Raises ModelNotFound, InvalidModel or OutOfMemory; the model is then `failed` with the reason.
+        """
+        slot = self.slot(name)
+        async with slot.change:
+            self._still_there(slot)
+            if slot.state is not ModelState.READY:
+                await self._load(slot)
+        return slot
+
+    async def unload(self, name: str) -> ModelSlot:
+        """Answers what is in flight, then unloads. Raises ModelNotFound."""
+        slot = self.slot(name)
+        async with slot.change:
+            self._still_there(slot)
+            await slot.stop()
+        log.info("model unloaded", model=name)
+        return slot
+
+    async def remove(self, name: str) -> None:
+        """Unloads a model and forgets its name. Raises ModelNotFound."""
+        slot = await self.unload(name)
+        if self._slots.get(name) is slot:
+            del self._slots[name]
+
+    async def add(self, framework: str, entry: ModelEntry, path: Path) -> ModelSlot:
+        """Registers and loads; a model that cannot be loaded is not kept.
+
+        Raises ModelExists, InvalidModel or OutOfMemory.
+        """
+        slot = self.register(framework, entry, path)
+        try:
+            await self.load(entry.name)
+        except BaseException:
+            self._slots.pop(entry.name, None)
+            raise
+        return slot
+
+    async def load_registered(self) -> None:
+        """Loads, at start-up, every model that is registered; a failure is logged and shown, and the others go on."""
+        for name in list(self._slots):
+            try:
+                await self.load(name)
+            except RoundhouseError as error:
+                log.error("model failed to load", model=name, reason=error.message)
+            except Exception:
+                log.exception("model failed to load", model=name)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Lets every model finish what it has, for the drain's time at most, then unloads it."""
+        try:
+            async with asyncio.timeout(self._drain_timeout_s):
+                await asyncio.gather(*(slot.stop() for slot in self.slots))
+        except TimeoutError:
+            log.warning("drain timed out", inflight={s.name: s.inflight for s in self.slots if s.inflight})
+        self._loader.shutdown(wait=False, cancel_futures=True)
+
+    async def _load(self, slot: ModelSlot) -> None:
+        slot.state, slot.reason = ModelState.LOADING, None
+        started_s = time.perf_counter()
+        loop = asyncio.get_running_loop()
+        try:
+            model, warm_up_s = await loop.run_in_executor(self._loader, self._load_and_warm_up, slot)
+        except RoundhouseError as error:
+            slot.fail(error.message)
+            raise
+        except Exception as error:
+            # What a library raises on files that lie is its own affair; the caller gets our word for it.
+            log.exception("model failed to load", model=slot.name)
+            slot.fail(f"{type(error).__name__}: {error}")
+            raise InvalidModel(f'model "{slot.name}" cannot be loaded: {type(error).__name__}: {error}') from error
+        except asyncio.CancelledError:
+            slot.fail("its load was cancelled")
+            raise
+        slot.start(model, time.perf_counter() - started_s)
+        log.info(
+            "model ready",
+            model=slot.name,
+            framework=slot.framework,
+            task=model.spec.task,
+            device=model.spec.device,
+            dtype=model.spec.dtype,
+            providers=list(model.spec.providers) or None,
+            memory_bytes=model.spec.memory_bytes,
+            load_s=round(slot.load_s, 3),
+            warm_up_s=round(warm_up_s, 3),
+        )
+
+    def _load_and_warm_up(self, slot: ModelSlot) -> tuple[BatchModel, float]:
+        """In a loader thread."""
+        model = self._registry(slot.framework).load(slot.entry, slot.path)
+        started_s = time.perf_counter()
+        try:
+            model.warm_up()
+        except BaseException:
+            model.close()
+            raise
+        return model, time.perf_counter() - started_s
+
+    def _registry(self, framework: str) -> Registry:
+        """Made in the loader thread that needs it first: making it imports the framework."""
+        with self._registries_lock:
+            if framework not in self._registries:
+                self._registries[framework] = self._make_registry[framework]()
+            return self._registries[framework]
+
+    def _still_there(self, slot: ModelSlot) -> None:
+        """A caller that waited for its turn may find that the model was deleted meanwhile."""
+        if self._slots.get(slot.name) is not slot:
+            raise ModelNotFound(slot.name, self._slots)

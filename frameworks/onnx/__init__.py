@@ -1,0 +1,1 @@
+"""ONNX graphs, run by ONNX Runtime."""

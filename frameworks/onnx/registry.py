@@ -1,0 +1,68 @@
+"""Makes ONNX models from files: finds the graph, checks its size, chooses providers, opens the session."""
+
+from pathlib import Path
+
+import onnxruntime as ort
+
+from frameworks.devices import DeviceManager
+from frameworks.errors import InvalidModel
+from frameworks.onnx.providers import ProviderRules, choose_providers
+from frameworks.onnx.session import OnnxModel, open_session
+from frameworks.onnx.text_model import OnnxTextModel, with_text
+from frameworks.runtime import ModelEntry
+from frameworks.settings import OnnxModelEntry, PerformanceSettings
+from memory.sizes import format_size
+
+ort.set_default_logger_severity(3)  # errors; warnings on graphs that work are the exporter's business
+
+
+class OnnxRegistry:
+    """Loads ONNX models; see `frameworks.runtime.Registry`."""
+
+    framework = "onnx"
+
+    def __init__(self, devices: DeviceManager, performance: PerformanceSettings, max_model_bytes: int) -> None:
+        self._devices = devices
+        self._performance = performance
+        self._max_model_bytes = max_model_bytes
+
+    def load(self, entry: ModelEntry, path: Path) -> OnnxModel | OnnxTextModel:
+        """Raises InvalidModel, OutOfMemory."""
+        assert isinstance(entry, OnnxModelEntry)
+        file = graph_file(path)
+        weight_bytes = weight_bytes_of(file)
+        if weight_bytes > self._max_model_bytes:
+            raise InvalidModel(
+                f"{file}: {format_size(weight_bytes)} of weights, more than models.max_model_size = "
+                f"{format_size(self._max_model_bytes)}; raise it or serve a smaller model"
+            )
+        rules = ProviderRules(
+            tuple(ort.get_available_providers()), self._performance.enable_gpu, self._performance.enable_tensorrt
+        )
+        choice = choose_providers(entry.name, entry.execution_providers, weight_bytes, self._devices, rules)
+        if choice.cuda:
+            # CUDA and cuDNN lie in the wheels that torch brings; this finds them without importing torch.
+            ort.preload_dlls(directory="")
+        session = open_session(file, choice, self._performance.num_intra_op_threads, self._performance.inter_op_threads)
+        model = OnnxModel(session, file, choice, weight_bytes, entry.input_shape)
+        return with_text(model, file.parent)
+
+
+def graph_file(path: Path) -> Path:
+    """The graph of a model path, which is a file or a folder with `model.onnx`. Raises InvalidModel."""
+    if path.is_file():
+        return path
+    if (path / "model.onnx").is_file():
+        return path / "model.onnx"
+    if not path.exists():
+        raise InvalidModel(f"{path}: there is no such file or folder")
+    graphs = sorted(p.name for p in path.glob("*.onnx"))
+    hint = f"set path to one of its files: {', '.join(graphs)}" if graphs else "put the graph there under that name"
+    raise InvalidModel(f"{path}: the folder has no model.onnx; {hint}")
+
+
+def weight_bytes_of(file: Path) -> int:
+    """Bytes on disk of a graph and of the external data that exporters write beside it, named after it."""
+    prefixes = (f"{file.name}.", f"{file.name}_", f"{file.stem}.data", f"{file.stem}.bin", f"{file.stem}_data")
+    beside = [p for p in file.parent.iterdir() if p != file and p.name.startswith(prefixes) and p.is_file()]
+    return sum(p.stat().st_size for p in (file, *beside))

@@ -1,0 +1,159 @@
+"""An ONNX encoder with its tokenizer beside it: texts in, embeddings or logits out."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import structlog
+
+from frameworks.errors import InvalidModel
+from frameworks.onnx.session import OnnxModel
+from frameworks.text import PaddedTokens, TextTokenizer, pad, pool
+from frameworks.text_config import TextConfig, read_text_config
+from frameworks.types import (
+    NUMPY_DTYPES,
+    TEXT_OUTPUT,
+    Array,
+    Batch,
+    ModelSpec,
+    Task,
+    TensorBatch,
+    TensorType,
+    TextSpec,
+    TokenBatch,
+    Value,
+    ValueSpec,
+)
+
+log = structlog.get_logger(__name__)
+
+_TOKEN_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """The output that a task reads, and whether it still has to be pooled over the tokens."""
+
+    task: Task
+    output: str
+    pools: bool
+
+
+def with_text(model: OnnxModel, folder: Path) -> "OnnxModel | OnnxTextModel":
+    """The model as a text model if a tokenizer.json lies beside it and its graph reads tokens; else as it is.
+
+    Raises InvalidModel where the text files are broken.
+    """
+    if not (folder / "tokenizer.json").is_file():
+        return model
+    config = read_text_config(folder)
+    head = _find_head(model.spec, config)
+    if head is None:
+        log.warning("tokenizer.json is there, but the graph is no text encoder; serving tensors", folder=str(folder))
+        return model
+    return OnnxTextModel(model, folder, config, head)
+
+
+class OnnxTextModel:
+    """Texts by TokenBatch, and still the raw graph by TensorBatch. One thread at a time calls `infer`."""
+
+    def __init__(self, model: OnnxModel, folder: Path, config: TextConfig, head: _Head) -> None:
+        """Raises InvalidModel where the tokenizer cannot be read."""
+        self._model = model
+        self._head = head
+        self._pooling = config.pooling or "mean"
+        self._pad_token_id = config.pad_token_id
+        ids_shape = model.spec.inputs_by_name["input_ids"].shape or (-1, -1)
+        # A graph exported with fixed sizes runs only at them: texts are padded up, batches filled up.
+        self._fixed_rows, self._fixed_length = (size if size > 0 else None for size in ids_shape)
+        if self._fixed_length:
+            config = replace(config, max_tokens=min(config.max_tokens, self._fixed_length))
+        self.tokenizer: TextTokenizer | None = TextTokenizer(folder, config)
+        self.spec = replace(
+            model.spec,
+            task=head.task,
+            text=TextSpec(
+                max_tokens=config.max_tokens,
+                normalize=config.normalize,
+                labels=_labels(config, model.spec.outputs_by_name[head.output]) if head.task == "classify" else (),
+                multi_label=config.multi_label,
+            ),
+        )
+
+    def infer(self, batch: Batch) -> dict[str, Value]:
+        """As BatchModel.infer."""
+        if isinstance(batch, TensorBatch):
+            return self._model.infer(batch)
+        rows_per_run = self._fixed_rows or max(1, batch.rows)
+        parts = [
+            self._run(TokenBatch(batch.token_ids[start : start + rows_per_run]))
+            for start in range(0, max(1, batch.rows), rows_per_run)
+        ]
+        return {TEXT_OUTPUT: np.concatenate(parts) if len(parts) > 1 else parts[0]}
+
+    def warm_up(self) -> None:
+        """One empty text through tokenizer, graph and pooling. Raises InvalidModel."""
+        assert self.tokenizer is not None
+        try:
+            self.infer(TokenBatch(self.tokenizer.tokenize([""], truncate=True)))
+        except Exception as error:
+            raise InvalidModel(f"the graph does not run on text: {error}") from error
+
+    def close(self) -> None:
+        self._model.close()
+
+    def _run(self, batch: TokenBatch) -> Array:
+        tokens = pad(self._filled(batch.token_ids), self._pad_token_id, self._fixed_length or 0)
+        output = self._model.run_graph(self._feeds(tokens), (self._head.output,))[self._head.output]
+        assert isinstance(output, np.ndarray)
+        rows = pool(output, tokens.attention_mask, self._pooling) if self._head.pools else output
+        return rows[: batch.rows].astype(np.float32, copy=False)
+
+    def _filled(self, token_ids: list[list[int]]) -> list[list[int]]:
+        missing = (self._fixed_rows or len(token_ids)) - len(token_ids)
+        return token_ids + [[]] * missing
+
+    def _feeds(self, tokens: PaddedTokens) -> dict[str, Value]:
+        feeds: dict[str, Value] = {}
+        for spec in self._model.spec.inputs:
+            if spec.name not in _TOKEN_INPUTS or not isinstance(spec.type, TensorType):
+                continue
+            match spec.name:
+                case "input_ids":
+                    values = tokens.input_ids
+                case "attention_mask":
+                    values = tokens.attention_mask
+                case "token_type_ids":
+                    values = np.zeros_like(tokens.input_ids)
+                case _:
+                    values = np.broadcast_to(np.arange(tokens.input_ids.shape[1]), tokens.input_ids.shape)
+            feeds[spec.name] = np.ascontiguousarray(values, dtype=NUMPY_DTYPES[spec.type.dtype])
+        return feeds
+
+
+def _find_head(spec: ModelSpec, config: TextConfig) -> _Head | None:
+    """Which task the graph serves on text, read from its inputs and outputs and from config.json's architecture."""
+    required = {s.name for s in spec.inputs if s.required}
+    if "input_ids" not in required or not required <= set(_TOKEN_INPUTS):
+        return None
+    ranks = {s.name: len(s.shape) for s in spec.outputs if s.shape is not None}
+    if config.classifies or (ranks.get("logits") == 2 and 3 not in ranks.values()):
+        logits = "logits" if "logits" in ranks else next((n for n, rank in ranks.items() if rank == 2), None)
+        return _Head("classify", logits, pools=False) if logits else None
+    if ranks.get("sentence_embedding") == 2:
+        return _Head("embed", "sentence_embedding", pools=False)
+    # Without sentence-transformers files BERT's own pooler is the model's word on a text's vector.
+    if config.pooling is None and ranks.get("pooler_output") == 2:
+        return _Head("embed", "pooler_output", pools=False)
+    # Rank 3 logits are a language model's scores over its vocabulary, no embedding.
+    hidden = [n for n in ("last_hidden_state", "token_embeddings") if ranks.get(n) == 3]
+    hidden += [n for n, rank in ranks.items() if rank == 3 and "logits" not in n]
+    return _Head("embed", hidden[0], pools=True) if hidden else None
+
+
+def _labels(config: TextConfig, output: ValueSpec) -> tuple[str, ...]:
+    """config.json's labels; where the graph has another number of them, LABEL_0, LABEL_1, …"""
+    columns = (output.shape or (-1, -1))[-1]
+    if columns in (-1, len(config.labels)):
+        return config.labels
+    return tuple(f"LABEL_{i}" for i in range(columns))

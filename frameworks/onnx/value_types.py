@@ -1,0 +1,63 @@
+"""ONNX Runtime's spelling of types, `seq(map(int64,tensor(float)))`, read into ours."""
+
+from typing import Protocol
+
+from frameworks.errors import InvalidModel
+from frameworks.types import MapType, OptionalType, SequenceType, TensorType, ValueType
+
+_DTYPES = {
+    "bool": "bool",
+    "int8": "int8",
+    "int16": "int16",
+    "int32": "int32",
+    "int64": "int64",
+    "uint8": "uint8",
+    "uint16": "uint16",
+    "uint32": "uint32",
+    "uint64": "uint64",
+    "float16": "float16",
+    "bfloat16": "bfloat16",
+    "float": "float32",
+    "double": "float64",
+    "string": "string",
+}
+
+
+class NodeArg(Protocol):
+    """An input or output of an InferenceSession, as onnxruntime describes it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def type(self) -> str: ...
+    @property
+    def shape(self) -> list[int | str | None]: ...
+
+
+def read_type(argument: NodeArg) -> ValueType:
+    """The type of a graph's input or output. Raises InvalidModel for one that cannot travel (sparse, float8, …)."""
+    try:
+        return _parse(argument.type, argument.shape)
+    except (KeyError, ValueError):
+        raise InvalidModel(
+            f'"{argument.name}" has type {argument.type}, which is not served; '
+            f"tensors of {', '.join(_DTYPES.values())}, and sequences, maps and optionals of them are"
+        ) from None
+
+
+def _parse(text: str, shape: list[int | str | None]) -> ValueType:
+    kind, _, rest = text.strip().partition("(")
+    inner = rest.removesuffix(")")
+    match kind:
+        case "tensor":
+            # ONNX Runtime gives [] both for a scalar and for a tensor of undeclared rank: either may come.
+            dimensions = tuple(d if isinstance(d, int) and d >= 0 else -1 for d in shape) or None
+            return TensorType(_DTYPES[inner], dimensions)
+        case "seq":
+            return SequenceType(_parse(inner, []))
+        case "optional":
+            return OptionalType(_parse(inner, shape))
+        case "map":
+            key, _, value = inner.partition(",")
+            return MapType(_DTYPES[key.strip()], _parse(value, []))
+    raise ValueError(text)

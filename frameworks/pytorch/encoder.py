@@ -1,0 +1,85 @@
+"""An encoder of transformers with its tokenizer: texts in, pooled embeddings or logits out."""
+
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from frameworks.errors import InvalidInput, InvalidModel, ModelFailed, OutOfMemory
+from frameworks.text import TextTokenizer, pad
+from frameworks.types import TEXT_OUTPUT, Batch, ModelSpec, TokenBatch, Value
+
+TorchPooling = Literal["mean", "cls", "max", "pooler", "logits"]
+
+
+class EncoderModel:
+    """One thread at a time calls `infer`.
+
+    `pooling` says what of the model's output is answered: `pooler` its own pooler's output, `logits` a classifier's.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        tokenizer: TextTokenizer,
+        spec: ModelSpec,
+        pooling: TorchPooling,
+        pad_token_id: int,
+    ) -> None:
+        self._model: torch.nn.Module | None = model
+        self._device = torch.device(spec.device)
+        self._pooling = pooling
+        self._pad_token_id = pad_token_id
+        self.tokenizer: TextTokenizer | None = tokenizer
+        self.spec = spec
+
+    def infer(self, batch: Batch) -> dict[str, Value]:
+        """As BatchModel.infer; takes a TokenBatch, answers float32 [texts, size or labels] under TEXT_OUTPUT."""
+        if not isinstance(batch, TokenBatch):
+            raise InvalidInput("inputs", "this model takes text; send the field text")
+        if self._model is None:
+            raise ModelFailed("the model is closed")
+        tokens = pad(batch.token_ids, self._pad_token_id)
+        try:
+            with torch.inference_mode():
+                mask = torch.from_numpy(tokens.attention_mask).to(self._device)
+                output = self._model(input_ids=torch.from_numpy(tokens.input_ids).to(self._device), attention_mask=mask)
+                rows: np.ndarray[Any, Any] = self._rows(output, mask).float().cpu().numpy()
+        except torch.OutOfMemoryError as error:
+            raise OutOfMemory(
+                f"a batch of {batch.rows} texts of {tokens.input_ids.shape[1]} tokens does not fit on {self._device}; "
+                "lower max_batch_size"
+            ) from error
+        return {TEXT_OUTPUT: rows}
+
+    def warm_up(self) -> None:
+        """One empty text through tokenizer, model and pooling. Raises InvalidModel."""
+        assert self.tokenizer is not None
+        try:
+            self.infer(TokenBatch(self.tokenizer.tokenize([""], truncate=True)))
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            raise InvalidModel(f"the model does not run on text: {error}") from error
+
+    def close(self) -> None:
+        self._model = None
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        elif self._device.type == "mps":
+            torch.mps.empty_cache()
+
+    def _rows(self, output: Any, mask: torch.Tensor) -> torch.Tensor:
+        """One row per text from the model's output; as sentence-transformers' Pooling defines mean, cls and max."""
+        if self._pooling == "logits":
+            logits: torch.Tensor = output.logits
+            return logits
+        if self._pooling == "pooler":
+            pooled: torch.Tensor = output.pooler_output
+            return pooled
+        hidden: torch.Tensor = output.last_hidden_state
+        if self._pooling == "cls":
+            return hidden[:, 0]
+        if self._pooling == "max":
+            return hidden.masked_fill(mask.unsqueeze(-1) == 0, float("-inf")).amax(dim=1)
+        # The sum is taken in float32 also where the states are f16: 512 of them would lose the last digits.
+        weights = mask.unsqueeze(-1).float()
+        return (hidden.float() * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1e-9)

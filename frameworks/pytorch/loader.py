@@ -1,0 +1,86 @@
+"""Reads a transformers encoder from its folder onto a device, and makes sure that no weight was made up."""
+
+import os
+
+# Nothing is ever fetched, whatever a config.json says; transformers reads this when it is imported.
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+from pathlib import Path
+
+import torch
+import transformers
+from transformers import AutoModel, AutoModelForSequenceClassification
+
+from frameworks.devices import Device
+from frameworks.errors import InvalidModel, OutOfMemory
+
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
+DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+DTYPE_NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+
+
+def default_dtype(device: Device, file_dtype: str) -> str:
+    """What `device` is fastest at; on a CPU never below the quality of the file (safetensors' `F32`, `BF16`, …)."""
+    if device.kind != "cpu":
+        return "bf16" if file_dtype == "BF16" else "f16"
+    # Of the narrow types a CPU is fast at bfloat16 only, and only where it has instructions for it.
+    if file_dtype == "BF16" and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return "bf16"
+    return "f32"
+
+
+def load_encoder(folder: Path, classifies: bool, needs_pooler: bool, dtype: str, device: Device) -> torch.nn.Module:
+    """The model in eval mode on `device`, weights mapped from the files.
+
+    `trust_remote_code` is never given. Raises InvalidModel where transformers cannot build it or where weights that
+    the answer depends on are not in the files (transformers would make them up at random), OutOfMemory.
+    """
+    auto = AutoModelForSequenceClassification if classifies else AutoModel
+    try:
+        model, info = _from_pretrained(auto, folder, dtype)
+        missing = sorted(key for key in info["missing_keys"] if needs_pooler or "pooler" not in key)
+        if missing:
+            raise InvalidModel(
+                f"{folder}: the files lack weights of {type(model).__name__}: {', '.join(missing[:5])}"
+                f"{' …' if len(missing) > 5 else ''}; is architectures in config.json right?"
+            )
+        mismatched = info.get("mismatched_keys")
+        if mismatched:
+            raise InvalidModel(
+                f"{folder}: weights of another shape than config.json says: {sorted(map(str, mismatched))[:5]}"
+            )
+        return model.eval().requires_grad_(False).to(device.id)
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemory(f"{folder}: the weights do not fit on {device.id}: {error}") from error
+    except InvalidModel:
+        raise
+    except Exception as error:
+        # transformers raises many kinds on folders that lie; all of them mean that the folder cannot be served.
+        raise InvalidModel(
+            f"{folder}: transformers cannot load it: {type(error).__name__}: {_first_line(error)}"
+        ) from error
+
+
+def _from_pretrained(auto: type, folder: Path, dtype: str) -> tuple[torch.nn.Module, dict[str, list[str]]]:
+    options = {
+        "dtype": DTYPES[dtype],
+        "local_files_only": True,
+        "trust_remote_code": False,
+        "use_safetensors": True,
+        "output_loading_info": True,
+    }
+    try:
+        result = auto.from_pretrained(str(folder), attn_implementation="sdpa", **options)  # type: ignore[attr-defined]
+    except ValueError as error:
+        if "scaled_dot_product_attention" not in str(error) and "sdpa" not in str(error):
+            raise
+        result = auto.from_pretrained(str(folder), **options)  # type: ignore[attr-defined]
+    model, info = result
+    return model, info
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:300] if lines else "no message"

@@ -1,0 +1,110 @@
+"""Makes PyTorch models from Hugging Face folders: reads the files' word, chooses task, dtype and device, loads."""
+
+from pathlib import Path
+
+import structlog
+import torch
+
+from frameworks.devices import Device, DeviceManager
+from frameworks.errors import InvalidModel
+from frameworks.pytorch.encoder import EncoderModel, TorchPooling
+from frameworks.pytorch.loader import DTYPE_NAMES, DTYPES, default_dtype, load_encoder
+from frameworks.pytorch.weights import WeightFiles, read_weight_files
+from frameworks.runtime import ModelEntry
+from frameworks.settings import PerformanceSettings, TorchModelEntry
+from frameworks.text import TextTokenizer
+from frameworks.text_config import TextConfig, read_text_config, transformer_folder
+from frameworks.types import ModelSpec, TensorType, TextSpec, ValueSpec
+from memory.sizes import format_size
+
+log = structlog.get_logger(__name__)
+
+_GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+
+
+class TorchRegistry:
+    """Loads encoders; see `frameworks.runtime.Registry`."""
+
+    framework = "pytorch"
+
+    def __init__(self, devices: DeviceManager, performance: PerformanceSettings, max_model_bytes: int) -> None:
+        self._devices = devices
+        self._max_model_bytes = max_model_bytes
+        torch.set_num_threads(performance.num_intra_op_threads)
+
+    def load(self, entry: ModelEntry, path: Path) -> EncoderModel:
+        """Raises InvalidModel, OutOfMemory."""
+        assert isinstance(entry, TorchModelEntry)
+        folder = transformer_folder(path)
+        weights = read_weight_files(folder)
+        if weights.file_bytes > self._max_model_bytes:
+            raise InvalidModel(
+                f"{path}: {format_size(weights.file_bytes)} of weights, more than models.max_model_size = "
+                f"{format_size(self._max_model_bytes)}; raise it or serve a smaller model"
+            )
+        config = read_text_config(path)
+        _check_is_encoder(folder, entry, config)
+        wanted_dtype = entry.dtype if entry.dtype in DTYPES else None
+        smallest = torch.finfo(DTYPES[wanted_dtype or "f32"]).bits // 8
+        device = self._devices.place(entry.name, weights.elements * smallest, entry.device, _usable_accelerators())
+        dtype = wanted_dtype or default_dtype(device, weights.dtype)
+        pooling = _pooling(config, weights)
+        tokenizer = TextTokenizer(folder, config)
+        model = load_encoder(folder, config.classifies, pooling == "pooler", dtype, device)
+        spec = _spec(model, config, device, dtype)
+        return EncoderModel(model, tokenizer, spec, pooling, config.pad_token_id)
+
+
+def _check_is_encoder(folder: Path, entry: TorchModelEntry, config: TextConfig) -> None:
+    if not config.model_type:
+        raise InvalidModel(
+            f"{folder / 'config.json'}: not there, or without model_type; it says which architecture to build"
+        )
+    if config.is_encoder_decoder or config.architecture.endswith(_GENERATES) or entry.model_type == "llama":
+        raise InvalidModel(
+            f"{folder}: {config.architecture or config.model_type} generates text; "
+            "this version serves encoders (embed, classify)"
+        )
+    # "bert" names the family; any other model_type must be the folder's own.
+    if entry.model_type not in (None, "bert", config.model_type):
+        raise InvalidModel(
+            f'{folder}: config.json says model_type "{config.model_type}", '
+            f'the model\'s entry says "{entry.model_type}"; '
+            "make them agree or leave it out"
+        )
+
+
+def _pooling(config: TextConfig, weights: WeightFiles) -> TorchPooling:
+    """sentence-transformers' files decide, else BERT's own pooler if its weights are there, else the mean."""
+    if config.classifies:
+        return "logits"
+    if config.pooling is not None:
+        return config.pooling
+    return "pooler" if any(name.endswith("pooler.dense.weight") for name in weights.names) else "mean"
+
+
+def _spec(model: torch.nn.Module, config: TextConfig, device: Device, dtype: str) -> ModelSpec:
+    size = len(config.labels) if config.classifies else int(getattr(model.config, "hidden_size", -1))
+    tensors = [*model.parameters(), *model.buffers()]
+    return ModelSpec(
+        framework="pytorch",
+        task="classify" if config.classifies else "embed",
+        inputs=(ValueSpec("text", TensorType("string", (-1,))),),
+        outputs=(ValueSpec("predictions" if config.classifies else "embeddings", TensorType("float32", (-1, size))),),
+        device=device.id,
+        dtype=DTYPE_NAMES[dtype],
+        memory_bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
+        text=TextSpec(
+            max_tokens=config.max_tokens,
+            normalize=config.normalize,
+            labels=config.labels if config.classifies else (),
+            multi_label=config.multi_label,
+        ),
+    )
+
+
+def _usable_accelerators() -> tuple[str, ...]:
+    """What this build of torch can drive: a CPU build on a machine with a GPU can drive nothing."""
+    cuda = ("cuda",) if torch.cuda.is_available() else ()
+    mps = ("mps",) if torch.backends.mps.is_available() else ()
+    return (*cuda, *mps)

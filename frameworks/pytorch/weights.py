@@ -1,0 +1,94 @@
+"""The weight files of a Hugging Face folder: safetensors only, single or sharded, and nothing outside the folder."""
+
+from collections import Counter
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from frameworks.errors import InvalidModel
+from frameworks.text_config import read_json
+
+_PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFiles:
+    """What the headers say. `dtype` is safetensors' name (`F32`, `BF16`, …) of most of the elements."""
+
+    files: tuple[Path, ...]
+    file_bytes: int
+    elements: int
+    dtype: str
+    names: frozenset[str]
+
+
+def read_weight_files(folder: Path) -> WeightFiles:
+    """Finds the weights and reads their headers (the tensors themselves are not touched).
+
+    Raises InvalidModel where there are none, where they are pickles, or where a header or the index lies.
+    """
+    files = _find(folder)
+    names: set[str] = set()
+    elements: Counter[str] = Counter()
+    for file in files:
+        try:
+            with safe_open(str(file), framework="numpy") as tensors:
+                for name in tensors.keys():  # noqa: SIM118 - a safe_open handle is not a mapping
+                    part = tensors.get_slice(name)
+                    elements[str(part.get_dtype())] += prod(part.get_shape())
+                    names.add(name)
+        except (SafetensorError, OSError, ValueError) as error:
+            raise InvalidModel(f"{file}: not a readable safetensors file ({error}); is the copy whole?") from error
+    if not names:
+        raise InvalidModel(f"{folder}: the safetensors files hold no tensor")
+    return WeightFiles(
+        files=tuple(files),
+        file_bytes=sum(file.stat().st_size for file in files),
+        elements=elements.total(),
+        dtype=elements.most_common(1)[0][0],
+        names=frozenset(names),
+    )
+
+
+def _find(folder: Path) -> list[Path]:
+    if not folder.exists():
+        raise InvalidModel(f"{folder}: there is no such folder")
+    if folder.is_file():
+        _refuse_pickle(folder)
+        raise InvalidModel(
+            f"{folder}: a file; a PyTorch model is a folder with config.json, *.safetensors and tokenizer.json"
+        )
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        shards = _shards(index)
+        missing = [shard.name for shard in shards if not shard.is_file()]
+        if missing:
+            raise InvalidModel(f"{folder}: shards that the index names are not there: {', '.join(missing[:5])}")
+        return shards
+    if (folder / "model.safetensors").is_file():
+        return [folder / "model.safetensors"]
+    for file in sorted(folder.iterdir()):
+        _refuse_pickle(file)
+    raise InvalidModel(f"{folder}: no model.safetensors and no model.safetensors.index.json in it")
+
+
+def _shards(index: Path) -> list[Path]:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise InvalidModel(f"{index}: has no weight_map")
+    names = sorted({str(name) for name in weight_map.values()})
+    for name in names:
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise InvalidModel(f'{index}: shard "{name}" is not a .safetensors file in the model\'s own folder')
+    return [index.parent / name for name in names]
+
+
+def _refuse_pickle(file: Path) -> None:
+    if file.suffix in _PICKLES and file.name != "training_args.bin":
+        raise InvalidModel(
+            f"{file}: weights in pickle form can run any code when they are read, so they are refused; "
+            "convert them once, where you trust them: AutoModel.from_pretrained(folder).save_pretrained(new_folder) "
+            "writes safetensors"
+        )

@@ -1,0 +1,54 @@
+"""The contract below the scheduler: what a framework brings, so that everything above it need not know which it is."""
+
+from pathlib import Path
+from typing import Protocol
+
+from frameworks.settings import OnnxModelEntry, TorchModelEntry
+from frameworks.text import TextTokenizer
+from frameworks.types import Batch, ModelSpec, Value
+
+ModelEntry = OnnxModelEntry | TorchModelEntry
+
+
+class BatchModel(Protocol):
+    """A loaded model that answers a whole batch at once. One thread uses it at a time."""
+
+    @property
+    def spec(self) -> ModelSpec: ...
+
+    @property
+    def tokenizer(self) -> TextTokenizer | None:
+        """The tokenizer of a text model; None for a model of tensors."""
+        ...
+
+    def infer(self, batch: Batch) -> dict[str, Value]:
+        """Runs the model: output name → value. A TokenBatch is answered with one value named TEXT_OUTPUT.
+
+        Raises InvalidInput where the batch does not suit the graph, OutOfMemory where it does not fit, ModelFailed
+        where the device gave up.
+        """
+        ...
+
+    def warm_up(self) -> None:
+        """Runs once with the declared shape, so that the first caller does not pay for lazy initialisation.
+
+        Raises InvalidModel where the model cannot run.
+        """
+        ...
+
+    def close(self) -> None:
+        """Lets go of weights and device memory. Nothing is called after it."""
+        ...
+
+
+class Registry(Protocol):
+    """Makes models of one framework from their files. Both calls block and belong in a worker thread."""
+
+    framework: str
+
+    def load(self, entry: ModelEntry, path: Path) -> BatchModel:
+        """Reads the model at `path` and places it on a device; not yet warmed up.
+
+        Raises InvalidModel where the files are not what they claim, OutOfMemory where the model does not fit.
+        """
+        ...

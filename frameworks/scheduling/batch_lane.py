@@ -1,0 +1,133 @@
+"""A lane: one model on one device thread, and the queue before it, bounded by the permits given at the door."""
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from frameworks.errors import ModelFailed
+from frameworks.runtime import BatchModel
+from frameworks.types import Batch, Value
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LaneResult:
+    """What a run gave, and the seconds that the batch waited and computed."""
+
+    outputs: dict[str, Value]
+    queue_s: float
+    compute_s: float
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    batch: Batch
+    future: asyncio.Future[LaneResult]
+    enqueued_s: float
+
+
+class BatchLane:
+    """Runs a model's batches in order of arrival on a thread of its own.
+
+    The event loop owns the set of pending jobs and resolves their futures; the thread only computes. A job whose
+    caller has gone is skipped. If the thread dies, every waiter gets an error: none hangs.
+    """
+
+    def __init__(self, name: str, model: BatchModel) -> None:
+        self._name = name
+        self._model = model
+        self._loop = asyncio.get_running_loop()
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._pending: set[_Job] = set()
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._mean_compute_s = 0.0
+        self._thread = threading.Thread(target=self._work, name=f"lane-{name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def queue_depth(self) -> int:
+        """Batches that wait or run."""
+        return len(self._pending)
+
+    @property
+    def is_dead(self) -> bool:
+        return self._ended.done()
+
+    @property
+    def mean_compute_s(self) -> float:
+        """Seconds that a batch computes, averaged over about the last ten."""
+        return self._mean_compute_s
+
+    async def run(self, batch: Batch) -> LaneResult:
+        """Queues a batch and waits for its result.
+
+        Raises ModelFailed if the thread is dead, and what `BatchModel.infer` raises.
+        """
+        if self._ended.done():
+            raise ModelFailed(f'model "{self._name}": its device thread has ended; load the model again')
+        job = _Job(batch, self._loop.create_future(), time.perf_counter())
+        self._pending.add(job)
+        self._jobs.put(job)
+        try:
+            return await job.future
+        finally:
+            self._pending.discard(job)
+
+    async def close(self) -> None:
+        """Ends the thread after the jobs before it, and closes the model there. Returns when both are done."""
+        self._jobs.put(None)
+        await asyncio.shield(self._ended)
+
+    def _work(self) -> None:
+        # CancelledError, SystemExit and the like out of a model end the thread; the loop then fails the waiters.
+        try:
+            while (job := self._jobs.get()) is not None:
+                if not job.future.cancelled():
+                    self._run_one(job)
+                del job
+        finally:
+            try:
+                self._model.close()
+            except Exception:
+                log.exception("model did not close cleanly", model=self._name)
+            self._tell_loop(self._end)
+
+    def _run_one(self, job: _Job) -> None:
+        started_s = time.perf_counter()
+        try:
+            outputs = self._model.infer(job.batch)
+        except Exception as error:  # noqa: BLE001 - handed to the caller
+            self._tell_loop(_fail, job.future, error)
+            return
+        compute_s = time.perf_counter() - started_s
+        self._mean_compute_s += 0.1 * (compute_s - self._mean_compute_s)
+        self._tell_loop(_resolve, job.future, LaneResult(outputs, started_s - job.enqueued_s, compute_s))
+
+    def _tell_loop(self, callback: Callable[..., None], *arguments: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(callback, *arguments)
+        except RuntimeError:
+            # The loop is closed: the process is going down and nobody waits any more.
+            log.debug("lane ended after its loop", model=self._name)
+
+    def _end(self) -> None:
+        for job in list(self._pending):
+            _fail(job.future, ModelFailed(f'model "{self._name}": its device thread ended; load the model again'))
+        if not self._ended.done():
+            self._ended.set_result(None)
+
+
+def _resolve(future: asyncio.Future[LaneResult], result: LaneResult) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _fail(future: asyncio.Future[LaneResult], error: BaseException) -> None:
+    if not future.done():
+        future.set_exception(error)

@@ -1,0 +1,125 @@
+"""Text in and scores out: tokenising, padding, pooling, and the last arithmetic of embed and classify models."""
+
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from frameworks.errors import InvalidInput, InvalidModel
+from frameworks.text_config import Pooling, TextConfig
+from frameworks.types import Array
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedTokens:
+    """`input_ids` and `attention_mask`: int64 [texts, longest]. The mask is 1 on tokens and 0 on padding."""
+
+    input_ids: Array
+    attention_mask: Array
+
+
+class TextTokenizer:
+    """A folder's tokenizer.json, cut at the model's limit. Blocks while it works: call it from a worker thread."""
+
+    def __init__(self, folder: Path, config: TextConfig) -> None:
+        """Raises InvalidModel where tokenizer.json is absent or cannot be read."""
+        file = folder / "tokenizer.json"
+        if not file.is_file():
+            raise InvalidModel(
+                f"{file}: not there; a text model needs it beside its weights "
+                "(transformers writes it with AutoTokenizer.from_pretrained(…).save_pretrained(folder))"
+            )
+        try:
+            self._tokenizer = Tokenizer.from_file(str(file))
+        except Exception as error:  # the library raises bare Exception
+            raise InvalidModel(f"{file}: not a tokenizer: {error}") from error
+        # The file may carry the padding and truncation of its training; ours are the model's limit and no padding.
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        special = self._tokenizer.num_special_tokens_to_add(False)
+        if config.max_tokens <= special:
+            raise InvalidModel(
+                f"{folder}: a limit of {config.max_tokens} tokens leaves no room beside {special} special ones"
+            )
+        self._config = config
+        self._truncates = False
+        # Truncation is a state of the tokenizer, so one caller at a time; within a call Rust uses every core.
+        self._lock = threading.Lock()
+
+    def tokenize(self, texts: list[str], truncate: bool) -> list[list[int]]:
+        """Token ids per text, special tokens included.
+
+        Raises InvalidInput, with both lengths, where `truncate` is False and a text is longer than the model's limit.
+        """
+        if self._config.lower_case:
+            texts = [text.lower() for text in texts]
+        if self._config.prompt:
+            texts = [self._config.prompt + text for text in texts]
+        with self._lock:
+            if truncate != self._truncates:
+                if truncate:
+                    self._tokenizer.enable_truncation(self._config.max_tokens)
+                else:
+                    self._tokenizer.no_truncation()
+                self._truncates = truncate
+            token_ids = [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts)]
+        if not truncate:
+            for position, ids in enumerate(token_ids):
+                if len(ids) > self._config.max_tokens:
+                    raise InvalidInput(
+                        f"text[{position}]",
+                        f"{len(ids)} tokens, and the model reads at most {self._config.max_tokens}; "
+                        "shorten the text or leave out truncate = false",
+                    )
+        return token_ids
+
+
+def pad(token_ids: list[list[int]], pad_token_id: int, min_length: int = 1) -> PaddedTokens:
+    """Puts texts of different length into one array, padded on the right to the longest, or to `min_length`."""
+    longest = max(1, min_length, max(map(len, token_ids), default=1))
+    input_ids = np.full((len(token_ids), longest), pad_token_id, dtype=np.int64)
+    attention_mask = np.zeros((len(token_ids), longest), dtype=np.int64)
+    for row, ids in enumerate(token_ids):
+        input_ids[row, : len(ids)] = ids
+        attention_mask[row, : len(ids)] = 1
+    return PaddedTokens(input_ids, attention_mask)
+
+
+def pool(hidden: Array, attention_mask: Array, pooling: Pooling) -> Array:
+    """One float32 vector per text [texts, size] from its tokens' states `hidden` [texts, longest, size].
+
+    As sentence-transformers' Pooling module defines mean, cls and max.
+    """
+    hidden = hidden.astype(np.float32, copy=False)
+    match pooling:
+        case "cls":
+            first: Array = hidden[:, 0]
+            return np.ascontiguousarray(first)
+        case "max":
+            highest: Array = np.where(attention_mask[:, :, None] == 0, -np.inf, hidden).max(axis=1)
+            return highest.astype(np.float32)
+        case "mean":
+            mask = attention_mask.astype(np.float32)
+            count = np.maximum(mask.sum(axis=1, keepdims=True), 1e-9)
+            mean: Array = np.matmul(mask[:, None, :], hidden)[:, 0] / count
+            return mean
+
+
+def normalize_rows(vectors: Array) -> Array:
+    """Each row at L2 length 1, as torch.nn.functional.normalize: a row of zeros stays zeros."""
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return np.asarray(vectors / np.maximum(lengths, 1e-12), dtype=np.float32)
+
+
+def scores(logits: Array, multi_label: bool) -> Array:
+    """Probabilities [texts, labels] from raw logits: sigmoid per label if several may hold, else softmax over them."""
+    logits = logits.astype(np.float64)
+    if multi_label:
+        # exp of a negative number only, so that no logit overflows.
+        decay = np.exp(-np.abs(logits))
+        return np.where(logits >= 0, 1.0, decay) / (1.0 + decay)
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    result: Array = powers / powers.sum(axis=1, keepdims=True)
+    return result

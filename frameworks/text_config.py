@@ -1,0 +1,175 @@
+"""What the files of a text model's folder say about reading text and about making one vector of many.
+
+Sources: Hugging Face `config.json` and `tokenizer_config.json`; sentence-transformers `modules.json`,
+`sentence_*_config.json`, `config_sentence_transformers.json` and the pooling module's `config.json`.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import orjson
+
+from frameworks.errors import InvalidModel
+
+Pooling = Literal["mean", "cls", "max"]
+
+# In the order in which sentence-transformers would concatenate them.
+_POOLING_FLAGS: dict[str, str] = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+_MODULES_SERVED = ("Transformer", "Pooling", "Normalize")
+_DEFAULT_MAX_TOKENS = 512
+# tokenizer_config.json writes about 1e30 for "no limit".
+_NO_LIMIT = 1_000_000
+# These count positions from the padding index on, so two of the position embeddings are never used by text.
+_POSITIONS_AFTER_PADDING = ("roberta", "xlm-roberta", "camembert", "mpnet", "longformer", "data2vec-text")
+
+
+@dataclass(frozen=True, slots=True)
+class TextConfig:
+    """A folder's word on text. `pooling` None: its files do not say. `prompt` is put before every text."""
+
+    max_tokens: int
+    pad_token_id: int
+    pooling: Pooling | None
+    normalize: bool
+    prompt: str
+    lower_case: bool
+    architecture: str
+    model_type: str
+    labels: tuple[str, ...]
+    multi_label: bool
+    is_encoder_decoder: bool
+
+    @property
+    def classifies(self) -> bool:
+        return self.architecture.endswith("ForSequenceClassification")
+
+
+def transformer_folder(folder: Path) -> Path:
+    """Where the encoder's own files lie: the folder, or the first module's folder in a sentence-transformers model."""
+    modules = _modules(folder)
+    return folder / modules[0][1] if modules else folder
+
+
+def read_text_config(folder: Path) -> TextConfig:
+    """Reads the folder's JSON files. Raises InvalidModel where one cannot be read or asks for what is not served."""
+    modules = _modules(folder)
+    unserved = [kind for kind, _ in modules if kind not in _MODULES_SERVED]
+    if unserved:
+        raise InvalidModel(
+            f"{folder / 'modules.json'}: module {unserved[0]} is not served; "
+            f"the modules served are {', '.join(_MODULES_SERVED)}"
+        )
+    encoder = transformer_folder(folder)
+    config = read_json(encoder / "config.json")
+    tokenizer = read_json(encoder / "tokenizer_config.json")
+    sentence = _sentence_config(encoder)
+    prompts = read_json(folder / "config_sentence_transformers.json")
+    pooling = next((_pooling(folder / path / "config.json") for kind, path in modules if kind == "Pooling"), None)
+    labels = _labels(config, encoder)
+    problem = config.get("problem_type")
+    return TextConfig(
+        max_tokens=_max_tokens(config, tokenizer, sentence),
+        pad_token_id=_integer(config.get("pad_token_id"), 0),
+        pooling=pooling,
+        # A sentence-transformers folder normalises if it says so; a bare encoder's vectors are normalised by default.
+        normalize=any(kind == "Normalize" for kind, _ in modules) if modules else True,
+        prompt=str((prompts.get("prompts") or {}).get(prompts.get("default_prompt_name")) or ""),
+        lower_case=bool(sentence.get("do_lower_case")),
+        architecture=str((config.get("architectures") or [""])[0]),
+        model_type=str(config.get("model_type") or ""),
+        labels=labels,
+        # As transformers' own text-classification pipeline decides between sigmoid and softmax.
+        multi_label=problem == "multi_label_classification" or len(labels) == 1,
+        is_encoder_decoder=bool(config.get("is_encoder_decoder")),
+    )
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a JSON file, {} where there is no such file. Raises InvalidModel for anything else."""
+    content = _read(file)
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise InvalidModel(f"{file}: not a JSON object; is the file whole?")
+    return content
+
+
+def _read(file: Path) -> Any:
+    try:
+        return orjson.loads(file.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise InvalidModel(f"{file}: cannot be read: {error.strerror}") from error
+    except orjson.JSONDecodeError as error:
+        raise InvalidModel(f"{file}: not valid JSON ({error}); is the file whole?") from error
+
+
+def _modules(folder: Path) -> list[tuple[str, str]]:
+    """The (class name, folder) pairs of modules.json, in order."""
+    file = folder / "modules.json"
+    content = _read(file)
+    if content is None:
+        return []
+    try:
+        pairs = [(str(module["type"]).rsplit(".", 1)[-1], str(module["path"])) for module in content]
+    except (TypeError, KeyError) as error:
+        raise InvalidModel(f"{file}: not a list of modules with type and path") from error
+    if any(Path(path).is_absolute() or ".." in Path(path).parts for _, path in pairs):
+        raise InvalidModel(f"{file}: a module's path leaves the model's own folder")
+    return pairs
+
+
+def _sentence_config(folder: Path) -> dict[str, Any]:
+    names = ["sentence_bert_config.json", *sorted(p.name for p in folder.glob("sentence_*_config.json"))]
+    return next((content for name in names if (content := read_json(folder / name))), {})
+
+
+def _pooling(file: Path) -> Pooling:
+    config = read_json(file)
+    modes = config.get("pooling_mode") or [mode for flag, mode in _POOLING_FLAGS.items() if config.get(flag)] or "mean"
+    wanted = [modes] if isinstance(modes, str) else list(modes)
+    match wanted:
+        case ["mean" | "cls" | "max" as mode]:
+            if config.get("include_prompt") is False:
+                raise InvalidModel(f"{file}: include_prompt = false is not served; set it to true")
+            return mode
+    raise InvalidModel(f"{file}: pooling {' + '.join(map(str, wanted))} is not served; mean, cls and max are")
+
+
+def _max_tokens(config: dict[str, Any], tokenizer: dict[str, Any], sentence: dict[str, Any]) -> int:
+    """The shortest of the limits that are stated: the sentence model's own, else tokenizer and position embeddings."""
+    stated = _integer(sentence.get("max_seq_length"), 0)
+    if stated > 0:
+        return stated
+    limits = []
+    positions = _integer(config.get("max_position_embeddings"), 0)
+    if positions > 0:
+        limits.append(positions - 2 if config.get("model_type") in _POSITIONS_AFTER_PADDING else positions)
+    tokenizer_limit = tokenizer.get("model_max_length")
+    if isinstance(tokenizer_limit, int | float) and 0 < tokenizer_limit < _NO_LIMIT:
+        limits.append(int(tokenizer_limit))
+    return min(limits, default=_DEFAULT_MAX_TOKENS)
+
+
+def _labels(config: dict[str, Any], folder: Path) -> tuple[str, ...]:
+    named = config.get("id2label")
+    if named is None:
+        return tuple(f"LABEL_{i}" for i in range(_integer(config.get("num_labels"), 2)))
+    try:
+        by_id = {int(key): str(label) for key, label in named.items()}
+        return tuple(by_id[i] for i in range(len(by_id)))
+    except (AttributeError, KeyError, ValueError, TypeError) as error:
+        raise InvalidModel(f"{folder / 'config.json'}: id2label does not name the labels 0, 1, … in order") from error
+
+
+def _integer(value: object, default: int) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else default

@@ -1,0 +1,191 @@
+"""The vocabulary: what a model takes and gives, a request, a batch, an answer and its timings.
+
+A `Value` is what travels: a tensor is a numpy array, an ONNX sequence a list of values, an ONNX map a dict, an absent
+optional None. Two dtypes have no numpy type of their own: a `bfloat16` tensor travels as float32 numbers (each exactly
+a bfloat16), a `string` tensor as an object array of str.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Value = Array | list[Any] | dict[Any, Any] | None
+Task = Literal["tensor", "embed", "classify"]
+
+NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
+    "bool": np.dtype(np.bool_),
+    "int8": np.dtype(np.int8),
+    "int16": np.dtype(np.int16),
+    "int32": np.dtype(np.int32),
+    "int64": np.dtype(np.int64),
+    "uint8": np.dtype(np.uint8),
+    "uint16": np.dtype(np.uint16),
+    "uint32": np.dtype(np.uint32),
+    "uint64": np.dtype(np.uint64),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(np.float32),
+    "float32": np.dtype(np.float32),
+    "float64": np.dtype(np.float64),
+    "string": np.dtype(object),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """A tensor. `shape` has -1 for a free dimension and is None where the model declares no rank."""
+
+    dtype: str
+    shape: tuple[int, ...] | None
+
+    def __str__(self) -> str:
+        return self.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceType:
+    """An ONNX sequence: values of one type, in order."""
+
+    element: "ValueType"
+
+    def __str__(self) -> str:
+        return f"sequence({self.element})"
+
+
+@dataclass(frozen=True, slots=True)
+class MapType:
+    """An ONNX map from `key` (`string` or `int64`) to values of one type."""
+
+    key: str
+    value: "ValueType"
+
+    def __str__(self) -> str:
+        return f"map({self.key}, {self.value})"
+
+
+@dataclass(frozen=True, slots=True)
+class OptionalType:
+    """An ONNX optional: a value of the inner type, or nothing."""
+
+    inner: "ValueType"
+
+    def __str__(self) -> str:
+        return f"optional({self.inner})"
+
+
+ValueType = TensorType | SequenceType | MapType | OptionalType
+
+
+@dataclass(frozen=True, slots=True)
+class ValueSpec:
+    """One input or output of a model. `required` is False for optional inputs and those with a default in the graph."""
+
+    name: str
+    type: ValueType
+    required: bool = True
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """The declared shape (-1 for a free dimension) of a tensor; None for what has none."""
+        inner = self.type.inner if isinstance(self.type, OptionalType) else self.type
+        return inner.shape if isinstance(inner, TensorType) else None
+
+
+@dataclass(frozen=True, slots=True)
+class TextSpec:
+    """How a text model reads: `max_tokens` per text, special tokens included; whether it normalises; its labels."""
+
+    max_tokens: int
+    normalize: bool = True
+    labels: tuple[str, ...] = ()
+    multi_label: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """What a loaded model is: shown by /models, and what a request is decoded by.
+
+    `memory_bytes` counts the weights as they are held. `providers` are ONNX Runtime's, in order of preference.
+    """
+
+    framework: str
+    task: Task
+    inputs: tuple[ValueSpec, ...]
+    outputs: tuple[ValueSpec, ...]
+    device: str
+    dtype: str
+    memory_bytes: int
+    text: TextSpec | None = None
+    providers: tuple[str, ...] = ()
+    inputs_by_name: dict[str, ValueSpec] = field(init=False, compare=False, repr=False)
+    outputs_by_name: dict[str, ValueSpec] = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "inputs_by_name", {spec.name: spec for spec in self.inputs})
+        object.__setattr__(self, "outputs_by_name", {spec.name: spec for spec in self.outputs})
+
+
+@dataclass(frozen=True, slots=True)
+class TensorBatch:
+    """Named tensors for one run of a model. `output_names` None asks for every output."""
+
+    inputs: dict[str, Value]
+    output_names: tuple[str, ...] | None = None
+
+    @property
+    def rows(self) -> int:
+        """The first dimension of the first tensor; 1 where there is none."""
+        first = next((value for value in self.inputs.values() if isinstance(value, np.ndarray)), None)
+        return int(first.shape[0]) if first is not None and first.ndim else 1
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBatch:
+    """Tokenised texts for one run of a text model, special tokens included, not yet padded."""
+
+    token_ids: list[list[int]]
+
+    @property
+    def rows(self) -> int:
+        return len(self.token_ids)
+
+
+Batch = TensorBatch | TokenBatch
+TEXT_OUTPUT = "text"
+"""The name under which a text model gives its rows: float32 [rows, embedding size] or [rows, labels] of raw logits."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextRequest:
+    """Texts for an embed or classify model. `normalize` None means as the model's own files say."""
+
+    texts: list[str]
+    normalize: bool | None = None
+    truncate: bool = True
+    top_k: int | None = None
+
+
+@dataclass(slots=True)
+class Timings:
+    """Where a request's time went, in seconds. Filled on the way, read by headers, log and metrics."""
+
+    decode_s: float = 0.0
+    queue_s: float = 0.0
+    compute_s: float = 0.0
+    encode_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedAnswer:
+    """`embeddings`: float32 [texts, embedding size], in the order of the question; `tokens` read in all."""
+
+    embeddings: Array
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClassifyAnswer:
+    """Per text its (label, score) pairs by falling score."""
+
+    predictions: list[list[tuple[str, float]]]

@@ -1,0 +1,1 @@
+"""The bytes: sizes, buffers, budgets and caches. Imports nothing of ours."""

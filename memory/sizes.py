@@ -1,0 +1,55 @@
+"""Sizes in bytes, as people write them ("2GiB", "512 MB", 1048576) and as people read them."""
+
+import re
+from fractions import Fraction
+from typing import Annotated
+
+from pydantic import BeforeValidator
+
+_BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_BYTES_PER_UNIT = {unit.lower(): 1024**power for power, unit in enumerate(_BINARY_UNITS)} | {
+    unit: 1000**power for power, unit in enumerate(("b", "kb", "mb", "gb", "tb"))
+}
+_SIZE = re.compile(r"\s*([0-9]{1,19})(\.[0-9]{1,9})?\s*([A-Za-z]*)\s*", re.ASCII)
+_LARGEST = 2**63 - 1  # what every library below us can hold
+_WANTED = (
+    'wants a size: a whole number of bytes, or a number and a unit (KB, MB, GB, TB, KiB, MiB, GiB, TiB), like "2GiB"'
+)
+
+
+def parse_size(size: object) -> int:
+    """Turns a size as it stands in a config file into bytes.
+
+    Takes a whole number of bytes, or text: digits, or a number and a unit in any case. KiB, MiB, GiB, TiB count in
+    1024s, KB, MB, GB, TB in 1000s; a fraction of a byte that is left over is dropped. Raises ValueError, with the
+    remedy, for anything else.
+    """
+    if isinstance(size, int) and not isinstance(size, bool):
+        return _checked(size)
+    match = _SIZE.fullmatch(size) if isinstance(size, str) else None
+    if match is None:
+        raise ValueError(_WANTED)
+    whole, fraction, unit = match[1], match[2] or "", match[3].lower() or "b"
+    if unit not in _BYTES_PER_UNIT or (fraction and unit == "b"):
+        raise ValueError(_WANTED)
+    return _checked(int(Fraction(whole + fraction) * _BYTES_PER_UNIT[unit]))
+
+
+def format_size(size: int) -> str:
+    """Writes bytes for people: "512 B", "1.5 GiB"; one decimal at most, in the largest unit that leaves 1 or more."""
+    sign, rest = ("-", -size) if size < 0 else ("", size)
+    power = 0
+    while power < len(_BINARY_UNITS) - 1 and round(rest / 1024**power, 1) >= 1024:
+        power += 1
+    figure = f"{rest / 1024**power:.1f}".removesuffix(".0")
+    return f"{sign}{figure} {_BINARY_UNITS[power]}"
+
+
+def _checked(size: int) -> int:
+    if not 0 <= size <= _LARGEST:
+        raise ValueError(f"{_WANTED}, from 0 to 8 EiB")
+    return size
+
+
+Bytes = Annotated[int, BeforeValidator(parse_size)]
+"""A setting's type: a size in bytes that may be written as parse_size takes it."""

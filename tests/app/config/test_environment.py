@@ -1,0 +1,187 @@
+"""Environment variables: every key has one, text becomes what the key wants, and none is passed over in silence."""
+
+from pathlib import Path
+
+import pytest
+
+from app.config import CONFIG_VARIABLE, ConfigError, Fault, Settings, load_settings
+from app.config.environment import find_setting, setting_names
+
+
+def settings_of(folder: Path, text: str, environ: dict[str, str]) -> Settings:
+    (folder / "config.toml").write_text(text, encoding="utf-8")
+    return load_settings(folder / "config.toml", environ).settings
+
+
+def faults_of(environ: dict[str, str]) -> tuple[Fault, ...]:
+    with pytest.raises(ConfigError) as refusal:
+        load_settings(None, environ)
+    return refusal.value.faults
+
+
+def test_text_becomes_what_the_key_wants() -> None:
+    environ = {
+        "ROUNDHOUSE_SERVER__PORT": "9000",
+        "roundhouse_server__host": "0.0.0.0",
+        "ROUNDHOUSE_SERVER__DRAIN_TIMEOUT_S": "2.5",
+        "ROUNDHOUSE_SERVER__GRPC_PORT": "9001",
+        "ROUNDHOUSE_PERFORMANCE__ENABLE_GPU": "false",
+        "ROUNDHOUSE_MEMORY__MAX_ALLOCATED": "2GiB",
+        "ROUNDHOUSE_MEMORY__MAX_TENSOR_SIZE": "1024",
+        "ROUNDHOUSE_MODELS__ROOTS": '["./a", "/b"]',
+        "ROUNDHOUSE_MODELS__CACHE_DIR": "./c",
+        "ROUNDHOUSE_MODELS__ONNX_MODELS": '[{"name": "a", "path": "a", "quantized": true}]',
+        "ROUNDHOUSE_LOGGING__LEVEL": "debug",
+        "PATH": "/bin",
+    }
+    settings = load_settings(None, environ).settings
+    assert settings.server.model_dump() == {
+        "host": "0.0.0.0",
+        "port": 9000,
+        "grpc_port": 9001,
+        "max_body_bytes": 128 * 1024**2,
+        "drain_timeout_s": 2.5,
+    }
+    assert settings.performance.enable_gpu is False
+    assert (settings.memory.max_allocated, settings.memory.max_tensor_size) == (2 * 1024**3, 1024)
+    assert (settings.models.roots, settings.models.cache_dir) == ((Path("./a"), Path("/b")), Path("./c"))
+    assert settings.models.onnx_models[0].quantized is True
+    assert settings.logging.level == "debug"
+
+
+def test_a_variable_for_a_table_lays_its_keys_over_the_files_and_a_keys_own_wins(tmp_path: Path) -> None:
+    environ = {"ROUNDHOUSE_SERVER": '{"port": 2, "host": "table"}', "ROUNDHOUSE_SERVER__HOST": "own"}
+    server = settings_of(tmp_path, '[server]\nport = 1\nhost = "file"\ndrain_timeout_s = 3', environ).server
+    assert (server.port, server.host, server.drain_timeout_s) == (2, "own", 3.0)
+
+
+def test_one_key_of_one_model_can_be_set_and_models_added(tmp_path: Path) -> None:
+    text = '[[models.candle_models]]\nname = "a"\npath = "a"\n[[models.onnx_models]]\nname = "b"\npath = "b"'
+    environ = {
+        "ROUNDHOUSE_MODELS__CANDLE_MODELS__0__DEVICE": "cpu",
+        "ROUNDHOUSE_MODELS__ONNX_MODELS__0__QUANTIZED": "mixed",
+    }
+    for number in range(1, 12):  # ten comes after nine
+        environ[f"ROUNDHOUSE_MODELS__ONNX_MODELS__{number}__NAME"] = f"n{number}"
+        environ[f"ROUNDHOUSE_MODELS__ONNX_MODELS__{number}__PATH"] = "p"
+    models = settings_of(tmp_path, text, environ).models
+    assert models.torch_models[0].device == "cpu"
+    assert models.onnx_models[0].quantized == "mixed"
+    assert [model.name for model in models.onnx_models[1:]] == [f"n{number}" for number in range(1, 12)]
+
+
+def test_every_key_has_a_variable() -> None:
+    for name in setting_names(Settings):
+        location, annotation = find_setting(Settings, [str(step) for step in name])
+        assert location == name
+        assert annotation is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("ROUNDHOUSE_SERVER__PRT", "did you mean ROUNDHOUSE_SERVER__PORT?"),
+        ("ROUNDHOUSE_SERVER_PORT", "did you mean ROUNDHOUSE_SERVER__PORT?"),
+        ("ROUNDHOUSE_PORT", "did you mean ROUNDHOUSE_SERVER__PORT?"),
+        ("ROUNDHOUSE_SERVER__PORT__X", "did you mean ROUNDHOUSE_SERVER__PORT?"),
+        ("ROUNDHOUSE_MODELS__ONNX_MODELS__3__PTH", "did you mean ROUNDHOUSE_MODELS__ONNX_MODELS__0__PATH?"),
+        ("ROUNDHOUSE_MODELS__ONNX_MODELS__PATH", "did you mean ROUNDHOUSE_MODELS__ONNX_MODELS__0__PATH?"),
+        ("ROUNDHOUSE_", "a variable is called like ROUNDHOUSE_SERVER__PORT"),
+    ],
+)
+def test_a_variable_that_sets_nothing_is_a_fault(name: str, near: str) -> None:
+    (fault,) = faults_of({name: "1"})
+    assert (fault.origin, fault.kind, fault.line) == (name, "unknown_variable", None)
+    assert str(fault) == f"{name}: sets nothing that is known; {near}"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "key", "message"),
+    [
+        ("ROUNDHOUSE_SERVER__PORT", "x", "server.port", 'wants a whole number, but "x" came'),
+        ("ROUNDHOUSE_SERVER__PORT", "", "server.port", 'wants a whole number, but "" came'),
+        ("ROUNDHOUSE_SERVER__PORT", "70000", "server.port", "wants at most 65535, but 70000 came"),
+        ("ROUNDHOUSE_SERVER__DRAIN_TIMEOUT_S", "nan", "server.drain_timeout_s", "wants a number, but nan came"),
+        (
+            "ROUNDHOUSE_PERFORMANCE__ENABLE_GPU",
+            "perhaps",
+            "performance.enable_gpu",
+            'wants true or false, but "perhaps" came',
+        ),
+        ("ROUNDHOUSE_SERVER", "3", "server", "wants a table of keys and values, but 3 came"),
+        ("ROUNDHOUSE_SERVER", "port", "server", 'wants JSON, like {...}, but "port" came'),
+        (
+            "ROUNDHOUSE_SERVER",
+            '{"port": "1"}',
+            "server.port",
+            'wants a whole number, but "1" came; take the quotes away',
+        ),
+        ("ROUNDHOUSE_SERVER", '{"prt": 1}', "server.prt", 'unknown key; did you mean "port"?'),
+        ("ROUNDHOUSE_SERVER", '{"\\ud800": 1}', "server", "wants JSON, like {...}"),
+        ("ROUNDHOUSE_MODELS__ROOTS", "./models", "models.roots", 'wants JSON, like [...], but "./models" came'),
+        ("ROUNDHOUSE_MODELS__ROOTS", "[" * 10**5, "models.roots", "wants JSON, like [...]"),
+        ("ROUNDHOUSE_MODELS__ONNX_MODELS", "{}", "models.onnx_models", "wants a list in [ ], but a table came"),
+        (
+            "ROUNDHOUSE_MODELS__ONNX_MODELS__0",
+            "3",
+            "models.onnx_models[0]",
+            "wants a table of keys and values, but 3 came",
+        ),
+        (
+            "ROUNDHOUSE_MODELS__ONNX_MODELS__1__PATH",
+            "x",
+            "models.onnx_models[1].path",
+            "there is no item of this number",
+        ),
+        ("ROUNDHOUSE_SERVER__HOST", "\udcff", "server.host", "wants valid Unicode text"),
+    ],
+)
+def test_a_value_that_does_not_fit_names_variable_and_key(name: str, text: str, key: str, message: str) -> None:
+    (fault,) = faults_of({name: text})
+    assert (fault.origin, fault.key) == (name, key)
+    assert message in fault.message
+    assert str(fault).encode()
+
+
+def test_one_setting_in_two_spellings_is_a_fault() -> None:
+    (fault,) = faults_of({"ROUNDHOUSE_SERVER__PORT": "1", "roundhouse_server__port": "2"})
+    assert fault.kind == "duplicate"
+    assert "ROUNDHOUSE_SERVER__PORT" in str(fault)
+    assert "roundhouse_server__port" in str(fault)
+
+
+def test_what_is_no_setting_by_design_is_passed_over() -> None:
+    kubernetes = {
+        "ROUNDHOUSE_SERVICE_HOST": "10.0.0.1",
+        "ROUNDHOUSE_SERVICE_PORT": "8080",
+        "ROUNDHOUSE_SERVICE_PORT_HTTP": "8080",
+        "ROUNDHOUSE_PORT": "tcp://10.0.0.1:8080",
+        "ROUNDHOUSE_PORT_8080_TCP": "tcp://10.0.0.1:8080",
+        "ROUNDHOUSE_PORT_8080_TCP_ADDR": "10.0.0.1",
+        "ROUNDHOUSE_GPU_SERVICE_HOST": "10.0.0.2",
+    }
+    assert load_settings(None, {**kubernetes, CONFIG_VARIABLE: "x.toml"}).settings == Settings()
+
+
+def test_flags_are_checked_like_everything_else() -> None:
+    with pytest.raises(ConfigError) as refusal:
+        load_settings(None, {}, {"server.port": 70000, "server.prt": 1, "server.host": ""})
+    assert [(fault.origin, fault.key, fault.kind) for fault in refusal.value.faults] == [
+        ("command line", "server.prt", "unknown_key"),
+        ("command line", "server.host", "invalid"),
+        ("command line", "server.port", "invalid"),
+    ]
+    entry = {"name": "a", "path": "b"}
+    flags = {"server.port": "3", "models": {"candle_models": []}, "models.onnx_models": [entry]}
+    settings = load_settings(None, {}, flags).settings
+    assert flags["models"] == {"candle_models": []}  # the caller's own stay as they were
+    assert (settings.server.port, settings.models.onnx_models[0].name) == (3, "a")
+
+
+def test_a_variable_leaves_what_the_file_has_wrong_to_the_files_own_fault(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("server = 3\nmodels.onnx_models = 4", encoding="utf-8")
+    environ = {"ROUNDHOUSE_SERVER__PORT": "1", "ROUNDHOUSE_MODELS__ONNX_MODELS__0__PATH": "x"}
+    with pytest.raises(ConfigError) as refusal:
+        load_settings(file, environ)
+    assert [(fault.line, fault.key) for fault in refusal.value.faults] == [(1, "server"), (2, "models.onnx_models")]

@@ -1,0 +1,234 @@
+"""Loading: the contract's example, defaults, who wins over whom, what the keys turn into."""
+
+import dataclasses
+import os
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from app.config import (
+    WITHOUT_EFFECT,
+    ConfigError,
+    LoadedSettings,
+    Settings,
+    entry_keys_without_effect,
+    load_settings,
+    parse_model_entry,
+)
+from app.config.environment import setting_names
+from frameworks.settings import EXECUTION_PROVIDERS, OnnxModelEntry, PerformanceSettings, TorchModelEntry, usable_cpus
+
+ROOT = Path(__file__).parents[3]
+CONTRACT_EXAMPLE = """
+[server]
+host = "127.0.0.1"
+port = 8080
+
+[models]
+cache_dir = "./models"          # quantised copies and other derived files
+max_model_size = 2147483648     # bytes of weights on disk; a larger model is refused with a clear error
+roots = ["./models"]            # the only places from which models may be registered at run time
+
+[[models.onnx_models]]
+name = "bert-base"
+path = "./models/bert-base.onnx"        # a file, or a folder with model.onnx and, for text models, tokenizer.json
+input_shape = [1, 512]                  # optional: checked against the graph; used for warm-up
+quantized = true                        # dynamic int8, made at first load and kept in cache_dir
+execution_providers = ["TensorRT", "CUDA", "CPU"]   # in order of preference; the absent are skipped with a warning
+
+[[models.torch_models]]                 # candle_models is accepted as another name of this table
+name = "llama2-7b"
+path = "./models/llama2-7b"             # a Hugging Face folder: config.json, *.safetensors, tokenizer.json
+model_type = "llama"                    # optional, read from config.json; "bert" and "llama" families
+device = "cuda"                         # "auto" (default), "cuda", "cuda:1", "mps", "cpu"
+dtype = "f16"                           # f32, f16, bf16, or int8 (weights)
+
+[memory]
+pool_size = 16                          # number of size classes' free lists
+max_tensor_size = 536870912             # larger tensors are never pooled
+max_allocated = "16GiB"                 # the pool's own ceiling, per device
+enable_memory_mapping = true            # safetensors and ONNX external data are mapped, not read
+gc_threshold = 0.8                      # of max_allocated: past it idle buffers are dropped, oldest first, down to half
+
+[performance]
+max_batch_size = 32
+intra_op_threads = 8                    # default: the CPUs this process may use
+inter_op_threads = 1
+enable_gpu = true
+enable_tensorrt = false
+enable_quantization = true
+"""
+
+
+def load(folder: Path, text: str, **variables: str) -> LoadedSettings:
+    file = folder / "config.toml"
+    file.write_text(text, encoding="utf-8")
+    return load_settings(file, variables)
+
+
+def test_the_contracts_example_loads_as_it_stands(tmp_path: Path) -> None:
+    loaded = load(tmp_path, CONTRACT_EXAMPLE)
+    settings = loaded.settings
+    bert, llama = settings.models.onnx_models[0], settings.models.torch_models[0]
+    assert (settings.server.host, settings.server.port) == ("127.0.0.1", 8080)
+    assert (bert.name, bert.input_shape, bert.quantized) == ("bert-base", (1, 512), True)
+    assert bert.execution_providers == ("TensorRT", "CUDA", "CPU")
+    assert (llama.model_type, llama.device, llama.dtype) == ("llama", "cuda", "f16")
+    assert settings.memory.max_allocated == 16 * 1024**3
+    assert settings.performance.num_intra_op_threads == 8
+    assert loaded.resolve(bert.path) == tmp_path / "models/bert-base.onnx"
+    assert loaded.keys_without_effect == (
+        "models.cache_dir",
+        "models.onnx_models[0].quantized",
+        "memory.pool_size",
+        "memory.max_tensor_size",
+        "memory.max_allocated",
+        "memory.enable_memory_mapping",
+        "memory.gc_threshold",
+        "performance.enable_quantization",
+    )
+
+
+def test_the_repositorys_own_config_loads_and_every_key_in_it_has_an_effect() -> None:
+    loaded = load_settings(ROOT / "config.toml", {})
+    models = loaded.settings.models
+    assert [model.name for model in (*models.onnx_models, *models.torch_models)] == ["digits", "minilm-onnx", "minilm"]
+    assert loaded.keys_without_effect == ()
+
+
+def test_with_no_file_the_defaults_serve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    loaded = load_settings(None, {})
+    assert loaded.settings == Settings()
+    assert loaded.base_dir == tmp_path.resolve()
+    assert loaded.settings.server.max_body_bytes == 128 * 1024**2
+
+
+def test_flags_win_over_environment_and_environment_over_file(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text('[server]\nport = 1\nhost = "file"\ndrain_timeout_s = 3', encoding="utf-8")
+    environ = {"ROUNDHOUSE_SERVER__PORT": "2", "ROUNDHOUSE_SERVER__HOST": "environment"}
+    server = load_settings(file, environ, {"server.port": 3}).settings.server
+    assert (server.port, server.host, server.drain_timeout_s) == (3, "environment", 3.0)
+
+
+def test_paths_start_at_the_files_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("HOME", "/home/somebody")
+    (tmp_path / "there/real.toml").write_text("", encoding="utf-8")
+    (tmp_path / "here/link.toml").symlink_to("../there/real.toml")
+    loaded = load_settings(Path("link.toml"), {})
+    assert loaded.base_dir == (tmp_path / "here").resolve()
+    assert loaded.resolve(Path("a/b.onnx")) == loaded.base_dir / "a/b.onnx"
+    assert loaded.resolve(Path("/a/b.onnx")) == Path("/a/b.onnx")
+    assert loaded.resolve(Path("~/b.onnx")) == Path("/home/somebody/b.onnx")
+    assert loaded.resolve(Path("~no-such-user/b")) == loaded.base_dir / "~no-such-user/b"
+
+
+def test_both_names_of_the_torch_table_are_one_table(tmp_path: Path) -> None:
+    candle = '[[models.candle_models]]\nname = "b"\npath = "b"\nwatch = true\n'
+    loaded = load(tmp_path, candle + '[[models.torch_models]]\nname = "a"\npath = "a"')
+    assert [model.name for model in loaded.settings.models.torch_models] == ["a", "b"]
+    assert loaded.keys_without_effect == ("models.candle_models[0].watch",)
+
+
+def test_a_file_from_another_editor_is_read(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_bytes(b"\xef\xbb\xbf[server]\r\nport = 1\r\n")
+    assert load_settings(tmp_path / "config.toml", {}).settings.server.port == 1
+
+
+def test_settings_are_frozen_all_the_way_down() -> None:
+    def check(model: BaseModel) -> None:
+        for name in type(model).model_fields:
+            with pytest.raises(ValidationError, match="frozen"):
+                setattr(model, name, getattr(model, name))
+            inner = getattr(model, name)
+            if isinstance(inner, BaseModel):
+                check(inner)
+            assert not isinstance(inner, list | dict)
+
+    settings = Settings()
+    check(settings)
+    check(parse_model_entry("onnx", {"name": "a", "path": "b", "input_shape": [1]}))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        load_settings(None, {}).base_dir = Path()  # type: ignore[misc]
+
+
+def test_every_key_without_effect_is_a_real_key() -> None:
+    known = {
+        ".".join(map(str, name)).replace(".0", "[]") for name in setting_names(Settings) if "candle_models" not in name
+    }
+    assert {key.split(" = ")[0] for key in WITHOUT_EFFECT} <= known
+
+
+def test_only_what_was_set_is_named_as_without_effect(tmp_path: Path) -> None:
+    assert load(tmp_path, "[cache]\n[memory]").keys_without_effect == ()
+    assert load(tmp_path, "", ROUNDHOUSE_CACHE__TTL_S="3").keys_without_effect == ("cache.ttl_s",)
+    loaded = load(tmp_path, '[[models.torch_models]]\nname = "a"\npath = "a"\ndtype = "int8"\npinned = true')
+    assert loaded.keys_without_effect == ("models.torch_models[0].pinned", 'models.torch_models[0].dtype = "int8"')
+
+
+def test_names_of_providers_dtypes_and_devices_are_normalised() -> None:
+    names = ["cuda", "CPUExecutionProvider", "DmlExecutionProvider", "TensorrtExecutionProvider", "openvino", "CPU"]
+    onnx = parse_model_entry("onnx", {"name": "a", "path": "b", "execution_providers": names})
+    assert isinstance(onnx, OnnxModelEntry)
+    assert onnx.execution_providers == ("CUDA", "CPU", "DirectML", "TensorRT", "OpenVINO")
+    assert EXECUTION_PROVIDERS == ("TensorRT", "CUDA", "ROCm", "CoreML", "DirectML", "OpenVINO", "CPU")
+    for spelling, dtype in {"float32": "f32", "FP16": "f16", "bfloat16": "bf16", "int8": "int8", "f32": "f32"}.items():
+        body = {"name": "a", "path": "b", "dtype": spelling, "device": "CUDA:1"}
+        torch = parse_model_entry("pytorch", body)
+        assert isinstance(torch, TorchModelEntry)
+        assert (torch.dtype, torch.device) == (dtype, "cuda:1")
+
+
+def test_an_entry_from_a_request_is_read_like_one_from_the_file() -> None:
+    body = {"framework": "onnx", "name": "a", "path": "b", "quantized": "mixed", "max_batch_size": 4, "pinned": None}
+    entry = parse_model_entry("onnx", body)
+    assert entry == OnnxModelEntry(name="a", path=Path("b"), quantized="mixed", max_batch_size=4)
+    assert entry_keys_without_effect(entry) == ("quantized",)
+    with pytest.raises(ConfigError) as refusal:
+        parse_model_entry("onnx", {"name": "a/b", "quantzed": True, "input_shape": [1, 0], "device": "cpu"})
+    assert {(fault.key, fault.kind) for fault in refusal.value.faults} == {
+        ("name", "invalid"),
+        ("path", "missing"),
+        ("quantzed", "unknown_key"),
+        ("input_shape[1]", "invalid"),
+        ("device", "unknown_key"),
+    }
+    with pytest.raises(ConfigError, match='did you mean "pytorch"') as refusal:
+        parse_model_entry("torch", {})
+    assert [fault.key for fault in refusal.value.faults] == ["framework"]
+
+
+@pytest.mark.parametrize(
+    ("quota", "expected"),
+    [
+        ("max 100000\n", 8),
+        ("200000 100000\n", 2),
+        ("150000 100000", 2),
+        ("1 100000", 1),
+        ("9999999 100000", 8),
+        ("junk", 8),
+        ("1 0", 8),
+        (None, 8),
+    ],
+)
+def test_threads_default_to_the_cpus_that_affinity_and_quota_leave(
+    quota: str | None, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    if quota is not None:
+        (tmp_path / "cpu.max").write_text(quota, encoding="ascii")
+    assert usable_cpus(tmp_path / "cpu.max") == expected
+
+
+def test_cpus_are_counted_where_there_is_no_affinity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.delattr(os, "process_cpu_count", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert usable_cpus(tmp_path) == 1
+    assert PerformanceSettings(intra_op_threads=3).num_intra_op_threads == 3
+    assert PerformanceSettings().num_intra_op_threads >= 1
