@@ -19,7 +19,8 @@ FIND_PYTHON = for python in python3.11 python3.12 python3.13 python3; do \
 	echo 'no Python >= 3.11 with venv and ensurepip found (tried python3.11, 3.12, 3.13 and python3)' >&2; exit 1
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-PIP := $(BIN)/python -m pip
+# setuptools warns at length that an editable install is editable.
+PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip
 PIP_INSTALL := $(PIP) install --quiet --constraint $(CONSTRAINTS)
 
 .DEFAULT_GOAL := help

@@ -1,0 +1,20 @@
+"""One line of the bench's table, and the table."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """`figure` with its unit; `target` as the project set it itself, `-` where there is none."""
+
+    what: str
+    figure: str
+    target: str = "-"
+    compared: str = "-"
+
+
+def print_table(rows: list[Row]) -> None:
+    """As Markdown, for the README."""
+    print("| what | measured | target | compared with |\n|---|---|---|---|")
+    for row in rows:
+        print(f"| {row.what} | {row.figure} | {row.target} | {row.compared} |")
