@@ -135,6 +135,7 @@ def _check(options: argparse.Namespace) -> int:
 
 def _models(options: argparse.Namespace) -> int:
     from app.client import call
+    from memory.sizes import format_size
 
     status, answer = call(options.url, "GET", "/models")
     if status != 200 or options.json:
@@ -142,7 +143,7 @@ def _models(options: argparse.Namespace) -> int:
         return 0 if status == 200 else 1
     rows: list[tuple[str, ...]] = [("NAME", "FRAMEWORK", "TASK", "STATE", "DEVICE", "DTYPE", "MEMORY")]
     for model in answer["models"]:
-        memory = f"{model['memory_bytes'] / 1e6:.1f} MB" if model["memory_bytes"] is not None else "-"
+        memory = format_size(model["memory_bytes"]) if model["memory_bytes"] is not None else "-"
         rows.append((*(model[key] or "-" for key in ("name", "framework", "task", "state", "device", "dtype")), memory))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:

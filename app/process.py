@@ -8,6 +8,7 @@ from types import FrameType
 import structlog
 import uvicorn
 
+from app.api.http_protocol import BoundedHttpProtocol
 from app.config import LoadedSettings
 from app.lifecycle import Lifecycle
 from app.logs import set_up_logs
@@ -50,10 +51,11 @@ def serve(loaded: LoadedSettings, log_to_terminal: bool) -> int:
     config = uvicorn.Config(
         server.app,
         loop="uvloop" if os.name != "nt" else "asyncio",
-        http="httptools",
+        http=BoundedHttpProtocol,
         ws="none",
         lifespan="on",
         access_log=False,
+        proxy_headers=False,
         log_config=None,
         server_header=False,
         timeout_keep_alive=_KEEP_ALIVE_S,

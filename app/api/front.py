@@ -10,6 +10,7 @@ from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.api.errors import MethodNotAllowed, NotFound, extra_headers
@@ -70,8 +71,14 @@ def _in_our_words(request: Request, error: HTTPException) -> Exception:
     if error.status_code == 404:
         return NotFound(f"there is nothing at {path}; GET /docs lists every route")
     if error.status_code == 405:
-        return MethodNotAllowed(request.method, path, (error.headers or {}).get("Allow", "another method"))
+        return MethodNotAllowed(request.method, path, ", ".join(_allowed_methods(request)))
     return error
+
+
+def _allowed_methods(request: Request) -> list[str]:
+    """Of every route with this path; the router itself names the methods of the first only."""
+    routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
+    return sorted({method for route in routes for method in getattr(route, "methods", None) or ()})
 
 
 def _describe(admin: FastAPI) -> dict[str, Any]:

@@ -33,6 +33,8 @@ _KINDS: dict[NumberKind, tuple[str, Any]] = {
     "uint": ("u", np.uint64),
 }
 _MAX_DEPTH = 32  # numpy has no more dimensions than 64, and nobody's tensor has more than 32
+_LARGEST_COUNT = 2**24 - 1  # simdjson counts and gives an array's elements up to here; only its buffers have the rest
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class NotNumbers(Exception):
@@ -43,8 +45,15 @@ class Ragged(Exception):
     """The arrays in an array differ in length or depth; the message says where."""
 
 
+class Unsure(Exception):
+    """An array is too long for the quick way; read the body again with `parse_exact`."""
+
+
 class Document(Protocol):
-    """One parsed body. All values must be read before the next await: they die with the document."""
+    """One parsed body. All values must be read before the next await: they die with the document.
+
+    `python` and `numbers` raise Unsure as well.
+    """
 
     @property
     def root(self) -> Node: ...
@@ -72,7 +81,8 @@ class Document(Protocol):
 
 def parse(body: bytes) -> Document:
     """Raises InvalidJson, with the place of the fault."""
-    if simdjson is None:
+    # simdjson passes a byte order mark over, orjson refuses it: one word on it, whichever way the body is read.
+    if simdjson is None or body.startswith(_BYTE_ORDER_MARK):
         return parse_exact(body)
     try:
         return _SimdDocument(body)
@@ -130,7 +140,10 @@ class _SimdDocument:
     def python(self, node: Node) -> Any:
         if isinstance(node, simdjson.Array):
             self._brackets += 1  # at least; a nest in it leaves the count short, and so the doubt
-            return node.as_list()
+            items = node.as_list()
+            if len(self._body) > 2 * _LARGEST_COUNT and (len(items) == _LARGEST_COUNT or list in set(map(type, items))):
+                raise Unsure
+            return items
         return node.as_dict() if isinstance(node, simdjson.Object) else node
 
     def numbers(self, node: Node, kind: NumberKind) -> tuple[Array, tuple[int, ...]]:
@@ -139,9 +152,8 @@ class _SimdDocument:
             flat = np.frombuffer(node.as_buffer(of_type=code), dtype)
         except (TypeError, ValueError):
             # simdjson does not say which element; the exact way does.
-            return _plain_numbers(node.as_list(), kind)
-        shape = self._shape(node, flat.size)
-        return flat, shape
+            return _plain_numbers(self.python(node), kind)
+        return flat, self._shape(node, flat.size)
 
     def is_proven(self) -> bool:
         # A flat array has one bracket. If the body has just the brackets that were predicted, no flat array hides a
@@ -169,8 +181,9 @@ class _SimdDocument:
             level = rows
         self._flat_arrays += 1
         if len(shape) == 1:
-            # simdjson counts to 2^24 - 1 only; the buffer's own size is the truth.
-            return (size,)
+            return (size,)  # the buffer's own size is the truth, however long
+        if _LARGEST_COUNT in shape:
+            raise Unsure
         if int(np.prod(shape)) != size:
             raise Ragged("its rows differ in length or depth")
         return tuple(shape)

@@ -25,6 +25,10 @@ class OnnxRegistry:
         self._devices = devices
         self._performance = performance
         self._max_model_bytes = max_model_bytes
+        if any(device.kind == "cuda" for device in devices.devices()):
+            # CUDA and cuDNN lie in the wheels that torch brings. Found there without importing torch, and before the
+            # providers are asked for: a build whose CUDA provider is a plugin registers it here.
+            ort.preload_dlls(directory="")
 
     def load(self, entry: ModelEntry, path: Path) -> OnnxModel | OnnxTextModel:
         """Raises InvalidModel, OutOfMemory."""
@@ -40,9 +44,6 @@ class OnnxRegistry:
             tuple(ort.get_available_providers()), self._performance.enable_gpu, self._performance.enable_tensorrt
         )
         choice = choose_providers(entry.name, entry.execution_providers, weight_bytes, self._devices, rules)
-        if choice.cuda:
-            # CUDA and cuDNN lie in the wheels that torch brings; this finds them without importing torch.
-            ort.preload_dlls(directory="")
         session = open_session(file, choice, self._performance.num_intra_op_threads, self._performance.inter_op_threads)
         model = OnnxModel(session, file, choice, weight_bytes, entry.input_shape)
         return with_text(model, file.parent)

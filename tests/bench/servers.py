@@ -39,7 +39,8 @@ class RunningServer:
     def cpu_s(self) -> float:
         """CPU seconds that the process has used, user and system."""
         times = psutil.Process(self.process.pid).cpu_times()
-        return times.user + times.system
+        used_s: float = times.user + times.system
+        return used_s
 
 
 @contextmanager

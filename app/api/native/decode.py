@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from app.api.json_body import Document, Node, json_name, parse, parse_exact
+from app.api.json_body import Document, Node, Unsure, json_name, parse, parse_exact
 from app.api.native.fields import FIELDS, FIELDS_TO_COME, OPTIONS, QUESTION_FIELDS
 from app.api.native.tensors import check_shape, read_tensor, read_value
 from frameworks.errors import InvalidInput, UnknownField, VersionNotFound
@@ -41,7 +41,15 @@ def decode(body: bytes, target: Target, find_spec: Callable[[str, str | None], M
     keeps the model from answering. Raises InvalidJson, InvalidInput, UnknownField.
     """
     document = parse(body)
-    request = _read(document, target, find_spec)
+    try:
+        request = _read(document, target, find_spec)
+    except Unsure:
+        return _read(parse_exact(body), target, find_spec)
+    except InvalidInput:
+        if not document.is_proven():
+            # What seemed flat and of the wrong length may be ragged: the slower way then says so instead.
+            _read(parse_exact(body), target, find_spec)
+        raise
     if document.is_proven():
         return request
     # An array that seemed flat may hide a nest, or a bracket stands in a string: the slower way tells.

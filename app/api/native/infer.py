@@ -14,8 +14,7 @@ from app.lifecycle import Lifecycle
 from app.observe import Observer, RequestRecord
 from app.service import InferenceService
 from frameworks.manager import MLFrameworkManager
-from frameworks.slot import ModelSlot
-from frameworks.types import ModelSpec
+from frameworks.runtime import BatchModel
 
 log = structlog.get_logger(__name__)
 
@@ -81,35 +80,29 @@ class InferEndpoint:
         body = await read_body(scope, receive, self._max_body_bytes)
 
         started_s = time.perf_counter()
-        found: list[ModelSlot] = []
-
-        def find_spec(name: str, version: str | None) -> ModelSpec:
-            slot = self._open(name, version, record)
-            found[:] = [slot]
-            model, _ = slot.ready()
-            return model.spec
-
-        native = decode(body, target, find_spec)
+        try:
+            native = decode(body, target, lambda name, version: self._open(name, version, record).spec)
+        finally:
+            record.timings.decode_s = time.perf_counter() - started_s
         del body
-        record.timings.decode_s = time.perf_counter() - started_s
 
-        slot = found[0]
-        model, _ = slot.ready()
+        slot = self._manager.slot(record.model)
+        spec = slot.ready()[0].spec
         with slot.permit():
             async with CancelIfGone(receive):
                 answer = await self._service.infer(slot, native.request, record.timings)
             started_s = time.perf_counter()
             latency_ms = (started_s - record.started_s) * 1e3
-            encoded = encode(slot.name, slot.version, model.spec, native, answer, latency_ms)
+            encoded = encode(slot.name, slot.version, spec, native, answer, latency_ms)
             record.timings.encode_s = time.perf_counter() - started_s
             await send_json(send, record, 200, encoded)
 
-    def _open(self, name: str, version: str | None, record: RequestRecord) -> ModelSlot:
-        """The slot of a model that would answer now. Raises what keeps it from that."""
+    def _open(self, name: str, version: str | None, record: RequestRecord) -> BatchModel:
+        """The model that would answer now. Raises what keeps it from that, before body or tensors are read."""
         slot = self._manager.slot(name)
         record.model, record.version = slot.name, slot.version
         if version is not None:
             slot.check_version(version)
-        slot.ready()
+        model, _ = slot.ready()
         slot.check_room()
-        return slot
+        return model

@@ -1,5 +1,7 @@
 """One JSON value read as the type that a model declares: tensor, sequence, map or optional."""
 
+import re
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,8 @@ from frameworks.types import NUMPY_DTYPES, Array, MapType, OptionalType, Sequenc
 
 _TENSOR_FIELDS = ("data", "shape", "dtype")
 _MAX_RANK = 32
+_MAX_ELEMENTS = 2**40
+_INT_KEY = re.compile(r"0|-?[1-9][0-9]{0,18}", re.ASCII)
 
 
 def read_value(document: Document, node: Node, wanted: ValueType, field: str) -> Value:
@@ -72,12 +76,10 @@ def _read_described(document: Document, node: Node, wanted: TensorType, field: s
         return tensor, flat
     shape = _read_shape(document, members["shape"], f"{field}.shape")
     if flat or tensor.ndim == 0:
-        # Python's own integers: a product of hostile sizes must not wrap around.
-        count = 1
-        for size in shape:
-            count *= size
-        if count != tensor.size:
-            raise InvalidInput(f"{field}.shape", f"{list(shape)} holds {count} elements, and data has {tensor.size}")
+        if prod(shape) != tensor.size:
+            raise InvalidInput(
+                f"{field}.shape", f"{list(shape)} holds {prod(shape)} elements, and data has {tensor.size}"
+            )
         return tensor.reshape(shape), False
     if tensor.shape != shape:
         raise InvalidInput(f"{field}.shape", f"is {list(shape)}, and the nested data has {list(tensor.shape)}")
@@ -86,8 +88,11 @@ def _read_described(document: Document, node: Node, wanted: TensorType, field: s
 
 def _read_shape(document: Document, node: Node, field: str) -> tuple[int, ...]:
     shape = document.python(node) if document.is_array(node) else None
-    if shape is None or len(shape) > _MAX_RANK or not all(type(d) is int and 0 <= d < 2**40 for d in shape):
+    if shape is None or len(shape) > _MAX_RANK or not all(type(d) is int and d >= 0 for d in shape):
         raise InvalidInput(field, f"wants a list of at most {_MAX_RANK} whole numbers, 0 or more")
+    # numpy multiplies the sizes also where one of them is 0 and the tensor empty.
+    if prod(max(1, d) for d in shape) >= _MAX_ELEMENTS:
+        raise InvalidInput(field, f"{shape} is larger than any tensor")
     return tuple(shape)
 
 
@@ -131,13 +136,16 @@ def _read_map(document: Document, node: Node, wanted: MapType, field: str) -> di
     if not document.is_object(node):
         raise InvalidInput(field, f"is {json_name(node)}; the model wants {wanted}, an object")
     result: dict[Any, Any] = {}
-    for name, value in document.python(node).items():
+    members = document.python(node)
+    if len(members) != len(node):
+        raise InvalidInput(field, "has a key given twice; leave one")
+    for name, value in members.items():
         key: Any = name
         if wanted.key != "string":
-            try:
-                key = int(name)
-            except ValueError:
-                raise InvalidInput(field, f'has the key "{name[:40]}"; the model wants {wanted.key} keys') from None
+            # int() would take " 1" and "1_0" as well, and two spellings of one key would hide each other.
+            if not _INT_KEY.fullmatch(name) or not -(2**63) <= int(name) < 2**63:
+                raise InvalidInput(field, f'has the key "{name[:40]}"; the model wants {wanted.key} keys')
+            key = int(name)
         if not isinstance(wanted.value, TensorType) or type(value) not in (int, float, str, bool):
             raise InvalidInput(f"{field}.{name[:40]}", f"is {json_name(value)}; the model wants {wanted.value}")
         result[key] = _read_scalar(value, wanted.value, f"{field}.{name[:40]}").item()

@@ -1,0 +1,95 @@
+"""The README's commands are run as they stand, and answered as it says; its tables agree with the code."""
+
+import json
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from app.api.errors import ERROR_CODES
+from app.api.native.fields import FIELDS
+from tests.e2e.server import ROOT, RunningServer
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"```sh\n(.*?)```\n```json\n(.*?)```", README, flags=re.DOTALL)
+_ANY = "…"
+_VARIES = {"latency_ms"}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    """The repository's own config, as `make serve` starts it, on a free port."""
+    with RunningServer(["--config", "config.toml", "--port", "0"]) as running:
+        yield running.wait_ready()
+
+
+@pytest.mark.parametrize(("command", "answer"), EXAMPLES, ids=range(len(EXAMPLES)))
+def test_an_example_answers_what_the_readme_says(server: RunningServer, command: str, answer: str) -> None:
+    assert "http://127.0.0.1:8080" in command
+    words = shlex.split(command.replace("http://127.0.0.1:8080", server.url).replace("\\\n", " "))
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    check_agrees(json.loads(done.stdout), read_elided(answer))
+
+
+def test_there_is_an_example_for_every_kind_of_question() -> None:
+    commands = " ".join(command for command, _ in EXAMPLES)
+    assert all(f'"{question}"' in commands for question in ("input_data", "inputs", "text"))
+    assert len(EXAMPLES) == README.count("```sh\n")
+
+
+def test_the_field_table_has_the_fields_of_infer() -> None:
+    table = re.search(r"\| field of `/infer` .*?\n\n", README, flags=re.DOTALL)
+    assert table
+    first_cells = [line.split("|")[1] for line in table[0].splitlines()[2:] if line]
+    assert set(re.findall(r"`(\w+)`", " ".join(first_cells))) == FIELDS
+
+
+def test_the_error_table_has_every_code() -> None:
+    table = re.search(r"\| status \| codes \|.*?\n\n", README, flags=re.DOTALL)
+    assert table
+    rows = {row.split("|")[1]: row.split("|")[2] for row in table[0].splitlines()[2:] if row}
+    for status, codes in ERROR_CODES.items():
+        cell = next(text for statuses, text in rows.items() if str(status) in statuses)
+        assert all(f"`{code}`" in cell for code in codes), (status, codes)
+
+
+def test_the_picture_of_the_house_names_what_is_there() -> None:
+    picture = README.split("\n```\napp/ ")[1].split("```")[0]
+    folder = ROOT / "app"
+    for line in picture.splitlines()[1:]:
+        indent = len(line) - len(line.lstrip())
+        names = re.findall(r"[\w./]+\.(?:py|txt)|[\w/]+/(?=\s)", line[:28])
+        if indent == 0 and names:
+            folder = ROOT / names[0]
+            names = names[:1]
+        base = ROOT if indent == 0 else folder / "api" if indent == 4 else folder
+        for name in names:
+            assert (base / name).exists(), f"{name} is in the README's picture and not in {base}"
+
+
+def read_elided(answer: str) -> Any:
+    """JSON in which `…` stands for any rest: of a list, of an object, or a whole string."""
+    text = answer.replace(f", {_ANY}]", f', "{_ANY}"]').replace(f", {_ANY}}}", f', "{_ANY}": 0}}')
+    return json.loads(text)
+
+
+def check_agrees(came: Any, written: Any) -> None:
+    """Numbers within 1 % or 0.0001; `latency_ms` as it comes; a rest only where the README has `…`."""
+    if isinstance(written, dict):
+        keys = written.keys() - {_ANY}
+        assert keys <= came.keys() if _ANY in written else keys == came.keys(), (came.keys(), keys)
+        for key in keys - _VARIES:
+            check_agrees(came[key], written[key])
+    elif isinstance(written, list):
+        rest = bool(written) and written[-1] == _ANY
+        wanted = written[:-1] if rest else written
+        assert len(came) > len(wanted) if rest else len(came) == len(wanted)
+        for one, other in zip(came, wanted, strict=False):
+            check_agrees(one, other)
+    elif isinstance(written, float):
+        assert came == pytest.approx(written, rel=0.01, abs=1e-4)
+    elif written != _ANY:
+        assert came == written
