@@ -97,6 +97,9 @@ def _serve(options: argparse.Namespace) -> int:
     from app.model_paths import with_models
     from app.process import CannotListenError, serve
 
+    if not sys.stderr:
+        # Started with its standard error closed. Its number must not go to a socket: libraries in C write there.
+        sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - for as long as the process lives
     overrides: dict[str, object] = {}
     if options.host is not None:
         overrides["server.host"] = options.host

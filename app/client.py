@@ -1,5 +1,6 @@
 """The client of the command line: one JSON call to a running server."""
 
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -26,7 +27,7 @@ def call(url: str, method: str, path: str, body: object = None) -> tuple[int, An
     except urllib.error.HTTPError as error:
         with error:
             return error.code, _decoded(error.read())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         return 0, {"error": {"code": "unreachable", "message": f"no Roundhouse answers at {url}: {error}"}}
 
 

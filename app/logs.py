@@ -1,5 +1,6 @@
 """The log: structlog's events and the standard library's records in one form, on standard error."""
 
+import json
 import logging
 import sys
 from typing import Any, TextIO
@@ -25,7 +26,7 @@ def set_up_logs(level: str, form: str, stream: TextIO | None = None) -> None:
     ]
     last: list[Processor]
     if console:
-        last = [structlog.dev.ConsoleRenderer(colors=out.isatty())]
+        last = [structlog.dev.ConsoleRenderer(colors=out.isatty(), sort_keys=False)]
     else:
         last = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(serializer=_to_json)]
     structlog.configure(
@@ -74,4 +75,8 @@ def _drop_nones(logger: WrappedLogger, name: str, event: EventDict) -> EventDict
 
 
 def _to_json(event: EventDict, **_: Any) -> str:
-    return orjson.dumps(event, default=str, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS).decode()
+    try:
+        return orjson.dumps(event, default=str, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS).decode()
+    except TypeError:
+        # A number beyond 64 bits, or text that is no UTF-8, as a file's name may be: no reason to fail a request.
+        return json.dumps(event, default=str, skipkeys=True)

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import socket
+import threading
 from types import FrameType
 
 import structlog
@@ -67,7 +68,11 @@ def serve(loaded: LoadedSettings, log_to_terminal: bool) -> int:
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(uvicorn_server.serve(sockets=[listener]))
     log.info("stopped")
-    return 0 if uvicorn_server.started else 1
+    status = 0 if uvicorn_server.started else 1
+    if threading.active_count() > 1:
+        # A load or a run outlasted the drain's time. A library that is torn down while it computes aborts the process.
+        os._exit(status)
+    return status
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -25,6 +25,7 @@ from frameworks.types import (
 
 # Tokenising holds no GIL and uses every core by itself; a second thread lets a short request pass a long one.
 TOKENIZER_THREADS = 2
+_NO_ROWS = np.empty((0, 0), dtype=np.float32)
 
 
 class InferenceService:
@@ -58,6 +59,8 @@ class InferenceService:
         tokenizer, text = model.tokenizer, model.spec.text
         if tokenizer is None or text is None:
             raise InvalidInput("text", "this model takes no text")
+        if not request.texts:
+            return ClassifyAnswer([]) if model.spec.task == "classify" else EmbedAnswer(_NO_ROWS, tokens=0)
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         token_ids = await loop.run_in_executor(self._tokenizing, tokenizer.tokenize, request.texts, request.truncate)
@@ -85,7 +88,7 @@ async def _run_in_batches(slot: ModelSlot, lane: BatchLane, token_ids: list[list
         if rows is None:
             rows = np.empty((len(token_ids), part.shape[1]), dtype=np.float32)
         rows[positions] = part
-    return rows if rows is not None else np.empty((0, 0), dtype=np.float32)
+    return rows if rows is not None else _NO_ROWS
 
 
 def _ranked(probabilities: Array, labels: tuple[str, ...], top_k: int | None) -> list[list[tuple[str, float]]]:

@@ -13,6 +13,9 @@ from memory.sizes import format_size
 
 log = structlog.get_logger(__name__)
 
+# NVML counts cards by their place on the bus; CUDA counts the fastest first unless told otherwise before it starts.
+os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+
 # Room beside the weights for activations and workspaces, before anything has been measured.
 HEADROOM = 1.2
 
@@ -84,20 +87,21 @@ def visible_positions(uuids: list[str], visible: str | None) -> list[int]:
     """The NVML positions that CUDA numbers 0, 1, … under `CUDA_VISIBLE_DEVICES`.
 
     NVML shows every device; CUDA shows those that the variable lists, by number or by UUID (a prefix will do), in its
-    order, up to the first that does not exist (CUDA C++ Programming Guide, "CUDA Environment Variables").
+    order, up to the first that does not exist (CUDA C++ Programming Guide, "CUDA Environment Variables"). Where one is
+    listed twice it shows none.
     """
     if visible is None:
         return list(range(len(uuids)))
     positions: list[int] = []
     for item in (part.strip() for part in visible.split(",")):
-        if item.isdigit() and int(item) < len(uuids):
+        if item.isdecimal() and int(item) < len(uuids):
             positions.append(int(item))
             continue
         matches = [i for i, uuid in enumerate(uuids) if item and uuid.startswith(item)]
         if len(matches) != 1:
             break
         positions.append(matches[0])
-    return positions
+    return positions if len(set(positions)) == len(positions) else []
 
 
 class DeviceManager:

@@ -49,12 +49,13 @@ class UnknownField(RequestError):
         self.field = field
 
     @classmethod
-    def among(cls, field: str, known: Iterable[str]) -> "UnknownField":
-        """The error for a field that is not one of the `known`."""
+    def among(cls, name: str, known: Iterable[str], within: str = "") -> "UnknownField":
+        """The error for a name that is not one of the `known`. `within`: where they all stand, as `inputs.`."""
         names = sorted(known)
-        near = get_close_matches(field, names, n=1)
-        hint = f'did you mean "{near[0]}"?' if near else f"known fields are {', '.join(names)}"
-        return cls(field, f"unknown field; {hint}")
+        near = get_close_matches(name, names, n=1)
+        paths = [within + each for each in names]
+        hint = f'did you mean "{within}{near[0]}"?' if near else f"known fields are {', '.join(paths)}"
+        return cls(within + name, f"unknown field; {hint}")
 
 
 class ModelNotFound(RequestError):

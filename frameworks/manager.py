@@ -4,7 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -12,7 +12,7 @@ from typing import Self
 import structlog
 
 from frameworks.devices import DeviceManager
-from frameworks.errors import InvalidModel, ModelExists, ModelNotFound, RoundhouseError
+from frameworks.errors import Draining, InvalidModel, ModelExists, ModelNotFound, RoundhouseError
 from frameworks.runtime import BatchModel, ModelEntry, Registry
 from frameworks.settings import PerformanceSettings, SchedulingSettings
 from frameworks.slot import ModelSlot, ModelState
@@ -44,6 +44,7 @@ class MLFrameworkManager:
         self._drain_timeout_s = drain_timeout_s
         self._slots: dict[str, ModelSlot] = {}
         self._loader = ThreadPoolExecutor(LOADER_THREADS, thread_name_prefix="loader")
+        self._is_closing = False
 
     @property
     def slots(self) -> list[ModelSlot]:
@@ -74,7 +75,8 @@ class MLFrameworkManager:
     async def load(self, name: str) -> ModelSlot:
         """Loads and warms up a model; returns at once if it is ready.
 
-        Raises ModelNotFound, InvalidModel or OutOfMemory; the model is then `failed` with the reason.
+        Raises ModelNotFound, Draining, InvalidModel or OutOfMemory; after the last two the model is `failed` with the
+        reason.
         """
         slot = self.slot(name)
         async with slot.change:
@@ -128,19 +130,24 @@ class MLFrameworkManager:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Lets every model finish what it has, for the drain's time at most, then unloads it."""
+        self._is_closing = True
         try:
             async with asyncio.timeout(self._drain_timeout_s):
-                await asyncio.gather(*(slot.stop() for slot in self.slots))
+                await asyncio.gather(*(_stop_after_load(slot) for slot in self.slots))
         except TimeoutError:
             log.warning("drain timed out", inflight={s.name: s.inflight for s in self.slots if s.inflight})
+            for slot in self.slots:
+                slot.give_up("the server went down before this was answered")
         self._loader.shutdown(wait=False, cancel_futures=True)
 
     async def _load(self, slot: ModelSlot) -> None:
-        slot.state, slot.reason = ModelState.LOADING, None
+        if self._is_closing:
+            raise Draining("the server is going down; it loads no more models")
+        slot.begin_load()
         started_s = time.perf_counter()
-        loop = asyncio.get_running_loop()
+        loading = self._loader.submit(self._load_and_warm_up, slot)
         try:
-            model, warm_up_s = await loop.run_in_executor(self._loader, self._load_and_warm_up, slot)
+            model, warm_up_s = await asyncio.wrap_future(loading)
         except RoundhouseError as error:
             slot.fail(error.message)
             raise
@@ -150,8 +157,13 @@ class MLFrameworkManager:
             slot.fail(f"{type(error).__name__}: {error}")
             raise InvalidModel(f'model "{slot.name}" cannot be loaded: {type(error).__name__}: {error}') from error
         except asyncio.CancelledError:
+            # A thread cannot be stopped: what it still brings is closed.
+            loading.add_done_callback(_close_unused)
             slot.fail("its load was cancelled")
             raise
+        if slot.state is not ModelState.LOADING:
+            model.close()
+            raise Draining("the server went down before the model was loaded")
         slot.start(model, time.perf_counter() - started_s)
         log.info(
             "model ready",
@@ -188,3 +200,13 @@ class MLFrameworkManager:
         """A caller that waited for its turn may find that the model was deleted meanwhile."""
         if self._slots.get(slot.name) is not slot:
             raise ModelNotFound(slot.name, self._slots)
+
+
+async def _stop_after_load(slot: ModelSlot) -> None:
+    async with slot.change:
+        await slot.stop()
+
+
+def _close_unused(loading: "Future[tuple[BatchModel, float]]") -> None:
+    if not loading.cancelled() and loading.exception() is None:
+        loading.result()[0].close()

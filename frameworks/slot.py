@@ -38,8 +38,8 @@ class ModelSlot:
         self.version = ONLY_VERSION
         self.max_batch_size = max_batch_size
         self.max_queue_size = max_queue_size
-        self.state = ModelState.REGISTERED
-        self.reason: str | None = None
+        self._state = ModelState.REGISTERED
+        self._reason: str | None = None
         self.loads = 0
         self.load_s = 0.0
         self.last_used: float | None = None  # seconds since the epoch, for people
@@ -50,6 +50,16 @@ class ModelSlot:
         self._idle.set()
         self._model: BatchModel | None = None
         self._lane: BatchLane | None = None
+
+    @property
+    def state(self) -> ModelState:
+        """A model whose device thread has ended has failed, also before anybody has asked it anything."""
+        return ModelState.FAILED if self._has_died else self._state
+
+    @property
+    def reason(self) -> str | None:
+        """Why the model is `failed`."""
+        return "its device thread ended" if self._has_died else self._reason
 
     @property
     def spec(self) -> ModelSpec | None:
@@ -66,9 +76,7 @@ class ModelSlot:
         Raises ModelLoading, ModelUnloaded or ModelFailed where it does not.
         """
         if self.state is ModelState.READY and self._model and self._lane:
-            if not self._lane.is_dead:
-                return self._model, self._lane
-            self.fail("its device thread ended")
+            return self._model, self._lane
         match self.state:
             case ModelState.FAILED:
                 raise ModelFailed(
@@ -108,30 +116,48 @@ class ModelSlot:
             if not self.inflight:
                 self._idle.set()
 
+    def begin_load(self) -> None:
+        self._state, self._reason = ModelState.LOADING, None
+
     def start(self, model: BatchModel, load_s: float) -> None:
         """Takes a loaded and warmed-up model into service."""
         self._model = model
         self._lane = BatchLane(self.name, model)
         self.load_s = load_s
         self.loads += 1
-        self.state, self.reason = ModelState.READY, None
+        self._state, self._reason = ModelState.READY, None
 
     def fail(self, reason: str) -> None:
         self._model = self._lane = None
-        self.state, self.reason = ModelState.FAILED, reason
+        self._state, self._reason = ModelState.FAILED, reason
 
     async def stop(self) -> None:
-        """Answers what is in flight, takes nothing new, then lets the model go."""
-        if self._lane is None:
-            self.state, self.reason = ModelState.UNLOADED, None
-            return
-        self.state = ModelState.DRAINING
-        await self._idle.wait()
-        await self.abandon()
+        """Answers what is in flight, takes nothing new, then lets the model go.
 
-    async def abandon(self) -> None:
-        """Lets the model go without waiting for permits: the drain's deadline has passed, or nobody holds one."""
-        lane, self._lane, self._model = self._lane, None, None
+        Cancelled while others are being answered, it leaves the model in service.
+        """
+        if self._lane:
+            self._state = ModelState.DRAINING
+            try:
+                await self._idle.wait()
+            except asyncio.CancelledError:
+                self._state = ModelState.READY
+                raise
+        lane = self._let_go()
         if lane:
             await lane.close()
-        self.state, self.reason = ModelState.UNLOADED, None
+
+    def give_up(self, message: str) -> None:
+        """Lets the model go without waiting for anything: those who wait for answers get Draining."""
+        lane = self._let_go()
+        if lane:
+            lane.give_up(message)
+
+    @property
+    def _has_died(self) -> bool:
+        return self._state is ModelState.READY and self._lane is not None and self._lane.is_dead
+
+    def _let_go(self) -> BatchLane | None:
+        lane, self._lane, self._model = self._lane, None, None
+        self._state, self._reason = ModelState.UNLOADED, None
+        return lane

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, normalizers
 
 from frameworks.errors import InvalidInput, InvalidModel
 from frameworks.text_config import Pooling, TextConfig
@@ -38,6 +38,10 @@ class TextTokenizer:
         # The file may carry the padding and truncation of its training; ours are the model's limit and no padding.
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
+        if config.lower_case:
+            # Within the tokenizer, as sentence-transformers does it: the prompt too, and [MASK] in a text stays one.
+            steps = [normalizers.Lowercase(), self._tokenizer.normalizer]
+            self._tokenizer.normalizer = normalizers.Sequence([step for step in steps if step is not None])
         special = self._tokenizer.num_special_tokens_to_add(False)
         if config.max_tokens <= special:
             raise InvalidModel(
@@ -53,8 +57,6 @@ class TextTokenizer:
 
         Raises InvalidInput, with both lengths, where `truncate` is False and a text is longer than the model's limit.
         """
-        if self._config.lower_case:
-            texts = [text.lower() for text in texts]
         if self._config.prompt:
             texts = [self._config.prompt + text for text in texts]
         with self._lock:
@@ -64,7 +66,10 @@ class TextTokenizer:
                 else:
                     self._tokenizer.no_truncation()
                 self._truncates = truncate
-            token_ids = [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts)]
+            try:
+                token_ids = [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts)]
+            except TypeError as error:
+                raise _not_unicode(texts) from error
         if not truncate:
             for position, ids in enumerate(token_ids):
                 if len(ids) > self._config.max_tokens:
@@ -74,6 +79,12 @@ class TextTokenizer:
                         "shorten the text or leave out truncate = false",
                     )
         return token_ids
+
+
+def _not_unicode(texts: list[str]) -> InvalidInput:
+    """A str may hold half of a surrogate pair, which no encoding of Unicode can."""
+    position = next((i for i, text in enumerate(texts) if any("\ud800" <= c <= "\udfff" for c in text)), 0)
+    return InvalidInput(f"text[{position}]", "not valid Unicode: it holds half of a surrogate pair")
 
 
 def pad(token_ids: list[list[int]], pad_token_id: int, min_length: int = 1) -> PaddedTokens:
@@ -98,7 +109,8 @@ def pool(hidden: Array, attention_mask: Array, pooling: Pooling) -> Array:
             first: Array = hidden[:, 0]
             return np.ascontiguousarray(first)
         case "max":
-            highest: Array = np.where(attention_mask[:, :, None] == 0, -np.inf, hidden).max(axis=1)
+            # A text without any token is answered with -1e9, a number that can be normalised, as they did before -inf.
+            highest: Array = np.where(attention_mask[:, :, None] == 0, -1e9, hidden).max(axis=1)
             return highest.astype(np.float32)
         case "mean":
             mask = attention_mask.astype(np.float32)

@@ -23,10 +23,12 @@ _POOLING_FLAGS: dict[str, str] = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
+_CLASSIFIES = "ForSequenceClassification"
 _MODULES_SERVED = ("Transformer", "Pooling", "Normalize")
 _DEFAULT_MAX_TOKENS = 512
 # tokenizer_config.json writes about 1e30 for "no limit".
 _NO_LIMIT = 1_000_000
+_MOST_LABELS = 1_000_000
 # These count positions from the padding index on, so two of the position embeddings are never used by text.
 _POSITIONS_AFTER_PADDING = ("roberta", "xlm-roberta", "camembert", "mpnet", "longformer", "data2vec-text")
 
@@ -49,7 +51,7 @@ class TextConfig:
 
     @property
     def classifies(self) -> bool:
-        return self.architecture.endswith("ForSequenceClassification")
+        return self.architecture.endswith(_CLASSIFIES)
 
 
 def transformer_folder(folder: Path) -> Path:
@@ -71,19 +73,24 @@ def read_text_config(folder: Path) -> TextConfig:
     config = read_json(encoder / "config.json")
     tokenizer = read_json(encoder / "tokenizer_config.json")
     sentence = _sentence_config(encoder)
-    prompts = read_json(folder / "config_sentence_transformers.json")
     pooling = next((_pooling(folder / path / "config.json") for kind, path in modules if kind == "Pooling"), None)
     labels = _labels(config, encoder)
+    architecture = _architecture(config, encoder)
     problem = config.get("problem_type")
+    if problem == "regression" and architecture.endswith(_CLASSIFIES):
+        raise InvalidModel(
+            f"{encoder / 'config.json'}: problem_type is regression, whose numbers are no scores of labels; "
+            "classifiers are served"
+        )
     return TextConfig(
         max_tokens=_max_tokens(config, tokenizer, sentence),
-        pad_token_id=_integer(config.get("pad_token_id"), 0),
+        pad_token_id=max(0, _integer(config.get("pad_token_id"), 0)),  # -1 is "none" in some
         pooling=pooling,
         # A sentence-transformers folder normalises if it says so; a bare encoder's vectors are normalised by default.
         normalize=any(kind == "Normalize" for kind, _ in modules) if modules else True,
-        prompt=str((prompts.get("prompts") or {}).get(prompts.get("default_prompt_name")) or ""),
+        prompt=_prompt(folder / "config_sentence_transformers.json"),
         lower_case=bool(sentence.get("do_lower_case")),
-        architecture=str((config.get("architectures") or [""])[0]),
+        architecture=architecture,
         model_type=str(config.get("model_type") or ""),
         labels=labels,
         # As transformers' own text-classification pipeline decides between sigmoid and softmax.
@@ -94,19 +101,17 @@ def read_text_config(folder: Path) -> TextConfig:
 
 def read_json(file: Path) -> dict[str, Any]:
     """The object in a JSON file, {} where there is no such file. Raises InvalidModel for anything else."""
-    content = _read(file)
-    if content is None:
-        return {}
+    content = _read(file, absent={})
     if not isinstance(content, dict):
         raise InvalidModel(f"{file}: not a JSON object; is the file whole?")
     return content
 
 
-def _read(file: Path) -> Any:
+def _read(file: Path, absent: object) -> Any:
     try:
         return orjson.loads(file.read_bytes())
-    except FileNotFoundError:
-        return None
+    except (FileNotFoundError, NotADirectoryError):
+        return absent
     except OSError as error:
         raise InvalidModel(f"{file}: cannot be read: {error.strerror}") from error
     except orjson.JSONDecodeError as error:
@@ -116,16 +121,19 @@ def _read(file: Path) -> Any:
 def _modules(folder: Path) -> list[tuple[str, str]]:
     """The (class name, folder) pairs of modules.json, in order."""
     file = folder / "modules.json"
-    content = _read(file)
-    if content is None:
-        return []
+    content = _read(file, absent=[])
     try:
-        pairs = [(str(module["type"]).rsplit(".", 1)[-1], str(module["path"])) for module in content]
+        pairs = [(_kind(str(module["type"])), str(module["path"])) for module in content]
     except (TypeError, KeyError) as error:
         raise InvalidModel(f"{file}: not a list of modules with type and path") from error
     if any(Path(path).is_absolute() or ".." in Path(path).parts for _, path in pairs):
         raise InvalidModel(f"{file}: a module's path leaves the model's own folder")
     return pairs
+
+
+def _kind(module_type: str) -> str:
+    """The class name of one of sentence-transformers' modules; the full name of any other, code of the folder's own."""
+    return module_type.rsplit(".", 1)[-1] if module_type.startswith("sentence_transformers.") else module_type
 
 
 def _sentence_config(folder: Path) -> dict[str, Any]:
@@ -135,8 +143,10 @@ def _sentence_config(folder: Path) -> dict[str, Any]:
 
 def _pooling(file: Path) -> Pooling:
     config = read_json(file)
+    if not config:
+        raise InvalidModel(f"{file}: not there or empty; modules.json says that it holds the pooling")
     modes = config.get("pooling_mode") or [mode for flag, mode in _POOLING_FLAGS.items() if config.get(flag)] or "mean"
-    wanted = [modes] if isinstance(modes, str) else list(modes)
+    wanted = modes if isinstance(modes, list) else [modes]
     match wanted:
         case ["mean" | "cls" | "max" as mode]:
             if config.get("include_prompt") is False:
@@ -145,17 +155,35 @@ def _pooling(file: Path) -> Pooling:
     raise InvalidModel(f"{file}: pooling {' + '.join(map(str, wanted))} is not served; mean, cls and max are")
 
 
+def _prompt(file: Path) -> str:
+    config = read_json(file)
+    name = config.get("default_prompt_name")
+    if name is None:
+        return ""
+    try:
+        return str(config["prompts"][name] or "")
+    except (KeyError, TypeError) as error:
+        raise InvalidModel(f'{file}: default_prompt_name "{name}" is not one of prompts') from error
+
+
+def _architecture(config: dict[str, Any], folder: Path) -> str:
+    names = config.get("architectures") or [""]
+    if not isinstance(names, list) or not isinstance(names[0], str):
+        raise InvalidModel(f"{folder / 'config.json'}: architectures is not a list of class names")
+    return names[0]
+
+
 def _max_tokens(config: dict[str, Any], tokenizer: dict[str, Any], sentence: dict[str, Any]) -> int:
-    """The shortest of the limits that are stated: the sentence model's own, else tokenizer and position embeddings."""
-    stated = _integer(sentence.get("max_seq_length"), 0)
-    if stated > 0:
-        return stated
+    """The sentence model's own limit, else the tokenizer's, and never more than there are position embeddings."""
     limits = []
     positions = _integer(config.get("max_position_embeddings"), 0)
     if positions > 0:
         limits.append(positions - 2 if config.get("model_type") in _POSITIONS_AFTER_PADDING else positions)
+    stated = _integer(sentence.get("max_seq_length"), 0)
     tokenizer_limit = tokenizer.get("model_max_length")
-    if isinstance(tokenizer_limit, int | float) and 0 < tokenizer_limit < _NO_LIMIT:
+    if stated > 0:
+        limits.append(stated)
+    elif isinstance(tokenizer_limit, int | float) and 0 < tokenizer_limit < _NO_LIMIT:
         limits.append(int(tokenizer_limit))
     return min(limits, default=_DEFAULT_MAX_TOKENS)
 
@@ -163,10 +191,11 @@ def _max_tokens(config: dict[str, Any], tokenizer: dict[str, Any], sentence: dic
 def _labels(config: dict[str, Any], folder: Path) -> tuple[str, ...]:
     named = config.get("id2label")
     if named is None:
-        return tuple(f"LABEL_{i}" for i in range(_integer(config.get("num_labels"), 2)))
+        count = _integer(config.get("num_labels"), 2)
+        return tuple(f"LABEL_{i}" for i in range(min(max(1, count), _MOST_LABELS)))
     try:
         by_id = {int(key): str(label) for key, label in named.items()}
-        return tuple(by_id[i] for i in range(len(by_id)))
+        return tuple(by_id[i] for i in range(len(named) or 1))
     except (AttributeError, KeyError, ValueError, TypeError) as error:
         raise InvalidModel(f"{folder / 'config.json'}: id2label does not name the labels 0, 1, … in order") from error
 

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.api.errors import MethodNotAllowed, NotFound, extra_headers
+from app.api.errors import STATUS_CLIENT_GONE, ClientGone, MethodNotAllowed, NotFound, extra_headers
 from app.api.frame import Frame
 from app.api.native.fields import ErrorResponse, InferRequest, InferResponse
 from app.api.native.infer import ROUTES, InferEndpoint, target_of
@@ -49,14 +49,18 @@ def build_front(infer: InferEndpoint, routers: list[APIRouter], observer: Observ
     admin = FastAPI(title="Roundhouse", description=_DESCRIPTION, version="0.1.0", lifespan=lifespan, redoc_url=None)
     for router in routers:
         admin.include_router(router)
-    for error in (RoundhouseError, HTTPException, RequestValidationError):
+    for error in (RoundhouseError, HTTPException, RequestValidationError, ClientGone, Exception):
         admin.add_exception_handler(error, _answer_error)
+    admin.state.routes = [route for router in routers for route in router.routes]
     admin.openapi = lambda: _describe(admin)  # type: ignore[method-assign]
     return Front(infer, admin, Frame(admin, observer))
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
     """What FastAPI's routes raise, and what its router has no route for, in the contract's form."""
+    if isinstance(error, ClientGone):
+        request.scope["record"].code = "client_gone"
+        return Response(status_code=STATUS_CLIENT_GONE)
     if isinstance(error, HTTPException):
         error = _in_our_words(request, error)
     elif isinstance(error, RequestValidationError):
@@ -77,7 +81,7 @@ def _in_our_words(request: Request, error: HTTPException) -> Exception:
 
 def _allowed_methods(request: Request) -> list[str]:
     """Of every route with this path; the router itself names the methods of the first only."""
-    routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
+    routes = [route for route in request.app.state.routes if route.matches(request.scope)[0] is not Match.NONE]
     return sorted({method for route in routes for method in getattr(route, "methods", None) or ()})
 
 

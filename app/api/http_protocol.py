@@ -7,13 +7,22 @@ from app.observe import request_id, server_timing
 from frameworks.types import Timings
 
 MAX_HEAD_BYTES = 64 * 1024
-"""Request line and headers together; llhttp itself would collect them without end."""
+"""Request line and headers together, or trailers; the parser itself would collect them without end."""
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
     """One connection. Named to uvicorn.Config as its `http` class."""
 
     _head_bytes = 0
+    # Bytes that have come since the parser last gave something on: a header that does not end adds to nothing else.
+    _held_bytes = 0
+
+    def data_received(self, data: bytes) -> None:
+        self._held_bytes += len(data)
+        super().data_received(data)
+        if self._held_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self._head_bytes = self._held_bytes
+            self.send_400_response("")
 
     def on_message_begin(self) -> None:
         self._head_bytes = 0
@@ -26,6 +35,18 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count(len(name) + len(value))
         super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._held_bytes = 0
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._held_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._held_bytes = 0
+        super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
         """Answers what the parser refused, in the contract's form, and closes."""

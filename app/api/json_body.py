@@ -58,8 +58,11 @@ class Document(Protocol):
     @property
     def root(self) -> Node: ...
 
-    def members(self, node: Node, known: Collection[str]) -> dict[str, Node]:
-        """The members of an object. Raises UnknownField for one not `known`, InvalidInput for one given twice."""
+    def members(self, node: Node, known: Collection[str], within: str = "") -> dict[str, Node]:
+        """The members of an object. Raises UnknownField for one not `known`, InvalidInput for one given twice.
+
+        `within`: where the object stands, `inputs.`, for the message.
+        """
         ...
 
     def is_array(self, node: Node) -> bool: ...
@@ -122,13 +125,13 @@ class _SimdDocument:
         self._flat_arrays = 0
         self._brackets = 0
 
-    def members(self, node: Node, known: Collection[str]) -> dict[str, Node]:
+    def members(self, node: Node, known: Collection[str], within: str = "") -> dict[str, Node]:
         # The names first: simdjson finds a member by walking the object, which a hostile one makes long.
         names = list(node)
-        _check_names(names, known)
+        _check_names(names, known, within)
         if len(names) != len(set(names)):
             twice, _ = Counter(names).most_common(1)[0]
-            raise InvalidInput(twice, "given twice in one object; leave one")
+            raise InvalidInput(within + twice, "given twice in one object; leave one")
         return {name: node[name] for name in names}
 
     def is_array(self, node: Node) -> bool:
@@ -196,9 +199,9 @@ class _PlainDocument:
     def __init__(self, root: Any) -> None:
         self.root = root
 
-    def members(self, node: Node, known: Collection[str]) -> dict[str, Node]:
+    def members(self, node: Node, known: Collection[str], within: str = "") -> dict[str, Node]:
         members: dict[str, Node] = node
-        _check_names(members, known)
+        _check_names(members, known, within)
         return members
 
     def is_array(self, node: Node) -> bool:
@@ -245,10 +248,10 @@ def json_name(value: Any) -> str:
     return "an object" if simdjson is not None and isinstance(value, simdjson.Object) else "an array"
 
 
-def _check_names(names: Iterable[str], known: Collection[str]) -> None:
+def _check_names(names: Iterable[str], known: Collection[str], within: str) -> None:
     for name in names:
         if name not in known:
-            raise UnknownField.among(name[:200], known)
+            raise UnknownField.among(name[:200], known, within)
 
 
 def _ragged_at(depth: int, lengths: set[int]) -> str:

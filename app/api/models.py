@@ -189,12 +189,24 @@ class ModelsApi:
             raise InvalidInput("version", f'wants "{slot.version}", the only version of model "{name}"')
 
     def _allowed_path(self, path: Path) -> Path:
-        """The absolute path, symbolic links followed. Raises Forbidden where it is not below a root."""
-        resolved = (self._base_dir / path).resolve()
+        """The absolute path, symbolic links followed. Raises Forbidden where it is not below a root, InvalidInput where
+        the system takes it for no path at all.
+        """
+        shown = f'"{str(path)[:200]}"'
+        try:
+            resolved = (self._base_dir / path).resolve()
+        except (OSError, RuntimeError):  # links in a circle are a RuntimeError before Python 3.13
+            raise InvalidInput("path", f"{shown} leads round in a circle of symbolic links") from None
         if not any(resolved.is_relative_to(root.resolve()) for root in self._roots):
             raise Forbidden(
-                f'path: "{path}" is not below models.roots ({", ".join(map(str, self._roots))}); put the model there'
+                f"path: {shown} is not below models.roots ({', '.join(map(str, self._roots))}); put the model there"
             )
+        try:
+            resolved.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            pass  # who reads the model says what is missing
+        except OSError as error:
+            raise InvalidInput("path", f"{shown} cannot be read ({error.strerror})") from None
         return resolved
 
     def _describe(self, slot: ModelSlot) -> dict[str, Any]:
@@ -205,7 +217,7 @@ class ModelsApi:
             "framework": slot.framework,
             "task": spec.task if spec else None,
             "state": slot.state.value,
-            "reason": slot.reason,
+            "reason": _printable(slot.reason) if slot.reason else None,
             "versions": [slot.version],
             "device": spec.device if spec else None,
             "dtype": spec.dtype if spec else None,
@@ -235,8 +247,13 @@ def _version_detail(slot: ModelSlot, spec: ModelSpec | None) -> dict[str, Any]:
         "loads": slot.loads,
         "load_seconds": round(slot.load_s, 3),
         "queue_depth": slot.queue_depth,
-        "path": str(slot.entry.path),
+        "path": _printable(str(slot.entry.path)),
     }
+
+
+def _printable(text: str) -> str:
+    """A file's name may hold bytes that are no UTF-8, for which JSON has no place."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _tensors(specs: tuple[ValueSpec, ...]) -> list[dict[str, Any]]:

@@ -60,6 +60,7 @@ def choose_providers(
     """
     chosen: list[tuple[str, dict[str, str]]] = []
     cuda: Device | None = None
+    is_placed = False
     for name in wanted or tuple(PROVIDERS):
         theirs = next((provider for provider in PROVIDERS[name] if provider in rules.available), None)
         reason = None
@@ -70,7 +71,8 @@ def choose_providers(
         elif name == "TensorRT" and not rules.enable_tensorrt:
             reason = "performance.enable_tensorrt is false"
         elif name in _ON_CUDA:
-            cuda = cuda or _place_on_cuda(model, weight_bytes, devices)
+            if not is_placed:
+                cuda, is_placed = _place_on_cuda(model, weight_bytes, devices), True
             reason = None if cuda else "no CUDA device holds it"
         if reason is not None:
             if wanted:

@@ -3,15 +3,19 @@
 from pathlib import Path
 
 import onnxruntime as ort
+import structlog
 
 from frameworks.devices import DeviceManager
 from frameworks.errors import InvalidModel
+from frameworks.onnx.external_data import external_files
 from frameworks.onnx.providers import ProviderRules, choose_providers
 from frameworks.onnx.session import OnnxModel, open_session
 from frameworks.onnx.text_model import OnnxTextModel, with_text
 from frameworks.runtime import ModelEntry
 from frameworks.settings import OnnxModelEntry, PerformanceSettings
 from memory.sizes import format_size
+
+log = structlog.get_logger(__name__)
 
 ort.set_default_logger_severity(3)  # errors; warnings on graphs that work are the exporter's business
 
@@ -45,6 +49,9 @@ class OnnxRegistry:
         )
         choice = choose_providers(entry.name, entry.execution_providers, weight_bytes, self._devices, rules)
         session = open_session(file, choice, self._performance.num_intra_op_threads, self._performance.inter_op_threads)
+        wanted, active = choice.session_providers[0][0], session.get_providers()[0]
+        if active != wanted:
+            log.warning("execution provider did not start", model=entry.name, provider=wanted, instead=active)
         model = OnnxModel(session, file, choice, weight_bytes, entry.input_shape)
         return with_text(model, file.parent)
 
@@ -63,7 +70,5 @@ def graph_file(path: Path) -> Path:
 
 
 def weight_bytes_of(file: Path) -> int:
-    """Bytes on disk of a graph and of the external data that exporters write beside it, named after it."""
-    prefixes = (f"{file.name}.", f"{file.name}_", f"{file.stem}.data", f"{file.stem}.bin", f"{file.stem}_data")
-    beside = [p for p in file.parent.iterdir() if p != file and p.name.startswith(prefixes) and p.is_file()]
-    return sum(p.stat().st_size for p in (file, *beside))
+    """Bytes on disk of a graph and of the files that hold its external data."""
+    return sum(path.stat().st_size for path in {file, *external_files(file)})

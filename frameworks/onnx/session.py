@@ -28,6 +28,7 @@ log = structlog.get_logger(__name__)
 
 _ONNX_BFLOAT16 = 16  # onnx.TensorProto.BFLOAT16
 _LOG_ERRORS_ONLY = 3
+_LOG_NOTHING = 4
 _OUT_OF_MEMORY_SIGNS = ("failed to allocate", "out of memory", "bad_alloc", "bfcarena")
 _DEVICE_SIGNS = ("cuda", "cublas", "cudnn", "tensorrt", "hip", "miopen")
 
@@ -89,7 +90,13 @@ class OnnxModel:
             memory_bytes=weight_bytes,
             providers=tuple(session.get_providers()),
         )
-        self._free_names = {a.name: [d if isinstance(d, str) else None for d in a.shape] for a in session.get_inputs()}
+        self._free_names = {
+            a.name: [d if isinstance(d, str) else None for d in a.shape]
+            for a in (*session.get_inputs(), *session.get_overridable_initializers())
+        }
+        # What a run refuses is told to its caller; the log, where no caller could write, stays as it is.
+        self._run_options = ort.RunOptions()
+        self._run_options.log_severity_level = _LOG_NOTHING
         self._needs_ort_values = any(
             isinstance(s.type, TensorType) and s.type.dtype == "bfloat16"
             for s in (*self.spec.inputs, *self.spec.outputs)
@@ -110,7 +117,7 @@ class OnnxModel:
         try:
             if self._needs_ort_values:
                 return self._run_ort_values(session, inputs, output_names)
-            return dict(zip(output_names, session.run(list(output_names), inputs), strict=True))
+            return dict(zip(output_names, session.run(list(output_names), inputs, self._run_options), strict=True))
         except Exception as error:
             message = _plain(error)
             if _shows(message, _OUT_OF_MEMORY_SIGNS):
@@ -126,8 +133,9 @@ class OnnxModel:
         if self._input_shape is not None:
             names = self._free_names[self.spec.inputs[0].name]
             free = {n: d for n, d in zip(names, self._input_shape, strict=True) if n is not None}
-        values = {s.name: self._zeros(s, free) for s in self.spec.inputs if s.required}
-        guessed = self._input_shape is None and any(-1 in (s.shape or (-1,)) for s in self.spec.inputs)
+        required = [spec for spec in self.spec.inputs if spec.required]
+        values = {spec.name: self._zeros(spec, free) for spec in required}
+        guessed = any(self._is_guessed(spec, free) for spec in required)
         try:
             self.run_graph(values, tuple(spec.name for spec in self.spec.outputs))
         except (InvalidInput, ModelFailed) as error:
@@ -156,13 +164,15 @@ class OnnxModel:
                 raise InvalidModel(
                     f'{self._path}: "{name}" is a {spec.type}, which cannot stand beside bfloat16 tensors'
                 )
-        results = session.run_with_ort_values(list(output_names), feeds)
+        results = session.run_with_ort_values(list(output_names), feeds, self._run_options)
         return {name: _from_ort_value(value) for name, value in zip(output_names, results, strict=True)}
 
     def _zeros(self, spec: ValueSpec, free: dict[str, int]) -> Value:
         kind = spec.type
+        if isinstance(kind, MapType):
+            return {"" if kind.key == "string" else 0: "" if str(kind.value) == "string" else 0}
         if not isinstance(kind, TensorType):
-            return {} if isinstance(kind, MapType) else []
+            return []
         shape: tuple[int, ...] = ()
         if kind.shape is not None:
             names = self._free_names[spec.name]
@@ -170,6 +180,13 @@ class OnnxModel:
         if self._input_shape is not None and spec is self.spec.inputs[0]:
             shape = self._input_shape
         return np.full(shape, "", dtype=object) if kind.dtype == "string" else np.zeros(shape, NUMPY_DTYPES[kind.dtype])
+
+    def _is_guessed(self, spec: ValueSpec, free: dict[str, int]) -> bool:
+        """Whether the shape of this input's zeros is neither the graph's word nor input_shape's."""
+        if self._input_shape is not None and spec is self.spec.inputs[0]:
+            return False
+        names = self._free_names[spec.name]
+        return spec.shape is None or any(d < 0 and n not in free for d, n in zip(spec.shape, names, strict=True))
 
     def _check_input_shape(self) -> None:
         wanted = self._input_shape
@@ -192,7 +209,8 @@ def bfloat16_bits(numbers: Array) -> Array:
     bits = np.ascontiguousarray(numbers, dtype=np.float32).view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     # Rounding up could carry a NaN's payload away into infinity.
-    return np.where(np.isnan(numbers), (bits >> 16) | 0x40, rounded).astype(np.uint16)
+    halves: Array = np.where(np.isnan(numbers), (bits >> 16) | 0x40, rounded).astype(np.uint16)
+    return halves.reshape(numbers.shape)  # numpy made a scalar's array one-dimensional
 
 
 def _from_ort_value(value: ort.OrtValue) -> Value:

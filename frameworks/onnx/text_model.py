@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import structlog
 
-from frameworks.errors import InvalidModel
+from frameworks.errors import InvalidModel, OutOfMemory
 from frameworks.onnx.session import OnnxModel
 from frameworks.text import PaddedTokens, TextTokenizer, pad, pool
 from frameworks.text_config import TextConfig, read_text_config
@@ -69,14 +69,16 @@ class OnnxTextModel:
         if self._fixed_length:
             config = replace(config, max_tokens=min(config.max_tokens, self._fixed_length))
         self.tokenizer: TextTokenizer | None = TextTokenizer(folder, config)
+        labels = _labels(config, model.spec.outputs_by_name[head.output]) if head.task == "classify" else ()
         self.spec = replace(
             model.spec,
             task=head.task,
             text=TextSpec(
                 max_tokens=config.max_tokens,
                 normalize=config.normalize,
-                labels=_labels(config, model.spec.outputs_by_name[head.output]) if head.task == "classify" else (),
-                multi_label=config.multi_label,
+                labels=labels,
+                # A single label's share of one would be 1, whatever its logit.
+                multi_label=config.multi_label or len(labels) == 1,
             ),
         )
 
@@ -92,10 +94,15 @@ class OnnxTextModel:
         return {TEXT_OUTPUT: np.concatenate(parts) if len(parts) > 1 else parts[0]}
 
     def warm_up(self) -> None:
-        """One empty text through tokenizer, graph and pooling. Raises InvalidModel."""
+        """An empty text and a longer one, so that padding runs too, through all of it.
+
+        Raises InvalidModel, OutOfMemory.
+        """
         assert self.tokenizer is not None
         try:
-            self.infer(TokenBatch(self.tokenizer.tokenize([""], truncate=True)))
+            self.infer(TokenBatch(self.tokenizer.tokenize(["", "warm up"], truncate=True)))
+        except OutOfMemory:
+            raise
         except Exception as error:
             raise InvalidModel(f"the graph does not run on text: {error}") from error
 
@@ -136,9 +143,12 @@ def _find_head(spec: ModelSpec, config: TextConfig) -> _Head | None:
     required = {s.name for s in spec.inputs if s.required}
     if "input_ids" not in required or not required <= set(_TOKEN_INPUTS):
         return None
+    if len(spec.inputs_by_name["input_ids"].shape or (-1, -1)) != 2:
+        return None
     ranks = {s.name: len(s.shape) for s in spec.outputs if s.shape is not None}
     if config.classifies or (ranks.get("logits") == 2 and 3 not in ranks.values()):
-        logits = "logits" if "logits" in ranks else next((n for n, rank in ranks.items() if rank == 2), None)
+        named = ["logits"] if "logits" in ranks else list(ranks)
+        logits = next((name for name in named if ranks[name] == 2), None)
         return _Head("classify", logits, pools=False) if logits else None
     if ranks.get("sentence_embedding") == 2:
         return _Head("embed", "sentence_embedding", pools=False)

@@ -9,6 +9,9 @@ from frameworks.errors import InvalidInput, InvalidModel, ModelFailed, OutOfMemo
 from frameworks.text import TextTokenizer, pad
 from frameworks.types import TEXT_OUTPUT, Batch, ModelSpec, TokenBatch, Value
 
+# What torch's CPU allocator says; it has no type of its own.
+_CPU_OUT_OF_MEMORY = "can't allocate memory"
+
 TorchPooling = Literal["mean", "cls", "max", "pooler", "logits"]
 
 
@@ -45,19 +48,24 @@ class EncoderModel:
                 mask = torch.from_numpy(tokens.attention_mask).to(self._device)
                 output = self._model(input_ids=torch.from_numpy(tokens.input_ids).to(self._device), attention_mask=mask)
                 rows: np.ndarray[Any, Any] = self._rows(output, mask).float().cpu().numpy()
-        except torch.OutOfMemoryError as error:
-            raise OutOfMemory(
-                f"a batch of {batch.rows} texts of {tokens.input_ids.shape[1]} tokens does not fit on {self._device}; "
-                "lower max_batch_size"
-            ) from error
+        except RuntimeError as error:
+            if isinstance(error, torch.OutOfMemoryError) or _CPU_OUT_OF_MEMORY in str(error):
+                raise OutOfMemory(
+                    f"a batch of {batch.rows} texts of {tokens.input_ids.shape[1]} tokens does not fit on "
+                    f"{self._device}; lower max_batch_size"
+                ) from error
+            if self._device.type != "cpu":
+                first_line, _, _ = str(error).partition("\n")
+                raise ModelFailed(f"the device failed: {first_line}") from error
+            raise
         return {TEXT_OUTPUT: rows}
 
     def warm_up(self) -> None:
-        """One empty text through tokenizer, model and pooling. Raises InvalidModel."""
+        """An empty text and a longer one, so that padding runs too, through all of it. Raises InvalidModel."""
         assert self.tokenizer is not None
         try:
-            self.infer(TokenBatch(self.tokenizer.tokenize([""], truncate=True)))
-        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            self.infer(TokenBatch(self.tokenizer.tokenize(["", "warm up"], truncate=True)))
+        except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
             raise InvalidModel(f"the model does not run on text: {error}") from error
 
     def close(self) -> None:
@@ -79,7 +87,8 @@ class EncoderModel:
         if self._pooling == "cls":
             return hidden[:, 0]
         if self._pooling == "max":
-            return hidden.masked_fill(mask.unsqueeze(-1) == 0, float("-inf")).amax(dim=1)
+            # As `frameworks.text.pool`, on a number that f16 cannot hold.
+            return hidden.float().masked_fill(mask.unsqueeze(-1) == 0, -1e9).amax(dim=1)
         # The sum is taken in float32 also where the states are f16: 512 of them would lose the last digits.
         weights = mask.unsqueeze(-1).float()
         return (hidden.float() * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1e-9)

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import torch
 import transformers
-from transformers import AutoModel, AutoModelForSequenceClassification
+from transformers import CONFIG_MAPPING, AutoModel, AutoModelForSequenceClassification
 
 from frameworks.devices import Device
 from frameworks.errors import InvalidModel, OutOfMemory
+from frameworks.text_config import read_json
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -37,6 +38,7 @@ def load_encoder(folder: Path, classifies: bool, needs_pooler: bool, dtype: str,
     `trust_remote_code` is never given. Raises InvalidModel where transformers cannot build it or where weights that
     the answer depends on are not in the files (transformers would make them up at random), OutOfMemory.
     """
+    _check_config(folder / "config.json")
     auto = AutoModelForSequenceClassification if classifies else AutoModel
     try:
         model, info = _from_pretrained(auto, folder, dtype)
@@ -63,12 +65,27 @@ def load_encoder(folder: Path, classifies: bool, needs_pooler: bool, dtype: str,
         ) from error
 
 
+def _check_config(file: Path) -> None:
+    config = read_json(file)
+    if config.get("transformers_weights"):
+        raise InvalidModel(
+            f"{file}: transformers_weights names the weight file, pickles among them; "
+            "name the file model.safetensors and take the key out"
+        )
+    if "auto_map" in config and config.get("model_type") not in CONFIG_MAPPING:
+        raise InvalidModel(
+            f'{file}: model_type "{config.get("model_type")}" needs code that the folder brings (auto_map), and such '
+            "code is never run; only architectures that transformers itself has are served"
+        )
+
+
 def _from_pretrained(auto: type, folder: Path, dtype: str) -> tuple[torch.nn.Module, dict[str, list[str]]]:
     options = {
         "dtype": DTYPES[dtype],
         "local_files_only": True,
         "trust_remote_code": False,
         "use_safetensors": True,
+        "ignore_mismatched_sizes": True,  # they are told in the loading info
         "output_loading_info": True,
     }
     try:

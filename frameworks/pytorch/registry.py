@@ -45,12 +45,13 @@ class TorchRegistry:
         config = read_text_config(path)
         _check_is_encoder(folder, entry, config)
         wanted_dtype = entry.dtype if entry.dtype in DTYPES else None
-        smallest = torch.finfo(DTYPES[wanted_dtype or "f32"]).bits // 8
-        device = self._devices.place(entry.name, weights.elements * smallest, entry.device, _usable_accelerators())
+        # An accelerator's own choice is a type of 16 bits.
+        element_bytes = torch.finfo(DTYPES[wanted_dtype or "f16"]).bits // 8
+        device = self._devices.place(entry.name, weights.elements * element_bytes, entry.device, _usable_accelerators())
         dtype = wanted_dtype or default_dtype(device, weights.dtype)
         pooling = _pooling(config, weights)
         tokenizer = TextTokenizer(folder, config)
-        model = load_encoder(folder, config.classifies, pooling == "pooler", dtype, device)
+        model = load_encoder(folder, config.classifies, pooling in ("pooler", "logits"), dtype, device)
         spec = _spec(model, config, device, dtype)
         return EncoderModel(model, tokenizer, spec, pooling, config.pad_token_id)
 

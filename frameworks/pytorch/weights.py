@@ -60,6 +60,9 @@ def _find(folder: Path) -> list[Path]:
         raise InvalidModel(
             f"{folder}: a file; a PyTorch model is a folder with config.json, *.safetensors and tokenizer.json"
         )
+    # In transformers' own order of preference.
+    if (folder / "model.safetensors").is_file():
+        return [folder / "model.safetensors"]
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         shards = _shards(index)
@@ -67,8 +70,6 @@ def _find(folder: Path) -> list[Path]:
         if missing:
             raise InvalidModel(f"{folder}: shards that the index names are not there: {', '.join(missing[:5])}")
         return shards
-    if (folder / "model.safetensors").is_file():
-        return [folder / "model.safetensors"]
     for file in sorted(folder.iterdir()):
         _refuse_pickle(file)
     raise InvalidModel(f"{folder}: no model.safetensors and no model.safetensors.index.json in it")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from frameworks.errors import ModelFailed
+from frameworks.errors import Draining, ModelFailed
 from frameworks.runtime import BatchModel
 from frameworks.types import Batch, Value
 
@@ -79,18 +79,26 @@ class BatchLane:
         finally:
             self._pending.discard(job)
 
+    def give_up(self, message: str) -> None:
+        """Fails all who wait with Draining. The thread ends after the batch that it is in; nobody waits for it."""
+        for job in list(self._pending):
+            _fail(job.future, Draining(message))
+        self._jobs.put(None)
+
     async def close(self) -> None:
         """Ends the thread after the jobs before it, and closes the model there. Returns when both are done."""
         self._jobs.put(None)
         await asyncio.shield(self._ended)
 
     def _work(self) -> None:
-        # CancelledError, SystemExit and the like out of a model end the thread; the loop then fails the waiters.
         try:
             while (job := self._jobs.get()) is not None:
-                if not job.future.cancelled():
+                if not job.future.done():
                     self._run_one(job)
                 del job
+        except BaseException:
+            # CancelledError, SystemExit and the like out of a model end the thread; the loop then fails the waiters.
+            log.exception("device thread ended", model=self._name)
         finally:
             try:
                 self._model.close()
@@ -106,7 +114,8 @@ class BatchLane:
             self._tell_loop(_fail, job.future, error)
             return
         compute_s = time.perf_counter() - started_s
-        self._mean_compute_s += 0.1 * (compute_s - self._mean_compute_s)
+        weight = 0.1 if self._mean_compute_s else 1.0
+        self._mean_compute_s += weight * (compute_s - self._mean_compute_s)
         self._tell_loop(_resolve, job.future, LaneResult(outputs, started_s - job.enqueued_s, compute_s))
 
     def _tell_loop(self, callback: Callable[..., None], *arguments: object) -> None:
@@ -130,4 +139,6 @@ def _resolve(future: asyncio.Future[LaneResult], result: LaneResult) -> None:
 
 def _fail(future: asyncio.Future[LaneResult], error: BaseException) -> None:
     if not future.done():
-        future.set_exception(error)
+        # asyncio's futures refuse a StopIteration; the waiter would then wait for ever.
+        stopped = isinstance(error, StopIteration)
+        future.set_exception(RuntimeError("the model raised StopIteration") if stopped else error)

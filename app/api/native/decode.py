@@ -150,7 +150,7 @@ def _read_inputs(document: Document, fields: dict[str, Node], spec: ModelSpec) -
         raise InvalidInput(
             "inputs", f"is {json_name(node)}; wants an object of name → array; the model's inputs are {_describe(spec)}"
         )
-    members = document.members(node, spec.inputs_by_name)
+    members = document.members(node, spec.inputs_by_name, within="inputs.")
     values: dict[str, Value] = {}
     for declared in spec.inputs:
         if declared.name in members:
@@ -230,7 +230,7 @@ def _output_names(document: Document, fields: dict[str, Node], spec: ModelSpec) 
         raise InvalidInput("outputs", f"wants a list of different names out of {', '.join(spec.outputs_by_name)}")
     for name in names:
         if name not in spec.outputs_by_name:
-            raise UnknownField.among(f"outputs.{name[:200]}", [f"outputs.{known}" for known in spec.outputs_by_name])
+            raise UnknownField.among(name[:200], spec.outputs_by_name, within="outputs.")
     return tuple(names)
 
 

@@ -13,6 +13,7 @@ from app.api.wire import CancelIfGone, begin, check_media_type, read_body, send_
 from app.lifecycle import Lifecycle
 from app.observe import Observer, RequestRecord
 from app.service import InferenceService
+from frameworks.errors import Draining
 from frameworks.manager import MLFrameworkManager
 from frameworks.runtime import BatchModel
 
@@ -60,9 +61,8 @@ class InferEndpoint:
         except ClientGone:
             record.status, record.code = STATUS_CLIENT_GONE, "client_gone"
         except CancelledError:
-            # The drain's deadline has passed and the server ends its connections.
-            record.status, record.code = STATUS_CLIENT_GONE, "cancelled"
-            raise
+            # Only the end of the drain's time cancels a request: it is answered, so that nobody is left without a word.
+            await send_error(send, record, Draining("the server went down before this was answered; ask another"))
         except Exception as error:  # noqa: BLE001 - the last place before the caller
             await send_error(send, record, error)
         finally:

@@ -13,6 +13,7 @@ from frameworks.types import NUMPY_DTYPES, Array, MapType, OptionalType, Sequenc
 _TENSOR_FIELDS = ("data", "shape", "dtype")
 _MAX_RANK = 32
 _MAX_ELEMENTS = 2**40
+_BFLOAT16_INFINITY = np.float32(2.0**128 - 2.0**119)  # from here on the nearest bfloat16 is an infinity
 _INT_KEY = re.compile(r"0|-?[1-9][0-9]{0,18}", re.ASCII)
 
 
@@ -61,7 +62,7 @@ def check_shape(shape: tuple[int, ...], declared: tuple[int, ...] | None, field:
 
 
 def _read_described(document: Document, node: Node, wanted: TensorType, field: str) -> tuple[Array, bool]:
-    members = document.members(node, _TENSOR_FIELDS)
+    members = document.members(node, _TENSOR_FIELDS, within=f"{field}.")
     if "data" not in members:
         raise InvalidInput(field, 'an object must have "data"; "shape" and "dtype" may stand beside it')
     dtype = members.get("dtype", wanted.dtype)
@@ -167,8 +168,9 @@ def _narrow(numbers: Array, dtype: str, field: str) -> Array:
         with np.errstate(over="ignore"):
             narrowed = numbers.astype(target)
         # JSON has no infinities: any that is here came from a number too large.
-        if not np.isfinite(narrowed).all():
-            raise InvalidInput(field, f"holds {numbers[~np.isfinite(narrowed)][0]:g}, out of the range of {dtype}")
+        fits = np.isfinite(narrowed) if dtype != "bfloat16" else np.abs(narrowed) < _BFLOAT16_INFINITY
+        if not fits.all():
+            raise InvalidInput(field, f"holds {numbers[~fits][0]:g}, out of the range of {dtype}")
         return narrowed
     bounds = np.iinfo(target)
     if numbers.size and (numbers.min() < bounds.min or numbers.max() > bounds.max):

@@ -1,0 +1,63 @@
+"""Models as the decoder sees them: only their specs."""
+
+from frameworks.errors import ModelNotFound, VersionNotFound
+from frameworks.types import (
+    MapType,
+    ModelSpec,
+    OptionalType,
+    SequenceType,
+    Task,
+    TensorType,
+    TextSpec,
+    ValueSpec,
+    ValueType,
+)
+
+
+def model(*inputs: ValueSpec, task: Task = "tensor", framework: str = "onnx") -> ModelSpec:
+    """A model with these inputs and one output `y`."""
+    text = None if task == "tensor" else TextSpec(max_tokens=16, labels=("a", "b") if task == "classify" else ())
+    outputs = (ValueSpec("y", TensorType("float32", None)), ValueSpec("z", TensorType("int64", (-1,))))
+    return ModelSpec(framework, task, inputs, outputs, "cpu", "float32", 0, text)
+
+
+def one(kind: ValueType, *, required: bool = True) -> ModelSpec:
+    """A model with the one input `x`."""
+    return model(ValueSpec("x", kind, required))
+
+
+SPECS: dict[str, ModelSpec] = {
+    **{
+        dtype: one(TensorType(dtype, None))
+        for dtype in ("float32", "float64", "float16", "bfloat16", "int64", "uint64", "int8", "uint8", "bool", "string")
+    },
+    "matrix": one(TensorType("float32", (-1, 3))),
+    "fixed": one(TensorType("int64", (2, 3))),
+    "zero": one(TensorType("float32", (-1, 0))),
+    "free": one(TensorType("float32", (-1, -1, 2))),
+    "free-nml": one(TensorType("float32", (-1, -1, -1))),
+    "mixed": model(
+        ValueSpec("x", TensorType("float32", (-1, -1))),
+        ValueSpec("s", TensorType("string", None)),
+        ValueSpec("b", TensorType("bool", None), required=False),
+    ),
+    "sequence": one(SequenceType(TensorType("float32", None))),
+    "sequences": one(SequenceType(SequenceType(TensorType("int64", None)))),
+    "int-map": one(MapType("int64", TensorType("float32", None))),
+    "string-map": one(MapType("string", TensorType("int64", None))),
+    "maps": one(SequenceType(MapType("string", TensorType("string", None)))),
+    "optional": one(OptionalType(TensorType("float32", (-1,))), required=False),
+    "none": model(),
+    "embed": model(ValueSpec("text", TensorType("string", (-1,))), task="embed", framework="pytorch"),
+    "embed-onnx": model(ValueSpec("x", TensorType("int64", (-1, -1))), task="embed"),
+    "classify": model(ValueSpec("text", TensorType("string", (-1,))), task="classify", framework="pytorch"),
+}
+
+
+def find_spec(name: str, version: str | None) -> ModelSpec:
+    """As the endpoint finds a model's spec."""
+    if name not in SPECS:
+        raise ModelNotFound(name, SPECS)
+    if version not in (None, "1"):
+        raise VersionNotFound(name, version or "", ["1"])
+    return SPECS[name]

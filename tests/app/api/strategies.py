@@ -1,0 +1,82 @@
+"""Bodies of requests for property tests: anything that JSON can say, good questions, and good questions spoilt."""
+
+import json
+from typing import Any
+
+from hypothesis import strategies as st
+
+numbers = st.one_of(
+    st.integers(-(2**70), 2**70),
+    st.integers(-3, 3),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.sampled_from([2**53 + 1, 2**63 - 1, 2**63, -(2**63), 2**64 - 1, 2**64, 65520, 3.4e38, 1e39, -0.0, 5e-324]),
+)
+strings = st.one_of(st.text(max_size=8), st.sampled_from(["[", "]]", '"[', "\\", "{}", "float32", "", "\u0000"]))
+scalars = st.one_of(st.none(), st.booleans(), numbers, strings)
+names = st.one_of(
+    st.sampled_from(["data", "shape", "dtype", "x", "s", "y", "a", "b", "c", "input_data", "inputs", "text", "1"]),
+    st.text(max_size=5),
+)
+json_values: st.SearchStrategy[Any] = st.recursive(
+    scalars,
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(names, inner, max_size=4)),
+    max_leaves=12,
+)
+"""Any JSON value that is not too large."""
+
+
+def nests(elements: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Nested lists, of which some are whole and many are ragged."""
+    ragged = st.recursive(elements, lambda inner: st.lists(inner, max_size=4), max_leaves=15)
+    return st.one_of(ragged, st.lists(st.integers(0, 3), max_size=4).flatmap(lambda shape: _whole(shape, elements)))
+
+
+def _whole(shape: list[int], elements: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    node = elements
+    for size in reversed(shape):
+        node = st.lists(node, min_size=size, max_size=size)
+    return node
+
+
+tensors: st.SearchStrategy[Any] = st.one_of(
+    nests(numbers),
+    nests(st.integers(-3, 3)),
+    nests(st.booleans()),
+    nests(strings),
+    nests(scalars),
+    st.fixed_dictionaries(
+        {"data": nests(st.integers(-3, 3) | strings)},
+        optional={
+            "shape": st.lists(st.integers(0, 4), max_size=4) | st.lists(st.integers(0, 2**45), max_size=5),
+            "dtype": st.sampled_from(["float32", "int64", "string", "bool"]),
+        },
+    ),
+)
+"""What may come where a tensor is wanted."""
+
+requests: st.SearchStrategy[dict[str, Any]] = st.one_of(
+    st.fixed_dictionaries(
+        {"input_data": tensors}, optional={"batch_size": st.integers(-1, 5), "outputs": st.just(["y"])}
+    ),
+    st.fixed_dictionaries({"inputs": st.dictionaries(st.sampled_from(["x", "s", "a", "b", "c"]), tensors, max_size=3)}),
+    st.fixed_dictionaries(
+        {"text": strings | st.lists(strings, max_size=3)},
+        optional={"normalize": st.booleans(), "truncate": st.booleans(), "top_k": st.integers(-1, 3)},
+    ),
+)
+"""Questions as a caller may well mean them."""
+
+
+def mutated(request: dict[str, Any]) -> st.SearchStrategy[bytes]:
+    """The request's bytes with a few of them cut out, doubled or replaced."""
+    body = json.dumps(request).encode()
+    positions = st.integers(0, len(body))
+    pieces = st.sampled_from([b"", b"[", b"]", b'"', b",", b"{", b"}", b":", b"1", b"\xff", b"\\", b"null", b"e400"])
+    edits = st.lists(st.tuples(positions, st.integers(0, 4), pieces), max_size=3)
+    return edits.map(lambda several: _edited(body, several))
+
+
+def _edited(body: bytes, edits: list[tuple[int, int, bytes]]) -> bytes:
+    for at, cut, piece in edits:
+        body = body[:at] + piece + body[at + cut :]
+    return body

@@ -1,0 +1,162 @@
+"""HTTP by hand: bodies within their bound, callers that leave."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from app.api.errors import ClientGone, EmptyBody, TooLarge, UnsupportedMediaType
+from app.api.wire import CancelIfGone, begin, check_media_type, read_body, send_error
+from frameworks.errors import InvalidInput
+
+Messages = list[dict[str, Any]]
+
+
+def receiver(*messages: dict[str, Any]) -> Callable[[], Awaitable[dict[str, Any]]]:
+    """An ASGI receive that gives these messages and then, as a server does, nothing until the caller leaves."""
+    waiting = list(messages)
+
+    async def receive() -> dict[str, Any]:
+        if waiting:
+            return waiting.pop(0)
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    return receive
+
+
+def part(body: bytes, more: bool = False) -> dict[str, Any]:
+    return {"type": "http.request", "body": body, "more_body": more}
+
+
+GONE = {"type": "http.disconnect"}
+
+
+def scope(*headers: tuple[bytes, bytes]) -> dict[str, Any]:
+    return {"type": "http", "method": "POST", "path": "/infer", "headers": list(headers)}
+
+
+def read(limit: int, *messages: dict[str, Any], headers: tuple[tuple[bytes, bytes], ...] = ()) -> bytes:
+    return asyncio.run(read_body(scope(*headers), receiver(*messages), limit))
+
+
+def test_a_body_in_one_part_or_many() -> None:
+    assert read(10, part(b"abc")) == b"abc"
+    assert read(10, part(b"a", True), part(b"", True), part(b"bc", True), part(b"")) == b"abc"
+    assert read(3, part(b"abc")) == b"abc"
+    assert read(3, {"type": "http.request", "body": b"abc"}) == b"abc"
+
+
+def test_a_body_that_cannot_be() -> None:
+    for messages in ([part(b"")], [part(b"", True), part(b"")], [{"type": "http.request"}]):
+        with pytest.raises(EmptyBody):
+            read(10, *messages)
+    with pytest.raises(ClientGone):
+        read(10, part(b"a", True), GONE)
+    for messages in ([part(b"abcd")], [part(b"ab", True), part(b"cd", True), part(b"never read", True)]):
+        with pytest.raises(TooLarge, match="max_body_bytes, 3 bytes"):
+            read(3, *messages)
+
+
+def test_a_body_that_says_it_is_too_large_is_not_read() -> None:
+    for length in (b"4", b"9" * 1000):
+        with pytest.raises(TooLarge):
+            read(3, headers=((b"content-length", length),))
+    assert read(3, part(b"abc"), headers=((b"content-length", b"3"),)) == b"abc"
+
+
+@pytest.mark.parametrize(
+    ("header", "is_read"),
+    [
+        ((b"content-type", b"application/json"), True),
+        ((b"content-type", b"APPLICATION/JSON ; charset=UTF-8"), True),
+        ((b"content-type", b"application/problem+json"), True),
+        ((b"content-encoding", b"identity"), True),
+        ((b"content-encoding", b""), True),
+        ((b"content-type", b"text/plain"), False),
+        ((b"content-type", b"application/jsonx"), False),
+        ((b"content-type", b"\xff\xfe"), False),
+        ((b"content-type", b""), False),
+        ((b"content-type", b"application/json; charset=latin-1"), False),
+        ((b"content-encoding", b"gzip"), False),
+        ((b"content-encoding", b"identity, gzip"), False),
+    ],
+)
+def test_media_types(header: tuple[bytes, bytes], is_read: bool) -> None:
+    if is_read:
+        check_media_type(scope(header))
+    else:
+        with pytest.raises(UnsupportedMediaType):
+            check_media_type(scope(header))
+
+
+def test_an_error_can_be_sent_whatever_it_quotes() -> None:
+    sent: Messages = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    record = begin(scope((b"x-request-id", b"mine")))
+    asyncio.run(send_error(send, record, InvalidInput("x", "holds \ud800")))
+    assert (sent[0]["status"], dict(sent[0]["headers"])[b"x-request-id"]) == (400, b"mine")
+    assert sent[1]["body"] == b'{"error":{"code":"invalid_input","message":"x: holds ?","request_id":"mine"}}'
+    assert (record.status, record.code) == (400, "invalid_input")
+    asyncio.run(send_error(send, record, TooLarge("too large")))
+    assert (b"connection", b"close") in sent[2]["headers"]
+
+
+def test_a_caller_that_leaves_cancels_the_work() -> None:
+    async def work() -> str:
+        ended = "not at all"
+        try:
+            async with CancelIfGone(receiver(GONE)):
+                try:
+                    await asyncio.sleep(60)
+                except asyncio.CancelledError:
+                    ended = "by cancellation"
+                    raise
+        except ClientGone:
+            assert asyncio.current_task().cancelling() == 0  # type: ignore[union-attr]
+            await asyncio.sleep(0)
+            return ended
+        return "as if nothing had happened"
+
+    assert asyncio.run(work()) == "by cancellation"
+
+
+def test_a_caller_that_stays_gets_the_work_done() -> None:
+    async def work(seconds: float) -> int:
+        async with CancelIfGone(receiver()):
+            await asyncio.sleep(seconds)
+        tasks = asyncio.all_tasks()
+        return len(tasks)
+
+    assert asyncio.run(work(0)) == 1
+    assert asyncio.run(work(0.1)) == 1  # the watcher has gone with its block
+
+
+def test_an_error_of_the_work_passes_through() -> None:
+    async def work(seconds: float) -> None:
+        async with CancelIfGone(receiver()):
+            await asyncio.sleep(seconds)
+            raise InvalidInput("x", "wrong")
+
+    for seconds in (0, 0.1):
+        with pytest.raises(InvalidInput):
+            asyncio.run(work(seconds))
+
+
+def test_a_cancellation_from_outside_stays_one() -> None:
+    async def work() -> None:
+        async with CancelIfGone(receiver()):
+            await asyncio.sleep(60)
+
+    async def outside() -> None:
+        task = asyncio.create_task(work())
+        await asyncio.sleep(0.1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(outside())

@@ -1,0 +1,93 @@
+"""config.toml files for the tests: tiny graphs saved where the file says they are."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import onnx
+from onnx import helper
+
+from tests.e2e.server import MODELS
+from tests.models import onnx_graphs
+from tests.models.onnx_graphs import ONNX_DTYPES
+
+
+def logarithms() -> onnx.ModelProto:
+    """x → its logarithm in every floating-point dtype: a NaN of a negative number, -infinity of 0."""
+    dtypes = ("float32", "float64", "float16", "bfloat16")
+    nodes = [helper.make_node("Log", ["x"], ["log"])]
+    nodes += [helper.make_node("Cast", ["log"], [dtype], to=ONNX_DTYPES[dtype]) for dtype in dtypes]
+    x = helper.make_tensor_value_info("x", ONNX_DTYPES["float32"], None)
+    outputs = [helper.make_tensor_value_info(dtype, ONNX_DTYPES[dtype], None) for dtype in dtypes]
+    graph = helper.make_graph(nodes, "logarithms", [x], outputs)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+
+
+ALL_KINDS: Mapping[str, onnx.ModelProto] = {
+    **{dtype: onnx_graphs.identity(dtype, None) for dtype in onnx_graphs.ONNX_DTYPES},
+    "free-n": onnx_graphs.free("n"),
+    "free-nm": onnx_graphs.free("n", "m"),
+    "free-nml": onnx_graphs.free("n", "m", "l"),
+    "free-last": onnx_graphs.identity("float32", (2, "n")),
+    "fixed": onnx_graphs.identity("float32", (2, 3)),
+    "zero": onnx_graphs.identity("float32", ("n", 0)),
+    "add": onnx_graphs.add(),
+    "concat": onnx_graphs.concat(),
+    "scaled": onnx_graphs.scaled(),
+    "gather": onnx_graphs.gather(),
+    "sequence-out": onnx_graphs.sequence_out(),
+    "sequence-in": onnx_graphs.sequence_in(),
+    "maps-by-string": onnx_graphs.zip_map(),
+    "maps-by-int": onnx_graphs.zip_map((3, 5)),
+    "map-in": onnx_graphs.map_in(),
+    "optional-out": onnx_graphs.optional_out(),
+    "optional-in": onnx_graphs.optional_in(),
+    "log": logarithms(),
+    "slow": onnx_graphs.slow(300),
+}
+"""A graph for each thing that a caller can send or get."""
+
+EMBEDDED = f"""
+[[models.onnx_models]]
+name = "digits"
+path = "{MODELS / "digits"}"
+[[models.onnx_models]]
+name = "minilm-onnx"
+path = "{MODELS / "minilm-onnx"}"
+[[models.torch_models]]
+name = "minilm"
+path = "{MODELS / "minilm"}"
+"""
+"""The models of the repository's own config.toml."""
+
+DIGITS = EMBEDDED.partition('[[models.onnx_models]]\nname = "minilm-onnx"')[0]
+
+
+def text_entries(folder: Path) -> str:
+    """Saves tiny classifiers, of one label out of three and of several at once; the entries that serve them."""
+    from tests.models.text_files import write_json, write_tokenizer
+    from tests.models.torch_folders import save_classifier
+
+    save_classifier(folder / "classify")
+    save_classifier(folder / "classify-many", problem_type="multi_label_classification")
+    onnx_folder = folder / "classify-onnx"
+    write_tokenizer(onnx_folder)
+    labels = {"0": "fast", "1": "slow", "2": "late"}
+    write_json(
+        onnx_folder / "config.json",
+        {"model_type": "bert", "architectures": ["BertForSequenceClassification"], "id2label": labels},
+    )
+    onnx_graphs.save(onnx_graphs.encoder(("logits",), vocabulary_size=128), onnx_folder)
+    return "".join(
+        f'[[models.{table}]]\nname = "{name}"\npath = "{folder / name}"\n'
+        for table, name in (
+            ("torch_models", "classify"), ("torch_models", "classify-many"), ("onnx_models", "classify-onnx")
+        )
+    )  # fmt: skip
+
+
+def onnx_entries(folder: Path, graphs: Mapping[str, onnx.ModelProto]) -> str:
+    """Saves each graph as folder/name/model.onnx; the entries that serve them."""
+    for name, graph in graphs.items():
+        (folder / name).mkdir()
+        onnx_graphs.save(graph, folder / name)
+    return "".join(f'[[models.onnx_models]]\nname = "{name}"\npath = "{folder / name}"\n' for name in graphs)

@@ -1,0 +1,29 @@
+"""The servers that tests share or start."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.configs import ALL_KINDS, EMBEDDED, onnx_entries, text_entries
+from tests.e2e.server import RunningServer, serving
+
+Start = Callable[..., RunningServer]
+
+
+@pytest.fixture(scope="session")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """One server for all tests that leave it as it is: the embedded models, and a tiny model of every kind."""
+    folder = tmp_path_factory.mktemp("house")
+    models = EMBEDDED + onnx_entries(folder, ALL_KINDS) + text_entries(folder)
+    with serving(folder, models + '[logging]\nrequests = "all"\n') as server:
+        yield server.wait_ready()
+        server.check_log()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """start(config, VARIABLE=…) → a server of the test's own, which may break it; not yet ready."""
+    with ExitStack() as stack:
+        yield lambda config, **environ: stack.enter_context(serving(tmp_path, config, environ))

@@ -1,0 +1,133 @@
+"""The command line against a running server, and on its own."""
+
+import io
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.cli import main
+from tests.e2e.server import ROOT, RunningServer
+
+COMMANDS = ("serve", "check", "models", "infer")
+
+
+def output(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -> str:
+    """What the command prints, if it ends with this status."""
+    assert main(arguments) == status
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    return printed.out
+
+
+def answer(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -> Any:
+    return json.loads(output(capsys, *arguments, status=status))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_an_example_that_parses(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from app.cli import _parser
+
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0
+    _, _, examples = capsys.readouterr().out.partition("example:\n")
+    lines = [line.strip() for line in examples.splitlines() if line.strip()]
+    assert lines
+    for line in lines:
+        assert line.startswith(f"roundhouse {command} ")
+        words = [word.strip("'") for word in re.findall(r"'[^']*'|\S+", line)]
+        assert _parser().parse_args(words[1:])
+
+
+@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["infer", "digits"], ["infer"], ["check"], ["serve", "--prt"]])
+def test_a_wrong_command_line_ends_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert "usage: roundhouse" in capsys.readouterr().err
+
+
+def test_the_models_as_a_table(house: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = output(capsys, "models", "--url", house.url).splitlines()
+    assert lines[0].split() == ["NAME", "FRAMEWORK", "TASK", "STATE", "DEVICE", "DTYPE", "MEMORY"]
+    rows = {line.split()[0]: line.split()[1:] for line in lines[1:]}
+    assert rows["minilm"][:5] == ["pytorch", "embed", "ready", "cpu", "float32"]
+    assert rows["digits"][:3] == ["onnx", "tensor", "ready"]
+    assert len(rows) == len(house.client.get("/models").json()["models"])
+
+
+def test_the_models_as_json(house: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
+    models = answer(capsys, "models", "--json", "--url", house.url + "/")["models"]
+    assert {"digits", "minilm"} <= {model["name"] for model in models}
+
+
+def test_questions_of_every_kind(
+    house: RunningServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = ["--url", house.url]
+    assert len(answer(capsys, "infer", "minilm", "--text", "a sentence", "another ☃", *url)["embeddings"]) == 2
+    assert answer(capsys, "infer", "float32", "--data", "[[1, 2]]", *url)["output_data"] == [[1, 2]]
+    assert answer(capsys, "infer", "float32", "--inputs", '{"x": [1]}', *url)["outputs"]["y"]["data"] == [1]
+    (tmp_path / "body.json").write_text('{"text": "a", "top_k": 1}', encoding="utf-8")
+    body = answer(capsys, "infer", "classify", "--body", f"@{tmp_path}/body.json", *url)
+    assert [len(labels) for labels in body["predictions"]] == [1]
+    (tmp_path / "data.json").write_text("[0.5]", encoding="utf-8")
+    assert answer(capsys, "infer", "float32", "--data", f"@{tmp_path}/data.json", *url)["output_data"] == [0.5]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("[3, 4]"))
+    assert answer(capsys, "infer", "float32", "--data", "@-", *url)["output_data"] == [3, 4]
+
+
+def test_a_refusal_is_printed_and_ends_with_1(house: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, code in (("nimilm", "model_not_found"), ("digits", "invalid_input"), ("a b/c?d#e", "not_found")):
+        error = answer(capsys, "infer", name, "--text", "a", "--url", house.url, status=1)["error"]
+        assert error["code"] == code
+
+
+@pytest.mark.parametrize("argument", ["[1", "@/nowhere/file.json", "", "nope"])
+def test_what_is_not_json_ends_with_2(argument: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["infer", "digits", "--data", argument]) == 2
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err[:20]) == ("", "not readable as JSON")
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "ftp://127.0.0.1", "127.0.0.1", "http://", "http://[", ""])
+def test_no_server_is_told_and_ends_with_1(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["models"], ["infer", "digits", "--data", "[1]"]):
+        assert answer(capsys, *command, "--url", url, status=1)["error"]["code"] == "unreachable"
+
+
+def test_a_server_that_is_none_of_ours(house: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
+    # A path that /models does not stand below: still our error form.
+    error = answer(capsys, "models", "--url", house.url + "/docs", status=1)["error"]
+    assert error["code"] == "not_found"
+
+
+def test_check_says_every_fault_with_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text('[server]\nprot = 1\nhost = 3\n\n[[models.onnx_models]]\nname = "a"\npath = "no"\n', "utf-8")
+    lines = output(capsys, "check", str(file), status=2).splitlines()
+    assert [line.split(": ")[:2] for line in lines] == [
+        [f"{file}:2", "server.prot"],
+        [f"{file}:3", "server.host"],
+        [f"{file}:7", "models.onnx_models[0].path"],
+    ]
+    assert "there is no such file" in output(capsys, "check", str(tmp_path / "none.toml"), status=2)
+    file.write_text("", encoding="utf-8")
+    assert output(capsys, "check", str(file)) == f"{file}: nothing is wrong\n"
+
+
+def test_the_repositorys_own_config_is_right(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "nothing is wrong" in output(capsys, "check", str(ROOT / "config.toml"))
+
+
+def test_the_module_is_the_command() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "app", "check", "config.toml"],
+        cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stdout) == (0, "config.toml: nothing is wrong\n")

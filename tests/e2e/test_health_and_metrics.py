@@ -1,0 +1,154 @@
+"""/health for people and supervisors, /metrics for Prometheus."""
+
+import json
+import math
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.e2e.configs import DIGITS, onnx_entries
+from tests.e2e.conftest import Start
+from tests.e2e.server import RunningServer, wait_until
+from tests.models import onnx_graphs
+
+FAMILIES = {
+    "roundhouse_requests": "counter",
+    "roundhouse_rejected": "counter",
+    "roundhouse_inflight": "gauge",
+    "roundhouse_queue_depth": "gauge",
+    "roundhouse_model_state": "gauge",
+    "roundhouse_model_memory_bytes": "gauge",
+    "roundhouse_model_loads": "counter",
+    "roundhouse_request_seconds": "histogram",
+    "roundhouse_queue_seconds": "histogram",
+    "roundhouse_compute_seconds": "histogram",
+    "roundhouse_device_memory_bytes": "gauge",
+}
+HISTOGRAMS = [name for name, kind in FAMILIES.items() if kind == "histogram"]
+
+
+def test_a_healthy_server(house: RunningServer) -> None:
+    health = house.client.get("/health").json()
+    assert health.keys() == {"status", "models", "metrics", "devices", "uptime_seconds"}
+    assert health["status"] == "healthy"
+    assert set(health["models"].values()) == {"ready"}
+    assert health["metrics"].keys() >= {"requests_total", "requests_failed_total", "inflight", "models_ready"}
+    assert health["metrics"]["models_ready"] == len(health["models"])
+    (cpu,) = [device for device in health["devices"] if device["id"] == "cpu"]
+    assert cpu["total_bytes"] >= cpu["free_bytes"] > 0
+    later = house.client.get("/health").json()
+    assert later["uptime_seconds"] > health["uptime_seconds"] > 0
+    assert house.client.get("/health/live").json() == {"status": "live"}
+    assert house.client.get("/health/ready").json() == {"status": "ready"}
+
+
+def test_a_model_that_fails_at_start_leaves_the_others_serving(start: Start) -> None:
+    missing = '[[models.onnx_models]]\nname = "missing"\npath = "./nowhere"\n'
+    server = start(missing + DIGITS)
+    wait_until(lambda: server.client.get("/models/digits").json()["state"] == "ready")
+    health = server.client.get("/health")
+    assert (health.status_code, health.json()["status"]) == (200, "degraded")
+    assert health.json()["models"] == {"missing": "failed", "digits": "ready"}
+    ready = server.client.get("/health/ready")
+    assert ready.status_code == 503
+    assert ready.json() == {"status": "degraded", "waits_for": ["missing"]}
+    assert server.infer("digits", input_data=[0] * 64)["output_shape"] == [1]
+    assert "no such file or folder" in server.client.get("/models/missing").json()["reason"]
+    answer = server.client.post("/models/missing/infer", json={"input_data": [1]})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_failed")
+    server.wait_for_log("model failed to load", model="missing", level="error")
+    # A caller that takes the failed model away has a server that is whole again.
+    assert server.client.delete("/models/missing").status_code == 200
+    assert server.client.get("/health/ready").status_code == 200
+    assert server.client.get("/health").json()["status"] == "healthy"
+
+
+def test_every_family_has_its_name_and_kind(house: RunningServer) -> None:
+    page = house.client.get("/metrics")
+    assert page.headers["content-type"].startswith("text/plain; version=")
+    families = list(text_string_to_metric_families(page.text))
+    assert {family.name: family.type for family in families} == FAMILIES
+    assert len(families) == len(FAMILIES)
+    for family in families:
+        assert family.documentation
+        assert len({(s.name, tuple(sorted(s.labels.items()))) for s in family.samples}) == len(family.samples)
+
+
+def test_requests_are_counted_by_model_version_and_status(house: RunningServer) -> None:
+    def count(**labels: str) -> float:
+        return house.sample("roundhouse_requests_total", **labels)
+
+    before = [count(model="int16", version="1", code=code) for code in ("200", "400")] + [count(model="", code="404")]
+    for _ in range(3):
+        house.infer("int16", input_data=[1])
+    house.client.post("/models/int16/infer", json={"input_data": [2**20]})
+    house.client.post("/models/int17/infer", json={"input_data": [1]})
+    after = [count(model="int16", version="1", code=code) for code in ("200", "400")] + [count(model="", code="404")]
+    assert [a - b for a, b in zip(after, before, strict=True)] == [3, 1, 1]
+
+
+def test_names_that_callers_make_up_make_no_series(house: RunningServer) -> None:
+    for i in range(20):
+        house.client.post(f"/models/made-up-{i}/infer", json={"input_data": [1]})
+        house.client.post(f"/models/int16/versions/{i + 2}/infer", json={"input_data": [1]})
+    assert "made-up" not in house.client.get("/metrics").text
+    versions = {s.labels["version"] for s in house.metrics()["roundhouse_requests"].samples}
+    assert versions <= {"", "1"}
+
+
+def test_histograms_hold_together(house: RunningServer) -> None:
+    for _ in range(5):
+        house.infer("int16", input_data=[1])
+    answered = house.sample("roundhouse_requests_total", model="int16", code="200")
+    for name in HISTOGRAMS:
+        samples = [s for s in house.metrics()[name].samples if s.labels["model"] == "int16"]
+        buckets = sorted((float(s.labels["le"]), s.value) for s in samples if s.name == f"{name}_bucket")
+        (count,) = [s.value for s in samples if s.name == f"{name}_count"]
+        (total,) = [s.value for s in samples if s.name == f"{name}_sum"]
+        values = [value for _, value in buckets]
+        assert buckets[-1][0] == math.inf
+        assert values == sorted(values)
+        assert values[-1] == count == answered
+        assert 0 <= total < 60
+        # The sum cannot be below what the buckets themselves say.
+        lower = sum(bound * (after - before) for (bound, before), (_, after) in pairwise(buckets))
+        assert total >= lower
+
+
+def test_gauges_show_models_and_devices(house: RunningServer) -> None:
+    assert house.sample("roundhouse_model_state", model="digits", state="ready") == 1
+    states = [s for s in house.metrics()["roundhouse_model_state"].samples if s.labels["model"] == "digits"]
+    assert len(states) == 6
+    assert sum(s.value for s in states) == 1
+    assert 85e6 < house.sample("roundhouse_model_memory_bytes", model="minilm") < 95e6
+    assert house.sample("roundhouse_model_loads_total", model="digits") == 1
+    assert house.sample("roundhouse_inflight") == 0
+    assert house.sample("roundhouse_queue_depth") == 0
+    total = house.sample("roundhouse_device_memory_bytes", device="cpu", kind="total")
+    assert total >= house.sample("roundhouse_device_memory_bytes", device="cpu", kind="free") > 0
+
+
+def test_latency_and_server_timing_say_where_the_time_went(house: RunningServer) -> None:
+    answer = house.client.post("/models/slow/infer", json={"input_data": [1, 2, 3, 4]})
+    parts = dict(part.split(";dur=") for part in answer.headers["server-timing"].split(", "))
+    timings = {name: float(value) for name, value in parts.items()}
+    assert list(timings) == ["decode", "queue", "compute", "encode"]
+    assert timings["compute"] > 50
+    assert timings["compute"] > 10 * (timings["decode"] + timings["encode"])
+    assert json.loads(answer.text)["latency_ms"] >= timings["compute"]
+
+
+def test_a_scrape_while_requests_wait(start: Start, tmp_path: Path) -> None:
+    server = start(onnx_entries(tmp_path, {"slow": onnx_graphs.slow(200)})).wait_ready()
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(server.infer, "slow", input_data=[1, 2, 3, 4]) for _ in range(4)]
+        wait_until(lambda: server.sample("roundhouse_queue_depth", model="slow") == 4)
+        assert server.sample("roundhouse_inflight") == 4
+        assert server.client.get("/models/slow").json()["requests"]["inflight"] == 4
+        for answer in asked:
+            assert answer.result()["output_data"] == [1, 2, 3, 4]
+    assert server.sample("roundhouse_queue_depth", model="slow") == 0
+    # The last of four has waited for the three before it.
+    assert server.sample("roundhouse_queue_seconds_sum", model="slow") > 0.3

@@ -1,0 +1,86 @@
+"""Whatever bytes come over the socket: a 200, or a refusal below 500 in the contract's form."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.api.native.fields import FIELDS, FIELDS_TO_COME
+from tests.app.api.strategies import json_values, mutated, requests
+from tests.e2e.server import RunningServer
+
+PATHS = ("/infer", "/inference", "/models/float32/infer", "/models/concat/infer", "/models/minilm-onnx/infer")
+ADMIN_PATHS = ("/models", "/models/float32/load")
+
+
+def ask(house: RunningServer, path: str, body: bytes) -> None:
+    answer = house.post(path, body)  # the client's own hook holds the answer to the contract's form
+    assert answer.status_code < 500, answer.text
+    if answer.status_code == 200:
+        assert answer.json()["model_name"] in ("float32", "concat", "minilm-onnx", "string", "digits")
+
+
+@given(st.sampled_from(PATHS), st.binary(max_size=200))
+@settings(max_examples=60)
+def test_any_bytes(house: RunningServer, path: str, body: bytes) -> None:
+    ask(house, path, body)
+
+
+@given(st.sampled_from(PATHS), json_values)
+@settings(max_examples=80)
+def test_any_json(house: RunningServer, path: str, body: Any) -> None:
+    ask(house, path, json.dumps(body).encode())
+
+
+@given(
+    st.sampled_from(PATHS),
+    st.dictionaries(st.sampled_from(sorted(FIELDS | FIELDS_TO_COME)) | st.text(max_size=5), json_values, max_size=4),
+    st.sampled_from(["float32", "concat", "minilm-onnx", "digits", "string", "nothing"]) | json_values,
+)
+@settings(max_examples=80)
+def test_any_object_of_our_fields(house: RunningServer, path: str, body: dict[str, Any], model: Any) -> None:
+    ask(house, path, json.dumps({"model_name": model} | body).encode())
+
+
+@given(st.sampled_from(PATHS), requests.flatmap(mutated))
+@settings(max_examples=80)
+def test_questions_with_bytes_changed(house: RunningServer, path: str, body: bytes) -> None:
+    ask(house, path, body)
+
+
+@pytest.mark.parametrize("path", ADMIN_PATHS)
+@given(st.one_of(st.binary(max_size=50), json_values.map(lambda value: json.dumps(value).encode())))
+@settings(max_examples=25)
+def test_any_bytes_to_an_administrator(house: RunningServer, path: str, body: bytes) -> None:
+    answer = house.post(path, body)
+    assert answer.status_code < 500 or answer.json()["error"]["code"] == "model_failed"
+    house.client.post("/models/float32/load")
+
+
+@given(st.text(max_size=30), st.sampled_from(["GET", "POST", "DELETE", "PUT", "HEAD", "OPTIONS"]))
+@settings(max_examples=60)
+def test_any_path(house: RunningServer, path: str, method: str) -> None:
+    from urllib.parse import quote
+
+    answer = house.client.request(method, "/nowhere/" + quote(path.encode("utf-8", "surrogatepass")))
+    assert answer.status_code in (404, 405)
+
+
+@given(st.dictionaries(st.from_regex(r"[a-z][a-z-]{0,10}", fullmatch=True), st.binary(max_size=30), max_size=3))
+@settings(max_examples=60)
+def test_any_headers(house: RunningServer, headers: dict[str, bytes]) -> None:
+    hop_by_hop = {"connection", "host", "te", "expect", "upgrade", "trailer", "content-length", "transfer-encoding"}
+    clean = {
+        name.encode(): bytes(byte for byte in value if byte >= 32 and byte != 127).strip()
+        for name, value in headers.items()
+        if name not in hop_by_hop
+    }
+    body = b'{"input_data": [1]}'
+    assert house.client.post("/models/float32/infer", content=body, headers=clean).status_code in (200, 415)
+
+
+def test_the_server_goes_on(house: RunningServer) -> None:
+    assert house.infer("float32", input_data=[1])["output_data"] == [1]
+    house.check_log()

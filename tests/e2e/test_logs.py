@@ -1,0 +1,133 @@
+"""The log: JSON where nobody watches, a line per request as [logging] requests says, and never the probes."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.configs import DIGITS, onnx_entries
+from tests.e2e.conftest import Start
+from tests.e2e.server import ROOT, RunningServer, wait_until
+from tests.models import onnx_graphs
+
+IMAGE = {"input_data": [0] * 64}
+LINE = {
+    "event", "level", "timestamp", "request_id", "method", "path", "status", "total_ms",
+    "decode_ms", "queue_ms", "compute_ms", "encode_ms",
+}  # fmt: skip
+
+
+def ask_everything(server: RunningServer) -> None:
+    """One request of every kind: answered, refused, of an admin, a probe's and a scrape."""
+    ids = {"x-request-id": "answered"}, {"x-request-id": "refused"}, {"x-request-id": "admin"}, {"x-request-id": "lost"}
+    server.client.post("/models/digits/infer", json=IMAGE, headers=ids[0])
+    server.client.post("/models/digits/infer", json={"text": "a"}, headers=ids[1])
+    server.client.get("/models", headers=ids[2])
+    server.client.get("/nowhere", headers=ids[3])
+    for path in ("/health", "/health/live", "/health/ready", "/metrics"):
+        server.client.get(path)
+
+
+@pytest.mark.parametrize(
+    ("requests", "logged"),
+    [
+        ("all", ["answered", "refused", "admin", "lost"]),
+        ("none", []),
+        (None, ["refused", "lost"]),
+    ],
+)
+def test_request_lines_are_logged_as_asked(requests: str | None, logged: list[str], start: Start) -> None:
+    server = start(DIGITS + (f'[logging]\nrequests = "{requests}"\n' if requests else "")).wait_ready()
+    ask_everything(server)
+    server.stop()
+    lines = server.events("request")
+    assert [line["request_id"] for line in lines] == logged
+    assert all(line.keys() >= LINE for line in lines)
+
+
+def test_a_slow_request_is_logged_though_it_succeeded(start: Start, tmp_path: Path) -> None:
+    models = onnx_entries(tmp_path, {"slow": onnx_graphs.slow(150)})
+    server = start(models + '[logging]\nrequests = "slow_and_failed"\nslow_ms = 60\n').wait_ready()
+    server.client.get("/models")
+    server.infer("slow", input_data=[1, 2, 3, 4])
+    line = server.wait_for_log("request", 5)
+    assert (line["model"], line["version"], line["status"]) == ("slow", "1", 200)
+    assert 60 < line["compute_ms"] <= line["total_ms"]
+    assert len(server.events("request")) == 1
+
+
+def test_a_request_line_says_what_happened(house: RunningServer) -> None:
+    house.client.post("/models/digits/infer", json=IMAGE, headers={"x-request-id": "line-1"})
+    house.client.post("/models/digits/infer", json={"text": "a"}, headers={"x-request-id": "line-2"})
+    house.client.post("/models/none/infer", json={"text": "a"}, headers={"x-request-id": "line-3"})
+    answered = house.wait_for_log("request", 5, request_id="line-1")
+    assert answered.keys() == LINE | {"model", "version"}
+    assert (answered["method"], answered["path"]) == ("POST", "/models/digits/infer")
+    assert (answered["model"], answered["version"], answered["status"]) == ("digits", "1", 200)
+    parts = [answered[f"{part}_ms"] for part in ("decode", "queue", "compute", "encode")]
+    assert all(part >= 0 for part in parts)
+    assert sum(parts) <= answered["total_ms"]
+    datetime.fromisoformat(answered["timestamp"])
+    refused = house.wait_for_log("request", 5, request_id="line-2")
+    assert (refused["status"], refused["code"], refused["model"]) == (400, "invalid_input", "digits")
+    lost = house.wait_for_log("request", 5, request_id="line-3")
+    assert (lost["status"], lost["code"], lost.get("model")) == (404, "model_not_found", None)
+
+
+def test_start_up_says_devices_models_and_times(house: RunningServer) -> None:
+    assert house.events("listening")[0].keys() >= {"host", "port", "pid"}
+    assert "cpu" in house.events("devices")[0]["devices"][-1]
+    digits = house.events("model ready", model="digits")[0]
+    assert (digits["framework"], digits["device"]) == ("onnx", "cpu")
+    assert digits["providers"] == ["CPUExecutionProvider"]
+    assert digits["load_s"] >= digits["warm_up_s"] >= 0
+    assert house.events("model ready", model="minilm")[0]["framework"] == "pytorch"
+
+
+def test_keys_that_have_no_effect_yet_are_warned_of(start: Start) -> None:
+    server = start(DIGITS + "quantized = true\n[cache]\nttl_s = 5.0\n[memory]\ngc_threshold = 0.5\n").wait_ready()
+    (warning,) = server.events("keys that have no effect in this version", level="warning")
+    assert sorted(warning["keys"]) == ["cache.ttl_s", "memory.gc_threshold", "models.onnx_models[0].quantized"]
+
+
+def test_every_line_is_json_whatever_a_caller_sends(house: RunningServer) -> None:
+    """Also what libraries in C would write: an error of the graph's own run is told to the caller, not to the log."""
+    house.client.post("/models/gather/infer", json={"input_data": [99]})
+    house.client.post("/models/add/infer", json={"inputs": {"a": [[1] * 4] * 2, "b": [[1] * 4] * 3}})
+    house.client.get("/%0a%22%1b[31m", headers={"x-request-id": "odd"})
+    house.wait_for_log("request", 5, request_id="odd")
+    assert [line for line in house.lines if not line.startswith("{")] == []
+    assert all("event" in json.loads(line) for line in house.lines)
+
+
+def test_a_terminal_is_written_to_for_people(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(DIGITS, encoding="utf-8")
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "app", "serve", "--config", str(config), "--port", "0"], cwd=ROOT, stderr=theirs
+    )
+    os.close(theirs)
+    written = b""
+
+    def is_up() -> bool:
+        nonlocal written
+        written += os.read(ours, 65536)
+        return b"model ready" in written
+
+    try:
+        wait_until(is_up)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+    assert b"{" not in written.splitlines()[0]
+    assert b"\x1b[" in written

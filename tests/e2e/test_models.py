@@ -1,0 +1,317 @@
+"""/models: what is registered, and registering, loading, unloading and deleting while the server runs."""
+
+import re
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.configs import DIGITS, onnx_entries
+from tests.e2e.conftest import Start
+from tests.e2e.server import MODELS, RunningServer, assert_refused, serving, wait_until
+from tests.models import onnx_graphs
+
+DESCRIBED = {
+    "name", "framework", "task", "state", "reason", "versions", "device", "dtype", "quantized", "memory_bytes",
+    "inputs", "outputs", "last_used", "requests",
+}  # fmt: skip
+IMAGE = {"input_data": [0] * 64}
+
+
+def make_roots(beside: Path) -> Path:
+    """A folder that models may be registered from, with some that can and some that cannot be loaded."""
+    folder = beside / "roots"
+    folder.mkdir()
+    onnx_entries(folder, {"good": onnx_graphs.add(), "slow": onnx_graphs.slow(400)})
+    (folder / "bad.onnx").write_bytes(b"no graph at all")
+    (folder / "text.txt").write_text("no model", encoding="utf-8")
+    (folder / "empty").mkdir()
+    (folder / "pickled").mkdir()
+    (folder / "pickled" / "pytorch_model.bin").write_bytes(b"\x80\x04.")
+    (folder / "pickled" / "config.json").write_text('{"model_type": "bert"}', encoding="utf-8")
+    outside = beside / "outside"
+    outside.mkdir()
+    onnx_entries(outside, {"secret": onnx_graphs.add()})
+    (folder / "link").symlink_to(outside / "secret")
+    (folder / "within").symlink_to(folder / "good")
+    (folder / "loop").symlink_to(folder / "loop")
+    return folder
+
+
+@pytest.fixture
+def roots(tmp_path: Path) -> Path:
+    return make_roots(tmp_path)
+
+
+@pytest.fixture
+def server(start: Start, roots: Path) -> RunningServer:
+    """digits, and a root to register from."""
+    return start(f'[models]\nroots = ["{roots}"]\n' + DIGITS)
+
+
+def register(server: RunningServer, **body: object) -> httpx.Response:
+    return server.client.post("/models", json=body)
+
+
+def test_the_list_shows_every_model(house: RunningServer) -> None:
+    models = {model["name"]: model for model in house.client.get("/models").json()["models"]}
+    assert {"digits", "minilm", "minilm-onnx", "float32", "classify"} <= models.keys()
+    for model in models.values():
+        assert model.keys() == DESCRIBED
+        assert (model["state"], model["reason"], model["versions"]) == ("ready", None, ["1"])
+        assert (model["device"], model["quantized"]) == ("cpu", False)
+        assert model["framework"] in ("onnx", "pytorch")
+        assert model["memory_bytes"] > 0
+    assert models["minilm"]["framework"] == "pytorch"
+    assert [models[name]["task"] for name in ("digits", "minilm", "minilm-onnx", "classify")] == [
+        "tensor", "embed", "embed", "classify",
+    ]  # fmt: skip
+    assert models["digits"]["inputs"] == [{"name": "image", "dtype": "float32", "shape": [-1, 64]}]
+    assert models["digits"]["outputs"] == [
+        {"name": "output_label", "dtype": "int64", "shape": [-1]},
+        {"name": "output_probability", "dtype": "sequence(map(int64, float32))", "shape": None},
+    ]
+    assert models["minilm"]["outputs"] == [{"name": "embeddings", "dtype": "float32", "shape": [-1, 384]}]
+    assert 85e6 < models["minilm"]["memory_bytes"] < 95e6
+
+
+def test_one_model_in_detail(house: RunningServer) -> None:
+    detail = house.client.get("/models/minilm-onnx").json()
+    assert detail.keys() == DESCRIBED | {"version_details"}
+    (version,) = detail["version_details"].values()
+    assert version.keys() == {
+        "state", "providers", "max_tokens", "labels", "loads", "load_seconds", "queue_depth", "path",
+    }  # fmt: skip
+    assert version["max_tokens"] == 256
+    assert version["providers"][-1] == "CPUExecutionProvider"
+    assert version["loads"] == 1
+    assert house.client.get("/models/classify").json()["version_details"]["1"]["labels"] == ["fast", "slow", "late"]
+    assert_refused(house.client.get("/models/nimilm"), 404, "model_not_found", "minilm")
+
+
+def test_requests_and_last_use_are_counted(house: RunningServer) -> None:
+    before = house.client.get("/models/uint8").json()
+    house.infer("uint8", input_data=[1])
+    house.client.post("/models/uint8/infer", json={"input_data": [-1]})
+    after = house.client.get("/models/uint8").json()
+    assert after["requests"]["total"] == before["requests"]["total"] + 2
+    assert after["requests"]["failed"] == before["requests"]["failed"] + 1
+    assert after["requests"]["inflight"] == 0
+    used = datetime.fromisoformat(after["last_used"])
+    assert abs((datetime.now(UTC) - used).total_seconds()) < 10
+
+
+def test_a_model_is_registered_used_and_forgotten(server: RunningServer, roots: Path) -> None:
+    answer = register(server, framework="onnx", name="sums", path=str(roots / "good"))
+    assert answer.status_code == 201, answer.text
+    assert (answer.json()["name"], answer.json()["state"]) == ("sums", "ready")
+    inputs = {"a": [[1, 2, 3, 4]], "b": [[1, 1, 1, 1]]}
+    assert server.infer("sums", inputs=inputs)["outputs"]["sum"]["data"] == [[2, 3, 4, 5]]
+    again = register(server, framework="onnx", name="sums", path=str(roots / "good"))
+    assert_refused(again, 409, "model_exists", '"sums" is registered already')
+    for options in ({"input_shape": [2, 4], "execution_providers": ["CPU"], "max_batch_size": 4}, {}):
+        other = register(server, framework="onnx", name="other", path=str(roots / "good" / "model.onnx"), **options)
+        assert other.status_code == 201, other.text
+        assert server.client.delete("/models/other").json() == {"deleted": "other"}
+    assert register(server, framework="onnx", name="within", path=str(roots / "within")).status_code == 201
+    assert server.client.delete("/models/sums").status_code == 200
+    assert_refused(server.client.post("/models/sums/infer", json={"inputs": inputs}), 404, "model_not_found", '"sums"')
+    assert_refused(server.client.delete("/models/sums"), 404, "model_not_found")
+    assert [model["name"] for model in server.client.get("/models").json()["models"]] == ["digits", "within"]
+    assert 'model="sums"' not in server.client.get("/metrics").text
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code", "words"),
+    [
+        ({"name": "x", "path": "good"}, 400, "invalid_input", ["framework:", "onnx", "pytorch"]),
+        ({"framework": "tensorflow", "name": "x", "path": "good"}, 400, "invalid_input", ["framework:"]),
+        ({"framework": ["onnx"], "name": "x", "path": "good"}, 400, "invalid_input", ["framework:"]),
+        ({"framework": {}, "name": "x", "path": "good"}, 400, "invalid_input", ["framework:"]),
+        ({"framework": "onnx", "path": "good"}, 400, "invalid_input", ["name", "missing"]),
+        ({"framework": "onnx", "name": "x"}, 400, "invalid_input", ["path", "missing"]),
+        ({"framework": "onnx"}, 400, "invalid_input", ["name", "path"]),
+        ({"framework": "onnx", "name": "a b", "path": "good"}, 400, "invalid_input", ["name:"]),
+        ({"framework": "onnx", "name": "x/y", "path": "good"}, 400, "invalid_input", ["name:"]),
+        ({"framework": "onnx", "name": "", "path": "good"}, 400, "invalid_input", ["name:"]),
+        ({"framework": "onnx", "name": 1, "path": "good"}, 400, "invalid_input", ["name:"]),
+        ({"framework": "onnx", "name": "x", "path": 1}, 400, "invalid_input", ["path:"]),
+        ({"framework": "onnx", "name": "x", "path": ""}, 400, "invalid_input", ["path:"]),
+        ({"framework": "onnx", "name": "x", "path": "a\0b"}, 400, "invalid_input", ["path:"]),
+        ({"framework": "onnx", "name": "x", "path": "good", "quantised": True}, 400, "unknown_field", ["quantized"]),
+        ({"framework": "onnx", "name": "x", "path": "good", "device": "cpu"}, 400, "unknown_field", ["device:"]),
+        ({"framework": "onnx", "name": "x", "path": "good", "input_shape": [0]}, 400, "invalid_input", ["input_shape"]),
+        ({"framework": "onnx", "name": "x", "path": "good", "quantized": True}, 400, "invalid_input", ["quantized:"]),
+        ({"framework": "onnx", "name": "x", "path": "good", "instances": 2}, 400, "invalid_input", ["instances:"]),
+        ({"framework": "onnx", "name": "x", "path": "good", "input_shape": [1, 5]}, 400, "invalid_input", ["[1, 5]"]),
+        (
+            {"framework": "onnx", "name": "x", "path": "good", "execution_providers": ["CPUU"]},
+            400, "invalid_input", ["execution_providers", "CPU"],
+        ),
+        ({"framework": "pytorch", "name": "x", "path": "good", "dtype": "f8"}, 400, "invalid_input", ["dtype:"]),
+        ({"framework": "pytorch", "name": "x", "path": "pickled"}, 400, "invalid_input", ["safetensors"]),
+        ({"framework": "pytorch", "name": "x", "path": "empty"}, 400, "invalid_input", ["safetensors"]),
+        ({"framework": "pytorch", "name": "x", "path": "nowhere"}, 400, "invalid_input", ["no such"]),
+        ({"framework": "onnx", "name": "x", "path": "nowhere"}, 400, "invalid_input", ["no such file or folder"]),
+        ({"framework": "onnx", "name": "x", "path": "empty"}, 400, "invalid_input", ["no model.onnx"]),
+        ({"framework": "onnx", "name": "x", "path": "bad.onnx"}, 400, "invalid_input", ["bad.onnx"]),
+        ({"framework": "onnx", "name": "x", "path": "text.txt"}, 400, "invalid_input", ["text.txt"]),
+        ({"framework": "onnx", "name": "x", "path": "loop"}, 400, "invalid_input", ["loop"]),
+        ({"framework": "onnx", "name": "x", "path": "y" * 5000}, 400, "invalid_input", ["path"]),
+        ({"framework": "onnx", "name": "x", "path": "good/" * 2000}, 400, "invalid_input", ["path"]),
+        ({"framework": "onnx", "name": "x", "path": "link"}, 403, "forbidden", ["is not below models.roots"]),
+        ({"framework": "onnx", "name": "x", "path": "link/model.onnx"}, 403, "forbidden", ["models.roots"]),
+        ({"framework": "onnx", "name": "x", "path": "../outside/secret"}, 403, "forbidden", ["models.roots"]),
+        ({"framework": "onnx", "name": "x", "path": "good/../../outside/secret"}, 403, "forbidden", ["models.roots"]),
+        ({"framework": "onnx", "name": "x", "path": "/etc/passwd"}, 403, "forbidden", ["models.roots"]),
+        ({"framework": "onnx", "name": "x", "path": "~/x"}, 403, "forbidden", ["models.roots"]),
+    ],
+)  # fmt: skip
+def test_a_model_that_cannot_be_is_refused_and_not_kept(
+    body: dict[str, Any], status: int, code: str, words: list[str], registering: tuple[RunningServer, Path]
+) -> None:
+    server, roots = registering
+    if isinstance(path := body.get("path"), str) and path and path[0] not in "/~":
+        body = body | {"path": f"{roots}/{path}"}
+    message = assert_refused(server.client.post("/models", json=body), status, code, *words)
+    assert len(message) < 12_000
+    assert [model["name"] for model in server.client.get("/models").json()["models"]] == ["digits"]
+    server.check_log()
+
+
+@pytest.fixture(scope="module")
+def registering(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningServer, Path]]:
+    """A server that refusals leave as it is, and its root."""
+    folder = tmp_path_factory.mktemp("registering")
+    root = make_roots(folder)
+    limits = f'[models]\nroots = ["{root}", "{MODELS}"]\nmax_model_size = "1MiB"\n'
+    with serving(folder, limits + DIGITS) as server:
+        yield server.wait_ready(), root
+
+
+def test_a_relative_path_starts_at_the_configs_folder(start: Start, roots: Path) -> None:
+    server = start('[models]\nroots = ["./roots"]\n').wait_ready()
+    assert register(server, framework="onnx", name="sums", path="./roots/good").status_code == 201
+    assert_refused(register(server, framework="onnx", name="x", path="./outside/secret"), 403, "forbidden")
+
+
+def test_an_unloaded_model_says_so_until_it_is_loaded(server: RunningServer) -> None:
+    server.wait_ready()
+    for _ in range(2):
+        answer = server.client.post("/models/digits/unload")
+        assert (answer.status_code, answer.json()["state"]) == (200, "unloaded")
+        assert answer.json()["inputs"] is None
+    refusal = server.client.post("/models/digits/infer", json=IMAGE)
+    assert_refused(refusal, 503, "unloaded", "POST /models/digits/load brings it back")
+    assert server.client.get("/health").json()["models"] == {"digits": "unloaded"}
+    for version in ({}, {"version": "1"}):
+        loaded = server.client.post("/models/digits/load", json=version).json()
+        assert (loaded["state"], loaded["version_details"]["1"]["loads"]) == ("ready", 2)
+    assert server.infer("digits", **IMAGE)["output_shape"] == [1]
+    assert server.client.post("/models/digits/unload", json={"version": "1"}).status_code == 200
+    assert server.client.post("/models/digits/load", content=b"").status_code == 200
+
+
+def test_a_load_of_what_is_not_there_is_refused(house: RunningServer) -> None:
+    for verb in ("load", "unload"):
+        assert_refused(house.client.post(f"/models/none/{verb}"), 404, "model_not_found", '"none"')
+        for body, code, words in (
+            ({"version": "2"}, "invalid_input", 'version: wants "1"'),
+            ({"version": 1}, "invalid_input", "version:"),
+            ({"versoin": "1"}, "unknown_field", 'did you mean "version"?'),
+        ):
+            assert_refused(house.client.post(f"/models/float32/{verb}", json=body), 400, code, words)
+    assert house.infer("float32", input_data=[1])["output_data"] == [1]
+
+
+def test_a_load_that_fails_is_told_and_can_be_mended(start: Start, tmp_path: Path) -> None:
+    server = start(onnx_entries(tmp_path, {"sums": onnx_graphs.add()})).wait_ready()
+    file = tmp_path / "sums" / "model.onnx"
+    content = file.read_bytes()
+    server.client.post("/models/sums/unload")
+    file.write_bytes(content[:50])
+    assert_refused(server.client.post("/models/sums/load"), 503, "model_failed", '"sums" failed to load')
+    model = server.client.get("/models/sums").json()
+    assert model["state"] == "failed"
+    assert "model.onnx" in model["reason"]
+    inputs = {"inputs": {"a": [[1, 2, 3, 4]], "b": [[1, 1, 1, 1]]}}
+    answer = server.client.post("/models/sums/infer", json=inputs)
+    assert_refused(answer, 503, "model_failed", "mend it, then POST /models/sums/load")
+    file.write_bytes(content)
+    assert server.client.post("/models/sums/load").json()["state"] == "ready"
+    assert server.infer("sums", **inputs)["outputs"]["sum"]["data"] == [[2, 3, 4, 5]]
+
+
+def test_an_unload_waits_for_what_is_in_flight(start: Start, tmp_path: Path) -> None:
+    server = start(onnx_entries(tmp_path, {"slow": onnx_graphs.slow(300)})).wait_ready()
+    question = {"input_data": [1, 2, 3, 4]}
+    with ThreadPoolExecutor(3) as pool, httpx.Client(base_url=server.url, timeout=30) as other:
+        asked = [pool.submit(other.post, "/models/slow/infer", json=question) for _ in range(2)]
+        wait_until(lambda: server.sample("roundhouse_queue_depth", model="slow") == 2)
+        unload = pool.submit(other.post, "/models/slow/unload")
+        wait_until(lambda: server.client.get("/models/slow").json()["state"] == "draining")
+        refusal = server.client.post("/models/slow/infer", json=question)
+        assert_refused(refusal, 503, "unloaded", "was unloaded")
+        assert not unload.done()
+        assert unload.result().status_code == 200
+        assert all(answer.done() and answer.result().status_code == 200 for answer in asked)
+
+
+def test_an_unload_under_load_loses_no_answer(server: RunningServer) -> None:
+    """Eight callers, and one that unloads and loads all the while: each answer is a 200 or an honest 503."""
+    server.wait_ready()
+    stop = threading.Event()
+
+    def hammer() -> list[tuple[int, str]]:
+        outcomes = []
+        with httpx.Client(base_url=server.url, timeout=30) as client:
+            while not stop.is_set():
+                answer = client.post("/models/digits/infer", json=IMAGE)
+                body = answer.json()
+                outcomes.append((answer.status_code, body["error"]["code"] if "error" in body else ""))
+                assert answer.status_code != 200 or body["output_shape"] == [1]
+        return outcomes
+
+    with ThreadPoolExecutor(8) as pool:
+        callers = [pool.submit(hammer) for _ in range(8)]
+        for _ in range(10):
+            time.sleep(0.1)
+            unloaded = server.client.post("/models/digits/unload")
+            assert (unloaded.status_code, unloaded.json()["requests"]["inflight"]) == (200, 0)
+            time.sleep(0.02)
+            assert server.client.post("/models/digits/load").status_code == 200
+        stop.set()
+        outcomes = [outcome for caller in callers for outcome in caller.result()]
+    assert set(outcomes) == {(200, ""), (503, "unloaded")} | (set(outcomes) & {(503, "loading")})
+    assert sum(status == 200 for status, _ in outcomes) > 100
+    assert server.sample("roundhouse_model_loads_total", model="digits") == 11
+
+
+def test_loads_and_deletes_at_once_end_in_order(server: RunningServer, roots: Path) -> None:
+    server.wait_ready()
+    entry = {"framework": "onnx", "name": "sums", "path": str(roots / "good")}
+    with ThreadPoolExecutor(8) as pool, httpx.Client(base_url=server.url, timeout=30) as client:
+        added = [pool.submit(client.post, "/models", json=entry) for _ in range(8)]
+        assert sorted(answer.result().status_code for answer in added) == [201] + [409] * 7
+        calls = [
+            pool.submit(client.request, method, "/models/sums" + verb)
+            for method, verb in [("POST", "/load"), ("POST", "/unload"), ("GET", ""), ("DELETE", "")] * 4
+        ]
+        assert {answer.result().status_code for answer in calls} <= {200, 404, 503}
+    assert [model["name"] for model in server.client.get("/models").json()["models"]] == ["digits"]
+
+
+@pytest.mark.parametrize(("framework", "name"), [("pytorch", "minilm"), ("onnx", "minilm-onnx")])
+def test_a_registration_over_the_size_limit_is_refused(
+    framework: str, name: str, registering: tuple[RunningServer, Path]
+) -> None:
+    server, _ = registering
+    answer = register(server, framework=framework, name=name, path=str(MODELS / name))
+    message = assert_refused(answer, 400, "invalid_input", "more than models.max_model_size", "= 1 MiB;")
+    assert re.search(r"8[0-9](\.\d+)? ?M", message)

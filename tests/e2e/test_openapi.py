@@ -1,0 +1,106 @@
+"""The description at /openapi.json agrees with what is served."""
+
+from typing import Any
+
+import pytest
+
+from app.api.errors import ERROR_CODES
+from app.api.native.fields import FIELDS
+from tests.e2e.server import RunningServer
+
+ROUTES = {
+    "/infer": {"post"},
+    "/inference": {"post"},
+    "/models/{name}/infer": {"post"},
+    "/models/{name}/versions/{version}/infer": {"post"},
+    "/models": {"get", "post"},
+    "/models/{name}": {"get", "delete"},
+    "/models/{name}/load": {"post"},
+    "/models/{name}/unload": {"post"},
+    "/health": {"get"},
+    "/health/live": {"get"},
+    "/health/ready": {"get"},
+    "/metrics": {"get"},
+}
+
+
+@pytest.fixture(scope="module")
+def document(house: RunningServer) -> Any:
+    answer = house.client.get("/openapi.json")
+    assert answer.status_code == 200
+    return answer.json()
+
+
+def references(node: Any) -> set[str]:
+    """Every `$ref` in the document."""
+    if isinstance(node, dict):
+        here = {node["$ref"]} if isinstance(node.get("$ref"), str) else set()
+        return here.union(*(references(value) for value in node.values()))
+    return set().union(*(references(value) for value in node)) if isinstance(node, list) else set()
+
+
+def test_every_route_is_described(document: Any) -> None:
+    assert document["openapi"].startswith("3.")
+    assert {path: set(operations) for path, operations in document["paths"].items()} == ROUTES
+
+
+def test_every_operation_is_whole(document: Any) -> None:
+    ids = []
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            ids.append(operation["operationId"])
+            assert operation["responses"]
+            names = {p["name"] for p in operation.get("parameters", []) if p["in"] == "path"}
+            assert names == {part[1:-1] for part in path.split("/") if part.startswith("{")}
+    assert len(ids) == len(set(ids))
+
+
+def test_every_reference_leads_somewhere(document: Any) -> None:
+    schemas = document["components"]["schemas"]
+    for reference in references(document):
+        prefix, _, name = reference.rpartition("/")
+        assert prefix == "#/components/schemas"
+        assert name in schemas, reference
+
+
+def test_the_question_has_the_fields_that_are_read(document: Any) -> None:
+    schema = document["components"]["schemas"]["InferRequest"]
+    assert schema["properties"].keys() == FIELDS
+    assert schema["additionalProperties"] is False
+    assert all("description" in field for name, field in schema["properties"].items())
+
+
+def test_every_error_code_is_named(document: Any) -> None:
+    for path in ("/infer", "/inference", "/models/{name}/infer", "/models/{name}/versions/{version}/infer"):
+        responses = document["paths"][path]["post"]["responses"]
+        for status, codes in ERROR_CODES.items():
+            if status in (403, 409):
+                continue  # only of registering a model
+            described = responses[str(status)]["description"]
+            assert set(described.split(", ")) <= set(codes)
+        assert set(responses) - {"200"} == {str(status) for status in ERROR_CODES} - {"403", "409"}
+
+
+def test_answers_have_the_fields_that_are_described(document: Any, house: RunningServer) -> None:
+    schemas = document["components"]["schemas"]
+    answers = {
+        "InferResponse": house.infer("digits", inputs={"image": [[0] * 64]})
+        | house.infer("digits", input_data=[0] * 64)
+        | house.infer("minilm", text="a")
+        | house.infer("classify", text="a"),
+        "ModelDetail": house.client.get("/models/digits").json(),
+        "ModelList": house.client.get("/models").json(),
+        "Health": house.client.get("/health").json(),
+        "ErrorResponse": house.client.get("/nothing").json(),
+    }
+    for name, answer in answers.items():
+        assert answer.keys() == schemas[name]["properties"].keys(), name
+        assert set(schemas[name].get("required", [])) <= answer.keys()
+    (version,) = answers["ModelDetail"]["version_details"].values()
+    assert version.keys() == schemas["VersionDetail"]["properties"].keys()
+
+
+def test_the_pages_for_people_are_there(house: RunningServer) -> None:
+    page = house.client.get("/docs")
+    assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert "/openapi.json" in page.text

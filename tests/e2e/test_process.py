@@ -1,0 +1,283 @@
+"""The process: how it starts, how it refuses to, how it ends, and what it never imports."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from app.cli import main
+from tests.e2e.configs import DIGITS, onnx_entries
+from tests.e2e.conftest import Start
+from tests.e2e.server import MODELS, ROOT, RunningServer, assert_refused, wait_until
+from tests.models import onnx_graphs
+
+QUESTION = {"input_data": [1, 2, 3, 4]}
+LINUX = pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="wants Linux's /proc")
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """`python -m app …`, ended by itself."""
+    return subprocess.run(
+        [sys.executable, "-m", "app", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.fixture
+def slow(start: Start, tmp_path: Path) -> RunningServer:
+    """A model that takes its time."""
+    return start(onnx_entries(tmp_path, {"slow": onnx_graphs.slow(600)})).wait_ready()
+
+
+@contextmanager
+def asked(server: RunningServer, times: int = 1) -> Iterator[list[Future[httpx.Response]]]:
+    """Requests to the slow model, under way when the block begins."""
+    with ThreadPoolExecutor(times) as pool, httpx.Client(base_url=server.url, timeout=30) as client:
+        answers = [pool.submit(client.post, "/models/slow/infer", json=QUESTION) for _ in range(times)]
+        wait_until(lambda: server.sample("roundhouse_queue_depth", model="slow") == times)
+        yield answers
+
+
+def test_sigterm_answers_what_is_in_flight_and_takes_nothing_new(slow: RunningServer) -> None:
+    with (
+        asked(slow, 2) as answers,
+        httpx.Client(base_url=slow.url, timeout=30) as kept,
+        socket.create_connection(("127.0.0.1", slow.port), timeout=10) as half_sent,
+    ):
+        assert kept.get("/health/ready").status_code == 200
+        # One whose head came before the signal counts as in flight.
+        body = json.dumps(QUESTION).encode()
+        head = b"POST /models/slow/infer HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
+        half_sent.sendall(head + body[:5])
+        time.sleep(0.1)
+        slow.process.send_signal(signal.SIGTERM)
+        for answer in answers:
+            assert answer.result().status_code == 200
+            assert answer.result().json()["output_data"] == [1, 2, 3, 4]
+        with pytest.raises(httpx.TransportError):
+            kept.get("/health/ready")
+        half_sent.sendall(body[5:])
+        assert half_sent.recv(100).startswith(b"HTTP/1.1 200 ")
+    slow.wait_stopped(0)
+    assert slow.log[-1]["event"] == "stopped"
+
+
+def test_sigint_ends_it_too(start: Start) -> None:
+    server = start(DIGITS)
+    server.process.send_signal(signal.SIGINT)
+    server.wait_stopped(0)
+
+
+def test_a_second_signal_ends_at_once(start: Start, tmp_path: Path) -> None:
+    server = start(onnx_entries(tmp_path, {"slow": onnx_graphs.slow(1000)})).wait_ready()
+    with asked(server) as (answer,):
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        assert server.process.poll() is None
+        server.process.send_signal(signal.SIGTERM)
+        started_s = time.monotonic()
+        server.wait_stopped(128 + signal.SIGTERM)
+        assert time.monotonic() - started_s < 0.7
+        with pytest.raises(httpx.TransportError):
+            answer.result()
+
+
+def test_the_drain_has_a_deadline(start: Start, tmp_path: Path) -> None:
+    deadline = "[server]\ndrain_timeout_s = 1\n"
+    server = start(onnx_entries(tmp_path, {"slow": onnx_graphs.slow(2000)}) + deadline).wait_ready()
+    with asked(server) as (answer,):
+        started_s = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        refusal = answer.result()
+        assert (refusal.status_code, refusal.json()["error"]["code"]) == (503, "draining")
+        assert time.monotonic() - started_s < 2
+    server.wait_stopped(0)
+
+
+def test_a_signal_while_models_load_ends_the_server(start: Start) -> None:
+    server = start(f'[[models.onnx_models]]\nname = "minilm-onnx"\npath = "{MODELS / "minilm-onnx"}"\n')
+    assert server.client.get("/health/ready").status_code == 503
+    server.stop()
+
+
+def test_a_port_that_is_taken_is_told_in_one_line(house: RunningServer) -> None:
+    ended = run("serve", str(MODELS / "digits"), "--port", str(house.port))
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith(f"server.port: cannot listen on 127.0.0.1:{house.port} (")
+    assert "--port" in line
+
+
+def test_a_host_that_is_none_is_told_in_one_line() -> None:
+    ended = run("serve", str(MODELS / "digits"), "--port", "0", "--host", "203.0.113.1")
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    assert "203.0.113.1" in line
+
+
+def test_a_config_that_is_wrong_is_told_with_all_faults(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text('[server]\nprot = 1\nport = "x"\n\n[nonsense]\n', encoding="utf-8")
+    ended = run("serve", "--config", str(file))
+    assert ended.returncode == 2
+    lines = ended.stderr.splitlines()
+    assert [line.partition(": ")[0] for line in lines] == [f"{file}:2", f"{file}:3", f"{file}:5"]
+    assert 'did you mean "port"?' in lines[0]
+
+
+def test_what_else_is_wrong_is_told_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["serve", "--config", str(tmp_path / "missing.toml")]) == 2
+    assert "there is no such file" in capsys.readouterr().err
+    assert main(["serve", str(tmp_path)]) == 2
+    assert "no folder with model.onnx" in capsys.readouterr().err
+    assert main(["serve", str(MODELS / "digits"), "--port", "65536"]) == 2
+    assert "server.port" in capsys.readouterr().err
+    monkeypatch.setenv("ROUNDHOUSE_SERVER__PROT", "1")
+    assert main(["serve", str(MODELS / "digits")]) == 2
+    assert "ROUNDHOUSE_SERVER__PROT" in capsys.readouterr().err
+
+
+def test_model_paths_need_no_config(tmp_path: Path) -> None:
+    onnx_entries(tmp_path, {"a name with blanks": onnx_graphs.add()})
+    onnx_graphs.save(onnx_graphs.identity(), tmp_path / "single.onnx")
+    paths = [str(tmp_path / "a name with blanks"), str(tmp_path / "single.onnx"), str(MODELS / "digits" / "model.onnx")]
+    with RunningServer([*paths, "--port", "0", "--host", "localhost"], cwd=tmp_path) as server:
+        server.wait_ready()
+        assert server.client.get("/health").json()["models"].keys() == {"a-name-with-blanks", "single", "digits"}
+        assert server.infer("single", input_data=[1, 2])["output_data"] == [1, 2]
+
+
+@LINUX
+def test_a_path_that_is_no_utf8_breaks_no_answer(tmp_path: Path) -> None:
+    odd = os.fsdecode(os.fsencode(tmp_path) + b"/odd\xff.onnx")
+    shutil.copy(MODELS / "digits" / "model.onnx", odd)
+    with RunningServer([odd, str(MODELS / "digits"), "--port", "0"]) as server:
+        server.wait_for_log("model failed to load", model="odd")
+        wait_until(lambda: server.client.get("/models/digits").json()["state"] == "ready")
+        detail = server.client.get("/models/odd").json()
+        assert "odd?.onnx" in detail["reason"]
+        assert detail["version_details"]["1"]["path"].endswith("odd?.onnx")
+        answer = server.client.post("/models/odd/infer", json={"input_data": [1]})
+        assert_refused(answer, 503, "model_failed", "odd?.onnx")
+        assert server.infer("digits", input_data=[0] * 64)["output_shape"] == [1]
+
+
+def test_the_environment_overrides_the_file_and_flags_both(start: Start) -> None:
+    server = start(DIGITS + "[server]\nmax_body_bytes = 10\nport = 1\n", ROUNDHOUSE_SERVER__MAX_BODY_BYTES="50")
+    assert_refused(server.post("/infer", b" " * 51), 413, "too_large", "50 bytes")
+    assert server.post("/infer", b" " * 50).status_code == 400
+    assert server.port != 1
+
+
+@LINUX
+def test_a_server_of_onnx_models_never_imports_torch(start: Start) -> None:
+    entries = DIGITS + f'[[models.onnx_models]]\nname = "minilm-onnx"\npath = "{MODELS / "minilm-onnx"}"\n'
+    server = start(entries).wait_ready()
+    assert len(server.infer("minilm-onnx", text=["a", "b"])["embeddings"]) == 2
+    assert server.infer("digits", input_data=[0] * 64)["output_shape"] == [1]
+    for path in ("/models", "/metrics", "/health", "/docs", "/openapi.json"):
+        assert server.client.get(path).status_code == 200
+    mapped = Path(f"/proc/{server.process.pid}/maps").read_text(encoding="utf-8")
+    assert "onnxruntime" in mapped
+    assert not [name for name in ("torch", "/transformers", "/sklearn/", "/scipy/") if name in mapped]
+
+
+@LINUX
+def test_a_server_of_pytorch_models_never_imports_onnxruntime(start: Start) -> None:
+    """And while it loads, it says so."""
+    server = start(f'[[models.torch_models]]\nname = "minilm"\npath = "{MODELS / "minilm"}"\n')
+    answer = server.client.post("/models/minilm/infer", json={"text": "a"})
+    assert_refused(answer, 503, "loading", 'model "minilm" is ', "GET /health/ready")
+    assert int(answer.headers["retry-after"]) >= 1
+    ready = server.client.get("/health/ready")
+    assert (ready.status_code, ready.json()) == (503, {"status": "starting", "waits_for": ["minilm"]})
+    health = server.client.get("/health").json()
+    assert health["status"] == "starting"
+    assert health["models"]["minilm"] in ("registered", "loading")
+    assert server.client.get("/health/live").status_code == 200
+    server.wait_ready()
+    assert server.client.get("/health").json()["status"] == "healthy"
+    mapped = Path(f"/proc/{server.process.pid}/maps").read_text(encoding="utf-8")
+    assert "libtorch" in mapped
+    assert "onnxruntime" not in mapped
+
+
+def test_what_a_server_of_onnx_models_imports() -> None:
+    """By the import system's own word, the modules written in Python included."""
+    code = (
+        "import asyncio, httpx, pathlib, sys; from app.config import load_settings; from app.server import build;"
+        "from app.model_paths import with_models; from dataclasses import replace;"
+        "loaded = load_settings(None, {}); "
+        "loaded = replace(loaded, settings=with_models(loaded.settings, [sys.argv[1]])); "
+        "from frameworks.onnx.registry import OnnxRegistry; build(loaded, 'none')"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", code, str(MODELS / "digits")],
+        cwd=ROOT, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in ended.stderr.splitlines()}
+    assert {"onnxruntime", "fastapi", "simdjson"} <= imported
+    assert not imported & {"torch", "transformers", "sklearn", "scipy", "pandas", "matplotlib", "onnx", "safetensors"}
+
+
+def test_a_log_that_nobody_reads_breaks_no_request(tmp_path: Path) -> None:
+    """The reader of the log goes away: lines are lost, answers are not."""
+    config = tmp_path / "config.toml"
+    config.write_text(DIGITS + '[logging]\nrequests = "all"\nlevel = "debug"\n', encoding="utf-8")
+    port = free_port()
+    read, write = os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "app", "serve", "--config", str(config), "--port", str(port)], cwd=ROOT, stderr=write
+    )
+    os.close(write)
+    os.close(read)
+    answers_without_log(process, port)
+
+
+def test_a_server_without_a_standard_error_answers(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(DIGITS + '[logging]\nrequests = "all"\n', encoding="utf-8")
+    port = free_port()
+    command = f'exec "{sys.executable}" -m app serve --config "{config}" --port {port} 2>&-'
+    answers_without_log(subprocess.Popen(["/bin/sh", "-c", command], cwd=ROOT), port)
+
+
+def answers_without_log(process: subprocess.Popen[bytes], port: int) -> None:
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
+        try:
+            wait_until(lambda: is_ready(client))
+            for _ in range(5):
+                assert client.post("/models/digits/infer", json={"input_data": [0] * 64}).status_code == 200
+                assert client.post("/models/digits/infer", json={"input_data": [1]}).status_code == 400
+                assert client.get("/nothing").status_code == 404
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == 0
+        finally:
+            process.kill()
+            process.wait()
+
+
+def is_ready(client: httpx.Client) -> bool:
+    try:
+        return client.get("/health/ready").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,185 @@
+"""The forms of a question about tensors, by every path, and that the answer mirrors it."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.e2e.server import RunningServer, assert_refused
+
+PATHS = ("/infer", "/inference", "/models/free-n/infer", "/models/free-n/versions/1/infer")
+QUESTIONS: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
+    ({"input_data": [1, 2, 3, 4, 5, 6]}, {"output_data": [1, 2, 3, 4, 5, 6], "output_shape": [2, 3]}),
+    ({"input_data": [[1, 2, 3], [4, 5, 6]]}, {"output_data": [[1, 2, 3], [4, 5, 6]], "output_shape": [2, 3]}),
+    ({"inputs": {"x": [[1, 2, 3]]}}, {"outputs": {"y": {"dtype": "float32", "shape": [1, 3], "data": [[1, 2, 3]]}}}),
+    (
+        {"inputs": {"x": {"data": [1, 2, 3], "shape": [1, 3]}}, "outputs": ["y"]},
+        {"outputs": {"y": {"dtype": "float32", "shape": [1, 3], "data": [[1, 2, 3]]}}},
+    ),
+)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("question", "wanted"), QUESTIONS)
+def test_every_path_answers_every_form(
+    path: str, question: dict[str, Any], wanted: dict[str, Any], house: RunningServer
+) -> None:
+    named: dict[str, Any] = {"model_name": "free-n"} if path in ("/infer", "/inference") else {}
+    for name_and_version in (named, {"model_name": "free-n"}, {"model_name": "free-n", "version": "1"}):
+        answer = house.client.post(path, json=question | name_and_version)
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["content-type"] == "application/json"
+        body = answer.json()
+        assert body.pop("latency_ms") > 0
+        assert body == wanted | {"model_name": "free-n", "version": "1"}
+
+
+def test_body_and_path_have_to_name_the_same(house: RunningServer) -> None:
+    for path, body, field in (
+        ("/models/free-n/infer", {"model_name": "fixed"}, "model_name:"),
+        ("/models/free-n/versions/1/infer", {"version": "2"}, "version:"),
+    ):
+        answer = house.client.post(path, json=body | {"input_data": [1, 2, 3]})
+        assert_refused(answer, 400, "invalid_input", field, "and the path names")
+
+
+# model, input_data, batch_size (0: left out), output_data's shape
+@pytest.mark.parametrize(
+    ("model", "data", "batch_size", "shape"),
+    [
+        ("free-n", 3, 0, [1, 3]),
+        ("free-n", 30, 0, [10, 3]),
+        ("free-n", 30, 10, [10, 3]),
+        ("free-n", 0, 0, [0, 3]),
+        ("free-last", 8, 0, [2, 4]),
+        ("free-last", 8, 2, [2, 4]),
+        ("free-last", 0, 0, [2, 0]),
+        ("free-nm", 6, 0, [1, 2, 3]),
+        ("free-nm", 12, 2, [2, 2, 3]),
+        ("free-nm", 12, 4, [4, 1, 3]),
+        ("free-nm", 0, 2, [2, 0, 3]),
+        ("fixed", 6, 0, [2, 3]),
+        ("fixed", 6, 2, [2, 3]),
+        ("zero", 0, 5, [5, 0]),
+        ("float32", 4, 0, [4]),
+    ],
+)
+def test_a_flat_list_takes_the_declared_shape(
+    model: str, data: int, batch_size: int, shape: list[int], house: RunningServer
+) -> None:
+    numbers = list(range(data))
+    body: dict[str, Any] = {"input_data": numbers} | ({"batch_size": batch_size} if batch_size else {})
+    answer = house.infer(model, **body)
+    assert (answer["output_data"], answer["output_shape"]) == (numbers, shape)
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "batch_size", "field", "words"),
+    [
+        ("free-n", 4, 0, "input_data", "holds 4 values, no multiple of 3; the model wants [-1, 3]"),
+        ("free-n", 6, 3, "input_data", "holds 6 values, and shape [3, 3] takes 9"),
+        ("free-nm", 4, 0, "input_data", "no multiple of 3"),
+        ("free-nm", 12, 5, "input_data", "no multiple of 15"),
+        ("free-nml", 12, 0, "input_data", "a flat list cannot say that shape: send it nested"),
+        ("free-nml", 12, 2, "input_data", "send it nested"),
+        ("fixed", 5, 0, "input_data", "holds 5 values, and shape [2, 3] takes 6"),
+        ("fixed", 6, 3, "batch_size", "are 2 rows"),
+        ("free-last", 8, 4, "batch_size", "are 2 rows"),
+        ("free-last", 7, 0, "input_data", "no multiple of 2"),
+        ("zero", 1, 0, "input_data", "holds 1 values"),
+        ("zero", 0, 0, "input_data", "wants [-1, 0]"),
+    ],
+)
+def test_a_flat_list_that_does_not_come_out_even_is_refused(
+    model: str, data: int, batch_size: int, field: str, words: str, house: RunningServer
+) -> None:
+    body: dict[str, Any] = {"input_data": [0.5] * data} | ({"batch_size": batch_size} if batch_size else {})
+    answer = house.client.post(f"/models/{model}/infer", json=body)
+    assert_refused(answer, 400, "invalid_input", f"{field}:", words)
+
+
+@pytest.mark.parametrize("batch_size", [0, -1, 1.0, 1.5, True, "1", None, [1], {}, 2**31, 2**70])
+def test_a_batch_size_that_is_none_is_refused(batch_size: object, house: RunningServer) -> None:
+    body = json.dumps({"input_data": [1, 2, 3], "batch_size": batch_size})
+    answer = house.post("/models/free-n/infer", body)
+    assert_refused(answer, 400, "invalid_input", "batch_size:", "wants a whole number of 1 or more")
+
+
+def test_a_batch_size_beside_a_nest_has_to_agree(house: RunningServer) -> None:
+    rows = [[1, 2, 3], [4, 5, 6]]
+    assert house.infer("free-n", input_data=rows, batch_size=2)["output_data"] == rows
+    answer = house.client.post("/models/free-n/infer", json={"input_data": rows, "batch_size": 3})
+    assert_refused(answer, 400, "invalid_input", "batch_size:", "is 3, and input_data has 2 rows")
+
+
+@pytest.mark.parametrize(
+    ("model", "data"),
+    [("free-n", [[1, 2]]), ("free-n", [[[1, 2, 3]]]), ("fixed", [[1, 2, 3]]), ("free-n", 5), ("zero", [[1]])],
+)
+def test_a_nest_of_another_shape_is_refused(model: str, data: Any, house: RunningServer) -> None:
+    answer = house.client.post(f"/models/{model}/infer", json={"input_data": data})
+    message = assert_refused(answer, 400, "invalid_input", "input_data:", "and the model wants [")
+    assert f"has shape {list(np.shape(data))}" in message
+    answer = house.client.post(f"/models/{model}/infer", json={"inputs": {"x": data}})
+    assert_refused(answer, 400, "invalid_input", "inputs.x:", "has shape")
+
+
+def test_an_image_of_150_528_numbers(house: RunningServer) -> None:
+    image = np.random.default_rng(3).random((1, 3, 224, 224), dtype=np.float32)
+    nested = house.infer("float32", input_data=image.tolist())
+    assert np.array_equal(np.array(nested["output_data"], np.float32), image)
+    flat = house.infer("float32", input_data=image.ravel().tolist())
+    assert np.array_equal(np.array(flat["output_data"], np.float32), image.ravel())
+
+
+@pytest.mark.parametrize("model", ["add", "concat", "sequence-in", "map-in", "optional-in"])
+def test_input_data_wants_a_model_of_one_required_tensor(model: str, house: RunningServer) -> None:
+    answer = house.client.post(f"/models/{model}/infer", json={"input_data": [1]})
+    assert_refused(answer, 400, "invalid_input", "input_data:", "exactly one required tensor; send inputs")
+
+
+@pytest.mark.parametrize(
+    ("outputs", "code", "words"),
+    [
+        (["summ"], "unknown_field", 'outputs.summ: unknown field; did you mean "outputs.sum"?'),
+        (["a", "sum"], "unknown_field", "outputs.a"),
+        ([], "invalid_input", "outputs: wants a list of different names out of sum, product"),
+        (["sum", "sum"], "invalid_input", "outputs: wants a list of different names"),
+        ("sum", "invalid_input", "outputs: wants a list"),
+        ([1], "invalid_input", "outputs: wants a list"),
+        ([["sum"]], "invalid_input", "outputs: wants a list"),
+        (None, "invalid_input", "outputs: wants a list"),
+        ({"sum": 1}, "invalid_input", "outputs: wants a list"),
+    ],
+)
+def test_outputs_that_are_none_are_refused(outputs: object, code: str, words: str, house: RunningServer) -> None:
+    inputs = {"a": [[1, 2, 3, 4]], "b": [[1, 2, 3, 4]]}
+    answer = house.client.post("/models/add/infer", json={"inputs": inputs, "outputs": outputs})
+    assert_refused(answer, 400, code, words)
+
+
+def test_input_data_is_answered_with_one_output(house: RunningServer) -> None:
+    image = [0] * 64
+    assert house.infer("digits", input_data=image)["output_shape"] == [1]
+    answer = house.client.post(
+        "/models/digits/infer", json={"input_data": image, "outputs": ["output_label", "output_probability"]}
+    )
+    assert_refused(answer, 400, "invalid_input", "outputs:", "answered with one output")
+
+
+@pytest.mark.parametrize(
+    ("inputs", "code", "words"),
+    [
+        ({}, "invalid_input", "inputs.a: is missing; the model wants a: float32 [-1, 4], b: float32 [-1, 4]"),
+        ({"a": [[1, 2, 3, 4]]}, "invalid_input", "inputs.b: is missing"),
+        ({"a": [[1, 2, 3, 4]], "B": 1}, "unknown_field", "B: unknown field"),
+        ([1], "invalid_input", "inputs: is an array; wants an object of name → array"),
+        (None, "invalid_input", "inputs: is null"),
+        ("a", "invalid_input", "inputs: is a string"),
+    ],
+)
+def test_inputs_that_are_not_the_models_are_refused(
+    inputs: object, code: str, words: str, house: RunningServer
+) -> None:
+    assert_refused(house.client.post("/models/add/infer", json={"inputs": inputs}), 400, code, words)

@@ -1,0 +1,352 @@
+"""What is wrong with a request is refused in the contract's words, and the server goes on."""
+
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.configs import DIGITS, onnx_entries
+from tests.e2e.conftest import Start
+from tests.e2e.server import RunningServer, assert_refused, wait_until
+from tests.models import onnx_graphs
+
+QUESTION = '{"model_name": "float32", "input_data": [1, 2]}'
+
+
+@pytest.fixture(scope="module", autouse=True)
+def goes_on(house: RunningServer) -> Iterator[None]:
+    yield
+    assert house.infer("float32", input_data=[1, 2])["output_data"] == [1, 2]
+    house.check_log()
+
+
+RAGGED = (
+    "[1,[2],3]",
+    "[[1,2],[3],[4,5,6]]",
+    "[[1],[[2]]]",
+    "[[],[1]]",
+    "[[1],[]]",
+    "[3,[1,2],[]]",
+    "[[1,2],3]",
+    "[[],1]",
+    "[1,[]]",
+    "[[[]],[]]",
+    "[[[1,2],[3,4]],[[5,6],[7]]]",
+    "[[[1,2],[3,4]],[[5,6,7,8]]]",
+    "[[[1],[2]],[3,4]]",
+    "[[1,2,3],[4,[5],6]]",
+    "[[1,[2,3]],[4,[5,6]]]",
+    "[" * 1000 + "1" + "]" * 1000,
+    "[" * 33 + "1" + "]" * 33,
+    "[" * 1000 + "]" * 1000,
+)
+
+
+@pytest.mark.parametrize("data", RAGGED)
+def test_a_ragged_array_is_refused_in_every_disguise(data: str, house: RunningServer) -> None:
+    strings = data.replace("1", '"["').replace("2", '"a]"').replace("3", '"\\""')
+    for field, body in {
+        "input_data": f'{{"input_data": {data}}}',
+        "inputs.x": f'{{"inputs": {{"x": {data}}}}}',
+        "inputs.x.data": f'{{"inputs": {{"x": {{"data": {data}, "shape": [3]}}}}}}',
+    }.items():
+        for model in ("float32", "int64", "uint64", "bool", "float16"):
+            answer = house.post(f"/models/{model}/infer", body)
+            assert_refused(answer, 400, "invalid_input", f"{field}: the array is ragged")
+        answer = house.post("/models/string/infer", body.replace(data, strings))
+        assert_refused(answer, 400, "invalid_input", f"{field}: the array is ragged")
+
+
+@pytest.mark.parametrize("model", ["free-n", "fixed", "digits", "gather"])
+@pytest.mark.parametrize("data", ["[1,[2],3]", "[[1,2,3],[4,[5],6]]", "[1,[2,3,4,5,6]]"])
+def test_a_ragged_array_is_called_ragged_whatever_shape_is_wanted(model: str, data: str, house: RunningServer) -> None:
+    answer = house.post(f"/models/{model}/infer", f'{{"input_data": {data}}}')
+    assert_refused(answer, 400, "invalid_input", "input_data: the array is ragged")
+
+
+def test_brackets_in_strings_hide_no_ragged_array(house: RunningServer) -> None:
+    strings = ', "a": ["[", "[[]", "]"], "b": ["\\"["]}}'
+    body = '{"inputs": {"c": [[1, 2], [3, 4], [5, 6]]' + strings
+    outputs = house.client.post("/models/concat/infer", content=body).json()["outputs"]
+    assert outputs["doubled"]["shape"] == [3, 4]
+    for data in ("[[1, 2], [3, [4]], [5, 6]]", "[1, [2], 3, 4, 5, 6]", "[[1, 2], [3], [4, 5, 6]]"):
+        body = '{"inputs": {"c": ' + data + strings
+        answer = house.post("/models/concat/infer", body)
+        assert_refused(answer, 400, "invalid_input", "inputs.c: the array is ragged")
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"{", "line 1 column 2"),
+        (b'{"input_data": [1, 2', "not valid JSON"),
+        (b'{"input_data": [1, 2],}', "trailing comma"),
+        (b'{"input_data": [1, 2]} x', "line 1 column 24"),
+        (QUESTION.encode() * 2, "after document"),
+        (b"{'input_data': [1]}", "not valid JSON"),
+        (b"hello", "not valid JSON"),
+        (b"  \n", "not valid JSON"),
+        (b"\x00", "not valid JSON"),
+        (b'{"input_data": [NaN]}', "not valid JSON"),
+        (b'{"input_data": [Infinity]}', "not valid JSON"),
+        (b'{"input_data": [-Infinity]}', "not valid JSON"),
+        (b'{"input_data": [01]}', "not valid JSON"),
+        (b'{"input_data": [1.]}', "not valid JSON"),
+        (b'{"input_data": [+1]}', "not valid JSON"),
+        (b'{"input_data": [1e400]}', "infinity"),
+        (b'{"input_data": -1e400}', "infinity"),
+        (b'{"text": "\xff"}', "not valid JSON"),
+        (b'{"text": "\xed\xa0\x80"}', "not valid JSON"),
+        (b'{"text": "\xc3', "not valid JSON"),
+        (rb'{"text": "\ud800"}', "surrogate"),
+        (rb'{"\udfff": 1}', "surrogate"),
+        (b'{"text": "a\nb"}', "control character"),
+        (b"\xef\xbb\xbf" + QUESTION.encode(), "byte order mark"),
+        (QUESTION.encode("utf-16"), "not valid JSON"),
+        (b"[" * 100_000, "depth limit"),
+        (b'{"a":' * 100_000, "depth limit"),
+    ],
+)
+def test_what_is_not_json_is_refused(body: bytes, words: str, house: RunningServer) -> None:
+    for path in ("/infer", "/models/float32/infer"):
+        assert_refused(house.post(path, body), 400, "invalid_json", words)
+
+
+@pytest.mark.parametrize("path", ["/infer", "/inference", "/models/float32/infer", "/models"])
+def test_an_empty_body_is_refused(path: str, house: RunningServer) -> None:
+    assert_refused(house.client.post(path), 400, "invalid_json", "empty")
+
+
+@pytest.mark.parametrize("body", ["[]", "[1, 2]", "1", "null", "true", '"text"', "[" + QUESTION + "]"])
+def test_a_body_that_is_no_object_is_refused(body: str, house: RunningServer) -> None:
+    for path in ("/infer", "/models/float32/infer", "/models", "/models/float32/load"):
+        assert_refused(house.post(path, body), 400, "invalid_input", "body:", "wants a JSON object")
+
+
+@pytest.mark.parametrize(
+    ("field", "nearest"),
+    [
+        ("model", "model_name"),
+        ("inptu_data", "input_data"),
+        ("Inputs", "inputs"),
+        ("texts", "text"),
+        ("normalise", "normalize"),
+        ("batchsize", "batch_size"),
+        ("", "known fields are batch_size, input_data"),
+        ("\u0000", "known fields are"),
+        ("漢字" * 1000, "known fields are"),
+        ("[" * 100, "known fields are"),
+    ],
+)
+def test_a_typo_is_refused_with_the_nearest_name(field: str, nearest: str, house: RunningServer) -> None:
+    body = {"model_name": "float32", "input_data": [1], field: 1}
+    message = assert_refused(house.client.post("/infer", json=body), 400, "unknown_field", field[:200], nearest)
+    assert len(message) < 500
+
+
+@pytest.mark.parametrize(
+    "field",
+    ["prompt", "messages", "max_tokens", "temperature", "top_p", "min_p", "repetition_penalty", "stop", "seed",
+     "stream", "n", "logprobs", "priority", "timeout_ms"],
+)  # fmt: skip
+def test_a_field_to_come_is_refused_by_name(field: str, house: RunningServer) -> None:
+    for body in ({"input_data": [1], field: 1}, {field: "x"}):
+        answer = house.client.post("/models/float32/infer", json=body)
+        assert_refused(answer, 400, "invalid_input", f"{field}: is not served by this version")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"input_data": [1], "input_data": [2]}',
+        '{"model_name": "float32", "model_name": "float32", "input_data": [1]}',
+        '{"inputs": {"x": [1], "x": [2]}}',
+        '{"inputs": {"x": {"data": [1], "data": [2]}}}',
+        '{"input_data": [1], "batch_size": 1, "batch_size": 1}',
+    ],
+)
+def test_a_field_given_twice_is_refused(body: str, house: RunningServer) -> None:
+    assert_refused(house.post("/models/float32/infer", body), 400, "invalid_input", "given twice")
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "words"),
+    [
+        ({}, "input_data", "exactly one of input_data, inputs, text is wanted; none of them came"),
+        ({"input_data": [1], "text": "a"}, "text", "input_data and text"),
+        ({"input_data": [1], "inputs": {}}, "inputs", "input_data and inputs"),
+        ({"input_data": [1], "normalize": True}, "normalize", "does not go with input_data"),
+        ({"inputs": {"x": [1]}, "batch_size": 1}, "batch_size", "does not go with inputs"),
+        ({"input_data": [1], "top_k": 1}, "top_k", "does not go with input_data"),
+        ({"text": "a"}, "text", "this model takes no text; its inputs are x: float32"),
+        ({"model_name": 1, "input_data": [1]}, "model_name", "is a number; wants a string"),
+        ({"model_name": None, "input_data": [1]}, "model_name", "is null; wants a string"),
+        ({"version": 1, "input_data": [1]}, "version", "is a number; wants a string"),
+        ({"version": "2", "input_data": [1]}, "version", 'has no version "2"; there is 1'),
+        ({"input_data": {"x": [1]}}, "input_data", "is an object"),
+    ],
+)
+def test_fields_that_do_not_go_together_are_refused(
+    body: dict[str, Any], field: str, words: str, house: RunningServer
+) -> None:
+    answer = house.client.post("/models/float32/infer", json=body)
+    assert_refused(answer, 400, "invalid_input", f"{field}:", words)
+
+
+def test_a_model_that_is_not_there_is_refused_with_near_names(house: RunningServer) -> None:
+    for path, body in (("/infer", {"model_name": "minilmm"}), ("/models/minilmm/infer", {})):
+        message = assert_refused(
+            house.client.post(path, json=body | {"text": "a"}), 404, "model_not_found", '"minilmm"', "minilm"
+        )
+        assert "minilm-onnx" in message
+    for path in ("/models/x%2Fy/infer", "/models/%2e%2e/infer", "/models/" + "y" * 5000 + "/infer"):
+        assert house.client.post(path, json={"text": "a"}).status_code == 404
+    answer = house.client.post("/infer", json={"input_data": [1]})
+    assert_refused(answer, 400, "invalid_input", "model_name: is missing")
+
+
+def test_a_version_that_is_not_there_is_refused(house: RunningServer) -> None:
+    answer = house.client.post("/models/float32/versions/2/infer", json={"input_data": [1]})
+    assert_refused(answer, 404, "version_not_found", 'model "float32" has no version "2"; there is 1')
+    answer = house.client.post("/infer", json={"model_name": "float32", "version": "2", "input_data": [1]})
+    assert_refused(answer, 400, "invalid_input", "version:", "there is 1")
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "application/octet-stream",
+     "", "json", "application/json; charset=latin-1", "application/json; charset=utf-16", "a" * 1000],
+)  # fmt: skip
+def test_a_body_that_is_called_something_else_is_refused(content_type: str, house: RunningServer) -> None:
+    for path in ("/infer", "/models/float32/infer", "/models", "/models/float32/load"):
+        answer = house.client.post(path, content=QUESTION, headers={"content-type": content_type})
+        message = assert_refused(answer, 415, "unsupported_media_type", "content-type")
+        assert len(message) < 500
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    [None, "application/json", "Application/JSON", "application/json; charset=utf-8", "application/json;charset=UTF8",
+     "application/vnd.api+json", 'application/json; charset="utf-8"'],
+)  # fmt: skip
+def test_a_body_that_is_called_json_is_read(content_type: str | None, house: RunningServer) -> None:
+    headers = {"content-type": content_type} if content_type else {}
+    assert house.client.post("/infer", content=QUESTION, headers=headers).status_code == 200
+
+
+def test_a_compressed_body_is_refused(house: RunningServer) -> None:
+    for encoding in ("gzip", "br", "deflate", "zstd", "GZIP"):
+        answer = house.post("/infer", QUESTION, **{"content-encoding": encoding})
+        assert_refused(answer, 415, "unsupported_media_type", f'content-encoding "{encoding}" is not read')
+    assert house.post("/infer", QUESTION, **{"content-encoding": "identity"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", "/infer", "POST"),
+        ("PUT", "/inference", "POST"),
+        ("DELETE", "/models/float32/infer", "POST"),
+        ("OPTIONS", "/models/float32/versions/1/infer", "POST"),
+        ("PATCH", "/infer", "POST"),
+        ("GET", "/models/float32/load", "POST"),
+        ("PUT", "/models", "GET, POST"),
+        ("POST", "/models/float32", "DELETE, GET"),
+        ("POST", "/health", "GET"),
+        ("DELETE", "/metrics", "GET"),
+    ],
+)
+def test_a_wrong_method_is_refused_with_the_right_ones(
+    method: str, path: str, allowed: str, house: RunningServer
+) -> None:
+    answer = house.client.request(method, path)
+    assert_refused(answer, 405, "method_not_allowed", f"{method} is not allowed on {path}", allowed)
+    assert answer.headers["allow"] == allowed
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/nothing", "/infer/", "/inferx", "/models/a/b/c", "/models//infer", "/models/float32/versions//infer",
+     "/v1/models", "/%00", "/%ff%fe", "/..", "/models/float32/versions/1", "/" + "a" * 5000, "/healthz"],
+)  # fmt: skip
+def test_a_path_that_leads_nowhere_is_refused(path: str, house: RunningServer) -> None:
+    for method in ("GET", "POST"):
+        assert_refused(house.client.request(method, path), 404, "not_found", "there is nothing at")
+
+
+def test_a_request_id_that_is_sane_is_the_callers_own(house: RunningServer) -> None:
+    for path, method, status in (
+        ("/infer", "POST", 200),
+        ("/models", "GET", 200),
+        ("/health", "GET", 200),
+        ("/metrics", "GET", 200),
+        ("/docs", "GET", 200),
+        ("/openapi.json", "GET", 200),
+        ("/nothing", "GET", 404),
+        ("/infer", "GET", 405),
+        ("/models/none/infer", "POST", 404),
+    ):
+        for sane in ("a", "3f2b-4c/..:=+_", "x" * 128):
+            answer = house.client.request(
+                method, path, content=QUESTION if method == "POST" else None, headers={"x-request-id": sane}
+            )
+            assert (answer.status_code, answer.headers["x-request-id"]) == (status, sane)
+
+
+@pytest.mark.parametrize("insane", ["", "a b", "x" * 129, "é", '"', "<script>", "a\tb", "a;b", "{}"])
+def test_a_request_id_that_is_not_sane_is_replaced(insane: str, house: RunningServer) -> None:
+    for path in ("/infer", "/models", "/nothing"):
+        answer = house.client.request(
+            "POST" if path == "/infer" else "GET", path, headers={b"x-request-id": insane.encode()}
+        )
+        assert answer.headers["x-request-id"] != insane
+
+
+def test_request_ids_differ(house: RunningServer) -> None:
+    ids = [house.client.get(path).headers["x-request-id"] for path in ("/health", "/models", "/nothing") * 5]
+    assert len(set(ids)) == len(ids)
+
+
+def chunks_of(body: bytes, size: int = 1000) -> Iterator[bytes]:
+    for start in range(0, len(body), size):
+        yield body[start : start + size]
+
+
+def test_a_body_over_the_limit_is_refused_and_says_the_limit(start: Start) -> None:
+    server = start(DIGITS + "[server]\nmax_body_bytes = 2000\n").wait_ready()
+    question = json.dumps({"model_name": "digits", "input_data": [0] * 64}).encode()
+    at_limit, over = question.ljust(2000), question.ljust(2001)
+    for path in ("/infer", "/models/digits/infer"):
+        assert server.post(path, at_limit).status_code == 200
+        assert server.client.post(path, content=chunks_of(at_limit)).status_code == 200
+    for path in ("/infer", "/models/digits/infer", "/models", "/models/digits/load"):
+        for content in (over, chunks_of(over)):
+            answer = server.client.post(path, content=content)
+            assert_refused(answer, 413, "too_large", "server.max_body_bytes, 2000 bytes")
+    # Far over it: the refusal comes although most of the body is never read.
+    for content in (b" " * 3_000_000, chunks_of(b" " * 3_000_000, 65536)):
+        # The connection may be closed under what is still being sent.
+        with suppress(httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError):
+            assert_refused(server.client.post("/infer", content=content), 413, "too_large", "2000 bytes")
+    assert server.post("/infer", question).status_code == 200
+
+
+def test_a_full_queue_is_refused_with_retry_after(start: Start, tmp_path: Path) -> None:
+    entry = onnx_entries(tmp_path, {"slow": onnx_graphs.slow(500)}) + "max_queue_size = 1\n"
+    server = start(entry).wait_ready()
+    with httpx.Client(base_url=server.url, timeout=30) as other, ThreadPoolExecutor(1) as pool:
+        first = pool.submit(other.post, "/models/slow/infer", json={"input_data": [1, 2, 3, 4]})
+        wait_until(lambda: server.sample("roundhouse_inflight") == 1)
+        started_s = time.monotonic()
+        answer = server.client.post("/models/slow/infer", json={"input_data": [1, 2, 3, 4]})
+        assert_refused(answer, 503, "overloaded", "max_queue_size")
+        assert int(answer.headers["retry-after"]) >= 1
+        assert time.monotonic() - started_s < 0.4
+        assert first.result().status_code == 200
+    assert server.sample("roundhouse_rejected_total", reason="overloaded") == 1

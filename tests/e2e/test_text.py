@@ -1,0 +1,216 @@
+"""Texts in: embeddings equal sentence-transformers', classifiers rank their labels, options do what they say."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from frameworks.types import Array
+from tests.e2e.server import MODELS, RunningServer, assert_refused
+from tests.models.onnx_graphs import session
+
+EMBEDDERS = ("minilm", "minilm-onnx")
+CLASSIFIERS = ("classify", "classify-many", "classify-onnx")
+VOCABULARY = (
+    "engine turntable steam shed rails coal whistle boiler tender signal platform driver wheel axle piston the a of "
+    "Straße naïve façade Ελλάδα поезд 机车 機関車 기차 قطار רכבת รถไฟ ट्रेन 🚂 🛤️ 👩‍🔧 e\u0301 ﬁ ½ ² ‰ — “quoted” don't"
+)
+WORDS = VOCABULARY.split()
+ODD_TEXTS = (
+    "", " ", "\t\n\r", "\u0000", "\u0007\u001b[31m", "\u200b", "\u2028\u2029", "\ufeff", "\ufffd", "\U0010ffff", ".",
+    "[CLS] [SEP] [MASK] [PAD] [UNK]", "a" * 1000, "漢" * 600, "🚂" * 300, "word " * 1000, "\n".join("line" * 30),
+    "1234567890" * 50, "http://example.com/a?b=c&d=[e]", '{"json": ["in", "a", "text"]}', "ALL CAPS", "ß" * 50,
+)  # fmt: skip
+
+
+def varied_texts(count: int) -> list[str]:
+    """Most are short, a few are far over the model's 256 tokens."""
+    chance = random.Random(4)
+    texts = list(ODD_TEXTS)
+    while len(texts) < count:
+        length = chance.choice((1, 2, 3, 5, 8, 13, 21)) if len(texts) % 100 else 400
+        texts.append(" ".join(chance.choices(WORDS, k=length)))
+    chance.shuffle(texts)
+    return texts
+
+
+TEXTS = varied_texts(500)
+
+
+@pytest.fixture(scope="module")
+def reference() -> Array:
+    """What sentence-transformers itself makes of TEXTS, before it is normalised."""
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(str(MODELS / "minilm"), device="cpu", local_files_only=True)
+    model = SentenceTransformer(modules=[module for module in model if type(module).__name__ != "Normalize"])
+    vectors: Array = model.encode(TEXTS, batch_size=16, show_progress_bar=False)
+    return vectors
+
+
+def normalized(vectors: Array) -> Array:
+    lengths: Array = np.linalg.norm(vectors, axis=1, keepdims=True)
+    unit: Array = vectors / lengths
+    return unit
+
+
+@pytest.mark.parametrize("model", EMBEDDERS)
+def test_embeddings_equal_sentence_transformers(model: str, house: RunningServer, reference: Array) -> None:
+    answer = house.infer(model, text=TEXTS)
+    assert answer.keys() == {"model_name", "version", "latency_ms", "embeddings", "tokens"}
+    embeddings = np.array(answer["embeddings"])
+    assert embeddings.shape == (500, 384)
+    assert np.abs(embeddings - normalized(reference)).max() < 1e-4
+    assert np.abs(np.linalg.norm(embeddings, axis=1) - 1).max() < 1e-5
+
+
+@pytest.mark.parametrize("model", EMBEDDERS)
+def test_embeddings_are_normalised_only_if_asked(model: str, house: RunningServer, reference: Array) -> None:
+    some = TEXTS[:30]
+    raw = np.array(house.infer(model, text=some, normalize=False)["embeddings"])
+    assert np.abs(raw - reference[:30]).max() < 1e-4
+    assert np.abs(np.linalg.norm(raw, axis=1) - 1).min() > 0.1
+    asked = np.array(house.infer(model, text=some[:3], normalize=True)["embeddings"])
+    assert np.abs(asked - normalized(reference[:3])).max() < 1e-4
+
+
+@pytest.mark.parametrize("model", EMBEDDERS)
+def test_a_text_means_the_same_alone_and_among_others(model: str, house: RunningServer, reference: Array) -> None:
+    for position in (0, 7, 250, 499):
+        alone = np.array(house.infer(model, text=TEXTS[position])["embeddings"])
+        assert alone.shape == (1, 384)
+        assert np.abs(alone - normalized(reference[position : position + 1])).max() < 1e-4
+        in_a_list = house.infer(model, text=[TEXTS[position]])["embeddings"]
+        assert np.abs(alone - np.array(in_a_list)).max() < 1e-6
+
+
+@pytest.mark.parametrize("model", EMBEDDERS)
+def test_tokens_are_counted_special_ones_included(model: str, house: RunningServer) -> None:
+    assert house.infer(model, text="")["tokens"] == 2
+    assert house.infer(model, text=["hello", "hello world", ""])["tokens"] == 3 + 4 + 2
+    assert house.infer(model, text="hello " * 1000)["tokens"] == 256
+    assert house.infer(model, text=[])["tokens"] == 0
+
+
+@pytest.mark.parametrize("model", EMBEDDERS)
+def test_a_text_that_is_too_long_is_cut_unless_that_is_forbidden(model: str, house: RunningServer) -> None:
+    exact, over = "hello " * 254, "hello " * 255
+    cut = house.infer(model, text=over)["embeddings"]
+    assert cut == house.infer(model, text=over, truncate=True)["embeddings"]
+    assert np.abs(np.array(cut) - house.infer(model, text=exact, truncate=False)["embeddings"]).max() < 1e-6
+    for texts, position in ((over, 0), (["a", "b", over], 2)):
+        answer = house.client.post(f"/models/{model}/infer", json={"text": texts, "truncate": False})
+        assert_refused(answer, 400, "invalid_input", f"text[{position}]: 257 tokens", "at most 256")
+    assert house.infer(model, text=over)["embeddings"] == cut
+
+
+@pytest.mark.parametrize(("model", "count"), [("minilm-onnx", 2000), ("minilm", 500)])
+def test_many_texts_in_one_request_keep_their_order(model: str, count: int, house: RunningServer) -> None:
+    texts = [WORDS[i % 7] if i % 2 else f"{WORDS[i % 7]} and {WORDS[i % 5]}" for i in range(count)]
+    embeddings = np.array(house.infer(model, text=texts)["embeddings"])
+    assert embeddings.shape == (count, 384)
+    different = sorted(set(texts))
+    by_text = dict(zip(different, house.infer(model, text=different)["embeddings"], strict=True))
+    assert np.abs(embeddings - np.array([by_text[text] for text in texts])).max() < 1e-5
+
+
+def test_more_texts_than_a_request_takes_are_refused(house: RunningServer) -> None:
+    answer = house.client.post("/models/minilm-onnx/infer", json={"text": [""] * 100_001})
+    assert_refused(answer, 400, "invalid_input", "text: 100001 texts; a request takes at most 100000")
+
+
+@pytest.mark.parametrize("model", [*EMBEDDERS, *CLASSIFIERS])
+def test_no_texts_make_no_rows(model: str, house: RunningServer) -> None:
+    answer = house.infer(model, text=[])
+    assert answer["embeddings" if model in EMBEDDERS else "predictions"] == []
+
+
+@pytest.mark.parametrize("model", CLASSIFIERS)
+def test_a_classifier_ranks_its_labels(model: str, house: RunningServer) -> None:
+    texts = ["the cat sat", "", "engine of steam runs", "the cat sat"]
+    answer = house.infer(model, text=texts)
+    assert answer.keys() == {"model_name", "version", "latency_ms", "predictions"}
+    predictions = answer["predictions"]
+    assert len(predictions) == 4
+    for first, again in zip(predictions[0], predictions[3], strict=True):
+        assert first == pytest.approx(again, abs=1e-6)
+    for labels in predictions:
+        scores = [label["score"] for label in labels]
+        assert {label["label"] for label in labels} == {"fast", "slow", "late"}
+        assert scores == sorted(scores, reverse=True)
+        assert all(0 < score < 1 for score in scores)
+        if model != "classify-many":
+            assert sum(scores) == pytest.approx(1)
+    (single,) = house.infer(model, text="the cat sat")["predictions"]
+    assert [label["label"] for label in single] == [label["label"] for label in predictions[0]]
+
+
+@pytest.mark.parametrize("model", CLASSIFIERS)
+def test_top_k_labels(model: str, house: RunningServer) -> None:
+    (ranked,) = house.infer(model, text="engine of steam")["predictions"]
+    for top_k in (1, 2, 3, 4, 1000):
+        (best,) = house.infer(model, text="engine of steam", top_k=top_k)["predictions"]
+        assert best == ranked[:top_k]
+
+
+def test_scores_equal_transformers(house: RunningServer) -> None:
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    texts = ["the cat sat on the mat", "steam", "engine of the turntable runs ."]
+    for name in ("classify", "classify-many"):
+        (detail,) = house.client.get(f"/models/{name}").json()["version_details"].values()
+        model = AutoModelForSequenceClassification.from_pretrained(detail["path"])
+        tokens = AutoTokenizer.from_pretrained(detail["path"])(texts, padding=True, return_tensors="pt")
+        with torch.inference_mode():
+            logits = model(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"]).logits
+        wanted = (logits.softmax(1) if name == "classify" else logits.sigmoid()).tolist()
+        for row, labels in zip(wanted, house.infer(name, text=texts)["predictions"], strict=True):
+            scores = {label["label"]: label["score"] for label in labels}
+            assert [scores[label] for label in ("fast", "slow", "late")] == pytest.approx(row, abs=1e-5)
+
+
+def test_onnx_scores_equal_raw_onnxruntime(house: RunningServer) -> None:
+    (detail,) = house.client.get("/models/classify-onnx").json()["version_details"].values()
+    ids = np.array([[2, 5, 6, 7, 3]])  # [CLS] the cat sat [SEP]
+    feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+    (logits,) = session(Path(detail["path"]) / "model.onnx").run(["logits"], feeds)
+    wanted = np.exp(logits[0]) / np.exp(logits[0]).sum()
+    (labels,) = house.infer("classify-onnx", text="the cat sat")["predictions"]
+    scores = {label["label"]: label["score"] for label in labels}
+    assert [scores[label] for label in ("fast", "slow", "late")] == pytest.approx(wanted.tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("model", "body", "words"),
+    [
+        ("minilm", {"text": "a", "top_k": 1}, "top_k: goes with classify models; this one's task is embed"),
+        ("minilm-onnx", {"text": "a", "top_k": 1}, "top_k: goes with classify models"),
+        ("classify", {"text": "a", "normalize": True}, "normalize: goes with embed models"),
+        ("classify-onnx", {"text": "a", "normalize": False}, "normalize: goes with embed models"),
+        ("minilm", {"text": "a", "normalize": 1}, "normalize: is a number; wants true or false"),
+        ("minilm", {"text": "a", "normalize": None}, "normalize: is null; wants true or false"),
+        ("minilm", {"text": "a", "truncate": "yes"}, "truncate: is a string; wants true or false"),
+        ("classify", {"text": "a", "top_k": 0}, "top_k: is 0; wants a whole number of 1 or more"),
+        ("classify", {"text": "a", "top_k": 1.5}, "top_k: is 1.5; wants a whole number"),
+        ("classify", {"text": "a", "top_k": True}, "top_k: is true or false; wants a whole number"),
+        ("minilm", {"text": "a", "outputs": ["x"]}, "outputs: does not go with text"),
+        ("minilm", {"text": "a", "batch_size": 1}, "batch_size: does not go with text"),
+        ("minilm", {"text": None}, "text: is null; wants a string"),
+        ("minilm", {"text": 1}, "text: is a number; wants a string"),
+        ("minilm", {"text": {"a": 1}}, "text: is an object; wants a string"),
+        ("minilm", {"text": ["a", None, 1]}, "text[1]: is null; wants a string"),
+        ("minilm", {"text": ["a", ["b"]]}, "text[1]: is an array; wants a string"),
+        ("minilm", {"text": [{}]}, "text[0]: is an object; wants a string"),
+        ("minilm", {"input_data": [1]}, "input_data: this model's task is embed; send the field text"),
+        ("classify", {"inputs": {}}, "inputs: this model's task is classify; send the field text"),
+        ("minilm-onnx", {"input_data": [[1]]}, "input_data: fits a model with exactly one required tensor"),
+        ("digits", {"text": "a"}, "text: this model takes no text; its inputs are image: float32 [-1, 64]"),
+    ],
+)
+def test_a_question_that_does_not_suit_the_task_is_refused(
+    model: str, body: dict[str, Any], words: str, house: RunningServer
+) -> None:
+    assert_refused(house.client.post(f"/models/{model}/infer", json=body), 400, "invalid_input", words)

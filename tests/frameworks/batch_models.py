@@ -1,0 +1,89 @@
+"""The second implementation of the seam below the scheduler: small real models that wait, double, refuse or die."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from frameworks.errors import InvalidInput, InvalidModel
+from frameworks.runtime import BatchModel, ModelEntry
+from frameworks.text import TextTokenizer
+from frameworks.types import Batch, ModelSpec, TensorBatch, TensorType, Value, ValueSpec
+
+Behaviour = Callable[[list[object]], None]
+
+
+class DoublingModel:
+    """x → [2 · each of x]. Before each run `behaviour`, if given, is called with x: it may wait or raise."""
+
+    tokenizer: TextTokenizer | None = None
+
+    def __init__(self, behaviour: Behaviour | None = None) -> None:
+        numbers = TensorType("int64", (-1,))
+        self.spec = ModelSpec(
+            "fake", "tensor", (ValueSpec("x", numbers),), (ValueSpec("y", numbers),), "cpu", "int64", memory_bytes=0
+        )
+        self.behaviour = behaviour
+        self.executed: list[list[object]] = []
+        self.threads: set[str] = set()
+        self.warm_ups = 0
+        self.is_closed = False
+
+    def infer(self, batch: Batch) -> dict[str, Value]:
+        assert not self.is_closed, "nothing is called after close"
+        assert isinstance(batch, TensorBatch)
+        x = batch.inputs["x"]
+        assert isinstance(x, list)
+        self.executed.append(x)
+        self.threads.add(threading.current_thread().name)
+        if self.behaviour:
+            self.behaviour(x)
+        if "bad" in x:
+            raise InvalidInput("x", "not a number")
+        return {"y": [number * 2 for number in x]}
+
+    def warm_up(self) -> None:
+        self.warm_ups += 1
+
+    def close(self) -> None:
+        assert not self.is_closed, "closed once"
+        self.is_closed = True
+
+
+class FakeRegistry:
+    """Loads DoublingModels, and remembers them. `on_load` is called first, by the loader: it may wait or raise."""
+
+    framework = "fake"
+
+    def __init__(self, behaviour: Behaviour | None = None, on_load: Callable[[], None] | None = None) -> None:
+        self.behaviour = behaviour
+        self.on_load = on_load
+        self.made: list[DoublingModel] = []
+
+    def load(self, entry: ModelEntry, path: Path) -> BatchModel:
+        if self.on_load:
+            self.on_load()
+        if path.name == "broken":
+            raise InvalidModel(f"{path}: broken")
+        model = DoublingModel(self.behaviour)
+        self.made.append(model)
+        return model
+
+
+class Gate:
+    """A behaviour that holds every run until it is opened, and says when one has arrived."""
+
+    def __init__(self) -> None:
+        self._open = threading.Event()
+        self.arrived = threading.Event()
+
+    def __call__(self, _: object = None) -> None:
+        self.arrived.set()
+        assert self._open.wait(10), "nobody opened the gate"
+
+    def open(self) -> None:
+        self._open.set()
+
+
+def numbers(*x: object) -> TensorBatch:
+    """A batch for a DoublingModel."""
+    return TensorBatch({"x": list(x)})

@@ -1,0 +1,52 @@
+"""Loads a model as the manager would, on a machine that has a CPU only, with one thread."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from frameworks.devices import DeviceManager, SystemProbe
+from frameworks.settings import OnnxModelEntry, PerformanceSettings, TorchModelEntry
+from frameworks.types import TEXT_OUTPUT, Array, TokenBatch, Value
+from tests.frameworks.fake_probe import FakeProbe
+
+if TYPE_CHECKING:
+    from frameworks.onnx.session import OnnxModel
+    from frameworks.onnx.text_model import OnnxTextModel
+    from frameworks.pytorch.encoder import EncoderModel
+
+GIB = 1024**3
+
+
+def load_onnx(
+    path: Path, *, max_model_bytes: int = GIB, gpu: bool = False, **entry: Any
+) -> "OnnxModel | OnnxTextModel":
+    """Loaded and not warmed up. `entry`: the keys of an `[[models.onnx_models]]` table."""
+    from frameworks.onnx.registry import OnnxRegistry
+
+    devices = DeviceManager(SystemProbe() if gpu else FakeProbe())
+    registry = OnnxRegistry(devices, PerformanceSettings(intra_op_threads=1), max_model_bytes)
+    return registry.load(OnnxModelEntry(name="m", path=path, **entry), path)
+
+
+def load_torch(path: Path, *, max_model_bytes: int = GIB, gpu: bool = False, **entry: Any) -> "EncoderModel":
+    """Loaded and not warmed up. `entry`: the keys of a `[[models.torch_models]]` table."""
+    from frameworks.pytorch.registry import TorchRegistry
+
+    devices = DeviceManager(SystemProbe() if gpu else FakeProbe())
+    registry = TorchRegistry(devices, PerformanceSettings(intra_op_threads=2), max_model_bytes)
+    return registry.load(TorchModelEntry(name="m", path=path, **entry), path)
+
+
+def listed(value: Value) -> Any:
+    """The numbers of a tensor, as a list for comparisons."""
+    assert isinstance(value, np.ndarray)
+    return value.tolist()
+
+
+def rows_of(model: "OnnxModel | OnnxTextModel | EncoderModel", texts: list[str]) -> Array:
+    """What the model answers to the texts, all in one batch: raw rows, not normalised."""
+    assert model.tokenizer is not None
+    rows = model.infer(TokenBatch(model.tokenizer.tokenize(texts, truncate=True)))[TEXT_OUTPUT]
+    assert isinstance(rows, np.ndarray)
+    return rows

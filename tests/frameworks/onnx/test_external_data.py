@@ -1,0 +1,116 @@
+"""The files that a graph's tensors point to."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
+
+from frameworks.onnx.external_data import external_files
+from tests.models import onnx_graphs
+
+
+def tensor(location: str) -> TensorProto:
+    weight = TensorProto()
+    weight.CopyFrom(onnx_graphs.external_data(location).graph.initializer[0])
+    return weight
+
+
+def constant(weight: TensorProto) -> onnx.NodeProto:
+    return helper.make_node("Constant", [], ["c"], value=weight)
+
+
+def in_an_initializer(weight: TensorProto) -> onnx.ModelProto:
+    return helper.make_model(helper.make_graph([], "g", [], [], [weight]))
+
+
+def in_a_node(weight: TensorProto) -> onnx.ModelProto:
+    return helper.make_model(helper.make_graph([constant(weight)], "g", [], []))
+
+
+def in_a_branch(weight: TensorProto) -> onnx.ModelProto:
+    branch = helper.make_graph([], "branch", [], [], [weight])
+    node = helper.make_node("If", ["b"], ["y"], then_branch=branch, else_branch=branch)
+    return helper.make_model(helper.make_graph([node], "g", [], []))
+
+
+def in_a_function(weight: TensorProto) -> onnx.ModelProto:
+    opset = [helper.make_opsetid("", 18)]
+    function = helper.make_function("ours", "f", [], ["c"], [constant(weight)], opset)
+    return helper.make_model(helper.make_graph([], "g", [], []), functions=[function])
+
+
+def in_a_sparse_tensor(weight: TensorProto) -> onnx.ModelProto:
+    sparse = onnx.SparseTensorProto(values=weight, dims=[4])
+    return helper.make_model(helper.make_graph([], "g", [], [], sparse_initializer=[sparse]))
+
+
+@pytest.mark.parametrize("place", [in_an_initializer, in_a_node, in_a_branch, in_a_function, in_a_sparse_tensor])
+def test_wherever_a_tensor_may_stand(tmp_path: Path, place: Callable[[TensorProto], onnx.ModelProto]) -> None:
+    (tmp_path / "wéights").write_bytes(b"1234")
+    file = onnx_graphs.save(place(tensor("wéights")), tmp_path)
+    assert external_files(file) == {tmp_path / "wéights"}
+
+
+def test_many_tensors_of_two_files(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).touch()
+    weights = [tensor(name) for name in ("a", "b", "a", "absent")]
+    file = onnx_graphs.save(helper.make_model(helper.make_graph([], "g", [], [], weights)), tmp_path)
+    assert external_files(file) == {tmp_path / "a", tmp_path / "b"}
+
+
+def test_a_graph_with_its_weights_inside_has_none(tmp_path: Path) -> None:
+    assert external_files(onnx_graphs.save(onnx_graphs.encoder(), tmp_path)) == set()
+
+
+def test_the_key_may_stand_behind_the_value(tmp_path: Path) -> None:
+    (tmp_path / "w").touch()
+    weight = tensor("w")
+    location, *others = list(weight.external_data)
+    del weight.external_data[:]
+    weight.external_data.extend([*others, location])
+    assert external_files(onnx_graphs.save(in_an_initializer(weight), tmp_path)) == {tmp_path / "w"}
+
+
+@pytest.mark.parametrize("location", ["n" * 5000, "a/b/c", "nul\0", ""])
+def test_a_file_that_cannot_be_is_not_there(tmp_path: Path, location: str) -> None:
+    assert external_files(onnx_graphs.save(in_an_initializer(tensor(location)), tmp_path)) == set()
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 50, b"\x3a\xff\xff\xff\xff\x0f", b"\xff" * 40, b"\x3b", b"\x3a"])
+def test_what_is_no_graph_has_none(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(content)
+    assert external_files(file) == set()
+
+
+def test_a_file_too_large_for_a_graph_is_not_read(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    with file.open("wb") as sparse:
+        sparse.write(b"\x08\x01" * 10)
+        sparse.truncate(2**33)
+    started_s = time.monotonic()
+    assert external_files(file) == set()
+    assert time.monotonic() - started_s < 5
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_read_or_are_no_graph(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    file = tmp_path_factory.getbasetemp() / "fuzzed.onnx"
+    file.write_bytes(content)
+    external_files(file)
+
+
+WHOLE = in_a_branch(tensor("deeper/weights")).SerializeToString()
+
+
+@given(st.integers(0, len(WHOLE) - 1), st.integers(0, 255))
+def test_any_byte_of_a_graph_may_lie(tmp_path_factory: pytest.TempPathFactory, position: int, byte: int) -> None:
+    file = tmp_path_factory.getbasetemp() / "fuzzed.onnx"
+    file.write_bytes(WHOLE[:position] + bytes([byte]) + WHOLE[position + 1 :])
+    external_files(file)

@@ -1,0 +1,60 @@
+"""The same graphs on a CUDA device; skipped where there is none, or where this build of ONNX Runtime drives none."""
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+from frameworks.devices import SystemProbe
+from frameworks.types import TensorBatch
+from tests.frameworks.loading import load_onnx, rows_of
+from tests.models import onnx_graphs
+from tests.models.text_files import TEXTS, write_tokenizer
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        "CUDAExecutionProvider" not in ort.get_available_providers(), reason="this onnxruntime has no CUDA"
+    ),
+    pytest.mark.skipif(not SystemProbe().accelerators(), reason="no CUDA device"),
+]
+
+
+def test_a_graph_of_tensors_is_placed_and_answers_as_on_the_cpu(tmp_path: Path) -> None:
+    onnx_graphs.save(onnx_graphs.add(), tmp_path)
+    model = load_onnx(tmp_path, gpu=True)
+    assert model.spec.device.startswith("cuda:")
+    assert model.spec.providers[0] == "CUDAExecutionProvider"
+    model.warm_up()
+    a, b = (np.random.default_rng(i).standard_normal((3, 4)).astype(np.float32) for i in range(2))
+    answer = model.infer(TensorBatch({"a": a, "b": b}))
+    np.testing.assert_allclose(answer["sum"], a + b, rtol=1e-6)  # type: ignore[arg-type]
+    model.close()
+
+
+@pytest.mark.parametrize("dtype", list(onnx_graphs.ONNX_DTYPES))
+def test_every_dtype_comes_back(tmp_path: Path, dtype: str) -> None:
+    model = load_onnx(onnx_graphs.save(onnx_graphs.identity(dtype), tmp_path), gpu=True)
+    x = np.array(["a", ""], object) if dtype == "string" else np.array([0, 1], model_dtype(dtype))
+    y = model.infer(TensorBatch({"x": x}))["y"]
+    assert isinstance(y, np.ndarray)
+    assert y.tolist() == x.tolist()
+    model.close()
+
+
+def model_dtype(dtype: str) -> str:
+    return "float32" if dtype == "bfloat16" else dtype
+
+
+def test_text_gives_the_vectors_of_the_cpu(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    onnx_graphs.save(onnx_graphs.encoder(), tmp_path)
+    on_cpu, on_cuda = load_onnx(tmp_path, execution_providers=("CPU",)), load_onnx(tmp_path, gpu=True)
+    np.testing.assert_allclose(rows_of(on_cuda, list(TEXTS)), rows_of(on_cpu, list(TEXTS)), atol=1e-3)
+    on_cuda.close()
+
+
+def test_a_device_that_is_switched_off_is_not_used(tmp_path: Path) -> None:
+    onnx_graphs.save(onnx_graphs.add(), tmp_path)
+    assert load_onnx(tmp_path, gpu=True, execution_providers=("CPU",)).spec.device == "cpu"

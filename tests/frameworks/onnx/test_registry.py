@@ -1,0 +1,180 @@
+"""From a path to a model: which file, how large, and nothing that the file has no business with."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from frameworks.devices import DeviceManager
+from frameworks.errors import InvalidModel, OutOfMemory
+from frameworks.onnx.registry import OnnxRegistry, graph_file, weight_bytes_of
+from frameworks.onnx.session import OnnxModel
+from frameworks.settings import OnnxModelEntry, PerformanceSettings
+from frameworks.types import TensorBatch
+from tests.frameworks.fake_probe import FakeProbe
+from tests.frameworks.loading import listed, load_onnx
+from tests.models import onnx_graphs
+
+
+class TestFile:
+    def test_a_file_of_any_name(self, tmp_path: Path) -> None:
+        file = onnx_graphs.save(onnx_graphs.identity(), tmp_path / "some graph.onnx")
+        assert load_onnx(file).spec.inputs[0].name == "x"
+
+    def test_a_folder_with_model_onnx(self, tmp_path: Path) -> None:
+        file = onnx_graphs.save(onnx_graphs.identity(), tmp_path)
+        assert graph_file(tmp_path) == file
+        load_onnx(tmp_path)
+
+    def test_a_folder_without_it_names_what_is_there(self, tmp_path: Path) -> None:
+        with pytest.raises(InvalidModel, match=r"has no model\.onnx; put the graph there"):
+            load_onnx(tmp_path)
+        for name in ("b.onnx", "a.onnx"):
+            onnx_graphs.save(onnx_graphs.identity(), tmp_path / name)
+        with pytest.raises(InvalidModel, match=r"set path to one of its files: a\.onnx, b\.onnx"):
+            load_onnx(tmp_path)
+
+    def test_nothing_there(self, tmp_path: Path) -> None:
+        with pytest.raises(InvalidModel, match="there is no such file or folder"):
+            load_onnx(tmp_path / "absent.onnx")
+
+    @pytest.mark.parametrize("content", [b"", b"\0" * 100, b"not a graph", os.urandom(5000), b"\x08\x0a"])
+    def test_what_is_no_graph(self, tmp_path: Path, content: bytes) -> None:
+        file = tmp_path / "model.onnx"
+        file.write_bytes(content)
+        with pytest.raises(InvalidModel, match=r"model\.onnx: onnxruntime cannot load it: ") as caught:
+            load_onnx(file)
+        assert "\n" not in caught.value.message
+
+    def test_a_graph_at_every_length_it_can_be_cut_to(self, tmp_path: Path) -> None:
+        whole = onnx_graphs.add().SerializeToString()
+        file = tmp_path / "model.onnx"
+        refused = 0
+        for length in range(0, len(whole), 7):
+            file.write_bytes(whole[:length])
+            try:
+                load_onnx(file)
+            except InvalidModel:
+                refused += 1
+        # What is cut between two parts of the file may still be a graph.
+        assert refused >= len(range(0, len(whole), 7)) - 2
+
+    def test_a_custom_operator_is_named(self, tmp_path: Path) -> None:
+        onnx_graphs.save(onnx_graphs.custom_op(), tmp_path)
+        with pytest.raises(InvalidModel, match=r"com\.example\.magic.*Enchant|Enchant.*com\.example\.magic"):
+            load_onnx(tmp_path)
+
+    def test_a_type_that_cannot_travel_is_refused_at_load(self, tmp_path: Path) -> None:
+        kind = onnx.TensorProto.FLOAT8E4M3FN
+        infos = [onnx.helper.make_tensor_value_info(name, kind, (1,)) for name in "xy"]
+        node = onnx.helper.make_node("Identity", ["x"], ["y"])
+        graph = onnx.helper.make_graph([node], "g", infos[:1], infos[1:])
+        opset = [onnx.helper.make_opsetid("", 21)]
+        onnx_graphs.save(onnx.helper.make_model(graph, opset_imports=opset, ir_version=10), tmp_path)
+        with pytest.raises(InvalidModel, match=r'"x" has type tensor\(float8e4m3fn\), which is not served'):
+            load_onnx(tmp_path)
+
+
+class TestExternalData:
+    @staticmethod
+    def answers(folder: Path) -> bool:
+        model = load_onnx(folder)
+        y = listed(model.infer(TensorBatch({"x": np.ones(4, np.float32)}))["y"])
+        return bool(y == [1, 2, 3, 4])
+
+    @pytest.mark.parametrize("location", ["model.onnx.data", "weights", "deeper/weights.bin", "./weights"])
+    def test_inside_the_folder_is_read(self, tmp_path: Path, location: str) -> None:
+        (tmp_path / location).parent.mkdir(exist_ok=True)
+        (tmp_path / location).write_bytes(onnx_graphs.external_bytes())
+        onnx_graphs.save(onnx_graphs.external_data(location), tmp_path)
+        assert self.answers(tmp_path)
+
+    @pytest.mark.parametrize("location", ["../secret", "deeper/../../secret", "{outside}", "linked", "link/secret"])
+    def test_outside_it_is_refused(self, tmp_path: Path, location: str) -> None:
+        (tmp_path / "secret").write_bytes(onnx_graphs.external_bytes())
+        folder = tmp_path / "model"
+        (folder / "deeper").mkdir(parents=True)
+        (folder / "linked").symlink_to(tmp_path / "secret")
+        (folder / "link").symlink_to(tmp_path)
+        location = location.format(outside=tmp_path / "secret")
+        onnx_graphs.save(onnx_graphs.external_data(location), folder)
+        with pytest.raises(InvalidModel, match="cannot load it"):
+            load_onnx(folder)
+
+    def test_absent_or_too_short_is_refused(self, tmp_path: Path) -> None:
+        onnx_graphs.save(onnx_graphs.external_data("weights"), tmp_path)
+        with pytest.raises(InvalidModel, match="cannot load it"):
+            load_onnx(tmp_path)
+        (tmp_path / "weights").write_bytes(onnx_graphs.external_bytes()[:-1])
+        with pytest.raises(InvalidModel, match="cannot load it"):
+            load_onnx(tmp_path)
+
+
+class TestSize:
+    def test_one_byte_too_large_is_refused_with_both_figures(self, tmp_path: Path) -> None:
+        file = onnx_graphs.save(onnx_graphs.add(), tmp_path)
+        size = file.stat().st_size
+        assert load_onnx(file, max_model_bytes=size).spec.memory_bytes == size
+        with pytest.raises(
+            InvalidModel, match=rf"{size} B of weights, more than models\.max_model_size = {size - 1} B"
+        ):
+            load_onnx(file, max_model_bytes=size - 1)
+
+    @pytest.mark.parametrize("location", ["model.onnx.data", "model.onnx_data", "weights", "deeper/w.bin"])
+    def test_external_data_of_any_name_counts(self, tmp_path: Path, location: str) -> None:
+        data = tmp_path / location
+        data.parent.mkdir(exist_ok=True)
+        data.write_bytes(onnx_graphs.external_bytes(5000))
+        file = onnx_graphs.save(onnx_graphs.external_data(location, 5000), tmp_path)
+        assert weight_bytes_of(file) == file.stat().st_size + 20_000
+        with pytest.raises(InvalidModel, match="max_model_size"):
+            load_onnx(file, max_model_bytes=20_000)
+
+    def test_what_lies_beside_it_does_not(self, tmp_path: Path) -> None:
+        file = onnx_graphs.save(onnx_graphs.identity(), tmp_path)
+        onnx_graphs.save(onnx_graphs.add(), tmp_path / "other.onnx")
+        (tmp_path / "model.onnx.bak").write_bytes(b"x" * 10_000)
+        assert weight_bytes_of(file) == file.stat().st_size
+
+    def test_it_is_refused_before_anything_is_loaded(self, tmp_path: Path) -> None:
+        file = tmp_path / "model.onnx"
+        with file.open("wb") as sparse:
+            sparse.truncate(2**40)
+        with pytest.raises(InvalidModel, match="1 TiB of weights, more than"):
+            load_onnx(file)
+
+
+def test_nothing_here_imports_torch_or_transformers() -> None:
+    code = (
+        "import sys, frameworks.onnx.registry, frameworks.manager, frameworks.text; "
+        "sys.exit(', '.join({'torch', 'transformers'} & set(sys.modules)) or 0)"
+    )
+    root = Path(__file__).parents[3]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_threads_and_modes_are_taken_from_the_settings(tmp_path: Path) -> None:
+    onnx_graphs.save(onnx_graphs.add(), tmp_path)
+    registry = OnnxRegistry(
+        DeviceManager(FakeProbe()), PerformanceSettings(intra_op_threads=2, inter_op_threads=2), 10**6
+    )
+    model = registry.load(OnnxModelEntry(name="m", path=tmp_path), tmp_path)
+    assert isinstance(model, OnnxModel)
+    assert model._session is not None
+    options = model._session.get_session_options()
+    assert (options.intra_op_num_threads, options.inter_op_num_threads) == (2, 2)
+    assert options.execution_mode.name == "ORT_PARALLEL"
+    assert options.graph_optimization_level.name == "ORT_ENABLE_ALL"
+    model.warm_up()
+
+
+def test_a_batch_that_does_not_fit_is_out_of_memory(tmp_path: Path) -> None:
+    model = load_onnx(onnx_graphs.save(onnx_graphs.blow_up(), tmp_path))
+    with pytest.raises(OutOfMemory, match="the batch does not fit into memory"):
+        model.infer(TensorBatch({"rows": np.array([2**46], np.int64)}))
+    assert listed(model.infer(TensorBatch({"rows": np.array([2], np.int64)}))["zeros"]) == [0, 0]

@@ -1,0 +1,42 @@
+"""What torch raises in the middle of a run, and what its caller is told."""
+
+import pytest
+import torch
+
+from frameworks.errors import ModelFailed, OutOfMemory
+from frameworks.pytorch.encoder import EncoderModel
+from frameworks.types import TokenBatch
+from tests.frameworks.conftest import FolderMaker
+from tests.frameworks.loading import load_torch
+from tests.models.torch_folders import save_embedder
+
+BATCH = TokenBatch([[2, 5, 3], [2, 5, 6, 3]])
+
+
+@pytest.fixture
+def model(made_once: FolderMaker) -> EncoderModel:
+    return load_torch(made_once(save_embedder))
+
+
+def test_the_cpu_s_memory_runs_out(model: EncoderModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_out(**_: object) -> None:
+        torch.empty(2**48)
+
+    assert model._model is not None
+    monkeypatch.setattr(model._model, "forward", run_out)
+    with pytest.raises(OutOfMemory, match="a batch of 2 texts of 4 tokens does not fit on cpu"):
+        model.infer(BATCH)
+
+
+def test_a_device_gives_up(model: EncoderModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def give_up(**_: object) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be …")
+
+    assert model._model is not None
+    monkeypatch.setattr(model._model, "forward", give_up)
+    # On a CPU it is a bug of ours, and stays what it is.
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        model.infer(BATCH)
+    monkeypatch.setattr(model, "_device", torch.device("meta"))
+    with pytest.raises(ModelFailed, match=r"^the device failed: CUDA error: an illegal memory access was encountered$"):
+        model.infer(BATCH)

@@ -1,0 +1,79 @@
+"""The same folders on a CUDA device."""
+
+import gc
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from frameworks.errors import OutOfMemory
+from frameworks.text import normalize_rows
+from frameworks.types import TokenBatch
+from tests.frameworks.conftest import FolderMaker
+from tests.frameworks.loading import load_torch, rows_of
+from tests.models.text_files import TEXTS, write_sentence_transformers
+from tests.models.torch_folders import FAMILIES, Family, save_classifier, save_embedder
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device that torch can drive"),
+]
+
+
+class TestNumbers:
+    @pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
+    @pytest.mark.parametrize("family", FAMILIES)
+    def test_embeddings_in_f16_are_those_of_the_cpu(self, copied: FolderMaker, family: Family, pooling: str) -> None:
+        folder = copied(save_embedder, family=family)
+        write_sentence_transformers(folder, pooling)
+        there, here = load_torch(folder, gpu=True, device="cuda"), load_torch(folder, device="cpu")
+        there.warm_up()
+        assert there.spec.device.startswith("cuda:")
+        assert (there.spec.dtype, here.spec.dtype) == ("float16", "float32")
+        difference = normalize_rows(rows_of(there, list(TEXTS))) - normalize_rows(rows_of(here, list(TEXTS)))
+        assert np.abs(difference).max() < 1e-2
+
+    @pytest.mark.parametrize(("dtype", "tolerance"), [("f32", 1e-3), ("f16", 1e-1), ("bf16", 5e-1)])
+    def test_logits(self, made_once: FolderMaker, dtype: str, tolerance: float) -> None:
+        folder = made_once(save_classifier)
+        there = rows_of(load_torch(folder, gpu=True, device="cuda", dtype=dtype), list(TEXTS))
+        assert np.abs(there - rows_of(load_torch(folder), list(TEXTS))).max() < tolerance
+
+    def test_auto_takes_the_device_and_a_bfloat16_file_stays_one(self, made_once: FolderMaker) -> None:
+        spec = load_torch(made_once(save_embedder, dtype="bf16"), gpu=True).spec
+        assert spec.device.startswith("cuda:")
+        assert spec.dtype == "bfloat16"
+
+
+class TestMemory:
+    def test_all_of_it_comes_back(self, made_once: FolderMaker) -> None:
+        folder = made_once(save_embedder)
+        _answer_and_close(folder)  # the libraries of CUDA take a workspace of their own once
+        gc.collect()
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+        for _ in range(3):
+            _answer_and_close(folder)
+        gc.collect()
+        assert (torch.cuda.memory_allocated(), torch.cuda.memory_reserved()) == before
+
+    def test_a_batch_that_does_not_fit_is_told_as_such_and_the_next_one_is_answered(
+        self, made_once: FolderMaker
+    ) -> None:
+        model = load_torch(made_once(save_embedder), gpu=True, device="cuda:0")
+        model.warm_up()
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved(0) + 2**20) / total, 0)
+        try:
+            with pytest.raises(OutOfMemory, match="a batch of 100000 texts of 40 tokens does not fit on cuda:0"):
+                model.infer(TokenBatch([[2] * 40] * 100_000))
+            assert np.isfinite(rows_of(model, ["the cat"])).all()
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0, 0)
+
+
+def _answer_and_close(folder: Path) -> None:
+    model = load_torch(folder, gpu=True, device="cuda:0")
+    rows_of(model, list(TEXTS))
+    model.close()

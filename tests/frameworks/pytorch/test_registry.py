@@ -1,0 +1,205 @@
+"""From an entry of config.toml to a model: task, device and dtype, and what is refused."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from structlog.testing import capture_logs
+
+from frameworks.devices import Device, DeviceManager
+from frameworks.errors import InvalidModel
+from frameworks.pytorch.registry import TorchRegistry
+from frameworks.settings import PerformanceSettings, TorchModelEntry
+from tests.frameworks.conftest import FolderMaker
+from tests.frameworks.fake_probe import GIB, FakeProbe
+from tests.frameworks.loading import load_torch, rows_of
+from tests.models.text_files import change_json, write_json, write_sentence_transformers, write_tokenizer
+from tests.models.torch_folders import HIDDEN_SIZE, MAX_TOKENS, rewrite_weights, save_classifier, save_embedder
+
+
+def refusal(folder: Path, **entry: Any) -> str:
+    with pytest.raises(InvalidModel) as caught:
+        load_torch(folder, **entry)
+    return caught.value.message
+
+
+class TestEntries:
+    def test_an_embedder(self, made_once: FolderMaker) -> None:
+        spec = load_torch(made_once(save_embedder), device="cpu", dtype="float32", model_type="bert").spec
+        assert (spec.framework, spec.task, spec.device, spec.dtype) == ("pytorch", "embed", "cpu", "float32")
+        assert [(value.name, str(value.type), value.shape) for value in (*spec.inputs, *spec.outputs)] == [
+            ("text", "string", (-1,)),
+            ("embeddings", "float32", (-1, HIDDEN_SIZE)),
+        ]
+        assert spec.text is not None
+        assert (spec.text.max_tokens, spec.text.normalize, spec.text.labels) == (MAX_TOKENS, True, ())
+
+    def test_a_classifier(self, made_once: FolderMaker) -> None:
+        spec = load_torch(made_once(save_classifier), device="cpu").spec
+        assert spec.task == "classify"
+        assert spec.text is not None
+        assert (spec.text.labels, spec.text.multi_label) == (("fast", "slow", "late"), False)
+
+    def test_an_embedder_shows_no_labels_though_every_config_has_some(self, copied: FolderMaker) -> None:
+        folder = copied(save_embedder)
+        change_json(folder / "config.json", id2label={"0": "a", "1": "b"})
+        spec = load_torch(folder).spec
+        assert spec.text is not None
+        assert spec.text.labels == ()
+
+    def test_a_model_in_its_module_s_folder(self, copied: FolderMaker, tmp_path: Path) -> None:
+        outer = tmp_path / "outer"
+        outer.mkdir()
+        inner = copied(save_embedder).rename(outer / "0_Transformer")
+        write_sentence_transformers(outer, "cls")
+        write_json(
+            outer / "modules.json",
+            [
+                {"path": "0_Transformer", "type": "sentence_transformers.models.Transformer"},
+                {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+            ],
+        )
+        write_sentence_transformers(inner, "cls", normalize=False)
+        ours, same = load_torch(outer), load_torch(inner)
+        np.testing.assert_array_equal(rows_of(ours, ["the cat"]), rows_of(same, ["the cat"]))
+        assert ours.spec.text is not None
+        assert not ours.spec.text.normalize
+
+    @pytest.mark.parametrize("family", ["roberta", "distilbert", "modernbert"])
+    def test_bert_is_also_the_family_s_name(self, made_once: FolderMaker, family: str) -> None:
+        folder = made_once(save_embedder, family=family)
+        load_torch(folder, model_type="bert")
+        load_torch(folder, model_type=family)
+
+    @pytest.mark.parametrize("model_type", ["roberta", "nonesuch", "BERT"])
+    def test_a_model_type_that_is_another_is_refused(self, made_once: FolderMaker, model_type: str) -> None:
+        message = refusal(made_once(save_embedder), model_type=model_type)
+        assert f'config.json says model_type "bert", the model\'s entry says "{model_type}"' in message
+
+    def test_an_absent_device_is_warned_of(self, made_once: FolderMaker) -> None:
+        with capture_logs() as logs:
+            assert load_torch(made_once(save_embedder), device="cuda").spec.device == "cpu"
+        assert [(log["log_level"], log["wanted"]) for log in logs] == [("warning", "cuda")]
+
+
+class TestSize:
+    def test_the_limit_is_of_bytes_on_disk(self, made_once: FolderMaker) -> None:
+        folder = made_once(save_embedder)
+        size = (folder / "model.safetensors").stat().st_size
+        load_torch(folder, max_model_bytes=size)
+        with pytest.raises(InvalidModel, match=r"of weights, more than models.max_model_size = .*; raise it or serve"):
+            load_torch(folder, max_model_bytes=size - 1)
+
+    def test_shards_count_together(self, made_once: FolderMaker) -> None:
+        folder = made_once(save_embedder, max_shard_size="20KB")
+        largest = max(file.stat().st_size for file in folder.glob("*.safetensors"))
+        with pytest.raises(InvalidModel, match="max_model_size"):
+            load_torch(folder, max_model_bytes=largest * 2)
+
+    @pytest.mark.parametrize(("dtype", "element_bytes"), [("f32", 4), ("f16", 2), ("bf16", 2), (None, 2)])
+    def test_a_device_is_asked_for_what_the_weights_will_take_there(
+        self, made_once: FolderMaker, dtype: str | None, element_bytes: int
+    ) -> None:
+        """Left alone, an accelerator holds them in 16 bits."""
+        asked: list[int] = []
+
+        class Asking(DeviceManager):
+            def place(
+                self, model: str, weight_bytes: int, wanted: str = "auto", usable: tuple[str, ...] = ()
+            ) -> Device:
+                asked.append(weight_bytes)
+                return super().place(model, weight_bytes, wanted, usable)
+
+        folder = made_once(save_embedder)
+        registry = TorchRegistry(Asking(FakeProbe()), PerformanceSettings(intra_op_threads=2), GIB)
+        model = registry.load(TorchModelEntry(name="m", path=folder, dtype=dtype), folder)  # type: ignore[arg-type]
+        assert model._model is not None
+        assert asked == [sum(parameter.numel() for parameter in model._model.parameters()) * element_bytes]
+
+
+def _save_gpt2(folder: Path) -> None:
+    config = transformers.GPT2Config(vocab_size=128, n_embd=32, n_layer=1, n_head=2, n_positions=40)
+    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+
+
+def _save_llama(folder: Path) -> None:
+    config = transformers.LlamaConfig(
+        vocab_size=128, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+
+
+def _save_t5(folder: Path) -> None:
+    config = transformers.T5Config(vocab_size=128, d_model=32, d_kv=8, d_ff=32, num_layers=1, num_heads=2)
+    transformers.T5ForConditionalGeneration(config).save_pretrained(folder)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("save", "name"),
+        [
+            (_save_gpt2, "GPT2LMHeadModel"),
+            (_save_llama, "LlamaForCausalLM"),
+            (_save_t5, "T5ForConditionalGeneration"),
+        ],
+    )
+    def test_what_generates_text(self, copied: FolderMaker, save: Callable[[Path], None], name: str) -> None:
+        folder = copied(save)
+        write_tokenizer(folder)
+        message = refusal(folder)
+        assert f"{name} generates text; this version serves encoders (embed, classify)" in message
+
+    def test_an_encoder_and_decoder_without_its_head(self, copied: FolderMaker) -> None:
+        folder = copied(_save_t5)
+        write_tokenizer(folder)
+        change_json(folder / "config.json", architectures=["T5Model"])
+        assert "T5Model generates text" in refusal(folder)
+
+    def test_an_entry_that_says_llama(self, made_once: FolderMaker) -> None:
+        assert "this version serves encoders" in refusal(made_once(save_embedder), model_type="llama")
+
+    @pytest.mark.parametrize("model_type", [None, ""])
+    def test_no_model_type(self, copied: FolderMaker, model_type: object) -> None:
+        folder = copied(save_embedder)
+        change_json(folder / "config.json", model_type=model_type)
+        assert "config.json: not there, or without model_type" in refusal(folder)
+
+    def test_no_config(self, copied: FolderMaker) -> None:
+        folder = copied(save_embedder)
+        (folder / "config.json").unlink()
+        assert "config.json: not there, or without model_type" in refusal(folder)
+
+    def test_no_tokenizer(self, copied: FolderMaker) -> None:
+        folder = copied(save_embedder)
+        (folder / "tokenizer.json").unlink()
+        assert "tokenizer.json: not there" in refusal(folder)
+
+    def test_a_dense_module(self, copied: FolderMaker) -> None:
+        folder = copied(save_embedder)
+        write_sentence_transformers(folder, more_modules=["Dense"])
+        assert "module Dense is not served; the modules served are Transformer, Pooling, Normalize" in refusal(folder)
+
+    def test_last_token_pooling(self, copied: FolderMaker) -> None:
+        folder = copied(save_embedder)
+        write_sentence_transformers(folder)
+        write_json(folder / "1_Pooling" / "config.json", {"pooling_mode_lasttoken": True})
+        assert "pooling lasttoken is not served; mean, cls and max are" in refusal(folder)
+
+    @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "modules.json"])
+    def test_a_file_that_is_cut_short_is_named(self, copied: FolderMaker, name: str) -> None:
+        folder = copied(save_embedder)
+        write_sentence_transformers(folder)
+        content = (folder / name).read_bytes()
+        (folder / name).write_bytes(content[: len(content) // 2])
+        assert str(folder / name) in refusal(folder)
+
+    def test_a_model_that_cannot_run_is_found_out_before_the_first_caller(self, copied: FolderMaker) -> None:
+        folder = copied(save_embedder)
+        change_json(folder / "config.json", vocab_size=2)
+        rewrite_weights(folder, embeddings__word_embeddings__weight=torch.zeros(2, HIDDEN_SIZE))
+        with pytest.raises(InvalidModel, match="the model does not run on text"):
+            load_torch(folder).warm_up()

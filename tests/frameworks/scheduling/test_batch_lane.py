@@ -1,0 +1,226 @@
+"""One model on one thread: order, those who leave, those who fail, and a thread that dies."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from structlog.testing import capture_logs
+
+from frameworks.errors import Draining, InvalidInput, ModelFailed
+from frameworks.scheduling.batch_lane import BatchLane
+from tests.frameworks.batch_models import DoublingModel, Gate, numbers
+from tests.frameworks.loops import in_loop, lanes_end, task
+
+
+@asynccontextmanager
+async def lane_of(model: DoublingModel) -> AsyncIterator[BatchLane]:
+    lane = BatchLane("m", model)
+    try:
+        yield lane
+    finally:
+        await asyncio.wait_for(lane.close(), 5)
+
+
+async def arrival(gate: Gate) -> None:
+    assert await asyncio.to_thread(gate.arrived.wait, 5)
+
+
+@in_loop
+async def test_batches_are_answered_in_order_on_one_thread() -> None:
+    model = DoublingModel()
+    async with lane_of(model) as lane:
+        results = await asyncio.gather(*(lane.run(numbers(i)) for i in range(50)))
+    assert [result.outputs["y"] for result in results] == [[2 * i] for i in range(50)]
+    assert model.executed == [[i] for i in range(50)]
+    assert model.threads == {"lane-m"}
+
+
+@in_loop
+async def test_the_seconds_of_waiting_and_computing_ride_in_the_result() -> None:
+    async with lane_of(DoublingModel(lambda _: time.sleep(0.05))) as lane:
+        first, second = await asyncio.gather(lane.run(numbers(1)), lane.run(numbers(2)))
+        assert 0.05 <= first.compute_s < 5
+        assert second.queue_s >= max(0.05, first.queue_s)
+        # What Retry-After is counted from is right from the first batch on.
+        assert 0.05 <= lane.mean_compute_s < 5
+
+
+@in_loop
+async def test_the_queue_s_depth_counts_what_waits_and_what_runs() -> None:
+    gate = Gate()
+    async with lane_of(DoublingModel(gate)) as lane:
+        assert lane.queue_depth == 0
+        tasks = [task(lane.run(numbers(i))) for i in range(3)]
+        await arrival(gate)
+        assert lane.queue_depth == 3
+        gate.open()
+        await asyncio.gather(*tasks)
+        assert lane.queue_depth == 0
+
+
+@in_loop
+async def test_a_caller_that_left_is_never_executed_and_harms_nobody() -> None:
+    gate = Gate()
+    model = DoublingModel(gate)
+    async with lane_of(model) as lane:
+        first, gone, last = (task(lane.run(numbers(i))) for i in range(3))
+        await arrival(gate)
+        gone.cancel()
+        await asyncio.wait([gone])
+        assert lane.queue_depth == 2
+        gate.open()
+        assert (await first).outputs == {"y": [0]}
+        assert (await last).outputs == {"y": [4]}
+    assert gone.cancelled()
+    assert model.executed == [[0], [2]]
+
+
+@in_loop
+async def test_a_caller_that_leaves_while_its_batch_runs_harms_nobody() -> None:
+    gate = Gate()
+    async with lane_of(DoublingModel(gate)) as lane:
+        gone, last = task(lane.run(numbers(1))), task(lane.run(numbers(2)))
+        await arrival(gate)
+        gone.cancel()
+        await asyncio.wait([gone])
+        gate.open()
+        assert (await asyncio.wait_for(last, 5)).outputs == {"y": [4]}
+
+
+@in_loop
+async def test_a_batch_that_raises_fails_alone() -> None:
+    async with lane_of(DoublingModel()) as lane:
+        before, bad, after = await asyncio.gather(
+            lane.run(numbers(1)), lane.run(numbers("bad")), lane.run(numbers(2)), return_exceptions=True
+        )
+        assert isinstance(bad, InvalidInput)
+        assert [r.outputs for r in (before, after) if not isinstance(r, BaseException)] == [{"y": [2]}, {"y": [4]}]
+        assert not lane.is_dead
+
+
+@pytest.mark.parametrize("error", [ValueError("v"), StopIteration(), StopAsyncIteration(), MemoryError()])
+def test_any_exception_reaches_its_caller(error: Exception) -> None:
+    def behaviour(x: list[object]) -> None:
+        if x == [1]:
+            raise error
+
+    async def run() -> None:
+        async with lane_of(DoublingModel(behaviour)) as lane:
+            # A StopIteration cannot travel in a future; it comes as another error, and it comes.
+            with pytest.raises((type(error), RuntimeError)):
+                await asyncio.wait_for(lane.run(numbers(1)), 5)
+            assert (await lane.run(numbers(2))).outputs == {"y": [4]}
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("death", [SystemExit, KeyboardInterrupt, asyncio.CancelledError])
+def test_a_thread_that_dies_fails_all_waiters_and_later_callers(death: type[BaseException]) -> None:
+    gate = Gate()
+
+    def behaviour(_: list[object]) -> None:
+        gate()
+        raise death
+
+    async def run() -> None:
+        model = DoublingModel(behaviour)
+        lane = BatchLane("m", model)
+        waiters = [task(lane.run(numbers(i))) for i in range(5)]
+        await arrival(gate)
+        gate.open()
+        errors = await asyncio.wait_for(asyncio.gather(*waiters, return_exceptions=True), 5)
+        assert [type(error) for error in errors] == [ModelFailed] * 5
+        assert lane.is_dead
+        assert lane.queue_depth == 0
+        with pytest.raises(ModelFailed, match="load the model again"):
+            await lane.run(numbers(9))
+        await asyncio.wait_for(lane.close(), 5)
+        assert model.executed == [[0]]
+        assert model.is_closed
+
+    with capture_logs() as logs:
+        asyncio.run(run())
+    assert lanes_end()
+    [entry] = logs
+    assert (entry["event"], entry["log_level"], entry["model"]) == ("device thread ended", "error", "m")
+
+
+@in_loop
+async def test_closing_answers_what_waits_and_then_closes_the_model() -> None:
+    gate = Gate()
+    model = DoublingModel(gate)
+    lane = BatchLane("m", model)
+    waiting = [task(lane.run(numbers(i))) for i in range(4)]
+    await arrival(gate)
+    closing = task(lane.close())
+    await asyncio.sleep(0.01)
+    assert (closing.done(), model.is_closed, lane.is_dead) == (False, False, False)
+    gate.open()
+    await asyncio.wait_for(closing, 5)
+    assert [(await result).outputs["y"] for result in waiting] == [[0], [2], [4], [6]]
+    assert (model.is_closed, lane.is_dead) == (True, True)
+    await asyncio.wait_for(lane.close(), 5)  # again, to no effect
+
+
+@in_loop
+async def test_a_batch_that_comes_behind_the_close_is_refused_not_forgotten() -> None:
+    gate = Gate()
+    lane = BatchLane("m", DoublingModel(gate))
+    first = task(lane.run(numbers(1)))
+    await arrival(gate)
+    closing = task(lane.close())
+    await asyncio.sleep(0)
+    late = task(lane.run(numbers(2)))
+    await asyncio.sleep(0)
+    gate.open()
+    await asyncio.wait_for(closing, 5)
+    assert (await first).outputs == {"y": [2]}
+    with pytest.raises(ModelFailed):
+        await asyncio.wait_for(late, 5)
+
+
+@in_loop
+async def test_giving_up_fails_the_waiters_at_once_and_executes_none_of_them() -> None:
+    gate = Gate()
+    model = DoublingModel(gate)
+    lane = BatchLane("m", model)
+    waiting = [task(lane.run(numbers(i))) for i in range(3)]
+    await arrival(gate)
+    lane.give_up("too late")
+    errors = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 5)
+    assert [(type(error), str(error)) for error in errors] == [(Draining, "too late")] * 3
+    gate.open()
+    await asyncio.wait_for(lane.close(), 5)
+    assert model.executed == [[0]]
+    assert model.is_closed
+
+
+@in_loop
+async def test_a_model_that_does_not_close_cleanly_is_logged_and_its_lane_still_ends() -> None:
+    class Stubborn(DoublingModel):
+        def close(self) -> None:
+            raise RuntimeError("no")
+
+    with capture_logs() as logs:
+        lane = BatchLane("m", Stubborn())
+        await asyncio.wait_for(lane.close(), 5)
+    assert [entry["event"] for entry in logs] == ["model did not close cleanly"]
+
+
+def test_a_loop_that_ended_first_does_not_hold_the_thread() -> None:
+    gate = Gate()
+    model = DoublingModel(gate)
+
+    async def run() -> None:
+        lane = BatchLane("m", model)
+        waiting = task(lane.run(numbers(1)))
+        await arrival(gate)
+        waiting.cancel()
+        lane.give_up("the loop ends")
+
+    asyncio.run(run())
+    gate.open()
+    assert lanes_end()
+    assert model.is_closed

@@ -1,0 +1,197 @@
+"""Whatever is asked of the manager in whatever order: everybody is answered or refused, and everything comes back."""
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from structlog.testing import capture_logs
+
+from frameworks.devices import DeviceManager
+from frameworks.errors import InvalidInput, InvalidModel, ModelExists, ModelNotFound, ModelUnavailable
+from frameworks.manager import MLFrameworkManager
+from frameworks.settings import OnnxModelEntry, PerformanceSettings, SchedulingSettings
+from frameworks.slot import ModelState
+from tests.frameworks.batch_models import FakeRegistry, numbers
+from tests.frameworks.fake_probe import FakeProbe
+from tests.frameworks.loops import lanes_end
+
+NAMES = st.sampled_from("ab")
+MAX_QUEUE_SIZE = 3
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """The loop turns only within a rule; what a rule starts goes on through the next ones."""
+
+    @initialize()
+    def open_the_house(self) -> None:
+        self.logs = capture_logs()
+        self.logs.__enter__()
+        self.runner = asyncio.Runner()
+        self.unhindered = threading.Event()
+        self.unhindered.set()
+        self.registry = FakeRegistry(self.behave, on_load=self.wait)
+        self.manager = MLFrameworkManager(
+            {"fake": lambda: self.registry},
+            DeviceManager(FakeProbe()),
+            PerformanceSettings(),
+            SchedulingSettings(max_queue_size=MAX_QUEUE_SIZE),
+            drain_timeout_s=3,
+        )
+        self.questions: list[tuple[object, asyncio.Task[Any]]] = []
+        self.orders: list[asyncio.Task[Any]] = []
+        self.cancelled: set[asyncio.Task[Any]] = set()
+        for name in "ab":
+            self.register(name, broken=False)
+        self.runner.run(self.manager.load_registered())
+
+    def wait(self) -> None:
+        assert self.unhindered.wait(10)
+
+    def behave(self, x: list[object]) -> None:
+        self.wait()
+        if x == ["die"]:
+            raise SystemExit
+
+    def start(self, coroutine: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
+        async def starting() -> "asyncio.Task[Any]":
+            task = asyncio.get_running_loop().create_task(coroutine)
+            await asyncio.sleep(0)
+            return task
+
+        return self.runner.run(starting())
+
+    @rule(name=NAMES, broken=st.booleans())
+    def register(self, name: str, broken: bool) -> None:
+        known = [slot.name for slot in self.manager.slots]
+        try:
+            path = Path("broken" if broken else "files")
+            self.manager.register("fake", OnnxModelEntry(name=name, path=path), path)
+        except ModelExists:
+            assert name in known
+        else:
+            assert name not in known
+
+    @rule(name=NAMES)
+    def load(self, name: str) -> None:
+        self.orders.append(self.start(self.manager.load(name)))
+
+    @rule(name=NAMES)
+    def unload(self, name: str) -> None:
+        self.orders.append(self.start(self.manager.unload(name)))
+
+    @rule(name=NAMES)
+    def remove(self, name: str) -> None:
+        self.orders.append(self.start(self.manager.remove(name)))
+
+    @rule(name=NAMES, broken=st.booleans())
+    def add(self, name: str, broken: bool) -> None:
+        path = Path("broken" if broken else "files")
+        self.orders.append(self.start(self.manager.add("fake", OnnxModelEntry(name=name, path=path), path)))
+
+    @rule(name=NAMES, xs=st.lists(st.one_of(st.integers(0, 99), st.just("bad")), min_size=1, max_size=5))
+    def ask(self, name: str, xs: list[object]) -> None:
+        self.questions += [(x, self.start(self.answer(name, x))) for x in xs]
+
+    @rule(name=NAMES)
+    def kill(self, name: str) -> None:
+        self.questions.append(("die", self.start(self.answer(name, "die"))))
+
+    async def answer(self, name: str, x: object) -> Any:
+        slot = self.manager.slot(name)
+        _, lane = slot.ready()
+        with slot.permit():
+            result = await lane.run(numbers(x))
+            await asyncio.sleep(0)  # the answer leaves
+            return result.outputs["y"]
+
+    @precondition(lambda self: self.orders or self.questions)
+    @rule(choice=st.integers(0, 1000))
+    def somebody_leaves(self, choice: int) -> None:
+        tasks = [*self.orders, *(task for _, task in self.questions)]
+        task = tasks[choice % len(tasks)]
+        if not task.done():
+            task.cancel()
+            self.cancelled.add(task)
+        self.turn()
+
+    @rule()
+    def turn(self) -> None:
+        self.runner.run(asyncio.sleep(0.001))
+
+    @rule()
+    def hinder(self) -> None:
+        self.unhindered.clear()
+
+    @rule()
+    def settle(self) -> None:
+        """Lets everything end, and looks at how it ended."""
+        self.unhindered.set()
+        tasks = [*self.orders, *(task for _, task in self.questions)]
+        if tasks:
+            self.runner.run(asyncio.wait(tasks, timeout=3))
+        for x, task in self.questions:
+            self.check_ended(task, (ModelUnavailable, ModelNotFound, *([InvalidInput] if x == "bad" else [])))
+            if not task.cancelled() and task.exception() is None:
+                assert isinstance(x, int)
+                assert task.result() == [2 * x]
+        for task in self.orders:
+            self.check_ended(task, (ModelNotFound, ModelExists, InvalidModel))
+        assert [slot.inflight for slot in self.manager.slots] == [0] * len(self.manager.slots)
+        assert [slot.queue_depth for slot in self.manager.slots] == [0] * len(self.manager.slots)
+        passing = (ModelState.LOADING, ModelState.DRAINING)
+        assert [slot for slot in self.manager.slots if slot.state in passing] == []
+        self.questions, self.orders = [], []
+
+    def check_ended(self, task: "asyncio.Task[Any]", refusals: tuple[type[Exception], ...]) -> None:
+        assert task.done(), "nobody is left waiting"
+        if task.cancelled():
+            assert task in self.cancelled
+        else:
+            assert task.exception() is None or isinstance(task.exception(), refusals)
+
+    @invariant()
+    def what_is_shown_is_so(self) -> None:
+        for slot in self.manager.slots if hasattr(self, "manager") else []:
+            assert 0 <= slot.inflight <= MAX_QUEUE_SIZE
+            assert (slot.reason is not None) == (slot.state is ModelState.FAILED)
+            if slot.state is ModelState.READY:
+                assert slot.ready()[0].spec is slot.spec
+                assert slot.loads > 0
+            else:
+                with pytest.raises(ModelUnavailable):
+                    slot.ready()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "manager"):
+            return
+        try:
+            self.settle()
+            self.runner.run(self.leave())
+            assert all(slot.state is ModelState.UNLOADED for slot in self.manager.slots)
+            assert lanes_end()
+            # A load whose caller left may end after everything else.
+            self.manager._loader.shutdown(wait=True)
+            assert [model for model in self.registry.made if not model.is_closed] == []
+        finally:
+            self.unhindered.set()
+            self.runner.close()
+            self.logs.__exit__(None, None, None)
+
+    async def leave(self) -> None:
+        async with self.manager:
+            pass
+
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(
+    max_examples=150,
+    stateful_step_count=30,
+    deadline=None,
+    phases=(Phase.reuse, Phase.generate),  # to shrink an order in which somebody hangs takes for ever
+)

@@ -1,0 +1,452 @@
+"""Tiny ONNX graphs, one for each thing that a graph can do to a server.
+
+Each function makes an `onnx.ModelProto`; `save` writes it where a model is expected, `session` runs it without us.
+"""
+
+import time
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import TensorProto, helper, numpy_helper
+
+from frameworks.types import Array
+
+OPSET = 18
+IR_VERSION = 10
+
+ONNX_DTYPES: dict[str, int] = {
+    "bool": TensorProto.BOOL,
+    "int8": TensorProto.INT8,
+    "int16": TensorProto.INT16,
+    "int32": TensorProto.INT32,
+    "int64": TensorProto.INT64,
+    "uint8": TensorProto.UINT8,
+    "uint16": TensorProto.UINT16,
+    "uint32": TensorProto.UINT32,
+    "uint64": TensorProto.UINT64,
+    "float16": TensorProto.FLOAT16,
+    "bfloat16": TensorProto.BFLOAT16,
+    "float32": TensorProto.FLOAT,
+    "float64": TensorProto.DOUBLE,
+    "string": TensorProto.STRING,
+}
+"""Every dtype that travels, by the name that callers use."""
+
+Shape = Sequence[int | str | None] | None
+
+
+def save(model: onnx.ModelProto, path: Path) -> Path:
+    """Writes the graph to `path`, or to `model.onnx` in it where it is a folder; the file's path."""
+    file = path / "model.onnx" if path.is_dir() else path
+    file.write_bytes(model.SerializeToString())
+    return file
+
+
+def session(model: onnx.ModelProto | Path) -> ort.InferenceSession:
+    """Raw ONNX Runtime over the graph: the reference that our answers are held against."""
+    source = str(model) if isinstance(model, Path) else model.SerializeToString()
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = 1
+    return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+
+
+def identity(dtype: str = "float32", shape: Shape = ("n",)) -> onnx.ModelProto:
+    """x → y = x. `shape` () is a scalar, None an undeclared rank, None in it a free dimension without a name."""
+    return _model([helper.make_node("Identity", ["x"], ["y"])], [("x", dtype, shape)], [("y", dtype, shape)])
+
+
+def add(shape: Shape = ("n", 4)) -> onnx.ModelProto:
+    """a, b → sum = a + b, product = a · b."""
+    nodes = [helper.make_node("Add", ["a", "b"], ["sum"]), helper.make_node("Mul", ["a", "b"], ["product"])]
+    inputs = [(name, "float32", shape) for name in ("a", "b")]
+    return _model(nodes, inputs, [(name, "float32", shape) for name in ("sum", "product")])
+
+
+def concat() -> onnx.ModelProto:
+    """Strings a [n], b [m] and numbers c [n, 2] → joined [n + m], doubled [n, 4]: several inputs of several dtypes."""
+    nodes = [
+        helper.make_node("Concat", ["a", "b"], ["joined"], axis=0),
+        helper.make_node("Concat", ["c", "c"], ["doubled"], axis=1),
+    ]
+    inputs: list[_Declared] = [("a", "string", ("n",)), ("b", "string", ("m",)), ("c", "int32", ("n", 2))]
+    return _model(nodes, inputs, [("joined", "string", ("k",)), ("doubled", "int32", ("n", 4))])
+
+
+def scaled(default: float = 2.0) -> onnx.ModelProto:
+    """x [n] → y = x · factor. The input factor has a default in the graph, so a caller may leave it out."""
+    weights = {"factor": np.array([default], np.float32)}
+    return _model(
+        [helper.make_node("Mul", ["x", "factor"], ["y"])],
+        [("x", "float32", ("n",)), ("factor", "float32", (1,))],
+        [("y", "float32", ("n",))],
+        weights,
+    )
+
+
+def free(*names: str | None) -> onnx.ModelProto:
+    """x → y = x with one free dimension per name; the last dimension is 3."""
+    shape = (*names, 3)
+    return identity("float32", shape)
+
+
+def pairs() -> onnx.ModelProto:
+    """x [n] with an even n → y [n / 2, 2]: runs only on some sizes of its free dimension, never on 1."""
+    return _model(
+        [helper.make_node("Reshape", ["x", "shape"], ["y"])],
+        [("x", "float32", ("n",))],
+        [("y", "float32", ("m", 2))],
+        {"shape": np.array([-1, 2], np.int64)},
+    )
+
+
+def two_lengths() -> onnx.ModelProto:
+    """a [n], b [m] → y = a + b: the two are said to be free each for itself, and must be equal (or one be 1)."""
+    return _model(
+        [
+            helper.make_node("Concat", ["a", "a"], ["twice"], axis=0),
+            helper.make_node("Concat", ["b", "b"], ["also_twice"], axis=0),
+            helper.make_node("Add", ["twice", "also_twice"], ["y"]),
+        ],
+        [("a", "float32", ("n",)), ("b", "float32", ("m",))],
+        [("y", "float32", ("k",))],
+    )
+
+
+def misdeclared(*, with_default: bool = False) -> onnx.ModelProto:
+    """x [3] → y: every dimension is declared, and the graph cannot run with them.
+
+    `with_default`: there is another input, of a free length, that need not be given.
+    """
+    return _model(
+        [
+            helper.make_node("Cast", ["x"], ["i"], to=TensorProto.INT64),
+            helper.make_node("Add", ["i", "far"], ["j"]),
+            helper.make_node("Gather", ["table", "j"], ["y"]),
+        ],
+        [("x", "float32", (3,)), *([("far", "int64", ("n",))] if with_default else [])],
+        [("y", "float32", (3,))],
+        {"far": np.array([99], np.int64), "table": np.zeros(4, np.float32)},
+    )
+
+
+def gather() -> onnx.ModelProto:
+    """indices [n] → values: numbers 10, 11, 12 by index. An index of 3 or more is an error of the run."""
+    return _model(
+        [helper.make_node("Gather", ["table", "indices"], ["values"])],
+        [("indices", "int64", ("n",))],
+        [("values", "float32", ("n",))],
+        {"table": np.array([10, 11, 12], np.float32)},
+    )
+
+
+def image_mean(rows: int | str = "n") -> onnx.ModelProto:
+    """image [rows, 3, 224, 224] → mean [rows, 1]: big questions, small answers."""
+    return _model(
+        [
+            helper.make_node("ReduceMean", ["image", "axes"], ["flat"], keepdims=0),
+            helper.make_node("Unsqueeze", ["flat", "last"], ["mean"]),
+        ],
+        [("image", "float32", (rows, 3, 224, 224))],
+        [("mean", "float32", (rows, 1))],
+        {"axes": np.array([1, 2, 3], np.int64), "last": np.array([1], np.int64)},
+    )
+
+
+def sequence_out() -> onnx.ModelProto:
+    """x [n, 2] → rows: a sequence of n tensors [1, 2]."""
+    return _model(
+        [helper.make_node("SplitToSequence", ["x"], ["rows"], axis=0, keepdims=1)],
+        [("x", "float32", ("n", 2))],
+        [helper.make_tensor_sequence_value_info("rows", TensorProto.FLOAT, (1, 2))],
+    )
+
+
+def sequence_in(dtype: str = "float32") -> onnx.ModelProto:
+    """parts: a sequence of tensors [n, 2] → joined: their rows, one below the other; also same: the sequence."""
+    parts = helper.make_tensor_sequence_value_info("parts", ONNX_DTYPES[dtype], ("n", 2))
+    same = helper.make_tensor_sequence_value_info("same", ONNX_DTYPES[dtype], ("n", 2))
+    return _model(
+        [
+            helper.make_node("ConcatFromSequence", ["parts"], ["joined"], axis=0),
+            helper.make_node("Identity", ["parts"], ["same"]),
+        ],
+        [parts],
+        [("joined", dtype, ("m", 2)), same],
+    )
+
+
+def zip_map(labels: Sequence[str] | Sequence[int] = ("cat", "dog", "owl")) -> onnx.ModelProto:
+    """scores [n, labels] → maps: per row a map from label to score, as scikit-learn's classifiers end."""
+    strings = isinstance(labels[0], str)
+    node = helper.make_node("ZipMap", ["scores"], ["maps"], domain="ai.onnx.ml")
+    node.attribute.append(helper.make_attribute("classlabels_strings" if strings else "classlabels_int64s", labels))
+    value = helper.make_tensor_type_proto(TensorProto.FLOAT, None)
+    key = TensorProto.STRING if strings else TensorProto.INT64
+    maps = helper.make_value_info("maps", helper.make_sequence_type_proto(helper.make_map_type_proto(key, value)))
+    return _model([node], [("scores", "float32", ("n", len(labels)))], [maps])
+
+
+def map_in(words: Sequence[str] = ("a", "b", "c")) -> onnx.ModelProto:
+    """counts: a map from word to number → vector [1, words]: its numbers in the order of `words`, 0 where absent."""
+    value = helper.make_tensor_type_proto(TensorProto.FLOAT, ())
+    counts = helper.make_value_info("counts", helper.make_map_type_proto(TensorProto.STRING, value))
+    node = helper.make_node(
+        "DictVectorizer", ["counts"], ["vector"], domain="ai.onnx.ml", string_vocabulary=list(words)
+    )
+    return _model([node], [counts], [("vector", "float32", (1, len(words)))])
+
+
+def optional_out() -> onnx.ModelProto:
+    """x [n], full (a bool) → perhaps: an optional that holds x if full, and nothing otherwise."""
+    tensor = helper.make_tensor_type_proto(TensorProto.FLOAT, ("n",))
+    kind = helper.make_optional_type_proto(tensor)
+    present = helper.make_graph(
+        [helper.make_node("Optional", ["x"], ["some"])], "present", [], [helper.make_value_info("some", kind)]
+    )
+    absent = helper.make_graph(
+        [helper.make_node("Optional", [], ["none"], type=tensor)], "absent", [], [helper.make_value_info("none", kind)]
+    )
+    node = helper.make_node("If", ["full"], ["perhaps"], then_branch=present, else_branch=absent)
+    inputs: list[_Declared] = [("x", "float32", ("n",)), ("full", "bool", ())]
+    return _model([node], inputs, [helper.make_value_info("perhaps", kind)])
+
+
+def optional_in() -> onnx.ModelProto:
+    """perhaps: an optional tensor [n] → given: whether it was there, y = it, or [-1] where it was not."""
+    tensor = helper.make_tensor_type_proto(TensorProto.FLOAT, ("n",))
+    perhaps = helper.make_value_info("perhaps", helper.make_optional_type_proto(tensor))
+    element = helper.make_tensor_value_info("element", TensorProto.FLOAT, ("n",))
+    fallback = helper.make_tensor_value_info("fallback", TensorProto.FLOAT, (1,))
+    present = helper.make_graph(
+        [helper.make_node("OptionalGetElement", ["perhaps"], ["element"])], "present", [], [element]
+    )
+    minus_one = numpy_helper.from_array(np.array([-1], np.float32))
+    absent = helper.make_graph(
+        [helper.make_node("Constant", [], ["fallback"], value=minus_one)], "absent", [], [fallback]
+    )
+    nodes = [
+        helper.make_node("OptionalHasElement", ["perhaps"], ["given"]),
+        helper.make_node("If", ["given"], ["y"], then_branch=present, else_branch=absent),
+    ]
+    return _model(nodes, [perhaps], [("given", "bool", ()), ("y", "float32", ("m",))])
+
+
+def slow(milliseconds: float) -> onnx.ModelProto:
+    """x [n, 4] → y = x, after about so many milliseconds of one core."""
+    return _looping(max(1, round(milliseconds * _iterations_per_ms())))
+
+
+def blow_up() -> onnx.ModelProto:
+    """rows [1] → zeros: so many of them. The one graph whose small question can ask for all the memory there is."""
+    return _model(
+        [helper.make_node("ConstantOfShape", ["rows"], ["zeros"])],
+        [("rows", "int64", (1,))],
+        [("zeros", "float32", ("n",))],
+    )
+
+
+def custom_op() -> onnx.ModelProto:
+    """x → y by an operator that only a library of somebody's could run."""
+    node = helper.make_node("Enchant", ["x"], ["y"], domain="com.example.magic")
+    return _model([node], [("x", "float32", ("n",))], [("y", "float32", ("n",))])
+
+
+def external_data(location: str, numbers: int = 4) -> onnx.ModelProto:
+    """x [n] → y = x + w [n], n = `numbers`; w's bytes are in the file `location` (see `external_bytes`)."""
+    model = _model(
+        [helper.make_node("Add", ["x", "w"], ["y"])],
+        [("x", "float32", (numbers,))],
+        [("y", "float32", (numbers,))],
+    )
+    weight = TensorProto(name="w", dims=[numbers], data_type=TensorProto.FLOAT, data_location=TensorProto.EXTERNAL)
+    for key, value in {"location": location, "offset": "0", "length": str(4 * numbers)}.items():
+        weight.external_data.add(key=key, value=value)
+    model.graph.initializer.append(weight)
+    return model
+
+
+def external_bytes(numbers: int = 4) -> bytes:
+    """What the file of `external_data` holds: the float32 numbers 0, 1, 2, …"""
+    return np.arange(numbers, dtype=np.float32).tobytes()
+
+
+def encoder(
+    outputs: Sequence[str] = ("last_hidden_state",),
+    inputs: Sequence[str] = ("input_ids", "attention_mask"),
+    shape: tuple[int | str, int | str] = ("batch", "sequence"),
+    ids_dtype: str = "int64",
+    labels: int = 3,
+    vocabulary_size: int = 128,
+) -> onnx.ModelProto:
+    """A text encoder of 8 numbers a token: each state depends on its token, its place and the mean of all tokens.
+
+    `outputs` out of last_hidden_state [b, s, 8], pooler_output, sentence_embedding [b, 8], logits [b, labels],
+    token_logits (given the name logits) [b, s, vocabulary], and any other name, which is a rank 3 state.
+    `inputs` out of input_ids, attention_mask, token_type_ids, position_ids. Without a mask every token counts.
+    """
+    random = np.random.default_rng(7)
+    size = 8
+    weights: dict[str, Array] = {
+        name: (random.standard_normal(dims) * 0.5).astype(np.float32)
+        for name, dims in {
+            "words": (vocabulary_size, size), "types": (2, size), "places": (512, size), "mixing": (size, size),
+            "pooling": (size, size), "classifying": (size, labels),
+        }.items()
+    }  # fmt: skip
+    weights |= {"one": np.array([1], np.int64), "two": np.array([2], np.int64), "first": np.array(0, np.int64)}
+    weights |= {"at_least": np.array(1, np.float32), "vocabulary": weights["words"].T.copy()}
+    nodes = [
+        helper.make_node("Gather", ["words", "input_ids"], ["word_states"]),
+        *_masked_mean("word_states", "context", "attention_mask" in inputs),
+        helper.make_node("MatMul", ["context", "mixing"], ["mixed"]),
+        helper.make_node("Unsqueeze", ["mixed", "one"], ["spread"]),
+        helper.make_node("Add", ["word_states", "spread"], ["sum_0"]),
+    ]
+    for step, (name, table) in enumerate({"token_type_ids": "types", "position_ids": "places"}.items()):
+        rows = f"{table}_rows"
+        nodes += (
+            [
+                helper.make_node("Gather", [table, name], [rows]),
+                helper.make_node("Add", [f"sum_{step}", rows], [f"sum_{step + 1}"]),
+            ]
+            if name in inputs
+            else [helper.make_node("Identity", [f"sum_{step}"], [f"sum_{step + 1}"])]
+        )
+    nodes += [
+        helper.make_node("Tanh", ["sum_2"], ["states"]),
+        helper.make_node("Gather", ["states", "first"], ["first_states"], axis=1),
+        helper.make_node("MatMul", ["first_states", "pooling"], ["before_pooled"]),
+        helper.make_node("Tanh", ["before_pooled"], ["pooled"]),
+    ]
+    batch, length = shape
+    declared: list[_Declared | onnx.ValueInfoProto] = []
+    for name in outputs:
+        match name:
+            case "pooler_output":
+                nodes.append(helper.make_node("Identity", ["pooled"], [name]))
+                declared.append((name, "float32", (batch, size)))
+            case "sentence_embedding":
+                nodes += _masked_mean("states", name, "attention_mask" in inputs)
+                declared.append((name, "float32", (batch, size)))
+            case "logits":
+                nodes.append(helper.make_node("MatMul", ["pooled", "classifying"], [name]))
+                declared.append((name, "float32", (batch, labels)))
+            case "token_logits":
+                nodes.append(helper.make_node("MatMul", ["states", "vocabulary"], ["logits"]))
+                declared.append(("logits", "float32", (batch, length, vocabulary_size)))
+            case _:
+                nodes.append(helper.make_node("Identity", ["states"], [name]))
+                declared.append((name, "float32", (batch, length, size)))
+    used = {name for node in nodes for name in node.input}
+    weights = {name: array for name, array in weights.items() if name in used}
+    return _model(nodes, [(name, ids_dtype, shape) for name in inputs], declared, weights)
+
+
+def flat_encoder() -> onnx.ModelProto:
+    """input_ids [sequence] → last_hidden_state [1, sequence, 1]: an encoder that reads one text at a time."""
+    return _model(
+        [
+            helper.make_node("Cast", ["input_ids"], ["numbers"], to=TensorProto.FLOAT),
+            helper.make_node("Reshape", ["numbers", "shape"], ["last_hidden_state"]),
+        ],
+        [("input_ids", "int64", ("sequence",))],
+        [("last_hidden_state", "float32", (1, "sequence", 1))],
+        {"shape": np.array([1, -1, 1], np.int64)},
+    )
+
+
+_Declared = tuple[str, str, Shape]
+
+
+def _model(
+    nodes: Sequence[onnx.NodeProto],
+    inputs: Sequence[_Declared | onnx.ValueInfoProto],
+    outputs: Sequence[_Declared | onnx.ValueInfoProto],
+    weights: dict[str, Array] | None = None,
+) -> onnx.ModelProto:
+    graph = helper.make_graph(
+        list(nodes),
+        "tiny",
+        [_value_info(declared) for declared in inputs],
+        [_value_info(declared) for declared in outputs],
+        [numpy_helper.from_array(array, name) for name, array in (weights or {}).items()],
+    )
+    opsets = [
+        ("", OPSET),
+        *((domain, 3 if domain == "ai.onnx.ml" else 1) for domain in {n.domain for n in nodes} - {""}),
+    ]
+    return helper.make_model(
+        graph, opset_imports=[helper.make_opsetid(*opset) for opset in opsets], ir_version=IR_VERSION
+    )
+
+
+def _value_info(declared: _Declared | onnx.ValueInfoProto) -> onnx.ValueInfoProto:
+    if isinstance(declared, onnx.ValueInfoProto):
+        return declared
+    name, dtype, shape = declared
+    return helper.make_tensor_value_info(name, ONNX_DTYPES[dtype], shape)
+
+
+def _masked_mean(states: str, result: str, masked: bool) -> list[onnx.NodeProto]:
+    """[b, s, size] → [b, size]: over the tokens where the mask is 1, or over all."""
+    if not masked:
+        return [helper.make_node("ReduceMean", [states, "one"], [result], keepdims=0)]
+    mask, total, count = f"{result}_mask", f"{result}_total", f"{result}_count"
+    return [
+        helper.make_node("Cast", ["attention_mask"], [f"{mask}_flat"], to=TensorProto.FLOAT),
+        helper.make_node("Unsqueeze", [f"{mask}_flat", "two"], [mask]),
+        helper.make_node("Mul", [states, mask], [f"{mask}_states"]),
+        helper.make_node("ReduceSum", [f"{mask}_states", "one"], [total], keepdims=0),
+        helper.make_node("ReduceSum", [mask, "one"], [f"{count}_real"], keepdims=0),
+        helper.make_node("Max", [f"{count}_real", "at_least"], [count]),
+        helper.make_node("Div", [total, count], [result]),
+    ]
+
+
+def _looping(iterations: int) -> onnx.ModelProto:
+    """x → y = x after `iterations` products of matrices, 64 by 64."""
+    matrix = np.roll(np.eye(64, dtype=np.float32), 1, axis=0)  # a rotation: numbers neither grow nor vanish
+    tensor = helper.make_tensor_value_info
+    body = helper.make_graph(
+        [helper.make_node("MatMul", ["before", "matrix"], ["after"]), helper.make_node("Identity", ["go"], ["go_on"])],
+        "body",
+        [
+            tensor("i", TensorProto.INT64, ()),
+            tensor("go", TensorProto.BOOL, ()),
+            tensor("before", TensorProto.FLOAT, (64, 64)),
+        ],
+        [tensor("go_on", TensorProto.BOOL, ()), tensor("after", TensorProto.FLOAT, (64, 64))],
+    )
+    return _model(
+        [
+            helper.make_node("ReduceSum", ["x"], ["seed"], keepdims=0),
+            helper.make_node("Mul", ["seed", "zero"], ["nothing"]),
+            helper.make_node("Add", ["matrix", "nothing"], ["start"]),
+            helper.make_node("Loop", ["iterations", "", "start"], ["end"], body=body),
+            helper.make_node("ReduceSum", ["end"], ["sum"], keepdims=0),
+            helper.make_node("Mul", ["sum", "zero"], ["still_nothing"]),
+            helper.make_node("Add", ["x", "still_nothing"], ["y"]),
+        ],
+        [("x", "float32", ("n", 4))],
+        [("y", "float32", ("n", 4))],
+        {"matrix": matrix, "zero": np.array(0, np.float32), "iterations": np.array(iterations, np.int64)},
+    )
+
+
+@cache
+def _iterations_per_ms() -> float:
+    """How fast this machine turns the loop, so that `slow` takes about what it is asked for."""
+    iterations, took_ms = 1000, 0.0
+    feeds = {"x": np.ones((1, 4), np.float32)}
+    while took_ms < 20:
+        iterations *= 2
+        running = session(_looping(iterations))
+        started_s = time.perf_counter()
+        running.run(None, feeds)
+        took_ms = (time.perf_counter() - started_s) * 1000
+    return iterations / took_ms
