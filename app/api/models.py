@@ -1,14 +1,13 @@
 """/models: what is registered, and registering, loading, unloading and deleting at run time."""
 
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import orjson
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel, ConfigDict, Field
 
 from app.api.errors import EmptyBody, Forbidden, InvalidJson
+from app.api.model_descriptions import Deleted, ModelDetail, ModelList, describe, describe_in_detail
 from app.api.native.fields import ErrorResponse
 from app.api.wire import check_media_type, read_body
 from app.config import ConfigError, entry_keys_without_effect, parse_model_entry
@@ -18,77 +17,8 @@ from frameworks.errors import InvalidInput, InvalidModel, ModelFailed, UnknownFi
 from frameworks.manager import MLFrameworkManager
 from frameworks.settings import OnnxModelEntry, TorchModelEntry
 from frameworks.slot import ModelSlot
-from frameworks.types import ModelSpec, ValueSpec
 
 FRAMEWORKS = ("onnx", "pytorch")
-
-
-class TensorDescription(BaseModel):
-    """One input or output of a model. `shape` has -1 for a free dimension and is null where none is declared."""
-
-    name: str
-    dtype: str
-    shape: list[int] | None
-
-
-class RequestCounts(BaseModel):
-    """Requests that named the model, since the server started."""
-
-    total: int
-    failed: int
-    inflight: int
-
-
-class ModelDescription(BaseModel):
-    """A registered model; what only a loaded model has is null while it is not loaded."""
-
-    model_config = ConfigDict(protected_namespaces=())
-
-    name: str
-    framework: str
-    task: str | None
-    state: str
-    reason: str | None
-    versions: list[str]
-    device: str | None
-    dtype: str | None
-    quantized: bool
-    memory_bytes: int | None
-    inputs: list[TensorDescription] | None
-    outputs: list[TensorDescription] | None
-    last_used: str | None = Field(description="ISO 8601, UTC")
-    requests: RequestCounts
-
-
-class VersionDetail(BaseModel):
-    """One version of a model."""
-
-    state: str
-    providers: list[str]
-    max_tokens: int | None
-    labels: list[str] | None
-    loads: int
-    load_seconds: float
-    queue_depth: int
-    path: str
-
-
-class ModelDetail(ModelDescription):
-    """A registered model with its versions."""
-
-    version_details: dict[str, VersionDetail]
-
-
-class ModelList(BaseModel):
-    """Every registered model."""
-
-    models: list[ModelDescription]
-
-
-class Deleted(BaseModel):
-    """The name that is free again."""
-
-    deleted: str
 
 
 class ModelsApi:
@@ -127,7 +57,7 @@ class ModelsApi:
 
     async def list_models(self) -> Response:
         """Every registered model."""
-        return _answer({"models": [self._describe(slot) for slot in self._manager.slots]})
+        return _answer({"models": [describe(slot, self._observer.requests) for slot in self._manager.slots]})
 
     async def show_model(self, name: str) -> Response:
         """One model, with per-version detail."""
@@ -163,6 +93,9 @@ class ModelsApi:
         await self._manager.remove(name)
         self._observer.forget(name)
         return _answer({"deleted": name})
+
+    def _detail(self, slot: ModelSlot) -> dict[str, Any]:
+        return describe_in_detail(slot, self._observer.requests)
 
     async def _read_object(self, request: Request) -> dict[str, Any]:
         check_media_type(request.scope)
@@ -208,58 +141,6 @@ class ModelsApi:
         except OSError as error:
             raise InvalidInput("path", f"{shown} cannot be read ({error.strerror})") from None
         return resolved
-
-    def _describe(self, slot: ModelSlot) -> dict[str, Any]:
-        spec = slot.spec
-        counts = {status: n for (name, _, status), n in self._observer.requests.items() if name == slot.name}
-        return {
-            "name": slot.name,
-            "framework": slot.framework,
-            "task": spec.task if spec else None,
-            "state": slot.state.value,
-            "reason": _printable(slot.reason) if slot.reason else None,
-            "versions": [slot.version],
-            "device": spec.device if spec else None,
-            "dtype": spec.dtype if spec else None,
-            "quantized": False,
-            "memory_bytes": spec.memory_bytes if spec else None,
-            "inputs": _tensors(spec.inputs) if spec else None,
-            "outputs": _tensors(spec.outputs) if spec else None,
-            "last_used": datetime.fromtimestamp(slot.last_used, UTC).isoformat() if slot.last_used else None,
-            "requests": {
-                "total": sum(counts.values()),
-                "failed": sum(n for status, n in counts.items() if status >= 400),
-                "inflight": slot.inflight,
-            },
-        }
-
-    def _detail(self, slot: ModelSlot) -> dict[str, Any]:
-        return self._describe(slot) | {"version_details": {slot.version: _version_detail(slot, slot.spec)}}
-
-
-def _version_detail(slot: ModelSlot, spec: ModelSpec | None) -> dict[str, Any]:
-    text = spec.text if spec else None
-    return {
-        "state": slot.state.value,
-        "providers": list(spec.providers) if spec else [],
-        "max_tokens": text.max_tokens if text else None,
-        "labels": list(text.labels) if text and text.labels else None,
-        "loads": slot.loads,
-        "load_seconds": round(slot.load_s, 3),
-        "queue_depth": slot.queue_depth,
-        "path": _printable(str(slot.entry.path)),
-    }
-
-
-def _printable(text: str) -> str:
-    """A file's name may hold bytes that are no UTF-8, for which JSON has no place."""
-    return text.encode("utf-8", "replace").decode()
-
-
-def _tensors(specs: tuple[ValueSpec, ...]) -> list[dict[str, Any]]:
-    return [
-        {"name": s.name, "dtype": str(s.type), "shape": list(s.shape) if s.shape is not None else None} for s in specs
-    ]
 
 
 def _read_entry(framework: str, body: dict[str, Any]) -> OnnxModelEntry | TorchModelEntry:

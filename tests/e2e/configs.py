@@ -7,7 +7,7 @@ import onnx
 from onnx import helper
 
 from tests.e2e.server import MODELS
-from tests.models import onnx_graphs
+from tests.models import onnx_encoders, onnx_graphs
 from tests.models.onnx_graphs import ONNX_DTYPES
 
 
@@ -76,7 +76,7 @@ def text_entries(folder: Path) -> str:
         onnx_folder / "config.json",
         {"model_type": "bert", "architectures": ["BertForSequenceClassification"], "id2label": labels},
     )
-    onnx_graphs.save(onnx_graphs.encoder(("logits",), vocabulary_size=128), onnx_folder)
+    onnx_graphs.save(onnx_encoders.encoder(("logits",), vocabulary_size=128), onnx_folder)
     return "".join(
         f'[[models.{table}]]\nname = "{name}"\npath = "{folder / name}"\n'
         for table, name in (

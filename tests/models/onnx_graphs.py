@@ -57,14 +57,14 @@ def session(model: onnx.ModelProto | Path) -> ort.InferenceSession:
 
 def identity(dtype: str = "float32", shape: Shape = ("n",)) -> onnx.ModelProto:
     """x → y = x. `shape` () is a scalar, None an undeclared rank, None in it a free dimension without a name."""
-    return _model([helper.make_node("Identity", ["x"], ["y"])], [("x", dtype, shape)], [("y", dtype, shape)])
+    return model_of([helper.make_node("Identity", ["x"], ["y"])], [("x", dtype, shape)], [("y", dtype, shape)])
 
 
 def add(shape: Shape = ("n", 4)) -> onnx.ModelProto:
     """a, b → sum = a + b, product = a · b."""
     nodes = [helper.make_node("Add", ["a", "b"], ["sum"]), helper.make_node("Mul", ["a", "b"], ["product"])]
     inputs = [(name, "float32", shape) for name in ("a", "b")]
-    return _model(nodes, inputs, [(name, "float32", shape) for name in ("sum", "product")])
+    return model_of(nodes, inputs, [(name, "float32", shape) for name in ("sum", "product")])
 
 
 def concat() -> onnx.ModelProto:
@@ -73,14 +73,14 @@ def concat() -> onnx.ModelProto:
         helper.make_node("Concat", ["a", "b"], ["joined"], axis=0),
         helper.make_node("Concat", ["c", "c"], ["doubled"], axis=1),
     ]
-    inputs: list[_Declared] = [("a", "string", ("n",)), ("b", "string", ("m",)), ("c", "int32", ("n", 2))]
-    return _model(nodes, inputs, [("joined", "string", ("k",)), ("doubled", "int32", ("n", 4))])
+    inputs: list[Declared] = [("a", "string", ("n",)), ("b", "string", ("m",)), ("c", "int32", ("n", 2))]
+    return model_of(nodes, inputs, [("joined", "string", ("k",)), ("doubled", "int32", ("n", 4))])
 
 
 def scaled(default: float = 2.0) -> onnx.ModelProto:
     """x [n] → y = x · factor. The input factor has a default in the graph, so a caller may leave it out."""
     weights = {"factor": np.array([default], np.float32)}
-    return _model(
+    return model_of(
         [helper.make_node("Mul", ["x", "factor"], ["y"])],
         [("x", "float32", ("n",)), ("factor", "float32", (1,))],
         [("y", "float32", ("n",))],
@@ -96,7 +96,7 @@ def free(*names: str | None) -> onnx.ModelProto:
 
 def pairs() -> onnx.ModelProto:
     """x [n] with an even n → y [n / 2, 2]: runs only on some sizes of its free dimension, never on 1."""
-    return _model(
+    return model_of(
         [helper.make_node("Reshape", ["x", "shape"], ["y"])],
         [("x", "float32", ("n",))],
         [("y", "float32", ("m", 2))],
@@ -106,7 +106,7 @@ def pairs() -> onnx.ModelProto:
 
 def two_lengths() -> onnx.ModelProto:
     """a [n], b [m] → y = a + b: the two are said to be free each for itself, and must be equal (or one be 1)."""
-    return _model(
+    return model_of(
         [
             helper.make_node("Concat", ["a", "a"], ["twice"], axis=0),
             helper.make_node("Concat", ["b", "b"], ["also_twice"], axis=0),
@@ -122,7 +122,7 @@ def misdeclared(*, with_default: bool = False) -> onnx.ModelProto:
 
     `with_default`: there is another input, of a free length, that need not be given.
     """
-    return _model(
+    return model_of(
         [
             helper.make_node("Cast", ["x"], ["i"], to=TensorProto.INT64),
             helper.make_node("Add", ["i", "far"], ["j"]),
@@ -136,7 +136,7 @@ def misdeclared(*, with_default: bool = False) -> onnx.ModelProto:
 
 def gather() -> onnx.ModelProto:
     """indices [n] → values: numbers 10, 11, 12 by index. An index of 3 or more is an error of the run."""
-    return _model(
+    return model_of(
         [helper.make_node("Gather", ["table", "indices"], ["values"])],
         [("indices", "int64", ("n",))],
         [("values", "float32", ("n",))],
@@ -146,7 +146,7 @@ def gather() -> onnx.ModelProto:
 
 def image_mean(rows: int | str = "n") -> onnx.ModelProto:
     """image [rows, 3, 224, 224] → mean [rows, 1]: big questions, small answers."""
-    return _model(
+    return model_of(
         [
             helper.make_node("ReduceMean", ["image", "axes"], ["flat"], keepdims=0),
             helper.make_node("Unsqueeze", ["flat", "last"], ["mean"]),
@@ -159,7 +159,7 @@ def image_mean(rows: int | str = "n") -> onnx.ModelProto:
 
 def sequence_out() -> onnx.ModelProto:
     """x [n, 2] → rows: a sequence of n tensors [1, 2]."""
-    return _model(
+    return model_of(
         [helper.make_node("SplitToSequence", ["x"], ["rows"], axis=0, keepdims=1)],
         [("x", "float32", ("n", 2))],
         [helper.make_tensor_sequence_value_info("rows", TensorProto.FLOAT, (1, 2))],
@@ -170,7 +170,7 @@ def sequence_in(dtype: str = "float32") -> onnx.ModelProto:
     """parts: a sequence of tensors [n, 2] → joined: their rows, one below the other; also same: the sequence."""
     parts = helper.make_tensor_sequence_value_info("parts", ONNX_DTYPES[dtype], ("n", 2))
     same = helper.make_tensor_sequence_value_info("same", ONNX_DTYPES[dtype], ("n", 2))
-    return _model(
+    return model_of(
         [
             helper.make_node("ConcatFromSequence", ["parts"], ["joined"], axis=0),
             helper.make_node("Identity", ["parts"], ["same"]),
@@ -188,7 +188,7 @@ def zip_map(labels: Sequence[str] | Sequence[int] = ("cat", "dog", "owl")) -> on
     value = helper.make_tensor_type_proto(TensorProto.FLOAT, None)
     key = TensorProto.STRING if strings else TensorProto.INT64
     maps = helper.make_value_info("maps", helper.make_sequence_type_proto(helper.make_map_type_proto(key, value)))
-    return _model([node], [("scores", "float32", ("n", len(labels)))], [maps])
+    return model_of([node], [("scores", "float32", ("n", len(labels)))], [maps])
 
 
 def map_in(words: Sequence[str] = ("a", "b", "c")) -> onnx.ModelProto:
@@ -198,7 +198,7 @@ def map_in(words: Sequence[str] = ("a", "b", "c")) -> onnx.ModelProto:
     node = helper.make_node(
         "DictVectorizer", ["counts"], ["vector"], domain="ai.onnx.ml", string_vocabulary=list(words)
     )
-    return _model([node], [counts], [("vector", "float32", (1, len(words)))])
+    return model_of([node], [counts], [("vector", "float32", (1, len(words)))])
 
 
 def optional_out() -> onnx.ModelProto:
@@ -212,8 +212,8 @@ def optional_out() -> onnx.ModelProto:
         [helper.make_node("Optional", [], ["none"], type=tensor)], "absent", [], [helper.make_value_info("none", kind)]
     )
     node = helper.make_node("If", ["full"], ["perhaps"], then_branch=present, else_branch=absent)
-    inputs: list[_Declared] = [("x", "float32", ("n",)), ("full", "bool", ())]
-    return _model([node], inputs, [helper.make_value_info("perhaps", kind)])
+    inputs: list[Declared] = [("x", "float32", ("n",)), ("full", "bool", ())]
+    return model_of([node], inputs, [helper.make_value_info("perhaps", kind)])
 
 
 def optional_in() -> onnx.ModelProto:
@@ -233,7 +233,7 @@ def optional_in() -> onnx.ModelProto:
         helper.make_node("OptionalHasElement", ["perhaps"], ["given"]),
         helper.make_node("If", ["given"], ["y"], then_branch=present, else_branch=absent),
     ]
-    return _model(nodes, [perhaps], [("given", "bool", ()), ("y", "float32", ("m",))])
+    return model_of(nodes, [perhaps], [("given", "bool", ()), ("y", "float32", ("m",))])
 
 
 def slow(milliseconds: float) -> onnx.ModelProto:
@@ -243,7 +243,7 @@ def slow(milliseconds: float) -> onnx.ModelProto:
 
 def blow_up() -> onnx.ModelProto:
     """rows [1] → zeros: so many of them. The one graph whose small question can ask for all the memory there is."""
-    return _model(
+    return model_of(
         [helper.make_node("ConstantOfShape", ["rows"], ["zeros"])],
         [("rows", "int64", (1,))],
         [("zeros", "float32", ("n",))],
@@ -253,12 +253,12 @@ def blow_up() -> onnx.ModelProto:
 def custom_op() -> onnx.ModelProto:
     """x → y by an operator that only a library of somebody's could run."""
     node = helper.make_node("Enchant", ["x"], ["y"], domain="com.example.magic")
-    return _model([node], [("x", "float32", ("n",))], [("y", "float32", ("n",))])
+    return model_of([node], [("x", "float32", ("n",))], [("y", "float32", ("n",))])
 
 
 def external_data(location: str, numbers: int = 4) -> onnx.ModelProto:
     """x [n] → y = x + w [n], n = `numbers`; w's bytes are in the file `location` (see `external_bytes`)."""
-    model = _model(
+    model = model_of(
         [helper.make_node("Add", ["x", "w"], ["y"])],
         [("x", "float32", (numbers,))],
         [("y", "float32", (numbers,))],
@@ -275,98 +275,13 @@ def external_bytes(numbers: int = 4) -> bytes:
     return np.arange(numbers, dtype=np.float32).tobytes()
 
 
-def encoder(
-    outputs: Sequence[str] = ("last_hidden_state",),
-    inputs: Sequence[str] = ("input_ids", "attention_mask"),
-    shape: tuple[int | str, int | str] = ("batch", "sequence"),
-    ids_dtype: str = "int64",
-    labels: int = 3,
-    vocabulary_size: int = 128,
-) -> onnx.ModelProto:
-    """A text encoder of 8 numbers a token: each state depends on its token, its place and the mean of all tokens.
-
-    `outputs` out of last_hidden_state [b, s, 8], pooler_output, sentence_embedding [b, 8], logits [b, labels],
-    token_logits (given the name logits) [b, s, vocabulary], and any other name, which is a rank 3 state.
-    `inputs` out of input_ids, attention_mask, token_type_ids, position_ids. Without a mask every token counts.
-    """
-    random = np.random.default_rng(7)
-    size = 8
-    weights: dict[str, Array] = {
-        name: (random.standard_normal(dims) * 0.5).astype(np.float32)
-        for name, dims in {
-            "words": (vocabulary_size, size), "types": (2, size), "places": (512, size), "mixing": (size, size),
-            "pooling": (size, size), "classifying": (size, labels),
-        }.items()
-    }  # fmt: skip
-    weights |= {"one": np.array([1], np.int64), "two": np.array([2], np.int64), "first": np.array(0, np.int64)}
-    weights |= {"at_least": np.array(1, np.float32), "vocabulary": weights["words"].T.copy()}
-    nodes = [
-        helper.make_node("Gather", ["words", "input_ids"], ["word_states"]),
-        *_masked_mean("word_states", "context", "attention_mask" in inputs),
-        helper.make_node("MatMul", ["context", "mixing"], ["mixed"]),
-        helper.make_node("Unsqueeze", ["mixed", "one"], ["spread"]),
-        helper.make_node("Add", ["word_states", "spread"], ["sum_0"]),
-    ]
-    for step, (name, table) in enumerate({"token_type_ids": "types", "position_ids": "places"}.items()):
-        rows = f"{table}_rows"
-        nodes += (
-            [
-                helper.make_node("Gather", [table, name], [rows]),
-                helper.make_node("Add", [f"sum_{step}", rows], [f"sum_{step + 1}"]),
-            ]
-            if name in inputs
-            else [helper.make_node("Identity", [f"sum_{step}"], [f"sum_{step + 1}"])]
-        )
-    nodes += [
-        helper.make_node("Tanh", ["sum_2"], ["states"]),
-        helper.make_node("Gather", ["states", "first"], ["first_states"], axis=1),
-        helper.make_node("MatMul", ["first_states", "pooling"], ["before_pooled"]),
-        helper.make_node("Tanh", ["before_pooled"], ["pooled"]),
-    ]
-    batch, length = shape
-    declared: list[_Declared | onnx.ValueInfoProto] = []
-    for name in outputs:
-        match name:
-            case "pooler_output":
-                nodes.append(helper.make_node("Identity", ["pooled"], [name]))
-                declared.append((name, "float32", (batch, size)))
-            case "sentence_embedding":
-                nodes += _masked_mean("states", name, "attention_mask" in inputs)
-                declared.append((name, "float32", (batch, size)))
-            case "logits":
-                nodes.append(helper.make_node("MatMul", ["pooled", "classifying"], [name]))
-                declared.append((name, "float32", (batch, labels)))
-            case "token_logits":
-                nodes.append(helper.make_node("MatMul", ["states", "vocabulary"], ["logits"]))
-                declared.append(("logits", "float32", (batch, length, vocabulary_size)))
-            case _:
-                nodes.append(helper.make_node("Identity", ["states"], [name]))
-                declared.append((name, "float32", (batch, length, size)))
-    used = {name for node in nodes for name in node.input}
-    weights = {name: array for name, array in weights.items() if name in used}
-    return _model(nodes, [(name, ids_dtype, shape) for name in inputs], declared, weights)
+Declared = tuple[str, str, Shape]
 
 
-def flat_encoder() -> onnx.ModelProto:
-    """input_ids [sequence] → last_hidden_state [1, sequence, 1]: an encoder that reads one text at a time."""
-    return _model(
-        [
-            helper.make_node("Cast", ["input_ids"], ["numbers"], to=TensorProto.FLOAT),
-            helper.make_node("Reshape", ["numbers", "shape"], ["last_hidden_state"]),
-        ],
-        [("input_ids", "int64", ("sequence",))],
-        [("last_hidden_state", "float32", (1, "sequence", 1))],
-        {"shape": np.array([1, -1, 1], np.int64)},
-    )
-
-
-_Declared = tuple[str, str, Shape]
-
-
-def _model(
+def model_of(
     nodes: Sequence[onnx.NodeProto],
-    inputs: Sequence[_Declared | onnx.ValueInfoProto],
-    outputs: Sequence[_Declared | onnx.ValueInfoProto],
+    inputs: Sequence[Declared | onnx.ValueInfoProto],
+    outputs: Sequence[Declared | onnx.ValueInfoProto],
     weights: dict[str, Array] | None = None,
 ) -> onnx.ModelProto:
     graph = helper.make_graph(
@@ -385,27 +300,11 @@ def _model(
     )
 
 
-def _value_info(declared: _Declared | onnx.ValueInfoProto) -> onnx.ValueInfoProto:
+def _value_info(declared: Declared | onnx.ValueInfoProto) -> onnx.ValueInfoProto:
     if isinstance(declared, onnx.ValueInfoProto):
         return declared
     name, dtype, shape = declared
     return helper.make_tensor_value_info(name, ONNX_DTYPES[dtype], shape)
-
-
-def _masked_mean(states: str, result: str, masked: bool) -> list[onnx.NodeProto]:
-    """[b, s, size] → [b, size]: over the tokens where the mask is 1, or over all."""
-    if not masked:
-        return [helper.make_node("ReduceMean", [states, "one"], [result], keepdims=0)]
-    mask, total, count = f"{result}_mask", f"{result}_total", f"{result}_count"
-    return [
-        helper.make_node("Cast", ["attention_mask"], [f"{mask}_flat"], to=TensorProto.FLOAT),
-        helper.make_node("Unsqueeze", [f"{mask}_flat", "two"], [mask]),
-        helper.make_node("Mul", [states, mask], [f"{mask}_states"]),
-        helper.make_node("ReduceSum", [f"{mask}_states", "one"], [total], keepdims=0),
-        helper.make_node("ReduceSum", [mask, "one"], [f"{count}_real"], keepdims=0),
-        helper.make_node("Max", [f"{count}_real", "at_least"], [count]),
-        helper.make_node("Div", [total, count], [result]),
-    ]
 
 
 def _looping(iterations: int) -> onnx.ModelProto:
@@ -422,7 +321,7 @@ def _looping(iterations: int) -> onnx.ModelProto:
         ],
         [tensor("go_on", TensorProto.BOOL, ()), tensor("after", TensorProto.FLOAT, (64, 64))],
     )
-    return _model(
+    return model_of(
         [
             helper.make_node("ReduceSum", ["x"], ["seed"], keepdims=0),
             helper.make_node("Mul", ["seed", "zero"], ["nothing"]),

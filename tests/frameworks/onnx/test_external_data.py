@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from frameworks.onnx.external_data import external_files
-from tests.models import onnx_graphs
+from tests.models import onnx_encoders, onnx_graphs
 
 
 def tensor(location: str) -> TensorProto:
@@ -65,7 +65,7 @@ def test_many_tensors_of_two_files(tmp_path: Path) -> None:
 
 
 def test_a_graph_with_its_weights_inside_has_none(tmp_path: Path) -> None:
-    assert external_files(onnx_graphs.save(onnx_graphs.encoder(), tmp_path)) == set()
+    assert external_files(onnx_graphs.save(onnx_encoders.encoder(), tmp_path)) == set()
 
 
 def test_the_key_may_stand_behind_the_value(tmp_path: Path) -> None:

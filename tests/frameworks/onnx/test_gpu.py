@@ -9,7 +9,7 @@ import pytest
 from frameworks.devices import SystemProbe
 from frameworks.types import TensorBatch
 from tests.frameworks.loading import load_onnx, rows_of
-from tests.models import onnx_graphs
+from tests.models import onnx_encoders, onnx_graphs
 from tests.models.text_files import TEXTS, write_tokenizer
 
 pytestmark = [
@@ -49,7 +49,7 @@ def model_dtype(dtype: str) -> str:
 
 def test_text_gives_the_vectors_of_the_cpu(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
-    onnx_graphs.save(onnx_graphs.encoder(), tmp_path)
+    onnx_graphs.save(onnx_encoders.encoder(), tmp_path)
     on_cpu, on_cuda = load_onnx(tmp_path, execution_providers=("CPU",)), load_onnx(tmp_path, gpu=True)
     np.testing.assert_allclose(rows_of(on_cuda, list(TEXTS)), rows_of(on_cpu, list(TEXTS)), atol=1e-3)
     on_cuda.close()

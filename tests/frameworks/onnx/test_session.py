@@ -27,7 +27,7 @@ from frameworks.types import (
     ValueSpec,
 )
 from tests.frameworks.loading import listed, load_onnx
-from tests.models import onnx_graphs
+from tests.models import onnx_encoders, onnx_graphs
 
 INTEGERS = [dtype for dtype in onnx_graphs.ONNX_DTYPES if "int" in dtype]
 FLOATS = ["float16", "bfloat16", "float32", "float64"]
@@ -178,7 +178,7 @@ class TestSameAsRaw:
     def test_an_encoder(self, loaded: Any) -> None:
         ids = np.array([[2, 7, 9, 3], [2, 5, 3, 0]], np.int64)
         names = ("last_hidden_state", "pooler_output", "sentence_embedding")
-        self.check(loaded, onnx_graphs.encoder(names), input_ids=ids, attention_mask=(ids > 0).astype(np.int64))
+        self.check(loaded, onnx_encoders.encoder(names), input_ids=ids, attention_mask=(ids > 0).astype(np.int64))
 
     def test_a_sequence_out(self, loaded: Any) -> None:
         ours = self.check(loaded, onnx_graphs.sequence_out(), x=np.arange(6, dtype=np.float32).reshape(3, 2))

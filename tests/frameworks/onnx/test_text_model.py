@@ -14,7 +14,7 @@ from frameworks.onnx.session import OnnxModel
 from frameworks.onnx.text_model import OnnxTextModel
 from frameworks.types import Array, TensorBatch, TokenBatch
 from tests.frameworks.loading import load_onnx, rows_of
-from tests.models import onnx_graphs
+from tests.models import onnx_encoders, onnx_graphs
 from tests.models.text_files import TEXTS, change_json, write_json, write_sentence_transformers, write_tokenizer
 
 MakeModel = Callable[..., OnnxTextModel]
@@ -75,14 +75,14 @@ class TestHeads:
     @pytest.mark.parametrize("pooling", list(POOLINGS))
     def test_states_are_pooled_as_the_files_say(self, text_model: MakeModel, tmp_path: Path, pooling: str) -> None:
         write_sentence_transformers(tmp_path, pooling, normalize=False)
-        graph = onnx_graphs.encoder(("last_hidden_state", "pooler_output"))
+        graph = onnx_encoders.encoder(("last_hidden_state", "pooler_output"))
         model = text_model(graph)
         assert (model.spec.task, model.spec.text and model.spec.text.normalize) == ("embed", False)
         states = one_by_one(graph, model, "last_hidden_state")
         close(rows_of(model, list(TEXTS)), [POOLINGS[pooling](state) for state in states])
 
     def test_without_files_it_is_the_mean_and_normalised(self, text_model: MakeModel) -> None:
-        graph = onnx_graphs.encoder(("last_hidden_state",))
+        graph = onnx_encoders.encoder(("last_hidden_state",))
         model = text_model(graph)
         assert model.spec.text is not None
         assert model.spec.text.normalize
@@ -103,26 +103,26 @@ class TestHeads:
     ) -> None:
         if files:
             write_sentence_transformers(tmp_path, "cls")
-        graph = onnx_graphs.encoder(outputs)
+        graph = onnx_encoders.encoder(outputs)
         model = text_model(graph)
         assert model.spec.task == "embed"
         close(rows_of(model, list(TEXTS)), one_by_one(graph, model, read))
 
     @pytest.mark.parametrize("name", ["token_embeddings", "output_0", "hidden"])
     def test_states_of_any_name(self, text_model: MakeModel, name: str) -> None:
-        graph = onnx_graphs.encoder((name,))
+        graph = onnx_encoders.encoder((name,))
         model = text_model(graph)
         close(rows_of(model, list(TEXTS)), [state.mean(axis=0) for state in one_by_one(graph, model, name)])
 
     @pytest.mark.parametrize("config", [{}, {"architectures": ["BertForSequenceClassification"]}])
     def test_logits_are_a_classifier(self, text_model: MakeModel, config: Any) -> None:
-        graph = onnx_graphs.encoder(("logits",), labels=2)
+        graph = onnx_encoders.encoder(("logits",), labels=2)
         model = text_model(graph, **config)
         assert model.spec.task == "classify"
         close(rows_of(model, list(TEXTS)), one_by_one(graph, model, "logits"))
 
     def test_logits_beside_states_are_a_classifier_if_the_config_says_so(self, text_model: MakeModel) -> None:
-        graph = onnx_graphs.encoder(("last_hidden_state", "logits"))
+        graph = onnx_encoders.encoder(("last_hidden_state", "logits"))
         assert text_model(graph).spec.task == "embed"
         model = text_model(graph, architectures=["BertForSequenceClassification"])
         assert model.spec.task == "classify"
@@ -130,10 +130,10 @@ class TestHeads:
 
     @pytest.mark.parametrize("config", [{}, {"architectures": ["BertForMaskedLM"]}])
     def test_a_language_model_s_logits_are_no_embedding(self, tmp_path: Path, config: Any) -> None:
-        check_tensors(tmp_path, onnx_graphs.encoder(("token_logits",)), **config)
+        check_tensors(tmp_path, onnx_encoders.encoder(("token_logits",)), **config)
 
     def test_a_language_model_s_logits_are_no_classes_whatever_the_config_says(self, tmp_path: Path) -> None:
-        graph = onnx_graphs.encoder(("token_logits",))
+        graph = onnx_encoders.encoder(("token_logits",))
         check_tensors(tmp_path, graph, architectures=["BertForSequenceClassification"])
 
     @pytest.mark.parametrize(
@@ -141,8 +141,8 @@ class TestHeads:
         [
             onnx_graphs.add(),
             onnx_graphs.identity("int64"),
-            onnx_graphs.encoder(inputs=("input_ids", "attention_mask", "pixels")),
-            onnx_graphs.flat_encoder(),
+            onnx_encoders.encoder(inputs=("input_ids", "attention_mask", "pixels")),
+            onnx_encoders.flat_encoder(),
         ],
         ids=["add", "identity", "another input", "ids of one dimension"],
     )
@@ -150,7 +150,7 @@ class TestHeads:
         check_tensors(tmp_path, graph)
 
     def test_without_a_tokenizer_it_is_one_of_tensors_without_a_word(self, tmp_path: Path) -> None:
-        onnx_graphs.save(onnx_graphs.encoder(), tmp_path)
+        onnx_graphs.save(onnx_encoders.encoder(), tmp_path)
         with capture_logs() as logs:
             model = load_onnx(tmp_path)
         assert (type(model), logs) == (OnnxModel, [])
@@ -178,18 +178,18 @@ class TestInputs:
         ],
     )
     def test_of_every_kind(self, text_model: MakeModel, inputs: tuple[str, ...], ids_dtype: str) -> None:
-        graph = onnx_graphs.encoder(("sentence_embedding",), inputs, ids_dtype=ids_dtype)
+        graph = onnx_encoders.encoder(("sentence_embedding",), inputs, ids_dtype=ids_dtype)
         model = text_model(graph)
         close(rows_of(model, list(TEXTS)), one_by_one(graph, model, "sentence_embedding"))
 
     def test_ids_alone(self, text_model: MakeModel) -> None:
-        graph = onnx_graphs.encoder(("sentence_embedding",), ("input_ids",))
+        graph = onnx_encoders.encoder(("sentence_embedding",), ("input_ids",))
         model = text_model(graph)
         alone = np.concatenate([rows_of(model, [text]) for text in TEXTS])
         close(alone, one_by_one(graph, model, "sentence_embedding"))
 
     def test_tensors_are_taken_too(self, text_model: MakeModel) -> None:
-        model = text_model(onnx_graphs.encoder(("last_hidden_state",)))
+        model = text_model(onnx_encoders.encoder(("last_hidden_state",)))
         ones = np.ones((2, 5), np.int64)
         answer = model.infer(TensorBatch({"input_ids": ones, "attention_mask": ones}))
         assert {name: np.shape(value) for name, value in answer.items()} == {"last_hidden_state": (2, 5, 8)}  # type: ignore[arg-type]
@@ -202,15 +202,15 @@ class TestFixedSizes:
     def test_texts_are_padded_up_and_batches_filled_up(
         self, text_model: MakeModel, shape: tuple[int | str, int | str]
     ) -> None:
-        model = text_model(onnx_graphs.encoder(("last_hidden_state",), shape=shape))
+        model = text_model(onnx_encoders.encoder(("last_hidden_state",), shape=shape))
         assert model.spec.text is not None
         assert model.spec.text.max_tokens == (16 if shape[1] == 16 else 512)
         rows = rows_of(model, list(TEXTS))
-        free = onnx_graphs.encoder(("last_hidden_state",))
+        free = onnx_encoders.encoder(("last_hidden_state",))
         close(rows, [state.mean(axis=0) for state in one_by_one(free, model, "last_hidden_state")])
 
     def test_over_long_texts_are_cut_at_the_graph_s_length(self, text_model: MakeModel) -> None:
-        model = text_model(onnx_graphs.encoder(shape=(1, 16)))
+        model = text_model(onnx_encoders.encoder(shape=(1, 16)))
         assert model.tokenizer is not None
         [ids] = model.tokenizer.tokenize(["cat " * 99], truncate=True)
         assert len(ids) == 16
@@ -218,39 +218,39 @@ class TestFixedSizes:
             model.tokenizer.tokenize(["cat " * 99], truncate=False)
 
     def test_the_files_limit_holds_where_it_is_lower(self, text_model: MakeModel) -> None:
-        model = text_model(onnx_graphs.encoder(shape=(1, 16)), max_position_embeddings=9)
+        model = text_model(onnx_encoders.encoder(shape=(1, 16)), max_position_embeddings=9)
         assert model.spec.text is not None
         assert model.spec.text.max_tokens == 9
         assert rows_of(model, ["cat " * 99]).shape == (1, 8)
 
     @pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 5])
     def test_as_many_rows_as_texts(self, text_model: MakeModel, count: int) -> None:
-        model = text_model(onnx_graphs.encoder(("logits",), shape=(2, 16)))
+        model = text_model(onnx_encoders.encoder(("logits",), shape=(2, 16)))
         assert rows_of(model, ["cat"] * count).shape == (count, 3)
 
 
 class TestLabels:
     def test_the_config_s(self, text_model: MakeModel) -> None:
-        graph = onnx_graphs.encoder(("logits",), labels=3)
+        graph = onnx_encoders.encoder(("logits",), labels=3)
         text = text_model(graph, id2label={"0": "fast", "1": "slow", "2": "late"}).spec.text
         assert text is not None
         assert (text.labels, text.multi_label) == (("fast", "slow", "late"), False)
 
     @pytest.mark.parametrize("config", [{}, {"id2label": {"0": "a", "1": "b"}}])
     def test_numbers_where_the_graph_has_another_count(self, text_model: MakeModel, config: Any) -> None:
-        text = text_model(onnx_graphs.encoder(("logits",), labels=3), **config).spec.text
+        text = text_model(onnx_encoders.encoder(("logits",), labels=3), **config).spec.text
         assert text is not None
         assert text.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
 
     @pytest.mark.parametrize("config", [{}, {"id2label": {"0": "relevant"}}])
     def test_a_single_one_has_a_probability_of_its_own(self, text_model: MakeModel, config: Any) -> None:
-        text = text_model(onnx_graphs.encoder(("logits",), labels=1), **config).spec.text
+        text = text_model(onnx_encoders.encoder(("logits",), labels=1), **config).spec.text
         assert text is not None
         assert len(text.labels) == 1
         assert text.multi_label
 
     def test_several_at_once(self, text_model: MakeModel) -> None:
-        graph = onnx_graphs.encoder(("logits",), labels=2)
+        graph = onnx_encoders.encoder(("logits",), labels=2)
         text = text_model(graph, problem_type="multi_label_classification").spec.text
         assert text is not None
         assert text.multi_label
@@ -269,23 +269,23 @@ class TestTrouble:
     )
     def test_broken_text_files_are_named(self, tmp_path: Path, file: str, content: str) -> None:
         write_sentence_transformers(tmp_path)
-        place(onnx_graphs.encoder(), tmp_path)
+        place(onnx_encoders.encoder(), tmp_path)
         (tmp_path / file).write_text(content)
         with pytest.raises(InvalidModel, match=file):
             load_onnx(tmp_path)
 
     def test_a_token_beyond_the_graph_s_vocabulary_is_refused_at_warm_up(self, tmp_path: Path) -> None:
-        place(onnx_graphs.encoder(vocabulary_size=3), tmp_path)
+        place(onnx_encoders.encoder(vocabulary_size=3), tmp_path)
         with pytest.raises(InvalidModel, match=r"the graph does not run on text: .*out of data bounds"):
             load_onnx(tmp_path).warm_up()
 
     def test_the_padding_is_tried_at_warm_up(self, tmp_path: Path) -> None:
-        place(onnx_graphs.encoder(), tmp_path, pad_token_id=4000)
+        place(onnx_encoders.encoder(), tmp_path, pad_token_id=4000)
         with pytest.raises(InvalidModel, match=r"the graph does not run on text: .*out of data bounds"):
             load_onnx(tmp_path).warm_up()
 
     def test_a_model_that_does_not_fit_says_so(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        place(onnx_graphs.encoder(), tmp_path)
+        place(onnx_encoders.encoder(), tmp_path)
         model = load_onnx(tmp_path)
 
         def refuse(*_: object) -> None:
@@ -296,12 +296,12 @@ class TestTrouble:
             model.warm_up()
 
     def test_half_of_a_surrogate_pair_is_the_caller_s_mistake(self, text_model: MakeModel) -> None:
-        model = text_model(onnx_graphs.encoder())
+        model = text_model(onnx_encoders.encoder())
         with pytest.raises(InvalidInput, match=r"^text\[1\]: not valid Unicode"):
             rows_of(model, ["fine", "half \ud83d"])
 
     def test_after_the_close(self, text_model: MakeModel) -> None:
-        model = text_model(onnx_graphs.encoder())
+        model = text_model(onnx_encoders.encoder())
         model.close()
         with pytest.raises(Exception, match="closed"):
             model.infer(TokenBatch([[2, 3]]))
@@ -310,7 +310,7 @@ class TestTrouble:
 def test_a_prompt_and_pooling_from_another_folder_s_files(text_model: MakeModel, tmp_path: Path) -> None:
     write_sentence_transformers(tmp_path, prompt="query : ", max_seq_length=7)
     write_json(tmp_path / "config.json", {"model_type": "bert", "max_position_embeddings": 512})
-    model = text_model(onnx_graphs.encoder())
+    model = text_model(onnx_encoders.encoder())
     assert model.spec.text is not None
     assert model.spec.text.max_tokens == 7
     assert model.tokenizer is not None

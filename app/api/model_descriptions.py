@@ -1,0 +1,134 @@
+"""What /models shows of a model: the form, for the OpenAPI document, and the filling of it."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from frameworks.slot import ModelSlot
+from frameworks.types import ModelSpec, ValueSpec
+
+
+class TensorDescription(BaseModel):
+    """One input or output of a model. `shape` has -1 for a free dimension and is null where none is declared."""
+
+    name: str
+    dtype: str
+    shape: list[int] | None
+
+
+class RequestCounts(BaseModel):
+    """Requests that named the model, since the server started."""
+
+    total: int
+    failed: int
+    inflight: int
+
+
+class ModelDescription(BaseModel):
+    """A registered model; what only a loaded model has is null while it is not loaded."""
+
+    model_config = ConfigDict(protected_namespaces=())
+
+    name: str
+    framework: str
+    task: str | None
+    state: str
+    reason: str | None
+    versions: list[str]
+    device: str | None
+    dtype: str | None
+    quantized: bool
+    memory_bytes: int | None
+    inputs: list[TensorDescription] | None
+    outputs: list[TensorDescription] | None
+    last_used: str | None = Field(description="ISO 8601, UTC")
+    requests: RequestCounts
+
+
+class VersionDetail(BaseModel):
+    """One version of a model."""
+
+    state: str
+    providers: list[str]
+    max_tokens: int | None
+    labels: list[str] | None
+    loads: int
+    load_seconds: float
+    queue_depth: int
+    path: str
+
+
+class ModelDetail(ModelDescription):
+    """A registered model with its versions."""
+
+    version_details: dict[str, VersionDetail]
+
+
+class ModelList(BaseModel):
+    """Every registered model."""
+
+    models: list[ModelDescription]
+
+
+class Deleted(BaseModel):
+    """The name that is free again."""
+
+    deleted: str
+
+
+def describe(slot: ModelSlot, requests: Mapping[tuple[str, str, int], int]) -> dict[str, Any]:
+    """What /models shows of one model. `requests`: how many were answered, by model, version and HTTP status."""
+    spec = slot.spec
+    counts = {status: n for (name, _, status), n in requests.items() if name == slot.name}
+    return {
+        "name": slot.name,
+        "framework": slot.framework,
+        "task": spec.task if spec else None,
+        "state": slot.state.value,
+        "reason": _printable(slot.reason) if slot.reason else None,
+        "versions": [slot.version],
+        "device": spec.device if spec else None,
+        "dtype": spec.dtype if spec else None,
+        "quantized": False,
+        "memory_bytes": spec.memory_bytes if spec else None,
+        "inputs": _tensors(spec.inputs) if spec else None,
+        "outputs": _tensors(spec.outputs) if spec else None,
+        "last_used": datetime.fromtimestamp(slot.last_used, UTC).isoformat() if slot.last_used else None,
+        "requests": {
+            "total": sum(counts.values()),
+            "failed": sum(n for status, n in counts.items() if status >= 400),
+            "inflight": slot.inflight,
+        },
+    }
+
+
+def describe_in_detail(slot: ModelSlot, requests: Mapping[tuple[str, str, int], int]) -> dict[str, Any]:
+    """As `describe`, with what is known of each version."""
+    return describe(slot, requests) | {"version_details": {slot.version: _version_detail(slot, slot.spec)}}
+
+
+def _version_detail(slot: ModelSlot, spec: ModelSpec | None) -> dict[str, Any]:
+    text = spec.text if spec else None
+    return {
+        "state": slot.state.value,
+        "providers": list(spec.providers) if spec else [],
+        "max_tokens": text.max_tokens if text else None,
+        "labels": list(text.labels) if text and text.labels else None,
+        "loads": slot.loads,
+        "load_seconds": round(slot.load_s, 3),
+        "queue_depth": slot.queue_depth,
+        "path": _printable(str(slot.entry.path)),
+    }
+
+
+def _printable(text: str) -> str:
+    """A file's name may hold bytes that are no UTF-8, for which JSON has no place."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _tensors(specs: tuple[ValueSpec, ...]) -> list[dict[str, Any]]:
+    return [
+        {"name": s.name, "dtype": str(s.type), "shape": list(s.shape) if s.shape is not None else None} for s in specs
+    ]
