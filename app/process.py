@@ -14,6 +14,7 @@ from app.config import LoadedSettings
 from app.lifecycle import Lifecycle
 from app.logs import set_up_logs
 from app.server import build
+from memory.allocator import keep_freed_memory
 
 log = structlog.get_logger(__name__)
 
@@ -44,6 +45,7 @@ class _DrainingServer(uvicorn.Server):
 def serve(loaded: LoadedSettings, log_to_terminal: bool) -> int:
     """Serves until a signal ends it; the exit status. Raises CannotListenError."""
     settings = loaded.settings
+    keep_freed_memory()
     set_up_logs(settings.logging.level, settings.logging.format)
     log_requests = settings.logging.requests or ("all" if log_to_terminal else "slow_and_failed")
     listener = _listen(settings.server.host, settings.server.port)
