@@ -85,8 +85,9 @@ class RunningServer:
     def wait_for_log(self, event: str, timeout_s: float = READY_WITHIN_S, **fields: object) -> dict[str, Any]:
         """The first event of this name with these fields, waited for."""
         until_s = time.monotonic() + timeout_s
-        while not (found := self.events(event, **fields)):
-            with self._came:
+        # Held from the look to the wait: a line that comes between the two would wake nobody.
+        with self._came:
+            while not (found := self.events(event, **fields)):
                 if self._closed or not self._came.wait(until_s - time.monotonic()):
                     raise AssertionError(f"no {event} {fields} in the log:\n" + "\n".join(self.lines[-50:]))
         return found[0]
