@@ -12,6 +12,7 @@ from frameworks.errors import InvalidInput, UnknownField, VersionNotFound
 from frameworks.types import Array, ModelSpec, TensorBatch, TensorType, TextRequest, Value, ValueSpec
 
 MAX_TEXTS = 100_000
+_KNOWN = FIELDS | FIELDS_TO_COME
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,10 @@ def decode(body: bytes, target: Target, find_spec: Callable[[str, str | None], M
 def _read(document: Document, target: Target, find_spec: Callable[[str, str | None], ModelSpec]) -> NativeRequest:
     if not document.is_object(document.root):
         raise InvalidInput("body", f"is {json_name(document.root)}; wants a JSON object")
-    fields = document.members(document.root, _Known)
+    fields = document.members(document.root, _KNOWN)
+    if not FIELDS_TO_COME.isdisjoint(fields):
+        name = next(name for name in fields if name in FIELDS_TO_COME)
+        raise InvalidInput(name, "is not served by this version; leave it out")
     spec = _find_spec(fields, target, find_spec)
     questions = [name for name in QUESTION_FIELDS if name in fields]
     if len(questions) != 1:
@@ -91,18 +95,6 @@ def _find_spec(fields: dict[str, Node], target: Target, find_spec: Callable[[str
             raise
         # One version of a model is served at a time so far: as a field of the body this is a wrong value.
         raise InvalidInput("version", error.message) from None
-
-
-class _KnownFields(frozenset[str]):
-    """The fields of the body; a field of the contract that is still to come is refused in words of its own."""
-
-    def __contains__(self, name: object) -> bool:
-        if name in FIELDS_TO_COME:
-            raise InvalidInput(str(name), "is not served by this version; leave it out")
-        return super().__contains__(name)
-
-
-_Known = _KnownFields(FIELDS)
 
 
 def _name_and_version(fields: dict[str, Node], target: Target) -> tuple[str, str | None]:
