@@ -13,6 +13,7 @@ from frameworks.slot import ModelSlot
 from frameworks.text import normalize_rows, scores
 from frameworks.types import (
     TEXT_OUTPUT,
+    Answer,
     Array,
     ClassifyAnswer,
     EmbedAnswer,
@@ -20,7 +21,6 @@ from frameworks.types import (
     TextRequest,
     Timings,
     TokenBatch,
-    Value,
 )
 
 # Tokenising holds no GIL and uses every core by itself; a second thread lets a short request pass a long one.
@@ -34,9 +34,7 @@ class InferenceService:
     def __init__(self) -> None:
         self._tokenizing = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenize")
 
-    async def infer(
-        self, slot: ModelSlot, request: TensorBatch | TextRequest, timings: Timings
-    ) -> dict[str, Value] | EmbedAnswer | ClassifyAnswer:
+    async def infer(self, slot: ModelSlot, request: TensorBatch | TextRequest, timings: Timings) -> Answer:
         """Runs the request on the slot's model and adds to `timings` what it took.
 
         Raises ModelUnavailable's kinds, InvalidInput, OutOfMemory.
@@ -73,7 +71,7 @@ class InferenceService:
 
 
 async def _run_in_batches(slot: ModelSlot, lane: BatchLane, token_ids: list[list[int]], timings: Timings) -> Array:
-    """The model's row for every text, in the order of the texts.
+    """The model's row for every text, of which there is at least one, in the order of the texts.
 
     One batch at a time: between two of them other requests of this model have their turn, and a caller that leaves
     takes the batches with it that have not run.
@@ -88,7 +86,8 @@ async def _run_in_batches(slot: ModelSlot, lane: BatchLane, token_ids: list[list
         if rows is None:
             rows = np.empty((len(token_ids), part.shape[1]), dtype=np.float32)
         rows[positions] = part
-    return rows if rows is not None else _NO_ROWS
+    assert rows is not None
+    return rows
 
 
 def _ranked(probabilities: Array, labels: tuple[str, ...], top_k: int | None) -> list[list[tuple[str, float]]]:

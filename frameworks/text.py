@@ -109,7 +109,7 @@ def pool(hidden: Array, attention_mask: Array, pooling: Pooling) -> Array:
             first: Array = hidden[:, 0]
             return np.ascontiguousarray(first)
         case "max":
-            # A text without any token is answered with -1e9, a number that can be normalised, as they did before -inf.
+            # Of a text without any token -inf would remain, and normalising it gives NaN.
             highest: Array = np.where(attention_mask[:, :, None] == 0, -1e9, hidden).max(axis=1)
             return highest.astype(np.float32)
         case "mean":

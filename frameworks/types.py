@@ -189,3 +189,7 @@ class ClassifyAnswer:
     """Per text its (label, score) pairs by falling score."""
 
     predictions: list[list[tuple[str, float]]]
+
+
+Answer = dict[str, Value] | EmbedAnswer | ClassifyAnswer
+"""To tensors: output name → value."""

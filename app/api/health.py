@@ -1,12 +1,11 @@
 """/health, /health/live, /health/ready: for people, for process supervisors, for load balancers."""
 
 import asyncio
-from typing import Any
 
-import orjson
 from fastapi import APIRouter, Response
 from pydantic import BaseModel
 
+from app.api.wire import json_answer
 from app.lifecycle import Lifecycle
 from app.observe import Observer
 from frameworks.manager import MLFrameworkManager
@@ -56,7 +55,7 @@ class HealthApi:
         devices = await asyncio.to_thread(self._manager.devices.devices)
         states = {slot.name: slot.state.value for slot in self._manager.slots}
         requests = self._observer.requests
-        return _answer(
+        return json_answer(
             {
                 "status": self._lifecycle.status(),
                 "models": states,
@@ -77,15 +76,11 @@ class HealthApi:
 
     async def live(self) -> Response:
         """200 while the process works."""
-        return _answer({"status": "live"})
+        return json_answer({"status": "live"})
 
     async def ready(self) -> Response:
         """200 when every start-up model is ready; 503 before, and while draining."""
         waits_for = self._lifecycle.waits_for()
         if self._lifecycle.is_draining or waits_for:
-            return _answer({"status": self._lifecycle.status(), "waits_for": waits_for}, 503)
-        return _answer({"status": "ready"})
-
-
-def _answer(content: dict[str, Any], status: int = 200) -> Response:
-    return Response(orjson.dumps(content), status, media_type="application/json")
+            return json_answer({"status": self._lifecycle.status(), "waits_for": waits_for}, 503)
+        return json_answer({"status": "ready"})

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 from app.api.errors import EmptyBody, Forbidden, InvalidJson
 from app.api.model_descriptions import Deleted, ModelDetail, ModelList, describe, describe_in_detail
 from app.api.native.fields import ErrorResponse
-from app.api.wire import check_media_type, read_body
+from app.api.wire import check_media_type, json_answer, read_body
 from app.config import ConfigError, entry_keys_without_effect, parse_model_entry
 from app.lifecycle import Lifecycle
 from app.observe import Observer
@@ -57,11 +57,11 @@ class ModelsApi:
 
     async def list_models(self) -> Response:
         """Every registered model."""
-        return _answer({"models": [describe(slot, self._observer.requests) for slot in self._manager.slots]})
+        return json_answer({"models": [describe(slot, self._observer.requests) for slot in self._manager.slots]})
 
     async def show_model(self, name: str) -> Response:
         """One model, with per-version detail."""
-        return _answer(self._detail(self._manager.slot(name)))
+        return json_answer(self._detail(self._manager.slot(name)))
 
     async def add_model(self, request: Request) -> Response:
         """Registers and loads a model: the keys of a `[[models.…]]` entry of config.toml, and `framework`."""
@@ -72,27 +72,27 @@ class ModelsApi:
             raise InvalidInput("framework", f"wants one of {', '.join(FRAMEWORKS)}")
         entry = _read_entry(framework, body)
         slot = await self._manager.add(framework, entry, self._allowed_path(entry.path))
-        return _answer(self._detail(slot), 201)
+        return json_answer(self._detail(slot), 201)
 
     async def load_model(self, name: str, request: Request) -> Response:
         """Loads a model; returns when it is ready."""
         self._lifecycle.check_accepting()
         await self._check_version(name, request)
         try:
-            return _answer(self._detail(await self._manager.load(name)))
+            return json_answer(self._detail(await self._manager.load(name)))
         except InvalidModel as error:
             raise ModelFailed(f'model "{name}" failed to load: {error.message}') from error
 
     async def unload_model(self, name: str, request: Request) -> Response:
         """Unloads a model; returns after the requests in flight have been answered."""
         await self._check_version(name, request)
-        return _answer(self._detail(await self._manager.unload(name)))
+        return json_answer(self._detail(await self._manager.unload(name)))
 
     async def delete_model(self, name: str) -> Response:
         """Unloads a model and forgets its name."""
         await self._manager.remove(name)
         self._observer.forget(name)
-        return _answer({"deleted": name})
+        return json_answer({"deleted": name})
 
     def _detail(self, slot: ModelSlot) -> dict[str, Any]:
         return describe_in_detail(slot, self._observer.requests)
@@ -155,10 +155,6 @@ def _read_entry(framework: str, body: dict[str, Any]) -> OnnxModelEntry | TorchM
     if in_vain := entry_keys_without_effect(entry):
         raise InvalidInput(in_vain[0], "has no effect in this version; leave it out")
     return entry
-
-
-def _answer(content: object, status: int = 200) -> Response:
-    return Response(orjson.dumps(content), status, media_type="application/json")
 
 
 _ENTRY_BODY = {

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import structlog
 import torch
 
 from frameworks.devices import Device, DeviceManager
@@ -16,8 +15,6 @@ from frameworks.text import TextTokenizer
 from frameworks.text_config import TextConfig, read_text_config, transformer_folder
 from frameworks.types import ModelSpec, TensorType, TextSpec, ValueSpec
 from memory.sizes import format_size
-
-log = structlog.get_logger(__name__)
 
 _GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 

@@ -6,9 +6,7 @@ import numpy as np
 import orjson
 
 from app.api.native.decode import NativeRequest
-from frameworks.types import Array, ClassifyAnswer, EmbedAnswer, ModelSpec, TensorBatch, Value
-
-Answer = dict[str, Value] | EmbedAnswer | ClassifyAnswer
+from frameworks.types import Answer, Array, ClassifyAnswer, EmbedAnswer, ModelSpec, TensorBatch, Value
 
 
 def encode(

@@ -3,7 +3,6 @@
 import time
 from asyncio import CancelledError
 
-import structlog
 from starlette.types import Receive, Scope, Send
 
 from app.api.errors import STATUS_CLIENT_GONE, ClientGone, MethodNotAllowed, is_refusal
@@ -16,8 +15,6 @@ from app.service import InferenceService
 from frameworks.errors import Draining
 from frameworks.manager import MLFrameworkManager
 from frameworks.runtime import BatchModel
-
-log = structlog.get_logger(__name__)
 
 ROUTES = ("/infer", "/inference", "/models/{name}/infer", "/models/{name}/versions/{version}/infer")
 
