@@ -4,6 +4,7 @@ import itertools
 import secrets
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import structlog
@@ -67,6 +68,8 @@ class RequestRecord:
     status: int = 500
     code: str = ""
     timings: Timings = field(default_factory=Timings)
+    # The connection's own short way out for a whole answer, where the server has one.
+    respond: Callable[[int, bytes, bytes], bool] | None = None
 
 
 class Observer:
@@ -97,13 +100,12 @@ class Observer:
 
     def answered(self, record: RequestRecord, total_s: float) -> None:
         """Logs one answered request of any kind, as `[logging] requests` says; probes and scrapes are no news."""
+        if self._log_requests != "all" and (
+            self._log_requests == "none" or (record.status < 400 and total_s < self._slow_s)
+        ):
+            return
         if record.path.startswith(_PROBES):
             return
-        match self._log_requests:
-            case "none":
-                return
-            case "slow_and_failed" if record.status < 400 and total_s < self._slow_s:
-                return
         timings = record.timings
         log.info(
             "request",
@@ -128,12 +130,14 @@ class Observer:
             del self.requests[key]
 
 
-def server_timing(timings: Timings) -> bytes:
+def server_timing(timings: Timings) -> str:
     """The Server-Timing header's value (W3C Server Timing): four durations in milliseconds."""
-    return (
-        f"decode;dur={timings.decode_s * 1e3:.3f}, queue;dur={timings.queue_s * 1e3:.3f}, "
-        f"compute;dur={timings.compute_s * 1e3:.3f}, encode;dur={timings.encode_s * 1e3:.3f}"
-    ).encode()
+    return "decode;dur=%.3f, queue;dur=%.3f, compute;dur=%.3f, encode;dur=%.3f" % (  # noqa: UP031 - half the time of f""
+        timings.decode_s * 1e3,
+        timings.queue_s * 1e3,
+        timings.compute_s * 1e3,
+        timings.encode_s * 1e3,
+    )
 
 
 def _ms(seconds: float) -> float:

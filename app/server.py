@@ -20,6 +20,7 @@ from app.service import InferenceService
 from frameworks.devices import DeviceManager, DeviceProbe, SystemProbe
 from frameworks.manager import MLFrameworkManager
 from frameworks.runtime import Registry
+from frameworks.scheduling.admission import RequestLimit
 
 log = structlog.get_logger(__name__)
 
@@ -52,7 +53,15 @@ def build(loaded: LoadedSettings, log_requests: str, probe: DeviceProbe | None =
     lifecycle = Lifecycle(manager, tuple(slot.name for slot in manager.slots))
     observer = Observer(log_requests, settings.logging.slow_ms)
     service = InferenceService()
-    infer = InferEndpoint(manager, service, observer, lifecycle, settings.server.max_body_bytes)
+    infer = InferEndpoint(
+        manager,
+        service,
+        observer,
+        lifecycle,
+        RequestLimit("the server", settings.scheduling.max_queue_size, settings.scheduling.max_concurrent_requests),
+        settings.server.max_body_bytes,
+        settings.scheduling.default_timeout_ms,
+    )
     models = ModelsApi(
         manager,
         observer,

@@ -5,13 +5,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from frameworks.errors import InvalidInput
+from frameworks.errors import DeadlineExceeded, InvalidInput
 from frameworks.runtime import BatchModel
-from frameworks.scheduling.batch_lane import BatchLane
-from frameworks.scheduling.text_batches import batches_by_length
+from frameworks.scheduling.admission import Permit
+from frameworks.scheduling.dispatcher import Dispatcher
 from frameworks.slot import ModelSlot
 from frameworks.text import normalize_rows, scores
 from frameworks.types import (
+    DEFAULT_PRIORITY,
     TEXT_OUTPUT,
     Answer,
     Array,
@@ -34,25 +35,59 @@ class InferenceService:
     def __init__(self) -> None:
         self._tokenizing = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenize")
 
-    async def infer(self, slot: ModelSlot, request: TensorBatch | TextRequest, timings: Timings) -> Answer:
+    async def infer(
+        self,
+        slot: ModelSlot,
+        request: TensorBatch | TextRequest,
+        timings: Timings,
+        permit: Permit,
+        priority: int = DEFAULT_PRIORITY,
+        left_s: float | None = None,
+    ) -> Answer:
         """Runs the request on the slot's model and adds to `timings` what it took.
 
-        Raises ModelUnavailable's kinds, InvalidInput, OutOfMemory.
+        `permit` is told when it waits no more. `left_s`: seconds until the deadline; None: there is none. Raises
+        DeadlineExceeded at the deadline, what has not begun by then is never run; ModelUnavailable's kinds,
+        InvalidInput, OutOfMemory.
         """
-        model, lane = slot.ready()
-        if isinstance(request, TextRequest):
-            return await self._answer_texts(slot, model, lane, request, timings)
-        result = await lane.run(request)
-        timings.queue_s += result.queue_s
-        timings.compute_s += result.compute_s
-        return result.outputs
+        if left_s is None:
+            return await self._answer(slot, request, timings, permit, priority)
+        try:
+            async with asyncio.timeout(max(0.0, left_s)):
+                return await self._answer(slot, request, timings, permit, priority)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f'model "{slot.name}" did not answer within timeout_ms; allow more time or ask for less at once'
+            ) from None
 
     def close(self) -> None:
         """Ends the tokenizing threads; texts that wait for them are dropped."""
         self._tokenizing.shutdown(wait=False, cancel_futures=True)
 
+    async def _answer(
+        self,
+        slot: ModelSlot,
+        request: TensorBatch | TextRequest,
+        timings: Timings,
+        permit: Permit,
+        priority: int,
+    ) -> Answer:
+        model, dispatcher = slot.ready()
+        if isinstance(request, TextRequest):
+            return await self._answer_texts(model, dispatcher, request, timings, permit, priority)
+        result = await dispatcher.run(request, priority, permit.begin)
+        timings.queue_s += result.queue_s
+        timings.compute_s += result.compute_s
+        return result.outputs
+
     async def _answer_texts(
-        self, slot: ModelSlot, model: BatchModel, lane: BatchLane, request: TextRequest, timings: Timings
+        self,
+        model: BatchModel,
+        dispatcher: Dispatcher,
+        request: TextRequest,
+        timings: Timings,
+        permit: Permit,
+        priority: int,
     ) -> EmbedAnswer | ClassifyAnswer:
         tokenizer, text = model.tokenizer, model.spec.text
         if tokenizer is None or text is None:
@@ -63,31 +98,15 @@ class InferenceService:
         started_s = loop.time()
         token_ids = await loop.run_in_executor(self._tokenizing, tokenizer.tokenize, request.texts, request.truncate)
         timings.decode_s += loop.time() - started_s
-        rows = await _run_in_batches(slot, lane, token_ids, timings)
+        result = await dispatcher.run(TokenBatch(token_ids), priority, permit.begin)
+        timings.queue_s += result.queue_s
+        timings.compute_s += result.compute_s
+        rows = result.outputs[TEXT_OUTPUT]
+        assert isinstance(rows, np.ndarray)
         if model.spec.task == "classify":
             return ClassifyAnswer(_ranked(scores(rows, text.multi_label), text.labels, request.top_k))
         normalize = text.normalize if request.normalize is None else request.normalize
         return EmbedAnswer(normalize_rows(rows) if normalize else rows, tokens=sum(map(len, token_ids)))
-
-
-async def _run_in_batches(slot: ModelSlot, lane: BatchLane, token_ids: list[list[int]], timings: Timings) -> Array:
-    """The model's row for every text, of which there is at least one, in the order of the texts.
-
-    One batch at a time: between two of them other requests of this model have their turn, and a caller that leaves
-    takes the batches with it that have not run.
-    """
-    rows: Array | None = None
-    for positions in batches_by_length([len(ids) for ids in token_ids], slot.max_batch_size):
-        result = await lane.run(TokenBatch([token_ids[i] for i in positions]))
-        timings.queue_s += result.queue_s
-        timings.compute_s += result.compute_s
-        part = result.outputs[TEXT_OUTPUT]
-        assert isinstance(part, np.ndarray)
-        if rows is None:
-            rows = np.empty((len(token_ids), part.shape[1]), dtype=np.float32)
-        rows[positions] = part
-    assert rows is not None
-    return rows
 
 
 def _ranked(probabilities: Array, labels: tuple[str, ...], top_k: int | None) -> list[list[tuple[str, float]]]:

@@ -13,6 +13,7 @@ RoundhouseError
 │   ├── ModelFailed              its load or its thread failed
 │   ├── Draining                 the server is going down
 │   └── Overloaded               the queue is at its bound
+├── DeadlineExceeded             the time that the caller gave has passed
 ├── InvalidModel                 the files of a model are not what they claim, or not what we serve
 └── OutOfMemory                  the model or the batch does not fit
 """
@@ -110,6 +111,10 @@ class Overloaded(ModelUnavailable):
     def __init__(self, message: str, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class DeadlineExceeded(RoundhouseError):
+    """The request's deadline has passed; what of it had not begun is never run."""
 
 
 class InvalidModel(RoundhouseError):

@@ -15,6 +15,7 @@ import structlog
 from frameworks.devices import DeviceManager
 from frameworks.errors import Draining, InvalidModel, ModelExists, ModelNotFound, RoundhouseError
 from frameworks.runtime import BatchModel, ModelEntry, Registry
+from frameworks.scheduling.batcher import BatchLimits
 from frameworks.settings import PerformanceSettings, SchedulingSettings
 from frameworks.slot import ModelSlot, ModelState
 
@@ -67,8 +68,12 @@ class MLFrameworkManager:
             framework,
             entry,
             path,
-            max_batch_size=entry.max_batch_size or self._performance.max_batch_size,
-            max_queue_size=entry.max_queue_size or self._scheduling.max_queue_size,
+            BatchLimits(
+                max_rows=entry.max_batch_size or self._performance.max_batch_size,
+                max_tokens=entry.max_batch_tokens,
+                max_delay_s=(entry.max_queue_delay_ms or 0.0) / 1000,
+            ),
+            ageing_s=self._scheduling.ageing_ms / 1000,
         )
         self._slots[entry.name] = slot
         return slot
@@ -136,7 +141,9 @@ class MLFrameworkManager:
             async with asyncio.timeout(self._drain_timeout_s):
                 await asyncio.gather(*(_stop_after_load(slot) for slot in self.slots))
         except TimeoutError:
-            log.warning("drain timed out", inflight={s.name: s.inflight for s in self.slots if s.inflight})
+            log.warning(
+                "drain timed out", inflight={s.name: s.requests.inflight for s in self.slots if s.requests.inflight}
+            )
             for slot in self.slots:
                 slot.give_up("the server went down before this was answered")
         self._loader.shutdown(wait=False, cancel_futures=True)
@@ -148,7 +155,7 @@ class MLFrameworkManager:
         started_s = time.perf_counter()
         loading = self._loader.submit(self._load_and_warm_up, slot)
         try:
-            model, warm_up_s = await asyncio.wrap_future(loading)
+            instances, warm_up_s = await asyncio.wrap_future(loading)
         except RoundhouseError as error:
             slot.fail(error.message)
             raise
@@ -163,32 +170,35 @@ class MLFrameworkManager:
             slot.fail("its load was cancelled")
             raise
         if slot.state is not ModelState.LOADING:
-            model.close()
+            _close(instances)
             raise Draining("the server went down before the model was loaded")
-        slot.start(model, time.perf_counter() - started_s)
+        slot.start(instances, time.perf_counter() - started_s)
+        spec = instances[0].spec
         log.info(
             "model ready",
             model=slot.name,
             framework=slot.framework,
-            task=model.spec.task,
-            device=model.spec.device,
-            dtype=model.spec.dtype,
-            providers=list(model.spec.providers) or None,
-            memory_bytes=model.spec.memory_bytes,
+            task=spec.task,
+            device=spec.device,
+            dtype=spec.dtype,
+            providers=list(spec.providers) or None,
+            memory_bytes=spec.memory_bytes,
+            instances=len(instances),
             load_s=round(slot.load_s, 3),
             warm_up_s=round(warm_up_s, 3),
         )
 
-    def _load_and_warm_up(self, slot: ModelSlot) -> tuple[BatchModel, float]:
+    def _load_and_warm_up(self, slot: ModelSlot) -> tuple[list[BatchModel], float]:
         """In a loader thread."""
-        model = self._registry(slot.framework).load(slot.entry, slot.path)
+        instances = [*self._registry(slot.framework).load(slot.entry, slot.path)]
         started_s = time.perf_counter()
         try:
-            model.warm_up()
+            for model in instances:
+                model.warm_up()
         except BaseException:
-            model.close()
+            _close(instances)
             raise
-        return model, time.perf_counter() - started_s
+        return instances, time.perf_counter() - started_s
 
     def _registry(self, framework: str) -> Registry:
         """Made in the loader thread that needs it first: making it imports the framework."""
@@ -212,6 +222,11 @@ async def _stop_after_load(slot: ModelSlot) -> None:
         await slot.stop()
 
 
-def _close_unused(loading: "Future[tuple[BatchModel, float]]") -> None:
+def _close_unused(loading: "Future[tuple[list[BatchModel], float]]") -> None:
     if not loading.cancelled() and loading.exception() is None:
-        loading.result()[0].close()
+        _close(loading.result()[0])
+
+
+def _close(instances: list[BatchModel]) -> None:
+    for model in instances:
+        model.close()

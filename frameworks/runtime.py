@@ -1,5 +1,6 @@
 """The contract below the scheduler: what a framework brings, so that everything above it need not know which it is."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -11,7 +12,7 @@ ModelEntry = OnnxModelEntry | TorchModelEntry
 
 
 class BatchModel(Protocol):
-    """A loaded model that answers a whole batch at once. One thread uses it at a time."""
+    """One instance of a loaded model, which answers a whole batch at once. One thread uses it at a time."""
 
     @property
     def spec(self) -> ModelSpec: ...
@@ -46,8 +47,11 @@ class Registry(Protocol):
 
     framework: str
 
-    def load(self, entry: ModelEntry, path: Path) -> BatchModel:
-        """Reads the model at `path` and places it on a device; not yet warmed up.
+    def load(self, entry: ModelEntry, path: Path) -> Sequence[BatchModel]:
+        """Reads the model at `path` and places `entry.instances` of it on a device; not yet warmed up.
+
+        They share their weights and their tokenizer where the framework lets them, and the CPUs: none uses more threads
+        than leave as many to each of the others.
 
         Raises InvalidModel where the files are not what they claim, OutOfMemory where the model does not fit.
         """

@@ -74,7 +74,8 @@ class ModelEntry(BaseModel):
     max_batch_size: Count | None = None
     max_queue_delay_ms: Annotated[float, Field(ge=0, le=60_000)] | None = None
     max_batch_tokens: Count | None = None
-    instances: Annotated[int, Field(ge=1, le=1024)] | None = None
+    instances: Annotated[int, Field(ge=1, le=1024)] = 1
+    """How often the model stands ready, each on a thread of its own."""
     load: Literal["startup", "lazy"] | None = None
     pinned: bool | None = None
     min_cosine: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -139,10 +140,12 @@ class PerformanceSettings(BaseModel):
     enable_tensorrt: bool = False
     enable_quantization: bool = True
 
-    @property
-    def num_intra_op_threads(self) -> int:
-        """Threads one operator uses: intra_op_threads, or the CPUs this process may use."""
-        return usable_cpus() if self.intra_op_threads is None else self.intra_op_threads
+    def num_intra_op_threads(self, instances: int = 1) -> int:
+        """Threads one operator uses: intra_op_threads, or the CPUs this process may use. Several instances of a model
+        divide the CPUs, so that all of them together never have more threads than there are.
+        """
+        wanted = usable_cpus() if self.intra_op_threads is None else self.intra_op_threads
+        return wanted if instances == 1 else max(1, min(wanted, usable_cpus() // instances))
 
 
 class SchedulingSettings(BaseModel):
@@ -151,10 +154,13 @@ class SchedulingSettings(BaseModel):
     model_config = SETTINGS_RULES
 
     max_queue_size: Count = 1024
-    """Requests that may wait, per model."""
+    """Requests that may wait, of all models together; a model's own key bounds those that wait for it."""
     max_concurrent_requests: Count | None = None
+    """Requests that may be under way, from their first byte until their answer has left. None: no bound."""
     default_timeout_ms: Count | None = None
-    ageing_ms: Annotated[float, Field(gt=0)] | None = None
+    """The deadline of a request that names none; None: it has none."""
+    ageing_ms: Annotated[float, Field(gt=0)] = 1000.0
+    """After how long a waiting request gains a level of priority."""
 
 
 def usable_cpus(quota_file: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:

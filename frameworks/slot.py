@@ -1,15 +1,17 @@
-"""One registered model: its entry, its state, its lane while it is loaded, and the permits of those it answers."""
+"""One registered model: its entry, its state, its bounds, and its instances while it is loaded."""
 
 import asyncio
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import Counter
 from enum import StrEnum
 from pathlib import Path
 
-from frameworks.errors import ModelFailed, ModelLoading, ModelUnloaded, Overloaded, VersionNotFound
+from frameworks.errors import ModelFailed, ModelLoading, ModelUnloaded, VersionNotFound
 from frameworks.runtime import BatchModel, ModelEntry
+from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.scheduling.batch_lane import BatchLane
+from frameworks.scheduling.batcher import BatchLimits
+from frameworks.scheduling.dispatcher import Dispatcher
 from frameworks.types import ModelSpec
 
 # The only version of a model whose path holds no version folders.
@@ -28,28 +30,28 @@ class ModelState(StrEnum):
 
 
 class ModelSlot:
-    """A model's place on the turntable. Owned by the event loop; only the lane's thread touches the model."""
+    """A model's place on the turntable. Owned by the event loop."""
 
-    def __init__(self, framework: str, entry: ModelEntry, path: Path, max_batch_size: int, max_queue_size: int) -> None:
+    def __init__(self, framework: str, entry: ModelEntry, path: Path, limits: BatchLimits, ageing_s: float) -> None:
+        """`path` is absolute. `ageing_s`: after which a waiting request gains a level of priority."""
         self.framework = framework
         self.entry = entry
         self.path = path
         self.name = entry.name
         self.version = ONLY_VERSION
-        self.max_batch_size = max_batch_size
-        self.max_queue_size = max_queue_size
+        self.limits = limits
+        self.requests = RequestLimit(f'model "{entry.name}"', entry.max_queue_size, entry.max_concurrent_requests)
+        self._ageing_s = ageing_s
         self._state = ModelState.REGISTERED
         self._reason: str | None = None
         self.loads = 0
         self.load_s = 0.0
         self.last_used: float | None = None  # seconds since the epoch, for people
-        self.inflight = 0
         # Load, unload and delete of one model are done one after the other.
         self.change = asyncio.Lock()
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self._model: BatchModel | None = None
-        self._lane: BatchLane | None = None
+        self._serving: tuple[BatchModel, Dispatcher] | None = None
+        # Of all loads: a counter that begins anew would look like a restart.
+        self.batch_sizes: Counter[int] = Counter()
 
     @property
     def state(self) -> ModelState:
@@ -64,19 +66,21 @@ class ModelSlot:
     @property
     def spec(self) -> ModelSpec | None:
         """What the loaded model is; None while none is loaded."""
-        return self._model.spec if self._model else None
+        return self._serving[0].spec if self._serving else None
 
     @property
     def queue_depth(self) -> int:
-        return self._lane.queue_depth if self._lane else 0
+        """Requests that wait: they are decoded, and nothing of them runs yet."""
+        return self.requests.waiting
 
-    def ready(self) -> tuple[BatchModel, BatchLane]:
-        """The model and its lane, if it answers now.
+    def ready(self) -> tuple[BatchModel, Dispatcher]:
+        """The model and the dispatcher before it, if it answers now.
 
         Raises ModelLoading, ModelUnloaded or ModelFailed where it does not.
         """
-        if self.state is ModelState.READY and self._model and self._lane:
-            return self._model, self._lane
+        serving = self._serving
+        if serving is not None and self._state is ModelState.READY and not serving[1].is_dead:
+            return serving
         match self.state:
             case ModelState.FAILED:
                 raise ModelFailed(
@@ -92,43 +96,26 @@ class ModelSlot:
         if version != self.version:
             raise VersionNotFound(self.name, version, [self.version])
 
-    def check_room(self) -> None:
-        """Raises Overloaded where `max_queue_size` permits are out: asked before the tensors are decoded."""
-        if self.inflight >= self.max_queue_size:
-            wait_s = max(0.001, self._lane.mean_compute_s * self.inflight) if self._lane else 1.0
-            raise Overloaded(
-                f'model "{self.name}" has {self.inflight} requests under way, its max_queue_size; '
-                f"try again in {wait_s:.3f} s",
-                retry_after_s=wait_s,
-            )
-
-    @contextmanager
-    def permit(self) -> Iterator[None]:
-        """Held until the answer has left; an unload waits for it. Raises Overloaded as `check_room`."""
-        self.check_room()
-        self.inflight += 1
+    def admit(self, permit: Permit) -> None:
+        """The request of this permit waits for the model now; an unload waits for it. Raises Overloaded."""
+        permit.queue(self.requests)
         self.last_used = time.time()
-        self._idle.clear()
-        try:
-            yield
-        finally:
-            self.inflight -= 1
-            if not self.inflight:
-                self._idle.set()
 
     def begin_load(self) -> None:
         self._state, self._reason = ModelState.LOADING, None
 
-    def start(self, model: BatchModel, load_s: float) -> None:
-        """Takes a loaded and warmed-up model into service."""
-        self._model = model
-        self._lane = BatchLane(self.name, model)
+    def start(self, instances: list[BatchModel], load_s: float) -> None:
+        """Takes the loaded and warmed-up instances of a model into service, each on a thread of its own."""
+        lanes = [BatchLane(self.name, model) for model in instances]
+        spec = instances[0].spec
+        dispatcher = Dispatcher(self.name, lanes, spec, self.limits, self._ageing_s, self.batch_sizes)
+        self._serving = instances[0], dispatcher
         self.load_s = load_s
         self.loads += 1
         self._state, self._reason = ModelState.READY, None
 
     def fail(self, reason: str) -> None:
-        self._model = self._lane = None
+        self._serving = None
         self._state, self._reason = ModelState.FAILED, reason
 
     async def stop(self) -> None:
@@ -136,28 +123,28 @@ class ModelSlot:
 
         Cancelled while others are being answered, it leaves the model in service.
         """
-        if self._lane:
+        if self._serving:
             self._state = ModelState.DRAINING
             try:
-                await self._idle.wait()
+                await self.requests.wait_until_idle()
             except asyncio.CancelledError:
                 self._state = ModelState.READY
                 raise
-        lane = self._let_go()
-        if lane:
-            await lane.close()
+        dispatcher = self._let_go()
+        if dispatcher:
+            await dispatcher.close()
 
     def give_up(self, message: str) -> None:
         """Lets the model go without waiting for anything: those who wait for answers get Draining."""
-        lane = self._let_go()
-        if lane:
-            lane.give_up(message)
+        dispatcher = self._let_go()
+        if dispatcher:
+            dispatcher.give_up(message)
 
     @property
     def _has_died(self) -> bool:
-        return self._state is ModelState.READY and self._lane is not None and self._lane.is_dead
+        return self._state is ModelState.READY and self._serving is not None and self._serving[1].is_dead
 
-    def _let_go(self) -> BatchLane | None:
-        lane, self._lane, self._model = self._lane, None, None
+    def _let_go(self) -> Dispatcher | None:
+        serving, self._serving = self._serving, None
         self._state, self._reason = ModelState.UNLOADED, None
-        return lane
+        return serving[1] if serving else None

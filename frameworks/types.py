@@ -6,7 +6,7 @@ a bfloat16), a `string` tensor as an object array of str.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -107,6 +107,8 @@ class ModelSpec:
     """What a loaded model is: shown by /models, and what a request is decoded by.
 
     `memory_bytes` counts the weights as they are held. `providers` are ONNX Runtime's, in order of preference.
+    `batched_inputs`: requests of these tensors may share a batch; where it is empty, `unbatched_because` says why.
+    `runs_by_shape`: how long a run takes is settled by the shapes of what it is given, not by the values.
     """
 
     framework: str
@@ -118,16 +120,22 @@ class ModelSpec:
     memory_bytes: int
     text: TextSpec | None = None
     providers: tuple[str, ...] = ()
+    batched_inputs: frozenset[str] = frozenset()
+    unbatched_because: str | None = None
+    runs_by_shape: bool = False
     inputs_by_name: dict[str, ValueSpec] = field(init=False, compare=False, repr=False)
     outputs_by_name: dict[str, ValueSpec] = field(init=False, compare=False, repr=False)
+    sole_input: ValueSpec | None = field(init=False, compare=False, repr=False)
+    """The one required input; None where there are several, or none."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "inputs_by_name", {spec.name: spec for spec in self.inputs})
         object.__setattr__(self, "outputs_by_name", {spec.name: spec for spec in self.outputs})
+        required = [spec for spec in self.inputs if spec.required]
+        object.__setattr__(self, "sole_input", required[0] if len(required) == 1 else None)
 
 
-@dataclass(frozen=True, slots=True)
-class TensorBatch:
+class TensorBatch(NamedTuple):
     """Named tensors for one run of a model. `output_names` None asks for every output."""
 
     inputs: dict[str, Value]
@@ -193,3 +201,6 @@ class ClassifyAnswer:
 
 Answer = dict[str, Value] | EmbedAnswer | ClassifyAnswer
 """To tensors: output name → value."""
+
+DEFAULT_PRIORITY = 5
+LAST_PRIORITY = 9

@@ -1,6 +1,7 @@
 """The one table from errors to HTTP, and the errors that only a wire can have."""
 
 from frameworks.errors import (
+    DeadlineExceeded,
     Draining,
     InvalidInput,
     InvalidModel,
@@ -77,6 +78,7 @@ _TABLE: tuple[tuple[type[RoundhouseError], int, str], ...] = (
     (ModelLoading, 503, "loading"),
     (ModelUnloaded, 503, "unloaded"),
     (ModelFailed, 503, "model_failed"),
+    (DeadlineExceeded, 504, "deadline_exceeded"),
     (Draining, 503, "draining"),
     (OutOfMemory, 507, "out_of_memory"),
 )

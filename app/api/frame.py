@@ -29,7 +29,7 @@ class Frame:
                 names = {name for name, _ in message["headers"]}
                 extra = [
                     (b"x-request-id", record.request_id.encode()),
-                    (b"server-timing", server_timing(record.timings)),
+                    (b"server-timing", server_timing(record.timings).encode()),
                 ]
                 message["headers"] = [*message["headers"], *(pair for pair in extra if pair[0] not in names)]
             await send(message)

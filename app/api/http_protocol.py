@@ -1,13 +1,24 @@
-"""uvicorn's HTTP/1.1 protocol with a bound on what comes before a body, and our own words for what is no HTTP."""
+"""uvicorn's HTTP/1.1 protocol with a bound on what comes before a body, our own words for what is no HTTP, and a short
+way out for whole answers.
+"""
+
+from functools import partial
 
 import orjson
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from app.observe import request_id, server_timing
 from frameworks.types import Timings
 
 MAX_HEAD_BYTES = 64 * 1024
 """Request line and headers together, or trailers; the parser itself would collect them without end."""
+
+RESPOND = "roundhouse.respond"
+"""The ASGI extension of this protocol: `respond(status, header_lines, body) -> bool` sends a whole answer at once, or
+says that it did not. Going through two ASGI messages and checking our own headers costs 10 µs more."""
+
+# A body below this is copied behind its head: one buffer, one system call.
+_JOINED_BYTES = 16 * 1024
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -24,21 +35,16 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._head_bytes = self._held_bytes
             self.send_400_response("")
 
-    def on_message_begin(self) -> None:
-        self._head_bytes = 0
-        super().on_message_begin()
-
-    def on_url(self, url: bytes) -> None:
-        self._count(len(url))
-        super().on_url(url)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._count(len(name) + len(value))
-        super().on_header(name, value)
-
     def on_headers_complete(self) -> None:
+        if self._held_bytes > MAX_HEAD_BYTES:
+            # The beginning of the body may be among them.
+            self._head_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                # Out of a parser's callback this ends the parsing, and the connection by send_400_response.
+                raise ValueError("the head of the request is too long")
         self._held_bytes = 0
         super().on_headers_complete()
+        self.scope["extensions"] = {RESPOND: partial(self._respond, self.cycle)}  # type: ignore[dict-item]
 
     def on_body(self, body: bytes) -> None:
         self._held_bytes = 0
@@ -57,13 +63,26 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         head = (
             "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
             f"content-length: {len(body)}\r\nx-request-id: {given_id}\r\n"
-            f"server-timing: {server_timing(Timings()).decode()}\r\n\r\n"
+            f"server-timing: {server_timing(Timings())}\r\n\r\n"
         )
         self.transport.write(head.encode("ascii") + body)
         self.transport.close()
 
-    def _count(self, size: int) -> None:
-        self._head_bytes += size
-        if self._head_bytes > MAX_HEAD_BYTES:
-            # Out of a parser's callback this ends the parsing, and the connection by send_400_response.
-            raise ValueError("the head of the request is too long")
+    def _respond(self, cycle: RequestResponseCycle, status: int, header_lines: bytes, body: bytes) -> bool:
+        """RequestResponseCycle.send for a whole answer. `header_lines` end in CRLF each and are sane."""
+        if cycle.disconnected or cycle.response_started or self.flow.write_paused:
+            return False
+        cycle.response_started = cycle.response_complete = True
+        head = [STATUS_LINE[status]]
+        for name, value in cycle.default_headers:
+            head += (name, b": ", value, b"\r\n")
+        head.append(header_lines)
+        head.append(b"\r\n" if cycle.keep_alive else b"connection: close\r\n\r\n")
+        cycle.message_event.set()
+        self.transport.write(b"".join(head) + body if len(body) < _JOINED_BYTES else b"".join(head))
+        if len(body) >= _JOINED_BYTES:
+            self.transport.write(body)
+        if not cycle.keep_alive:
+            self.transport.close()
+        cycle.on_response()
+        return True

@@ -129,7 +129,7 @@ class _SimdDocument:
         # The names first: simdjson finds a member by walking the object, which a hostile one makes long.
         names = list(node)
         _check_names(names, known, within)
-        if len(names) != len(set(names)):
+        if len(names) > 1 and len(names) != len(set(names)):
             twice, _ = Counter(names).most_common(1)[0]
             raise InvalidInput(within + twice, "given twice in one object; leave one")
         return {name: node[name] for name in names}
@@ -166,6 +166,9 @@ class _SimdDocument:
     def _shape(self, node: Node, size: int) -> tuple[int, ...]:
         """The shape of a nest; rows are walked, never numbers. A flat array is only counted: see `is_proven`."""
         self._brackets += 1
+        if size and len(node) == size and not self.is_array(node[0]):
+            self._flat_arrays += 1
+            return (size,)
         level = [node]
         shape: list[int] = []
         while True:

@@ -67,6 +67,7 @@ class _Scrape:
         yield inflight
         yield from self._of_models()
         yield from self._histograms()
+        yield self._batch_sizes()
 
         memory = GaugeMetricFamily("roundhouse_device_memory_bytes", "Memory of a device.", labels=["device", "kind"])
         for device in self._devices:
@@ -77,7 +78,9 @@ class _Scrape:
     def _of_models(self) -> Iterable[object]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        depth = GaugeMetricFamily("roundhouse_queue_depth", "Batches that wait or run.", labels=["model"])
+        depth = GaugeMetricFamily(
+            "roundhouse_queue_depth", "Pieces of requests that wait for a batch.", labels=["model"]
+        )
         state = GaugeMetricFamily(
             "roundhouse_model_state", "1 for the state that a model is in.", labels=["model", "state"]
         )
@@ -90,6 +93,22 @@ class _Scrape:
             memory.add_metric([slot.name], slot.spec.memory_bytes if slot.spec else 0)
             loads.add_metric([slot.name], slot.loads)
         return depth, state, memory, loads
+
+    def _batch_sizes(self) -> object:
+        from prometheus_client.core import HistogramMetricFamily
+
+        family = HistogramMetricFamily("roundhouse_batch_size", "Rows of the batches that ran.", labels=["model"])
+        for slot in self._manager.slots:
+            sizes = slot.batch_sizes
+            buckets = [
+                (str(bound), float(sum(n for rows, n in sizes.items() if rows <= bound))) for bound in ROW_BUCKETS
+            ]
+            family.add_metric(
+                [slot.name],
+                buckets=[*buckets, ("+Inf", float(sizes.total()))],
+                sum_value=sum(rows * n for rows, n in sizes.items()),
+            )
+        return family
 
     def _histograms(self) -> Iterator[object]:
         from prometheus_client.core import HistogramMetricFamily
@@ -106,6 +125,9 @@ class _Scrape:
             for model, metrics in self._observer.models.items():
                 family.add_metric([model], buckets=_cumulated(part(metrics)), sum_value=part(metrics).total)
             yield family
+
+
+ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
 def _cumulated(histogram: Histogram) -> list[tuple[str, float]]:

@@ -56,6 +56,8 @@ class VersionDetail(BaseModel):
     labels: list[str] | None
     loads: int
     load_seconds: float
+    batching: str = Field(description="on, or why requests of tensors never share a run")
+    max_batch_size: int
     queue_depth: int
     path: str
 
@@ -99,7 +101,7 @@ def describe(slot: ModelSlot, requests: Mapping[tuple[str, str, int], int]) -> d
         "requests": {
             "total": sum(counts.values()),
             "failed": sum(n for status, n in counts.items() if status >= 400),
-            "inflight": slot.inflight,
+            "inflight": slot.requests.inflight,
         },
     }
 
@@ -118,6 +120,8 @@ def _version_detail(slot: ModelSlot, spec: ModelSpec | None) -> dict[str, Any]:
         "labels": list(text.labels) if text and text.labels else None,
         "loads": slot.loads,
         "load_seconds": round(slot.load_s, 3),
+        "batching": (spec.unbatched_because if spec else None) or "on",
+        "max_batch_size": slot.limits.max_rows,
         "queue_depth": slot.queue_depth,
         "path": _printable(str(slot.entry.path)),
     }

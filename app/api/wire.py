@@ -3,7 +3,6 @@
 import asyncio
 import time
 from contextlib import suppress
-from types import TracebackType
 from typing import Any
 
 import orjson
@@ -12,6 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from app.api.errors import ClientGone, EmptyBody, TooLarge, UnsupportedMediaType, extra_headers, to_http
+from app.api.http_protocol import RESPOND
 from app.observe import RequestRecord, request_id, server_timing
 
 log = structlog.get_logger(__name__)
@@ -23,7 +23,11 @@ _WATCH_AFTER_S = 0.05
 
 def begin(scope: Scope) -> RequestRecord:
     """The record of a request that has just come in."""
-    return RequestRecord(request_id(scope["headers"]), scope["method"], scope["path"], time.perf_counter())
+    record = RequestRecord(request_id(scope["headers"]), scope["method"], scope["path"], time.perf_counter())
+    extensions = scope.get("extensions")
+    if extensions is not None:
+        record.respond = extensions.get(RESPOND)
+    return record
 
 
 def check_media_type(scope: Scope) -> None:
@@ -77,6 +81,14 @@ async def send_json(
 ) -> None:
     """Sends a whole answer with the headers that every answer carries."""
     record.status = status
+    timing = server_timing(record.timings)
+    if headers is None and record.respond is not None:
+        lines = (
+            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+            f"x-request-id: {record.request_id}\r\nserver-timing: {timing}\r\n"
+        )
+        if record.respond(status, lines.encode("ascii"), body):
+            return
     await send(
         {
             "type": "http.response.start",
@@ -85,7 +97,7 @@ async def send_json(
                 (b"content-type", b"application/json"),
                 (b"content-length", str(len(body)).encode()),
                 (b"x-request-id", record.request_id.encode()),
-                (b"server-timing", server_timing(record.timings)),
+                (b"server-timing", timing.encode()),
                 *(headers or ()),
             ],
         }
@@ -116,42 +128,69 @@ async def send_error(send: Send, record: RequestRecord, error: BaseException) ->
     await send_json(send, record, status, body, headers)
 
 
-class CancelIfGone:
-    """`async with` around work whose caller may leave: the work is then cancelled and ClientGone raised."""
+class Watched:
+    """A request that is being answered, and what its caller did meanwhile."""
 
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self._gone = False
-        self._watcher: asyncio.Task[None] | None = None
+    __slots__ = ("gone", "receive", "since_s", "task", "watcher")
 
-    async def __aenter__(self) -> None:
-        self._task = asyncio.current_task()
+    def __init__(self, receive: Receive, task: "asyncio.Task[Any]", since_s: float) -> None:
+        self.receive = receive
+        self.task = task
+        self.since_s = since_s
+        self.watcher: asyncio.Task[None] | None = None
+        self.gone = False
+
+
+class GoneWatch:
+    """Cancels the work for callers that leave.
+
+    A request that is answered sooner than _WATCH_AFTER_S is not worth a task that waits for its caller's going, nor a
+    timer of its own: one timer looks after them all. Owned by the event loop.
+    """
+
+    def __init__(self) -> None:
+        self._young: dict[Watched, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self, receive: Receive) -> Watched:
+        """Work begins for the caller behind `receive`, in the current task; `end` must follow."""
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(_WATCH_AFTER_S, self._start)
+        task = asyncio.current_task(loop)
+        assert task is not None
+        watched = Watched(receive, task, loop.time())
+        self._young[watched] = None
+        if self._timer is None:
+            self._timer = loop.call_later(_WATCH_AFTER_S, self._look)
+        return watched
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._timer.cancel()
-        if self._watcher is None:
+    async def end(self, watched: Watched) -> None:
+        """The work has ended, however. Raises ClientGone where it was cancelled because the caller is gone."""
+        if watched.watcher is None:
+            self._young.pop(watched, None)
             return
-        self._watcher.cancel()
+        watched.watcher.cancel()
         with suppress(asyncio.CancelledError):
-            await self._watcher
-        if self._gone:
-            assert self._task is not None
-            self._task.uncancel()
+            await watched.watcher
+        if watched.gone:
+            watched.task.uncancel()
             raise ClientGone
 
-    def _start(self) -> None:
-        self._watcher = asyncio.get_running_loop().create_task(self._watch())
+    def _look(self) -> None:
+        """Gives a watcher to every request that has been here for long."""
+        loop = asyncio.get_running_loop()
+        before_s = loop.time() - _WATCH_AFTER_S
+        old = [watched for watched in self._young if watched.since_s <= before_s]
+        for watched in old:
+            del self._young[watched]
+            watched.watcher = loop.create_task(_watch(watched))
+        self._timer = loop.call_later(_WATCH_AFTER_S, self._look) if self._young else None
 
-    async def _watch(self) -> None:
-        message: Any = await self._receive()
-        if message["type"] == "http.disconnect":
-            self._gone = True
-            assert self._task is not None
-            self._task.cancel()
+
+async def _watch(watched: Watched) -> None:
+    message: Any = await watched.receive()
+    if message["type"] == "http.disconnect":
+        watched.gone = True
+        watched.task.cancel()
 
 
 def _too_large(max_body_bytes: int) -> TooLarge:

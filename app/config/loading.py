@@ -31,7 +31,6 @@ _ENTRY_TYPES: Mapping[str, type[OnnxModelEntry] | type[TorchModelEntry]] = {
 }
 _OF_ENTRIES_WITHOUT_EFFECT = (
     "max_queue_delay_ms",
-    "max_batch_tokens",
     "instances",
     "load",
     "pinned",
@@ -54,8 +53,6 @@ WITHOUT_EFFECT = frozenset(
         "memory.max_model_memory",
         "performance.enable_quantization",
         "scheduling.max_concurrent_requests",
-        "scheduling.default_timeout_ms",
-        "scheduling.ageing_ms",
         "cache.max_bytes",
         "cache.ttl_s",
         *(f"models.{table}[].{key}" for table in ("onnx_models", "torch_models") for key in _OF_ENTRIES_WITHOUT_EFFECT),

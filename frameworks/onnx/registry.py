@@ -7,11 +7,11 @@ import structlog
 
 from frameworks.devices import DeviceManager
 from frameworks.errors import InvalidModel
-from frameworks.onnx.external_data import external_files
+from frameworks.onnx.graph_outline import GraphOutline, read_outline
 from frameworks.onnx.providers import ProviderRules, choose_providers
 from frameworks.onnx.session import OnnxModel, open_session
-from frameworks.onnx.text_model import OnnxTextModel, with_text
-from frameworks.runtime import ModelEntry
+from frameworks.onnx.text_model import with_text
+from frameworks.runtime import BatchModel, ModelEntry
 from frameworks.settings import OnnxModelEntry, PerformanceSettings
 from memory.sizes import format_size
 
@@ -34,11 +34,12 @@ class OnnxRegistry:
             # providers are asked for: a build whose CUDA provider is a plugin registers it here.
             ort.preload_dlls(directory="")
 
-    def load(self, entry: ModelEntry, path: Path) -> OnnxModel | OnnxTextModel:
+    def load(self, entry: ModelEntry, path: Path) -> list[BatchModel]:
         """Raises InvalidModel, OutOfMemory."""
         assert isinstance(entry, OnnxModelEntry)
         file = graph_file(path)
-        weight_bytes = weight_bytes_of(file)
+        outline = read_outline(file)
+        weight_bytes = weight_bytes_of(file, outline)
         if weight_bytes > self._max_model_bytes:
             raise InvalidModel(
                 f"{file}: {format_size(weight_bytes)} of weights, more than models.max_model_size = "
@@ -48,12 +49,23 @@ class OnnxRegistry:
             tuple(ort.get_available_providers()), self._performance.enable_gpu, self._performance.enable_tensorrt
         )
         choice = choose_providers(entry.name, entry.execution_providers, weight_bytes, self._devices, rules)
-        session = open_session(file, choice, self._performance.num_intra_op_threads, self._performance.inter_op_threads)
+        threads = self._performance.num_intra_op_threads(entry.instances)
+        session = open_session(file, choice, threads, self._performance.inter_op_threads)
         wanted, active = choice.session_providers[0][0], session.get_providers()[0]
         if active != wanted:
             log.warning("execution provider did not start", model=entry.name, provider=wanted, instead=active)
-        model = OnnxModel(session, file, choice, weight_bytes, entry.input_shape)
-        return with_text(model, file.parent)
+        sessions = [session]
+        # A session without threads of its own runs in any number of threads at once; others would share theirs.
+        shared = threads == 1 and self._performance.inter_op_threads == 1 and active == "CPUExecutionProvider"
+        sessions += [
+            session if shared else open_session(file, choice, threads, self._performance.inter_op_threads)
+            for _ in range(entry.instances - 1)
+        ]
+        weight_bytes *= len(set(map(id, sessions)))
+        first, *others = (
+            OnnxModel(each, file, choice, weight_bytes, entry.input_shape, outline.runs_by_shape) for each in sessions
+        )
+        return with_text([first, *others], file.parent)
 
 
 def graph_file(path: Path) -> Path:
@@ -69,6 +81,6 @@ def graph_file(path: Path) -> Path:
     raise InvalidModel(f"{path}: the folder has no model.onnx; {hint}")
 
 
-def weight_bytes_of(file: Path) -> int:
+def weight_bytes_of(file: Path, outline: GraphOutline) -> int:
     """Bytes on disk of a graph and of the files that hold its external data."""
-    return sum(path.stat().st_size for path in {file, *external_files(file)})
+    return sum(path.stat().st_size for path in {file, *outline.external_files})

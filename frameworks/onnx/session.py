@@ -1,6 +1,7 @@
 """One ONNX graph in one InferenceSession: opened, described, run."""
 
 import ctypes
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import onnxruntime as ort
 import structlog
 
 from frameworks.errors import InvalidInput, InvalidModel, ModelFailed, OutOfMemory
+from frameworks.onnx.batching import why_not_batched
 from frameworks.onnx.providers import ProviderChoice
 from frameworks.onnx.value_types import read_type
 from frameworks.text import TextTokenizer
@@ -72,8 +74,11 @@ class OnnxModel:
         choice: ProviderChoice,
         weight_bytes: int,
         input_shape: tuple[int, ...] | None,
+        runs_by_shape: bool = False,
     ) -> None:
-        """Raises InvalidModel where a type cannot travel or `input_shape` contradicts the graph."""
+        """`runs_by_shape`: the operators let the shapes alone settle how long a run takes.
+
+        Raises InvalidModel where a type cannot travel or `input_shape` contradicts the graph."""
         self._session: ort.InferenceSession | None = session
         self._path = path
         self._input_shape = input_shape
@@ -90,6 +95,10 @@ class OnnxModel:
             memory_bytes=weight_bytes,
             providers=tuple(session.get_providers()),
         )
+        # An accelerator may make its caller wait; strings may be of any length.
+        numbers = all(isinstance(s.type, TensorType) and s.type.dtype != "string" for s in self.spec.inputs)
+        if runs_by_shape and numbers and self.spec.device == "cpu":
+            self.spec = replace(self.spec, runs_by_shape=True)
         self._free_names = {
             a.name: [d if isinstance(d, str) else None for d in a.shape]
             for a in (*session.get_inputs(), *session.get_overridable_initializers())
@@ -139,15 +148,24 @@ class OnnxModel:
         try:
             self.run_graph(values, tuple(spec.name for spec in self.spec.outputs))
         except (InvalidInput, ModelFailed) as error:
+            self.spec = replace(self.spec, unbatched_because="it was not warmed up; set input_shape")
             if not guessed:
                 raise InvalidModel(
                     f"{self._path}: the graph does not run with its declared shape: {error.message}"
                 ) from error
             # Free dimensions were guessed as 1; the graph may well want more. Its first caller warms it up.
             log.warning("not warmed up, set input_shape", path=str(self._path), reason=error.message)
+            return
+        self._try_batching({name: value.shape for name, value in values.items() if isinstance(value, np.ndarray)})
 
     def close(self) -> None:
         self._session = None
+
+    def _try_batching(self, shapes: dict[str, tuple[int, ...]]) -> None:
+        names = tuple(spec.name for spec in self.spec.outputs)
+        because = why_not_batched(self.spec, shapes, lambda inputs: self.run_graph(inputs, names))
+        batched = frozenset(spec.name for spec in self.spec.inputs if spec.required) if because is None else frozenset()
+        self.spec = replace(self.spec, batched_inputs=batched, unbatched_because=because)
 
     def _run_ort_values(
         self, session: ort.InferenceSession, inputs: dict[str, Value], output_names: tuple[str, ...]

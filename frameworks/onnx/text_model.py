@@ -8,6 +8,7 @@ import structlog
 
 from frameworks.errors import InvalidModel, OutOfMemory
 from frameworks.onnx.session import OnnxModel
+from frameworks.runtime import BatchModel
 from frameworks.text import PaddedTokens, TextTokenizer, pad, pool
 from frameworks.text_config import TextConfig, read_text_config
 from frameworks.types import (
@@ -39,26 +40,34 @@ class _Head:
     pools: bool
 
 
-def with_text(model: OnnxModel, folder: Path) -> "OnnxModel | OnnxTextModel":
-    """The model as a text model if a tokenizer.json lies beside it and its graph reads tokens; else as it is.
+def with_text(instances: list[OnnxModel], folder: Path) -> list[BatchModel]:
+    """The instances as a text model if a tokenizer.json lies beside it and its graph reads tokens; else as they are.
 
     Raises InvalidModel where the text files are broken.
     """
     if not (folder / "tokenizer.json").is_file():
-        return model
+        return [*instances]
     config = read_text_config(folder)
-    head = _find_head(model.spec, config)
+    head = _find_head(instances[0].spec, config)
     if head is None:
         log.warning("tokenizer.json is there, but the graph is no text encoder; serving tensors", folder=str(folder))
-        return model
-    return OnnxTextModel(model, folder, config, head)
+        return [*instances]
+    first = OnnxTextModel(instances[0], folder, config, head)
+    return [first, *(OnnxTextModel(other, folder, config, head, first.tokenizer) for other in instances[1:])]
 
 
 class OnnxTextModel:
     """Texts by TokenBatch, and still the raw graph by TensorBatch. One thread at a time calls `infer`."""
 
-    def __init__(self, model: OnnxModel, folder: Path, config: TextConfig, head: _Head) -> None:
-        """Raises InvalidModel where the tokenizer cannot be read."""
+    def __init__(
+        self,
+        model: OnnxModel,
+        folder: Path,
+        config: TextConfig,
+        head: _Head,
+        tokenizer: TextTokenizer | None = None,
+    ) -> None:
+        """`tokenizer`: of another instance of the same model. Raises InvalidModel where it cannot be read."""
         self._model = model
         self._head = head
         self._pooling = config.pooling or "mean"
@@ -68,7 +77,7 @@ class OnnxTextModel:
         self._fixed_rows, self._fixed_length = (size if size > 0 else None for size in ids_shape)
         if self._fixed_length:
             config = replace(config, max_tokens=min(config.max_tokens, self._fixed_length))
-        self.tokenizer: TextTokenizer | None = TextTokenizer(folder, config)
+        self.tokenizer: TextTokenizer | None = tokenizer or TextTokenizer(folder, config)
         labels = _labels(config, model.spec.outputs_by_name[head.output]) if head.task == "classify" else ()
         self.spec = replace(
             model.spec,
@@ -105,6 +114,10 @@ class OnnxTextModel:
             raise
         except Exception as error:
             raise InvalidModel(f"the graph does not run on text: {error}") from error
+
+        self._model.warm_up()
+        raw = self._model.spec
+        self.spec = replace(self.spec, batched_inputs=raw.batched_inputs, unbatched_because=raw.unbatched_because)
 
     def close(self) -> None:
         self._model.close()

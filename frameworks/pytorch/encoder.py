@@ -28,11 +28,14 @@ class EncoderModel:
         spec: ModelSpec,
         pooling: TorchPooling,
         pad_token_id: int,
+        intra_op_threads: int,
     ) -> None:
+        """`intra_op_threads`: CPU threads of one run."""
         self._model: torch.nn.Module | None = model
         self._device = torch.device(spec.device)
         self._pooling = pooling
         self._pad_token_id = pad_token_id
+        self._intra_op_threads = intra_op_threads
         self.tokenizer: TextTokenizer | None = tokenizer
         self.spec = spec
 
@@ -42,6 +45,9 @@ class EncoderModel:
             raise InvalidInput("inputs", "this model takes text; send the field text")
         if self._model is None:
             raise ModelFailed("the model is closed")
+        if torch.get_num_threads() != self._intra_op_threads:
+            # A property of the calling thread, and every instance has a thread of its own.
+            torch.set_num_threads(self._intra_op_threads)
         tokens = pad(batch.token_ids, self._pad_token_id)
         try:
             with torch.inference_mode():

@@ -26,10 +26,10 @@ class TorchRegistry:
 
     def __init__(self, devices: DeviceManager, performance: PerformanceSettings, max_model_bytes: int) -> None:
         self._devices = devices
+        self._performance = performance
         self._max_model_bytes = max_model_bytes
-        torch.set_num_threads(performance.num_intra_op_threads)
 
-    def load(self, entry: ModelEntry, path: Path) -> EncoderModel:
+    def load(self, entry: ModelEntry, path: Path) -> list[EncoderModel]:
         """Raises InvalidModel, OutOfMemory."""
         assert isinstance(entry, TorchModelEntry)
         folder = transformer_folder(path)
@@ -50,7 +50,11 @@ class TorchRegistry:
         tokenizer = TextTokenizer(folder, config)
         model = load_encoder(folder, config.classifies, pooling in ("pooler", "logits"), dtype, device)
         spec = _spec(model, config, device, dtype)
-        return EncoderModel(model, tokenizer, spec, pooling, config.pad_token_id)
+        threads = self._performance.num_intra_op_threads(entry.instances)
+        # The module itself is not changed by a run: one is enough for any number of threads.
+        return [
+            EncoderModel(model, tokenizer, spec, pooling, config.pad_token_id, threads) for _ in range(entry.instances)
+        ]
 
 
 def _check_is_encoder(folder: Path, entry: TorchModelEntry, config: TextConfig) -> None:

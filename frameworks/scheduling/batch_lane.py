@@ -1,4 +1,4 @@
-"""A lane: one model on one device thread, and the queue before it, bounded by the permits given at the door."""
+"""A lane: one model on one device thread. What waits for it, and in which order, is the dispatcher's affair."""
 
 import asyncio
 import queue
@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import structlog
 
@@ -16,8 +17,7 @@ from frameworks.types import Batch, Value
 log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class LaneResult:
+class LaneResult(NamedTuple):
     """What a run gave, and the seconds that the batch waited and computed."""
 
     outputs: dict[str, Value]
@@ -27,7 +27,7 @@ class LaneResult:
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    batch: Batch
+    make_batch: Callable[[], Batch]
     future: asyncio.Future[LaneResult]
     enqueued_s: float
 
@@ -46,7 +46,7 @@ class BatchLane:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._pending: set[_Job] = set()
         self._ended: asyncio.Future[None] = self._loop.create_future()
-        self._mean_compute_s = 0.0
+        self.is_dead = False
         self._thread = threading.Thread(target=self._work, name=f"lane-{name}", daemon=True)
         self._thread.start()
 
@@ -55,29 +55,23 @@ class BatchLane:
         """Batches that wait or run."""
         return len(self._pending)
 
-    @property
-    def is_dead(self) -> bool:
-        return self._ended.done()
+    def submit(self, make_batch: Callable[[], Batch]) -> asyncio.Future[LaneResult]:
+        """Queues a batch that is made, in the lane's thread, when its turn comes: assembling costs the loop nothing.
 
-    @property
-    def mean_compute_s(self) -> float:
-        """Seconds that a batch computes, averaged over about the last ten."""
-        return self._mean_compute_s
-
-    async def run(self, batch: Batch) -> LaneResult:
-        """Queues a batch and waits for its result.
-
-        Raises ModelFailed if the thread is dead, and what `BatchModel.infer` raises.
+        The future has the result, or ModelFailed if the thread is dead, or what `make_batch` or the model raised.
         """
-        if self._ended.done():
-            raise ModelFailed(f'model "{self._name}": its device thread has ended; load the model again')
-        job = _Job(batch, self._loop.create_future(), time.perf_counter())
+        job = _Job(make_batch, self._loop.create_future(), time.perf_counter())
+        if self.is_dead:
+            _fail(job.future, ModelFailed(f'model "{self._name}": its device thread has ended; load the model again'))
+            return job.future
         self._pending.add(job)
+        job.future.add_done_callback(lambda _: self._pending.discard(job))
         self._jobs.put(job)
-        try:
-            return await job.future
-        finally:
-            self._pending.discard(job)
+        return job.future
+
+    def infer_now(self, batch: Batch) -> dict[str, Value]:
+        """One run in the calling thread, for which nothing may be queued here. Raises what the model raises."""
+        return self._model.infer(batch)
 
     def give_up(self, message: str) -> None:
         """Fails all who wait with Draining. The thread ends after the batch that it is in; nobody waits for it."""
@@ -109,13 +103,11 @@ class BatchLane:
     def _run_one(self, job: _Job) -> None:
         started_s = time.perf_counter()
         try:
-            outputs = self._model.infer(job.batch)
+            outputs = self._model.infer(job.make_batch())
         except Exception as error:  # noqa: BLE001 - handed to the caller
             self._tell_loop(_fail, job.future, error)
             return
         compute_s = time.perf_counter() - started_s
-        weight = 0.1 if self._mean_compute_s else 1.0
-        self._mean_compute_s += weight * (compute_s - self._mean_compute_s)
         self._tell_loop(_resolve, job.future, LaneResult(outputs, started_s - job.enqueued_s, compute_s))
 
     def _tell_loop(self, callback: Callable[..., None], *arguments: object) -> None:
@@ -126,6 +118,7 @@ class BatchLane:
             log.debug("lane ended after its loop", model=self._name)
 
     def _end(self) -> None:
+        self.is_dead = True
         for job in list(self._pending):
             _fail(job.future, ModelFailed(f'model "{self._name}": its device thread ended; load the model again'))
         if not self._ended.done():

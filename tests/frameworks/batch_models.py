@@ -59,14 +59,14 @@ class FakeRegistry:
         self.on_load = on_load
         self.made: list[DoublingModel] = []
 
-    def load(self, entry: ModelEntry, path: Path) -> BatchModel:
+    def load(self, entry: ModelEntry, path: Path) -> list[BatchModel]:
         if self.on_load:
             self.on_load()
         if path.name == "broken":
             raise InvalidModel(f"{path}: broken")
-        model = DoublingModel(self.behaviour)
-        self.made.append(model)
-        return model
+        instances = [DoublingModel(self.behaviour) for _ in range(entry.instances)]
+        self.made += instances
+        return [*instances]
 
 
 class Gate:

@@ -23,10 +23,14 @@ def load_onnx(
 ) -> "OnnxModel | OnnxTextModel":
     """Loaded and not warmed up. `entry`: the keys of an `[[models.onnx_models]]` table."""
     from frameworks.onnx.registry import OnnxRegistry
+    from frameworks.onnx.session import OnnxModel
+    from frameworks.onnx.text_model import OnnxTextModel
 
     devices = DeviceManager(SystemProbe() if gpu else FakeProbe())
     registry = OnnxRegistry(devices, PerformanceSettings(intra_op_threads=1), max_model_bytes)
-    return registry.load(OnnxModelEntry(name="m", path=path, **entry), path)
+    model = registry.load(OnnxModelEntry(name="m", path=path, **entry), path)[0]
+    assert isinstance(model, OnnxModel | OnnxTextModel)
+    return model
 
 
 def load_torch(path: Path, *, max_model_bytes: int = GIB, gpu: bool = False, **entry: Any) -> "EncoderModel":
@@ -35,7 +39,7 @@ def load_torch(path: Path, *, max_model_bytes: int = GIB, gpu: bool = False, **e
 
     devices = DeviceManager(SystemProbe() if gpu else FakeProbe())
     registry = TorchRegistry(devices, PerformanceSettings(intra_op_threads=2), max_model_bytes)
-    return registry.load(TorchModelEntry(name="m", path=path, **entry), path)
+    return registry.load(TorchModelEntry(name="m", path=path, **entry), path)[0]
 
 
 def listed(value: Value) -> Any:

@@ -2,29 +2,46 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from app.api.json_body import Document, Node, Unsure, json_name, parse, parse_exact
-from app.api.native.fields import FIELDS, FIELDS_TO_COME, OPTIONS, QUESTION_FIELDS
+from app.api.native.fields import COMMON_FIELDS, FIELDS, FIELDS_TO_COME, OPTIONS, QUESTION_FIELDS
 from app.api.native.tensors import check_shape, read_tensor, read_value
 from frameworks.errors import InvalidInput, UnknownField, VersionNotFound
-from frameworks.types import Array, ModelSpec, TensorBatch, TensorType, TextRequest, Value, ValueSpec
+from frameworks.types import (
+    DEFAULT_PRIORITY,
+    LAST_PRIORITY,
+    Array,
+    ModelSpec,
+    TensorBatch,
+    TensorType,
+    TextRequest,
+    Value,
+    ValueSpec,
+)
 
 MAX_TEXTS = 100_000
 _KNOWN = FIELDS | FIELDS_TO_COME
+# Fields that were found to go together, in their order → the question: callers ask in the same words again and again.
+_questions: dict[tuple[str, ...], str] = {}
+_MOST_QUESTIONS = 256
 
 
-@dataclass(frozen=True, slots=True)
-class NativeRequest:
+class NativeRequest(NamedTuple):
     """What was asked, and in which form the answer mirrors it.
 
-    `flat`: input_data came as a flat list.
+    `spec`: of the model that it is for. `flat`: input_data came as a flat list. `timeout_ms` None: the caller named no
+    deadline.
     """
 
     question: str
     request: TensorBatch | TextRequest
+    spec: ModelSpec
     flat: bool = False
+    priority: int = DEFAULT_PRIORITY
+    timeout_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +78,36 @@ def _read(document: Document, target: Target, find_spec: Callable[[str, str | No
     if not document.is_object(document.root):
         raise InvalidInput("body", f"is {json_name(document.root)}; wants a JSON object")
     fields = document.members(document.root, _KNOWN)
-    if not FIELDS_TO_COME.isdisjoint(fields):
-        name = next(name for name in fields if name in FIELDS_TO_COME)
+    names = tuple(fields)
+    question = _questions.get(names)
+    if question is None and not FIELDS_TO_COME.isdisjoint(names):
+        name = next(name for name in names if name in FIELDS_TO_COME)
         raise InvalidInput(name, "is not served by this version; leave it out")
     spec = _find_spec(fields, target, find_spec)
-    questions = [name for name in QUESTION_FIELDS if name in fields]
+    if question is None:
+        question = _question_of(names)
+        if len(_questions) < _MOST_QUESTIONS:
+            _questions[names] = question
+    flat = False
+    request: TensorBatch | TextRequest
+    match question:
+        case "text":
+            request = _read_text(document, fields, spec)
+        case "inputs":
+            request = _read_inputs(document, fields, spec)
+        case _:
+            request, flat = _read_input_data(document, fields, spec)
+    if len(names) == 1:
+        return NativeRequest(question, request, spec, flat)
+    priority = _count(fields, "priority") or DEFAULT_PRIORITY
+    if priority > LAST_PRIORITY:
+        raise InvalidInput("priority", f"is {priority}; wants a whole number from 1 (first) to {LAST_PRIORITY}")
+    return NativeRequest(question, request, spec, flat, priority, _count(fields, "timeout_ms"))
+
+
+def _question_of(names: tuple[str, ...]) -> str:
+    """The question that a body with these fields asks. Raises InvalidInput where they do not go together."""
+    questions = [name for name in QUESTION_FIELDS if name in names]
     if len(questions) != 1:
         came = " and ".join(questions) or "none of them came"
         raise InvalidInput(
@@ -73,18 +115,12 @@ def _read(document: Document, target: Target, find_spec: Callable[[str, str | No
             f"exactly one of {', '.join(QUESTION_FIELDS)} is wanted; {came}",
         )
     question = questions[0]
-    for name in fields:
-        if name not in OPTIONS[question] and name not in ("model_name", "version", question):
+    for name in names:
+        if name not in OPTIONS[question] and name not in COMMON_FIELDS and name != question:
             raise InvalidInput(
                 name, f"does not go with {question}, whose options are {', '.join(sorted(OPTIONS[question]))}"
             )
-    match question:
-        case "text":
-            return NativeRequest(question, _read_text(document, fields, spec))
-        case "inputs":
-            return NativeRequest(question, _read_inputs(document, fields, spec))
-        case _:
-            return _read_input_data(document, fields, spec)
+    return question
 
 
 def _find_spec(fields: dict[str, Node], target: Target, find_spec: Callable[[str, str | None], ModelSpec]) -> ModelSpec:
@@ -98,6 +134,8 @@ def _find_spec(fields: dict[str, Node], target: Target, find_spec: Callable[[str
 
 
 def _name_and_version(fields: dict[str, Node], target: Target) -> tuple[str, str | None]:
+    if target.model is not None and "model_name" not in fields and "version" not in fields:
+        return target.model, target.version
     name, version = fields.get("model_name"), fields.get("version")
     for field, value, in_path in (("model_name", name, target.model), ("version", version, target.version)):
         if field in fields and not isinstance(value, str):
@@ -156,21 +194,28 @@ def _read_inputs(document: Document, fields: dict[str, Node], spec: ModelSpec) -
     return TensorBatch(values, _output_names(document, fields, spec))
 
 
-def _read_input_data(document: Document, fields: dict[str, Node], spec: ModelSpec) -> NativeRequest:
+def _read_input_data(document: Document, fields: dict[str, Node], spec: ModelSpec) -> tuple[TensorBatch, bool]:
+    """The batch, and whether it came as a flat list."""
     _refuse_text_only(spec, "input_data")
-    required = [declared for declared in spec.inputs if declared.required]
-    if len(required) != 1 or not isinstance(required[0].type, TensorType):
+    sole = spec.sole_input
+    if sole is None or not isinstance(sole.type, TensorType):
         raise InvalidInput(
             "input_data", f"fits a model with exactly one required tensor; send inputs: {_describe(spec)}"
         )
     names = _output_names(document, fields, spec) or (spec.outputs[0].name,)
     if len(names) != 1:
         raise InvalidInput("outputs", "input_data is answered with one output; name one, or send inputs instead")
-    wanted = required[0].type
+    wanted = sole.type
     batch_size = _count(fields, "batch_size")
     if document.is_object(fields["input_data"]):
         raise InvalidInput("input_data", "is an object; wants numbers, flat or nested (named tensors go in inputs)")
     tensor, flat = read_tensor(document, fields["input_data"], wanted, "input_data")
+    if flat and batch_size is None and wanted.shape is not None and wanted.shape.count(-1) == 1:
+        try:
+            # numpy solves the one free dimension; where it does not come out even, the words are ours.
+            return TensorBatch({sole.name: tensor.reshape(wanted.shape)}, names), True
+        except ValueError:
+            pass
     if flat and wanted.shape is not None:
         tensor = _reshape_flat(tensor, wanted.shape, batch_size)
     elif batch_size not in (None, tensor.shape[0] if tensor.ndim else 1):
@@ -178,7 +223,7 @@ def _read_input_data(document: Document, fields: dict[str, Node], spec: ModelSpe
             "batch_size", f"is {batch_size}, and input_data has {tensor.shape[0] if tensor.ndim else 1} rows"
         )
     check_shape(tensor.shape, wanted.shape, "input_data")
-    return NativeRequest("input_data", TensorBatch({required[0].name: tensor}, names), flat=flat)
+    return TensorBatch({sole.name: tensor}, names), flat
 
 
 def _reshape_flat(flat: Array, declared: tuple[int, ...], batch_size: int | None) -> Array:

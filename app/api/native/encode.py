@@ -6,12 +6,10 @@ import numpy as np
 import orjson
 
 from app.api.native.decode import NativeRequest
-from frameworks.types import Answer, Array, ClassifyAnswer, EmbedAnswer, ModelSpec, TensorBatch, Value
+from frameworks.types import Answer, Array, ClassifyAnswer, EmbedAnswer, TensorBatch, Value
 
 
-def encode(
-    model: str, version: str, spec: ModelSpec, native: NativeRequest, answer: Answer, latency_ms: float
-) -> bytes:
+def encode(model: str, version: str, native: NativeRequest, answer: Answer, latency_ms: float) -> bytes:
     """The body of a 200. NaN and infinities become null."""
     head: dict[str, Any] = {"model_name": model, "version": version}
     match answer:
@@ -25,7 +23,11 @@ def encode(
             head |= _one_output(native, answer)
         case _:
             head["outputs"] = {
-                name: {"dtype": str(spec.outputs_by_name[name].type), "shape": _shape(value), "data": plain(value)}
+                name: {
+                    "dtype": str(native.spec.outputs_by_name[name].type),
+                    "shape": _shape(value),
+                    "data": plain(value),
+                }
                 for name, value in answer.items()
             }
     head["latency_ms"] = round(latency_ms, 3)

@@ -17,12 +17,15 @@ OPTIONS: dict[str, frozenset[str]] = {
 }
 """The options that each question takes, besides `model_name` and `version`."""
 
-FIELDS = frozenset({"model_name", "version", *QUESTION_FIELDS}.union(*OPTIONS.values()))
+COMMON_FIELDS = frozenset({"model_name", "version", "priority", "timeout_ms"})
+"""What goes with every question."""
+
+FIELDS = COMMON_FIELDS.union(QUESTION_FIELDS, *OPTIONS.values())
 
 FIELDS_TO_COME = frozenset(
     {
         *("prompt", "messages", "max_tokens", "temperature", "top_p", "min_p", "repetition_penalty", "stop", "seed"),
-        *("stream", "n", "logprobs", "priority", "timeout_ms"),
+        *("stream", "n", "logprobs"),
     }
 )
 """In the contract, and refused by name until they do what they say."""
@@ -54,6 +57,10 @@ class InferRequest(BaseModel):
     )
     truncate: bool | None = Field(None, description="Cut over-long texts at the model's limit; default true.")
     top_k: int | None = Field(None, ge=1, description="classify: how many labels per text; default all.")
+    priority: int = Field(5, ge=1, le=9, description="Order in the queue: 1 is first; a request that waits moves up.")
+    timeout_ms: int | None = Field(
+        None, ge=1, description="Deadline for the whole request; what has not begun by then is never run."
+    )
 
 
 class NamedTensor(BaseModel):

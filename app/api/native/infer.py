@@ -2,23 +2,26 @@
 
 import time
 from asyncio import CancelledError
+from functools import lru_cache
 
 from starlette.types import Receive, Scope, Send
 
 from app.api.errors import STATUS_CLIENT_GONE, ClientGone, MethodNotAllowed, is_refusal
 from app.api.native.decode import Target, decode
 from app.api.native.encode import encode
-from app.api.wire import CancelIfGone, begin, check_media_type, read_body, send_error, send_json
+from app.api.wire import GoneWatch, begin, check_media_type, read_body, send_error, send_json
 from app.lifecycle import Lifecycle
 from app.observe import Observer, RequestRecord
 from app.service import InferenceService
 from frameworks.errors import Draining
 from frameworks.manager import MLFrameworkManager
-from frameworks.runtime import BatchModel
+from frameworks.scheduling.admission import Permit, RequestLimit
+from frameworks.types import ModelSpec
 
 ROUTES = ("/infer", "/inference", "/models/{name}/infer", "/models/{name}/versions/{version}/infer")
 
 
+@lru_cache(maxsize=1024)
 def target_of(path: str) -> Target | None:
     """What a path of ROUTES names; None for any other path."""
     if path in ("/infer", "/inference"):
@@ -42,19 +45,33 @@ class InferEndpoint:
         service: InferenceService,
         observer: Observer,
         lifecycle: Lifecycle,
+        requests: RequestLimit,
         max_body_bytes: int,
+        default_timeout_ms: int | None,
     ) -> None:
+        """`requests`: the bounds of the whole server. `default_timeout_ms`: of a request that names no deadline."""
         self._manager = manager
         self._service = service
         self._observer = observer
         self._lifecycle = lifecycle
+        self._requests = requests
         self._max_body_bytes = max_body_bytes
+        self._default_timeout_ms = default_timeout_ms
+        self._gone_watch = GoneWatch()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, target: Target) -> None:
         record = begin(scope)
         self._observer.inflight += 1
         try:
-            await self._answer(scope, receive, send, target, record)
+            if scope["method"] != "POST":
+                raise MethodNotAllowed(scope["method"], scope["path"], "POST")
+            check_media_type(scope)
+            self._lifecycle.check_accepting()
+            permit = Permit(self._requests)
+            try:
+                await self._answer(scope, receive, send, target, record, permit)
+            finally:
+                permit.release()
         except ClientGone:
             record.status, record.code = STATUS_CLIENT_GONE, "client_gone"
         except CancelledError:
@@ -66,40 +83,48 @@ class InferEndpoint:
             self._observer.inflight -= 1
             self._observer.inferred(record, time.perf_counter() - record.started_s, is_refusal(record.status))
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send, target: Target, record: RequestRecord) -> None:
-        """Decode → permit → infer → encode → send. Raises what goes wrong on the way."""
-        if scope["method"] != "POST":
-            raise MethodNotAllowed(scope["method"], scope["path"], "POST")
-        check_media_type(scope)
-        self._lifecycle.check_accepting()
+    async def _answer(
+        self, scope: Scope, receive: Receive, send: Send, target: Target, record: RequestRecord, permit: Permit
+    ) -> None:
+        """Decode → wait → infer → encode → send. Raises what goes wrong on the way."""
         if target.model is not None:
             self._open(target.model, target.version, record)
         body = await read_body(scope, receive, self._max_body_bytes)
 
         started_s = time.perf_counter()
         try:
-            native = decode(body, target, lambda name, version: self._open(name, version, record).spec)
+            native = decode(body, target, lambda name, version: self._open(name, version, record))
         finally:
-            record.timings.decode_s = time.perf_counter() - started_s
+            decoded_s = time.perf_counter()
+            record.timings.decode_s = decoded_s - started_s
         del body
 
         slot = self._manager.slot(record.model)
-        spec = slot.ready()[0].spec
-        with slot.permit():
-            async with CancelIfGone(receive):
-                answer = await self._service.infer(slot, native.request, record.timings)
-            started_s = time.perf_counter()
-            latency_ms = (started_s - record.started_s) * 1e3
-            encoded = encode(slot.name, slot.version, spec, native, answer, latency_ms)
-            record.timings.encode_s = time.perf_counter() - started_s
-            await send_json(send, record, 200, encoded)
+        slot.admit(permit)
+        watched = self._gone_watch.begin(receive)
+        try:
+            answer = await self._service.infer(
+                slot, native.request, record.timings, permit, native.priority, self._left_s(native.timeout_ms, record)
+            )
+        finally:
+            await self._gone_watch.end(watched)
+        started_s = time.perf_counter()
+        latency_ms = (started_s - record.started_s) * 1e3
+        encoded = encode(slot.name, slot.version, native, answer, latency_ms)
+        record.timings.encode_s = time.perf_counter() - started_s
+        await send_json(send, record, 200, encoded)
 
-    def _open(self, name: str, version: str | None, record: RequestRecord) -> BatchModel:
-        """The model that would answer now. Raises what keeps it from that, before body or tensors are read."""
+    def _left_s(self, timeout_ms: int | None, record: RequestRecord) -> float | None:
+        """Seconds until the request's deadline, counted from its first byte; None if it has none."""
+        timeout_ms = timeout_ms or self._default_timeout_ms
+        return None if timeout_ms is None else timeout_ms / 1000 - (time.perf_counter() - record.started_s)
+
+    def _open(self, name: str, version: str | None, record: RequestRecord) -> ModelSpec:
+        """What the model that would answer now is. Raises what keeps it from that, before body or tensors are read."""
         slot = self._manager.slot(name)
         record.model, record.version = slot.name, slot.version
         if version is not None:
             slot.check_version(version)
         model, _ = slot.ready()
-        slot.check_room()
-        return model
+        slot.requests.check_room()
+        return model.spec

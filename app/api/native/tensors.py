@@ -14,6 +14,8 @@ _TENSOR_FIELDS = ("data", "shape", "dtype")
 _MAX_RANK = 32
 _MAX_ELEMENTS = 2**40
 _BFLOAT16_INFINITY = np.float32(2.0**128 - 2.0**119)  # from here on the nearest bfloat16 is an infinity
+_FEW = 1024
+_SQUARES_THAT_FIT = {"float16": 65504.0**2, "bfloat16": 1.15e77, "float32": 1.15e77}
 _INT_KEY = re.compile(r"0|-?[1-9][0-9]{0,18}", re.ASCII)
 
 
@@ -165,6 +167,9 @@ def _narrow(numbers: Array, dtype: str, field: str) -> Array:
     if numbers.dtype == target:
         return numbers
     if target.kind == "f":
+        if numbers.size <= _FEW and float(numbers.dot(numbers)) <= _SQUARES_THAT_FIT[dtype]:
+            # No number of few is larger than the root of the sum of their squares: told in a tenth of the time.
+            return numbers.astype(target)
         with np.errstate(over="ignore"):
             narrowed = numbers.astype(target)
         # JSON has no infinities: any that is here came from a number too large.

@@ -76,7 +76,7 @@ def test_the_contracts_example_loads_as_it_stands(tmp_path: Path) -> None:
     assert bert.execution_providers == ("TensorRT", "CUDA", "CPU")
     assert (llama.model_type, llama.device, llama.dtype) == ("llama", "cuda", "f16")
     assert settings.memory.max_allocated == 16 * 1024**3
-    assert settings.performance.num_intra_op_threads == 8
+    assert settings.performance.num_intra_op_threads() == 8
     assert loaded.resolve(bert.path) == tmp_path / "models/bert-base.onnx"
     assert loaded.keys_without_effect == (
         "models.cache_dir",
@@ -230,5 +230,5 @@ def test_cpus_are_counted_where_there_is_no_affinity(tmp_path: Path, monkeypatch
     monkeypatch.delattr(os, "process_cpu_count", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: None)
     assert usable_cpus(tmp_path) == 1
-    assert PerformanceSettings(intra_op_threads=3).num_intra_op_threads == 3
-    assert PerformanceSettings().num_intra_op_threads >= 1
+    assert PerformanceSettings(intra_op_threads=3).num_intra_op_threads() == 3
+    assert PerformanceSettings().num_intra_op_threads() >= 1

@@ -116,7 +116,7 @@ class TestSize:
 
         folder = made_once(save_embedder)
         registry = TorchRegistry(Asking(FakeProbe()), PerformanceSettings(intra_op_threads=2), GIB)
-        model = registry.load(TorchModelEntry(name="m", path=folder, dtype=dtype), folder)  # type: ignore[arg-type]
+        [model] = registry.load(TorchModelEntry(name="m", path=folder, dtype=dtype), folder)  # type: ignore[arg-type]
         assert model._model is not None
         assert asked == [sum(parameter.numel() for parameter in model._model.parameters()) * element_bytes]
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from frameworks.onnx.external_data import external_files
+from frameworks.onnx.graph_outline import read_outline
 from tests.models import onnx_encoders, onnx_graphs
 
 
@@ -53,7 +53,7 @@ def in_a_sparse_tensor(weight: TensorProto) -> onnx.ModelProto:
 def test_wherever_a_tensor_may_stand(tmp_path: Path, place: Callable[[TensorProto], onnx.ModelProto]) -> None:
     (tmp_path / "wéights").write_bytes(b"1234")
     file = onnx_graphs.save(place(tensor("wéights")), tmp_path)
-    assert external_files(file) == {tmp_path / "wéights"}
+    assert read_outline(file).external_files == {tmp_path / "wéights"}
 
 
 def test_many_tensors_of_two_files(tmp_path: Path) -> None:
@@ -61,11 +61,11 @@ def test_many_tensors_of_two_files(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     weights = [tensor(name) for name in ("a", "b", "a", "absent")]
     file = onnx_graphs.save(helper.make_model(helper.make_graph([], "g", [], [], weights)), tmp_path)
-    assert external_files(file) == {tmp_path / "a", tmp_path / "b"}
+    assert read_outline(file).external_files == {tmp_path / "a", tmp_path / "b"}
 
 
 def test_a_graph_with_its_weights_inside_has_none(tmp_path: Path) -> None:
-    assert external_files(onnx_graphs.save(onnx_encoders.encoder(), tmp_path)) == set()
+    assert read_outline(onnx_graphs.save(onnx_encoders.encoder(), tmp_path)).external_files == set()
 
 
 def test_the_key_may_stand_behind_the_value(tmp_path: Path) -> None:
@@ -74,19 +74,19 @@ def test_the_key_may_stand_behind_the_value(tmp_path: Path) -> None:
     location, *others = list(weight.external_data)
     del weight.external_data[:]
     weight.external_data.extend([*others, location])
-    assert external_files(onnx_graphs.save(in_an_initializer(weight), tmp_path)) == {tmp_path / "w"}
+    assert read_outline(onnx_graphs.save(in_an_initializer(weight), tmp_path)).external_files == {tmp_path / "w"}
 
 
 @pytest.mark.parametrize("location", ["n" * 5000, "a/b/c", "nul\0", ""])
 def test_a_file_that_cannot_be_is_not_there(tmp_path: Path, location: str) -> None:
-    assert external_files(onnx_graphs.save(in_an_initializer(tensor(location)), tmp_path)) == set()
+    assert read_outline(onnx_graphs.save(in_an_initializer(tensor(location)), tmp_path)).external_files == set()
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 50, b"\x3a\xff\xff\xff\xff\x0f", b"\xff" * 40, b"\x3b", b"\x3a"])
 def test_what_is_no_graph_has_none(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "file"
     file.write_bytes(content)
-    assert external_files(file) == set()
+    assert read_outline(file).external_files == set()
 
 
 def test_a_file_too_large_for_a_graph_is_not_read(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_file_too_large_for_a_graph_is_not_read(tmp_path: Path) -> None:
         sparse.write(b"\x08\x01" * 10)
         sparse.truncate(2**33)
     started_s = time.monotonic()
-    assert external_files(file) == set()
+    assert read_outline(file).external_files == set()
     assert time.monotonic() - started_s < 5
 
 
@@ -103,7 +103,7 @@ def test_a_file_too_large_for_a_graph_is_not_read(tmp_path: Path) -> None:
 def test_any_bytes_are_read_or_are_no_graph(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     file = tmp_path_factory.getbasetemp() / "fuzzed.onnx"
     file.write_bytes(content)
-    external_files(file)
+    read_outline(file)
 
 
 WHOLE = in_a_branch(tensor("deeper/weights")).SerializeToString()
@@ -113,4 +113,4 @@ WHOLE = in_a_branch(tensor("deeper/weights")).SerializeToString()
 def test_any_byte_of_a_graph_may_lie(tmp_path_factory: pytest.TempPathFactory, position: int, byte: int) -> None:
     file = tmp_path_factory.getbasetemp() / "fuzzed.onnx"
     file.write_bytes(WHOLE[:position] + bytes([byte]) + WHOLE[position + 1 :])
-    external_files(file)
+    read_outline(file)

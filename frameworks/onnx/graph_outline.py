@@ -1,0 +1,131 @@
+"""What a graph's file says of itself without being loaded: where its weights lie, and which operators it has.
+
+Sources: protobuf's wire format; the field numbers of onnx.proto, which never change.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
+
+# Message → its fields that may lead to a node or a TensorProto, and what they hold.
+_ON_THE_WAY: dict[str, dict[int, str]] = {
+    "Model": {7: "Graph", 25: "Function"},
+    "Graph": {1: "Node", 5: "Tensor", 15: "SparseTensor"},
+    "Function": {7: "Node"},
+    "Node": {5: "Attribute"},
+    "Attribute": {5: "Tensor", 6: "Graph", 10: "Tensor", 11: "Graph", 22: "SparseTensor", 23: "SparseTensor"},
+    "SparseTensor": {1: "Tensor", 2: "Tensor"},
+    "Tensor": {13: "Entry"},
+    "Entry": {},
+}
+_KEY, _VALUE = 1, 2
+_OPERATOR, _DOMAIN = 4, 7
+# Protobuf refuses larger messages, so a larger file is no graph.
+_LARGEST_GRAPH_BYTES = 2**31 - 1
+
+_STANDARD_DOMAINS = ("", "ai.onnx", "ai.onnx.ml")
+_WORK_DEPENDS_ON_VALUES = frozenset(
+    {
+        *("Loop", "Scan", "If", "SequenceMap", "Range", "Tile", "Expand", "ConstantOfShape", "Resize", "Upsample"),
+        *("Pad", "OneHot", "AffineGrid", "CenterCropPad", "Col2Im", "MaxUnpool", "MelWeightMatrix", "BlackmanWindow"),
+        *("HammingWindow", "HannWindow", "STFT", "DFT", "SplitToSequence", "NonMaxSuppression", "StringSplit"),
+        *("RegexFullMatch", "StringNormalizer", "TfIdfVectorizer", "Multinomial", "CastMap"),
+    }
+)
+"""ONNX operators whose inputs' values, not only their shapes, say how much there is to compute."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphOutline:
+    """`external_files`: that the graph's tensors point to and that are there.
+
+    `operators`: as `Gemm`; those of a domain that is not ONNX' own as `com.microsoft.Gelu`. Both are empty where the
+    graph is none or lies.
+    """
+
+    external_files: frozenset[Path] = frozenset()
+    operators: frozenset[str] = frozenset()
+
+    @property
+    def runs_by_shape(self) -> bool:
+        """Whether the shapes of its inputs settle how long a run takes. An operator that we do not know may do all."""
+        known = not any("." in operator for operator in self.operators)
+        return bool(self.operators) and known and self.operators.isdisjoint(_WORK_DEPENDS_ON_VALUES)
+
+
+def read_outline(file: Path) -> GraphOutline:
+    """Reads a graph's outline; nothing of its weights is read."""
+    if not 0 < file.stat().st_size <= _LARGEST_GRAPH_BYTES:
+        return GraphOutline()
+    with file.open("rb") as opened, mmap(opened.fileno(), 0, access=ACCESS_READ) as content:
+        files: set[Path] = set()
+        operators: set[str] = set()
+        try:
+            for message, fields in _messages(content):
+                if message == "Node":
+                    domain = fields.get(_DOMAIN, b"").decode()
+                    operator = fields.get(_OPERATOR, b"").decode()
+                    operators.add(operator if domain in _STANDARD_DOMAINS else f"{domain}.{operator}")
+                elif fields.get(_KEY) == b"location":
+                    path = file.parent / fields.get(_VALUE, b"").decode()
+                    if path.is_file():
+                        files.add(path)
+        except (ValueError, IndexError, OSError):
+            return GraphOutline()
+        return GraphOutline(frozenset(files), frozenset(operators))
+
+
+def _messages(content: mmap) -> Iterator[tuple[str, dict[int, bytes]]]:
+    """Every Node and Entry, with those of its fields that are read. Raises ValueError or IndexError where the bytes are
+    no protobuf.
+    """
+    wanted = {"Node": (_OPERATOR, _DOMAIN), "Entry": (_KEY, _VALUE)}
+    pending = [("Model", 0, len(content))]
+    while pending:
+        message, position, end = pending.pop()
+        fields: dict[int, bytes] = {}
+        for field, start, stop in _counted_fields(content, position, end):
+            if field in wanted.get(message, ()):
+                fields[field] = content[start:stop]
+            elif inner := _ON_THE_WAY[message].get(field):
+                pending.append((inner, start, stop))
+        if message in wanted:
+            yield message, fields
+
+
+def _counted_fields(content: mmap, position: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """(number, start, stop) of the fields of a message that hold bytes; the others are stepped over."""
+    while position < end:
+        tag, position = _varint(content, position)
+        match tag & 7:
+            case _ if tag < 8:
+                raise ValueError("no field has number 0")
+            case 0:
+                _, position = _varint(content, position)
+            case 1:
+                position += 8
+            case 2:
+                length, position = _varint(content, position)
+                if position + length > end:
+                    raise ValueError("a field is longer than its message")
+                yield tag >> 3, position, position + length
+                position += length
+            case 5:
+                position += 4
+            case kind:
+                raise ValueError(f"there is no wire type {kind}")
+
+
+def _varint(content: mmap, position: int) -> tuple[int, int]:
+    """A number in groups of seven bits, lowest first, and the position behind it."""
+    number = shift = 0
+    while True:
+        byte = content[position]
+        position += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number, position
+        shift += 7
+        if shift > 63:
+            raise ValueError("a number is too long")

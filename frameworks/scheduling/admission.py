@@ -1,0 +1,149 @@
+"""Step 2 of a request's way, ADMIT: how many may be here, how many of them may wait, and when to come again."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+
+from frameworks.errors import Overloaded
+
+# The drain rate is that of so many answers, the last ones.
+_ANSWERS_REMEMBERED = 64
+_LONGEST_RETRY_S = 600.0
+
+
+class RequestLimit:
+    """The bounds of one model or of the whole server. Owned by the event loop.
+
+    `inflight`: requests that hold a permit, from the door until their answer has left. `waiting`: those of them that
+    are decoded and of which nothing has begun to run.
+    """
+
+    def __init__(
+        self,
+        whose: str,
+        max_queue_size: int | None,
+        max_concurrent_requests: int | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`whose`: for the refusal's message, `model "digits"`. None is no bound."""
+        self._whose = whose
+        self.max_queue_size = max_queue_size
+        self.max_concurrent_requests = max_concurrent_requests
+        self.inflight = 0
+        self.waiting = 0
+        self._clock = clock
+        # Seconds in which there was something to answer, and when the last of the answers left, by that measure: hours
+        # without a request say nothing of how fast a queue drains.
+        self._busy_s = 0.0
+        self._busy_since_s = 0.0
+        self._idle: asyncio.Future[None] | None = None
+        self._answered_s: deque[float] = deque([0.0], maxlen=_ANSWERS_REMEMBERED + 1)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next request is refused."""
+        return self._queue_is_full or (
+            self.max_concurrent_requests is not None and self.inflight >= self.max_concurrent_requests
+        )
+
+    def check_room(self) -> None:
+        """Raises Overloaded where the next request is refused: asked before its body is read and decoded."""
+        self.check_queue()
+        if self.max_concurrent_requests is not None and self.inflight >= self.max_concurrent_requests:
+            raise self._overloaded("under way", "max_concurrent_requests", self.inflight)
+
+    def check_queue(self) -> None:
+        """Raises Overloaded where `max_queue_size` requests wait."""
+        if self._queue_is_full:
+            raise self._overloaded("waiting", "max_queue_size", self.waiting)
+
+    def enter(self) -> None:
+        """Counts a request in."""
+        if not self.inflight:
+            self._busy_since_s = self._clock()
+        self.inflight += 1
+
+    def leave(self, answered: bool) -> None:
+        """Counts a request out; `answered`: some of it ran, so it counts towards the drain rate."""
+        self.inflight -= 1
+        if answered or not self.inflight:
+            now_s = self._clock()
+            if answered:
+                self._answered_s.append(self._busy_s + now_s - self._busy_since_s)
+            if not self.inflight:
+                self._busy_s += now_s - self._busy_since_s
+                if self._idle is not None:
+                    self._idle.set_result(None)
+                    self._idle = None
+
+    async def wait_until_idle(self) -> None:
+        """Returns when no request holds a permit."""
+        while self.inflight:
+            if self._idle is None:
+                self._idle = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._idle)
+
+    def seconds_to_drain(self, requests: int) -> float:
+        """After how long that many are answered at the rate of the last answers; a second where nothing is known.
+
+        The time since the last answer counts too: a queue that stands still drains more and more slowly.
+        """
+        answers = len(self._answered_s) - 1
+        if not answers:
+            return 1.0
+        now_s = self._busy_s + (self._clock() - self._busy_since_s if self.inflight else 0.0)
+        return min(_LONGEST_RETRY_S, max(0.001, (now_s - self._answered_s[0]) / answers * requests))
+
+    @property
+    def _queue_is_full(self) -> bool:
+        return self.max_queue_size is not None and self.waiting >= self.max_queue_size
+
+    def _overloaded(self, how: str, key: str, requests: int) -> Overloaded:
+        wait_s = self.seconds_to_drain(requests)
+        message = f"{self._whose}: {requests} requests are {how}, its {key}; try again in {wait_s:.3f} s"
+        return Overloaded(message, retry_after_s=wait_s)
+
+
+class Permit:
+    """One request's place with the server and with its model, from the door until its answer has left."""
+
+    __slots__ = ("_began", "_model", "_server", "_waits")
+
+    def __init__(self, server: RequestLimit) -> None:
+        """Raises Overloaded where the server is full."""
+        server.check_room()
+        server.enter()
+        self._server = server
+        self._model: RequestLimit | None = None
+        self._waits = False
+        self._began = False
+
+    def queue(self, model: RequestLimit) -> None:
+        """From here on the request waits for its model, whose limit this is. Raises Overloaded where either is full."""
+        self._server.check_queue()
+        model.check_room()
+        model.enter()
+        self._model = model
+        self._waits = True
+        self._server.waiting += 1
+        model.waiting += 1
+
+    def begin(self) -> None:
+        """Something of the request begins to run: it waits no more. Harmless when called again."""
+        self._began = True
+        self._stop_waiting()
+
+    def release(self) -> None:
+        """The answer has left, or the caller has."""
+        self._stop_waiting()
+        if self._model is not None:
+            self._model.leave(self._began)
+        self._server.leave(self._began)
+
+    def _stop_waiting(self) -> None:
+        if self._waits:
+            self._waits = False
+            self._server.waiting -= 1
+            assert self._model is not None
+            self._model.waiting -= 1

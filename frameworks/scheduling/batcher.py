@@ -1,0 +1,87 @@
+"""When a batch is ready and what is in it. Pure: nothing is run, no clock is read."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from frameworks.scheduling.cost import CostModel
+from frameworks.scheduling.waiting import Piece, WaitingLine
+
+# While nothing has been measured, this much padding is taken into the bargain.
+_PADDING_ON_TRUST = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """`max_tokens` counts rows times longest; None is no bound. `max_delay_s`: how long a batch may wait to fill."""
+
+    max_rows: int
+    max_tokens: int | None = None
+    max_delay_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """The pieces that go together, all still in the line. `is_full`: waiting longer would add nothing to it."""
+
+    pieces: list[Piece]
+    rows: int
+    length: int
+    is_full: bool
+
+
+def next_batch(line: WaitingLine, cost: CostModel, limits: BatchLimits) -> BatchPlan | None:
+    """The batch around the piece that is next, None where nothing waits.
+
+    The next piece is always in it, so nobody starves. Its neighbours by length join it for as long as the batch stays
+    cheaper than its parts, by what the device has shown so far; the one that saves most joins first.
+    """
+    head = line.head()
+    if head is None:
+        return None
+    pieces, rows, length = [head], head.rows, head.length
+    tokens = rows * length
+    sides = [_Side(line.shorter(head)), _Side(line.longer(head))]
+    is_full = rows >= limits.max_rows
+    while not is_full:
+        best, best_saving = None, 0.0
+        for side in sides:
+            candidate = side.peek()
+            if candidate is None:
+                continue
+            joint_rows, joint_length = rows + candidate.rows, max(length, candidate.length)
+            if joint_rows > limits.max_rows or (limits.max_tokens and joint_rows * joint_length > limits.max_tokens):
+                is_full = True
+                continue
+            if cost.is_known:
+                apart_s = cost.seconds(rows, length) + cost.seconds(candidate.rows, candidate.length)
+                saving = apart_s - cost.seconds(joint_rows, joint_length)
+            else:
+                unpadded = tokens + candidate.rows * candidate.length
+                saving = unpadded * (1 + _PADDING_ON_TRUST) - joint_rows * joint_length
+            if saving > best_saving:
+                best, best_saving = side, saving
+        if best is None:
+            break
+        piece = best.take()
+        pieces.append(piece)
+        rows, length = rows + piece.rows, max(length, piece.length)
+        tokens += piece.rows * piece.length
+        is_full = rows >= limits.max_rows
+    return BatchPlan(pieces, rows, length, is_full)
+
+
+class _Side:
+    """An iterator that can be looked at before it is taken from."""
+
+    def __init__(self, pieces: Iterator[Piece]) -> None:
+        self._pieces = pieces
+        self._next = next(pieces, None)
+
+    def peek(self) -> Piece | None:
+        return self._next
+
+    def take(self) -> Piece:
+        piece = self._next
+        assert piece is not None
+        self._next = next(self._pieces, None)
+        return piece

@@ -1,0 +1,248 @@
+"""The middle of the house: one model's waiting line, formed into batches and handed to its instances."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from frameworks.errors import Draining, InvalidInput, ModelFailed, OutOfMemory
+from frameworks.scheduling.batch_lane import BatchLane, LaneResult
+from frameworks.scheduling.batcher import BatchLimits, BatchPlan, next_batch
+from frameworks.scheduling.cost import CostModel
+from frameworks.scheduling.light_runs import LightRound
+from frameworks.scheduling.parts import cut, follow_rows, join, merge, outline_of, share
+from frameworks.scheduling.waiting import Piece, WaitingLine
+from frameworks.scheduling.work import Member, Request
+from frameworks.types import DEFAULT_PRIORITY, Batch, ModelSpec, TensorBatch
+
+# Of a request with very many rows only so many stand in the line at once: one caller does not hold up the loop.
+_WINDOW = 256
+# A lane computes one batch and may hold the next.
+_BATCHES_PER_LANE = 2
+# Pieces that are run again by themselves after their batch failed go before everybody else.
+_AT_ONCE = 0
+
+
+class _NobodyWaits(Exception):
+    """Every caller of a batch has gone before it began."""
+
+
+class Dispatcher:
+    """Owned by the event loop. Batches form from what waits while the instances are busy; the only delays of its own
+    are the loop's current round, in which the requests that came together are gathered, and `max_delay_s`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        lanes: Sequence[BatchLane],
+        spec: ModelSpec,
+        limits: BatchLimits,
+        ageing_s: float,
+        batch_sizes: Counter[int],
+    ) -> None:
+        """`batch_sizes`: how many batches of how many rows have run is added up there."""
+        self._name = name
+        self._lanes = list(lanes)
+        self._spec = spec
+        self._limits = limits
+        self._line = WaitingLine(ageing_s)
+        self._cost = CostModel()
+        self._loop = asyncio.get_running_loop()
+        self._sent: Counter[BatchLane] = Counter()
+        self._round: asyncio.Handle | None = None
+        self._delay: asyncio.TimerHandle | None = None
+        self._batch_sizes = batch_sizes
+        # A graph that may run long on the values alone never runs on the loop; nor does one that is to wait for more.
+        self._light = (
+            LightRound(limits.max_rows, self._idle_lane, self._enter, batch_sizes)
+            if spec.runs_by_shape and not limits.max_delay_s
+            else None
+        )
+
+    async def run(
+        self, batch: Batch, priority: int = DEFAULT_PRIORITY, begin: Callable[[], None] = lambda: None
+    ) -> LaneResult:
+        """Runs a request's rows, in whatever batches, and waits for its whole answer.
+
+        `priority`: 1 is first. `begin` is called when the first of it is handed to an instance, perhaps again later.
+        Cancelled, it takes along what has not begun. Raises ModelFailed where no instance is left, and what the model
+        raises.
+        """
+        outline = outline_of(batch, self._spec.batched_inputs)
+        request = Request(batch, outline, priority, begin, self._loop.create_future())
+        if self._light is None or not self._light.takes(request):
+            self._enter(request)
+        try:
+            return await request.future
+        finally:
+            request.backlog.clear()
+            for piece in request.waiting:
+                self._line.remove(piece)
+            request.waiting.clear()
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether every instance's thread has ended."""
+        return all(lane.is_dead for lane in self._lanes) if len(self._lanes) > 1 else self._lanes[0].is_dead
+
+    @property
+    def queue_depth(self) -> int:
+        """Pieces of requests that wait in the line."""
+        return self._line.pieces
+
+    async def close(self) -> None:
+        """Ends the instances' threads after what they were given, and closes the models there."""
+        await asyncio.gather(*(lane.close() for lane in self._lanes))
+
+    def give_up(self, message: str) -> None:
+        """Fails all who wait with Draining; the batches that run are not waited for."""
+        if self._light is not None:
+            self._light.give_up(Draining(message))
+        self._fail_waiting(Draining(message))
+        for lane in self._lanes:
+            lane.give_up(message)
+
+    def _idle_lane(self) -> BatchLane | None:
+        """An instance that has nothing to do, where nobody waits for it."""
+        if self._line.pieces:
+            return None
+        return next((lane for lane in self._lanes if not self._sent[lane] and not lane.is_dead), None)
+
+    def _enter(self, request: Request) -> None:
+        parts = cut(request.batch, request.outline, self._limits.max_rows)
+        # The longest at the end, where the line is fed from: like lengths of one request stand in the window together.
+        parts.sort(key=lambda part: part.length)
+        request.backlog = parts
+        request.missing = len(parts)
+        self._feed(request)
+
+    def _feed(self, request: Request) -> None:
+        now_s = time.perf_counter()
+        group = request.outline.shape if request.outline.shares else request
+        while request.backlog and len(request.waiting) < _WINDOW:
+            part = request.backlog.pop()
+            piece = Piece(Member(request, part), part.rows, part.length, group)
+            self._line.add(piece, request.priority, now_s)
+            request.waiting.add(piece)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._round is None:
+            self._round = self._loop.call_soon(self._dispatch)
+
+    def _dispatch(self) -> None:
+        self._round = None
+        while self._line.pieces:
+            lanes = [lane for lane in self._lanes if not lane.is_dead]
+            if not lanes:
+                self._fail_waiting(ModelFailed(f'model "{self._name}": its thread has ended; load the model again'))
+                return
+            lane = min(lanes, key=self._sent.__getitem__)
+            plan = next_batch(self._line, self._cost, self._limits)
+            # A busy lane is given a batch in advance only if waiting would not make it a better one.
+            may_grow = plan is not None and not plan.is_full and self._line.pieces == len(plan.pieces)
+            if plan is None or self._sent[lane] >= (1 if may_grow else _BATCHES_PER_LANE):
+                return
+            if may_grow and self._is_delayed(plan):
+                return
+            self._send(lane, plan)
+
+    def _is_delayed(self, plan: BatchPlan) -> bool:
+        """Whether the batch still waits for more to join it; it is looked at again when its time is up."""
+        if not self._limits.max_delay_s:
+            return False
+        oldest_s = min(piece.work.request.arrived_s for piece in plan.pieces)
+        left_s = oldest_s + self._limits.max_delay_s - time.perf_counter()
+        if left_s <= 0.0:
+            return False
+        if self._delay is not None:
+            self._delay.cancel()
+        self._delay = self._loop.call_later(left_s, self._wake)
+        return True
+
+    def _send(self, lane: BatchLane, plan: BatchPlan) -> None:
+        members: list[Member] = []
+        for piece in plan.pieces:
+            self._line.remove(piece)
+            member: Member = piece.work
+            request = member.request
+            request.waiting.discard(piece)
+            request.begin()
+            members.append(member)
+            if request.backlog:
+                self._feed(request)
+        self._sent[lane] += 1
+        running: list[Member] = []
+        sent_s = time.perf_counter()
+        lane.submit(partial(_assemble, members, running)).add_done_callback(
+            partial(self._finish, lane, members, running, sent_s)
+        )
+
+    def _finish(
+        self,
+        lane: BatchLane,
+        members: list[Member],
+        running: list[Member],
+        sent_s: float,
+        done: asyncio.Future[LaneResult],
+    ) -> None:
+        """`running`: of the members those that were in the batch; none where the lane ended before it began."""
+        self._sent[lane] -= 1
+        error = done.exception()
+        if error is None:
+            try:
+                self._answer(running, sent_s, done.result())
+            except Exception as failure:  # noqa: BLE001 - handed to the callers; in a callback it would reach nobody
+                error = failure
+        if len(running) > 1 and isinstance(error, InvalidInput | OutOfMemory):
+            # One caller's rows are no reason to fail the others': each by itself.
+            for member in running:
+                self._run_alone(member)
+        elif error is not None:
+            for member in members:
+                member.request.fail(error)
+        self._wake()
+
+    def _answer(self, members: list[Member], sent_s: float, result: LaneResult) -> None:
+        rows = sum(member.part.rows for member in members)
+        length = max(member.part.length for member in members)
+        self._cost.observe(rows, length, result.compute_s)
+        if self._light is not None and isinstance(members[0].part.batch, TensorBatch):
+            self._light.runs.learn(members[0].request.outline.shape, max(1, rows), result.compute_s)
+        self._batch_sizes[rows] += 1
+        if len(members) > 1 and not follow_rows(result.outputs, rows):
+            for member in members:
+                self._run_alone(member)
+            return
+        shares = share(result.outputs, [member.part.rows for member in members])
+        for member, outputs in zip(members, shares, strict=True):
+            request = member.request
+            if request.queue_s < 0.0:
+                request.queue_s = max(0.0, sent_s + result.queue_s - request.arrived_s)
+            request.compute_s += result.compute_s
+            request.answers.append((member.part, outputs))
+            request.missing -= 1
+            if not request.missing and not request.future.done():
+                request.future.set_result(LaneResult(join(request.answers), request.queue_s, request.compute_s))
+
+    def _run_alone(self, member: Member) -> None:
+        if member.request.future.done():
+            return
+        piece = Piece(member, member.part.rows, member.part.length, object())
+        self._line.add(piece, _AT_ONCE, time.perf_counter())
+        member.request.waiting.add(piece)
+
+    def _fail_waiting(self, error: Exception) -> None:
+        while (head := self._line.head()) is not None:
+            self._line.remove(head)
+            head.work.request.fail(error)
+
+
+def _assemble(members: list[Member], running: list[Member]) -> Batch:
+    """In the lane's thread, when the batch is about to run: of the members those whose callers still wait."""
+    running += [member for member in members if not member.request.future.done()]
+    if not running:
+        raise _NobodyWaits
+    return merge([member.part.batch for member in running])

@@ -1,0 +1,169 @@
+"""Runs so short that handing them to a thread and back would cost more than they do: on the event loop itself."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable
+
+from frameworks.errors import InvalidInput, OutOfMemory
+from frameworks.scheduling.batch_lane import BatchLane, LaneResult
+from frameworks.scheduling.parts import follow_rows, merge, share
+from frameworks.scheduling.work import Request
+
+LIGHT_S = 0.0003
+"""A run shorter than this is light: about what a hand-over costs. It runs on the event loop."""
+
+# Runs on the loop that took this many times LIGHT_S, one after the other, until the shape is heavy for good: then
+# something else than the shape settles how long it takes. One or two are a neighbour on the core.
+_HEAVY_FACTOR = 10
+_HEAVY_RUNS = 3
+# Shapes come from callers: more than so many are not kept apart.
+_MOST_SHAPES = 256
+# So long the runs of one round may hold the loop; those that are left go in the next.
+_LONGEST_ROUND_S = 0.002
+
+
+class LightRuns:
+    """Learned from the quickest run of each shape: the wall time of a run in a thread is mostly waiting for the
+    interpreter's lock while the loop is busy.
+    """
+
+    def __init__(self) -> None:
+        self._quickest: dict[Hashable, tuple[int, float]] = {}
+        self._heavy_runs: dict[Hashable, int] = {}
+
+    def most_rows(self, shape: Hashable) -> int:
+        """How many rows of this shape may run on the loop at once; 0: none."""
+        seen = self._quickest.get(shape)
+        if seen is None:
+            return 0
+        rows, seconds = seen
+        return int(rows * LIGHT_S / seconds) or int(seconds < LIGHT_S)
+
+    def learn(self, shape: Hashable, rows: int, seconds: float) -> None:
+        """Of a run of so many rows, wherever it ran."""
+        seen = self._quickest.get(shape)
+        if seen is not None and seconds * seen[0] >= seen[1] * rows:
+            return
+        if seen is None and len(self._quickest) >= _MOST_SHAPES:
+            self._quickest.clear()
+            self._heavy_runs.clear()
+        if self._heavy_runs.get(shape, 0) < _HEAVY_RUNS:
+            self._quickest[shape] = (rows, max(seconds, 1e-9))
+
+    def watch(self, shape: Hashable, seconds: float) -> None:
+        """Of a run on the loop: whether it was light after all."""
+        if seconds < _HEAVY_FACTOR * LIGHT_S:
+            self._heavy_runs.pop(shape, None)
+            return
+        self._heavy_runs[shape] = self._heavy_runs.get(shape, 0) + 1
+        if self._heavy_runs[shape] >= _HEAVY_RUNS:
+            self._quickest.pop(shape, None)
+
+
+class LightRound:
+    """Gathers what comes in one round of the loop and runs it at its end, together where the shapes allow it.
+
+    Stages that stay together are quicker: all requests are decoded, then run, then encoded, and each finds its code
+    and tables in the caches.
+    """
+
+    def __init__(
+        self,
+        max_rows: int,
+        idle_lane: Callable[[], BatchLane | None],
+        enter_line: Callable[[Request], None],
+        batch_sizes: Counter[int],
+    ) -> None:
+        """`idle_lane`: an instance that nothing else uses or waits for. `enter_line`: the way of all other requests."""
+        self.runs = LightRuns()
+        self._max_rows = max_rows
+        self._idle_lane = idle_lane
+        self._enter_line = enter_line
+        self._batch_sizes = batch_sizes
+        self._gathered: list[Request] = []
+        self._loop = asyncio.get_running_loop()
+        self._round: asyncio.Handle | None = None
+
+    def takes(self, request: Request) -> bool:
+        """Takes a request for this round, if a run of it is light."""
+        outline = request.outline
+        if outline.rows > min(self._max_rows, self.runs.most_rows(outline.shape)):
+            return False
+        self._gathered.append(request)
+        self._wake()
+        return True
+
+    def give_up(self, error: Exception) -> None:
+        """Fails all who wait for the round's end."""
+        for request in self._gathered:
+            request.fail(error)
+
+    def _wake(self) -> None:
+        if self._round is None:
+            self._round = self._loop.call_soon(self._run_all)
+
+    def _run_all(self) -> None:
+        self._round = None
+        requests = [request for request in self._gathered if not request.future.done()]
+        self._gathered = []
+        lane = self._idle_lane()
+        if lane is None:
+            for request in requests:
+                self._enter_line(request)
+            return
+        until_s = time.perf_counter() + _LONGEST_ROUND_S
+        requests.sort(key=lambda request: request.priority)
+        while requests:
+            together, requests = self._first_batch(requests)
+            self._run(lane, together)
+            if requests and time.perf_counter() > until_s:
+                self._gathered = requests
+                self._wake()
+                return
+
+    def _first_batch(self, requests: list[Request]) -> tuple[list[Request], list[Request]]:
+        """The first request with those that may share its run, and the others."""
+        first = requests[0].outline
+        if not first.shares:
+            return requests[:1], requests[1:]
+        room = min(self._max_rows, self.runs.most_rows(first.shape)) - first.rows
+        together, others = [requests[0]], []
+        for request in requests[1:]:
+            outline = request.outline
+            if outline.rows <= room and outline.shares and outline.shape == first.shape:
+                together.append(request)
+                room -= outline.rows
+            else:
+                others.append(request)
+        return together, others
+
+    def _run(self, lane: BatchLane, requests: list[Request]) -> None:
+        counts = [request.outline.rows for request in requests]
+        started_s = time.perf_counter()
+        try:
+            outputs = lane.infer_now(merge([request.batch for request in requests]))
+            compute_s = time.perf_counter() - started_s
+            # How many rows a graph gives may depend on what is in them, which its trial did not show.
+            shares = share(outputs, counts) if len(counts) == 1 or follow_rows(outputs, sum(counts)) else None
+            failure: BaseException | None = None
+        except BaseException as error:  # noqa: BLE001 - handed to the callers
+            shares, failure = None, error
+        if shares is None and len(requests) > 1 and isinstance(failure, InvalidInput | OutOfMemory | None):
+            # One caller's rows are no reason to fail the others': each by itself.
+            for request in requests:
+                self._run(lane, [request])
+        elif shares is None:
+            assert failure is not None
+            for request in requests:
+                request.fail(failure)
+        else:
+            self._learn(requests[0].outline.shape, sum(counts), compute_s)
+            for request, outputs in zip(requests, shares, strict=True):
+                request.begin()
+                request.future.set_result(LaneResult(outputs, started_s - request.arrived_s, compute_s))
+
+    def _learn(self, shape: Hashable, rows: int, seconds: float) -> None:
+        self.runs.learn(shape, rows, seconds)
+        self.runs.watch(shape, seconds)
+        self._batch_sizes[rows] += 1

@@ -1,0 +1,131 @@
+"""A request in parts that may run in different batches: cut before the queue, joined in order after it."""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+
+from frameworks.types import Batch, TensorBatch, TokenBatch, Value
+
+
+class Outline(NamedTuple):
+    """What the scheduler needs to know of a batch.
+
+    `length`: what a row costs is measured by it: tokens of a text, elements of a row of tensors. `shape`: dtypes, every
+    dimension but the first, the outputs asked for; batches that are equal in it may share a run where `shares` is True.
+    """
+
+    rows: int
+    length: int
+    shape: Hashable
+    shares: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows of a request that stay together. `position`: the first of them among the request's rows."""
+
+    batch: Batch
+    position: int
+    rows: int
+    length: int
+
+
+def outline_of(batch: Batch, batched_inputs: frozenset[str]) -> Outline:
+    """`batched_inputs`: only tensors of these share a run, and only if each has one row for each of the others': where
+    one is broadcast, rows cannot be told apart. Texts always share.
+    """
+    if isinstance(batch, TokenBatch):
+        return Outline(batch.rows, max(map(len, batch.token_ids), default=1), TokenBatch, shares=True)
+    rows = -1
+    elements = 0
+    shares = True
+    shape: list[Hashable] = []
+    for name, value in batch.inputs.items():
+        if not isinstance(value, np.ndarray) or not value.ndim:
+            shares = False
+            continue
+        dimensions = value.shape
+        shares = shares and name in batched_inputs and rows in (-1, dimensions[0])
+        rows = dimensions[0] if rows == -1 else rows
+        elements += prod(dimensions[1:])
+        shape.append((name, value.dtype.char, dimensions[1:]))
+    if len(shape) > 1:
+        shape.sort(key=str)
+    return Outline(max(1, rows), elements or 1, (batch.output_names, *shape), shares and rows > 0)
+
+
+def cut(batch: Batch, outline: Outline, max_rows: int) -> list[Part]:
+    """The parts of a request: texts one by one, tensors that share in blocks of at most `max_rows`, others whole."""
+    if isinstance(batch, TokenBatch):
+        texts = [Part(TokenBatch([ids]), at, 1, max(1, len(ids))) for at, ids in enumerate(batch.token_ids)]
+        return texts or [Part(batch, 0, 0, 1)]
+    rows = outline.rows
+    if not outline.shares or rows <= max_rows:
+        return [Part(batch, 0, rows, outline.length)]
+    starts = range(0, rows, max_rows)
+    return [Part(_block(batch, at, max_rows), at, min(max_rows, rows - at), outline.length) for at in starts]
+
+
+def follow_rows(outputs: dict[str, Value], rows: int) -> bool:
+    """Whether each output has one row for each of the batch's, so that it can be shared."""
+    for value in outputs.values():
+        if isinstance(value, np.ndarray):
+            if value.shape[:1] != (rows,):
+                return False
+        elif isinstance(value, list) and len(value) != rows:
+            return False
+    return True
+
+
+def merge(batches: Sequence[Batch]) -> Batch:
+    """One batch of those of one shape, in their order."""
+    first = batches[0]
+    if len(batches) == 1:
+        return first
+    if isinstance(first, TokenBatch):
+        return TokenBatch(
+            list(chain.from_iterable(batch.token_ids for batch in batches if isinstance(batch, TokenBatch)))
+        )
+    tensors = [batch.inputs for batch in batches if isinstance(batch, TensorBatch)]
+    joined: dict[str, Value] = {name: np.concatenate([each[name] for each in tensors]) for name in first.inputs}
+    return TensorBatch(joined, first.output_names)
+
+
+def share(outputs: dict[str, Value], counts: Sequence[int]) -> list[dict[str, Value]]:
+    """The outputs of a batch, for each of its members, which have so many rows: views, nothing is copied."""
+    if len(counts) == 1:
+        return [outputs]
+    shares: list[dict[str, Value]] = []
+    at = 0
+    for rows in counts:
+        shares.append({name: _rows(value, at, rows) for name, value in outputs.items()})
+        at += rows
+    return shares
+
+
+def join(answers: list[tuple[Part, dict[str, Value]]]) -> dict[str, Value]:
+    """A request's outputs from those of its parts, which may come in any order."""
+    if len(answers) == 1:
+        return answers[0][1]
+    answers.sort(key=lambda answer: answer[0].position)
+    joined: dict[str, Value] = {}
+    for name, first in answers[0][1].items():
+        values = [answer[name] for _, answer in answers]
+        if isinstance(first, np.ndarray):
+            joined[name] = np.concatenate([np.asarray(value) for value in values])
+        else:
+            joined[name] = list(chain.from_iterable(value for value in values if isinstance(value, list)))
+    return joined
+
+
+def _block(batch: TensorBatch, at: int, rows: int) -> TensorBatch:
+    return TensorBatch({name: _rows(value, at, rows) for name, value in batch.inputs.items()}, batch.output_names)
+
+
+def _rows(value: Value, at: int, rows: int) -> Value:
+    """The rows of a tensor, or the items of a sequence that has one for each row (ZipMap's)."""
+    return value[at : at + rows] if isinstance(value, np.ndarray | list) else value

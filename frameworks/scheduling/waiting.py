@@ -1,0 +1,90 @@
+"""What waits for one model: who is next, and who could go along. Pure: the clock is an argument, nothing is run."""
+
+from bisect import bisect_left, insort
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import Any
+
+_Key = tuple[int, float, int]
+
+
+@dataclass(slots=True, eq=False)
+class Piece:
+    """Rows of one request that run in one batch. Pieces of one `group` may share a batch.
+
+    `length`: tokens of its longest row; 1 for a model without a sequence. `work`: whose they are, for the lane.
+    """
+
+    work: Any
+    rows: int
+    length: int
+    group: Hashable
+    order: float = 0.0
+    serial: int = 0
+    waits: bool = False
+
+
+class WaitingLine:
+    """Ordered by priority with ageing: a piece that waits gains a level every `ageing_s` seconds.
+
+    Level p after waiting w stands at p - w / ageing_s. Between two pieces the present cancels out, so their order is
+    settled when they arrive: by arrival + p * ageing_s.
+    """
+
+    def __init__(self, ageing_s: float) -> None:
+        self._ageing_s = ageing_s
+        self._serials = count()
+        self._by_order: list[tuple[float, int, Piece]] = []
+        self._by_length: dict[Hashable, list[tuple[int, float, int, Piece]]] = {}
+        self.rows = 0
+        self.pieces = 0
+
+    def add(self, piece: Piece, priority: int, now_s: float) -> None:
+        """Puts a piece in its place. `priority`: 1 is first."""
+        piece.order = now_s + priority * self._ageing_s
+        piece.serial = next(self._serials)
+        piece.waits = True
+        heappush(self._by_order, (piece.order, piece.serial, piece))
+        insort(self._by_length.setdefault(piece.group, []), (piece.length, piece.order, piece.serial, piece))
+        self.rows += piece.rows
+        self.pieces += 1
+
+    def remove(self, piece: Piece) -> None:
+        """Takes a piece out: it goes into a batch, or its caller is gone. Harmless for one that waits no more."""
+        if not piece.waits:
+            return
+        piece.waits = False
+        self.rows -= piece.rows
+        self.pieces -= 1
+        group = self._by_length[piece.group]
+        del group[bisect_left(group, (piece.length, piece.order, piece.serial))]
+        if not group:
+            del self._by_length[piece.group]
+        # In the heap it stays until it comes up, or until most of the heap is of its kind.
+        if len(self._by_order) > 64 and len(self._by_order) > 2 * self.pieces:
+            self._by_order = [entry for entry in self._by_order if entry[2].waits]
+            heapify(self._by_order)
+
+    def head(self) -> Piece | None:
+        """The piece that is next; it stays in the line."""
+        while self._by_order and not self._by_order[0][2].waits:
+            heappop(self._by_order)
+        return self._by_order[0][2] if self._by_order else None
+
+    def shorter(self, piece: Piece) -> Iterator[Piece]:
+        """The pieces of its group before it by length, the nearest first; of one length the first in order first."""
+        group = self._by_length[piece.group]
+        end = bisect_left(group, (piece.length, piece.order, piece.serial))
+        while end:
+            start = bisect_left(group, (group[end - 1][0],))
+            for i in range(start, end):
+                yield group[i][3]
+            end = start
+
+    def longer(self, piece: Piece) -> Iterator[Piece]:
+        """The pieces of its group after it by length, the nearest first."""
+        group = self._by_length[piece.group]
+        at = bisect_left(group, (piece.length, piece.order, piece.serial))
+        return (group[i][3] for i in range(at + 1, len(group)))

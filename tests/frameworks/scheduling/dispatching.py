@@ -1,0 +1,144 @@
+"""A dispatcher on real lanes, before small models that remember what they ran."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from frameworks.errors import InvalidInput, OutOfMemory
+from frameworks.scheduling.batch_lane import BatchLane
+from frameworks.scheduling.batcher import BatchLimits
+from frameworks.scheduling.dispatcher import Dispatcher
+from frameworks.text import TextTokenizer
+from frameworks.types import TEXT_OUTPUT, Batch, ModelSpec, TensorBatch, TokenBatch, Value
+from tests.frameworks.batch_models import Gate
+from tests.frameworks.loops import task
+
+BAD = -1
+HUGE = -2
+
+
+class RowModel:
+    """x [n, …] → y = 2 · x and an item for each row; texts → [first token, tokens]. It remembers its batches.
+
+    A row that begins with BAD is refused, one with HUGE does not fit where it is not alone.
+    """
+
+    tokenizer: TextTokenizer | None = None
+
+    def __init__(self, behaviour: Callable[[list[int]], None] | None = None) -> None:
+        self.spec = ModelSpec("fake", "tensor", (), (), "cpu", "int64", memory_bytes=0)
+        self.behaviour = behaviour
+        self.executed: list[list[int]] = []
+        self.answered_rows = 0
+        self.users = 0
+        self.is_closed = False
+
+    def infer(self, batch: Batch) -> dict[str, Value]:
+        self.users += 1
+        try:
+            assert self.users == 1, "one thread at a time uses a model"
+            assert not self.is_closed, "nothing is called after close"
+            return self._infer(batch)
+        finally:
+            self.users -= 1
+
+    def _infer(self, batch: Batch) -> dict[str, Value]:
+        x = first_of(batch)
+        self.executed.append(x)
+        if self.behaviour:
+            self.behaviour(x)
+        if BAD in x:
+            raise InvalidInput("x", "not a number")
+        if HUGE in x and len(x) > 1:
+            raise OutOfMemory("too much at once")
+        self.answered_rows += len(x)
+        return self.answer(batch)
+
+    def answer(self, batch: Batch) -> dict[str, Value]:
+        if isinstance(batch, TokenBatch):
+            return {TEXT_OUTPUT: np.array([[ids[0], len(ids)] for ids in batch.token_ids], np.int64)}
+        value = batch.inputs["x"]
+        assert isinstance(value, np.ndarray)
+        return {"y": 2 * value, "items": [{"first": first} for first in first_of(batch)]}
+
+    def warm_up(self) -> None: ...
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@dataclass(slots=True)
+class House:
+    """A dispatcher and what is around it."""
+
+    dispatcher: Dispatcher
+    lanes: list[BatchLane]
+    batch_sizes: Counter[int]
+
+    def ask(self, *x: int, priority: int = 5, width: int = 1) -> "asyncio.Task[list[int]]":
+        """A request of the rows x; its answer is x again if all is well."""
+
+        async def answer() -> list[int]:
+            result = await self.dispatcher.run(rows(*x, width=width), priority)
+            y, items = result.outputs["y"], result.outputs["items"]
+            assert isinstance(y, np.ndarray)
+            assert isinstance(items, list)
+            assert y.shape == (len(x), width)
+            assert (y == y[:, :1]).all()
+            assert [item["first"] for item in items] == (y[:, 0] // 2).tolist()
+            assert result.queue_s >= 0
+            assert result.compute_s >= 0
+            halves: list[int] = (y[:, 0] // 2).tolist()
+            return halves
+
+        return task(answer())
+
+
+@asynccontextmanager
+async def house_of(
+    *models: RowModel,
+    max_rows: int = 8,
+    ageing_s: float = 1.0,
+    inputs: Sequence[str] = ("x",),
+) -> AsyncIterator[House]:
+    """At its end nothing waits, no task is left, and the lanes are closed."""
+    lanes = [BatchLane(f"m{i}", model) for i, model in enumerate(models)]
+    sizes: Counter[int] = Counter()
+    dispatcher = Dispatcher("m", lanes, BatchLimits(max_rows), ageing_s, frozenset(inputs), sizes)
+    try:
+        yield House(dispatcher, lanes, sizes)
+        assert dispatcher.queue_depth == 0
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+    finally:
+        for lane in lanes:
+            await asyncio.wait_for(lane.close(), 5)
+
+
+def rows(*x: int, width: int = 1) -> TensorBatch:
+    return TensorBatch({"x": np.repeat(np.array(x, np.int64).reshape(-1, 1), width, axis=1)})
+
+
+def first_of(batch: Batch) -> list[int]:
+    if isinstance(batch, TokenBatch):
+        return [ids[0] for ids in batch.token_ids]
+    value = batch.inputs["x"]
+    assert isinstance(value, np.ndarray)
+    firsts: list[int] = (value[:, 0] if value.ndim > 1 else value).tolist()
+    return firsts
+
+
+async def arrival(gate: Gate) -> None:
+    assert await asyncio.to_thread(gate.arrived.wait, 5)
+
+
+async def answers_of(*tasks: "asyncio.Task[list[int]]") -> list[list[int]]:
+    return list(await asyncio.wait_for(asyncio.gather(*tasks), 5))
+
+
+async def errors_of(*tasks: "asyncio.Task[list[int]]") -> list[type[BaseException] | None]:
+    done = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 5)
+    return [type(each) if isinstance(each, BaseException) else None for each in done]

@@ -1,0 +1,92 @@
+"""What a batch costs: a law is learned from noisy timings, and no timings make nonsense of it."""
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frameworks.scheduling.cost import CostModel, _bucket
+
+LAWS = {
+    "an encoder": (2e-3, 6e-5, 2e-7),
+    "attention is nearly all": (1e-4, 1e-6, 1e-6),
+    "linear": (5e-3, 1e-4, 0.0),
+    "nearly free rows": (1e-2, 1e-7, 0.0),
+    "per row only": (0.0, 1e-3, 0.0),
+}
+SHAPES = [(rows, length) for rows in (1, 2, 4, 8, 16, 32) for length in (4, 8, 16, 32, 64, 128)]
+
+
+@pytest.mark.parametrize("name", LAWS)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_law_is_learned_from_noisy_timings_with_outliers(name: str, seed: int) -> None:
+    start_s, per_token_s, per_pair_s = LAWS[name]
+    law = [start_s + rows * length * (per_token_s + per_pair_s * length) for rows, length in SHAPES]
+    chance = random.Random(seed)
+    cost = CostModel()
+    for _ in range(40):
+        for (rows, length), seconds in chance.sample(list(zip(SHAPES, law, strict=True)), len(SHAPES)):
+            factor = 20.0 if chance.random() < 0.01 else chance.uniform(0.9, 1.1)
+            cost.observe(rows, length, seconds * factor)
+    for (rows, length), seconds in zip(SHAPES, law, strict=True):
+        assert cost.seconds(rows, length) == pytest.approx(seconds, rel=0.2)
+    # Shapes in between have never run.
+    for rows, length in [(3, 20), (12, 50), (24, 100)]:
+        seconds = start_s + rows * length * (per_token_s + per_pair_s * length)
+        assert cost.seconds(rows, length) == pytest.approx(seconds, rel=0.2)
+
+
+def test_a_device_that_becomes_slower_is_learned_again() -> None:
+    cost = CostModel()
+    for factor in (1.0, 2.0):
+        for _ in range(40):
+            for rows in (1, 2, 4, 8):
+                cost.observe(rows, 1, factor * (1e-3 + rows * 1e-3))
+    assert cost.seconds(8, 1) == pytest.approx(18e-3, rel=0.1)
+
+
+def test_of_one_shape_alone_a_share_is_held_for_the_start() -> None:
+    cost = CostModel()
+    assert (cost.is_known, cost.seconds(4, 10)) == (False, 0.0)
+    cost.observe(1, 10, 0.1)
+    assert cost.is_known
+    assert cost.start_s == pytest.approx(0.03)
+    assert cost.seconds(1, 10) == pytest.approx(0.1)
+    assert cost.seconds(2, 10) < 2 * cost.seconds(1, 10)
+
+
+def test_one_run_that_took_very_long_is_not_believed() -> None:
+    cost = CostModel()
+    for _ in range(20):
+        cost.observe(1, 1, 1e-3)
+    cost.observe(1, 1, 10.0)
+    for _ in range(16):
+        cost.observe(1, 1, 1e-3)
+    assert cost.seconds(1, 1) == pytest.approx(1e-3, rel=0.1)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 64), st.integers(1, 512), st.floats(0, 1e4, allow_subnormal=True)),
+        min_size=1,
+        max_size=60,
+    )
+)
+def test_whatever_was_measured_no_term_is_negative_and_none_is_no_number(runs: list[tuple[int, int, float]]) -> None:
+    cost = CostModel()
+    for rows, length, seconds in runs:
+        cost.observe(rows, length, seconds)
+        terms = (cost.start_s, cost.per_token_s, cost.per_pair_s)
+        assert all(math.isfinite(term) and term >= 0.0 for term in terms)
+        assert cost.start_s > 0.0
+        assert math.isfinite(cost.seconds(rows, length))
+    assert cost.seconds(2, 9) <= cost.seconds(3, 9) <= cost.seconds(3, 10)
+
+
+@given(st.integers(0, 10**6), st.integers(0, 10**6))
+def test_buckets_grow_with_what_is_in_them(one: int, other: int) -> None:
+    low, high = sorted((one, other))
+    assert _bucket(low) <= _bucket(high)
+    assert _bucket(low) <= low <= _bucket(low) * 9 / 8 + 1

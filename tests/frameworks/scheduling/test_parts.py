@@ -1,0 +1,162 @@
+"""Cutting, merging, sharing, joining: each caller gets what its request gives by itself."""
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as np_st
+
+from frameworks.scheduling.parts import Part, cut, follow_rows, group_of, has_rows, join, merge, share
+from frameworks.types import TEXT_OUTPUT, Batch, TensorBatch, TokenBatch, Value
+
+DTYPES = ["bool", "int8", "int64", "uint16", "float16", "float32", "float64", "object"]
+
+
+def run(batch: Batch) -> dict[str, Value]:
+    """A model whose outputs follow its rows: tensors of all dtypes, and a list with an item for each row."""
+    if isinstance(batch, TokenBatch):
+        return {TEXT_OUTPUT: np.array([[len(ids), sum(ids)] for ids in batch.token_ids], np.int64).reshape(-1, 2)}
+    tensors = {name: value for name, value in batch.inputs.items() if isinstance(value, np.ndarray)}
+    maps: list[dict[str, object]] = [
+        {name: value[row : row + 1].tolist() for name, value in tensors.items()} for row in range(batch.rows)
+    ]
+    return {**{f"{name} again": value for name, value in tensors.items()}, "maps": maps}
+
+
+def same(one: dict[str, Value], other: dict[str, Value]) -> bool:
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        there = other[name]
+        if isinstance(value, np.ndarray):
+            assert isinstance(there, np.ndarray)
+            assert (value.dtype, value.shape) == (there.dtype, there.shape)
+            assert value.tolist() == there.tolist()
+        else:
+            assert value == there
+    return True
+
+
+@st.composite
+def tensor_requests(draw: st.DrawFn) -> list[Batch]:
+    """Requests of one group: the same names, dtypes and trailing shapes, each with rows of its own."""
+    dtypes = draw(st.lists(st.sampled_from(DTYPES), min_size=1, max_size=3))
+    shapes = [draw(np_st.array_shapes(min_dims=0, max_dims=2, min_side=0, max_side=3)) for _ in dtypes]
+    requests: list[Batch] = []
+    for rows in draw(st.lists(st.integers(0, 9), min_size=1, max_size=5)):
+        inputs: dict[str, Value] = {}
+        for i, (dtype, shape) in enumerate(zip(dtypes, shapes, strict=True)):
+            numbers = np.arange(rows * int(np.prod(shape))).reshape(rows, *shape) + 7 * len(requests)
+            inputs[f"x{i}"] = numbers.astype(str).astype(object) if dtype == "object" else numbers.astype(dtype)
+        requests.append(TensorBatch(inputs))
+    return requests
+
+
+text_requests = st.lists(
+    st.builds(TokenBatch, st.lists(st.lists(st.integers(0, 99), max_size=6), max_size=7)), min_size=1, max_size=5
+)
+
+
+@given(tensor_requests() | text_requests, st.integers(1, 8), st.integers(1, 6), st.randoms(use_true_random=False))
+def test_a_round_trip_gives_each_request_what_it_gets_alone(
+    requests: list[Batch], max_rows: int, parts_per_batch: int, chance: random.Random
+) -> None:
+    owned = [(i, part) for i, request in enumerate(requests) for part in cut(request, max_rows)]
+    chance.shuffle(owned)
+    answers: list[list[tuple[Part, dict[str, Value]]]] = [[] for _ in requests]
+    for at in range(0, len(owned), parts_per_batch):
+        together = owned[at : at + parts_per_batch]
+        parts = [part for _, part in together]
+        outputs = run(merge(parts))
+        assert follow_rows(outputs, sum(part.rows for part in parts))
+        for (i, part), got in zip(together, share(outputs, parts), strict=True):
+            answers[i].append((part, got))
+    for request, its in zip(requests, answers, strict=True):
+        assert same(join(its), run(request))
+
+
+@given(tensor_requests() | text_requests, st.integers(1, 8))
+def test_a_cut_keeps_the_order_loses_nothing_and_respects_the_bound(requests: list[Batch], max_rows: int) -> None:
+    for request in requests:
+        parts = cut(request, max_rows)
+        assert parts, "a request without a part would wait for ever"
+        assert all(part.rows <= max_rows and part.length >= 1 and part.batch.rows == part.rows for part in parts)
+        assert [part.position for part in parts] == [sum(p.rows for p in parts[:i]) for i in range(len(parts))]
+        assert sum(part.rows for part in parts) == request.rows
+        assert all(group_of(part.batch) == group_of(request) for part in parts)
+        assert has_rows(request)
+
+
+def test_a_block_of_tensors_shares_the_request_s_memory() -> None:
+    x = np.arange(20).reshape(10, 2)
+    for part in cut(TensorBatch({"x": x}), 4):
+        assert isinstance(part.batch, TensorBatch)
+        block = part.batch.inputs["x"]
+        assert isinstance(block, np.ndarray)
+        assert np.shares_memory(block, x)
+
+
+def test_lengths_are_tokens_of_a_text_and_elements_of_a_row() -> None:
+    assert [part.length for part in cut(TokenBatch([[1, 2, 3], []]), 8)] == [3, 1]
+    inputs: dict[str, Value] = {"x": np.zeros((2, 3, 4)), "z": np.zeros(2)}
+    assert [part.length for part in cut(TensorBatch(inputs), 8)] == [13]
+
+
+ones = np.ones((2, 3), np.float32)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        TensorBatch({"x": ones.astype(np.float64)}),
+        TensorBatch({"x": ones[:, :2]}),
+        TensorBatch({"x": ones[..., None]}),
+        TensorBatch({"y": ones}),
+        TensorBatch({"x": ones, "y": ones}),
+        TensorBatch({"x": ones}, ("out",)),
+        TokenBatch([[1]]),
+    ],
+)
+def test_what_cannot_be_concatenated_is_of_another_group(other: Batch) -> None:
+    assert group_of(other) != group_of(TensorBatch({"x": ones}))
+
+
+def test_rows_alone_do_not_part_a_group() -> None:
+    assert group_of(TensorBatch({"x": ones[:1]})) == group_of(TensorBatch({"x": ones}))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "expected"),
+    [
+        ({"x": ones, "y": ones}, True),
+        ({"x": ones, "y": ones[:1]}, False),
+        ({"x": np.float32(1) * np.ones(())}, False),
+        ({"x": ones, "y": [1, 2]}, False),
+        ({}, True),
+    ],
+)
+def test_inputs_have_rows_where_all_have_as_many(inputs: dict[str, Value], expected: bool) -> None:
+    assert has_rows(TensorBatch(inputs)) is expected
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(ones, True), (ones[:1], False), (np.ones(()), False), ([{}, {}], True), ([{}], False)],
+)
+def test_outputs_follow_rows_where_each_has_as_many(value: Value, expected: bool) -> None:
+    assert follow_rows({"x": ones, "y": value}, 2) is expected
+
+
+def test_no_texts_are_one_part_without_rows() -> None:
+    [part] = cut(TokenBatch([]), 8)
+    assert (part.rows, merge([part]), merge([part, part])) == (0, TokenBatch([]), TokenBatch([]))
+
+
+def test_one_part_is_neither_copied_nor_cut() -> None:
+    request = TensorBatch({"x": ones})
+    [part] = cut(request, 2)
+    outputs: dict[str, Value] = {"y": ones, "scalar": np.ones(())}
+    assert merge([part]) is request
+    assert share(outputs, [part]) == [outputs]
+    assert join([(part, outputs)]) is outputs
