@@ -33,7 +33,7 @@ help:
 	@echo 'make install  make $(BIN)/roundhouse with pinned dependencies; EXTRA=cpu or EXTRA=gpu overrides the choice'
 	@echo 'make models   prepare the embedded models below ./models'
 	@echo 'make check    ruff, mypy --strict and import-linter only'
-	@echo 'make bench    measure, and print the figures as a table'
+	@echo 'make bench    measure, and print the figures as a table (wants wrk); PARTS="texts overload" measures less'
 	@echo 'make clean    remove $(VENV) and caches; ./models stays'
 
 install: $(STAMPS)/install-$(EXTRA)
@@ -55,7 +55,7 @@ check: dev
 	$(BIN)/lint-imports
 
 bench: dev models
-	@$(BIN)/python -m tests.bench
+	@$(BIN)/python -m tests.bench $(PARTS)
 
 clean:
 	rm -rf $(VENV) build dist .bench .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info

@@ -1,35 +1,68 @@
 """`make bench`: the figures that the README states, measured here and now, printed as a table.
 
-The server has one core and the load another, where the machine has two. Rounds of the servers that are compared take
-turns, and the median of the rounds is printed: absolute numbers hold for this machine today, ratios hold longer.
+`python -m tests.bench [PART ...]`, every part where none is named. The server has one core and the load another, where
+the machine has two. Rounds of the servers that are compared take turns, and the median of the rounds is printed:
+absolute numbers hold for this machine today, ratios hold longer.
 """
 
+import argparse
 import platform
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
+from tests.bench.cores import ALL_CORES
+from tests.bench.isolation import measure_isolation
 from tests.bench.models import write_image_model, write_vector_model
+from tests.bench.overload import measure_overload
 from tests.bench.requests_cpu import measure_requests
+from tests.bench.servers import ROOT
 from tests.bench.startup import measure_startup
 from tests.bench.table import Row, print_table
+from tests.bench.text_throughput import measure_text_throughput
 from tests.bench.texts import measure_texts
+from tests.bench.throughput import measure_throughput
+
+_MODELS = ROOT / "models"
 
 
 def main() -> int:
     """0 once every figure is printed. A server that gives a wrong answer raises."""
-    print(f"{datetime.now(UTC):%Y-%m-%d}, {platform.machine()}, {cpu_model()}, Python {platform.python_version()}\n")
-    rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
-        image, vector = Path(folder) / "image.onnx", Path(folder) / "vector.onnx"
-        write_image_model(image)
-        write_vector_model(vector)
-        rows += measure_startup(vector)
-        rows += measure_requests(image, vector)
-    rows += measure_texts(Path("models"))
+        parts = _parts(Path(folder))
+        parser = argparse.ArgumentParser(prog="python -m tests.bench", description="Measure, and print a table.")
+        parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(parts)}")
+        chosen = parser.parse_args().parts or list(parts)
+        if unknown := [part for part in chosen if part not in parts]:
+            parser.error(f"no part {unknown[0]!r}; there are {', '.join(parts)}")
+        print(f"{datetime.now(UTC):%Y-%m-%d}, {platform.machine()}, {cpu_model()}, Python {platform.python_version()}")
+        if len(ALL_CORES) < 2:
+            print("one core only: the load takes from the servers what it needs")
+        rows: list[Row] = []
+        for part in chosen:
+            started_s = time.perf_counter()
+            rows += [row for measure in parts[part] for row in measure()]
+            print(f"{part}: {time.perf_counter() - started_s:.0f} s", file=sys.stderr)
+    print()
     print_table(rows)
     return 0
+
+
+def _parts(folder: Path) -> dict[str, list[Callable[[], list[Row]]]]:
+    """What can be asked for by name, in the order of the table."""
+    image, vector = folder / "image.onnx", folder / "vector.onnx"
+    write_image_model(image)
+    write_vector_model(vector)
+    return {
+        "startup": [lambda: measure_startup(vector)],
+        "requests": [lambda: measure_throughput(image, vector), lambda: measure_requests(image, vector)],
+        "texts": [lambda: measure_text_throughput(_MODELS), lambda: measure_texts(_MODELS)],
+        "isolation": [lambda: measure_isolation(vector, _MODELS / "minilm-onnx")],
+        "overload": [lambda: measure_overload(folder)],
+    }
 
 
 def cpu_model() -> str:

@@ -1,10 +1,11 @@
-"""The two graphs of the request figures: almost no computing, so that what is measured is the server."""
+"""The graphs of the bench. Two compute almost nothing, so that what is measured is the server; one takes its time."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 _IR_VERSION = 9
 _OPSET = 18
@@ -14,27 +15,64 @@ def write_image_model(file: Path) -> None:
     """`image` float32 [N, 3, 224, 224] → `mean` float32 [N, 3]."""
     axes = helper.make_tensor("axes", TensorProto.INT64, [2], [2, 3])
     node = helper.make_node("ReduceMean", ["image", "axes"], ["mean"], keepdims=0)
-    _write(file, node, ("image", ["N", 3, 224, 224]), ("mean", ["N", 3]), axes)
+    _write(file, [node], ("image", ["N", 3, 224, 224]), ("mean", ["N", 3]), [axes])
+
+
+def vector_weights() -> np.ndarray[Any, Any]:
+    """float32 [16, 16]: `y` is `x` times these."""
+    return np.random.default_rng(0).random((16, 16), dtype=np.float32)
 
 
 def write_vector_model(file: Path) -> None:
     """`x` float32 [N, 16] → `y` float32 [N, 16]."""
-    weights = np.random.default_rng(0).random((16, 16), dtype=np.float32)
-    tensor = helper.make_tensor("weights", TensorProto.FLOAT, [16, 16], weights.tobytes(), raw=True)
-    _write(file, helper.make_node("MatMul", ["x", "weights"], ["y"]), ("x", ["N", 16]), ("y", ["N", 16]), tensor)
+    tensor = numpy_helper.from_array(vector_weights(), "weights")
+    node = helper.make_node("MatMul", ["x", "weights"], ["y"])
+    _write(file, [node], ("x", ["N", 16]), ("y", ["N", 16]), [tensor])
+
+
+def write_slow_model(file: Path, turns: int) -> None:
+    """`x` float32 [1, 1] → `y` float32 [1, 1], by so many products of matrices; always one row, so never batched."""
+    size = 128
+    rotation = np.linalg.qr(np.random.default_rng(0).standard_normal((size, size)))[0].astype(np.float32)
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", ["go_on"], ["still"]),
+            helper.make_node("MatMul", ["state", "rotation"], ["next_state"]),
+        ],
+        "turn",
+        [
+            helper.make_tensor_value_info("turn_number", TensorProto.INT64, []),
+            helper.make_tensor_value_info("go_on", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("state", TensorProto.FLOAT, [size, size]),
+        ],
+        [
+            helper.make_tensor_value_info("still", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("next_state", TensorProto.FLOAT, [size, size]),
+        ],
+    )
+    nodes = [
+        helper.make_node("Add", ["rotation", "x"], ["start"]),
+        helper.make_node("Loop", ["turns", "", "start"], ["end"], body=body),
+        helper.make_node("ReduceMean", ["end"], ["y"], keepdims=1),
+    ]
+    constants = [
+        numpy_helper.from_array(rotation, "rotation"),
+        helper.make_tensor("turns", TensorProto.INT64, [], [turns]),
+    ]
+    _write(file, nodes, ("x", [1, 1]), ("y", [1, 1]), constants)
 
 
 def _write(
     file: Path,
-    node: onnx.NodeProto,
+    nodes: list[onnx.NodeProto],
     source: tuple[str, list[int | str]],
     result: tuple[str, list[int | str]],
-    constant: onnx.TensorProto,
+    constants: list[onnx.TensorProto],
 ) -> None:
     inputs, outputs = (
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)] for name, shape in (source, result)
     )
-    graph = helper.make_graph([node], "bench", inputs, outputs, [constant])
+    graph = helper.make_graph(nodes, "bench", inputs, outputs, constants)
     onnx.save(
         helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR_VERSION), str(file)
     )

@@ -1,14 +1,14 @@
 """Server CPU per request for tensors in JSON, beside the same model behind a plain FastAPI endpoint."""
 
-import os
-import socket
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 import orjson
 
-from tests.bench.servers import RunningServer, plain_fastapi, roundhouse
+from tests.bench.cores import LOAD_CORES, on_cores
+from tests.bench.peers.start import plain_fastapi
+from tests.bench.servers import RunningServer, roundhouse
 from tests.bench.table import Row
 
 _ROUNDS = 7
@@ -19,12 +19,8 @@ _IMAGE_SHAPE = (1, 3, 224, 224)
 
 def measure_requests(image: Path, vector: Path) -> list[Row]:
     """CPU milliseconds per request, medians of rounds in turn. The load is on the last core, servers on the first."""
-    cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {max(cores)})
-    try:
+    with on_cores(LOAD_CORES):
         return [*_image_rows(image), *_vector_rows(vector)]
-    finally:
-        os.sched_setaffinity(0, cores)
 
 
 def _image_rows(model: Path) -> list[Row]:
@@ -32,7 +28,7 @@ def _image_rows(model: Path) -> list[Row]:
     flat = orjson.dumps({"input_data": pixels.reshape(-1)}, option=orjson.OPT_SERIALIZE_NUMPY)
     nested = orjson.dumps({"input_data": pixels}, option=orjson.OPT_SERIALIZE_NUMPY)
     doubles = orjson.dumps({"input_data": pixels.astype(np.float64).reshape(-1)}, option=orjson.OPT_SERIALIZE_NUMPY)
-    with roundhouse([str(model)]) as ours, plain_fastapi(str(model), _free_port()) as plain:
+    with roundhouse([str(model)]) as ours, plain_fastapi(model) as plain:
         ways = {
             "flat": (ours, "/models/image/infer", flat),
             "nested": (ours, "/models/image/infer", nested),
@@ -50,7 +46,7 @@ def _image_rows(model: Path) -> list[Row]:
 
 def _vector_rows(model: Path) -> list[Row]:
     body = orjson.dumps({"input_data": [0.5] * 16})
-    with roundhouse([str(model)]) as ours, plain_fastapi(str(model), _free_port()) as plain:
+    with roundhouse([str(model)]) as ours, plain_fastapi(model) as plain:
         ways = {"ours": (ours, "/models/vector/infer", body), "plain": (plain, "/infer", body)}
         cpu_ms = _in_turn(ways, _VECTOR_REQUESTS)
     return [
@@ -73,10 +69,3 @@ def _in_turn(ways: dict[str, tuple[RunningServer, str, bytes]], requests: int) -
             if round_number:
                 figures[name].append((server.cpu_s() - before_s) / requests * 1e3)
     return {name: median(values) for name, values in figures.items()}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -1,20 +1,27 @@
-"""Server processes for the bench: started on a core of their own, asked over one kept connection, stopped."""
+"""Server processes for the bench: started on cores of their own, asked over one kept connection, stopped."""
 
 import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 import psutil
 
+from tests.bench.cores import SERVER_CORES, on_cores
+
+ROOT = Path(__file__).resolve().parents[2]
 _START_LIMIT_S = 120.0
+_STOP_LIMIT_S = 15.0
 _POLL_S = 0.01
 
 
@@ -22,7 +29,7 @@ _POLL_S = 0.01
 class RunningServer:
     """A server process and a connection to it."""
 
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[bytes]
     port: int
     started_s: float
     connection: http.client.HTTPConnection
@@ -37,52 +44,88 @@ class RunningServer:
         return json.loads(content)
 
     def cpu_s(self) -> float:
-        """CPU seconds that the process has used, user and system."""
-        times = psutil.Process(self.process.pid).cpu_times()
-        used_s: float = times.user + times.system
+        """CPU seconds that the process and its children have used, user and system."""
+        used_s = 0.0
+        for process in _with_children(self.process.pid):
+            with suppress(psutil.NoSuchProcess):
+                times = process.cpu_times()
+                used_s += times.user + times.system
         return used_s
 
+    def resident_bytes(self) -> int:
+        """Memory of the process alone."""
+        resident: int = psutil.Process(self.process.pid).memory_info().rss
+        return resident
+
+    def pause(self) -> None:
+        """Stops it where it is until `awake`: some servers poll while they are idle, and would slow the others."""
+        for process in _with_children(self.process.pid):
+            with suppress(psutil.NoSuchProcess):
+                process.suspend()
+
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        """Lets a paused server run in the block."""
+        _resume(self.process.pid)
+        try:
+            yield
+        finally:
+            self.pause()
+
 
 @contextmanager
-def roundhouse(models: list[str], core: int | None = 0) -> Iterator[RunningServer]:
-    """Roundhouse with these model paths; ready when the block begins."""
-    started_s = time.perf_counter()
-    process = _start([sys.executable, "-m", "app", "serve", *models, "--port", "0"], core)
-    try:
-        assert process.stderr is not None
-        port = next(json.loads(line)["port"] for line in process.stderr if '"listening"' in line)
-        server = _connect(process, port, started_s)
-        _wait(server, "/health/ready")
+def roundhouse(
+    models: Sequence[str] = (), config: Path | None = None, cores: frozenset[int] | None = SERVER_CORES
+) -> Iterator[RunningServer]:
+    """Roundhouse with these model paths, or with this config file; ready when the block begins."""
+    arguments = [*models] if config is None else ["--config", str(config)]
+    command = [sys.executable, "-m", "app", "serve", *arguments, "--port", "{port}"]
+    with started(command, "/health/ready", cores) as server:
         yield server
-    finally:
-        _stop(process)
 
 
 @contextmanager
-def plain_fastapi(model: str, port: int, core: int | None = 0) -> Iterator[RunningServer]:
-    """The endpoint that one would write by hand: `tests.bench.plain_fastapi`."""
-    started_s = time.perf_counter()
-    process = _start([sys.executable, "-m", "tests.bench.plain_fastapi", model, str(port)], core)
-    try:
-        server = _connect(process, port, started_s)
-        _wait(server, "/health")
-        yield server
-    finally:
-        _stop(process)
+def started(
+    command: Sequence[str],
+    ready_path: str,
+    cores: frozenset[int] | None = SERVER_CORES,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[RunningServer]:
+    """Runs a command, `{port}` in it being replaced by a free one; it answers `ready_path` when the block begins.
+
+    Raises RuntimeError, with the end of what it wrote, if it ends or is not ready in time. None as `cores`: all.
+    """
+    port = free_port()
+    # Not a pipe: nobody would read it, and a server that logs much would wait for ever.
+    with tempfile.TemporaryFile() as output:
+        started_s = time.perf_counter()
+        process = _start([part.replace("{port}", str(port)) for part in command], cores, environment or {}, output)
+        try:
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
+            server = RunningServer(process, port, started_s, connection)
+            try:
+                _wait(server, ready_path)
+            except RuntimeError as error:
+                raise RuntimeError(f"{error}: {_end_of(output)}") from None
+            yield server
+        finally:
+            _stop(process)
 
 
-def _start(command: list[str], core: int | None) -> subprocess.Popen[str]:
-    cores = os.sched_getaffinity(0)
-    if core is not None:
-        os.sched_setaffinity(0, {core})  # inherited by the child, and taken back here
-    try:
-        return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    finally:
-        os.sched_setaffinity(0, cores)
+def free_port() -> int:
+    """A port of the loopback that nobody has now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
-def _connect(process: subprocess.Popen[str], port: int, started_s: float) -> RunningServer:
-    return RunningServer(process, port, started_s, http.client.HTTPConnection("127.0.0.1", port, timeout=600))
+def _start(
+    command: list[str], cores: frozenset[int] | None, environment: Mapping[str, str], output: IO[bytes]
+) -> subprocess.Popen[bytes]:
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    with on_cores(cores or frozenset(os.sched_getaffinity(0))):
+        return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=variables, cwd=ROOT)
 
 
 def _wait(server: RunningServer, path: str) -> None:
@@ -93,18 +136,41 @@ def _wait(server: RunningServer, path: str) -> None:
             answer.read()
             if answer.status == 200:
                 return
-        except OSError:
+        except (OSError, http.client.HTTPException):
             server.connection.close()
         if server.process.poll() is not None:
             raise RuntimeError(f"the server ended with status {server.process.returncode}")
         time.sleep(_POLL_S)
-    raise TimeoutError(f"no 200 from {path} within {_START_LIMIT_S} s")
+    raise RuntimeError(f"no 200 from {path} within {_START_LIMIT_S:.0f} s")
 
 
-def _stop(process: subprocess.Popen[str]) -> None:
-    process.send_signal(signal.SIGTERM)
+def _end_of(output: IO[bytes]) -> str:
+    output.seek(0)
+    return output.read().decode(errors="replace").strip()[-500:]
+
+
+def _with_children(pid: int) -> list[psutil.Process]:
     try:
-        process.communicate(timeout=30)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _resume(pid: int) -> None:
+    for process in _with_children(pid):
+        with suppress(psutil.NoSuchProcess):
+            process.resume()
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """Ends the process by a signal, and then what is left of it and its children by force."""
+    family = _with_children(process.pid)
+    _resume(process.pid)
+    process.send_signal(signal.SIGTERM)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_STOP_LIMIT_S)
+    for member in family:
+        with suppress(psutil.NoSuchProcess):
+            member.kill()
+    process.wait()

@@ -17,7 +17,7 @@ def measure_startup(model: Path) -> list[Row]:
     """Raises if such a server has torch or transformers in memory."""
     ready_s, resident_mb = [], []
     for _ in range(_ROUNDS):
-        with roundhouse([str(model)], core=None) as server:
+        with roundhouse([str(model)], cores=None) as server:
             ready_s.append(time.perf_counter() - server.started_s)
             process = psutil.Process(server.process.pid)
             resident_mb.append(process.memory_info().rss / 1e6)

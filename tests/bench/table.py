@@ -13,6 +13,11 @@ class Row:
     compared: str = "-"
 
 
+def percent(share: float) -> str:
+    """0.934 → `93 %`."""
+    return f"{share * 100:.0f} %"
+
+
 def print_table(rows: list[Row]) -> None:
     """As Markdown, for the README."""
     print("| what | measured | target | compared with |\n|---|---|---|---|")

@@ -1,28 +1,23 @@
 """Texts through the server: many in one request, and how long the embedded models take to load."""
 
-import random
 import time
 from pathlib import Path
 
 import orjson
 
+from tests.bench.corpus import short_texts
 from tests.bench.servers import roundhouse
 from tests.bench.table import Row
 
 _TEXTS = 10_000
-_WORDS = (
-    *("engine", "track", "signal", "station", "freight", "passenger", "coal", "steam", "whistle", "bridge", "tunnel"),
-    *("river", "mountain", "valley", "winter", "morning", "evening", "driver", "fireman", "ticket", "platform", "lamp"),
-)
 
 
 def measure_texts(models: Path) -> list[Row]:
     """10,000 texts of 2 to 6 words in one request to each MiniLM, on all cores."""
-    chosen = random.Random(0)
-    texts = [" ".join(chosen.choices(_WORDS, k=chosen.randint(2, 6))) for _ in range(_TEXTS)]
+    texts = short_texts(_TEXTS)
     rows = []
     for name, label in (("minilm-onnx", "ONNX"), ("minilm", "PyTorch")):
-        with roundhouse([str(models / name)], core=None) as server:
+        with roundhouse([str(models / name)], cores=None) as server:
             ready_s = time.perf_counter() - server.started_s
             started_s = time.perf_counter()
             answer = server.post(f"/models/{name}/infer", orjson.dumps({"text": texts}))

@@ -1,4 +1,6 @@
-"""What one writes by hand: FastAPI, a pydantic body, onnxruntime. `python -m tests.bench.plain_fastapi MODEL PORT`."""
+"""What one writes by hand: FastAPI, a pydantic body, onnxruntime.
+
+`python -m tests.bench.peers.plain_fastapi MODEL PORT`."""
 
 import sys
 from typing import Any

@@ -1,0 +1,93 @@
+"""MiniLM without any server: tokenised with the tokenizers library, run raw, mean-pooled, normalised."""
+
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from tokenizers import Tokenizer
+
+_MAX_TOKENS = 256
+
+Tokens = list[list[int]]
+
+
+class Encoder(Protocol):
+    """What the limits and the peers have in common."""
+
+    def tokenize(self, texts: list[str]) -> Tokens:
+        """Token ids per text."""
+
+    def embed(self, tokens: Tokens) -> np.ndarray[Any, Any]:
+        """float32 [texts, size], of length 1, from one batch."""
+
+
+def load_encoder(framework: str, folder: str, threads: int) -> Encoder:
+    """`onnx` or `torch`; `threads` is how many one operator may use."""
+    return TorchEncoder(folder, threads) if framework == "torch" else OnnxEncoder(folder, threads)
+
+
+class _Tokenizing:
+    def __init__(self, folder: str) -> None:
+        self._tokenizer = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
+        self._tokenizer.no_padding()
+        self._tokenizer.enable_truncation(_MAX_TOKENS)
+
+    def tokenize(self, texts: list[str]) -> Tokens:
+        return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts)]
+
+
+class OnnxEncoder(_Tokenizing):
+    """onnxruntime's session, and numpy."""
+
+    def __init__(self, folder: str, threads: int) -> None:
+        import onnxruntime as ort
+
+        super().__init__(folder)
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = threads
+        self._session = ort.InferenceSession(
+            str(Path(folder) / "model.onnx"), options, providers=["CPUExecutionProvider"]
+        )
+        self._inputs = {value.name for value in self._session.get_inputs()}
+
+    def embed(self, tokens: Tokens) -> np.ndarray[Any, Any]:
+        ids, mask = _padded(tokens)
+        feeds = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
+        hidden = self._session.run(None, {name: value for name, value in feeds.items() if name in self._inputs})[0]
+        weights = mask.astype(np.float32)
+        mean = np.matmul(weights[:, None, :], hidden)[:, 0] / weights.sum(axis=1, keepdims=True)
+        rows: np.ndarray[Any, Any] = mean / np.linalg.norm(mean, axis=1, keepdims=True)
+        return rows
+
+
+class TorchEncoder(_Tokenizing):
+    """transformers' model, and torch."""
+
+    def __init__(self, folder: str, threads: int) -> None:
+        import torch
+        from transformers import AutoModel
+
+        super().__init__(folder)
+        torch.set_num_threads(threads)
+        self._model = AutoModel.from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval()
+
+    def embed(self, tokens: Tokens) -> np.ndarray[Any, Any]:
+        import torch
+
+        ids, mask = (torch.from_numpy(array) for array in _padded(tokens))
+        with torch.inference_mode():
+            hidden = self._model(input_ids=ids, attention_mask=mask).last_hidden_state
+            weights = mask.unsqueeze(-1).float()
+            mean = (hidden * weights).sum(dim=1) / weights.sum(dim=1)
+            rows: np.ndarray[Any, Any] = torch.nn.functional.normalize(mean).numpy()
+        return rows
+
+
+def _padded(tokens: Tokens) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    longest = max(map(len, tokens))
+    ids = np.zeros((len(tokens), longest), dtype=np.int64)
+    mask = np.zeros((len(tokens), longest), dtype=np.int64)
+    for row, of_text in enumerate(tokens):
+        ids[row, : len(of_text)] = of_text
+        mask[row, : len(of_text)] = 1
+    return ids, mask

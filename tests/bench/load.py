@@ -1,0 +1,116 @@
+"""Load from Python, for what wrk cannot send: many different texts, bursts, and a rate that no answer holds up.
+
+It costs about 0.2 ms of the load's core a request, so it is for hundreds of requests a second, not for thousands.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+
+_LIMIT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A status, and the seconds from when the request was to be sent to the last byte of its answer."""
+
+    status: int
+    took_s: float
+
+
+class Connection:
+    """One kept HTTP connection, for one request at a time."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def to(cls, port: int) -> "Connection":
+        return cls(*await asyncio.open_connection("127.0.0.1", port))
+
+    async def ask(self, request: bytes) -> int:
+        """The answer's status, once all of it has come. Raises TimeoutError where it hangs."""
+        async with asyncio.timeout(_LIMIT_S):
+            self._writer.write(request)
+            head = (await self._reader.readuntil(b"\r\n\r\n")).lower()
+            length = head.partition(b"content-length:")[2].partition(b"\r\n")[0]
+            await self._reader.readexactly(int(length))
+        return int(head[9:12])
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def request_of(path: str, body: bytes) -> bytes:
+    """The bytes of a POST."""
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+async def closed_loop(port: int, requests: Sequence[bytes], connections: int, count: int, warm: int = 0) -> float:
+    """Seconds for `count` answers, over connections that each ask again as soon as they are answered.
+
+    The clock starts at the answer number `warm`, and with 0 at the first request. The requests come round again and
+    again: where `count` is a multiple of their number, those under way at the start and at the end are the same ones.
+    """
+    coming = cycle(requests)
+    answered_s: list[float] = []
+    total = warm + count
+    asked = 0
+
+    async def ask_on(connection: Connection) -> None:
+        nonlocal asked
+        # With a warm-up the others go on until the last one that counts is answered: the load is the same to the end.
+        while len(answered_s) < total if warm else asked < total:
+            asked += 1
+            status = await connection.ask(next(coming))
+            if status != 200:
+                raise RuntimeError(f"a request was answered {status}")
+            answered_s.append(time.perf_counter())
+
+    opened = await asyncio.gather(*(Connection.to(port) for _ in range(connections)))
+    started_s = time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        for connection in opened:
+            group.create_task(ask_on(connection))
+    for connection in opened:
+        connection.close()
+    return answered_s[total - 1] - (answered_s[warm - 1] if warm else started_s)
+
+
+async def open_loop(port: int, request: bytes, per_second: float, goes_on: Callable[[int], bool]) -> list[Answered]:
+    """Sends at a steady rate, whatever the answers do, while `goes_on` says so of the number sent so far.
+
+    Timers have a millisecond's grain; what a request is sent late counts as its own time.
+    """
+    idle = list(await asyncio.gather(*(Connection.to(port) for _ in range(64))))
+    everyone = idle.copy()
+    answers: list[Answered] = []
+
+    async def ask(due_s: float) -> None:
+        if idle:
+            connection = idle.pop()
+        else:
+            connection = await Connection.to(port)
+            everyone.append(connection)
+        status = await connection.ask(request)
+        answers.append(Answered(status, time.perf_counter() - due_s))
+        idle.append(connection)
+
+    started_s = time.perf_counter()
+    sent = 0
+    async with asyncio.TaskGroup() as group:
+        while goes_on(sent):
+            due_s = started_s + sent / per_second
+            if (early_s := due_s - time.perf_counter()) > 0:
+                await asyncio.sleep(early_s)
+            group.create_task(ask(due_s))
+            sent += 1
+    for connection in everyone:
+        connection.close()
+    return answers

@@ -1,0 +1,68 @@
+"""Closed-loop load by wrk, a process that is never the bottleneck, on the core that is not the server's."""
+
+import json
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.bench.cores import LOAD_CORES, on_cores
+from tests.bench.servers import RunningServer
+
+MISSING = "wrk is not installed (apt-get install wrk, brew install wrk)"
+
+_SCRIPT = """
+local file = io.open("{body}", "rb")
+wrk.method = "POST"
+wrk.body = file:read("*a")
+wrk.headers["content-type"] = "application/json"
+file:close()
+
+function done(summary, latency)
+    local errors = summary.errors
+    io.write(string.format(
+        '\\nFIGURES {{"requests": %d, "duration_us": %d, "failed": %d, "p50_us": %d, "p99_us": %d}}\\n',
+        summary.requests, summary.duration,
+        errors.connect + errors.read + errors.write + errors.status + errors.timeout,
+        latency:percentile(50), latency:percentile(99)))
+end
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What one round of load measured."""
+
+    per_second: float
+    p50_ms: float
+    p99_ms: float
+    cpu_us: float
+    """The server's, per request."""
+
+
+def is_installed() -> bool:
+    return shutil.which("wrk") is not None
+
+
+def press(server: RunningServer, path: str, body: bytes, connections: int, seconds: int) -> Load:
+    """Posts the body over all connections, each as fast as it is answered. Raises if an answer is no 2xx."""
+    with tempfile.TemporaryDirectory() as folder, on_cores(LOAD_CORES):
+        script, body_file = Path(folder) / "post.lua", Path(folder) / "body"
+        body_file.write_bytes(body)
+        script.write_text(_SCRIPT.format(body=body_file), encoding="utf-8")
+        command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--timeout", "30s", "-s", str(script)]
+        before_s = server.cpu_s()
+        output = subprocess.run(
+            [*command, f"http://127.0.0.1:{server.port}{path}"], check=True, capture_output=True, text=True
+        ).stdout
+        cpu_s = server.cpu_s() - before_s
+    figures = json.loads(output.rpartition("FIGURES ")[2])
+    if figures["failed"] or not figures["requests"]:
+        raise RuntimeError(f"{figures['failed']} of {figures['requests']} requests to {path} failed")
+    return Load(
+        per_second=figures["requests"] / figures["duration_us"] * 1e6,
+        p50_ms=figures["p50_us"] / 1e3,
+        p99_ms=figures["p99_us"] / 1e3,
+        cpu_us=cpu_s / figures["requests"] * 1e6,
+    )
