@@ -10,6 +10,8 @@ _OUTLIER_FACTOR = 3.0
 _RUNS_PER_FIT = 16
 # Nothing is held to be faster than this: the fit divides by the squares of times.
 _LEAST_S = 1e-9
+_RUNS_TO_DOUBLE = 2
+_RUNS_PER_TRIAL = 32
 # Before anything is known to the contrary, this part of a single row's time is held for the cost of starting a run.
 _PRIOR_START_SHARE = 0.3
 _MIN_START_SHARE = 0.01
@@ -23,36 +25,59 @@ class _Shape:
     runs: int
 
 
-class CostModel:
-    """Seconds of a batch by rows and length: start + per_token · rows · length + per_pair · rows · length².
+# Weight, the features of the four terms, seconds.
+_Observation = tuple[float, tuple[float, float, float, float], float]
 
-    The three terms are what a run costs whatever is in it, its linear layers, and attention. A model without a
-    sequence has length 1 throughout. Every shape that ran keeps a moving average; the curve is their least-squares fit
-    by relative error, no term below zero.
+
+class CostModel:
+    """Seconds of a batch of t = rows · length tokens: start + per_token · t + per_pair · t · length + per_crowd · t².
+
+    The terms are what a run costs whatever is in it, its linear layers, attention, and that a large batch's activations
+    leave the caches (measured with MiniLM on one core: a row of 160 tokens takes a quarter longer among 32 than among
+    four). A model without a sequence has one length throughout. Every shape that ran keeps a moving average; the curve
+    is their least-squares fit by relative error, no term below zero.
     """
 
     def __init__(self) -> None:
         self._shapes: dict[tuple[int, int], _Shape] = {}
         self._runs_to_fit = 0
+        self._runs = 0
+        self._most_rows = 1
+        self._runs_at_most = 0
         self.start_s = 0.0
         self.per_token_s = 0.0
         self.per_pair_s = 0.0
+        self.per_crowd_s = 0.0
 
     @property
     def is_known(self) -> bool:
         """Whether anything has run yet."""
         return bool(self._shapes)
 
+    @property
+    def most_rows(self) -> int:
+        """How many rows the next batch may have, for what is to be learned: twice as many as have run twice, so that a
+        large batch is no leap in the dark; and of many batches one is small, so that the cost of a start stays known.
+        """
+        if self._runs % _RUNS_PER_TRIAL == 0:
+            return 1 << (self._runs // _RUNS_PER_TRIAL % 3)
+        return self._most_rows
+
     def seconds(self, rows: int, length: int) -> float:
         """The expected time of a batch of `rows`, padded to `length`; 0 while nothing is known."""
         tokens = rows * length
-        return self.start_s + (self.per_token_s + self.per_pair_s * length) * tokens
+        return self.start_s + (self.per_token_s + self.per_pair_s * length + self.per_crowd_s * tokens) * tokens
 
     def observe(self, rows: int, length: int, seconds: float) -> None:
         """Learns from a batch that ran."""
+        self._runs += 1
         key = (_bucket(rows), _bucket(length))
         seconds = max(seconds, _LEAST_S)
         shape = self._shapes.get(key)
+        if rows >= self._most_rows:
+            self._runs_at_most += 1
+            if self._runs_at_most == _RUNS_TO_DOUBLE:
+                self._most_rows, self._runs_at_most = 2 * rows, 0
         if shape is None:
             self._shapes[key] = _Shape(rows * length, length, seconds, 1)
             self._runs_to_fit = 0
@@ -72,12 +97,12 @@ class CostModel:
         """Weighted least squares on relative errors; a term that comes out negative is left out and the rest fitted."""
         cheapest_s = min(shape.seconds for shape in self._shapes.values())
         # What is believed before it is measured, at the weight of a twentieth of a shape.
-        rows = [(0.05, (1.0, 0.0, 0.0), _PRIOR_START_SHARE * cheapest_s)]
-        rows += [
-            (min(shape.runs, 8) / 8, (1.0, float(shape.tokens), float(shape.tokens * shape.length)), shape.seconds)
-            for shape in self._shapes.values()
-        ]
-        active = [0, 1, 2] if len({shape.length for shape in self._shapes.values()}) > 1 else [0, 1]
+        rows: list[_Observation] = [(0.05, (1.0, 0.0, 0.0, 0.0), _PRIOR_START_SHARE * cheapest_s)]
+        for shape in self._shapes.values():
+            tokens = float(shape.tokens)
+            features = (1.0, tokens, tokens * shape.length, tokens * tokens)
+            rows.append((min(shape.runs, 8) / 8, features, shape.seconds))
+        active = [0, 1, 2, 3] if len({shape.length for shape in self._shapes.values()}) > 1 else [0, 1, 3]
         terms = _solve(rows, active)
         while min(terms.values()) < 0.0 and len(active) > 1:
             active.remove(min(terms, key=terms.__getitem__))
@@ -85,6 +110,7 @@ class CostModel:
         self.start_s = max(terms.get(0, 0.0), _MIN_START_SHARE * cheapest_s)
         self.per_token_s = max(0.0, terms.get(1, 0.0))
         self.per_pair_s = max(0.0, terms.get(2, 0.0))
+        self.per_crowd_s = max(0.0, terms.get(3, 0.0))
 
 
 def _bucket(count: int) -> int:
@@ -95,7 +121,7 @@ def _bucket(count: int) -> int:
     return (count >> shift) << shift
 
 
-def _solve(rows: list[tuple[float, tuple[float, float, float], float]], active: list[int]) -> dict[int, float]:
+def _solve(rows: list[_Observation], active: list[int]) -> dict[int, float]:
     """Normal equations of Σ weight · ((Σ term · feature - seconds) / seconds)², by elimination with pivots."""
     scale = [max(abs(features[i]) for _, features, _ in rows) or 1.0 for i in active]
     size = len(active)
