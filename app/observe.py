@@ -83,6 +83,8 @@ class Observer:
         self.rejected: Counter[str] = Counter()
         self.models: dict[str, ModelMetrics] = {}
         self.inflight = 0
+        self.cache_hits: Counter[str] = Counter()
+        self.cache_misses: Counter[str] = Counter()
 
     def inferred(self, record: RequestRecord, total_s: float, rejected: bool) -> None:
         """Counts one answered request to a model; `rejected` if it was refused for want of room or of a ready model."""
@@ -126,6 +128,7 @@ class Observer:
     def forget(self, model: str) -> None:
         """Drops the series of a model that was deleted, so that names that come and go do not pile up."""
         self.models.pop(model, None)
+        del self.cache_hits[model], self.cache_misses[model]
         for key in [key for key in self.requests if key[0] == model]:
             del self.requests[key]
 

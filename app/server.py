@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import structlog
 from fastapi import FastAPI
 
+from app.answers_kept import AnswersKept
 from app.api.front import Front, build_front
 from app.api.health import HealthApi
 from app.api.metrics import MetricsApi
@@ -15,12 +16,14 @@ from app.api.models import ModelsApi
 from app.api.native.infer import InferEndpoint
 from app.config import LoadedSettings
 from app.lifecycle import Lifecycle
+from app.loop_watch import LoopWatch
 from app.observe import Observer
 from app.service import InferenceService
 from frameworks.devices import DeviceManager, DeviceProbe, SystemProbe
 from frameworks.manager import MLFrameworkManager
 from frameworks.runtime import Registry
 from frameworks.scheduling.admission import RequestLimit
+from memory.result_cache import ResultCache
 
 log = structlog.get_logger(__name__)
 
@@ -52,7 +55,12 @@ def build(loaded: LoadedSettings, log_requests: str, probe: DeviceProbe | None =
             manager.register(framework, entry, loaded.resolve(entry.path))
     lifecycle = Lifecycle(manager, tuple(slot.name for slot in manager.slots))
     observer = Observer(log_requests, settings.logging.slow_ms)
-    service = InferenceService()
+    answers_kept = AnswersKept(
+        ResultCache(settings.cache.max_bytes, settings.cache.ttl_s), observer.cache_hits, observer.cache_misses
+    )
+    manager.when_unloaded(answers_kept.drop)
+    loop_watch = LoopWatch(lambda: observer.inflight > 0)
+    service = InferenceService(answers_kept)
     infer = InferEndpoint(
         manager,
         service,
@@ -73,13 +81,14 @@ def build(loaded: LoadedSettings, log_requests: str, probe: DeviceProbe | None =
     routers = [
         models.router(),
         HealthApi(manager, observer, lifecycle).router(),
-        MetricsApi(manager, observer).router(),
+        MetricsApi(manager, observer, answers_kept, loop_watch).router(),
     ]
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         # Stops in the reverse of this order; the doors are closed by then.
         async with AsyncExitStack() as stack:
+            await stack.enter_async_context(loop_watch.running())
             stack.callback(service.close)
             await stack.enter_async_context(manager)
             await stack.enter_async_context(_running(manager.load_registered()))

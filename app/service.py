@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from app.answers_kept import AnswersKept
 from frameworks.errors import DeadlineExceeded, InvalidInput
 from frameworks.runtime import BatchModel
 from frameworks.scheduling.admission import Permit
@@ -32,7 +33,8 @@ _NO_ROWS = np.empty((0, 0), dtype=np.float32)
 class InferenceService:
     """Answers requests that a protocol has decoded. The caller holds the slot's permit."""
 
-    def __init__(self) -> None:
+    def __init__(self, answers_kept: AnswersKept) -> None:
+        self._answers_kept = answers_kept
         self._tokenizing = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenize")
 
     async def infer(
@@ -51,10 +53,10 @@ class InferenceService:
         InvalidInput, OutOfMemory.
         """
         if left_s is None:
-            return await self._answer(slot, request, timings, permit, priority)
+            return await self._kept_or_asked(slot, request, timings, permit, priority)
         try:
             async with asyncio.timeout(max(0.0, left_s)):
-                return await self._answer(slot, request, timings, permit, priority)
+                return await self._kept_or_asked(slot, request, timings, permit, priority)
         except TimeoutError:
             raise DeadlineExceeded(
                 f'model "{slot.name}" did not answer within timeout_ms; allow more time or ask for less at once'
@@ -63,6 +65,24 @@ class InferenceService:
     def close(self) -> None:
         """Ends the tokenizing threads; texts that wait for them are dropped."""
         self._tokenizing.shutdown(wait=False, cancel_futures=True)
+
+    async def _kept_or_asked(
+        self,
+        slot: ModelSlot,
+        request: TensorBatch | TextRequest,
+        timings: Timings,
+        permit: Permit,
+        priority: int,
+    ) -> Answer:
+        if not slot.entry.cache:
+            return await self._answer(slot, request, timings, permit, priority)
+        return await self._answers_kept.answer(
+            slot.name,
+            (slot.version, slot.loads),
+            request,
+            lambda: self._answer(slot, request, timings, permit, priority),
+            permit.begin,
+        )
 
     async def _answer(
         self,

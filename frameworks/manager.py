@@ -47,6 +47,11 @@ class MLFrameworkManager:
         self._slots: dict[str, ModelSlot] = {}
         self._loader = ThreadPoolExecutor(LOADER_THREADS, thread_name_prefix="loader")
         self._is_closing = False
+        self._when_unloaded: list[Callable[[str], None]] = []
+
+    def when_unloaded(self, callback: Callable[[str], None]) -> None:
+        """`callback(name)` is called whenever a model's instances are gone: the next ones may be of other files."""
+        self._when_unloaded.append(callback)
 
     @property
     def slots(self) -> list[ModelSlot]:
@@ -71,7 +76,7 @@ class MLFrameworkManager:
             BatchLimits(
                 max_rows=entry.max_batch_size or self._performance.max_batch_size,
                 max_tokens=entry.max_batch_tokens,
-                max_delay_s=(entry.max_queue_delay_ms or 0.0) / 1000,
+                max_delay_s=entry.max_queue_delay_ms / 1000,
             ),
             ageing_s=self._scheduling.ageing_ms / 1000,
         )
@@ -97,6 +102,7 @@ class MLFrameworkManager:
         async with slot.change:
             self._still_there(slot)
             await slot.stop()
+            self._tell_unloaded(name)
         log.info("model unloaded", model=name)
         return slot
 
@@ -152,6 +158,7 @@ class MLFrameworkManager:
         if self._is_closing:
             raise Draining("the server is going down; it loads no more models")
         slot.begin_load()
+        self._tell_unloaded(slot.name)
         started_s = time.perf_counter()
         loading = self._loader.submit(self._load_and_warm_up, slot)
         try:
@@ -210,6 +217,10 @@ class MLFrameworkManager:
                 gc.collect()
                 gc.freeze()
             return self._registries[framework]
+
+    def _tell_unloaded(self, name: str) -> None:
+        for callback in self._when_unloaded:
+            callback(name)
 
     def _still_there(self, slot: ModelSlot) -> None:
         """A caller that waited for its turn may find that the model was deleted meanwhile."""

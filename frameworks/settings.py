@@ -72,8 +72,10 @@ class ModelEntry(BaseModel):
     path: SettingsPath
     """A file or folder; LoadedSettings.resolve makes a relative one absolute."""
     max_batch_size: Count | None = None
-    max_queue_delay_ms: Annotated[float, Field(ge=0, le=60_000)] | None = None
+    max_queue_delay_ms: Annotated[float, Field(ge=0, le=60_000)] = 0.0
+    """How long a batch may wait for others to join it, where an instance is free."""
     max_batch_tokens: Count | None = None
+    """Rows times the longest of a batch. None: no bound but `max_batch_size`."""
     instances: Annotated[int, Field(ge=1, le=1024)] = 1
     """How often the model stands ready, each on a thread of its own."""
     load: Literal["startup", "lazy"] | None = None
@@ -82,7 +84,11 @@ class ModelEntry(BaseModel):
     version_policy: Literal["latest", "all"] | None = None
     watch: bool | None = None
     max_queue_size: Count | None = None
+    """Requests that may wait for this model. None: as many as for the whole server."""
     max_concurrent_requests: Count | None = None
+    """Requests to this model that may be under way, until their answer has left. None: no bound."""
+    cache: bool = False
+    """Whether answers are kept for the same question, within `[cache]`."""
 
 
 class OnnxModelEntry(ModelEntry):

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from fastapi import APIRouter, Response
 
+from app.answers_kept import AnswersKept
+from app.loop_watch import LoopWatch
 from app.observe import SECONDS_BUCKETS, Histogram, ModelMetrics, Observer
 from frameworks.devices import Device
 from frameworks.manager import MLFrameworkManager
@@ -14,9 +16,13 @@ from frameworks.slot import ModelState
 class MetricsApi:
     """The handler of /metrics."""
 
-    def __init__(self, manager: MLFrameworkManager, observer: Observer) -> None:
+    def __init__(
+        self, manager: MLFrameworkManager, observer: Observer, answers_kept: AnswersKept, loop_watch: LoopWatch
+    ) -> None:
         self._manager = manager
         self._observer = observer
+        self._answers_kept = answers_kept
+        self._loop_watch = loop_watch
 
     def router(self) -> APIRouter:
         router = APIRouter(tags=["metrics"])
@@ -34,20 +40,31 @@ class MetricsApi:
         from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
         devices = await asyncio.to_thread(self._manager.devices.devices)
-        page = generate_latest(_Scrape(self._manager, self._observer, devices))  # type: ignore[arg-type]
+        page = generate_latest(
+            _Scrape(self._manager, self._observer, self._answers_kept, self._loop_watch, devices)  # type: ignore[arg-type]
+        )
         return Response(page, headers={"content-type": CONTENT_TYPE_LATEST})
 
 
 class _Scrape:
     """Looks like a registry to prometheus_client: `collect` gives the families as they stand now."""
 
-    def __init__(self, manager: MLFrameworkManager, observer: Observer, devices: list[Device]) -> None:
+    def __init__(
+        self,
+        manager: MLFrameworkManager,
+        observer: Observer,
+        answers_kept: AnswersKept,
+        loop_watch: LoopWatch,
+        devices: list[Device],
+    ) -> None:
         self._manager = manager
         self._observer = observer
+        self._answers_kept = answers_kept
+        self._loop_watch = loop_watch
         self._devices = devices
 
     def collect(self) -> Iterator[object]:
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
         requests = CounterMetricFamily(
             "roundhouse_requests", "Requests to models, by HTTP status.", labels=["model", "version", "code"]
@@ -68,6 +85,13 @@ class _Scrape:
         yield from self._of_models()
         yield from self._histograms()
         yield self._batch_sizes()
+        yield from self._cache()
+        lag = HistogramMetricFamily(
+            "roundhouse_event_loop_lag_seconds", "By how much ticks of the event loop's clock were late."
+        )
+        watched = self._loop_watch.lag_seconds
+        lag.add_metric([], buckets=_cumulated(watched), sum_value=watched.total)
+        yield lag
 
         memory = GaugeMetricFamily("roundhouse_device_memory_bytes", "Memory of a device.", labels=["device", "kind"])
         for device in self._devices:
@@ -79,7 +103,7 @@ class _Scrape:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         depth = GaugeMetricFamily(
-            "roundhouse_queue_depth", "Pieces of requests that wait for a batch.", labels=["model"]
+            "roundhouse_queue_depth", "Requests that wait: decoded, nothing of them runs yet.", labels=["model"]
         )
         state = GaugeMetricFamily(
             "roundhouse_model_state", "1 for the state that a model is in.", labels=["model", "state"]
@@ -93,6 +117,25 @@ class _Scrape:
             memory.add_metric([slot.name], slot.spec.memory_bytes if slot.spec else 0)
             loads.add_metric([slot.name], slot.loads)
         return depth, state, memory, loads
+
+    def _cache(self) -> Iterator[object]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        kept = self._answers_kept
+        for name, documentation, counts in (
+            ("hits", "Requests answered from the cache, or along with an equal one.", self._observer.cache_hits),
+            ("misses", "Requests of models with a cache that had to be run.", self._observer.cache_misses),
+        ):
+            family = CounterMetricFamily(f"roundhouse_cache_{name}", documentation, labels=["model"])
+            for model, count in counts.items():
+                family.add_metric([model], count)
+            yield family
+        size = GaugeMetricFamily("roundhouse_cache_bytes", "What the cache holds, questions and answers.")
+        size.add_metric([], kept.size_bytes)
+        yield size
+        evictions = CounterMetricFamily("roundhouse_cache_evictions", "Answers dropped for want of room.")
+        evictions.add_metric([], kept.evictions)
+        yield evictions
 
     def _batch_sizes(self) -> object:
         from prometheus_client.core import HistogramMetricFamily

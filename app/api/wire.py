@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -52,8 +53,13 @@ def check_media_type(scope: Scope) -> None:
             )
 
 
-async def read_body(scope: Scope, receive: Receive, max_body_bytes: int) -> bytes:
-    """The whole body. Raises TooLarge (before reading, where content-length says so), ClientGone, EmptyBody."""
+async def read_body(
+    scope: Scope, receive: Receive, max_body_bytes: int, glance: Callable[[bytes], None] | None = None
+) -> bytes:
+    """The whole body. Raises TooLarge (before reading, where content-length says so), ClientGone, EmptyBody.
+
+    `glance` is given the beginning of a body that comes in pieces, before the rest is read; it may raise a refusal.
+    """
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit() and int(value) > max_body_bytes:
             raise _too_large(max_body_bytes)
@@ -67,9 +73,12 @@ async def read_body(scope: Scope, receive: Receive, max_body_bytes: int) -> byte
         size += len(chunk)
         if size > max_body_bytes:
             raise _too_large(max_body_bytes)
-        chunks.append(chunk)
         if not message.get("more_body"):
+            chunks.append(chunk)
             break
+        if glance is not None and not chunks:
+            glance(chunk)
+        chunks.append(chunk)
     body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
     if not body:
         raise EmptyBody("the body is empty; send a JSON object")

@@ -30,14 +30,11 @@ _ENTRY_TYPES: Mapping[str, type[OnnxModelEntry] | type[TorchModelEntry]] = {
     "pytorch": TorchModelEntry,
 }
 _OF_ENTRIES_WITHOUT_EFFECT = (
-    "max_queue_delay_ms",
-    "instances",
     "load",
     "pinned",
     "min_cosine",
     "version_policy",
     "watch",
-    "max_concurrent_requests",
 )
 WITHOUT_EFFECT = frozenset(
     {
@@ -52,9 +49,6 @@ WITHOUT_EFFECT = frozenset(
         "memory.gc_threshold",
         "memory.max_model_memory",
         "performance.enable_quantization",
-        "scheduling.max_concurrent_requests",
-        "cache.max_bytes",
-        "cache.ttl_s",
         *(f"models.{table}[].{key}" for table in ("onnx_models", "torch_models") for key in _OF_ENTRIES_WITHOUT_EFFECT),
     }
 )
@@ -93,8 +87,10 @@ class CacheSettings(BaseModel):
 
     model_config = SETTINGS_RULES
 
-    max_bytes: Bytes | None = None
+    max_bytes: Annotated[Bytes, Field(ge=1)] = 128 * 1024**2
+    """Of all models that say `cache = true`, questions and answers together."""
     ttl_s: Annotated[float, Field(gt=0)] | None = None
+    """Seconds after which an answer is not used any more. None: it does not age."""
 
 
 class Settings(BaseModel):

@@ -1,7 +1,9 @@
 """POST /infer and its path forms: plain ASGI, answered before FastAPI's router is asked (it costs 150 µs a request)."""
 
+import re
 import time
 from asyncio import CancelledError
+from contextlib import suppress
 from functools import lru_cache
 
 from starlette.types import Receive, Scope, Send
@@ -13,10 +15,13 @@ from app.api.wire import GoneWatch, begin, check_media_type, read_body, send_err
 from app.lifecycle import Lifecycle
 from app.observe import Observer, RequestRecord
 from app.service import InferenceService
-from frameworks.errors import Draining
+from frameworks.errors import Draining, ModelNotFound
 from frameworks.manager import MLFrameworkManager
 from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.types import ModelSpec
+
+_MODEL_NAME = re.compile(rb'"model_name"\s*:\s*"([^"\\]{1,128})"')
+_GLANCE_BYTES = 4096
 
 ROUTES = ("/infer", "/inference", "/models/{name}/infer", "/models/{name}/versions/{version}/infer")
 
@@ -87,9 +92,12 @@ class InferEndpoint:
         self, scope: Scope, receive: Receive, send: Send, target: Target, record: RequestRecord, permit: Permit
     ) -> None:
         """Decode → wait → infer → encode → send. Raises what goes wrong on the way."""
+        glance = None
         if target.model is not None:
             self._open(target.model, target.version, record)
-        body = await read_body(scope, receive, self._max_body_bytes)
+        else:
+            glance = self._refuse_at_a_glance
+        body = await read_body(scope, receive, self._max_body_bytes, glance)
 
         started_s = time.perf_counter()
         try:
@@ -113,6 +121,16 @@ class InferEndpoint:
         encoded = encode(slot.name, slot.version, native, answer, latency_ms)
         record.timings.encode_s = time.perf_counter() - started_s
         await send_json(send, record, 200, encoded)
+
+    def _refuse_at_a_glance(self, beginning: bytes) -> None:
+        """Refuses a long body for a model that has no room without reading all of it. Raises Overloaded.
+
+        The bytes `"model_name"` cannot stand within a string of JSON, where quotes are escaped.
+        """
+        named = _MODEL_NAME.search(beginning[:_GLANCE_BYTES])
+        if named is not None:
+            with suppress(ModelNotFound):
+                self._manager.slot(named[1].decode("utf-8", "replace")).requests.check_room()
 
     def _left_s(self, timeout_ms: int | None, record: RequestRecord) -> float | None:
         """Seconds until the request's deadline, counted from its first byte; None if it has none."""
