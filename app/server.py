@@ -90,6 +90,7 @@ def build(loaded: LoadedSettings, log_requests: str, probe: DeviceProbe | None =
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(loop_watch.running())
             stack.callback(service.close)
+            stack.callback(infer.close)
             await stack.enter_async_context(manager)
             await stack.enter_async_context(_running(manager.load_registered()))
             log.info("devices", devices=[f"{d.id} ({d.name})" for d in devices.devices()])

@@ -1,16 +1,18 @@
 """POST /infer and its path forms: plain ASGI, answered before FastAPI's router is asked (it costs 150 µs a request)."""
 
+import asyncio
 import re
 import time
 from asyncio import CancelledError
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import lru_cache
 
 from starlette.types import Receive, Scope, Send
 
 from app.api.errors import STATUS_CLIENT_GONE, ClientGone, MethodNotAllowed, is_refusal
-from app.api.native.decode import Target, decode
-from app.api.native.encode import encode
+from app.api.native.decode import NativeRequest, Target, decode
+from app.api.native.encode import elements_of, encode
 from app.api.wire import GoneWatch, begin, check_media_type, read_body, send_error, send_json
 from app.lifecycle import Lifecycle
 from app.observe import Observer, RequestRecord
@@ -22,6 +24,9 @@ from frameworks.types import ModelSpec
 
 _MODEL_NAME = re.compile(rb'"model_name"\s*:\s*"([^"\\]{1,128})"')
 _GLANCE_BYTES = 4096
+# From here on decoding or encoding would hold the loop for about a millisecond.
+_LONG_BYTES = 256 * 1024
+_LONG_ELEMENTS = 32 * 1024
 
 ROUTES = ("/infer", "/inference", "/models/{name}/infer", "/models/{name}/versions/{version}/infer")
 
@@ -63,6 +68,12 @@ class InferEndpoint:
         self._max_body_bytes = max_body_bytes
         self._default_timeout_ms = default_timeout_ms
         self._gone_watch = GoneWatch()
+        # One thread: several would only fight for the interpreter's lock.
+        self._long_work = ThreadPoolExecutor(1, thread_name_prefix="long-bodies")
+
+    def close(self) -> None:
+        """Ends the thread of long bodies; what waits for it is dropped."""
+        self._long_work.shutdown(wait=False, cancel_futures=True)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, target: Target) -> None:
         record = begin(scope)
@@ -101,10 +112,9 @@ class InferEndpoint:
 
         started_s = time.perf_counter()
         try:
-            native = decode(body, target, lambda name, version: self._open(name, version, record))
+            native = await self._decode(body, target, record)
         finally:
-            decoded_s = time.perf_counter()
-            record.timings.decode_s = decoded_s - started_s
+            record.timings.decode_s = time.perf_counter() - started_s
         del body
 
         slot = self._manager.slot(record.model)
@@ -118,9 +128,26 @@ class InferEndpoint:
             await self._gone_watch.end(watched)
         started_s = time.perf_counter()
         latency_ms = (started_s - record.started_s) * 1e3
-        encoded = encode(slot.name, slot.version, native, answer, latency_ms)
+        if elements_of(answer) < _LONG_ELEMENTS:
+            encoded = encode(slot.name, slot.version, native, answer, latency_ms)
+        else:
+            encoded = await asyncio.get_running_loop().run_in_executor(
+                self._long_work, encode, slot.name, slot.version, native, answer, latency_ms
+            )
         record.timings.encode_s = time.perf_counter() - started_s
         await send_json(send, record, 200, encoded)
+
+    async def _decode(self, body: bytes, target: Target, record: RequestRecord) -> NativeRequest:
+        """A long body is read in a thread: the interpreter's lock is free between the library's calls, and the loop
+        goes on.
+        """
+
+        def open_model(name: str, version: str | None) -> ModelSpec:
+            return self._open(name, version, record)
+
+        if len(body) < _LONG_BYTES:
+            return decode(body, target, open_model)
+        return await asyncio.get_running_loop().run_in_executor(self._long_work, decode, body, target, open_model)
 
     def _refuse_at_a_glance(self, beginning: bytes) -> None:
         """Refuses a long body for a model that has no room without reading all of it. Raises Overloaded.
