@@ -1,11 +1,13 @@
 """What config.toml says about models and how they run: `[models]`, `[performance]`, `[scheduling]`."""
 
+import math
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, PlainValidator, ValidationInfo
 
 from memory.settings import SETTINGS_RULES
 from memory.sizes import Bytes
@@ -59,6 +61,21 @@ def _quantized(value: object) -> object:
     return value
 
 
+def _pad_values(value: object) -> tuple[tuple[str, float], ...]:
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        raise ValueError("wants a table of input names and numbers, like { input_ids = 0 }")
+    for name, number in value.items():
+        if type(number) is not int and not (type(number) is float and math.isfinite(number)):
+            raise ValueError(f'wants a number for "{name}"')
+    return tuple(value.items())
+
+
+def _beside_sequence_axis(value: Any, info: ValidationInfo) -> Any:
+    if info.data.get("sequence_axis", 1) is None:
+        raise ValueError("goes with sequence_axis, which is not set")
+    return value
+
+
 SettingsPath = Annotated[Path, BeforeValidator(_path)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
@@ -106,6 +123,16 @@ class OnnxModelEntry(ModelEntry):
         | None
     ) = None
     """Names out of EXECUTION_PROVIDERS, in order of preference; None: all that are installed, in that order."""
+    sequence_axis: Annotated[int, Field(ge=1, le=31)] | None = None
+    """The axis that is the sequence in every input where it is free: rows of different lengths are then padded to share
+    a batch, if a trial at warm-up shows that padding changes no answer."""
+    pad_values: (
+        Annotated[tuple[tuple[str, float], ...], PlainValidator(_pad_values), AfterValidator(_beside_sequence_axis)]
+        | None
+    ) = None
+    """Written as a table of input name and number; an input that is not named is padded with 0."""
+    mask_input: Annotated[str, Field(min_length=1), AfterValidator(_beside_sequence_axis)] | None = None
+    """The input that is 1 on what is real and 0 on padding; a caller may leave it out."""
 
 
 class TorchModelEntry(ModelEntry):

@@ -5,6 +5,7 @@ optional None. Two dtypes have no numpy type of their own: a `bfloat16` tensor t
 a bfloat16), a `string` tensor as an object array of str.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -103,12 +104,30 @@ class TextSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class SequenceSpec:
+    """The axis of a model's tensors that is a sequence.
+
+    `pad_values`: for each input that has the axis (the mask too) what fills it up behind the shorter rows of a batch.
+    `mask`: the input that is 1 on what is real and 0 on padding; made by the server where a caller leaves it out.
+    `output_axes`: per output the axes that are as long as the sequence. `unpadded_because`: why only rows of one length
+    share a batch; None where rows of different lengths do.
+    """
+
+    axis: int
+    pad_values: Mapping[str, float] = field(hash=False)
+    mask: ValueSpec | None = None
+    output_axes: Mapping[str, tuple[int, ...]] = field(default_factory=dict, hash=False)
+    unpadded_because: str | None = "it was not warmed up"
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """What a loaded model is: shown by /models, and what a request is decoded by.
 
     `memory_bytes` counts the weights as they are held. `providers` are ONNX Runtime's, in order of preference.
     `batched_inputs`: requests of these tensors may share a batch; where it is empty, `unbatched_because` says why.
     `runs_by_shape`: how long a run takes is settled by the shapes of what it is given, not by the values.
+    `sequence`: None for tensors that have no sequence axis, or whose axis nobody declared.
     """
 
     framework: str
@@ -123,6 +142,7 @@ class ModelSpec:
     batched_inputs: frozenset[str] = frozenset()
     unbatched_because: str | None = None
     runs_by_shape: bool = False
+    sequence: SequenceSpec | None = None
     inputs_by_name: dict[str, ValueSpec] = field(init=False, compare=False, repr=False)
     outputs_by_name: dict[str, ValueSpec] = field(init=False, compare=False, repr=False)
     sole_input: ValueSpec | None = field(init=False, compare=False, repr=False)

@@ -57,6 +57,9 @@ class VersionDetail(BaseModel):
     loads: int
     load_seconds: float
     batching: str = Field(description="on, or why requests of tensors never share a run")
+    padding: str | None = Field(
+        description="on, or why only tensors of one length share a run; null where no sequence_axis is declared"
+    )
     max_batch_size: int
     queue_depth: int
     path: str
@@ -121,6 +124,7 @@ def _version_detail(slot: ModelSlot, spec: ModelSpec | None) -> dict[str, Any]:
         "loads": slot.loads,
         "load_seconds": round(slot.load_s, 3),
         "batching": (spec.unbatched_because if spec else None) or "on",
+        "padding": (spec.sequence.unpadded_because or "on") if spec and spec.sequence else None,
         "max_batch_size": slot.limits.max_rows,
         "queue_depth": slot.queue_depth,
         "path": _printable(str(slot.entry.path)),

@@ -63,7 +63,7 @@ class OnnxRegistry:
         ]
         weight_bytes *= len(set(map(id, sessions)))
         first, *others = (
-            OnnxModel(each, file, choice, weight_bytes, entry.input_shape, outline.runs_by_shape) for each in sessions
+            OnnxModel(each, file, choice, weight_bytes, entry, outline.runs_by_shape) for each in sessions
         )
         return with_text([first, *others], file.parent)
 

@@ -10,8 +10,12 @@ import structlog
 
 from frameworks.errors import InvalidInput, InvalidModel, ModelFailed, OutOfMemory
 from frameworks.onnx.batching import why_not_batched
+from frameworks.onnx.padding import read_sequence, tried
 from frameworks.onnx.providers import ProviderChoice
+from frameworks.onnx.trials import trial_inputs
 from frameworks.onnx.value_types import read_type
+from frameworks.scheduling.sequences import missing_mask
+from frameworks.settings import OnnxModelEntry
 from frameworks.text import TextTokenizer
 from frameworks.types import (
     NUMPY_DTYPES,
@@ -20,6 +24,7 @@ from frameworks.types import (
     MapType,
     ModelSpec,
     OptionalType,
+    SequenceSpec,
     TensorBatch,
     TensorType,
     Value,
@@ -29,6 +34,8 @@ from frameworks.types import (
 log = structlog.get_logger(__name__)
 
 _ONNX_BFLOAT16 = 16  # onnx.TensorProto.BFLOAT16
+# Of a sequence while a model warms up whose entry has no input_shape.
+_TRIAL_LENGTH = 9
 _LOG_ERRORS_ONLY = 3
 _LOG_NOTHING = 4
 _OUT_OF_MEMORY_SIGNS = ("failed to allocate", "out of memory", "bad_alloc", "bfcarena")
@@ -73,18 +80,21 @@ class OnnxModel:
         path: Path,
         choice: ProviderChoice,
         weight_bytes: int,
-        input_shape: tuple[int, ...] | None,
+        entry: OnnxModelEntry,
         runs_by_shape: bool = False,
     ) -> None:
         """`runs_by_shape`: the operators let the shapes alone settle how long a run takes.
 
-        Raises InvalidModel where a type cannot travel or `input_shape` contradicts the graph."""
+        Raises InvalidModel where a type cannot travel or the entry contradicts the graph."""
         self._session: ort.InferenceSession | None = session
         self._path = path
-        self._input_shape = input_shape
+        self._input_shape = entry.input_shape
         inputs = [ValueSpec(a.name, t := read_type(a), not isinstance(t, OptionalType)) for a in session.get_inputs()]
         defaults = [ValueSpec(a.name, read_type(a), required=False) for a in session.get_overridable_initializers()]
         outputs = [ValueSpec(a.name, read_type(a)) for a in session.get_outputs()]
+        self._sequence = read_sequence(entry, path, [*inputs, *defaults])
+        if self._sequence and (mask := self._sequence.mask):
+            inputs = [replace(spec, required=spec.required and spec.name != mask.name) for spec in inputs]
         self.spec = ModelSpec(
             framework="onnx",
             task="tensor",
@@ -94,6 +104,7 @@ class OnnxModel:
             dtype=_main_dtype(inputs, outputs),
             memory_bytes=weight_bytes,
             providers=tuple(session.get_providers()),
+            sequence=self._sequence,
         )
         # An accelerator may make its caller wait; strings may be of any length.
         numbers = all(isinstance(s.type, TensorType) and s.type.dtype != "string" for s in self.spec.inputs)
@@ -103,6 +114,9 @@ class OnnxModel:
             a.name: [d if isinstance(d, str) else None for d in a.shape]
             for a in (*session.get_inputs(), *session.get_overridable_initializers())
         }
+        self._assumed: dict[str, int] = {}
+        if self._sequence is not None:
+            self._assumed = self._name_sequence(self._sequence)
         # What a run refuses is told to its caller; the log, where no caller could write, stays as it is.
         self._run_options = ort.RunOptions()
         self._run_options.log_severity_level = _LOG_NOTHING
@@ -123,6 +137,8 @@ class OnnxModel:
         session = self._session
         if session is None:
             raise ModelFailed(f"{self._path}: the session is closed")
+        if self._sequence is not None and (mask := missing_mask(inputs, self._sequence)) is not None:
+            inputs = {**inputs, **mask}
         try:
             if self._needs_ort_values:
                 return self._run_ort_values(session, inputs, output_names)
@@ -143,7 +159,9 @@ class OnnxModel:
             names = self._free_names[self.spec.inputs[0].name]
             free = {n: d for n, d in zip(names, self._input_shape, strict=True) if n is not None}
         required = [spec for spec in self.spec.inputs if spec.required]
-        values = {spec.name: self._zeros(spec, free) for spec in required}
+        values = {spec.name: self._zeros(spec, self._assumed | free) for spec in required}
+        if self._sequence is not None:
+            values |= missing_mask(values, self._sequence) or {}
         guessed = any(self._is_guessed(spec, free) for spec in required)
         try:
             self.run_graph(values, tuple(spec.name for spec in self.spec.outputs))
@@ -163,9 +181,30 @@ class OnnxModel:
 
     def _try_batching(self, shapes: dict[str, tuple[int, ...]]) -> None:
         names = tuple(spec.name for spec in self.spec.outputs)
-        because = why_not_batched(self.spec, shapes, lambda inputs: self.run_graph(inputs, names))
-        batched = frozenset(spec.name for spec in self.spec.inputs if spec.required) if because is None else frozenset()
+
+        def run(inputs: dict[str, Value]) -> dict[str, Value]:
+            return self.run_graph(inputs, names)
+
+        because = why_not_batched(self.spec, shapes, run)
+        batched = frozenset(spec.name for spec in trial_inputs(self.spec)) if because is None else frozenset()
         self.spec = replace(self.spec, batched_inputs=batched, unbatched_because=because)
+        self.spec = replace(self.spec, sequence=tried(self.spec, shapes, run))
+        if self.spec.sequence and self.spec.sequence.unpadded_because:
+            log.warning(
+                "only rows of one length share a batch",
+                path=str(self._path),
+                reason=self.spec.sequence.unpadded_because,
+            )
+
+    def _name_sequence(self, sequence: SequenceSpec) -> dict[str, int]:
+        """Gives the free dimension that is the sequence one name in all inputs: their lengths are one. The name, and
+        how long it is at warm-up where input_shape does not say so.
+        """
+        lists = [self._free_names[name] for name in sequence.pad_values]
+        one_name = next((name for names in lists if (name := names[sequence.axis])), "the sequence axis")
+        for names in lists:
+            names[sequence.axis] = one_name
+        return {one_name: _TRIAL_LENGTH}
 
     def _run_ort_values(
         self, session: ort.InferenceSession, inputs: dict[str, Value], output_names: tuple[str, ...]

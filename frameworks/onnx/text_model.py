@@ -117,7 +117,12 @@ class OnnxTextModel:
 
         self._model.warm_up()
         raw = self._model.spec
-        self.spec = replace(self.spec, batched_inputs=raw.batched_inputs, unbatched_because=raw.unbatched_because)
+        self.spec = replace(
+            self.spec,
+            batched_inputs=raw.batched_inputs,
+            unbatched_because=raw.unbatched_because,
+            sequence=raw.sequence,
+        )
 
     def close(self) -> None:
         self._model.close()

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from frameworks.errors import Draining, InvalidInput, ModelFailed, OutOfMemory
@@ -14,7 +15,7 @@ from frameworks.scheduling.light_runs import LightRound
 from frameworks.scheduling.parts import cut, follow_rows, join, merge, outline_of, share
 from frameworks.scheduling.waiting import Piece, WaitingLine
 from frameworks.scheduling.work import Member, Request
-from frameworks.types import DEFAULT_PRIORITY, Batch, ModelSpec, TensorBatch
+from frameworks.types import DEFAULT_PRIORITY, Batch, ModelSpec, SequenceSpec, TensorBatch
 
 # Of a request with very many rows only so many stand in the line at once: one caller does not hold up the loop.
 _WINDOW = 256
@@ -46,7 +47,8 @@ class Dispatcher:
         self._name = name
         self._lanes = list(lanes)
         self._spec = spec
-        self._limits = limits
+        # What has no sequence has no tokens to count.
+        self._limits = limits if spec.text or spec.sequence else replace(limits, max_tokens=None)
         self._line = WaitingLine(ageing_s)
         self._cost = CostModel()
         self._loop = asyncio.get_running_loop()
@@ -55,9 +57,10 @@ class Dispatcher:
         self._delay: asyncio.TimerHandle | None = None
         self._batch_sizes = batch_sizes
         # A graph that may run long on the values alone never runs on the loop; nor does one that is to wait for more.
+        # Nor does a sequence: requests that differ in length alone are of one shape, and how long they run differs.
         self._light = (
             LightRound(limits.max_rows, self._idle_lane, self._enter, batch_sizes)
-            if spec.runs_by_shape and not limits.max_delay_s
+            if spec.runs_by_shape and not limits.max_delay_s and spec.sequence is None
             else None
         )
 
@@ -70,7 +73,7 @@ class Dispatcher:
         Cancelled, it takes along what has not begun. Raises ModelFailed where no instance is left, and what the model
         raises.
         """
-        outline = outline_of(batch, self._spec.batched_inputs)
+        outline = outline_of(batch, self._spec.batched_inputs, self._spec.sequence)
         request = Request(batch, outline, priority, begin, self._loop.create_future())
         if self._light is None or not self._light.takes(request):
             self._enter(request)
@@ -111,7 +114,10 @@ class Dispatcher:
         return next((lane for lane in self._lanes if not self._sent[lane] and not lane.is_dead), None)
 
     def _enter(self, request: Request) -> None:
-        parts = cut(request.batch, request.outline, self._limits.max_rows)
+        max_rows, max_tokens = self._limits.max_rows, self._limits.max_tokens
+        if max_tokens:
+            max_rows = max(1, min(max_rows, max_tokens // request.outline.length))
+        parts = cut(request.batch, request.outline, max_rows)
         # The longest at the end, where the line is fed from: like lengths of one request stand in the window together.
         parts.sort(key=lambda part: part.length)
         request.backlog = parts
@@ -176,7 +182,7 @@ class Dispatcher:
         self._sent[lane] += 1
         running: list[Member] = []
         sent_s = time.perf_counter()
-        lane.submit(partial(_assemble, members, running)).add_done_callback(
+        lane.submit(partial(_assemble, members, running, self._spec.sequence)).add_done_callback(
             partial(self._finish, lane, members, running, sent_s)
         )
 
@@ -216,7 +222,9 @@ class Dispatcher:
             for member in members:
                 self._run_alone(member)
             return
-        shares = share(result.outputs, [member.part.rows for member in members])
+        sequence = self._spec.sequence if isinstance(members[0].part.batch, TensorBatch) else None
+        counts, lengths = [member.part.rows for member in members], [member.part.length for member in members]
+        shares = share(result.outputs, counts, lengths, sequence)
         for member, outputs in zip(members, shares, strict=True):
             request = member.request
             if request.queue_s < 0.0:
@@ -240,9 +248,9 @@ class Dispatcher:
             head.work.request.fail(error)
 
 
-def _assemble(members: list[Member], running: list[Member]) -> Batch:
+def _assemble(members: list[Member], running: list[Member], sequence: SequenceSpec | None) -> Batch:
     """In the lane's thread, when the batch is about to run: of the members those whose callers still wait."""
     running += [member for member in members if not member.request.future.done()]
     if not running:
         raise _NobodyWaits
-    return merge([member.part.batch for member in running])
+    return merge([member.part.batch for member in running], sequence)

@@ -8,14 +8,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from frameworks.types import Batch, TensorBatch, TokenBatch, Value
+from frameworks.scheduling.sequences import as_long, missing_mask, pad_and_join
+from frameworks.types import Batch, SequenceSpec, TensorBatch, TokenBatch, Value
 
 
 class Outline(NamedTuple):
     """What the scheduler needs to know of a batch.
 
-    `length`: what a row costs is measured by it: tokens of a text, elements of a row of tensors. `shape`: dtypes, every
-    dimension but the first, the outputs asked for; batches that are equal in it may share a run where `shares` is True.
+    `length`: what a row costs is measured by it: tokens of a text, the size of a sequence axis, elements of a row of
+    other tensors. `shape`: dtypes, every dimension but the first (and that of a sequence which can be padded), the
+    outputs asked for; batches that are equal in it may share a run where `shares` is True.
     """
 
     rows: int
@@ -34,12 +36,14 @@ class Part:
     length: int
 
 
-def outline_of(batch: Batch, batched_inputs: frozenset[str]) -> Outline:
+def outline_of(batch: Batch, batched_inputs: frozenset[str], sequence: SequenceSpec | None = None) -> Outline:
     """`batched_inputs`: only tensors of these share a run, and only if each has one row for each of the others': where
     one is broadcast, rows cannot be told apart. Texts always share.
     """
     if isinstance(batch, TokenBatch):
         return Outline(batch.rows, max(map(len, batch.token_ids), default=1), TokenBatch, shares=True)
+    if sequence is not None:
+        return _outline_of_sequences(batch, batched_inputs, sequence)
     rows = -1
     elements = 0
     shares = True
@@ -81,8 +85,8 @@ def follow_rows(outputs: dict[str, Value], rows: int) -> bool:
     return True
 
 
-def merge(batches: Sequence[Batch]) -> Batch:
-    """One batch of those of one shape, in their order."""
+def merge(batches: Sequence[Batch], sequence: SequenceSpec | None = None) -> Batch:
+    """One batch of those of one shape, in their order. Rows of `sequence` are padded to the longest of them."""
     first = batches[0]
     if len(batches) == 1:
         return first
@@ -91,12 +95,24 @@ def merge(batches: Sequence[Batch]) -> Batch:
             list(chain.from_iterable(batch.token_ids for batch in batches if isinstance(batch, TokenBatch)))
         )
     tensors = [batch.inputs for batch in batches if isinstance(batch, TensorBatch)]
-    joined: dict[str, Value] = {name: np.concatenate([each[name] for each in tensors]) for name in first.inputs}
+    joined: dict[str, Value]
+    if sequence is not None:
+        joined = pad_and_join(tensors, sequence)
+    else:
+        joined = {name: np.concatenate([each[name] for each in tensors]) for name in first.inputs}
     return TensorBatch(joined, first.output_names)
 
 
-def share(outputs: dict[str, Value], counts: Sequence[int]) -> list[dict[str, Value]]:
-    """The outputs of a batch, for each of its members, which have so many rows: views, nothing is copied."""
+def share(
+    outputs: dict[str, Value],
+    counts: Sequence[int],
+    lengths: Sequence[int] = (),
+    sequence: SequenceSpec | None = None,
+) -> list[dict[str, Value]]:
+    """The outputs of a batch, for each of its members, which have so many rows: views, nothing is copied.
+
+    What is as long as a `sequence` is cut back to the member's own length.
+    """
     if len(counts) == 1:
         return [outputs]
     shares: list[dict[str, Value]] = []
@@ -104,6 +120,8 @@ def share(outputs: dict[str, Value], counts: Sequence[int]) -> list[dict[str, Va
     for rows in counts:
         shares.append({name: _rows(value, at, rows) for name, value in outputs.items()})
         at += rows
+    if sequence is not None and sequence.output_axes:
+        shares = [as_long(own, length, sequence) for own, length in zip(shares, lengths, strict=True)]
     return shares
 
 
@@ -120,6 +138,33 @@ def join(answers: list[tuple[Part, dict[str, Value]]]) -> dict[str, Value]:
         else:
             joined[name] = list(chain.from_iterable(value for value in values if isinstance(value, list)))
     return joined
+
+
+def _outline_of_sequences(batch: TensorBatch, batched_inputs: frozenset[str], sequence: SequenceSpec) -> Outline:
+    """As of other tensors; the inputs that have the sequence axis must agree in its size, too, to share."""
+    rows = length = -1
+    shares = True
+    inputs = batch.inputs
+    if (mask := missing_mask(inputs, sequence)) is not None:
+        inputs = {**inputs, **mask}
+    shape: list[Hashable] = []
+    for name, value in inputs.items():
+        if not isinstance(value, np.ndarray) or not value.ndim:
+            shares = False
+            continue
+        dimensions = value.shape
+        shares = shares and name in batched_inputs and rows in (-1, dimensions[0])
+        rows = dimensions[0] if rows == -1 else rows
+        if name in sequence.pad_values:
+            axis = sequence.axis
+            size = dimensions[axis] if value.ndim > axis else 0
+            shares = shares and size > 0 and length in (-1, size)
+            length = max(length, size)
+            if sequence.unpadded_because is None:
+                dimensions = (*dimensions[:axis], -1, *dimensions[axis + 1 :])
+        shape.append((name, value.dtype.char, dimensions[1:]))
+    shape.sort(key=str)
+    return Outline(max(1, rows), max(1, length), (batch.output_names, *shape), shares and rows > 0)
 
 
 def _block(batch: TensorBatch, at: int, rows: int) -> TensorBatch:

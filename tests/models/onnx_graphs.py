@@ -349,3 +349,30 @@ def _iterations_per_ms() -> float:
         running.run(None, feeds)
         took_ms = (time.perf_counter() - started_s) * 1000
     return iterations / took_ms
+
+
+def doubled_tokens(dtype: str = "float32") -> onnx.ModelProto:
+    """x [n, length, 2] → y [n, length, 2] = x + x, z [n, length, length] of all its products: no row sees another's."""
+    nodes = [
+        helper.make_node("Add", ["x", "x"], ["y"]),
+        helper.make_node("Transpose", ["x"], ["turned"], perm=[0, 2, 1]),
+        helper.make_node("MatMul", ["x", "turned"], ["z"]),
+    ]
+    outputs: list[Declared] = [("y", dtype, ("n", "length", 2)), ("z", dtype, ("n", "length", "length"))]
+    return model_of(nodes, [("x", dtype, ("n", "length", 2))], outputs)
+
+
+def over_length(operator: str = "ReduceMean", dtype: str = "float32", others: Sequence[str] = ()) -> onnx.ModelProto:
+    """x [n, length] → y [n]: one number of the whole row, whatever is padding. `others`: inputs that change nothing."""
+    nodes = [helper.make_node(operator, ["x", "axes"], ["y"], keepdims=0)]
+    inputs: list[Declared] = [(name, dtype, ("n", "length")) for name in ("x", *others)]
+    weights = {"axes": np.array([1], np.int64)}
+    return model_of(nodes, inputs, [("y", dtype, ("n",))], weights)
+
+
+def every_other() -> onnx.ModelProto:
+    """x [n, length] → y [n, half]: every other number, so the output grows with the length and is not as long."""
+    node = helper.make_node("Slice", ["x", "start", "end", "axes", "steps"], ["y"])
+    numbers = {"start": 0, "end": 2**31, "axes": 1, "steps": 2}
+    weights = {name: np.array([number], np.int64) for name, number in numbers.items()}
+    return model_of([node], [("x", "float32", ("n", "length"))], [("y", "float32", ("n", "half"))], weights)

@@ -1,0 +1,189 @@
+"""The sequence axis that a model's entry declares: held against the graph, and tried out at warm-up."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from difflib import get_close_matches
+from pathlib import Path
+
+import numpy as np
+
+from frameworks.errors import InvalidModel, RoundhouseError
+from frameworks.onnx.trials import Run, is_same, random_row, tolerance_of, trial_inputs
+from frameworks.scheduling.parts import merge, share
+from frameworks.settings import OnnxModelEntry
+from frameworks.types import (
+    NUMPY_DTYPES,
+    ModelSpec,
+    SequenceSpec,
+    TensorBatch,
+    TensorType,
+    Value,
+    ValueSpec,
+)
+
+_ORDINARY = 1000.0
+
+
+def read_sequence(entry: OnnxModelEntry, path: Path, inputs: Sequence[ValueSpec]) -> SequenceSpec | None:
+    """What the entry says of a sequence, untried; None where it says nothing. Raises InvalidModel where the graph
+    contradicts it.
+    """
+    axis = entry.sequence_axis
+    if axis is None:
+        return None
+    by_name = {declared.name: declared for declared in inputs}
+    pad_values = dict(entry.pad_values or ())
+    for name in pad_values:
+        _check_name(name, "pad_values", path, by_name)
+    having = {name: declared for name, declared in by_name.items() if _has_axis(declared, axis)}
+    if not any(declared.required and name != entry.mask_input for name, declared in having.items()):
+        shapes = ", ".join(f'"{name}" {_shape(declared)}' for name, declared in by_name.items())
+        raise InvalidModel(
+            f"{path}: sequence_axis is {axis}, and no required input has a free dimension there: {shapes}"
+        )
+    for name in pad_values:
+        if name not in having:
+            raise InvalidModel(f'{path}: pad_values names "{name}", which has no free dimension {axis}')
+    mask = None if entry.mask_input is None else _read_mask(entry.mask_input, axis, path, by_name)
+    if mask is not None and pad_values.get(mask.name):
+        raise InvalidModel(f'{path}: the mask_input "{mask.name}" is padded with 0; leave it out of pad_values')
+    numbers = {name: _pad_value(declared, pad_values.get(name, 0), path) for name, declared in having.items()}
+    return SequenceSpec(axis, numbers, mask)
+
+
+def tried(spec: ModelSpec, shapes: dict[str, tuple[int, ...]], run: Run) -> SequenceSpec | None:
+    """The model's sequence, with what two rows of different lengths show: by themselves which axes of the outputs are
+    as long as they, and padded in one batch whether each still gets what it gets alone.
+
+    `shapes` and `run` are as for `why_not_batched`, whose word the spec has already.
+    """
+    sequence = spec.sequence
+    if sequence is None:
+        return None
+    if spec.unbatched_because is not None:
+        return replace(sequence, unpadded_because="batching is off")
+    long = max(shapes[d.name][sequence.axis] for d in trial_inputs(spec) if d.name in sequence.pad_values)
+    lengths = [(long + 1) // 2, long] if long > 1 else [1, 2]
+    padded = replace(sequence, unpadded_because=None)
+    random = np.random.default_rng(0)
+    # A maximum over the axis sees only padding that is more than all that is real, a minimum only what is less.
+    for below in (False, True):
+        rows = [TensorBatch(_row(spec, shapes, length, random, below)) for length in lengths]
+        try:
+            apart = [run(dict(row.inputs)) for row in rows]
+        except RoundhouseError as error:
+            if below:  # what the graph refuses no caller will get answered
+                break
+            return replace(sequence, unpadded_because=f"a trial with two lengths failed: {error.message}")
+        if not below:
+            padded = replace(padded, output_axes=_axes_as_long(apart, lengths))
+        because = _why_not_padded(spec, padded, rows, lengths, apart, run)
+        if because is not None:
+            return replace(sequence, unpadded_because=because)
+        lengths.reverse()
+    return padded
+
+
+def _why_not_padded(
+    spec: ModelSpec,
+    padded: SequenceSpec,
+    rows: list[TensorBatch],
+    lengths: list[int],
+    apart: list[dict[str, Value]],
+    run: Run,
+) -> str | None:
+    together = merge(rows, padded)
+    assert isinstance(together, TensorBatch)
+    try:
+        outputs = run(together.inputs)
+    except RoundhouseError as error:
+        return f"a trial with a padded row failed: {error.message}"
+    for got, alone in zip(share(outputs, [1, 1], lengths, padded), apart, strict=True):
+        for name, value in got.items():
+            if not is_same(value, alone[name], tolerance_of(spec, name)):
+                hint = "" if padded.mask else "; if the graph reads a mask, name it as mask_input"
+                return f'output "{name}" of a padded row differs from that of the row by itself{hint}'
+    return None
+
+
+def _row(
+    spec: ModelSpec, shapes: dict[str, tuple[int, ...]], length: int, random: np.random.Generator, below: bool
+) -> dict[str, Value]:
+    """Every input of a row of this length, all of it real by its mask. `below`: less than what it is padded with."""
+    sequence = spec.sequence
+    assert sequence is not None
+    row: dict[str, Value] = {}
+    for declared in trial_inputs(spec):
+        shape = list(shapes[declared.name])
+        pad_value = sequence.pad_values.get(declared.name)
+        if pad_value is None:
+            row[declared.name] = random_row(declared, tuple(shape), random)
+            continue
+        shape[sequence.axis] = length
+        # What is padded with a very large number is meant never to reach it.
+        least = pad_value if abs(pad_value) <= _ORDINARY else 0
+        value = random_row(declared, tuple(shape), random, least if below else None)
+        if sequence.mask and declared.name == sequence.mask.name:
+            value = np.ones_like(value)
+        elif value.dtype.kind != "f" and not below:
+            # What ends like the padding would not show that more of it was added.
+            value[(slice(None),) * sequence.axis + (-1,)] = 0 if pad_value else 1
+        row[declared.name] = value
+    return row
+
+
+def _axes_as_long(apart: list[dict[str, Value]], lengths: list[int]) -> dict[str, tuple[int, ...]]:
+    """Per output that has any, the axes whose size is each row's own length."""
+    first, second = apart
+    as_long: dict[str, tuple[int, ...]] = {}
+    for name, one in first.items():
+        other = second[name]
+        if isinstance(one, np.ndarray) and isinstance(other, np.ndarray) and one.ndim == other.ndim:
+            axes = tuple(a for a in range(1, one.ndim) if [one.shape[a], other.shape[a]] == lengths)
+            as_long |= {name: axes} if axes else {}
+    return as_long
+
+
+def _has_axis(declared: ValueSpec, axis: int) -> bool:
+    shape = declared.shape if isinstance(declared.type, TensorType) else None
+    return shape is not None and len(shape) > axis and shape[axis] == -1
+
+
+def _read_mask(name: str, axis: int, path: Path, inputs: Mapping[str, ValueSpec]) -> ValueSpec:
+    _check_name(name, "mask_input", path, inputs)
+    mask = inputs[name]
+    if not _has_axis(mask, axis) or -1 in (mask.shape or ())[1:axis] + (mask.shape or ())[axis + 1 :]:
+        raise InvalidModel(
+            f'{path}: mask_input is "{name}", of shape {_shape(mask)}; only its rows and dimension {axis} may be free, '
+            "and both must be there"
+        )
+    return mask
+
+
+def _pad_value(declared: ValueSpec, number: float, path: Path) -> float:
+    assert isinstance(declared.type, TensorType)
+    dtype = NUMPY_DTYPES[declared.type.dtype]
+    if dtype.kind == "O":
+        raise InvalidModel(
+            f'{path}: "{declared.name}" holds strings along the sequence_axis, which cannot be padded; leave it out'
+        )
+    if dtype.kind == "f":
+        fits = abs(number) <= float(np.finfo(dtype).max)
+    elif dtype.kind == "b":
+        fits = number in (0, 1)
+    else:
+        fits = number == int(number) and np.iinfo(dtype).min <= number <= np.iinfo(dtype).max
+    if not fits:
+        raise InvalidModel(f'{path}: pad_values has {number} for "{declared.name}", which holds {declared.type}')
+    return number if dtype.kind == "f" else int(number)
+
+
+def _check_name(name: str, key: str, path: Path, inputs: Mapping[str, ValueSpec]) -> None:
+    if name not in inputs:
+        near = get_close_matches(name, inputs, n=1)
+        hint = f'did you mean "{near[0]}"?' if near else f"its inputs are {', '.join(inputs)}"
+        raise InvalidModel(f'{path}: {key} names "{name}", which is no input of the graph; {hint}')
+
+
+def _shape(declared: ValueSpec) -> str:
+    return "undeclared" if declared.shape is None else str(list(declared.shape))

@@ -1,0 +1,73 @@
+"""Runs of a graph at warm-up that show what may share a batch: the values they are given, and how answers compare."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from frameworks.types import NUMPY_DTYPES, Array, ModelSpec, TensorType, Value, ValueSpec
+
+Run = Callable[[dict[str, Value]], dict[str, Value]]
+Tolerance = tuple[float, float]
+"""Relative, absolute."""
+
+# Sums are taken in another order in a larger batch, and what they are rounded to is as fine as the dtype.
+_FINE: Tolerance = (1e-4, 1e-5)
+_COARSE: dict[str, Tolerance] = {"bfloat16": (5e-2, 1e-2), "float16": (1e-2, 1e-3)}
+
+
+def trial_inputs(spec: ModelSpec) -> list[ValueSpec]:
+    """What a trial must give: the required inputs, and the mask, which the server would make."""
+    mask = spec.sequence.mask if spec.sequence else None
+    return [declared for declared in spec.inputs if declared.required or (mask and declared.name == mask.name)]
+
+
+def random_row(
+    declared: ValueSpec, shape: tuple[int, ...], random: np.random.Generator, below: float | None = None
+) -> Array:
+    """One row of a tensor: floats from 0 to 1, whole numbers 0 and 1, which every table of embeddings has.
+
+    `below`: less than this number by up to 2 instead, where the dtype has such numbers; a graph may refuse them.
+    """
+    assert isinstance(declared.type, TensorType)
+    row_shape = (1, *shape[1:])
+    dtype = NUMPY_DTYPES[declared.type.dtype]
+    if dtype.kind == "f":
+        floats = random.random(row_shape)
+        return (floats if below is None else below - 2 * floats).astype(dtype)
+    integers = random.integers(0, 2, row_shape)
+    if below is not None and dtype.kind == "i":
+        integers = np.maximum(int(below) - 1 - integers, np.iinfo(dtype).min)
+    return integers.astype(str).astype(object) if dtype.kind == "O" else integers.astype(dtype)
+
+
+def tolerance_of(spec: ModelSpec, output: str) -> Tolerance:
+    """How far an output may be off: as far as the coarser of its own and the model's main dtype makes likely."""
+    dtypes = f"{spec.dtype} {spec.outputs_by_name[output].type}"
+    return next((tolerance for dtype, tolerance in _COARSE.items() if dtype in dtypes), _FINE)
+
+
+def is_same(one: Value, other: Value, tolerance: Tolerance) -> bool:
+    """Whether two values of an output are equal within the tolerance."""
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return one.shape == other.shape and _is_close(one, other, tolerance)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(
+            _is_item_close(item, single, tolerance) for item, single in zip(one, other, strict=True)
+        )
+    return False
+
+
+def _is_item_close(item: Any, single: Any, tolerance: Tolerance) -> bool:
+    """Items of a sequence: ZipMap's maps of scores, or tensors."""
+    if isinstance(item, dict) and isinstance(single, dict):
+        return item.keys() == single.keys() and all(_is_item_close(item[key], single[key], tolerance) for key in item)
+    first, second = np.asarray(item), np.asarray(single)
+    return first.shape == second.shape and _is_close(first, second, tolerance)
+
+
+def _is_close(one: Array, other: Array, tolerance: Tolerance) -> bool:
+    if one.dtype.kind != "f":
+        return bool(np.array_equal(one, other))
+    relative, absolute = tolerance
+    return bool(np.allclose(one.astype(np.float64), other.astype(np.float64), relative, absolute, equal_nan=True))

@@ -1,0 +1,60 @@
+"""Tensors of different lengths in one batch: padded to the longest of them before a run, cut back after it."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from frameworks.types import NUMPY_DTYPES, Array, SequenceSpec, TensorType, Value
+
+
+def missing_mask(inputs: dict[str, Value], sequence: SequenceSpec) -> dict[str, Value] | None:
+    """The mask of inputs that came without it: all of them is real. None where nothing is missing."""
+    mask = sequence.mask
+    if mask is None or mask.name in inputs:
+        return None
+    assert isinstance(mask.type, TensorType)
+    declared = mask.type.shape or ()
+    for name in sequence.pad_values:
+        value = inputs.get(name)
+        if isinstance(value, np.ndarray) and value.ndim > sequence.axis:
+            shape = [size if size >= 0 else value.shape[0] for size in declared]
+            shape[sequence.axis] = value.shape[sequence.axis]
+            return {mask.name: np.ones(shape, NUMPY_DTYPES[mask.type.dtype])}
+    return None
+
+
+def pad_and_join(tensors: Sequence[dict[str, Value]], sequence: SequenceSpec) -> dict[str, Value]:
+    """The rows of all, one below the other, each as long as the longest. The mask then says what of them is real."""
+    if sequence.mask is not None:
+        tensors = [{**inputs, **(missing_mask(inputs, sequence) or {})} for inputs in tensors]
+    joined: dict[str, Value] = {}
+    for name in tensors[0]:
+        values = [value for inputs in tensors if isinstance(value := inputs[name], np.ndarray)]
+        pad_value = sequence.pad_values.get(name)
+        joined[name] = np.concatenate(values) if pad_value is None else _padded(values, sequence.axis, pad_value)
+    return joined
+
+
+def as_long(outputs: dict[str, Value], length: int, sequence: SequenceSpec) -> dict[str, Value]:
+    """Outputs of padded rows, cut back to the length that these rows have: views, nothing is copied."""
+    cut = dict(outputs)
+    for name, axes in sequence.output_axes.items():
+        value = cut.get(name)
+        if isinstance(value, np.ndarray):
+            cut[name] = value[tuple(slice(length) if axis in axes else slice(None) for axis in range(value.ndim))]
+    return cut
+
+
+def _padded(values: list[Array], axis: int, pad_value: float) -> Array:
+    longest = max(value.shape[axis] for value in values)
+    if all(value.shape[axis] == longest for value in values):
+        return np.concatenate(values)
+    shape = list(values[0].shape)
+    shape[0], shape[axis] = sum(map(len, values)), longest
+    padded: Array = np.full(shape, pad_value, values[0].dtype)
+    between = [slice(None)] * (axis - 1)
+    at = 0
+    for value in values:
+        padded[(slice(at, at + len(value)), *between, slice(value.shape[axis]))] = value
+        at += len(value)
+    return padded
