@@ -10,7 +10,7 @@ from onnx import helper
 
 from frameworks.onnx.batching import why_not_batched
 from frameworks.onnx.session import OnnxModel
-from frameworks.scheduling.parts import cut, group_of, merge, share
+from frameworks.scheduling.parts import merge, outline_of, share
 from frameworks.types import NUMPY_DTYPES, Array, ModelSpec, TensorBatch, TensorType, Value, ValueSpec
 from tests.frameworks.loading import load_onnx
 from tests.models import onnx_graphs
@@ -95,9 +95,11 @@ def test_what_is_batched_gives_each_caller_what_it_gets_alone(
         TensorBatch({name: numbers(dtype, (rows, *shape), rows) for name, (dtype, shape) in inputs.items()})
         for rows in (1, 3, 2)
     ]
-    assert len({group_of(request) for request in requests}) == 1
-    parts = [part for request in requests for part in cut(request, 8)]
-    for request, got in zip(requests, share(model.infer(merge(parts)), parts), strict=True):
+    outlines = [outline_of(request, model.spec.batched_inputs) for request in requests]
+    assert all(outline.shares for outline in outlines)
+    assert len({outline.shape for outline in outlines}) == 1
+    outputs = model.infer(merge(requests))
+    for request, got in zip(requests, share(outputs, [outline.rows for outline in outlines]), strict=True):
         for name, alone in model.infer(request).items():
             assert plain(got[name]) == plain(alone)
 
@@ -106,6 +108,22 @@ def plain(value: Value) -> object:
     if isinstance(value, list):
         return [plain(item) for item in value]
     return np.asarray(value).tolist() if isinstance(value, np.ndarray) else value
+
+
+@pytest.mark.parametrize(("dtype", "within", "beyond"), [("float16", 5e-3, 5e-2), ("float32", 5e-5, 1e-3)])
+def test_rows_may_differ_as_far_as_the_dtype_is_coarse(dtype: str, within: float, beyond: float) -> None:
+    def because(off: float) -> str | None:
+        def run(inputs: dict[str, Value]) -> dict[str, Value]:
+            x = inputs["x"]
+            assert isinstance(x, np.ndarray)
+            return {"y": x * np.asarray(1 + off * (len(x) > 1), x.dtype)}
+
+        kind = TensorType(dtype, (-1, 4))
+        spec = ModelSpec("onnx", "tensor", (ValueSpec("x", kind),), (ValueSpec("y", kind),), "cpu", dtype, 0)
+        return why_not_batched(spec, {"x": (1, 4)}, run)
+
+    assert because(within) is None
+    assert because(beyond) == 'output "y" of two rows differs from that of each by itself'
 
 
 def test_an_index_that_is_refused_does_not_speak_against_batching(loaded: Any) -> None:

@@ -8,10 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as np_st
 
-from frameworks.scheduling.parts import Part, cut, follow_rows, group_of, has_rows, join, merge, share
+from frameworks.scheduling.parts import Outline, Part, cut, follow_rows, join, merge, outline_of, share
 from frameworks.types import TEXT_OUTPUT, Batch, TensorBatch, TokenBatch, Value
 
 DTYPES = ["bool", "int8", "int64", "uint16", "float16", "float32", "float64", "object"]
+
+
+def outline(batch: Batch) -> Outline:
+    """Every input may be batched."""
+    return outline_of(batch, frozenset(["x", "y", "z", "x0", "x1", "x2"]))
+
+
+def cut_of(batch: Batch, max_rows: int) -> list[Part]:
+    return cut(batch, outline(batch), max_rows)
 
 
 def run(batch: Batch) -> dict[str, Value]:
@@ -44,7 +53,7 @@ def tensor_requests(draw: st.DrawFn) -> list[Batch]:
     dtypes = draw(st.lists(st.sampled_from(DTYPES), min_size=1, max_size=3))
     shapes = [draw(np_st.array_shapes(min_dims=0, max_dims=2, min_side=0, max_side=3)) for _ in dtypes]
     requests: list[Batch] = []
-    for rows in draw(st.lists(st.integers(0, 9), min_size=1, max_size=5)):
+    for rows in draw(st.lists(st.integers(1, 9), min_size=1, max_size=5)):
         inputs: dict[str, Value] = {}
         for i, (dtype, shape) in enumerate(zip(dtypes, shapes, strict=True)):
             numbers = np.arange(rows * int(np.prod(shape))).reshape(rows, *shape) + 7 * len(requests)
@@ -62,15 +71,15 @@ text_requests = st.lists(
 def test_a_round_trip_gives_each_request_what_it_gets_alone(
     requests: list[Batch], max_rows: int, parts_per_batch: int, chance: random.Random
 ) -> None:
-    owned = [(i, part) for i, request in enumerate(requests) for part in cut(request, max_rows)]
+    owned = [(i, part) for i, request in enumerate(requests) for part in cut_of(request, max_rows)]
     chance.shuffle(owned)
     answers: list[list[tuple[Part, dict[str, Value]]]] = [[] for _ in requests]
     for at in range(0, len(owned), parts_per_batch):
         together = owned[at : at + parts_per_batch]
         parts = [part for _, part in together]
-        outputs = run(merge(parts))
+        outputs = run(merge([part.batch for part in parts]))
         assert follow_rows(outputs, sum(part.rows for part in parts))
-        for (i, part), got in zip(together, share(outputs, parts), strict=True):
+        for (i, part), got in zip(together, share(outputs, [part.rows for part in parts]), strict=True):
             answers[i].append((part, got))
     for request, its in zip(requests, answers, strict=True):
         assert same(join(its), run(request))
@@ -79,18 +88,18 @@ def test_a_round_trip_gives_each_request_what_it_gets_alone(
 @given(tensor_requests() | text_requests, st.integers(1, 8))
 def test_a_cut_keeps_the_order_loses_nothing_and_respects_the_bound(requests: list[Batch], max_rows: int) -> None:
     for request in requests:
-        parts = cut(request, max_rows)
+        parts = cut_of(request, max_rows)
         assert parts, "a request without a part would wait for ever"
         assert all(part.rows <= max_rows and part.length >= 1 and part.batch.rows == part.rows for part in parts)
         assert [part.position for part in parts] == [sum(p.rows for p in parts[:i]) for i in range(len(parts))]
         assert sum(part.rows for part in parts) == request.rows
-        assert all(group_of(part.batch) == group_of(request) for part in parts)
-        assert has_rows(request)
+        assert all(outline(part.batch).shape == outline(request).shape for part in parts)
+        assert outline(request).shares
 
 
 def test_a_block_of_tensors_shares_the_request_s_memory() -> None:
     x = np.arange(20).reshape(10, 2)
-    for part in cut(TensorBatch({"x": x}), 4):
+    for part in cut_of(TensorBatch({"x": x}), 4):
         assert isinstance(part.batch, TensorBatch)
         block = part.batch.inputs["x"]
         assert isinstance(block, np.ndarray)
@@ -98,9 +107,9 @@ def test_a_block_of_tensors_shares_the_request_s_memory() -> None:
 
 
 def test_lengths_are_tokens_of_a_text_and_elements_of_a_row() -> None:
-    assert [part.length for part in cut(TokenBatch([[1, 2, 3], []]), 8)] == [3, 1]
+    assert [part.length for part in cut_of(TokenBatch([[1, 2, 3], []]), 8)] == [3, 1]
     inputs: dict[str, Value] = {"x": np.zeros((2, 3, 4)), "z": np.zeros(2)}
-    assert [part.length for part in cut(TensorBatch(inputs), 8)] == [13]
+    assert [part.length for part in cut_of(TensorBatch(inputs), 8)] == [13]
 
 
 ones = np.ones((2, 3), np.float32)
@@ -119,11 +128,20 @@ ones = np.ones((2, 3), np.float32)
     ],
 )
 def test_what_cannot_be_concatenated_is_of_another_group(other: Batch) -> None:
-    assert group_of(other) != group_of(TensorBatch({"x": ones}))
+    assert outline(other).shape != outline(TensorBatch({"x": ones})).shape
 
 
 def test_rows_alone_do_not_part_a_group() -> None:
-    assert group_of(TensorBatch({"x": ones[:1]})) == group_of(TensorBatch({"x": ones}))
+    assert outline(TensorBatch({"x": ones[:1]})).shape == outline(TensorBatch({"x": ones})).shape
+
+
+def test_inputs_in_another_order_are_of_the_same_group() -> None:
+    one = TensorBatch({"x": ones, "y": ones[:, :1]})
+    other = TensorBatch({"y": ones[:, :1], "x": ones})
+    assert outline(one) == outline(other)
+    both = merge([one, other])
+    assert isinstance(both, TensorBatch)
+    assert [np.shape(both.inputs[name]) for name in "xy"] == [(4, 3), (4, 1)]
 
 
 @pytest.mark.parametrize(
@@ -133,11 +151,18 @@ def test_rows_alone_do_not_part_a_group() -> None:
         ({"x": ones, "y": ones[:1]}, False),
         ({"x": np.float32(1) * np.ones(())}, False),
         ({"x": ones, "y": [1, 2]}, False),
-        ({}, True),
+        ({"x": ones, "w": ones}, False),
+        ({"x": ones[:0]}, False),
+        ({}, False),
     ],
 )
-def test_inputs_have_rows_where_all_have_as_many(inputs: dict[str, Value], expected: bool) -> None:
-    assert has_rows(TensorBatch(inputs)) is expected
+def test_tensors_share_where_all_may_be_batched_and_have_as_many_rows(inputs: dict[str, Value], expected: bool) -> None:
+    assert outline(TensorBatch(inputs)).shares is expected
+
+
+def test_what_does_not_share_is_one_part() -> None:
+    batch = TensorBatch({"x": np.ones((9, 2)), "w": np.ones((9, 2))})
+    assert cut_of(batch, 4) == [Part(batch, 0, 9, 4)]
 
 
 @pytest.mark.parametrize(
@@ -149,14 +174,14 @@ def test_outputs_follow_rows_where_each_has_as_many(value: Value, expected: bool
 
 
 def test_no_texts_are_one_part_without_rows() -> None:
-    [part] = cut(TokenBatch([]), 8)
-    assert (part.rows, merge([part]), merge([part, part])) == (0, TokenBatch([]), TokenBatch([]))
+    [part] = cut_of(TokenBatch([]), 8)
+    assert (part.rows, merge([part.batch]), merge([part.batch, part.batch])) == (0, TokenBatch([]), TokenBatch([]))
 
 
 def test_one_part_is_neither_copied_nor_cut() -> None:
     request = TensorBatch({"x": ones})
-    [part] = cut(request, 2)
+    [part] = cut_of(request, 2)
     outputs: dict[str, Value] = {"y": ones, "scalar": np.ones(())}
-    assert merge([part]) is request
-    assert share(outputs, [part]) == [outputs]
+    assert merge([part.batch]) is request
+    assert share(outputs, [part.rows]) == [outputs]
     assert join([(part, outputs)]) is outputs
