@@ -67,15 +67,15 @@ def tried(spec: ModelSpec, shapes: dict[str, tuple[int, ...]], run: Run) -> Sequ
     padded = replace(sequence, unpadded_because=None)
     random = np.random.default_rng(0)
     # A maximum over the axis sees only padding that is more than all that is real, a minimum only what is less.
-    for below in (False, True):
-        rows = [TensorBatch(_row(spec, shapes, length, random, below)) for length in lengths]
+    for side in (0, -1, 1):
+        rows = [TensorBatch(_row(spec, shapes, length, random, side)) for length in lengths]
         try:
             apart = [run(dict(row.inputs)) for row in rows]
         except RoundhouseError as error:
-            if below:  # what the graph refuses no caller will get answered
-                break
+            if side:  # what the graph refuses no caller will get answered
+                continue
             return replace(sequence, unpadded_because=f"a trial with two lengths failed: {error.message}")
-        if not below:
+        if not side:
             padded = replace(padded, output_axes=_axes_as_long(apart, lengths))
         because = _why_not_padded(spec, padded, rows, lengths, apart, run)
         if because is not None:
@@ -107,9 +107,9 @@ def _why_not_padded(
 
 
 def _row(
-    spec: ModelSpec, shapes: dict[str, tuple[int, ...]], length: int, random: np.random.Generator, below: bool
+    spec: ModelSpec, shapes: dict[str, tuple[int, ...]], length: int, random: np.random.Generator, side: int
 ) -> dict[str, Value]:
-    """Every input of a row of this length, all of it real by its mask. `below`: less than what it is padded with."""
+    """Every input of a row of this length, all of it real by its mask. `side` is as for `random_row`."""
     sequence = spec.sequence
     assert sequence is not None
     row: dict[str, Value] = {}
@@ -121,11 +121,10 @@ def _row(
             continue
         shape[sequence.axis] = length
         # What is padded with a very large number is meant never to reach it.
-        least = pad_value if abs(pad_value) <= _ORDINARY else 0
-        value = random_row(declared, tuple(shape), random, least if below else None)
+        value = random_row(declared, tuple(shape), random, side, pad_value if abs(pad_value) <= _ORDINARY else 0)
         if sequence.mask and declared.name == sequence.mask.name:
             value = np.ones_like(value)
-        elif value.dtype.kind != "f" and not below:
+        elif value.dtype.kind != "f" and not side:
             # What ends like the padding would not show that more of it was added.
             value[(slice(None),) * sequence.axis + (-1,)] = 0 if pad_value else 1
         row[declared.name] = value

@@ -23,21 +23,27 @@ def trial_inputs(spec: ModelSpec) -> list[ValueSpec]:
 
 
 def random_row(
-    declared: ValueSpec, shape: tuple[int, ...], random: np.random.Generator, below: float | None = None
+    declared: ValueSpec,
+    shape: tuple[int, ...],
+    random: np.random.Generator,
+    side: int = 0,
+    pad_value: float = 0,
 ) -> Array:
     """One row of a tensor: floats from 0 to 1, whole numbers 0 and 1, which every table of embeddings has.
 
-    `below`: less than this number by up to 2 instead, where the dtype has such numbers; a graph may refuse them.
+    `side` -1: less than `pad_value` by up to 2 instead, 1: more, where the dtype has such numbers; a graph may refuse
+    them.
     """
     assert isinstance(declared.type, TensorType)
     row_shape = (1, *shape[1:])
     dtype = NUMPY_DTYPES[declared.type.dtype]
     if dtype.kind == "f":
         floats = random.random(row_shape)
-        return (floats if below is None else below - 2 * floats).astype(dtype)
+        return (floats if not side else pad_value + side * 2 * floats).astype(dtype)
     integers = random.integers(0, 2, row_shape)
-    if below is not None and dtype.kind == "i":
-        integers = np.maximum(int(below) - 1 - integers, np.iinfo(dtype).min)
+    if side and dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        integers = np.clip(int(pad_value) + side * (1 + integers), max(limits.min, -(2**62)), min(limits.max, 2**62))
     return integers.astype(str).astype(object) if dtype.kind == "O" else integers.astype(dtype)
 
 

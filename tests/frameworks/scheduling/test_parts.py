@@ -141,7 +141,7 @@ def test_inputs_in_another_order_are_of_the_same_group() -> None:
     assert outline(one) == outline(other)
     both = merge([one, other])
     assert isinstance(both, TensorBatch)
-    assert [np.shape(both.inputs[name]) for name in "xy"] == [(4, 3), (4, 1)]
+    assert [np.asarray(both.inputs[name]).shape for name in "xy"] == [(4, 3), (4, 1)]
 
 
 @pytest.mark.parametrize(
