@@ -216,7 +216,7 @@ class Dispatcher:
         length = max(member.part.length for member in members)
         self._cost.observe(rows, length, result.compute_s)
         if self._light is not None and isinstance(members[0].part.batch, TensorBatch):
-            self._light.runs.learn(members[0].request.outline.shape, max(1, rows), result.compute_s)
+            self._light.runs.learn(members[0].request.outline.shape, max(1, rows), result.thread_s)
         self._batch_sizes[rows] += 1
         if len(members) > 1 and not follow_rows(result.outputs, rows):
             for member in members:

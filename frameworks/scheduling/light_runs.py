@@ -14,7 +14,7 @@ LIGHT_S = 0.0003
 """A run shorter than this is light: about what a hand-over costs. It runs on the event loop."""
 
 # Runs on the loop that took this many times LIGHT_S, one after the other, until the shape is heavy for good: then
-# something else than the shape settles how long it takes. One or two are a neighbour on the core.
+# something else than the shape settles how long it takes.
 _HEAVY_FACTOR = 10
 _HEAVY_RUNS = 3
 # Shapes come from callers: more than so many are not kept apart.
@@ -24,9 +24,7 @@ _LONGEST_ROUND_S = 0.002
 
 
 class LightRuns:
-    """Learned from the quickest run of each shape: the wall time of a run in a thread is mostly waiting for the
-    interpreter's lock while the loop is busy.
-    """
+    """Learned from the quickest run of each shape, by its CPU time."""
 
     def __init__(self) -> None:
         self._quickest: dict[Hashable, tuple[int, float]] = {}
@@ -41,7 +39,7 @@ class LightRuns:
         return int(rows * LIGHT_S / seconds) or int(seconds < LIGHT_S)
 
     def learn(self, shape: Hashable, rows: int, seconds: float) -> None:
-        """Of a run of so many rows, wherever it ran."""
+        """Of a run of so many rows, wherever it ran: its CPU seconds."""
         seen = self._quickest.get(shape)
         if seen is not None and seconds * seen[0] >= seen[1] * rows:
             return
@@ -52,7 +50,7 @@ class LightRuns:
             self._quickest[shape] = (rows, max(seconds, 1e-9))
 
     def watch(self, shape: Hashable, seconds: float) -> None:
-        """Of a run on the loop: whether it was light after all."""
+        """Of a run on the loop, its CPU seconds: whether it was light after all."""
         if seconds < _HEAVY_FACTOR * LIGHT_S:
             self._heavy_runs.pop(shape, None)
             return
@@ -82,6 +80,9 @@ class LightRound:
         self._enter_line = enter_line
         self._batch_sizes = batch_sizes
         self._gathered: list[Request] = []
+        # One caller that asks again and again is answered at once. Another one in the same round ends that: several are
+        # quicker together.
+        self._comes_alone = False
         self._loop = asyncio.get_running_loop()
         self._round: asyncio.Handle | None = None
 
@@ -90,8 +91,13 @@ class LightRound:
         outline = request.outline
         if outline.rows > min(self._max_rows, self.runs.most_rows(outline.shape)):
             return False
-        self._gathered.append(request)
-        self._wake()
+        lane = self._idle_lane() if self._comes_alone and self._round is None else None
+        if lane is not None:
+            self._run(lane, [request])
+        else:
+            self._gathered.append(request)
+        if self._round is None:
+            self._round = self._loop.call_soon(self._run_all)
         return True
 
     def give_up(self, error: Exception) -> None:
@@ -99,13 +105,10 @@ class LightRound:
         for request in self._gathered:
             request.fail(error)
 
-    def _wake(self) -> None:
-        if self._round is None:
-            self._round = self._loop.call_soon(self._run_all)
-
     def _run_all(self) -> None:
         self._round = None
         requests = [request for request in self._gathered if not request.future.done()]
+        self._comes_alone = len(self._gathered) <= 1
         self._gathered = []
         lane = self._idle_lane()
         if lane is None:
@@ -119,7 +122,7 @@ class LightRound:
             self._run(lane, together)
             if requests and time.perf_counter() > until_s:
                 self._gathered = requests
-                self._wake()
+                self._round = self._loop.call_soon(self._run_all)
                 return
 
     def _first_batch(self, requests: list[Request]) -> tuple[list[Request], list[Request]]:
@@ -140,10 +143,10 @@ class LightRound:
 
     def _run(self, lane: BatchLane, requests: list[Request]) -> None:
         counts = [request.outline.rows for request in requests]
-        started_s = time.perf_counter()
+        started_s, thread_started_s = time.perf_counter(), time.thread_time()
         try:
             outputs = lane.infer_now(merge([request.batch for request in requests]))
-            compute_s = time.perf_counter() - started_s
+            compute_s, thread_s = time.perf_counter() - started_s, time.thread_time() - thread_started_s
             # How many rows a graph gives may depend on what is in them, which its trial did not show.
             shares = share(outputs, counts) if len(counts) == 1 or follow_rows(outputs, sum(counts)) else None
             failure: BaseException | None = None
@@ -158,7 +161,7 @@ class LightRound:
             for request in requests:
                 request.fail(failure)
         else:
-            self._learn(requests[0].outline.shape, sum(counts), compute_s)
+            self._learn(requests[0].outline.shape, sum(counts), thread_s)
             for request, outputs in zip(requests, shares, strict=True):
                 request.begin()
                 request.future.set_result(LaneResult(outputs, started_s - request.arrived_s, compute_s))
