@@ -55,6 +55,7 @@ def serve(loaded: LoadedSettings, log_to_terminal: bool) -> int:
         server.app,
         loop="uvloop" if os.name != "nt" else "asyncio",
         http=BoundedHttpProtocol,
+        interface="asgi3",
         ws="none",
         lifespan="on",
         access_log=False,

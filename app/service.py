@@ -53,7 +53,9 @@ class InferenceService:
         InvalidInput, OutOfMemory.
         """
         if left_s is None:
-            return await self._kept_or_asked(slot, request, timings, permit, priority)
+            if slot.entry.cache:
+                return await self._kept_or_asked(slot, request, timings, permit, priority)
+            return await self._answer(slot, request, timings, permit, priority)
         try:
             async with asyncio.timeout(max(0.0, left_s)):
                 return await self._kept_or_asked(slot, request, timings, permit, priority)

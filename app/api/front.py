@@ -1,6 +1,6 @@
 """The front: `/infer` and its kin answered at once, everything else through FastAPI, which also describes them all."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -33,15 +33,13 @@ class Front:
         self._admin = admin
         self._framed_admin = framed_admin
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] != "http":
-            await self._admin(scope, receive, send)
-            return
+            return self._admin(scope, receive, send)
         target = target_of(scope["path"])
         if target is not None:
-            await self._infer(scope, receive, send, target)
-        else:
-            await self._framed_admin(scope, receive, send)
+            return self._infer(scope, receive, send, target)
+        return self._framed_admin(scope, receive, send)
 
 
 def build_front(infer: InferEndpoint, routers: list[APIRouter], observer: Observer, lifespan: Lifespan) -> Front:

@@ -2,6 +2,7 @@
 way out for whole answers.
 """
 
+import asyncio
 from functools import partial
 
 import orjson
@@ -27,6 +28,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _head_bytes = 0
     # Bytes that have come since the parser last gave something on: a header that does not end adds to nothing else.
     _held_bytes = 0
+    _idle_since_s = 0.0
+    _idle_timer: asyncio.TimerHandle | None = None
 
     def data_received(self, data: bytes) -> None:
         self._held_bytes += len(data)
@@ -45,6 +48,27 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._held_bytes = 0
         super().on_headers_complete()
         self.scope["extensions"] = {RESPOND: partial(self._respond, self.cycle)}  # type: ignore[dict-item]
+
+    def on_response_complete(self) -> None:
+        """As uvicorn's, with one timer for all the pauses of a connection: to start and stop one for each answer costs
+        3 µs.
+        """
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+            return
+        self._idle_since_s = self.loop.time()
+        if self._idle_timer is None:
+            self._idle_timer = self.loop.call_later(self.timeout_keep_alive, self._close_if_idle)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+            self._idle_timer = None
+        super().connection_lost(exc)
 
     def on_body(self, body: bytes) -> None:
         self._held_bytes = 0
@@ -67,6 +91,17 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         )
         self.transport.write(head.encode("ascii") + body)
         self.transport.close()
+
+    def _close_if_idle(self) -> None:
+        self._idle_timer = None
+        if self.transport.is_closing() or not self.cycle.response_complete:
+            # Under way again; its answer winds the timer up anew.
+            return
+        left_s = self._idle_since_s + self.timeout_keep_alive - self.loop.time()
+        if left_s > 0.0:
+            self._idle_timer = self.loop.call_later(left_s, self._close_if_idle)
+        else:
+            self.transport.close()
 
     def _respond(self, cycle: RequestResponseCycle, status: int, header_lines: bytes, body: bytes) -> bool:
         """RequestResponseCycle.send for a whole answer. `header_lines` end in CRLF each and are sane."""

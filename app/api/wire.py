@@ -38,6 +38,8 @@ def check_media_type(scope: Scope) -> None:
     """
     for name, value in scope["headers"]:
         if name == b"content-type":
+            if value == b"application/json":
+                continue
             media_type, _, parameters = value.decode("latin-1").lower().partition(";")
             media_type = media_type.strip()
             if media_type != "application/json" and not media_type.endswith("+json"):
@@ -142,10 +144,12 @@ class Watched:
 
     __slots__ = ("gone", "receive", "since_s", "task", "watcher")
 
-    def __init__(self, receive: Receive, task: "asyncio.Task[Any]", since_s: float) -> None:
+    def __init__(self, receive: Receive, since_s: float) -> None:
         self.receive = receive
-        self.task = task
         self.since_s = since_s
+        task = asyncio.current_task()
+        assert task is not None
+        self.task = task
         self.watcher: asyncio.Task[None] | None = None
         self.gone = False
 
@@ -161,22 +165,24 @@ class GoneWatch:
         self._young: dict[Watched, None] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def begin(self, receive: Receive) -> Watched:
-        """Work begins for the caller behind `receive`, in the current task; `end` must follow."""
-        loop = asyncio.get_running_loop()
-        task = asyncio.current_task(loop)
-        assert task is not None
-        watched = Watched(receive, task, loop.time())
+    def begin(self, receive: Receive, since_s: float) -> Watched:
+        """Work began at `since_s` (time.perf_counter) for the caller behind `receive`, in the current task.
+
+        `forget` or, where it has a watcher, `end` must follow.
+        """
+        watched = Watched(receive, since_s)
         self._young[watched] = None
         if self._timer is None:
-            self._timer = loop.call_later(_WATCH_AFTER_S, self._look)
+            self._timer = asyncio.get_running_loop().call_later(_WATCH_AFTER_S, self._look)
         return watched
+
+    def forget(self, watched: Watched) -> None:
+        """The work has ended before anybody looked after its caller."""
+        del self._young[watched]
 
     async def end(self, watched: Watched) -> None:
         """The work has ended, however. Raises ClientGone where it was cancelled because the caller is gone."""
-        if watched.watcher is None:
-            self._young.pop(watched, None)
-            return
+        assert watched.watcher is not None
         watched.watcher.cancel()
         with suppress(asyncio.CancelledError):
             await watched.watcher
@@ -187,7 +193,7 @@ class GoneWatch:
     def _look(self) -> None:
         """Gives a watcher to every request that has been here for long."""
         loop = asyncio.get_running_loop()
-        before_s = loop.time() - _WATCH_AFTER_S
+        before_s = time.perf_counter() - _WATCH_AFTER_S
         old = [watched for watched in self._young if watched.since_s <= before_s]
         for watched in old:
             del self._young[watched]

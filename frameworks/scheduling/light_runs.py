@@ -116,7 +116,8 @@ class LightRound:
                 self._enter_line(request)
             return
         until_s = time.perf_counter() + _LONGEST_ROUND_S
-        requests.sort(key=lambda request: request.priority)
+        if len(requests) > self._max_rows:
+            requests.sort(key=lambda request: request.priority)
         while requests:
             together, requests = self._first_batch(requests)
             self._run(lane, together)

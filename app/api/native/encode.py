@@ -15,6 +15,10 @@ _BLOCK_ELEMENTS = 16 * 1024
 def encode(model: str, version: str, native: NativeRequest, answer: Answer, latency_ms: float) -> bytes:
     """The body of a 200. NaN and infinities become null."""
     head: dict[str, Any] = {"model_name": model, "version": version}
+    if native.question == "input_data" and isinstance(answer, dict):
+        head["output_data"], head["output_shape"] = _one_output(native, answer)
+        head["latency_ms"] = round(latency_ms, 3)
+        return orjson.dumps(head, option=orjson.OPT_SERIALIZE_NUMPY)
     match answer:
         case EmbedAnswer():
             head |= {"embeddings": _written(answer.embeddings), "tokens": answer.tokens}
@@ -22,8 +26,6 @@ def encode(model: str, version: str, native: NativeRequest, answer: Answer, late
             head["predictions"] = [
                 [{"label": label, "score": score} for label, score in labels] for labels in answer.predictions
             ]
-        case _ if native.question == "input_data":
-            head |= _one_output(native, answer)
         case _:
             head["outputs"] = {
                 name: {
@@ -37,12 +39,13 @@ def encode(model: str, version: str, native: NativeRequest, answer: Answer, late
     return orjson.dumps(head, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def _one_output(native: NativeRequest, answer: dict[str, Value]) -> dict[str, Any]:
+def _one_output(native: NativeRequest, answer: dict[str, Value]) -> tuple[Any, list[int] | None]:
+    """Data and shape."""
     assert isinstance(native.request, TensorBatch)
     assert native.request.output_names is not None
     value = answer[native.request.output_names[0]]
     flattened = value.reshape(-1) if native.flat and isinstance(value, np.ndarray) else value
-    return {"output_data": plain(flattened), "output_shape": _shape(value)}
+    return plain(flattened), _shape(value)
 
 
 def plain(value: Value) -> Any:
@@ -74,7 +77,10 @@ def elements_of(answer: Answer | Value) -> int:
     if isinstance(answer, ClassifyAnswer):
         return 2 * sum(map(len, answer.predictions))
     if isinstance(answer, dict):
-        return sum(map(elements_of, answer.values()))
+        elements = 0
+        for value in answer.values():
+            elements += value.size if isinstance(value, np.ndarray) else elements_of(value)
+        return elements
     return len(answer) if isinstance(answer, list) else 1
 
 

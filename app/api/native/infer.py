@@ -11,7 +11,7 @@ from functools import lru_cache
 from starlette.types import Receive, Scope, Send
 
 from app.api.errors import STATUS_CLIENT_GONE, ClientGone, MethodNotAllowed, is_refusal
-from app.api.native.decode import NativeRequest, Target, decode
+from app.api.native.decode import Target, decode
 from app.api.native.encode import elements_of, encode
 from app.api.wire import GoneWatch, begin, check_media_type, read_body, send_error, send_json
 from app.lifecycle import Lifecycle
@@ -112,20 +112,33 @@ class InferEndpoint:
 
         started_s = time.perf_counter()
         try:
-            native = await self._decode(body, target, record)
+
+            def open_model(name: str, version: str | None) -> ModelSpec:
+                return self._open(name, version, record)
+
+            if len(body) < _LONG_BYTES:
+                native = decode(body, target, open_model)
+            else:
+                # In a thread: the interpreter's lock is free between the library's calls, and the loop goes on.
+                native = await asyncio.get_running_loop().run_in_executor(
+                    self._long_work, decode, body, target, open_model
+                )
         finally:
             record.timings.decode_s = time.perf_counter() - started_s
         del body
 
         slot = self._manager.slot(record.model)
         slot.admit(permit)
-        watched = self._gone_watch.begin(receive)
+        watched = self._gone_watch.begin(receive, record.started_s)
         try:
             answer = await self._service.infer(
                 slot, native.request, record.timings, permit, native.priority, self._left_s(native.timeout_ms, record)
             )
         finally:
-            await self._gone_watch.end(watched)
+            if watched.watcher is None:
+                self._gone_watch.forget(watched)
+            else:
+                await self._gone_watch.end(watched)
         started_s = time.perf_counter()
         latency_ms = (started_s - record.started_s) * 1e3
         if elements_of(answer) < _LONG_ELEMENTS:
@@ -136,18 +149,6 @@ class InferEndpoint:
             )
         record.timings.encode_s = time.perf_counter() - started_s
         await send_json(send, record, 200, encoded)
-
-    async def _decode(self, body: bytes, target: Target, record: RequestRecord) -> NativeRequest:
-        """A long body is read in a thread: the interpreter's lock is free between the library's calls, and the loop
-        goes on.
-        """
-
-        def open_model(name: str, version: str | None) -> ModelSpec:
-            return self._open(name, version, record)
-
-        if len(body) < _LONG_BYTES:
-            return decode(body, target, open_model)
-        return await asyncio.get_running_loop().run_in_executor(self._long_work, decode, body, target, open_model)
 
     def _refuse_at_a_glance(self, beginning: bytes) -> None:
         """Refuses a long body for a model that has no room without reading all of it. Raises Overloaded.
