@@ -129,6 +129,14 @@ def test_bfloat16_travels_as_float32_and_stays_in_its_range() -> None:
         assert "out of the range of bfloat16" in refusal("bfloat16", {"input_data": [value]})
 
 
+def test_numbers_whose_squares_overflow_are_refused_without_a_warning() -> None:
+    for dtype in ("float32", "float16", "bfloat16"):
+        for data in ([1e154], [1e200, -1e200], 1.7e308, [0.0] * 1023 + [1e308]):
+            assert f"out of the range of {dtype}" in refusal(dtype, {"input_data": data})
+    assert tensors("float64", {"input_data": [1e308, 1e308]})["x"].tolist() == [1e308, 1e308]
+    assert tensors("float32", {"input_data": [3.4e38, -3.4e38]})["x"].tolist() == np.float32([3.4e38, -3.4e38]).tolist()
+
+
 def test_ragged_is_said_before_wrong_shape() -> None:
     for data in ("[1, [2], 3]", "[[1, 2, 3], [4, [5], 6]]", "[[1], [2, 3]]"):
         assert "is ragged" in refusal("matrix", f'{{"input_data": {data}}}')
