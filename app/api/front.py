@@ -133,5 +133,6 @@ _FAILURES = {
     "415": "unsupported_media_type",
     "500": "internal",
     "503": "overloaded, loading, unloaded, draining, model_failed",
+    "504": "deadline_exceeded",
     "507": "out_of_memory",
 }
