@@ -49,7 +49,7 @@ def test_histogram_bounds_belong_to_the_bucket_below() -> None:
 
 def test_server_timing_is_in_milliseconds() -> None:
     header = server_timing(Timings(0.0011, 0.5, 1.25, 0))
-    assert header == b"decode;dur=1.100, queue;dur=500.000, compute;dur=1250.000, encode;dur=0.000"
+    assert header == "decode;dur=1.100, queue;dur=500.000, compute;dur=1250.000, encode;dur=0.000"
 
 
 def test_counts_by_model_version_and_status() -> None:

@@ -42,7 +42,7 @@ ALL_KINDS: Mapping[str, onnx.ModelProto] = {
     "optional-out": onnx_graphs.optional_out(),
     "optional-in": onnx_graphs.optional_in(),
     "log": logarithms(),
-    "slow": onnx_graphs.slow(300),
+    "slow": onnx_graphs.slow(300, rows=1),
 }
 """A graph for each thing that a caller can send or get."""
 

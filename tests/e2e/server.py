@@ -116,6 +116,11 @@ class RunningServer:
         samples = [sample for family in self.metrics().values() for sample in family.samples]
         return sum(s.value for s in samples if s.name == name and labels.items() <= s.labels.items())
 
+    def inflight(self, model: str) -> int:
+        """Decoded requests to this model that have not been answered."""
+        inflight: int = self.client.get(f"/models/{model}").json()["requests"]["inflight"]
+        return inflight
+
     def stop(self, timeout_s: float = 20.0) -> None:
         """Ends the server by SIGTERM; it has to drain and leave with status 0."""
         self.process.send_signal(signal.SIGTERM)

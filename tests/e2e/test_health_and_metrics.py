@@ -24,9 +24,10 @@ FAMILIES = {
     "roundhouse_request_seconds": "histogram",
     "roundhouse_queue_seconds": "histogram",
     "roundhouse_compute_seconds": "histogram",
+    "roundhouse_batch_size": "histogram",
     "roundhouse_device_memory_bytes": "gauge",
 }
-HISTOGRAMS = [name for name, kind in FAMILIES.items() if kind == "histogram"]
+HISTOGRAMS = [name for name in FAMILIES if name.endswith("_seconds")]
 
 
 def test_a_healthy_server(house: RunningServer) -> None:
@@ -117,6 +118,17 @@ def test_histograms_hold_together(house: RunningServer) -> None:
         assert total >= lower
 
 
+def test_batch_sizes_are_counted_in_rows(house: RunningServer) -> None:
+    def counts() -> list[float]:
+        return [house.sample(f"roundhouse_batch_size_{part}", model="digits", **labels) for part, labels in parts]
+
+    parts: list[tuple[str, dict[str, str]]] = [("count", {}), ("sum", {})]
+    parts += [("bucket", {"le": bound}) for bound in ("2", "4", "+Inf")]
+    before = counts()
+    house.infer("digits", input_data=[[0] * 64] * 3)
+    assert [after - was for after, was in zip(counts(), before, strict=True)] == [1, 3, 0, 1, 1]
+
+
 def test_gauges_show_models_and_devices(house: RunningServer) -> None:
     assert house.sample("roundhouse_model_state", model="digits", state="ready") == 1
     states = [s for s in house.metrics()["roundhouse_model_state"].samples if s.labels["model"] == "digits"]
@@ -141,12 +153,13 @@ def test_latency_and_server_timing_say_where_the_time_went(house: RunningServer)
 
 
 def test_a_scrape_while_requests_wait(start: Start, tmp_path: Path) -> None:
-    server = start(onnx_entries(tmp_path, {"slow": onnx_graphs.slow(200)})).wait_ready()
+    server = start(onnx_entries(tmp_path, {"slow": onnx_graphs.slow(200, rows=1)})).wait_ready()
     with ThreadPoolExecutor(4) as pool:
         asked = [pool.submit(server.infer, "slow", input_data=[1, 2, 3, 4]) for _ in range(4)]
-        wait_until(lambda: server.sample("roundhouse_queue_depth", model="slow") == 4)
+        wait_until(lambda: server.inflight("slow") == 4)
+        # One of them runs, and the next is with the device's thread already.
+        wait_until(lambda: server.sample("roundhouse_queue_depth", model="slow") == 2)
         assert server.sample("roundhouse_inflight") == 4
-        assert server.client.get("/models/slow").json()["requests"]["inflight"] == 4
         for answer in asked:
             assert answer.result()["output_data"] == [1, 2, 3, 4]
     assert server.sample("roundhouse_queue_depth", model="slow") == 0

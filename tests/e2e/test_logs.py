@@ -52,7 +52,7 @@ def test_request_lines_are_logged_as_asked(requests: str | None, logged: list[st
 
 
 def test_a_slow_request_is_logged_though_it_succeeded(start: Start, tmp_path: Path) -> None:
-    models = onnx_entries(tmp_path, {"slow": onnx_graphs.slow(150)})
+    models = onnx_entries(tmp_path, {"slow": onnx_graphs.slow(150, rows=1)})
     server = start(models + '[logging]\nrequests = "slow_and_failed"\nslow_ms = 60\n').wait_ready()
     server.client.get("/models")
     server.infer("slow", input_data=[1, 2, 3, 4])

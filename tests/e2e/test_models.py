@@ -28,7 +28,7 @@ def make_roots(beside: Path) -> Path:
     """A folder that models may be registered from, with some that can and some that cannot be loaded."""
     folder = beside / "roots"
     folder.mkdir()
-    onnx_entries(folder, {"good": onnx_graphs.add(), "slow": onnx_graphs.slow(400)})
+    onnx_entries(folder, {"good": onnx_graphs.add(), "slow": onnx_graphs.slow(400, rows=1)})
     (folder / "bad.onnx").write_bytes(b"no graph at all")
     (folder / "text.txt").write_text("no model", encoding="utf-8")
     (folder / "empty").mkdir()
@@ -87,6 +87,7 @@ def test_one_model_in_detail(house: RunningServer) -> None:
     (version,) = detail["version_details"].values()
     assert version.keys() == {
         "state", "providers", "max_tokens", "labels", "loads", "load_seconds", "queue_depth", "path",
+        "batching", "max_batch_size",
     }  # fmt: skip
     assert version["max_tokens"] == 256
     assert version["providers"][-1] == "CPUExecutionProvider"
@@ -249,11 +250,11 @@ def test_a_load_that_fails_is_told_and_can_be_mended(start: Start, tmp_path: Pat
 
 
 def test_an_unload_waits_for_what_is_in_flight(start: Start, tmp_path: Path) -> None:
-    server = start(onnx_entries(tmp_path, {"slow": onnx_graphs.slow(300)})).wait_ready()
+    server = start(onnx_entries(tmp_path, {"slow": onnx_graphs.slow(300, rows=1)})).wait_ready()
     question = {"input_data": [1, 2, 3, 4]}
     with ThreadPoolExecutor(3) as pool, httpx.Client(base_url=server.url, timeout=30) as other:
         asked = [pool.submit(other.post, "/models/slow/infer", json=question) for _ in range(2)]
-        wait_until(lambda: server.sample("roundhouse_queue_depth", model="slow") == 2)
+        wait_until(lambda: server.inflight("slow") == 2)
         unload = pool.submit(other.post, "/models/slow/unload")
         wait_until(lambda: server.client.get("/models/slow").json()["state"] == "draining")
         refusal = server.client.post("/models/slow/infer", json=question)

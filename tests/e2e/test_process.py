@@ -36,7 +36,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture
 def slow(start: Start, tmp_path: Path) -> RunningServer:
     """A model that takes its time."""
-    return start(onnx_entries(tmp_path, {"slow": onnx_graphs.slow(600)})).wait_ready()
+    return start(onnx_entries(tmp_path, {"slow": onnx_graphs.slow(600, rows=1)})).wait_ready()
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def asked(server: RunningServer, times: int = 1) -> Iterator[list[Future[httpx.R
     """Requests to the slow model, under way when the block begins."""
     with ThreadPoolExecutor(times) as pool, httpx.Client(base_url=server.url, timeout=30) as client:
         answers = [pool.submit(client.post, "/models/slow/infer", json=QUESTION) for _ in range(times)]
-        wait_until(lambda: server.sample("roundhouse_queue_depth", model="slow") == times)
+        wait_until(lambda: server.inflight("slow") == times)
         yield answers
 
 
@@ -79,7 +79,7 @@ def test_sigint_ends_it_too(start: Start) -> None:
 
 
 def test_a_second_signal_ends_at_once(start: Start, tmp_path: Path) -> None:
-    server = start(onnx_entries(tmp_path, {"slow": onnx_graphs.slow(1000)})).wait_ready()
+    server = start(onnx_entries(tmp_path, {"slow": onnx_graphs.slow(1000, rows=1)})).wait_ready()
     with asked(server) as (answer,):
         server.process.send_signal(signal.SIGTERM)
         time.sleep(0.3)
@@ -94,7 +94,7 @@ def test_a_second_signal_ends_at_once(start: Start, tmp_path: Path) -> None:
 
 def test_the_drain_has_a_deadline(start: Start, tmp_path: Path) -> None:
     deadline = "[server]\ndrain_timeout_s = 1\n"
-    server = start(onnx_entries(tmp_path, {"slow": onnx_graphs.slow(2000)}) + deadline).wait_ready()
+    server = start(onnx_entries(tmp_path, {"slow": onnx_graphs.slow(2000, rows=1)}) + deadline).wait_ready()
     with asked(server) as (answer,):
         started_s = time.monotonic()
         server.process.send_signal(signal.SIGTERM)

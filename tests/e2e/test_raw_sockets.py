@@ -211,13 +211,13 @@ def test_a_caller_that_leaves_takes_the_batches_that_have_not_run(model: bytes, 
     head = b"POST /models/%s/infer HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (model, len(MANY_TEXTS))
     with connected(house) as connection:
         connection.sendall(head + MANY_TEXTS)
-        wait_until(lambda: house.sample("roundhouse_queue_depth", model=model.decode()) == 1)
+        wait_until(lambda: house.inflight(model.decode()) == 1)
         connection.settimeout(0.3)
         with pytest.raises(TimeoutError):
             connection.recv(1)
     # All of the texts would take far longer than this.
     wait_until(lambda: house.sample("roundhouse_requests_total", code="499", model=model.decode()) == before + 1, 5)
-    wait_until(lambda: house.sample("roundhouse_queue_depth", model=model.decode()) == 0, 5)
+    assert house.inflight(model.decode()) == 0
     assert house.wait_for_log("request", 5, status=499, model=model.decode())["code"] == "client_gone"
     started_s = time.monotonic()
     assert len(house.infer(model.decode(), text="next")["embeddings"]) == 1

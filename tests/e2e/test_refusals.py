@@ -1,20 +1,16 @@
 """What is wrong with a request is refused in the contract's words, and the server goes on."""
 
 import json
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.e2e.configs import DIGITS, onnx_entries
+from tests.e2e.configs import DIGITS
 from tests.e2e.conftest import Start
-from tests.e2e.server import RunningServer, assert_refused, wait_until
-from tests.models import onnx_graphs
+from tests.e2e.server import RunningServer, assert_refused
 
 QUESTION = '{"model_name": "float32", "input_data": [1, 2]}'
 
@@ -153,7 +149,7 @@ def test_a_typo_is_refused_with_the_nearest_name(field: str, nearest: str, house
 @pytest.mark.parametrize(
     "field",
     ["prompt", "messages", "max_tokens", "temperature", "top_p", "min_p", "repetition_penalty", "stop", "seed",
-     "stream", "n", "logprobs", "priority", "timeout_ms"],
+     "stream", "n", "logprobs"],
 )  # fmt: skip
 def test_a_field_to_come_is_refused_by_name(field: str, house: RunningServer) -> None:
     for body in ({"input_data": [1], field: 1}, {field: "x"}):
@@ -335,18 +331,3 @@ def test_a_body_over_the_limit_is_refused_and_says_the_limit(start: Start) -> No
         with suppress(httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError):
             assert_refused(server.client.post("/infer", content=content), 413, "too_large", "2000 bytes")
     assert server.post("/infer", question).status_code == 200
-
-
-def test_a_full_queue_is_refused_with_retry_after(start: Start, tmp_path: Path) -> None:
-    entry = onnx_entries(tmp_path, {"slow": onnx_graphs.slow(500)}) + "max_queue_size = 1\n"
-    server = start(entry).wait_ready()
-    with httpx.Client(base_url=server.url, timeout=30) as other, ThreadPoolExecutor(1) as pool:
-        first = pool.submit(other.post, "/models/slow/infer", json={"input_data": [1, 2, 3, 4]})
-        wait_until(lambda: server.sample("roundhouse_inflight") == 1)
-        started_s = time.monotonic()
-        answer = server.client.post("/models/slow/infer", json={"input_data": [1, 2, 3, 4]})
-        assert_refused(answer, 503, "overloaded", "max_queue_size")
-        assert int(answer.headers["retry-after"]) >= 1
-        assert time.monotonic() - started_s < 0.4
-        assert first.result().status_code == 200
-    assert server.sample("roundhouse_rejected_total", reason="overloaded") == 1

@@ -20,12 +20,13 @@ from frameworks.errors import (
     VersionNotFound,
 )
 from frameworks.manager import MLFrameworkManager
+from frameworks.scheduling.batcher import BatchLimits
 from frameworks.settings import PerformanceSettings, SchedulingSettings
 from frameworks.slot import ModelState
 from tests.frameworks.batch_models import FakeRegistry, Gate
 from tests.frameworks.fake_probe import FakeProbe
 from tests.frameworks.loops import in_loop, soon, task
-from tests.frameworks.managing import ask, entry, make_manager, register, serving
+from tests.frameworks.managing import ask, entry, make_manager, permitted, register, serving
 
 
 class TestLoading:
@@ -157,6 +158,56 @@ class TestLoading:
         assert made[0].startswith("loader")
 
 
+class TestInstances:
+    @in_loop
+    async def test_each_is_warmed_up_runs_in_a_thread_of_its_own_and_is_closed(self) -> None:
+        gate = Gate()
+        registry = FakeRegistry(gate)
+        async with serving(registry, instances=3) as manager:
+            assert [model.warm_ups for model in registry.made] == [1, 1, 1]
+            asked = [task(ask(manager, i)) for i in range(3)]
+            await soon(lambda: all(model.executed for model in registry.made))
+            gate.open()
+            assert await asyncio.gather(*asked) == [[0], [2], [4]]
+        assert [model.is_closed for model in registry.made] == [True] * 3
+
+    @in_loop
+    async def test_where_one_does_not_warm_up_all_are_closed(self) -> None:
+        class Cold(FakeRegistry):
+            def load(self, *arguments: Any) -> Any:
+                instances = super().load(*arguments)
+                self.made[1].warm_up = self.refuse  # type: ignore[method-assign]
+                return instances
+
+            @staticmethod
+            def refuse() -> None:
+                raise OutOfMemory("it is too cold")
+
+        registry = Cold()
+        async with make_manager(registry) as manager:
+            register(manager, instances=3)
+            with pytest.raises(OutOfMemory):
+                await manager.load("m")
+            assert [model.is_closed for model in registry.made] == [True] * 3
+
+    @in_loop
+    async def test_the_model_has_failed_only_when_the_last_has_died(self) -> None:
+        def die(x: list[object]) -> None:
+            if x == [13]:
+                raise SystemExit
+
+        registry = FakeRegistry(die)
+        async with serving(registry, instances=2) as manager:
+            slot = manager.slot("m")
+            with capture_logs(), pytest.raises(ModelFailed):
+                await ask(manager, 13)
+            assert slot.state is ModelState.READY
+            assert [await ask(manager, i) for i in range(4)] == [[0], [2], [4], [6]]
+            with capture_logs(), pytest.raises(ModelFailed):
+                await ask(manager, 13)
+            assert (slot.state, slot.reason) == (ModelState.FAILED, "its device thread ended")
+
+
 class TestNames:
     @in_loop
     async def test_a_name_is_taken_once(self) -> None:
@@ -192,11 +243,19 @@ class TestNames:
 
     @in_loop
     async def test_an_entry_s_own_bounds_go_before_the_server_s(self) -> None:
-        async with make_manager(FakeRegistry(), max_queue_size=7) as manager:
-            own = manager.register("fake", entry("own", max_batch_size=3, max_queue_size=2), Path("files"))
+        async with make_manager(FakeRegistry()) as manager:
+            own = register(manager, "own", max_batch_size=3, max_batch_tokens=99, max_queue_delay_ms=20)
             other = register(manager, "other")
-            assert (own.max_batch_size, own.max_queue_size) == (3, 2)
-            assert (other.max_batch_size, other.max_queue_size) == (4, 7)
+            assert own.limits == BatchLimits(max_rows=3, max_tokens=99, max_delay_s=0.02)
+            assert other.limits == BatchLimits(max_rows=4, max_tokens=None, max_delay_s=0.0)
+
+    @in_loop
+    async def test_only_an_entry_s_own_keys_bound_its_requests(self) -> None:
+        async with make_manager(FakeRegistry()) as manager:
+            own = register(manager, "own", max_queue_size=2, max_concurrent_requests=5)
+            other = register(manager, "other")
+            assert (own.requests.max_queue_size, own.requests.max_concurrent_requests) == (2, 5)
+            assert (other.requests.max_queue_size, other.requests.max_concurrent_requests) == (None, None)
 
     @in_loop
     async def test_there_is_one_version(self) -> None:
@@ -208,25 +267,40 @@ class TestNames:
 
 class TestPermits:
     @in_loop
-    async def test_past_the_queue_s_bound_the_refusal_says_when_to_come_again(self) -> None:
-        gates = [Gate(), Gate()]
-        calls = iter(gates)
-        async with serving(FakeRegistry(lambda _: next(calls)()), max_queue_size=3) as manager:
-            gates[0].open()
-            await ask(manager)
+    async def test_what_runs_does_not_wait_and_past_the_queue_s_bound_is_a_refusal(self) -> None:
+        gate = Gate()
+        async with serving(FakeRegistry(gate), max_queue_size=2) as manager:
             slot = manager.slot("m")
-            asked = [task(ask(manager, i)) for i in range(1)]
-            await soon(gates[1].arrived.is_set)
-            with slot.permit(), slot.permit():
-                assert slot.inflight == 3
-                with pytest.raises(Overloaded, match="3 requests under way, its max_queue_size; try again in") as full:
+            asked = [task(ask(manager, 0))]
+            await soon(gate.arrived.is_set)
+            assert (slot.requests.inflight, slot.queue_depth) == (1, 0)
+            for i in (1, 2):
+                asked.append(task(ask(manager, i)))
+                # A model that takes no company is handed the next request while this one runs.
+                await soon(lambda: slot.requests.inflight == len(asked))
+            await soon(lambda: slot.queue_depth == 1)
+            with permitted(slot):
+                assert slot.queue_depth == 2
+                with pytest.raises(
+                    Overloaded, match='model "m": 2 requests are waiting, its max_queue_size; try again'
+                ):
                     await ask(manager)
-                _, lane = slot.ready()
-                assert full.value.retry_after_s == pytest.approx(max(0.001, 3 * lane.mean_compute_s))
-            gates[1].open()
-            await asyncio.gather(*asked)
-            assert slot.inflight == 0
-            slot.check_room()
+            gate.open()
+            assert await asyncio.gather(*asked) == [[0], [2], [4]]
+            assert (slot.requests.inflight, slot.queue_depth) == (0, 0)
+            slot.requests.check_room()
+
+    @in_loop
+    async def test_past_the_bound_of_requests_at_once_is_a_refusal(self) -> None:
+        gate = Gate()
+        async with serving(FakeRegistry(gate), max_concurrent_requests=1) as manager:
+            asked = task(ask(manager))
+            await soon(gate.arrived.is_set)
+            with pytest.raises(Overloaded, match="1 requests are under way, its max_concurrent_requests"):
+                await ask(manager)
+            gate.open()
+            assert await asked == [2]
+            assert await ask(manager) == [2]
 
     @in_loop
     async def test_a_permit_comes_back_however_the_request_ends(self) -> None:
@@ -235,12 +309,12 @@ class TestPermits:
             slot = manager.slot("m")
             with pytest.raises(Exception, match="not a number"):
                 await ask(manager, "bad")
-            assert slot.inflight == 0
+            assert slot.requests.inflight == 0
             gone = task(ask(manager, 7))
             await soon(gate.arrived.is_set)
-            assert (slot.inflight, slot.queue_depth) == (1, 1)
+            assert (slot.requests.inflight, slot.queue_depth) == (1, 0)
             gone.cancel()
             await asyncio.wait([gone])
-            assert (slot.inflight, slot.queue_depth) == (0, 0)
+            assert (slot.requests.inflight, slot.queue_depth) == (0, 0)
             gate.open()
             assert slot.last_used is not None

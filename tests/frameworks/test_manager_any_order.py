@@ -20,9 +20,10 @@ from frameworks.slot import ModelState
 from tests.frameworks.batch_models import FakeRegistry, numbers
 from tests.frameworks.fake_probe import FakeProbe
 from tests.frameworks.loops import lanes_end
+from tests.frameworks.managing import entry, permitted
 
 NAMES = st.sampled_from("ab")
-MAX_QUEUE_SIZE = 3
+MAX_REQUESTS = 3
 
 
 class AnyOrder(RuleBasedStateMachine):
@@ -40,7 +41,7 @@ class AnyOrder(RuleBasedStateMachine):
             {"fake": lambda: self.registry},
             DeviceManager(FakeProbe()),
             PerformanceSettings(),
-            SchedulingSettings(max_queue_size=MAX_QUEUE_SIZE),
+            SchedulingSettings(),
             drain_timeout_s=3,
         )
         self.questions: list[tuple[object, asyncio.Task[Any]]] = []
@@ -58,6 +59,11 @@ class AnyOrder(RuleBasedStateMachine):
         if x == ["die"]:
             raise SystemExit
 
+    @staticmethod
+    def entry(name: str) -> OnnxModelEntry:
+        """The model "b" has two instances."""
+        return entry(name, max_concurrent_requests=MAX_REQUESTS, instances=1 + (name == "b"))
+
     def start(self, coroutine: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
         async def starting() -> "asyncio.Task[Any]":
             task = asyncio.get_running_loop().create_task(coroutine)
@@ -71,7 +77,7 @@ class AnyOrder(RuleBasedStateMachine):
         known = [slot.name for slot in self.manager.slots]
         try:
             path = Path("broken" if broken else "files")
-            self.manager.register("fake", OnnxModelEntry(name=name, path=path), path)
+            self.manager.register("fake", self.entry(name), path)
         except ModelExists:
             assert name in known
         else:
@@ -92,7 +98,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(name=NAMES, broken=st.booleans())
     def add(self, name: str, broken: bool) -> None:
         path = Path("broken" if broken else "files")
-        self.orders.append(self.start(self.manager.add("fake", OnnxModelEntry(name=name, path=path), path)))
+        self.orders.append(self.start(self.manager.add("fake", self.entry(name), path)))
 
     @rule(name=NAMES, xs=st.lists(st.one_of(st.integers(0, 99), st.just("bad")), min_size=1, max_size=5))
     def ask(self, name: str, xs: list[object]) -> None:
@@ -104,9 +110,9 @@ class AnyOrder(RuleBasedStateMachine):
 
     async def answer(self, name: str, x: object) -> Any:
         slot = self.manager.slot(name)
-        _, lane = slot.ready()
-        with slot.permit():
-            result = await lane.run(numbers(x))
+        _, dispatcher = slot.ready()
+        with permitted(slot) as permit:
+            result = await dispatcher.run(numbers(x), begin=permit.begin)
             await asyncio.sleep(0)  # the answer leaves
             return result.outputs["y"]
 
@@ -142,7 +148,7 @@ class AnyOrder(RuleBasedStateMachine):
                 assert task.result() == [2 * x]
         for task in self.orders:
             self.check_ended(task, (ModelNotFound, ModelExists, InvalidModel))
-        assert [slot.inflight for slot in self.manager.slots] == [0] * len(self.manager.slots)
+        assert [slot.requests.inflight for slot in self.manager.slots] == [0] * len(self.manager.slots)
         assert [slot.queue_depth for slot in self.manager.slots] == [0] * len(self.manager.slots)
         passing = (ModelState.LOADING, ModelState.DRAINING)
         assert [slot for slot in self.manager.slots if slot.state in passing] == []
@@ -158,7 +164,7 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def what_is_shown_is_so(self) -> None:
         for slot in self.manager.slots if hasattr(self, "manager") else []:
-            assert 0 <= slot.inflight <= MAX_QUEUE_SIZE
+            assert 0 <= slot.queue_depth <= slot.requests.inflight <= MAX_REQUESTS
             assert (slot.reason is not None) == (slot.state is ModelState.FAILED)
             if slot.state is ModelState.READY:
                 assert slot.ready()[0].spec is slot.spec

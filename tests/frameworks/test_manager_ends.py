@@ -14,7 +14,7 @@ from frameworks.errors import (
 from frameworks.slot import ModelState
 from tests.frameworks.batch_models import FakeRegistry, Gate
 from tests.frameworks.loops import in_loop, soon, task
-from tests.frameworks.managing import ask, make_manager, register, serving
+from tests.frameworks.managing import ask, make_manager, permitted, register, serving
 
 
 class TestUnloading:
@@ -44,7 +44,7 @@ class TestUnloading:
     @in_loop
     async def test_it_waits_for_an_answer_that_is_still_being_sent(self) -> None:
         async with serving(FakeRegistry()) as manager:
-            with manager.slot("m").permit():
+            with permitted(manager.slot("m")):
                 unload = task(manager.unload("m"))
                 await asyncio.sleep(0.02)
                 assert not unload.done()
@@ -117,7 +117,7 @@ class TestADeadThread:
             assert (slot.state, slot.reason) == (ModelState.FAILED, "its device thread ended")
             with pytest.raises(ModelFailed, match="its device thread ended; mend it, then POST /models/m/load"):
                 await ask(manager)
-            assert slot.inflight == 0
+            assert slot.requests.inflight == 0
             assert registry.made[0].is_closed
 
     @in_loop

@@ -236,9 +236,11 @@ def optional_in() -> onnx.ModelProto:
     return model_of(nodes, [perhaps], [("given", "bool", ()), ("y", "float32", ("m",))])
 
 
-def slow(milliseconds: float) -> onnx.ModelProto:
-    """x [n, 4] → y = x, after about so many milliseconds of one core."""
-    return _looping(max(1, round(milliseconds * _iterations_per_ms())))
+def slow(milliseconds: float, rows: int | str = "n") -> onnx.ModelProto:
+    """x [rows, 4] → y = x, after about so many milliseconds of one core, however many rows. With `rows` 1 no two
+    requests share a run.
+    """
+    return _looping(max(1, round(milliseconds * _iterations_per_ms())), rows)
 
 
 def blow_up() -> onnx.ModelProto:
@@ -307,7 +309,7 @@ def _value_info(declared: Declared | onnx.ValueInfoProto) -> onnx.ValueInfoProto
     return helper.make_tensor_value_info(name, ONNX_DTYPES[dtype], shape)
 
 
-def _looping(iterations: int) -> onnx.ModelProto:
+def _looping(iterations: int, rows: int | str = 1) -> onnx.ModelProto:
     """x → y = x after `iterations` products of matrices, 64 by 64."""
     matrix = np.roll(np.eye(64, dtype=np.float32), 1, axis=0)  # a rotation: numbers neither grow nor vanish
     tensor = helper.make_tensor_value_info
@@ -331,8 +333,8 @@ def _looping(iterations: int) -> onnx.ModelProto:
             helper.make_node("Mul", ["sum", "zero"], ["still_nothing"]),
             helper.make_node("Add", ["x", "still_nothing"], ["y"]),
         ],
-        [("x", "float32", ("n", 4))],
-        [("y", "float32", ("n", 4))],
+        [("x", "float32", (rows, 4))],
+        [("y", "float32", (rows, 4))],
         {"matrix": matrix, "zero": np.array(0, np.float32), "iterations": np.array(iterations, np.int64)},
     )
 

@@ -1,13 +1,14 @@
 """HTTP by hand: bodies within their bound, callers that leave."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
 from app.api.errors import ClientGone, EmptyBody, TooLarge, UnsupportedMediaType
-from app.api.wire import CancelIfGone, begin, check_media_type, read_body, send_error
+from app.api.wire import GoneWatch, begin, check_media_type, read_body, send_error
 from frameworks.errors import InvalidInput
 
 Messages = list[dict[str, Any]]
@@ -106,11 +107,22 @@ def test_an_error_can_be_sent_whatever_it_quotes() -> None:
     assert (b"connection", b"close") in sent[2]["headers"]
 
 
+@asynccontextmanager
+async def watched(*messages: dict[str, Any]) -> AsyncIterator[None]:
+    """Work for a caller that does as the messages say."""
+    watch = GoneWatch()
+    one = watch.begin(receiver(*messages))
+    try:
+        yield
+    finally:
+        await watch.end(one)
+
+
 def test_a_caller_that_leaves_cancels_the_work() -> None:
     async def work() -> str:
         ended = "not at all"
         try:
-            async with CancelIfGone(receiver(GONE)):
+            async with watched(GONE):
                 try:
                     await asyncio.sleep(60)
                 except asyncio.CancelledError:
@@ -127,36 +139,84 @@ def test_a_caller_that_leaves_cancels_the_work() -> None:
 
 def test_a_caller_that_stays_gets_the_work_done() -> None:
     async def work(seconds: float) -> int:
-        async with CancelIfGone(receiver()):
+        async with watched():
             await asyncio.sleep(seconds)
         tasks = asyncio.all_tasks()
         return len(tasks)
 
     assert asyncio.run(work(0)) == 1
-    assert asyncio.run(work(0.1)) == 1  # the watcher has gone with its block
+    assert asyncio.run(work(0.15)) == 1  # the watcher has gone with its request
 
 
 def test_an_error_of_the_work_passes_through() -> None:
     async def work(seconds: float) -> None:
-        async with CancelIfGone(receiver()):
+        async with watched():
             await asyncio.sleep(seconds)
             raise InvalidInput("x", "wrong")
 
-    for seconds in (0, 0.1):
+    for seconds in (0, 0.15):
         with pytest.raises(InvalidInput):
             asyncio.run(work(seconds))
 
 
 def test_a_cancellation_from_outside_stays_one() -> None:
     async def work() -> None:
-        async with CancelIfGone(receiver()):
+        async with watched():
             await asyncio.sleep(60)
 
-    async def outside() -> None:
+    async def outside(seconds: float) -> None:
         task = asyncio.create_task(work())
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(seconds)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    asyncio.run(outside())
+    for seconds in (0, 0.15):
+        asyncio.run(outside(seconds))
+
+
+def test_one_watch_looks_after_many_and_cancels_only_those_that_leave() -> None:
+    """They begin one after the other, so that some are young when others are looked after."""
+
+    async def work(watch: GoneWatch, leaves: bool) -> str:
+        one = watch.begin(receiver(GONE) if leaves else receiver())
+        try:
+            await asyncio.sleep(60 if leaves else 0.2)
+        finally:
+            await watch.end(one)
+        return "done"
+
+    async def all_of_them() -> list[str | BaseException]:
+        watch = GoneWatch()
+        tasks = []
+        for i in range(20):
+            tasks.append(asyncio.create_task(work(watch, leaves=i % 3 == 0)))
+            await asyncio.sleep(0.005)
+        outcomes = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 5)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        await asyncio.sleep(0.11)
+        assert watch._timer is None, "nobody is left to be looked after"
+        return outcomes
+
+    outcomes = asyncio.run(all_of_them())
+    assert [type(outcome) for outcome in outcomes] == [ClientGone if i % 3 == 0 else str for i in range(20)]
+
+
+def test_a_deadline_and_a_caller_that_leaves_at_once_are_told_apart() -> None:
+    """The caller is gone, whatever the deadline says; and a deadline of its own is no cancellation."""
+
+    async def work(messages: Messages, allowed_s: float) -> None:
+        async with watched(*messages), asyncio.timeout(allowed_s):
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                await asyncio.sleep(0)
+                raise
+
+    for allowed_s in (0.0, 0.02):
+        with pytest.raises(TimeoutError):
+            asyncio.run(work([GONE], allowed_s))
+    with pytest.raises(ClientGone):
+        asyncio.run(work([GONE], 60))
+    with pytest.raises(TimeoutError):
+        asyncio.run(work([], 0.15))

@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -34,6 +34,7 @@ class RowModel:
         self.behaviour = behaviour
         self.executed: list[list[int]] = []
         self.answered_rows = 0
+        self.empty_runs = 0
         self.users = 0
         self.is_closed = False
 
@@ -56,6 +57,7 @@ class RowModel:
         if HUGE in x and len(x) > 1:
             raise OutOfMemory("too much at once")
         self.answered_rows += len(x)
+        self.empty_runs += not x
         return self.answer(batch)
 
     def answer(self, batch: Batch) -> dict[str, Value]:
@@ -103,12 +105,16 @@ async def house_of(
     *models: RowModel,
     max_rows: int = 8,
     ageing_s: float = 1.0,
+    max_delay_s: float = 0.0,
     inputs: Sequence[str] = ("x",),
+    runs_by_shape: bool = False,
 ) -> AsyncIterator[House]:
     """At its end nothing waits, no task is left, and the lanes are closed."""
     lanes = [BatchLane(f"m{i}", model) for i, model in enumerate(models)]
     sizes: Counter[int] = Counter()
-    dispatcher = Dispatcher("m", lanes, BatchLimits(max_rows), ageing_s, frozenset(inputs), sizes)
+    spec = replace(models[0].spec, batched_inputs=frozenset(inputs), runs_by_shape=runs_by_shape)
+    limits = BatchLimits(max_rows, max_delay_s=max_delay_s)
+    dispatcher = Dispatcher("m", lanes, spec, limits, ageing_s, sizes)
     try:
         yield House(dispatcher, lanes, sizes)
         assert dispatcher.queue_depth == 0

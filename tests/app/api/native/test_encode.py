@@ -12,9 +12,11 @@ from app.api.native.fields import FIELDS, FIELDS_TO_COME, OPTIONS, QUESTION_FIEL
 from frameworks.types import ClassifyAnswer, EmbedAnswer, TensorBatch, TextRequest, Value
 from tests.app.api.native.specs import SPECS
 
+SPEC = SPECS["float32"]
+
 
 def encoded(native: NativeRequest, answer: dict[str, Value] | EmbedAnswer | ClassifyAnswer) -> Any:
-    body = json.loads(encode("m", "1", SPECS["float32"], native, answer, 1.23456))
+    body = json.loads(encode("m", "1", native, answer, 1.23456))
     assert (body.pop("model_name"), body.pop("version"), body.pop("latency_ms")) == ("m", "1", 1.235)
     return body
 
@@ -22,18 +24,18 @@ def encoded(native: NativeRequest, answer: dict[str, Value] | EmbedAnswer | Clas
 def test_input_data_flat_and_nested() -> None:
     value = np.array([[1, 2], [3, np.nan]], np.float32)
     request = TensorBatch({}, ("y",))
-    flat = encoded(NativeRequest("input_data", request, flat=True), {"y": value})
+    flat = encoded(NativeRequest("input_data", request, SPEC, flat=True), {"y": value})
     assert flat == {"output_data": [1, 2, 3, None], "output_shape": [2, 2]}
-    nested = encoded(NativeRequest("input_data", request), {"y": value})
+    nested = encoded(NativeRequest("input_data", request, SPEC), {"y": value})
     assert nested == {"output_data": [[1, 2], [3, None]], "output_shape": [2, 2]}
-    scalar = encoded(NativeRequest("input_data", request, flat=True), {"y": np.array(5, np.int64)})
+    scalar = encoded(NativeRequest("input_data", request, SPEC, flat=True), {"y": np.array(5, np.int64)})
     assert scalar == {"output_data": [5], "output_shape": []}
-    sequence = encoded(NativeRequest("input_data", request, flat=True), {"y": [{1: 0.5}, {2: np.float32(1)}]})
+    sequence = encoded(NativeRequest("input_data", request, SPEC, flat=True), {"y": [{1: 0.5}, {2: np.float32(1)}]})
     assert sequence == {"output_data": [{"1": 0.5}, {"2": 1.0}], "output_shape": [2]}
 
 
 def test_inputs() -> None:
-    native = NativeRequest("inputs", TensorBatch({}))
+    native = NativeRequest("inputs", TensorBatch({}), SPEC)
     answer: dict[str, Value] = {"z": np.array([2**63 - 1]), "y": np.array(np.inf)}
     assert encoded(native, answer) == {
         "outputs": {
@@ -44,7 +46,7 @@ def test_inputs() -> None:
 
 
 def test_text() -> None:
-    native = NativeRequest("text", TextRequest(["a"]))
+    native = NativeRequest("text", TextRequest(["a"]), SPEC)
     rows = np.array([[0.25, 1]], np.float32)
     assert encoded(native, EmbedAnswer(rows, tokens=3)) == {"embeddings": [[0.25, 1]], "tokens": 3}
     assert encoded(native, EmbedAnswer(np.empty((0, 0), np.float32), tokens=0)) == {"embeddings": [], "tokens": 0}
