@@ -1,6 +1,7 @@
 """A dispatcher on real lanes, before small models that remember what they ran."""
 
 import asyncio
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -12,6 +13,8 @@ from frameworks.errors import InvalidInput, OutOfMemory
 from frameworks.scheduling.batch_lane import BatchLane
 from frameworks.scheduling.batcher import BatchLimits
 from frameworks.scheduling.dispatcher import Dispatcher
+from frameworks.scheduling.light_runs import LIGHT_S
+from frameworks.scheduling.parts import outline_of
 from frameworks.text import TextTokenizer
 from frameworks.types import TEXT_OUTPUT, Batch, ModelSpec, TensorBatch, TokenBatch, Value
 from tests.frameworks.batch_models import Gate
@@ -33,6 +36,7 @@ class RowModel:
         self.spec = ModelSpec("fake", "tensor", (), (), "cpu", "int64", memory_bytes=0)
         self.behaviour = behaviour
         self.executed: list[list[int]] = []
+        self.threads: list[str] = []
         self.answered_rows = 0
         self.empty_runs = 0
         self.users = 0
@@ -50,6 +54,7 @@ class RowModel:
     def _infer(self, batch: Batch) -> dict[str, Value]:
         x = first_of(batch)
         self.executed.append(x)
+        self.threads.append(threading.current_thread().name)
         if self.behaviour:
             self.behaviour(x)
         if BAD in x:
@@ -80,6 +85,12 @@ class House:
     dispatcher: Dispatcher
     lanes: list[BatchLane]
     batch_sizes: Counter[int]
+
+    def make_light(self, *, most_rows: int = 10**6, width: int = 1) -> None:
+        """As if runs of so many rows at most had been seen to be light; so few that the figure is not a round one."""
+        assert self.dispatcher._light is not None
+        shape = outline_of(rows(0, width=width), frozenset("x")).shape
+        self.dispatcher._light.runs.learn(shape, 1, LIGHT_S / (most_rows + 0.5))
 
     def ask(self, *x: int, priority: int = 5, width: int = 1) -> "asyncio.Task[list[int]]":
         """A request of the rows x; its answer is x again if all is well."""

@@ -1,0 +1,258 @@
+"""Permits against a plain count of who is where, and a clock that is turned by hand."""
+
+import asyncio
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    MultipleResults,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    multiple,
+    rule,
+)
+
+from frameworks.errors import Overloaded
+from frameworks.scheduling.admission import Permit, RequestLimit
+from tests.frameworks.loops import in_loop, task
+
+bounds = st.none() | st.integers(1, 4)
+
+
+class Clock:
+    """Seconds, as they are set."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@dataclass(eq=False)
+class Holder:
+    """A permit, and what its limits should count it as."""
+
+    permit: Permit
+    model: RequestLimit | None = None
+    waits: bool = False
+
+
+class Admission(RuleBasedStateMachine):
+    """A server and two models; requests come, wait, begin and leave in any order."""
+
+    holders: "Bundle[Holder]" = Bundle("holders")
+
+    @initialize(limits=st.lists(st.tuples(bounds, bounds), min_size=3, max_size=3))
+    def open_the_doors(self, limits: list[tuple[int | None, int | None]]) -> None:
+        self.clock = Clock()
+        self.server, *self.models = [RequestLimit(f"limit {i}", *each, self.clock) for i, each in enumerate(limits)]
+        self.inside: list[Holder] = []
+
+    def inflight(self, limit: RequestLimit) -> int:
+        return sum(limit in (self.server, holder.model) for holder in self.inside)
+
+    def waiting(self, limit: RequestLimit) -> int:
+        return sum(holder.waits and limit in (self.server, holder.model) for holder in self.inside)
+
+    def queue_is_full(self, limit: RequestLimit) -> bool:
+        return limit.max_queue_size is not None and self.waiting(limit) >= limit.max_queue_size
+
+    def is_full(self, limit: RequestLimit) -> bool:
+        most = limit.max_concurrent_requests
+        return self.queue_is_full(limit) or (most is not None and self.inflight(limit) >= most)
+
+    @rule(target=holders)
+    def come(self) -> MultipleResults[Holder]:
+        if self.is_full(self.server):
+            with pytest.raises(Overloaded, match="limit 0: "):
+                Permit(self.server)
+            return multiple()
+        holder = Holder(Permit(self.server))
+        self.inside.append(holder)
+        return multiple(holder)
+
+    @rule(holder=holders, which=st.integers(0, 1))
+    def queue(self, holder: Holder, which: int) -> None:
+        model = self.models[which]
+        if holder not in self.inside or holder.model is not None:
+            return
+        if self.queue_is_full(self.server) or self.is_full(model):
+            whose = "limit 0: " if self.queue_is_full(self.server) else f"limit {which + 1}: "
+            with pytest.raises(Overloaded, match=whose) as refused:
+                holder.permit.queue(model)
+            assert 0 < refused.value.retry_after_s <= 600
+        else:
+            holder.permit.queue(model)
+            holder.model, holder.waits = model, True
+
+    @rule(holder=holders)
+    def begin(self, holder: Holder) -> None:
+        if holder in self.inside and holder.model is not None:
+            holder.permit.begin()
+            holder.waits = False
+
+    @rule(holder=consumes(holders))
+    def leave(self, holder: Holder) -> None:
+        if holder in self.inside:
+            holder.permit.release()
+            self.inside.remove(holder)
+
+    @rule(seconds=st.floats(0, 100))
+    def time_passes(self, seconds: float) -> None:
+        self.clock.now_s += seconds
+
+    @invariant()
+    def the_counts_are_right_and_within_their_bounds(self) -> None:
+        for limit in [self.server, *self.models] if hasattr(self, "inside") else []:
+            assert (limit.inflight, limit.waiting) == (self.inflight(limit), self.waiting(limit))
+            assert 0 <= limit.waiting <= limit.inflight
+            assert limit.max_queue_size is None or limit.waiting <= limit.max_queue_size
+            assert limit.max_concurrent_requests is None or limit.inflight <= limit.max_concurrent_requests
+            assert limit.is_full == self.is_full(limit)
+            if limit.is_full:
+                with pytest.raises(Overloaded):
+                    limit.check_room()
+            else:
+                limit.check_room()
+            assert 0 < limit.seconds_to_drain(1) <= 600
+
+    def teardown(self) -> None:
+        for holder in getattr(self, "inside", []):
+            holder.permit.release()
+        for limit in [self.server, *self.models] if hasattr(self, "inside") else []:
+            assert (limit.inflight, limit.waiting) == (0, 0)
+            limit.check_room()
+
+
+Admission.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
+TestAdmission = Admission.TestCase
+
+
+class Hand:
+    """A limit whose requests are let through one by one."""
+
+    def __init__(self, max_queue_size: int | None = None) -> None:
+        self.clock = Clock()
+        self.server = RequestLimit("the server", None, None, self.clock)
+        self.limit = RequestLimit("m", max_queue_size, None, self.clock)
+
+    def come(self) -> Permit:
+        permit = Permit(self.server)
+        permit.queue(self.limit)
+        return permit
+
+    def answer(self, permits: list[Permit], every_s: float) -> None:
+        """One after the other, each after so many seconds."""
+        for permit in permits:
+            self.clock.now_s += every_s
+            permit.begin()
+            permit.release()
+
+
+def test_the_time_to_come_again_is_that_of_the_queue_before_it() -> None:
+    """Ten answers a second, and twenty that wait: two seconds."""
+    hand = Hand(max_queue_size=20)
+    hand.answer([hand.come() for _ in range(20)], every_s=0.1)
+    waiting = [hand.come() for _ in range(20)]
+    with pytest.raises(
+        Overloaded, match=r"m: 20 requests are waiting, its max_queue_size; try again in 2\.000"
+    ) as full:
+        hand.come()
+    assert full.value.retry_after_s == pytest.approx(2.0)
+    assert hand.limit.inflight == 20, "who is refused is not counted"
+    assert hand.server.inflight == 21, "who is refused by the model is still at the server's door"
+    hand.answer(waiting, every_s=0.1)
+    assert (hand.limit.inflight, hand.limit.waiting) == (0, 0)
+
+
+def test_where_nothing_has_been_answered_yet_it_is_a_second() -> None:
+    hand = Hand()
+    assert hand.limit.seconds_to_drain(20) == 1.0
+    hand.come()
+    hand.clock.now_s += 1000
+    assert hand.limit.seconds_to_drain(20) == 1.0
+
+
+def test_idle_time_says_nothing_of_the_rate() -> None:
+    hand = Hand()
+    for _ in range(10):
+        hand.answer([hand.come()], every_s=0.1)
+        hand.clock.now_s += 3600
+    assert hand.limit.seconds_to_drain(20) == pytest.approx(2.0)
+    hand.come()
+    assert hand.limit.seconds_to_drain(20) == pytest.approx(2.0)
+
+
+def test_a_queue_that_stands_still_drains_more_and_more_slowly() -> None:
+    hand = Hand()
+    hand.answer([hand.come() for _ in range(10)], every_s=0.1)
+    hand.come()
+    estimates = []
+    for _ in range(5):
+        estimates.append(hand.limit.seconds_to_drain(10))
+        hand.clock.now_s += 10
+    assert estimates == pytest.approx([1.0, 11.0, 21.0, 31.0, 41.0])
+    hand.clock.now_s += 1e6
+    assert hand.limit.seconds_to_drain(10) == 600
+
+
+def test_the_rate_is_that_of_the_last_answers() -> None:
+    hand = Hand()
+    hand.answer([hand.come() for _ in range(200)], every_s=5.0)
+    hand.answer([hand.come() for _ in range(64)], every_s=0.01)
+    assert hand.limit.seconds_to_drain(100) == pytest.approx(1.0)
+
+
+def test_those_who_leave_before_anything_ran_do_not_make_it_look_fast() -> None:
+    hand = Hand()
+    for _ in range(10):
+        one, *gone = [hand.come() for _ in range(10)]
+        for permit in gone:
+            permit.release()
+        hand.answer([one], every_s=1.0)
+    assert hand.limit.seconds_to_drain(10) == pytest.approx(10.0)
+
+
+def test_a_request_at_once_counts_from_its_door() -> None:
+    """The server's own bound counts also those whose body is still being read."""
+    limit = RequestLimit("the server", 1, 2, Clock())
+    first, second = Permit(limit), Permit(limit)
+    with pytest.raises(Overloaded, match="the server: 2 requests are under way, its max_concurrent_requests"):
+        Permit(limit)
+    first.release()
+    third = Permit(limit)
+    model = RequestLimit("m", None, None)
+    second.queue(model)
+    with pytest.raises(Overloaded, match="the server: 1 requests are waiting, its max_queue_size"):
+        third.queue(model)
+    second.begin()
+    second.begin()  # again, to no effect
+    third.queue(model)
+    assert (limit.inflight, limit.waiting, model.inflight, model.waiting) == (2, 1, 2, 1)
+
+
+@in_loop
+async def test_waiting_until_idle() -> None:
+    hand = Hand()
+    await hand.limit.wait_until_idle()
+    permits = [hand.come() for _ in range(3)]
+    waiters = [task(hand.limit.wait_until_idle()) for _ in range(3)]
+    await asyncio.sleep(0)
+    waiters[0].cancel()
+    for permit in permits[:2]:
+        permit.release()
+    await asyncio.sleep(0)
+    assert [waiter.done() for waiter in waiters] == [True, False, False]
+    permits[2].release()
+    late = hand.come()  # before the waiters hear of it: there is somebody again
+    await asyncio.sleep(0.001)
+    assert [waiter.done() for waiter in waiters] == [True, False, False]
+    late.release()
+    await asyncio.wait_for(asyncio.gather(*waiters[1:]), 5)
+    assert waiters[0].cancelled()
