@@ -5,7 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable
 
-from frameworks.errors import InvalidInput, OutOfMemory
+from frameworks.errors import InvalidInput, ModelFailed, OutOfMemory
 from frameworks.scheduling.batch_lane import BatchLane, LaneResult
 from frameworks.scheduling.parts import follow_rows, merge, share
 from frameworks.scheduling.work import Request
@@ -150,9 +150,12 @@ class LightRound:
             compute_s, thread_s = time.perf_counter() - started_s, time.thread_time() - thread_started_s
             # How many rows a graph gives may depend on what is in them, which its trial did not show.
             shares = share(outputs, counts) if len(counts) == 1 or follow_rows(outputs, sum(counts)) else None
-            failure: BaseException | None = None
-        except BaseException as error:  # noqa: BLE001 - handed to the callers
+            failure: Exception | None = None
+        except Exception as error:  # noqa: BLE001 - handed to the callers
             shares, failure = None, error
+        except BaseException as error:  # noqa: BLE001
+            # A SystemExit handed to a caller would end the loop, a CancelledError look as if the caller had been.
+            shares, failure = None, ModelFailed(f"the model raised {type(error).__name__}")
         if shares is None and len(requests) > 1 and isinstance(failure, InvalidInput | OutOfMemory | None):
             # One caller's rows are no reason to fail the others': each by itself.
             for request in requests:
