@@ -109,13 +109,17 @@ callers = st.lists(
 
 class TestAnyOrder:
     @settings(max_examples=60)
-    @given(callers, st.integers(1, 6), st.integers(1, 2))
-    def test_each_caller_gets_its_own_rows(self, callers: list[Caller], max_rows: int, lanes: int) -> None:
+    @given(callers, st.integers(1, 6), st.integers(1, 2), st.booleans())
+    def test_each_caller_gets_its_own_rows(
+        self, callers: list[Caller], max_rows: int, lanes: int, is_light: bool
+    ) -> None:
         models = [RowModel(lambda x: time.sleep(0.0002 * len(x))) for _ in range(lanes)]
         requests = [rows_for(caller, i) for i, caller in enumerate(callers)]
 
         async def run() -> House:
-            async with house_of(*models, max_rows=max_rows, ageing_s=0.01) as house:
+            async with house_of(*models, max_rows=max_rows, ageing_s=0.01, runs_by_shape=is_light) as house:
+                if is_light:
+                    house.make_light(width=1)
                 answers = await asyncio.wait_for(crowd(house, callers, requests), 10)
                 for caller, x, answer in zip(callers, requests, answers, strict=True):
                     assert is_right(caller, x, answer)
