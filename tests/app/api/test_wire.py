@@ -202,6 +202,19 @@ def test_one_watch_looks_after_many_and_cancels_only_those_that_leave() -> None:
     assert [type(outcome) for outcome in outcomes] == [ClientGone if i % 3 == 0 else str for i in range(20)]
 
 
+def test_only_who_has_been_here_for_long_gets_a_watcher() -> None:
+    async def two() -> None:
+        watch = GoneWatch()
+        old, young = watch.begin(receiver()), watch.begin(receiver())
+        old.since_s -= 1
+        watch._look()
+        assert (old.watcher is None, young.watcher is None) == (False, True)
+        for one in (old, young):
+            await watch.end(one)
+
+    asyncio.run(two())
+
+
 def test_a_deadline_and_a_caller_that_leaves_at_once_are_told_apart() -> None:
     """The caller is gone, whatever the deadline says; and a deadline of its own is no cancellation."""
 

@@ -135,6 +135,15 @@ class TestTheWayToTheLoop:
         assert (model.executed, model.threads) == ([[0], [1, 2], [3]], [LANE, LANE, LOOP])
 
     @in_loop
+    async def test_it_does_not_overtake_who_waits_for_the_lane(self) -> None:
+        model = RowModel()
+        async with house_of(model, runs_by_shape=True) as house:
+            house.make_light()
+            asked = [house.ask(1, priority=9), house.ask(2, priority=1, width=2)]
+            assert await answers_of(*asked) == [[1], [2]]
+        assert (model.executed, model.threads) == ([[2], [1]], [LANE, LANE])
+
+    @in_loop
     async def test_an_instance_that_is_idle_serves_beside_one_that_is_busy(self) -> None:
         gate = Gate()
         models = [RowModel(gate), RowModel()]

@@ -134,7 +134,10 @@ def test_numbers_whose_squares_overflow_are_refused_without_a_warning() -> None:
         for data in ([1e154], [1e200, -1e200], 1.7e308, [0.0] * 1023 + [1e308]):
             assert f"out of the range of {dtype}" in refusal(dtype, {"input_data": data})
     assert tensors("float64", {"input_data": [1e308, 1e308]})["x"].tolist() == [1e308, 1e308]
-    assert tensors("float32", {"input_data": [3.4e38, -3.4e38]})["x"].tolist() == np.array([3.4e38, -3.4e38], np.float32).tolist()
+    assert (
+        tensors("float32", {"input_data": [3.4e38, -3.4e38]})["x"].tolist()
+        == np.array([3.4e38, -3.4e38], np.float32).tolist()
+    )
 
 
 def test_ragged_is_said_before_wrong_shape() -> None:
