@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
+from math import inf
 
 from frameworks.errors import Overloaded
 
@@ -30,6 +31,8 @@ class RequestLimit:
         self._whose = whose
         self.max_queue_size = max_queue_size
         self.max_concurrent_requests = max_concurrent_requests
+        self._queue_bound = inf if max_queue_size is None else max_queue_size
+        self._concurrency_bound = inf if max_concurrent_requests is None else max_concurrent_requests
         self.inflight = 0
         self.waiting = 0
         self._clock = clock
@@ -43,19 +46,19 @@ class RequestLimit:
     @property
     def is_full(self) -> bool:
         """Whether the next request is refused."""
-        return self._queue_is_full or (
-            self.max_concurrent_requests is not None and self.inflight >= self.max_concurrent_requests
-        )
+        return self.waiting >= self._queue_bound or self.inflight >= self._concurrency_bound
 
     def check_room(self) -> None:
         """Raises Overloaded where the next request is refused: asked before its body is read and decoded."""
+        if self.waiting < self._queue_bound and self.inflight < self._concurrency_bound:
+            return
         self.check_queue()
-        if self.max_concurrent_requests is not None and self.inflight >= self.max_concurrent_requests:
+        if self.inflight >= self._concurrency_bound:
             raise self._overloaded("under way", "max_concurrent_requests", self.inflight)
 
     def check_queue(self) -> None:
         """Raises Overloaded where `max_queue_size` requests wait."""
-        if self._queue_is_full:
+        if self.waiting >= self._queue_bound:
             raise self._overloaded("waiting", "max_queue_size", self.waiting)
 
     def enter(self) -> None:
@@ -94,10 +97,6 @@ class RequestLimit:
             return 1.0
         now_s = self._busy_s + (self._clock() - self._busy_since_s if self.inflight else 0.0)
         return min(_LONGEST_RETRY_S, max(0.001, (now_s - self._answered_s[0]) / answers * requests))
-
-    @property
-    def _queue_is_full(self) -> bool:
-        return self.max_queue_size is not None and self.waiting >= self.max_queue_size
 
     def _overloaded(self, how: str, key: str, requests: int) -> Overloaded:
         wait_s = self.seconds_to_drain(requests)

@@ -49,7 +49,7 @@ def next_batch(line: WaitingLine, cost: CostModel, limits: BatchLimits) -> Batch
     company = min(line.pieces, _COMPANY if line.pieces < _CROWD else _COMPANY_IN_A_CROWD)
     sides = [_Side(line.shorter(head)), _Side(line.longer(head))]
     max_rows = min(limits.max_rows, cost.most_rows)
-    is_full = rows >= max_rows
+    is_full = rows >= max_rows or not head.shares
     while not is_full:
         best, best_saving = None, 0.0
         for side in sides:

@@ -6,15 +6,16 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 
 from frameworks.errors import Draining, InvalidInput, ModelFailed, OutOfMemory
 from frameworks.scheduling.batch_lane import BatchLane, LaneResult
 from frameworks.scheduling.batcher import BatchLimits, BatchPlan, next_batch
 from frameworks.scheduling.cost import CostModel
 from frameworks.scheduling.light_runs import LightRound
-from frameworks.scheduling.parts import cut, follow_rows, join, merge, outline_of, share
+from frameworks.scheduling.parts import cut, follow_rows, merge, outline_of, share
 from frameworks.scheduling.waiting import Piece, WaitingLine
-from frameworks.scheduling.work import Member, Request
+from frameworks.scheduling.work import Member, Progress, Request
 from frameworks.types import DEFAULT_PRIORITY, Batch, ModelSpec, SequenceSpec, TensorBatch
 
 # Of a request with very many rows only so many stand in the line at once: one caller does not hold up the loop.
@@ -80,10 +81,8 @@ class Dispatcher:
         try:
             return await request.future
         finally:
-            request.backlog.clear()
-            for piece in request.waiting:
-                self._line.remove(piece)
-            request.waiting.clear()
+            if request.progress is not None:
+                self._take_out(request.progress)
 
     @property
     def is_dead(self) -> bool:
@@ -117,22 +116,26 @@ class Dispatcher:
         max_rows, max_tokens = self._limits.max_rows, self._limits.max_tokens
         if max_tokens:
             max_rows = max(1, min(max_rows, max_tokens // request.outline.length))
-        parts = cut(request.batch, request.outline, max_rows)
-        # The longest at the end, where the line is fed from: like lengths of one request stand in the window together.
-        parts.sort(key=lambda part: part.length)
-        request.backlog = parts
-        request.missing = len(parts)
-        self._feed(request)
+        count, parts = cut(request.batch, request.outline, max_rows)
+        request.progress = Progress(count, parts, request.outline.rows)
+        self._feed(request, request.progress)
+        self._wake()
 
-    def _feed(self, request: Request) -> None:
+    def _feed(self, request: Request, progress: Progress) -> None:
+        """Parts of like length come one after the other, and so stand in the line together."""
         now_s = time.perf_counter()
         group = request.outline.shape if request.outline.shares else request
-        while request.backlog and len(request.waiting) < _WINDOW:
-            part = request.backlog.pop()
-            piece = Piece(Member(request, part), part.rows, part.length, group)
+        for part in islice(progress.backlog, _WINDOW - len(progress.waiting)):
+            piece = Piece(Member(request, progress, part), part.rows, part.length, group, request.outline.shares)
             self._line.add(piece, request.priority, now_s)
-            request.waiting.add(piece)
-        self._wake()
+            progress.waiting.add(piece)
+
+    def _take_out(self, progress: Progress) -> None:
+        """The caller has its answer, or is gone: what has not begun never runs."""
+        progress.backlog = iter(())
+        for piece in progress.waiting:
+            self._line.remove(piece)
+        progress.waiting.clear()
 
     def _wake(self) -> None:
         if self._round is None:
@@ -151,13 +154,13 @@ class Dispatcher:
             may_grow = plan is not None and not plan.is_full and self._line.pieces == len(plan.pieces)
             if plan is None or self._sent[lane] >= (1 if may_grow else _BATCHES_PER_LANE):
                 return
-            if may_grow and self._is_delayed(plan):
+            if self._is_delayed(plan):
                 return
             self._send(lane, plan)
 
     def _is_delayed(self, plan: BatchPlan) -> bool:
         """Whether the batch still waits for more to join it; it is looked at again when its time is up."""
-        if not self._limits.max_delay_s:
+        if not self._limits.max_delay_s or plan.is_full or self._line.group_size(plan.pieces[0]) > len(plan.pieces):
             return False
         oldest_s = min(piece.work.request.arrived_s for piece in plan.pieces)
         left_s = oldest_s + self._limits.max_delay_s - time.perf_counter()
@@ -173,12 +176,10 @@ class Dispatcher:
         for piece in plan.pieces:
             self._line.remove(piece)
             member: Member = piece.work
-            request = member.request
-            request.waiting.discard(piece)
-            request.begin()
+            member.progress.waiting.discard(piece)
+            member.request.begin()
             members.append(member)
-            if request.backlog:
-                self._feed(request)
+            self._feed(member.request, member.progress)
         self._sent[lane] += 1
         running: list[Member] = []
         sent_s = time.perf_counter()
@@ -226,21 +227,25 @@ class Dispatcher:
         counts, lengths = [member.part.rows for member in members], [member.part.length for member in members]
         shares = share(result.outputs, counts, lengths, sequence)
         for member, outputs in zip(members, shares, strict=True):
-            request = member.request
-            if request.queue_s < 0.0:
-                request.queue_s = max(0.0, sent_s + result.queue_s - request.arrived_s)
-            request.compute_s += result.compute_s
-            request.answers.append((member.part, outputs))
-            request.missing -= 1
-            if not request.missing and not request.future.done():
-                request.future.set_result(LaneResult(join(request.answers), request.queue_s, request.compute_s))
+            request, progress = member.request, member.progress
+            if progress.queue_s < 0.0:
+                progress.queue_s = max(0.0, sent_s + result.queue_s - request.arrived_s)
+            progress.compute_s += result.compute_s
+            progress.missing -= 1
+            try:
+                joined = progress.joined.add(member.part, outputs)
+            except InvalidInput as error:
+                request.fail(error)
+                continue
+            if not progress.missing and not request.future.done():
+                request.future.set_result(LaneResult(joined, progress.queue_s, progress.compute_s))
 
     def _run_alone(self, member: Member) -> None:
         if member.request.future.done():
             return
-        piece = Piece(member, member.part.rows, member.part.length, object())
+        piece = Piece(member, member.part.rows, member.part.length, object(), shares=False)
         self._line.add(piece, _AT_ONCE, time.perf_counter())
-        member.request.waiting.add(piece)
+        member.progress.waiting.add(piece)
 
     def _fail_waiting(self, error: Exception) -> None:
         while (head := self._line.head()) is not None:

@@ -1,13 +1,13 @@
 """A request in parts that may run in different batches: cut before the queue, joined in order after it."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from math import prod
 from typing import NamedTuple
 
 import numpy as np
 
+from frameworks.errors import InvalidInput
 from frameworks.scheduling.sequences import as_long, missing_mask, pad_and_join
 from frameworks.types import Batch, SequenceSpec, TensorBatch, TokenBatch, Value
 
@@ -53,25 +53,30 @@ def outline_of(batch: Batch, batched_inputs: frozenset[str], sequence: SequenceS
             shares = False
             continue
         dimensions = value.shape
-        shares = shares and name in batched_inputs and rows in (-1, dimensions[0])
-        rows = dimensions[0] if rows == -1 else rows
-        elements += prod(dimensions[1:])
+        if rows == -1:
+            rows = dimensions[0]
+        shares = shares and name in batched_inputs and rows == dimensions[0]
+        elements += value.size // (dimensions[0] or 1)
         shape.append((name, value.dtype.char, dimensions[1:]))
     if len(shape) > 1:
         shape.sort(key=str)
     return Outline(max(1, rows), elements or 1, (batch.output_names, *shape), shares and rows > 0)
 
 
-def cut(batch: Batch, outline: Outline, max_rows: int) -> list[Part]:
-    """The parts of a request: texts one by one, tensors that share in blocks of at most `max_rows`, others whole."""
-    if isinstance(batch, TokenBatch):
-        texts = [Part(TokenBatch([ids]), at, 1, max(1, len(ids))) for at, ids in enumerate(batch.token_ids)]
-        return texts or [Part(batch, 0, 0, 1)]
+def cut(batch: Batch, outline: Outline, max_rows: int) -> tuple[int, Iterator[Part]]:
+    """How many parts a request has, and the parts, longest first, made as they are asked for: of 100,000 texts the
+    event loop has more to do meanwhile.
+
+    Texts are cut one by one, tensors that share in blocks of at most `max_rows`, others not at all.
+    """
     rows = outline.rows
+    if isinstance(batch, TokenBatch):
+        if rows <= 1:
+            return 1, iter((Part(batch, 0, rows, outline.length),))
+        return rows, _texts(batch)
     if not outline.shares or rows <= max_rows:
-        return [Part(batch, 0, rows, outline.length)]
-    starts = range(0, rows, max_rows)
-    return [Part(_block(batch, at, max_rows), at, min(max_rows, rows - at), outline.length) for at in starts]
+        return 1, iter((Part(batch, 0, rows, outline.length),))
+    return -(-rows // max_rows), _blocks(batch, outline, max_rows)
 
 
 def follow_rows(outputs: dict[str, Value], rows: int) -> bool:
@@ -125,19 +130,34 @@ def share(
     return shares
 
 
-def join(answers: list[tuple[Part, dict[str, Value]]]) -> dict[str, Value]:
-    """A request's outputs from those of its parts, which may come in any order."""
-    if len(answers) == 1:
-        return answers[0][1]
-    answers.sort(key=lambda answer: answer[0].position)
-    joined: dict[str, Value] = {}
-    for name, first in answers[0][1].items():
-        values = [answer[name] for _, answer in answers]
-        if isinstance(first, np.ndarray):
-            joined[name] = np.concatenate([np.asarray(value) for value in values])
-        else:
-            joined[name] = list(chain.from_iterable(value for value in values if isinstance(value, list)))
-    return joined
+class Joined:
+    """A request's outputs, put together from those of its parts, which may come in any order."""
+
+    def __init__(self, rows: int) -> None:
+        """`rows`: of all parts together."""
+        self._rows = rows
+        self._outputs: dict[str, Value] = {}
+
+    def add(self, part: Part, outputs: dict[str, Value]) -> dict[str, Value]:
+        """What is there so far. Raises InvalidInput where a part's outputs have not one row for each of its own."""
+        if part.rows == self._rows:
+            return outputs
+        if not follow_rows(outputs, part.rows):
+            raise InvalidInput(
+                "inputs", "the graph's outputs do not follow its rows; ask for at most max_batch_size rows at a time"
+            )
+        for name, value in outputs.items():
+            if isinstance(value, np.ndarray):
+                whole = self._outputs.setdefault(name, np.empty((self._rows, *value.shape[1:]), value.dtype))
+                assert isinstance(whole, np.ndarray)
+                whole[part.position : part.position + part.rows] = value
+            elif isinstance(value, list):
+                items = self._outputs.setdefault(name, [None] * self._rows)
+                assert isinstance(items, list)
+                items[part.position : part.position + part.rows] = value
+            else:
+                self._outputs[name] = value
+        return self._outputs
 
 
 def _outline_of_sequences(batch: TensorBatch, batched_inputs: frozenset[str], sequence: SequenceSpec) -> Outline:
@@ -167,8 +187,18 @@ def _outline_of_sequences(batch: TensorBatch, batched_inputs: frozenset[str], se
     return Outline(max(1, rows), max(1, length), (batch.output_names, *shape), shares and rows > 0)
 
 
-def _block(batch: TensorBatch, at: int, rows: int) -> TensorBatch:
-    return TensorBatch({name: _rows(value, at, rows) for name, value in batch.inputs.items()}, batch.output_names)
+def _texts(batch: TokenBatch) -> Iterator[Part]:
+    lengths = np.fromiter(map(len, batch.token_ids), np.int64, batch.rows)
+    for at in np.argsort(-lengths, kind="stable").tolist():
+        ids = batch.token_ids[at]
+        yield Part(TokenBatch([ids]), at, 1, max(1, len(ids)))
+
+
+def _blocks(batch: TensorBatch, outline: Outline, max_rows: int) -> Iterator[Part]:
+    for at in range(0, outline.rows, max_rows):
+        rows = min(max_rows, outline.rows - at)
+        block = {name: _rows(value, at, rows) for name, value in batch.inputs.items()}
+        yield Part(TensorBatch(block, batch.output_names), at, rows, outline.length)
 
 
 def _rows(value: Value, at: int, rows: int) -> Value:

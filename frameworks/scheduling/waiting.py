@@ -14,13 +14,15 @@ _Key = tuple[int, float, int]
 class Piece:
     """Rows of one request that run in one batch. Pieces of one `group` may share a batch.
 
-    `length`: tokens of its longest row; 1 for a model without a sequence. `work`: whose they are, for the lane.
+    `length`: what a row costs is measured by it. `work`: whose they are, for the lane. `shares`: whether any other
+    piece can be of its group.
     """
 
     work: Any
     rows: int
     length: int
     group: Hashable
+    shares: bool = True
     order: float = 0.0
     serial: int = 0
     waits: bool = False
@@ -72,6 +74,10 @@ class WaitingLine:
         while self._by_order and not self._by_order[0][2].waits:
             heappop(self._by_order)
         return self._by_order[0][2] if self._by_order else None
+
+    def group_size(self, piece: Piece) -> int:
+        """How many pieces of its group wait, itself included."""
+        return len(self._by_length[piece.group])
 
     def shorter(self, piece: Piece) -> Iterator[Piece]:
         """The pieces of its group before it by length, the nearest first; of one length the first in order first."""

@@ -2,21 +2,36 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from frameworks.scheduling.batch_lane import LaneResult
-from frameworks.scheduling.parts import Outline, Part
+from frameworks.scheduling.parts import Joined, Outline, Part
 from frameworks.scheduling.waiting import Piece
-from frameworks.types import Batch, Value
+from frameworks.types import Batch
+
+
+class Progress:
+    """How far a request is that goes through the line.
+
+    `backlog`: parts that are not in the line yet. `missing`: how many are not answered. `queue_s` is below zero until
+    the first of them is.
+    """
+
+    __slots__ = ("backlog", "compute_s", "joined", "missing", "queue_s", "waiting")
+
+    def __init__(self, missing: int, backlog: Iterator[Part], rows: int) -> None:
+        self.missing = missing
+        self.backlog = backlog
+        self.waiting: set[Piece] = set()
+        self.joined = Joined(rows)
+        self.queue_s = -1.0
+        self.compute_s = 0.0
 
 
 class Request:
-    """One caller's rows. `backlog`: parts that are not in the line yet, the next at the end."""
+    """One caller's rows, and the future that the caller waits for. `begin` is called when something of it runs."""
 
-    __slots__ = (
-        *("answers", "arrived_s", "backlog", "batch", "begin", "compute_s", "future", "missing", "outline"),
-        *("priority", "queue_s", "waiting"),
-    )
+    __slots__ = ("arrived_s", "batch", "begin", "future", "outline", "priority", "progress")
 
     def __init__(
         self,
@@ -32,12 +47,7 @@ class Request:
         self.begin = begin
         self.future = future
         self.arrived_s = time.perf_counter()
-        self.backlog: list[Part] = []
-        self.missing = 0
-        self.waiting: set[Piece] = set()
-        self.answers: list[tuple[Part, dict[str, Value]]] = []
-        self.queue_s = -1.0
-        self.compute_s = 0.0
+        self.progress: Progress | None = None
 
     def fail(self, error: BaseException) -> None:
         """Hands an error to the caller, if it still waits."""
@@ -48,10 +58,11 @@ class Request:
 
 
 class Member:
-    """One part in a batch, and whose it is."""
+    """One part in a batch, whose it is, and how far that request is."""
 
-    __slots__ = ("part", "request")
+    __slots__ = ("part", "progress", "request")
 
-    def __init__(self, request: Request, part: Part) -> None:
+    def __init__(self, request: Request, progress: Progress, part: Part) -> None:
         self.request = request
+        self.progress = progress
         self.part = part

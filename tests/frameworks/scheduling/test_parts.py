@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as np_st
 
-from frameworks.scheduling.parts import Outline, Part, cut, follow_rows, join, merge, outline_of, share
+from frameworks.errors import InvalidInput
+from frameworks.scheduling.parts import Joined, Outline, Part, cut, follow_rows, merge, outline_of, share
 from frameworks.types import TEXT_OUTPUT, Batch, TensorBatch, TokenBatch, Value
 
 DTYPES = ["bool", "int8", "int64", "uint16", "float16", "float32", "float64", "object"]
@@ -20,7 +21,19 @@ def outline(batch: Batch) -> Outline:
 
 
 def cut_of(batch: Batch, max_rows: int) -> list[Part]:
-    return cut(batch, outline(batch), max_rows)
+    count, parts = cut(batch, outline(batch), max_rows)
+    every = list(parts)
+    assert len(every) == count
+    return every
+
+
+def join(answers: list[tuple[Part, dict[str, Value]]]) -> dict[str, Value]:
+    """In whatever order they come."""
+    joined = Joined(sum(part.rows for part, _ in answers))
+    outputs: dict[str, Value] = {}
+    for part, its in answers:
+        outputs = joined.add(part, its)
+    return outputs
 
 
 def run(batch: Batch) -> dict[str, Value]:
@@ -185,3 +198,11 @@ def test_one_part_is_neither_copied_nor_cut() -> None:
     assert merge([part.batch]) is request
     assert share(outputs, [part.rows]) == [outputs]
     assert join([(part, outputs)]) is outputs
+
+
+def test_outputs_that_do_not_follow_the_rows_of_a_part_are_refused() -> None:
+    first, second = cut_of(TensorBatch({"x": np.ones((4, 1))}), 2)
+    joined = Joined(4)
+    joined.add(first, {"y": np.ones((2, 1))})
+    with pytest.raises(InvalidInput, match="do not follow its rows"):
+        joined.add(second, {"y": np.ones((3, 1))})
