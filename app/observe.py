@@ -4,8 +4,8 @@ import itertools
 import secrets
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import structlog
 
@@ -55,6 +55,18 @@ class ModelMetrics:
     compute_seconds: Histogram = field(default_factory=Histogram)
 
 
+class ShortWay(Protocol):
+    """What a connection may offer beside ASGI's messages."""
+
+    def take_body(self) -> bytes | None:
+        """The whole body, once, if all of it has come."""
+        ...
+
+    def respond(self, status: int, header_lines: bytes, body: bytes) -> bool:
+        """Sends a whole answer, or says that it did not. `header_lines` end in CRLF each and are sane."""
+        ...
+
+
 @dataclass(slots=True)
 class RequestRecord:
     """One request on its way: filled as more is known, read once when the answer has left."""
@@ -68,8 +80,7 @@ class RequestRecord:
     status: int = 500
     code: str = ""
     timings: Timings = field(default_factory=Timings)
-    # The connection's own short way out for a whole answer, where the server has one.
-    respond: Callable[[int, bytes, bytes], bool] | None = None
+    short_way: ShortWay | None = None
 
 
 class Observer:

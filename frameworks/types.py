@@ -145,12 +145,15 @@ class ModelSpec:
     sequence: SequenceSpec | None = None
     inputs_by_name: dict[str, ValueSpec] = field(init=False, compare=False, repr=False)
     outputs_by_name: dict[str, ValueSpec] = field(init=False, compare=False, repr=False)
+    first_output: tuple[str, ...] = field(init=False, compare=False, repr=False)
+    """Its name, alone."""
     sole_input: ValueSpec | None = field(init=False, compare=False, repr=False)
     """The one required input; None where there are several, or none."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "inputs_by_name", {spec.name: spec for spec in self.inputs})
         object.__setattr__(self, "outputs_by_name", {spec.name: spec for spec in self.outputs})
+        object.__setattr__(self, "first_output", tuple(spec.name for spec in self.outputs[:1]))
         required = [spec for spec in self.inputs if spec.required]
         object.__setattr__(self, "sole_input", required[0] if len(required) == 1 else None)
 

@@ -3,7 +3,6 @@ way out for whole answers.
 """
 
 import asyncio
-from functools import partial
 
 import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
@@ -14,10 +13,10 @@ from frameworks.types import Timings
 MAX_HEAD_BYTES = 64 * 1024
 """Request line and headers together, or trailers; the parser itself would collect them without end."""
 
-RESPOND = "roundhouse.respond"
-"""The ASGI extension of this protocol: `respond(status, header_lines, body) -> bool` sends a whole answer at once, or
-says that it did not. Going through two ASGI messages and checking our own headers costs 10 µs more."""
-
+SHORT_WAY = "roundhouse.short_way"
+"""The ASGI extension of this protocol, a ShortWay: a body that has come is taken, and a whole answer sent, at once.
+Messages, events and checks of our own headers cost 12 µs more.
+"""
 # A body below this is copied behind its head: one buffer, one system call.
 _JOINED_BYTES = 16 * 1024
 
@@ -47,7 +46,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 raise ValueError("the head of the request is too long")
         self._held_bytes = 0
         super().on_headers_complete()
-        self.scope["extensions"] = {RESPOND: partial(self._respond, self.cycle)}  # type: ignore[dict-item]
+        self.scope["extensions"] = {SHORT_WAY: _Exchange(self, self.cycle)}  # type: ignore[dict-item]
 
     def on_response_complete(self) -> None:
         """As uvicorn's, with one timer for all the pauses of a connection: to start and stop one for each answer costs
@@ -103,9 +102,31 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         else:
             self.transport.close()
 
-    def _respond(self, cycle: RequestResponseCycle, status: int, header_lines: bytes, body: bytes) -> bool:
-        """RequestResponseCycle.send for a whole answer. `header_lines` end in CRLF each and are sane."""
-        if cycle.disconnected or cycle.response_started or self.flow.write_paused:
+
+class _Exchange:
+    """One request and its answer: the ShortWay of it."""
+
+    __slots__ = ("_cycle", "_protocol")
+
+    def __init__(self, protocol: BoundedHttpProtocol, cycle: RequestResponseCycle) -> None:
+        self._protocol = protocol
+        self._cycle = cycle
+
+    def take_body(self) -> bytes | None:
+        """As RequestResponseCycle.receive, of a body that has come to its end."""
+        cycle = self._cycle
+        if cycle.more_body or cycle.disconnected or cycle.response_complete or cycle.waiting_for_100_continue:
+            return None
+        body = bytes(cycle.body)
+        cycle.body = bytearray()
+        cycle.message_event.clear()
+        self._protocol.flow.resume_reading()
+        return body
+
+    def respond(self, status: int, header_lines: bytes, body: bytes) -> bool:
+        """As RequestResponseCycle.send, of a whole answer."""
+        cycle, protocol = self._cycle, self._protocol
+        if cycle.disconnected or cycle.response_started or protocol.flow.write_paused:
             return False
         cycle.response_started = cycle.response_complete = True
         head = [STATUS_LINE[status]]
@@ -114,10 +135,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         head.append(header_lines)
         head.append(b"\r\n" if cycle.keep_alive else b"connection: close\r\n\r\n")
         cycle.message_event.set()
-        self.transport.write(b"".join(head) + body if len(body) < _JOINED_BYTES else b"".join(head))
-        if len(body) >= _JOINED_BYTES:
-            self.transport.write(body)
+        if len(body) < _JOINED_BYTES:
+            head.append(body)
+            protocol.transport.write(b"".join(head))
+        else:
+            protocol.transport.write(b"".join(head))
+            protocol.transport.write(body)
         if not cycle.keep_alive:
-            self.transport.close()
+            protocol.transport.close()
         cycle.on_response()
         return True

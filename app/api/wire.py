@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from app.api.errors import ClientGone, EmptyBody, TooLarge, UnsupportedMediaType, extra_headers, to_http
-from app.api.http_protocol import RESPOND
+from app.api.http_protocol import SHORT_WAY
 from app.observe import RequestRecord, request_id, server_timing
 
 log = structlog.get_logger(__name__)
@@ -20,6 +20,7 @@ log = structlog.get_logger(__name__)
 Header = tuple[bytes, bytes]
 # A request that is answered sooner is not worth a task that watches for its caller's going away.
 _WATCH_AFTER_S = 0.05
+_EMPTY = "the body is empty; send a JSON object"
 
 
 def begin(scope: Scope) -> RequestRecord:
@@ -27,7 +28,7 @@ def begin(scope: Scope) -> RequestRecord:
     record = RequestRecord(request_id(scope["headers"]), scope["method"], scope["path"], time.perf_counter())
     extensions = scope.get("extensions")
     if extensions is not None:
-        record.respond = extensions.get(RESPOND)
+        record.short_way = extensions.get(SHORT_WAY)
     return record
 
 
@@ -53,6 +54,17 @@ def check_media_type(scope: Scope) -> None:
             raise UnsupportedMediaType(
                 f'content-encoding "{value.decode("latin-1")[:100]}" is not read; send the body as it is'
             )
+
+
+def body_at_hand(record: RequestRecord, max_body_bytes: int) -> bytes | None:
+    """The whole body, where the connection has it already. Raises TooLarge, EmptyBody."""
+    body = record.short_way.take_body() if record.short_way is not None else None
+    if body is not None:
+        if len(body) > max_body_bytes:
+            raise _too_large(max_body_bytes)
+        if not body:
+            raise EmptyBody(_EMPTY)
+    return body
 
 
 async def read_body(
@@ -83,7 +95,7 @@ async def read_body(
         chunks.append(chunk)
     body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
     if not body:
-        raise EmptyBody("the body is empty; send a JSON object")
+        raise EmptyBody(_EMPTY)
     return body
 
 
@@ -93,12 +105,12 @@ async def send_json(
     """Sends a whole answer with the headers that every answer carries."""
     record.status = status
     timing = server_timing(record.timings)
-    if headers is None and record.respond is not None:
+    if headers is None and record.short_way is not None:
         lines = (
             f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
             f"x-request-id: {record.request_id}\r\nserver-timing: {timing}\r\n"
         )
-        if record.respond(status, lines.encode("ascii"), body):
+        if record.short_way.respond(status, lines.encode("ascii"), body):
             return
     await send(
         {

@@ -6,14 +6,14 @@ import time
 from asyncio import CancelledError
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from starlette.types import Receive, Scope, Send
 
 from app.api.errors import STATUS_CLIENT_GONE, ClientGone, MethodNotAllowed, is_refusal
 from app.api.native.decode import Target, decode
 from app.api.native.encode import elements_of, encode
-from app.api.wire import GoneWatch, begin, check_media_type, read_body, send_error, send_json
+from app.api.wire import GoneWatch, begin, body_at_hand, check_media_type, read_body, send_error, send_json
 from app.lifecycle import Lifecycle
 from app.observe import Observer, RequestRecord
 from app.service import InferenceService
@@ -105,17 +105,16 @@ class InferEndpoint:
         """Decode → wait → infer → encode → send. Raises what goes wrong on the way."""
         glance = None
         if target.model is not None:
-            self._open(target.model, target.version, record)
+            self._open(record, target.model, target.version)
         else:
             glance = self._refuse_at_a_glance
-        body = await read_body(scope, receive, self._max_body_bytes, glance)
+        body = body_at_hand(record, self._max_body_bytes)
+        if body is None:
+            body = await read_body(scope, receive, self._max_body_bytes, glance)
 
         started_s = time.perf_counter()
         try:
-
-            def open_model(name: str, version: str | None) -> ModelSpec:
-                return self._open(name, version, record)
-
+            open_model = partial(self._open, record)
             if len(body) < _LONG_BYTES:
                 native = decode(body, target, open_model)
             else:
@@ -165,7 +164,7 @@ class InferEndpoint:
         timeout_ms = timeout_ms or self._default_timeout_ms
         return None if timeout_ms is None else timeout_ms / 1000 - (time.perf_counter() - record.started_s)
 
-    def _open(self, name: str, version: str | None, record: RequestRecord) -> ModelSpec:
+    def _open(self, record: RequestRecord, name: str, version: str | None) -> ModelSpec:
         """What the model that would answer now is. Raises what keeps it from that, before body or tensors are read."""
         slot = self._manager.slot(name)
         record.model, record.version = slot.name, slot.version

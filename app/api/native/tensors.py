@@ -47,7 +47,7 @@ def read_tensor(document: Document, node: Node, wanted: TensorType, field: str) 
             tensor, shape = _read_plain(document, node, wanted, field)
         else:
             numbers, shape = document.numbers(node, _kind(wanted.dtype))
-            tensor = _narrow(numbers, wanted.dtype, field)
+            tensor = narrow(numbers, wanted.dtype, field)
     except Ragged as error:
         raise InvalidInput(field, f"the array is ragged: {error}") from None
     except NotNumbers as error:
@@ -110,7 +110,7 @@ def _read_scalar(node: Node, wanted: TensorType, field: str) -> Array:
             )
         except OverflowError:
             raise InvalidInput(field, f"is {node}, out of the range of {wanted.dtype}") from None
-        return _narrow(wide, wanted.dtype, field).reshape(())
+        return narrow(wide, wanted.dtype, field).reshape(())
     if fits is None or type(node) is not fits:
         raise InvalidInput(field, f"is {json_name(node)}; the model wants {wanted.dtype}, flat or nested in arrays")
     return np.array(node, dtype=NUMPY_DTYPES[wanted.dtype])
@@ -161,7 +161,7 @@ def _kind(dtype: str) -> NumberKind:
     return "uint" if dtype == "uint64" else "int"
 
 
-def _narrow(numbers: Array, dtype: str, field: str) -> Array:
+def narrow(numbers: Array, dtype: str, field: str) -> Array:
     """float64, int64 or uint64 numbers in the model's own dtype. Raises InvalidInput where one is out of its range."""
     target = NUMPY_DTYPES[dtype]
     if numbers.dtype == target:
