@@ -61,6 +61,7 @@ class VersionDetail(BaseModel):
         description="on, or why only tensors of one length share a run; null where no sequence_axis is declared"
     )
     max_batch_size: int
+    instances: int
     queue_depth: int
     path: str
 
@@ -126,6 +127,7 @@ def _version_detail(slot: ModelSlot, spec: ModelSpec | None) -> dict[str, Any]:
         "batching": (spec.unbatched_because if spec else None) or "on",
         "padding": (spec.sequence.unpadded_because or "on") if spec and spec.sequence else None,
         "max_batch_size": slot.limits.max_rows,
+        "instances": slot.entry.instances,
         "queue_depth": slot.queue_depth,
         "path": _printable(str(slot.entry.path)),
     }

@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 from collections.abc import Iterator
+from itertools import takewhile
 from typing import Any
 
 import pytest
@@ -58,14 +59,16 @@ def test_the_error_table_has_every_code() -> None:
 
 def test_the_picture_of_the_house_names_what_is_there() -> None:
     picture = README.split("\n```\napp/ ")[1].split("```")[0]
-    folder = ROOT / "app"
+    folder = room = ROOT / "app"
     for line in picture.splitlines()[1:]:
         indent = len(line) - len(line.lstrip())
-        names = re.findall(r"[\w./]+\.(?:py|txt)|[\w/]+/(?=\s)", line[:28])
+        names = list(takewhile(re.compile(r"[\w./]+\.(?:py|txt)|[\w/]+/").fullmatch, line.split()))
         if indent == 0 and names:
             folder = ROOT / names[0]
             names = names[:1]
-        base = ROOT if indent == 0 else folder / "api" if indent == 4 else folder
+        base = ROOT if indent == 0 else room if indent == 4 else folder
+        if indent == 2 and names and names[0].endswith("/"):
+            room = folder / names[0]
         for name in names:
             assert (base / name).exists(), f"{name} is in the README's picture and not in {base}"
 
