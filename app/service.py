@@ -19,14 +19,18 @@ from frameworks.types import (
     Array,
     ClassifyAnswer,
     EmbedAnswer,
+    Task,
     TensorBatch,
     TextRequest,
+    TextSpec,
     Timings,
     TokenBatch,
 )
 
 # Tokenising holds no GIL and uses every core by itself; a second thread lets a short request pass a long one.
 TOKENIZER_THREADS = 2
+# From here on the arithmetic of an answer would hold the loop for about a millisecond, and is done in a thread.
+_MANY_NUMBERS = 64 * 1024
 _NO_ROWS = np.empty((0, 0), dtype=np.float32)
 
 
@@ -125,10 +129,19 @@ class InferenceService:
         timings.compute_s += result.compute_s
         rows = result.outputs[TEXT_OUTPUT]
         assert isinstance(rows, np.ndarray)
-        if model.spec.task == "classify":
-            return ClassifyAnswer(_ranked(scores(rows, text.multi_label), text.labels, request.top_k))
-        normalize = text.normalize if request.normalize is None else request.normalize
-        return EmbedAnswer(normalize_rows(rows) if normalize else rows, tokens=sum(map(len, token_ids)))
+        if rows.size < _MANY_NUMBERS:
+            return _finished(model.spec.task, text, request, rows, token_ids)
+        return await loop.run_in_executor(self._tokenizing, _finished, model.spec.task, text, request, rows, token_ids)
+
+
+def _finished(
+    task: Task, text: TextSpec, request: TextRequest, rows: Array, token_ids: list[list[int]]
+) -> EmbedAnswer | ClassifyAnswer:
+    """The last arithmetic, on the model's rows [texts, embedding size or labels]."""
+    if task == "classify":
+        return ClassifyAnswer(_ranked(scores(rows, text.multi_label), text.labels, request.top_k))
+    normalize = text.normalize if request.normalize is None else request.normalize
+    return EmbedAnswer(normalize_rows(rows) if normalize else rows, tokens=sum(map(len, token_ids)))
 
 
 def _ranked(probabilities: Array, labels: tuple[str, ...], top_k: int | None) -> list[list[tuple[str, float]]]:
