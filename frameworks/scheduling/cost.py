@@ -102,7 +102,11 @@ class CostModel:
             tokens = float(shape.tokens)
             features = (1.0, tokens, tokens * shape.length, tokens * tokens)
             rows.append((min(shape.runs, 8) / 8, features, shape.seconds))
-        active = [0, 1, 2, 3] if len({shape.length for shape in self._shapes.values()}) > 1 else [0, 1, 3]
+        # One length tells pairs from tokens as little as one or two sizes tell a crowd from them: what cannot be told
+        # is held for linear, or the first runs would look as if batching never paid, and it would never be tried.
+        active = [0, 1]
+        active += [2] if len({shape.length for shape in self._shapes.values()}) > 1 else []
+        active += [3] if len({rows for rows, _ in self._shapes}) > 2 else []
         terms = _solve(rows, active)
         while min(terms.values()) < 0.0 and len(active) > 1:
             active.remove(min(terms, key=terms.__getitem__))
