@@ -61,8 +61,10 @@ def next_batch(line: WaitingLine, cost: CostModel, limits: BatchLimits) -> Batch
                 is_full = True
                 continue
             if cost.is_known:
-                # Left behind, it would hardly run alone: it is held to cost its share of a batch of its own kind.
-                later_s = cost.seconds(candidate.rows * company, candidate.length) / company
+                # Left behind, it would hardly run alone: it is held to cost its share of a batch of its own kind, or
+                # less where a row fills the caches by itself.
+                share_s = cost.seconds(candidate.rows * company, candidate.length) / company
+                later_s = min(share_s, cost.seconds(candidate.rows, candidate.length))
                 saving = cost.seconds(rows, length) + later_s - cost.seconds(joint_rows, joint_length)
             else:
                 unpadded = tokens + candidate.rows * candidate.length
