@@ -101,8 +101,11 @@ def test_a_websocket_finds_no_door() -> None:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    scope = {"type": "websocket", "path": "/infer", "headers": [], "query_string": b"", "scheme": "ws"}
-    asyncio.run(server.app(scope, receive, send))
+    async def call() -> None:
+        scope = {"type": "websocket", "path": "/infer", "headers": [], "query_string": b"", "scheme": "ws"}
+        await server.app(scope, receive, send)
+
+    asyncio.run(call())
     assert [message["type"] for message in sent] == ["websocket.close"]
 
 

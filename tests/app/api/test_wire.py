@@ -1,6 +1,7 @@
 """HTTP by hand: bodies within their bound, callers that leave."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 
 from app.api.errors import ClientGone, EmptyBody, TooLarge, UnsupportedMediaType
-from app.api.wire import GoneWatch, begin, check_media_type, read_body, send_error
+from app.api.wire import GoneWatch, Watched, begin, check_media_type, read_body, send_error
 from frameworks.errors import InvalidInput
 
 Messages = list[dict[str, Any]]
@@ -111,10 +112,18 @@ def test_an_error_can_be_sent_whatever_it_quotes() -> None:
 async def watched(*messages: dict[str, Any]) -> AsyncIterator[None]:
     """Work for a caller that does as the messages say."""
     watch = GoneWatch()
-    one = watch.begin(receiver(*messages))
+    one = watch.begin(receiver(*messages), time.perf_counter())
     try:
         yield
     finally:
+        await ended(watch, one)
+
+
+async def ended(watch: GoneWatch, one: Watched) -> None:
+    """As the endpoint does it."""
+    if one.watcher is None:
+        watch.forget(one)
+    else:
         await watch.end(one)
 
 
@@ -179,11 +188,11 @@ def test_one_watch_looks_after_many_and_cancels_only_those_that_leave() -> None:
     """They begin one after the other, so that some are young when others are looked after."""
 
     async def work(watch: GoneWatch, leaves: bool) -> str:
-        one = watch.begin(receiver(GONE) if leaves else receiver())
+        one = watch.begin(receiver(GONE) if leaves else receiver(), time.perf_counter())
         try:
             await asyncio.sleep(60 if leaves else 0.2)
         finally:
-            await watch.end(one)
+            await ended(watch, one)
         return "done"
 
     async def all_of_them() -> list[str | BaseException]:
@@ -205,12 +214,12 @@ def test_one_watch_looks_after_many_and_cancels_only_those_that_leave() -> None:
 def test_only_who_has_been_here_for_long_gets_a_watcher() -> None:
     async def two() -> None:
         watch = GoneWatch()
-        old, young = watch.begin(receiver()), watch.begin(receiver())
-        old.since_s -= 1
+        now_s = time.perf_counter()
+        old, young = watch.begin(receiver(), now_s - 1), watch.begin(receiver(), now_s)
         watch._look()
         assert (old.watcher is None, young.watcher is None) == (False, True)
         for one in (old, young):
-            await watch.end(one)
+            await ended(watch, one)
 
     asyncio.run(two())
 

@@ -166,7 +166,12 @@ def test_every_key_without_effect_is_a_real_key() -> None:
 
 def test_only_what_was_set_is_named_as_without_effect(tmp_path: Path) -> None:
     assert load(tmp_path, "[cache]\n[memory]").keys_without_effect == ()
-    assert load(tmp_path, "", ROUNDHOUSE_CACHE__TTL_S="3").keys_without_effect == ("cache.ttl_s",)
+    has_effect = load(
+        tmp_path, "[cache]\nmax_bytes = 1\n[scheduling]\nmax_concurrent_requests = 1", ROUNDHOUSE_CACHE__TTL_S="3"
+    )
+    assert has_effect.keys_without_effect == ()
+    without = load(tmp_path, "", ROUNDHOUSE_MEMORY__GC_THRESHOLD="0.5")
+    assert without.keys_without_effect == ("memory.gc_threshold",)
     loaded = load(tmp_path, '[[models.torch_models]]\nname = "a"\npath = "a"\ndtype = "int8"\npinned = true')
     assert loaded.keys_without_effect == ("models.torch_models[0].pinned", 'models.torch_models[0].dtype = "int8"')
 

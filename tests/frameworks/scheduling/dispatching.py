@@ -19,6 +19,7 @@ from frameworks.text import TextTokenizer
 from frameworks.types import TEXT_OUTPUT, Batch, ModelSpec, TensorBatch, TokenBatch, Value
 from tests.frameworks.batch_models import Gate
 from tests.frameworks.loops import task
+from tests.frameworks.scheduling.costs import trained
 
 BAD = -1
 HUGE = -2
@@ -119,13 +120,19 @@ async def house_of(
     max_delay_s: float = 0.0,
     inputs: Sequence[str] = ("x",),
     runs_by_shape: bool = False,
+    knows_cost: bool = True,
 ) -> AsyncIterator[House]:
-    """At its end nothing waits, no task is left, and the lanes are closed."""
+    """At its end nothing waits, no task is left, and the lanes are closed.
+
+    `knows_cost`: that batching pays was learned before; else the first batches are small.
+    """
     lanes = [BatchLane(f"m{i}", model) for i, model in enumerate(models)]
     sizes: Counter[int] = Counter()
     spec = replace(models[0].spec, batched_inputs=frozenset(inputs), runs_by_shape=runs_by_shape)
     limits = BatchLimits(max_rows, max_delay_s=max_delay_s)
     dispatcher = Dispatcher("m", lanes, spec, limits, ageing_s, sizes)
+    if knows_cost:
+        dispatcher._cost = trained()
     try:
         yield House(dispatcher, lanes, sizes)
         assert dispatcher.queue_depth == 0

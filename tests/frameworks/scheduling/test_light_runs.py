@@ -28,6 +28,13 @@ LOOP = "MainThread"
 LANE = "lane-m0"
 
 
+def compute(seconds: float) -> None:
+    """Takes so much of the thread's CPU time."""
+    until_s = time.thread_time() + seconds
+    while time.thread_time() < until_s:
+        pass
+
+
 class TestWhatIsKnown:
     def test_nothing_is_light_before_it_ran(self) -> None:
         runs = LightRuns()
@@ -85,7 +92,7 @@ class TestTheWayToTheLoop:
 
     @in_loop
     async def test_a_slow_model_never_does(self) -> None:
-        model = RowModel(lambda _: time.sleep(2 * LIGHT_S))
+        model = RowModel(lambda _: compute(2 * LIGHT_S))
         async with house_of(model, runs_by_shape=True) as house:
             for i in range(20):
                 assert await house.ask(i) == [i]
@@ -158,7 +165,7 @@ class TestTheWayToTheLoop:
 
     @in_loop
     async def test_a_shape_that_turns_out_slow_three_times_goes_to_the_thread_for_good(self) -> None:
-        model = RowModel(lambda x: time.sleep(0.004) if x[0] < 3 else None)
+        model = RowModel(lambda x: compute(0.004) if x[0] < 3 else None)
         async with house_of(model, runs_by_shape=True) as house:
             house.make_light()
             for i in range(30):

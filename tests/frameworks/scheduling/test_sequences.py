@@ -27,6 +27,7 @@ from frameworks.types import (
     ValueSpec,
 )
 from tests.frameworks.loops import in_loop
+from tests.frameworks.scheduling.costs import trained
 
 MASK = ValueSpec("mask", TensorType("int64", (-1, -1)))
 SEQUENCE = SequenceSpec(1, {"x": -1, "mask": 0}, MASK, {"twice": (1,), "square": (1, 2)}, unpadded_because=None)
@@ -169,6 +170,7 @@ class Recorder:
 async def run_all(model: Recorder, limits: BatchLimits, *requests: TensorBatch) -> None:
     lane = BatchLane("m", model)
     dispatcher = Dispatcher("m", [lane], model.spec, limits, 1.0, Counter())
+    dispatcher._cost = trained(lengths=(1, 10, 100))
     try:
         results = await asyncio.gather(*(dispatcher.run(each) for each in requests))
     finally:
