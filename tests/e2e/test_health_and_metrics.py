@@ -25,9 +25,15 @@ FAMILIES = {
     "roundhouse_queue_seconds": "histogram",
     "roundhouse_compute_seconds": "histogram",
     "roundhouse_batch_size": "histogram",
+    "roundhouse_cache_hits": "counter",
+    "roundhouse_cache_misses": "counter",
+    "roundhouse_cache_bytes": "gauge",
+    "roundhouse_cache_evictions": "counter",
+    "roundhouse_event_loop_lag_seconds": "histogram",
     "roundhouse_device_memory_bytes": "gauge",
 }
-HISTOGRAMS = [name for name in FAMILIES if name.endswith("_seconds")]
+HISTOGRAMS = [f"roundhouse_{part}_seconds" for part in ("request", "queue", "compute")]
+"""Those of each model."""
 
 
 def test_a_healthy_server(house: RunningServer) -> None:
@@ -116,6 +122,17 @@ def test_histograms_hold_together(house: RunningServer) -> None:
         # The sum cannot be below what the buckets themselves say.
         lower = sum(bound * (after - before) for (bound, before), (_, after) in pairwise(buckets))
         assert total >= lower
+
+
+def test_the_loop_s_lag_is_watched(house: RunningServer) -> None:
+    """Of an idle server it is looked at four times a second."""
+    before = house.sample("roundhouse_event_loop_lag_seconds_count")
+    wait_until(lambda: house.sample("roundhouse_event_loop_lag_seconds_count") > before, 5)
+    samples = house.metrics()["roundhouse_event_loop_lag_seconds"].samples
+    buckets = [s.value for s in samples if s.name.endswith("_bucket")]
+    assert buckets == sorted(buckets)
+    assert buckets[-1] == house.sample("roundhouse_event_loop_lag_seconds_bucket", le="+Inf") > 0
+    assert sum(s.value for s in samples if s.name.endswith("_sum")) >= 0
 
 
 def test_batch_sizes_are_counted_in_rows(house: RunningServer) -> None:

@@ -91,9 +91,11 @@ def test_start_up_says_devices_models_and_times(house: RunningServer) -> None:
 
 
 def test_keys_that_have_no_effect_yet_are_warned_of(start: Start) -> None:
-    server = start(DIGITS + "quantized = true\n[cache]\nttl_s = 5.0\n[memory]\ngc_threshold = 0.5\n").wait_ready()
+    server = start(
+        DIGITS + "quantized = true\ncache = true\n[cache]\nttl_s = 5.0\n[memory]\ngc_threshold = 0.5\n"
+    ).wait_ready()
     (warning,) = server.events("keys that have no effect in this version", level="warning")
-    assert sorted(warning["keys"]) == ["cache.ttl_s", "memory.gc_threshold", "models.onnx_models[0].quantized"]
+    assert sorted(warning["keys"]) == ["memory.gc_threshold", "models.onnx_models[0].quantized"]
 
 
 def test_every_line_is_json_whatever_a_caller_sends(house: RunningServer) -> None:

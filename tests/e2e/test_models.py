@@ -87,7 +87,7 @@ def test_one_model_in_detail(house: RunningServer) -> None:
     (version,) = detail["version_details"].values()
     assert version.keys() == {
         "state", "providers", "max_tokens", "labels", "loads", "load_seconds", "queue_depth", "path",
-        "batching", "max_batch_size",
+        "batching", "padding", "max_batch_size",
     }  # fmt: skip
     assert version["max_tokens"] == 256
     assert version["providers"][-1] == "CPUExecutionProvider"
@@ -149,7 +149,7 @@ def test_a_model_is_registered_used_and_forgotten(server: RunningServer, roots: 
         ({"framework": "onnx", "name": "x", "path": "good", "device": "cpu"}, 400, "unknown_field", ["device:"]),
         ({"framework": "onnx", "name": "x", "path": "good", "input_shape": [0]}, 400, "invalid_input", ["input_shape"]),
         ({"framework": "onnx", "name": "x", "path": "good", "quantized": True}, 400, "invalid_input", ["quantized:"]),
-        ({"framework": "onnx", "name": "x", "path": "good", "instances": 2}, 400, "invalid_input", ["instances:"]),
+        ({"framework": "onnx", "name": "x", "path": "good", "instances": 0}, 400, "invalid_input", ["instances:"]),
         ({"framework": "onnx", "name": "x", "path": "good", "input_shape": [1, 5]}, 400, "invalid_input", ["[1, 5]"]),
         (
             {"framework": "onnx", "name": "x", "path": "good", "execution_providers": ["CPUU"]},

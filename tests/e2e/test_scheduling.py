@@ -49,6 +49,12 @@ def batches(server: RunningServer, model: str) -> tuple[float, float]:
     return count, rows
 
 
+def teach(server: RunningServer, model: str, row: list[float]) -> None:
+    """Shows a model's lane that many rows cost no more than one: its first batches would else be small."""
+    for _ in range(2):
+        server.infer(model, input_data=[row] * 32)
+
+
 class TestFields:
     @pytest.mark.parametrize("question", [{"input_data": [0] * 64}, {"inputs": {"image": [[0] * 64]}}])
     @pytest.mark.parametrize(
@@ -221,7 +227,8 @@ class TestOverload:
 
 class TestNeighbours:
     def test_a_caller_that_leaves_while_it_waits_harms_nobody(self, start: Start, tmp_path: Path) -> None:
-        server = start(onnx_entries(tmp_path, {"slow": onnx_graphs.slow(500)})).wait_ready()
+        server = start(onnx_entries(tmp_path, {"slow": onnx_graphs.slow(400)})).wait_ready()
+        teach(server, "slow", ROW)
         before = batches(server, "slow")
         body = json.dumps(QUESTION).encode()
         head = b"POST /models/slow/infer HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
@@ -281,16 +288,28 @@ class TestNeighbours:
         assert count < rounds * CALLERS, "some of them shared a batch"
 
     def test_those_who_come_while_a_graph_runs_share_the_next_run(self, start: Start, tmp_path: Path) -> None:
-        server = start(onnx_entries(tmp_path, {"slow": onnx_graphs.slow(300)})).wait_ready()
+        server = start(onnx_entries(tmp_path, {"slow": onnx_graphs.slow(250)})).wait_ready()
+        teach(server, "slow", ROW)
+        before = batches(server, "slow")
         with callers(server, CALLERS) as many:
             asked = [many.ask("slow", input_data=[i, i + 0.25, -i, 0.5]) for i in range(CALLERS)]
             for i, answer in enumerate(asked):
                 assert answer.result().json()["output_data"] == [i, i + 0.25, -i, 0.5]
-        count, rows = batches(server, "slow")
+        count, rows = (after - was for after, was in zip(batches(server, "slow"), before, strict=True))
         assert rows == CALLERS
         # At most 32 rows in one; the first may have been alone, and some may have come late.
         assert 2 <= count <= 8
-        assert server.sample("roundhouse_batch_size_bucket", model="slow", le="32") == count
+        assert server.sample("roundhouse_batch_size_bucket", model="slow", le="32") == count + before[0]
+
+    def test_a_model_that_nobody_has_asked_yet_begins_with_small_batches(self, start: Start, tmp_path: Path) -> None:
+        server = start(onnx_entries(tmp_path, {"slow": onnx_graphs.slow(100)})).wait_ready()
+        with callers(server, 16) as many:
+            answers = [each.result() for each in [many.ask("slow", **QUESTION) for _ in range(16)]]
+        assert [answer.json()["output_data"] for answer in answers] == [ROW] * 16
+        below = {rows: server.sample("roundhouse_batch_size_bucket", model="slow", le=rows) for rows in ("1", "2", "4")}
+        assert below["1"] >= 2
+        assert below["2"] - below["1"] >= 1, "they grow"
+        assert batches(server, "slow")[0] < 16
 
 
 def check_same(came: Any, wanted: Any) -> None:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from frameworks.scheduling.batcher import BatchLimits, BatchPlan, next_batch
 from frameworks.scheduling.cost import CostModel
 from frameworks.scheduling.waiting import Piece, WaitingLine
-from tests.frameworks.scheduling.costs import known, trained
+from tests.frameworks.scheduling.costs import known
 
 sizes = st.lists(
     st.tuples(st.integers(0, 6), st.integers(1, 200), st.sampled_from("ab"), st.integers(1, 9)), min_size=1, max_size=40

@@ -1,0 +1,131 @@
+"""The cache against a plain list of entries: the same answers, the same ones gone, never a byte too many."""
+
+from dataclasses import dataclass
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from memory.result_cache import ENTRY_BYTES, ResultCache
+
+OWNERS = ("a", "b")
+
+
+@dataclass(frozen=True)
+class Key:
+    """All of them have the same hash."""
+
+    name: int
+
+    def __hash__(self) -> int:
+        return 1
+
+
+@dataclass
+class Kept:
+    key: Key
+    value: int
+    owner: str
+    size_bytes: int
+    put_at_s: float
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """Puts, gets and drops in any order, at a clock turned by hand. `kept`: the least recently used first."""
+
+    @initialize(
+        max_entries=st.integers(1, 4), spare_bytes=st.integers(0, 600), ttl_s=st.sampled_from([None, 1.0, 10.0])
+    )
+    def begin(self, max_entries: int, spare_bytes: int, ttl_s: float | None) -> None:
+        self.now_s = 100.0
+        self.ttl_s = ttl_s
+        self.max_bytes = max_entries * ENTRY_BYTES + spare_bytes
+        self.cache: ResultCache[int] = ResultCache(self.max_bytes, ttl_s, lambda: self.now_s)
+        self.kept: list[Kept] = []
+        self.values = 0
+        self.evictions = 0
+
+    @rule(
+        name=st.integers(0, 6), owner=st.sampled_from(OWNERS), size_bytes=st.sampled_from([0, 1, 100, 500, 1500, 3000])
+    )
+    def put(self, name: int, owner: str, size_bytes: int) -> None:
+        self.values += 1
+        self.cache.put(Key(name), self.values, owner, size_bytes)
+        self.kept = [entry for entry in self.kept if entry.key.name != name]
+        if size_bytes + ENTRY_BYTES > self.max_bytes:
+            return
+        while sum(entry.size_bytes for entry in self.kept) + size_bytes + ENTRY_BYTES > self.max_bytes:
+            del self.kept[0]
+            self.evictions += 1
+        self.kept.append(Kept(Key(name), self.values, owner, size_bytes + ENTRY_BYTES, self.now_s))
+
+    @rule(name=st.integers(0, 6))
+    def get(self, name: int) -> None:
+        found = next((entry for entry in self.kept if entry.key.name == name), None)
+        if found is not None:
+            self.kept.remove(found)
+            if self.ttl_s is not None and self.now_s >= found.put_at_s + self.ttl_s:
+                found = None
+            else:
+                self.kept.append(found)
+        assert self.cache.get(Key(name)) == (found.value if found else None)
+
+    @rule(owner=st.sampled_from([*OWNERS, "nobody"]))
+    def drop(self, owner: str) -> None:
+        self.cache.drop(owner)
+        self.kept = [entry for entry in self.kept if entry.owner != owner]
+
+    @rule(seconds=st.sampled_from([0.5, 1.0, 9.5]))
+    def later(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    @invariant()
+    def bytes_and_entries_are_counted_and_bounded(self) -> None:
+        assert self.cache.size_bytes == sum(entry.size_bytes for entry in self.kept) <= self.max_bytes
+        assert len(self.cache) == len(self.kept)
+        assert self.cache.evictions == self.evictions
+
+    @invariant()
+    def owners_are_counted(self) -> None:
+        counts = {owner: sum(entry.owner == owner for entry in self.kept) for owner in OWNERS}
+        assert {owner: self.cache._entries_of[owner] for owner in OWNERS} == counts
+        assert set(self.cache._entries_of) <= set(OWNERS)
+
+    def teardown(self) -> None:
+        """What it holds in the end, the least recently used first, by what goes when room is wanted."""
+        for entry in self.kept:
+            assert next(iter(self.cache._entries)) == entry.key
+            self.cache._remove(entry.key)
+        assert (len(self.cache), self.cache.size_bytes) == (0, 0)
+
+
+CacheMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=30)
+TestCache = CacheMachine.TestCase
+
+
+def test_keys_of_one_hash_are_told_apart() -> None:
+    cache: ResultCache[str] = ResultCache(10**6, None)
+    assert hash(Key(1)) == hash(Key(2))
+    cache.put(Key(1), "one", "m", 0)
+    assert (cache.get(Key(1)), cache.get(Key(2))) == ("one", None)
+    cache.put(Key(2), "two", "m", 0)
+    assert (cache.get(Key(1)), cache.get(Key(2))) == ("one", "two")
+
+
+def test_what_is_larger_than_the_whole_cache_is_not_kept_and_drives_nobody_out() -> None:
+    cache: ResultCache[str] = ResultCache(2 * ENTRY_BYTES, None)
+    cache.put("small", "s", "m", 0)
+    cache.put("large", "l", "m", ENTRY_BYTES + 1)
+    assert (cache.get("large"), cache.get("small"), cache.evictions) == (None, "s", 0)
+    cache.put("just", "j", "m", ENTRY_BYTES)
+    assert (cache.get("just"), cache.get("small"), cache.evictions) == ("j", None, 1)
+    # An entry that has grown too large is not kept at its old value either.
+    cache.put("just", "larger", "m", ENTRY_BYTES + 1)
+    assert (cache.get("just"), cache.size_bytes) == (None, 0)
+
+
+def test_the_real_clock_ages_too() -> None:
+    cache: ResultCache[str] = ResultCache(10**6, ttl_s=1e-9)
+    cache.put("key", "value", "m", 0)
+    assert cache.get("key") is None
+    assert cache.size_bytes == 0
