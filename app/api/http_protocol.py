@@ -93,8 +93,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _close_if_idle(self) -> None:
         self._idle_timer = None
-        if self.transport.is_closing() or not self.cycle.response_complete:
-            # Under way again; its answer winds the timer up anew.
+        if self.transport.is_closing() or not self.cycle.response_complete or self._held_bytes:
+            # Under way again, or the next head is coming in; its answer winds the timer up anew.
             return
         left_s = self._idle_since_s + self.timeout_keep_alive - self.loop.time()
         if left_s > 0.0:
