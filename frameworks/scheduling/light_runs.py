@@ -83,6 +83,7 @@ class LightRound:
         # One caller that asks again and again is answered at once. Another one in the same round ends that: several are
         # quicker together.
         self._comes_alone = False
+        self._answered_at_once = 0
         self._loop = asyncio.get_running_loop()
         self._round: asyncio.Handle | None = None
 
@@ -93,6 +94,7 @@ class LightRound:
             return False
         lane = self._idle_lane() if self._comes_alone and self._round is None else None
         if lane is not None:
+            self._answered_at_once = 1
             self._run(lane, [request])
         else:
             self._gathered.append(request)
@@ -108,7 +110,8 @@ class LightRound:
     def _run_all(self) -> None:
         self._round = None
         requests = [request for request in self._gathered if not request.future.done()]
-        self._comes_alone = len(self._gathered) <= 1
+        self._comes_alone = self._answered_at_once + len(self._gathered) <= 1
+        self._answered_at_once = 0
         self._gathered = []
         lane = self._idle_lane()
         if lane is None:
