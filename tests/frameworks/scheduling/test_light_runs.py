@@ -15,6 +15,7 @@ from tests.frameworks.loops import in_loop, soon, task
 from tests.frameworks.scheduling.dispatching import (
     BAD,
     HUGE,
+    House,
     RowModel,
     answers_of,
     arrival,
@@ -247,6 +248,58 @@ class TestTogether:
             assert await answers_of(*asked) == [[0], [1], [2]]
         assert "run run" not in " ".join(turns)
         assert model.executed == [[0], [1], [2]]
+
+
+async def at_once(house: House, *x: int) -> list[bool]:
+    """Asks for all of them in one round of the loop: which of them are answered before its next."""
+    asked = [house.ask(each) for each in x]
+    await asyncio.sleep(0)
+    done = [each.done() for each in asked]
+    assert await answers_of(*asked) == [[each] for each in x]
+    await asyncio.sleep(0)
+    return done
+
+
+class TestOneAlone:
+    @in_loop
+    async def test_one_who_comes_alone_is_answered_at_once(self) -> None:
+        model = RowModel()
+        async with house_of(model, runs_by_shape=True) as house:
+            house.make_light()
+            assert await at_once(house, 0) == [False], "nobody knows yet that it comes alone"
+            for i in (1, 2, 3):
+                assert await at_once(house, i) == [True]
+        assert (model.executed, set(model.threads)) == ([[0], [1], [2], [3]], {LOOP})
+        assert house.batch_sizes == {1: 4}
+
+    @in_loop
+    @pytest.mark.parametrize("others", [1, 2, 5])
+    async def test_others_in_the_same_round_bring_the_rounds_back(self, others: int) -> None:
+        model = RowModel()
+        async with house_of(model, runs_by_shape=True) as house:
+            house.make_light()
+            assert await at_once(house, 0) == [False]
+            assert await at_once(house, *range(1, 2 + others)) == [True, *[False] * others]
+            assert await at_once(house, *range(10, 11 + others)) == [False] * (1 + others)
+            assert await at_once(house, 20) == [False]
+            assert await at_once(house, 21) == [True], "until one comes alone again"
+        together = [list(range(2, 2 + others)), list(range(10, 11 + others))]
+        assert model.executed == [[0], [1], *together, [20], [21]]
+
+    @in_loop
+    async def test_behind_a_busy_lane_nobody_is_answered_at_once(self) -> None:
+        gate = Gate()
+        model = RowModel(lambda x: gate() if x == [9] else None)
+        async with house_of(model, runs_by_shape=True) as house:
+            house.make_light()
+            assert await at_once(house, 0) == [False]
+            busy = house.ask(9, width=2)
+            await arrival(gate)
+            waiting = house.ask(1)
+            await soon(lambda: house.dispatcher.queue_depth == 1)
+            gate.open()
+            assert await answers_of(busy, waiting) == [[9], [1]]
+        assert model.executed == [[0], [9], [1]]
 
 
 class TestThoseWhoFail:
