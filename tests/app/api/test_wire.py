@@ -10,7 +10,7 @@ import pytest
 
 from app.api.errors import ClientGone, EmptyBody, TooLarge, UnsupportedMediaType
 from app.api.wire import GoneWatch, Watched, begin, check_media_type, read_body, send_error
-from frameworks.errors import InvalidInput
+from frameworks.errors import InvalidInput, Overloaded
 
 Messages = list[dict[str, Any]]
 
@@ -106,6 +106,24 @@ def test_an_error_can_be_sent_whatever_it_quotes() -> None:
     assert (record.status, record.code) == (400, "invalid_input")
     asyncio.run(send_error(send, record, TooLarge("too large")))
     assert (b"connection", b"close") in sent[2]["headers"]
+
+
+def test_the_beginning_of_a_body_in_pieces_is_glanced_at_before_the_rest_is_read() -> None:
+    async def read_glancing(*messages: dict[str, Any]) -> tuple[list[bytes], bytes]:
+        seen: list[bytes] = []
+
+        def glance(beginning: bytes) -> None:
+            seen.append(beginning)
+            if beginning.startswith(b"no"):
+                raise Overloaded("full", retry_after_s=1)
+
+        return seen, await read_body(scope(), receiver(*messages), 100, glance)
+
+    assert asyncio.run(read_glancing(part(b"no, in one piece"))) == ([], b"no, in one piece")
+    assert asyncio.run(read_glancing(part(b"a", True), part(b"no", True), part(b"c"))) == ([b"a"], b"anoc")
+    # The receiver waits for ever after its messages: the refusal comes before the next is asked for.
+    with pytest.raises(Overloaded):
+        asyncio.run(read_glancing(part(b"no room", True)))
 
 
 @asynccontextmanager

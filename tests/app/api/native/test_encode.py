@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from app.api.native.decode import NativeRequest
-from app.api.native.encode import encode, plain
+from app.api.native.encode import elements_of, encode, plain
 from app.api.native.fields import FIELDS, FIELDS_TO_COME, OPTIONS, QUESTION_FIELDS, InferRequest
 from frameworks.types import ClassifyAnswer, EmbedAnswer, TensorBatch, TextRequest, Value
 from tests.app.api.native.specs import SPECS
@@ -90,6 +90,47 @@ def test_every_dtype_is_written_to_the_last_bit() -> None:
         array = array % 2 == 1 if dtype == "?" else array[np.isfinite(array)]
         came = json.loads(orjson.dumps(plain(array), option=orjson.OPT_SERIALIZE_NUMPY))
         assert np.array(came, dtype=dtype).tobytes() == array.tobytes()
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (16 * 1024,), (16 * 1024 + 1,), (100_000,), (40_000, 1), (1, 40_000), (2, 40_000), (3, 16 * 1024), (300, 384),
+        (40_000, 2, 2), (7, 1, 50_000), (2, 3, 4, 5000), (50_000, 0), (0, 50_000),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("dtype", ["f4", "f8", "f2", "i8", "?"])
+def test_a_long_array_in_blocks_is_the_same_json(shape: tuple[int, ...], dtype: str) -> None:
+    import orjson
+
+    random = np.random.default_rng(1)
+    array = (random.standard_normal(shape) * 3).astype(dtype)
+    if array.dtype.kind == "f" and array.size:
+        array.reshape(-1)[[0, array.size // 2, -1]] = np.nan, np.inf, -np.inf
+    whole = orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY)
+    for same in (array, np.asfortranarray(array)):
+        assert orjson.dumps(plain(same), option=orjson.OPT_SERIALIZE_NUMPY) == whole
+
+
+def test_long_rows_of_embeddings_are_the_same_json() -> None:
+    import orjson
+
+    rows = np.random.default_rng(1).standard_normal((300, 384)).astype(np.float32)
+    body = encode("m", "1", NativeRequest("text", TextRequest(["a"]), SPEC), EmbedAnswer(rows, tokens=3), 1.0)
+    assert b'"embeddings":' + orjson.dumps(rows, option=orjson.OPT_SERIALIZE_NUMPY) + b',"tokens":3' in body
+
+
+@pytest.mark.parametrize(
+    ("answer", "elements"),
+    [
+        ({}, 0),
+        ({"y": np.zeros((3, 4)), "z": [np.zeros(5)] * 2, "w": 1.5}, 15),
+        (EmbedAnswer(np.zeros((3, 4)), 1), 12),
+        (ClassifyAnswer([[("a", 0.5)] * 3] * 4), 24),
+    ],
+)
+def test_elements_are_counted(answer: Any, elements: int) -> None:
+    assert elements_of(answer) == elements
 
 
 def test_the_tables_of_fields_agree() -> None:
