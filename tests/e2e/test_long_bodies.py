@@ -1,0 +1,242 @@
+"""Bodies and answers that are read and written beside the loop: the same bytes, the same words, and nobody waits."""
+
+import json
+import re
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+
+from app.api.native.infer import _LONG_BYTES, _LONG_ELEMENTS
+from frameworks.types import NUMPY_DTYPES
+from tests.e2e.configs import DIGITS, onnx_entries
+from tests.e2e.conftest import Start
+from tests.e2e.server import RunningServer, assert_refused, serving, wait_until
+from tests.e2e.test_raw_sockets import HEAD, connected, one_answer
+from tests.e2e.test_scheduling import QUESTION, ROW, callers
+from tests.models import onnx_graphs
+
+COUNT = 200_000
+NUMBERS = orjson.dumps(np.random.default_rng(2).standard_normal(COUNT).astype(np.float32), option=16)
+assert len(NUMBERS) > 2_000_000
+assert COUNT > _LONG_ELEMENTS
+# Short arrays without end: read by the way that looks at each, for a second or so.
+ARRAYS = b'{"input_data":[' + b",".join([b"[1]"] * 1_500_000) + b"]}"
+
+
+def output_of(answer: bytes, field: bytes) -> bytes:
+    """The JSON of a field whose value is an array of numbers, as it stands in the answer."""
+    found = re.search(rb'"%s":(\[[^"]*\])' % field, answer)
+    assert found is not None
+    return found[1]
+
+
+def json_of(array: Any) -> bytes:
+    """At one go, as a short answer is written."""
+    return orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+@pytest.mark.parametrize("shape", [(COUNT,), (COUNT // 50, 50), (1, COUNT), (COUNT, 1), (20, 100, 100)])
+def test_a_long_tensor_comes_back_as_it_went(shape: tuple[int, ...], house: RunningServer) -> None:
+    array = np.array(orjson.loads(NUMBERS), np.float32).reshape(shape)
+    body = b'{"input_data":%s}' % json_of(array)
+    assert len(body) > _LONG_BYTES
+    answer = house.post("/models/float32/infer", body)
+    assert answer.status_code == 200
+    assert output_of(answer.content, b"output_data") == json_of(array)
+    assert answer.json()["output_shape"] == list(shape)
+    named = house.post("/models/float32/infer", b'{"inputs":{"x":%s}}' % json_of(array))
+    assert output_of(named.content, b"data") == json_of(array)
+
+
+def test_what_is_no_number_in_a_long_answer_is_null(house: RunningServer) -> None:
+    x = np.arange(-3, COUNT - 3, dtype=np.float32)
+    outputs = house.post("/models/log/infer", b'{"inputs":{"x":%s}}' % json_of(x))
+    with np.errstate(all="ignore"):
+        wanted = np.log(x)
+    for dtype in ("float32", "float64"):
+        came = outputs.json()["outputs"][dtype]["data"]
+        assert came[:5] == [None, None, None, None, 0]
+        np.testing.assert_allclose(np.array(came[4:], NUMPY_DTYPES[dtype]), wanted[4:], rtol=1e-6)
+
+
+def test_a_long_answer_to_a_short_question(house: RunningServer) -> None:
+    texts = [f"text {i}" for i in range(2 * _LONG_ELEMENTS // 384)]
+    together = house.infer("minilm-onnx", text=texts)["embeddings"]
+    assert len(together) * len(together[0]) > _LONG_ELEMENTS
+    alone = [house.infer("minilm-onnx", text=text)["embeddings"][0] for text in texts[::40]]
+    assert np.abs(np.array(together[::40]) - np.array(alone)).max() < 1e-5
+
+
+def body_of(numbers: bytes, before: bytes = b'"input_data":', behind: bytes = b"") -> bytes:
+    return b"{%s[%s]%s}" % (before, numbers, behind)
+
+
+WRONG: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
+    "a word": ("float32", lambda n: body_of(n + b",oops")),
+    "no end": ("float32", lambda n: body_of(n)[:-2]),
+    "two ends": ("float32", lambda n: body_of(n) + b"}"),
+    "no UTF-8": ("float32", lambda n: body_of(n, behind=b',"text":"\xff"')),
+    "not the model's length": ("digits", lambda n: body_of(n + b",1" * 7)),
+    "ragged": ("free-nm", lambda n: body_of(b"[%s],[1]" % n)),
+    "a string among numbers": ("float32", lambda n: body_of(n + b',"a"')),
+    "too large for the dtype": ("int8", lambda n: body_of(b",".join([b"1"] * n.count(b",")) + b",300")),
+    "an unknown field": ("float32", lambda n: body_of(n, behind=b',"input_dat":1')),
+    "a field twice": ("float32", lambda n: body_of(n, behind=b',"input_data":[1]')),
+    "two questions": ("float32", lambda n: body_of(n, behind=b',"text":"a"')),
+    "no such model": ("flaot32", body_of),
+    "no such output": ("float32", lambda n: body_of(n, behind=b',"outputs":["z"]')),
+    "a bad option": ("float32", lambda n: body_of(n, behind=b',"priority":10')),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_wrong_with_a_long_body_is_said_in_the_same_words(what: str, house: RunningServer) -> None:
+    model, make = WRONG[what]
+    messages = []
+    for numbers in (b"1.5,2.5,3.5", NUMBERS[1:-1]):
+        body = make(numbers)[:1] + b'"model_name":"%s",' % model.encode() + make(numbers)[1:]
+        answer = house.post("/infer", body)
+        assert 400 <= answer.status_code < 500, answer.text
+        error = answer.json()["error"]
+        # Where, and how many, differ.
+        messages.append((answer.status_code, error["code"], re.sub(r"\d+", "#", error["message"])))
+    assert len(make(NUMBERS[1:-1])) > _LONG_BYTES
+    assert messages[0] == messages[1]
+
+
+def test_while_a_long_body_is_read_others_are_answered(house: RunningServer) -> None:
+    with connected(house) as connection:
+        connection.settimeout(60)
+        started_s = time.monotonic()
+        connection.sendall(
+            HEAD.replace(b"/infer", b"/models/int16/infer") + b"content-length: %d\r\n\r\n" % len(ARRAYS)
+        )
+        connection.sendall(ARRAYS)
+        waits_s = []
+        connection.setblocking(False)
+        while True:
+            asked_s = time.monotonic()
+            assert house.infer("float32", input_data=[1])["output_data"] == [1]
+            waits_s.append(time.monotonic() - asked_s)
+            try:
+                connection.recv(1, socket.MSG_PEEK)
+                break
+            except BlockingIOError:
+                assert time.monotonic() - started_s < 60
+        took_s = time.monotonic() - started_s
+        connection.settimeout(60)
+        assert one_answer(connection)[0] == 200
+    assert len(waits_s) > 5
+    assert max(waits_s) < took_s / 2, "nobody waited for all of it"
+
+
+def test_a_caller_that_leaves_while_its_long_body_is_read_harms_nobody(house: RunningServer) -> None:
+    head = HEAD.replace(b"/infer", b"/models/int16/infer") + b"content-length: %d\r\n\r\n" % len(ARRAYS)
+    for _ in range(2):
+        with connected(house) as connection:
+            connection.sendall(head + ARRAYS)
+            wait_until(lambda: house.sample("roundhouse_inflight") >= 1, 5)
+    wait_until(lambda: house.sample("roundhouse_inflight") == 0)
+    assert house.inflight("int16") == 0
+    assert house.infer("int16", input_data=[1, 2])["output_data"] == [1, 2]
+    house.check_log()
+
+
+@pytest.mark.parametrize("drain_s", [5, 0.1], ids=["within the drain's time", "past it"])
+def test_a_stop_while_a_long_body_is_read(drain_s: float, start: Start, tmp_path: Path) -> None:
+    entries = onnx_entries(tmp_path, {"x": onnx_graphs.identity("int16", None)})
+    server = start(f"[server]\ndrain_timeout_s = {drain_s}\n{entries}").wait_ready()
+    with connected(server) as connection:
+        connection.settimeout(20)
+        head = HEAD.replace(b"/infer", b"/models/x/infer") + b"content-length: %d\r\n\r\n" % len(ARRAYS)
+        connection.sendall(head + ARRAYS)
+        wait_until(lambda: server.sample("roundhouse_inflight") == 1, 5)
+        server.process.send_signal(signal.SIGTERM)
+        status, _, body = one_answer(connection)
+        assert status in (200, 503), body[:200]
+        if status == 503:
+            assert json.loads(body)["error"]["code"] in ("draining", "unloaded")
+    server.wait_stopped(0, 15)
+
+
+@pytest.fixture(scope="module")
+def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """Takes one request to `slow` at a time."""
+    folder = tmp_path_factory.mktemp("busy")
+    entry = onnx_entries(folder, {"slow": onnx_graphs.slow(1000, rows=1)}) + "max_concurrent_requests = 1\n"
+    with serving(folder, entry + DIGITS) as server:
+        yield server.wait_ready()
+
+
+class TestGlance:
+    """At the beginning of a body for a model that has no room."""
+
+    @pytest.mark.parametrize("framing", ["chunked", "content-length"])
+    def test_it_is_refused_before_the_rest_is_sent(self, framing: str, busy: RunningServer) -> None:
+        beginning = b'{"input_data":[1,2,3,4],"priority":5,"model_name" : "slow","text":["' + b"x" * 2000
+        rest = b"x" * 100_000 + b'"]}'
+        if framing == "chunked":
+            head = HEAD + b"transfer-encoding: chunked\r\n\r\n"
+            parts = [b"%x\r\n%s\r\n" % (len(part), part) for part in (beginning, rest)]
+            parts[1] += b"0\r\n\r\n"
+        else:
+            head = HEAD + b"content-length: %d\r\n\r\n" % len(beginning + rest)
+            parts = [beginning, rest]
+        with callers(busy, 1) as many, connected(busy) as connection:
+            first = many.ask("slow", **QUESTION)
+            wait_until(lambda: busy.inflight("slow") == 1)
+            connection.sendall(head + parts[0])
+            status, headers, body = one_answer(connection)
+            assert (status, json.loads(body)["error"]["code"]) == (503, "overloaded")
+            assert "max_concurrent_requests" in json.loads(body)["error"]["message"]
+            assert int(headers["retry-after"]) >= 1
+            assert not first.done()
+            # The rest of it is not taken for the next request.
+            connection.sendall(parts[1])
+            other = b'{"model_name": "digits", "input_data": [%s]}' % b",".join([b"0"] * 64)
+            connection.sendall(HEAD + b"content-length: %d\r\n\r\n" % len(other) + other)
+            assert one_answer(connection)[0] == 200
+            assert first.result().json()["output_data"] == ROW
+
+    @pytest.mark.parametrize(
+        "beginning",
+        [
+            b'{"outputs":["\\"model_name\\":\\"slow\\""],',
+            b'{"outputs":["\\\\\\"model_name\\\\\\":\\\\\\"slow\\\\\\" \\"model_name\\": \\"slow\\""],',
+            b'{"outputs":["model_name", "slow"],',
+            b'{"outputs":["model_name"], "version": "slow",',
+        ],
+    )
+    def test_a_name_within_a_string_is_not_taken_for_the_model_s(self, beginning: bytes, busy: RunningServer) -> None:
+        rest = b'"model_name":"digits","input_data":[%s]}' % b",".join([b"0"] * 64)
+        with callers(busy, 1) as many, connected(busy) as connection:
+            first = many.ask("slow", **QUESTION)
+            wait_until(lambda: busy.inflight("slow") == 1)
+            connection.sendall(HEAD + b"content-length: %d\r\n\r\n" % len(beginning + rest) + beginning)
+            connection.settimeout(0.2)
+            with pytest.raises(TimeoutError):
+                connection.recv(1)
+            connection.settimeout(10)
+            connection.sendall(rest)
+            status, _, body = one_answer(connection)
+            assert (status, json.loads(body)["error"]["code"]) != (503, "overloaded")
+            assert not first.done()
+
+    def test_a_long_body_for_a_model_that_has_room_is_read(self, busy: RunningServer) -> None:
+        with callers(busy, 1) as many:
+            first = many.ask("slow", **QUESTION)
+            wait_until(lambda: busy.inflight("slow") == 1)
+            body = {"model_name": "digits", "input_data": [[0.123456789] * 64] * 2000}
+            assert len(json.dumps(body)) > _LONG_BYTES
+            assert busy.client.post("/infer", json=body).json()["output_shape"] == [2000]
+            assert_refused(
+                busy.client.post("/infer", json=body | {"model_name": "slow"}), 503, "overloaded", "max_concurrent"
+            )
+            assert first.result().status_code == 200
