@@ -1,6 +1,7 @@
 """A request's journey, whatever door it came in by: the model's permit is held → manager → lane → answer."""
 
 import asyncio
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -52,9 +53,9 @@ class InferenceService:
     ) -> Answer:
         """Runs the request on the slot's model and adds to `timings` what it took.
 
-        `permit` is told when it waits no more. `left_s`: seconds until the deadline; None: there is none. Raises
-        DeadlineExceeded at the deadline, what has not begun by then is never run; ModelUnavailable's kinds,
-        InvalidInput, OutOfMemory.
+        `permit` is told when the request waits for the model, and when it waits no more; one whose answer is known never
+        waits. `left_s`: seconds until the deadline; None: there is none. Raises DeadlineExceeded at the deadline, what
+        has not begun by then is never run; Overloaded and the other ModelUnavailable's, InvalidInput, OutOfMemory.
         """
         if left_s is None:
             if slot.entry.cache:
@@ -82,6 +83,7 @@ class InferenceService:
     ) -> Answer:
         if not slot.entry.cache:
             return await self._answer(slot, request, timings, permit, priority)
+        slot.last_used = time.time()
         return await self._answers_kept.answer(
             slot.name,
             (slot.version, slot.loads),
@@ -98,6 +100,7 @@ class InferenceService:
         permit: Permit,
         priority: int,
     ) -> Answer:
+        slot.admit(permit)
         model, dispatcher = slot.ready()
         if isinstance(request, TextRequest):
             return await self._answer_texts(model, dispatcher, request, timings, permit, priority)

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from frameworks.scheduling.cost import CostModel
 from frameworks.scheduling.waiting import Piece, WaitingLine
 
-# While nothing has been measured, this much padding is taken into the bargain.
-_PADDING_ON_TRUST = 0.2
 # Of how many equals a piece that is left behind will run, by how many wait: as replays of mixed texts had it best.
 _COMPANY = 2
 _COMPANY_IN_A_CROWD = 3
@@ -45,7 +43,6 @@ def next_batch(line: WaitingLine, cost: CostModel, limits: BatchLimits) -> Batch
     if head is None:
         return None
     pieces, rows, length = [head], head.rows, head.length
-    tokens = rows * length
     company = min(line.pieces, _COMPANY if line.pieces < _CROWD else _COMPANY_IN_A_CROWD)
     sides = [_Side(line.shorter(head)), _Side(line.longer(head))]
     max_rows = min(limits.max_rows, cost.most_rows)
@@ -60,15 +57,11 @@ def next_batch(line: WaitingLine, cost: CostModel, limits: BatchLimits) -> Batch
             if joint_rows > max_rows or (limits.max_tokens and joint_rows * joint_length > limits.max_tokens):
                 is_full = True
                 continue
-            if cost.is_known:
-                # Left behind, it would hardly run alone: it is held to cost its share of a batch of its own kind, or
-                # less where a row fills the caches by itself.
-                share_s = cost.seconds(candidate.rows * company, candidate.length) / company
-                later_s = min(share_s, cost.seconds(candidate.rows, candidate.length))
-                saving = cost.seconds(rows, length) + later_s - cost.seconds(joint_rows, joint_length)
-            else:
-                unpadded = tokens + candidate.rows * candidate.length
-                saving = unpadded * (1 + _PADDING_ON_TRUST) - joint_rows * joint_length
+            # Left behind, it would hardly run alone: it is held to cost its share of a batch of its own kind, or less
+            # where a row fills the caches by itself.
+            share_s = cost.seconds(candidate.rows * company, candidate.length) / company
+            later_s = min(share_s, cost.seconds(candidate.rows, candidate.length))
+            saving = cost.seconds(rows, length) + later_s - cost.seconds(joint_rows, joint_length)
             if saving > best_saving:
                 best, best_saving = side, saving
         if best is None:
@@ -76,7 +69,6 @@ def next_batch(line: WaitingLine, cost: CostModel, limits: BatchLimits) -> Batch
         piece = best.take()
         pieces.append(piece)
         rows, length = rows + piece.rows, max(length, piece.length)
-        tokens += piece.rows * piece.length
         is_full = rows >= max_rows
     return BatchPlan(pieces, rows, length, is_full)
 

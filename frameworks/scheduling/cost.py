@@ -50,11 +50,6 @@ class CostModel:
         self.per_crowd_s = 0.0
 
     @property
-    def is_known(self) -> bool:
-        """Whether anything has run yet."""
-        return bool(self._shapes)
-
-    @property
     def most_rows(self) -> int:
         """How many rows the next batch may have, for what is to be learned: twice as many as have run twice, so that a
         large batch is no leap in the dark; and of many batches one is small, so that the cost of a start stays known.

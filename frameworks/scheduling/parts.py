@@ -41,7 +41,7 @@ def outline_of(batch: Batch, batched_inputs: frozenset[str], sequence: SequenceS
     one is broadcast, rows cannot be told apart. Texts always share.
     """
     if isinstance(batch, TokenBatch):
-        return Outline(batch.rows, max(map(len, batch.token_ids), default=1), TokenBatch, shares=True)
+        return Outline(batch.rows, max(1, max(map(len, batch.token_ids), default=1)), TokenBatch, shares=True)
     if sequence is not None:
         return _outline_of_sequences(batch, batched_inputs, sequence)
     rows = -1
@@ -130,6 +130,9 @@ def share(
     return shares
 
 
+_ASK_FOR_LESS = "ask for at most max_batch_size rows at a time"
+
+
 class Joined:
     """A request's outputs, put together from those of its parts, which may come in any order."""
 
@@ -143,13 +146,13 @@ class Joined:
         if part.rows == self._rows:
             return outputs
         if not follow_rows(outputs, part.rows):
-            raise InvalidInput(
-                "inputs", "the graph's outputs do not follow its rows; ask for at most max_batch_size rows at a time"
-            )
+            raise InvalidInput("inputs", f"the graph's outputs do not follow its rows; {_ASK_FOR_LESS}")
         for name, value in outputs.items():
             if isinstance(value, np.ndarray):
                 whole = self._outputs.setdefault(name, np.empty((self._rows, *value.shape[1:]), value.dtype))
                 assert isinstance(whole, np.ndarray)
+                if whole.shape[1:] != value.shape[1:]:
+                    raise InvalidInput("inputs", f'rows of output "{name}" differ in shape; {_ASK_FOR_LESS}')
                 whole[part.position : part.position + part.rows] = value
             elif isinstance(value, list):
                 items = self._outputs.setdefault(name, [None] * self._rows)

@@ -87,7 +87,7 @@ def test_one_model_in_detail(house: RunningServer) -> None:
     (version,) = detail["version_details"].values()
     assert version.keys() == {
         "state", "providers", "max_tokens", "labels", "loads", "load_seconds", "queue_depth", "path",
-        "batching", "padding", "max_batch_size",
+        "batching", "padding", "max_batch_size", "instances",
     }  # fmt: skip
     assert version["max_tokens"] == 256
     assert version["providers"][-1] == "CPUExecutionProvider"

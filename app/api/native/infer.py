@@ -127,7 +127,6 @@ class InferEndpoint:
         del body
 
         slot = self._manager.slot(record.model)
-        slot.admit(permit)
         watched = self._gone_watch.begin(receive, record.started_s)
         try:
             answer = await self._service.infer(
@@ -171,5 +170,7 @@ class InferEndpoint:
         if version is not None:
             slot.check_version(version)
         model, _ = slot.ready()
-        slot.requests.check_room()
+        if not slot.entry.cache:
+            # What is known already is answered also where there is no room.
+            slot.requests.check_room()
         return model.spec

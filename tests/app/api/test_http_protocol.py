@@ -11,7 +11,7 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from app.api.http_protocol import MAX_HEAD_BYTES, RESPOND, BoundedHttpProtocol
+from app.api.http_protocol import MAX_HEAD_BYTES, SHORT_WAY, BoundedHttpProtocol
 from tests.frameworks.loops import in_loop, soon
 
 IDLE_S = 0.2
@@ -32,7 +32,7 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
     await asyncio.sleep(float(headers.get(b"x-wait", b"0")))
     _, way, *size = scope["path"].split("/")
     answer = body if way == "echo" else (b"%d " % int(size[0])).ljust(int(size[0]), b"x")
-    if way != "long" and scope["extensions"][RESPOND](
+    if way != "long" and scope["extensions"][SHORT_WAY].respond(
         200, b"content-length: %d\r\nx-way: short\r\n" % len(answer), answer
     ):
         return
@@ -208,8 +208,9 @@ class TestAnswers:
             await soon(lambda: bool(Quick.made) and Quick.made[0].cycle is not None)
             connection[1].close()
             await soon(lambda: Quick.made[0].cycle.disconnected)
-            respond: Any = Quick.made[0].scope["extensions"][RESPOND]
-            assert respond(200, b"", b"") is False
+            short_way: Any = Quick.made[0].scope["extensions"][SHORT_WAY]
+            assert short_way.take_body() is None
+            assert short_way.respond(200, b"", b"") is False
 
     @in_loop
     @pytest.mark.parametrize("earlier", [False, True], ids=["at first", "after others"])

@@ -111,7 +111,7 @@ class TestBatches:
                 return {"y": np.zeros((batch.rows, len(self.executed)))}
 
         async with house_of(Ragged(), max_rows=4) as house:
-            with pytest.raises(ValueError, match="must match"):
+            with pytest.raises(InvalidInput, match='rows of output "y" differ in shape'):
                 await asyncio.wait_for(house.dispatcher.run(rows(*range(8))), 5)
 
     @in_loop

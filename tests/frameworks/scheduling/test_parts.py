@@ -102,6 +102,8 @@ def test_a_round_trip_gives_each_request_what_it_gets_alone(
 def test_a_cut_keeps_the_order_loses_nothing_and_respects_the_bound(requests: list[Batch], max_rows: int) -> None:
     for request in requests:
         parts = cut_of(request, max_rows)
+        assert [part.length for part in parts] == sorted((part.length for part in parts), reverse=True)
+        parts.sort(key=lambda part: part.position)
         assert parts, "a request without a part would wait for ever"
         assert all(part.rows <= max_rows and part.length >= 1 and part.batch.rows == part.rows for part in parts)
         assert [part.position for part in parts] == [sum(p.rows for p in parts[:i]) for i in range(len(parts))]

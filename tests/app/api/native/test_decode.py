@@ -46,7 +46,9 @@ def test_the_model_is_named_by_path_or_body() -> None:
     decode(body, Target("int8", "1"), find)
     decode(b'{"model_name": "int8", "input_data": [1]}', Target(), find)
     decode(b'{"input_data": [1]}', Target("int8", "1"), find)
-    assert asked == [("int8", "1"), ("int8", "1"), ("int8", "1"), ("int8", None), ("int8", "1")]
+    # The last two look like the commonest question, a flat list of floats, and are asked for again when they are not.
+    once = [("int8", "1"), ("int8", "1"), ("int8", "1")]
+    assert asked == [*once, *[("int8", None)] * 2, *[("int8", "1")] * 2]
     with pytest.raises(InvalidInput, match="model_name: is missing"):
         decode(b'{"input_data": [1]}', Target(), find)
     with pytest.raises(ModelNotFound, match=r'"int9" is not registered; there is .*int8'):
