@@ -53,9 +53,9 @@ class InferenceService:
     ) -> Answer:
         """Runs the request on the slot's model and adds to `timings` what it took.
 
-        `permit` is told when the request waits for the model, and when it waits no more; one whose answer is known never
-        waits. `left_s`: seconds until the deadline; None: there is none. Raises DeadlineExceeded at the deadline, what
-        has not begun by then is never run; Overloaded and the other ModelUnavailable's, InvalidInput, OutOfMemory.
+        `permit` is told when the request waits for the model, and when it waits no more; one whose answer is known
+        never waits. `left_s`: seconds until the deadline; None: there is none. Raises DeadlineExceeded at the deadline,
+        what has not begun by then is never run; Overloaded and the other ModelUnavailable's, InvalidInput, OutOfMemory.
         """
         if left_s is None:
             if slot.entry.cache:

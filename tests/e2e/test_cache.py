@@ -29,6 +29,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         path = MODELS / ("digits" if name == "plain" else name)
         config += f'[[models.onnx_models]]\nname = "{name}"\npath = "{path}"\ncache = {str(name != "plain").lower()}\n'
     config += onnx_entries(folder, {"slow": onnx_graphs.slow(SLOW_MS, rows=1)}) + "cache = true\n"
+    config += onnx_entries(folder, {"full": onnx_graphs.slow(SLOW_MS, rows=1)}) + "cache = true\n"
+    config += "max_concurrent_requests = 1\n"
     with serving(folder, config) as running:
         yield running.wait_ready()
 
@@ -115,11 +117,23 @@ class TestWhileItIsBusy:
             assert server.sample("roundhouse_queue_depth", model="slow") == 0
             assert running.result().json()["output_data"] == [100, 2, 3, 4]
 
+    def test_what_is_known_is_answered_where_there_is_no_room(self, server: RunningServer) -> None:
+        kept = server.infer("full", **QUESTION)
+        with callers(server, 2) as many:
+            running = many.ask("full", input_data=[100, 2, 3, 4])
+            wait_until(lambda: server.inflight("full") == 1)
+            assert server.infer("full", **QUESTION)["output_data"] == kept["output_data"]
+            assert_refused(
+                server.client.post("/models/full/infer", json={"input_data": [5, 2, 3, 4]}), 503, "overloaded"
+            )
+            assert running.result().status_code == 200
+
     def test_many_who_ask_the_same_wait_for_one_run(self, server: RunningServer) -> None:
         before, ran = counts(server, "slow"), batches(server, "slow")
         with callers(server, 16) as many:
             asked = [slowly(many, 200) for _ in range(16)]
-            wait_until(lambda: server.inflight("slow") == 16)
+            wait_until(lambda: server.sample("roundhouse_inflight") == 16)
+            assert server.inflight("slow") == 1, "who waits for a neighbour's answer takes no place with the model"
             assert server.sample("roundhouse_queue_depth", model="slow") == 0, "they wait for their neighbour"
             assert [each.result().json()["output_data"] for each in asked] == [[200, 2, 3, 4]] * 16
         after = counts(server, "slow")
