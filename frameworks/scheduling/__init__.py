@@ -1,1 +1,1 @@
-"""Step 3 of a request's way: who is next, and with whom. Policy here is pure; the lanes own the threads."""
+"""Steps 2 and 3 of a request's way: who is let in, who is next, with whom, and on which instance."""
