@@ -125,7 +125,11 @@ class InferenceService:
             return ClassifyAnswer([]) if model.spec.task == "classify" else EmbedAnswer(_NO_ROWS, tokens=0)
         loop = asyncio.get_running_loop()
         started_s = loop.time()
-        token_ids = await loop.run_in_executor(self._tokenizing, tokenizer.tokenize, request.texts, request.truncate)
+        token_ids = tokenizer.tokenize_at_once(request.texts, request.truncate)
+        if token_ids is None:
+            token_ids = await loop.run_in_executor(
+                self._tokenizing, tokenizer.tokenize, request.texts, request.truncate
+            )
         timings.decode_s += loop.time() - started_s
         result = await dispatcher.run(TokenBatch(token_ids), priority, permit.begin)
         timings.queue_s += result.queue_s

@@ -11,6 +11,10 @@ from frameworks.errors import InvalidInput, InvalidModel
 from frameworks.text_config import Pooling, TextConfig
 from frameworks.types import Array
 
+# Tokenized in less time, about 0.2 ms, than the loop and a thread lose over handing it to and fro.
+_FEW_TEXTS = 4
+_FEW_CHARACTERS = 1000
+
 
 @dataclass(frozen=True, slots=True)
 class PaddedTokens:
@@ -21,7 +25,7 @@ class PaddedTokens:
 
 
 class TextTokenizer:
-    """A folder's tokenizer.json, cut at the model's limit. Blocks while it works: call it from a worker thread."""
+    """A folder's tokenizer.json, cut at the model's limit. It blocks while it works."""
 
     def __init__(self, folder: Path, config: TextConfig) -> None:
         """Raises InvalidModel where tokenizer.json is absent or cannot be read."""
@@ -53,23 +57,35 @@ class TextTokenizer:
         self._lock = threading.Lock()
 
     def tokenize(self, texts: list[str], truncate: bool) -> list[list[int]]:
-        """Token ids per text, special tokens included.
+        """Token ids per text, special tokens included. Waits while another thread tokenizes.
 
         Raises InvalidInput, with both lengths, where `truncate` is False and a text is longer than the model's limit.
         """
+        with self._lock:
+            return self._tokenize(texts, truncate)
+
+    def tokenize_at_once(self, texts: list[str], truncate: bool) -> list[list[int]] | None:
+        """As `tokenize`, for the event loop's thread: None where it would have to wait, or where there is too much."""
+        if len(texts) > _FEW_TEXTS or sum(map(len, texts)) > _FEW_CHARACTERS or not self._lock.acquire(blocking=False):
+            return None
+        try:
+            return self._tokenize(texts, truncate)
+        finally:
+            self._lock.release()
+
+    def _tokenize(self, texts: list[str], truncate: bool) -> list[list[int]]:
         if self._config.prompt:
             texts = [self._config.prompt + text for text in texts]
-        with self._lock:
-            if truncate != self._truncates:
-                if truncate:
-                    self._tokenizer.enable_truncation(self._config.max_tokens)
-                else:
-                    self._tokenizer.no_truncation()
-                self._truncates = truncate
-            try:
-                token_ids = [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts)]
-            except TypeError as error:
-                raise _not_unicode(texts) from error
+        if truncate != self._truncates:
+            if truncate:
+                self._tokenizer.enable_truncation(self._config.max_tokens)
+            else:
+                self._tokenizer.no_truncation()
+            self._truncates = truncate
+        try:
+            token_ids = [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts)]
+        except TypeError as error:
+            raise _not_unicode(texts) from error
         if not truncate:
             for position, ids in enumerate(token_ids):
                 if len(ids) > self._config.max_tokens:

@@ -57,6 +57,26 @@ class TestTokenizer:
         wanted = [plain_ids(tmp_path, text) for text in TEXTS]
         assert tokenizer(max_tokens=99).tokenize(list(TEXTS), truncate=False) == wanted
 
+    @pytest.mark.parametrize("truncate", [True, False])
+    def test_a_few_short_texts_are_tokenized_at_once(self, tokenizer: MakeTokenizer, truncate: bool) -> None:
+        model = tokenizer(max_tokens=99)
+        texts = [LONG, "", "the cat"]
+        assert model.tokenize_at_once(texts, truncate) == model.tokenize(texts, truncate)
+        assert model.tokenize_at_once(texts * 2, truncate) is None, "many texts"
+        assert model.tokenize_at_once([LONG * 60], truncate) is None, "a long text"
+
+    def test_nobody_is_waited_for_to_tokenize_at_once(self, tokenizer: MakeTokenizer) -> None:
+        model = tokenizer(max_tokens=99)
+        with model._lock:
+            assert model.tokenize_at_once([LONG], True) is None
+        assert model.tokenize_at_once([LONG], True) == model.tokenize([LONG], True)
+
+    def test_what_is_refused_at_once_leaves_the_tokenizer_free(self, tokenizer: MakeTokenizer) -> None:
+        model = tokenizer(max_tokens=4)
+        with pytest.raises(InvalidInput, match=r"text\[0\]"):
+            model.tokenize_at_once([LONG], False)
+        assert model.tokenize_at_once(["cat"], True) is not None
+
     def test_no_text_gives_no_ids(self, tokenizer: MakeTokenizer) -> None:
         assert tokenizer().tokenize([], truncate=True) == []
 
