@@ -10,6 +10,9 @@ from frameworks.types import Answer, Array, ClassifyAnswer, EmbedAnswer, TensorB
 from memory.result_cache import ResultCache
 
 Question = TensorBatch | TextRequest
+# What an object of Python's takes beside its content, and its place in a list or tuple.
+_OBJECT_BYTES = 64
+_CHARACTER_BYTES = 4  # of a text with characters beyond the first 65,536; most take less
 
 
 class _Flight:
@@ -19,6 +22,18 @@ class _Flight:
 
     def __init__(self) -> None:
         self.landed: asyncio.Future[Answer | None] | None = None
+
+    def land(self, outcome: Answer | BaseException) -> None:
+        """Tells those who wait: the answer, the error, or that the next of them has to ask, as who asked is gone."""
+        if self.landed is None:
+            return
+        if isinstance(outcome, Exception):
+            self.landed.set_exception(outcome)
+            self.landed.exception()  # all who waited may have gone
+        elif isinstance(outcome, BaseException):
+            self.landed.set_result(None)
+        else:
+            self.landed.set_result(outcome)
 
 
 class AnswersKept:
@@ -50,10 +65,10 @@ class AnswersKept:
         """The answer of `ask`, or the same one from before or from a neighbour who asks it now.
 
         `serving`: what besides name and question the answer depends on: version and load. `joined` is called before a
-        neighbour's answer is waited for. A caller who asks for others
-        too and goes away leaves the asking to the next of them. Raises what `ask` raises, to all of them.
+        neighbour's answer is waited for. A caller who asks for others too and goes away leaves the asking to the next
+        of them. Raises what `ask` raises, to all of them.
         """
-        key = _key_of(model, serving, question)
+        key, key_bytes = _key_of(model, serving, question)
         if key is None:
             return await ask()
         while True:
@@ -63,8 +78,7 @@ class AnswersKept:
                 return kept
             flight = self._flights.get(key)
             if flight is None:
-                self._misses[model] += 1
-                return await self._ask(key, model, ask)
+                break
             if flight.landed is None:
                 flight.landed = asyncio.get_running_loop().create_future()
             joined()
@@ -73,77 +87,74 @@ class AnswersKept:
                 self._hits[model] += 1
                 return answer
 
+        self._misses[model] += 1
+        flight = self._flights[key] = _Flight()
+        try:
+            answer = _owning_its_memory(await ask())
+        except BaseException as error:
+            del self._flights[key]
+            flight.land(error)
+            raise
+        del self._flights[key]
+        if flight.landed is not None:
+            flight.land(answer)
+        self._cache.put(key, answer, model, key_bytes + _bytes_of(answer))
+        return answer
+
     def drop(self, model: str) -> None:
         """Forgets what a model answered: it is another one now, or gone."""
         self._cache.drop(model)
 
-    async def _ask(self, key: "tuple[Hashable, ...]", model: str, ask: Callable[[], Awaitable[Answer]]) -> Answer:
-        flight = self._flights[key] = _Flight()
-        answer: Answer | None = None
-        failure: Exception | None = None
-        try:
-            answer = _owning_its_memory(await ask())
-        except Exception as error:
-            failure = error
-            raise
-        finally:
-            del self._flights[key]
-            landed = flight.landed
-            if landed is not None and not landed.done():
-                if failure is not None:
-                    landed.set_exception(failure)
-                    landed.exception()  # all who waited may have gone
-                else:
-                    landed.set_result(answer)
-        self._cache.put(key, answer, model, _bytes_of_key(key) + _bytes_of(answer))
-        return answer
 
-
-def _key_of(model: str, serving: Hashable, question: Question) -> tuple[Hashable, ...] | None:
-    """All that the answer depends on, every byte of it; None for what is not worth a key (lists, maps)."""
+def _key_of(model: str, serving: Hashable, question: Question) -> tuple[tuple[Hashable, ...] | None, int]:
+    """All that the answer depends on, every byte of it, and the bytes that this takes; None for what is not worth a key
+    (lists, maps).
+    """
     if isinstance(question, TextRequest):
-        return (model, serving, tuple(question.texts), question.normalize, question.truncate, question.top_k)
+        texts = tuple(question.texts)
+        size_bytes = _CHARACTER_BYTES * sum(map(len, texts)) + _OBJECT_BYTES * len(texts)
+        return (model, serving, texts, question.normalize, question.truncate, question.top_k), size_bytes
     key: list[Hashable] = [model, serving, question.output_names]
+    size_bytes = 0
     for name, value in question.inputs.items():
         if not isinstance(value, np.ndarray):
-            return None
-        content = tuple(value.reshape(-1).tolist()) if value.dtype.kind == "O" else value.tobytes()
+            return None, 0
+        size_bytes += _OBJECT_BYTES + value.nbytes
+        content: Hashable = value.tobytes()
+        if value.dtype.kind == "O":
+            content = strings = tuple(value.reshape(-1).tolist())
+            size_bytes += _CHARACTER_BYTES * sum(map(len, strings)) + _OBJECT_BYTES * len(strings)
         key += (name, value.dtype.char, value.shape, content)
-    return tuple(key)
-
-
-def _bytes_of_key(key: tuple[Hashable, ...]) -> int:
-    size = 0
-    for part in key:
-        if isinstance(part, bytes | str):
-            size += len(part)
-        elif isinstance(part, tuple):
-            size += sum(8 + (4 * len(each) if isinstance(each, str) else 0) for each in part)
-    return size
+    return tuple(key), size_bytes
 
 
 def _bytes_of(answer: "Answer | Value") -> int:
     """What an answer holds, its objects counted roughly."""
     if isinstance(answer, np.ndarray):
         strings = sum(map(len, answer.reshape(-1).tolist())) if answer.dtype.kind == "O" else 0
-        return int(answer.nbytes) + strings
+        return answer.nbytes + strings
+    if isinstance(answer, dict):
+        size = 0
+        for value in answer.values():
+            size += _OBJECT_BYTES + _bytes_of(value)
+        return size
     if isinstance(answer, EmbedAnswer):
         return int(answer.embeddings.nbytes)
     if isinstance(answer, ClassifyAnswer):
-        return sum(64 * len(labels) for labels in answer.predictions)
-    if isinstance(answer, dict):
-        return sum(64 + _bytes_of(value) for value in answer.values())
+        return sum(_OBJECT_BYTES * len(labels) for labels in answer.predictions)
     if isinstance(answer, list):
-        return sum(64 + _bytes_of(value) for value in answer)
-    return 64
+        return sum(_OBJECT_BYTES + _bytes_of(value) for value in answer)
+    return _OBJECT_BYTES
 
 
 def _owning_its_memory(answer: Answer) -> Answer:
     """A tensor may be a view on the rows of a whole batch, which would be kept along with it."""
-    if isinstance(answer, EmbedAnswer):
-        return EmbedAnswer(_owned(answer.embeddings), answer.tokens)
     if isinstance(answer, dict):
-        return {name: _owned(value) if isinstance(value, np.ndarray) else value for name, value in answer.items()}
+        for value in answer.values():
+            if isinstance(value, np.ndarray) and value.base is not None:
+                return {name: _owned(each) if isinstance(each, np.ndarray) else each for name, each in answer.items()}
+    elif isinstance(answer, EmbedAnswer):
+        return EmbedAnswer(_owned(answer.embeddings), answer.tokens)
     return answer
 
 

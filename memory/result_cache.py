@@ -1,23 +1,15 @@
 """Answers that are kept for the same question: bounded in bytes, the least recently used go first, none grows stale."""
 
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from math import inf
 from typing import Generic, TypeVar
 
 Value = TypeVar("Value")
 
 # What an entry costs beside its key and value: the dictionary's slot, the objects' heads, the links.
 ENTRY_BYTES = 512
-
-
-@dataclass(slots=True)
-class _Entry(Generic[Value]):
-    value: Value
-    owner: str
-    size_bytes: int
-    stale_at_s: float | None
 
 
 class ResultCache(Generic[Value]):
@@ -31,10 +23,10 @@ class ResultCache(Generic[Value]):
         self._max_bytes = max_bytes
         self._ttl_s = ttl_s
         self._clock = clock
-        self._entries: OrderedDict[Hashable, _Entry[Value]] = OrderedDict()
+        # Value, owner, bytes, and when it is stale. The least recently used is the first.
+        self._entries: OrderedDict[Hashable, tuple[Value, str, int, float]] = OrderedDict()
         self.size_bytes = 0
         self.evictions = 0
-        self._entries_of: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -44,11 +36,11 @@ class ResultCache(Generic[Value]):
         entry = self._entries.get(key)
         if entry is None:
             return None
-        if entry.stale_at_s is not None and entry.stale_at_s <= self._clock():
+        if self._ttl_s is not None and entry[3] <= self._clock():
             self._remove(key)
             return None
         self._entries.move_to_end(key)
-        return entry.value
+        return entry[0]
 
     def put(self, key: Hashable, value: Value, owner: str, size_bytes: int) -> None:
         """Keeps a value. `size_bytes`: of key and value; what is larger than the whole cache is not kept."""
@@ -60,19 +52,13 @@ class ResultCache(Generic[Value]):
         while self.size_bytes + size_bytes > self._max_bytes:
             self._remove(next(iter(self._entries)))
             self.evictions += 1
-        stale_at_s = None if self._ttl_s is None else self._clock() + self._ttl_s
-        self._entries[key] = _Entry(value, owner, size_bytes, stale_at_s)
-        self._entries_of[owner] += 1
+        self._entries[key] = value, owner, size_bytes, inf if self._ttl_s is None else self._clock() + self._ttl_s
         self.size_bytes += size_bytes
 
     def drop(self, owner: str) -> None:
         """Forgets everything of an owner."""
-        if self._entries_of[owner]:
-            for key in [key for key, entry in self._entries.items() if entry.owner == owner]:
-                self._remove(key)
-        del self._entries_of[owner]
+        for key in [key for key, entry in self._entries.items() if entry[1] == owner]:
+            self._remove(key)
 
     def _remove(self, key: Hashable) -> None:
-        entry = self._entries.pop(key)
-        self.size_bytes -= entry.size_bytes
-        self._entries_of[entry.owner] -= 1
+        self.size_bytes -= self._entries.pop(key)[2]

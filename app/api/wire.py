@@ -20,6 +20,7 @@ log = structlog.get_logger(__name__)
 Header = tuple[bytes, bytes]
 # A request that is answered sooner is not worth a task that watches for its caller's going away.
 _WATCH_AFTER_S = 0.05
+_CLOSES = (b"connection", b"close")
 _EMPTY = "the body is empty; send a JSON object"
 
 
@@ -105,11 +106,13 @@ async def send_json(
     """Sends a whole answer with the headers that every answer carries."""
     record.status = status
     timing = server_timing(record.timings)
-    if headers is None and record.short_way is not None:
+    if record.short_way is not None and (not headers or _CLOSES not in headers):
         lines = (
             f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
             f"x-request-id: {record.request_id}\r\nserver-timing: {timing}\r\n"
         )
+        for name, value in headers or ():
+            lines += f"{name.decode()}: {value.decode()}\r\n"
         if record.short_way.respond(status, lines.encode("ascii"), body):
             return
     await send(
@@ -147,7 +150,7 @@ async def send_error(send: Send, record: RequestRecord, error: BaseException) ->
     status, body = error_body(error, record)
     headers = extra_headers(error)
     if isinstance(error, TooLarge):
-        headers.append((b"connection", b"close"))
+        headers.append(_CLOSES)
     await send_json(send, record, status, body, headers)
 
 
