@@ -1,5 +1,7 @@
 """The one table from errors to HTTP, and the errors that only a wire can have."""
 
+from math import ceil
+
 from frameworks.errors import (
     DeadlineExceeded,
     Draining,
@@ -106,7 +108,7 @@ def is_refusal(status: int) -> bool:
 def extra_headers(error: BaseException) -> list[tuple[bytes, bytes]]:
     """The headers that belong to an error: Retry-After in whole seconds, Allow."""
     if isinstance(error, Overloaded):
-        return [(b"retry-after", str(max(1, round(error.retry_after_s))).encode())]
+        return [(b"retry-after", str(max(1, ceil(error.retry_after_s))).encode())]
     if isinstance(error, ModelLoading):
         return [(b"retry-after", b"1")]
     if isinstance(error, MethodNotAllowed):

@@ -43,11 +43,6 @@ class RequestLimit:
         self._idle: asyncio.Future[None] | None = None
         self._answered_s: deque[float] = deque([0.0], maxlen=_ANSWERS_REMEMBERED + 1)
 
-    @property
-    def is_full(self) -> bool:
-        """Whether the next request is refused."""
-        return self.waiting >= self._queue_bound or self.inflight >= self._concurrency_bound
-
     def check_room(self) -> None:
         """Raises Overloaded where the next request is refused: asked before its body is read and decoded."""
         if self.waiting < self._queue_bound and self.inflight < self._concurrency_bound:
