@@ -1,8 +1,7 @@
 """Whether the event loop is held up: a clock on the loop that notes by how much each of its ticks is late."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable
 
 from app.observe import Histogram
 
@@ -19,18 +18,8 @@ class LoopWatch:
         self._is_busy = is_busy
         self.lag_seconds = Histogram()
 
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """Watches for as long as the block lasts."""
-        task = asyncio.get_running_loop().create_task(self._watch())
-        try:
-            yield
-        finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
-
-    async def _watch(self) -> None:
+    async def watch(self) -> None:
+        """Until it is cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             due_s = loop.time() + (_TICK_S if self._is_busy() else _IDLE_TICK_S)

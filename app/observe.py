@@ -90,7 +90,6 @@ class Observer:
         """`log_requests`: `all`, `slow_and_failed` or `none`."""
         self._log_requests = log_requests
         self._slow_s = slow_ms / 1000
-        self._logs_no_quick_ones = log_requests != "all"
         self.requests: Counter[tuple[str, str, int]] = Counter()
         self.rejected: Counter[str] = Counter()
         self.models: dict[str, ModelMetrics] = {}
@@ -110,8 +109,6 @@ class Observer:
             metrics.request_seconds.observe(total_s)
             metrics.queue_seconds.observe(record.timings.queue_s)
             metrics.compute_seconds.observe(record.timings.compute_s)
-            if self._logs_no_quick_ones and total_s < self._slow_s:
-                return
         self.answered(record, total_s)
 
     def answered(self, record: RequestRecord, total_s: float) -> None:

@@ -88,11 +88,11 @@ def build(loaded: LoadedSettings, log_requests: str, probe: DeviceProbe | None =
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         # Stops in the reverse of this order; the doors are closed by then.
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(loop_watch.running())
+            await stack.enter_async_context(running_beside(loop_watch.watch()))
             stack.callback(service.close)
             stack.callback(infer.close)
             await stack.enter_async_context(manager)
-            await stack.enter_async_context(_running(manager.load_registered()))
+            await stack.enter_async_context(running_beside(manager.load_registered()))
             log.info("devices", devices=[f"{d.id} ({d.name})" for d in devices.devices()])
             if loaded.keys_without_effect:
                 log.warning("keys that have no effect in this version", keys=list(loaded.keys_without_effect))
@@ -121,7 +121,7 @@ def _registries(loaded: LoadedSettings, devices: DeviceManager) -> dict[str, Cal
 
 
 @asynccontextmanager
-async def _running(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
+async def running_beside(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
     """Runs a coroutine beside the block, and ends it with the block."""
     task = asyncio.get_running_loop().create_task(work)
     try:

@@ -1,7 +1,8 @@
-"""A request's journey, whatever door it came in by: the model's permit is held → manager → lane → answer."""
+"""A request's journey, whatever door it came in by: is it known? → admit → dispatcher → answer."""
 
 import asyncio
 import time
+from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -36,7 +37,7 @@ _NO_ROWS = np.empty((0, 0), dtype=np.float32)
 
 
 class InferenceService:
-    """Answers requests that a protocol has decoded. The caller holds the slot's permit."""
+    """Answers requests that a protocol has decoded. The caller holds the server's permit; the model's is taken here."""
 
     def __init__(self, answers_kept: AnswersKept) -> None:
         self._answers_kept = answers_kept
@@ -58,9 +59,7 @@ class InferenceService:
         what has not begun by then is never run; Overloaded and the other ModelUnavailable's, InvalidInput, OutOfMemory.
         """
         if left_s is None:
-            if slot.entry.cache:
-                return await self._kept_or_asked(slot, request, timings, permit, priority)
-            return await self._answer(slot, request, timings, permit, priority)
+            return await self._kept_or_asked(slot, request, timings, permit, priority)
         try:
             async with asyncio.timeout(max(0.0, left_s)):
                 return await self._kept_or_asked(slot, request, timings, permit, priority)
@@ -73,18 +72,18 @@ class InferenceService:
         """Ends the tokenizing threads; texts that wait for them are dropped."""
         self._tokenizing.shutdown(wait=False, cancel_futures=True)
 
-    async def _kept_or_asked(
+    def _kept_or_asked(
         self,
         slot: ModelSlot,
         request: TensorBatch | TextRequest,
         timings: Timings,
         permit: Permit,
         priority: int,
-    ) -> Answer:
+    ) -> Awaitable[Answer]:
         if not slot.entry.cache:
-            return await self._answer(slot, request, timings, permit, priority)
+            return self._answer(slot, request, timings, permit, priority)
         slot.last_used = time.time()
-        return await self._answers_kept.answer(
+        return self._answers_kept.answer(
             slot.name,
             (slot.version, slot.loads),
             request,

@@ -1,5 +1,5 @@
 """uvicorn's HTTP/1.1 protocol with a bound on what comes before a body, our own words for what is no HTTP, and a short
-way out for whole answers.
+way for whole bodies and answers.
 """
 
 import asyncio

@@ -62,10 +62,8 @@ class OnnxRegistry:
             for _ in range(entry.instances - 1)
         ]
         weight_bytes *= len(set(map(id, sessions)))
-        first, *others = (
-            OnnxModel(each, file, choice, weight_bytes, entry, outline.runs_by_shape) for each in sessions
-        )
-        return with_text([first, *others], file.parent)
+        instances = [OnnxModel(each, file, choice, weight_bytes, entry, outline.runs_by_shape) for each in sessions]
+        return with_text(instances, file.parent)
 
 
 def graph_file(path: Path) -> Path:

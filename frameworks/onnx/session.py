@@ -85,7 +85,8 @@ class OnnxModel:
     ) -> None:
         """`runs_by_shape`: the operators let the shapes alone settle how long a run takes.
 
-        Raises InvalidModel where a type cannot travel or the entry contradicts the graph."""
+        Raises InvalidModel where a type cannot travel or the entry contradicts the graph.
+        """
         self._session: ort.InferenceSession | None = session
         self._path = path
         self._input_shape = entry.input_shape

@@ -67,7 +67,7 @@ class BatchLane:
         """
         job = _Job(make_batch, self._loop.create_future(), time.perf_counter())
         if self.is_dead:
-            _fail(job.future, ModelFailed(f'model "{self._name}": its device thread has ended; load the model again'))
+            fail(job.future, ModelFailed(f'model "{self._name}": its device thread has ended; load the model again'))
             return job.future
         self._pending.add(job)
         job.future.add_done_callback(lambda _: self._pending.discard(job))
@@ -81,7 +81,7 @@ class BatchLane:
     def give_up(self, message: str) -> None:
         """Fails all who wait with Draining. The thread ends after the batch that it is in; nobody waits for it."""
         for job in list(self._pending):
-            _fail(job.future, Draining(message))
+            fail(job.future, Draining(message))
         self._jobs.put(None)
 
     async def close(self) -> None:
@@ -110,7 +110,7 @@ class BatchLane:
         try:
             outputs = self._model.infer(job.make_batch())
         except Exception as error:  # noqa: BLE001 - handed to the caller
-            self._tell_loop(_fail, job.future, error)
+            self._tell_loop(fail, job.future, error)
             return
         compute_s, thread_s = time.perf_counter() - started_s, time.thread_time() - thread_started_s
         self._tell_loop(_resolve, job.future, LaneResult(outputs, started_s - job.enqueued_s, compute_s, thread_s))
@@ -125,7 +125,7 @@ class BatchLane:
     def _end(self) -> None:
         self.is_dead = True
         for job in list(self._pending):
-            _fail(job.future, ModelFailed(f'model "{self._name}": its device thread ended; load the model again'))
+            fail(job.future, ModelFailed(f'model "{self._name}": its device thread ended; load the model again'))
         if not self._ended.done():
             self._ended.set_result(None)
 
@@ -135,7 +135,8 @@ def _resolve(future: asyncio.Future[LaneResult], result: LaneResult) -> None:
         future.set_result(result)
 
 
-def _fail(future: asyncio.Future[LaneResult], error: BaseException) -> None:
+def fail(future: asyncio.Future[LaneResult], error: BaseException) -> None:
+    """Hands an error to whoever waits for the future, if anybody still does."""
     if not future.done():
         # asyncio's futures refuse a StopIteration; the waiter would then wait for ever.
         stopped = isinstance(error, StopIteration)

@@ -149,13 +149,17 @@ class Joined:
             raise InvalidInput("inputs", f"the graph's outputs do not follow its rows; {_ASK_FOR_LESS}")
         for name, value in outputs.items():
             if isinstance(value, np.ndarray):
-                whole = self._outputs.setdefault(name, np.empty((self._rows, *value.shape[1:]), value.dtype))
+                if name not in self._outputs:
+                    self._outputs[name] = np.empty((self._rows, *value.shape[1:]), value.dtype)
+                whole = self._outputs[name]
                 assert isinstance(whole, np.ndarray)
                 if whole.shape[1:] != value.shape[1:]:
                     raise InvalidInput("inputs", f'rows of output "{name}" differ in shape; {_ASK_FOR_LESS}')
                 whole[part.position : part.position + part.rows] = value
             elif isinstance(value, list):
-                items = self._outputs.setdefault(name, [None] * self._rows)
+                if name not in self._outputs:
+                    self._outputs[name] = [None] * self._rows
+                items = self._outputs[name]
                 assert isinstance(items, list)
                 items[part.position : part.position + part.rows] = value
             else:

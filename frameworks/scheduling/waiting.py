@@ -7,8 +7,6 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Any
 
-_Key = tuple[int, float, int]
-
 
 @dataclass(slots=True, eq=False)
 class Piece:

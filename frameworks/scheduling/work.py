@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 
-from frameworks.scheduling.batch_lane import LaneResult
+from frameworks.scheduling.batch_lane import LaneResult, fail
 from frameworks.scheduling.parts import Joined, Outline, Part
 from frameworks.scheduling.waiting import Piece
 from frameworks.types import Batch
@@ -51,10 +51,7 @@ class Request:
 
     def fail(self, error: BaseException) -> None:
         """Hands an error to the caller, if it still waits."""
-        if not self.future.done():
-            # asyncio's futures refuse a StopIteration; the waiter would then wait for ever.
-            stopped = isinstance(error, StopIteration)
-            self.future.set_exception(RuntimeError("the model raised StopIteration") if stopped else error)
+        fail(self.future, error)
 
 
 class Member:

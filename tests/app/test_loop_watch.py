@@ -6,6 +6,7 @@ from bisect import bisect_left
 
 from app.loop_watch import LoopWatch
 from app.observe import SECONDS_BUCKETS, Histogram
+from app.server import running_beside
 
 
 def at_least(lag: Histogram, seconds: float) -> int:
@@ -16,7 +17,7 @@ def at_least(lag: Histogram, seconds: float) -> int:
 def test_a_block_of_the_loop_is_seen() -> None:
     async def run() -> tuple[Histogram, int]:
         watch = LoopWatch(lambda: True)
-        async with watch.running():
+        async with running_beside(watch.watch()):
             await asyncio.sleep(0.03)
             before = at_least(watch.lag_seconds, 0.025)
             time.sleep(0.06)  # noqa: ASYNC251 - what is to be seen
@@ -31,7 +32,7 @@ def test_a_block_of_the_loop_is_seen() -> None:
 def test_an_idle_loop_is_hardly_woken_and_the_watch_ends() -> None:
     async def run() -> tuple[int, int]:
         idle, busy = LoopWatch(lambda: False), LoopWatch(lambda: True)
-        async with idle.running(), busy.running():
+        async with running_beside(idle.watch()), running_beside(busy.watch()):
             await asyncio.sleep(0.3)
         assert asyncio.all_tasks() == {asyncio.current_task()}
         seen = sum(busy.lag_seconds.counts)
