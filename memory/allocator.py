@@ -1,7 +1,8 @@
-"""How the C library's allocator treats memory that was freed: kept for the next request, or given back at once."""
+"""The C library's allocator: what it has handed out, and whether freed memory is kept or given back to the system."""
 
 import ctypes
 import platform
+from functools import cache
 
 # mallopt's parameters, from glibc's malloc.h.
 _M_TRIM_THRESHOLD = -1
@@ -16,7 +17,55 @@ def keep_freed_memory() -> bool:
     Left to itself glibc gives a body's buffers back to the kernel when they are freed and faults them in again, page by
     page, for the next body: measured with a body of 2.9 MB, 2,700 page faults and half of the server's CPU a request.
     """
-    if platform.libc_ver()[0] != "glibc":
+    glibc = _glibc()
+    return glibc is not None and bool(
+        glibc.mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)
+        and glibc.mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD_BYTES)
+    )
+
+
+def give_back_freed_memory() -> bool:
+    """Gives every free page of the allocator's back to the kernel; False where it is not glibc.
+
+    It holds one arena's lock after the other while it works, and Python's not at all: for a thread, not for the loop.
+    """
+    glibc = _glibc()
+    if glibc is None:
         return False
-    mallopt = ctypes.CDLL(None).mallopt
-    return bool(mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES) and mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD_BYTES))
+    glibc.malloc_trim(0)
+    return True
+
+
+def in_use_bytes() -> int | None:
+    """Bytes that the allocator has handed out, in all arenas and mappings of its own, and not got back.
+
+    None where there is no glibc of 2.33 or newer.
+    """
+    glibc = _glibc()
+    try:
+        measure = glibc.mallinfo2 if glibc else None
+    except AttributeError:
+        return None
+    if measure is None:
+        return None
+    measure.restype = _Mallinfo2
+    figures = measure()
+    return int(figures.uordblks) + int(figures.hblkhd)
+
+
+class _Mallinfo2(ctypes.Structure):
+    """As in glibc's malloc.h."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    ]
+
+
+@cache
+def _glibc() -> ctypes.CDLL | None:
+    """A function that is called through it holds no lock of Python's."""
+    return ctypes.CDLL(None) if platform.libc_ver()[0] == "glibc" else None

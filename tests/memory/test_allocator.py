@@ -1,4 +1,7 @@
-"""Freed memory is kept: measured by the page faults of a process that takes and frees the same again and again."""
+"""Freed memory is kept, until it is to be given back: measured in processes that do nothing else.
+
+Kept: by the page faults of taking and freeing the same again and again. Given back: by the resident set.
+"""
 
 import platform
 import subprocess
@@ -25,13 +28,52 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
-def page_faults(mode: str) -> int:
+_TAKE_AND_FREE = """
+import threading
+from memory.allocator import give_back_freed_memory, in_use_bytes, keep_freed_memory
+from memory.host import resident_bytes
+keep_freed_memory()
+def say():
+    print(in_use_bytes(), resident_bytes())
+def take_and_free():  # pieces below the size that is mapped, and one above; the last piece keeps the heap's end
+    pieces = [bytearray(b"x") * 1_000_000 for _ in range(100)]
+    large = bytearray(b"x") * 50_000_000
+    kept.append(bytearray(1000))
+    say()
+kept = []
+say()
+thread = threading.Thread(target=take_and_free)  # an arena of its own
+thread.start()
+thread.join()
+take_and_free()
+say()
+assert give_back_freed_memory()
+say()
+"""
+
+only_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc's allocator is told and asked")
+
+
+def said(program: str, *arguments: str) -> list[list[int]]:
+    """What a program prints: numbers, in lines."""
     done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, mode], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True, timeout=60
     )
-    return int(done.stdout)
+    return [[int(word) for word in line.split()] for line in done.stdout.splitlines()]
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc's allocator is told")
+@only_glibc
 def test_memory_that_was_freed_is_not_faulted_in_again() -> None:
-    assert page_faults("keep") < 100 < page_faults("leave")
+    [[kept]], [[left]] = said(_PROGRAM, "keep"), said(_PROGRAM, "leave")
+    assert kept < 100 < left
+
+
+@only_glibc
+def test_what_is_in_use_is_counted_in_every_arena_and_what_is_free_is_given_back() -> None:
+    before, in_thread, in_main, freed, given_back = said(_TAKE_AND_FREE)
+    for in_use, _ in (in_thread, in_main):
+        assert in_use - before[0] == pytest.approx(150e6, rel=0.01)
+    for in_use, _ in (freed, given_back):
+        assert in_use - before[0] < 1e6
+    assert freed[1] - before[1] > 100e6
+    assert given_back[1] - before[1] < 5e6
