@@ -6,8 +6,6 @@ from frameworks.errors import Draining
 from frameworks.manager import MLFrameworkManager
 from frameworks.slot import ModelState
 
-_NOT_YET = (ModelState.REGISTERED, ModelState.LOADING)
-
 
 class Lifecycle:
     """Owned by the event loop."""
@@ -35,12 +33,17 @@ class Lifecycle:
         """`draining`, `starting` (a start-up model is on its way), `degraded` (a model failed) or `healthy`."""
         if self.is_draining:
             return "draining"
-        states = {slot.name: slot.state for slot in self._manager.slots}
-        if any(states.get(name) in _NOT_YET for name in self._startup_models):
+        slots = self._manager.slots
+        if any(slot.is_awaited for slot in slots if slot.name in self._startup_models):
             return "starting"
-        return "degraded" if ModelState.FAILED in states.values() else "healthy"
+        return "degraded" if any(slot.state is ModelState.FAILED for slot in slots) else "healthy"
 
     def waits_for(self) -> list[str]:
-        """The start-up models that keep the server from being ready. One that a caller unloaded or deleted does not."""
-        states = {slot.name: slot.state for slot in self._manager.slots}
-        return [name for name in self._startup_models if states.get(name) in (*_NOT_YET, ModelState.FAILED)]
+        """The start-up models that keep the server from being ready. One that a caller unloaded or deleted does not,
+        nor one that has left to make room.
+        """
+        return [
+            slot.name
+            for slot in self._manager.slots
+            if slot.name in self._startup_models and (slot.is_awaited or slot.state is ModelState.FAILED)
+        ]

@@ -49,11 +49,12 @@ def build(loaded: LoadedSettings, log_requests: str, probe: DeviceProbe | None =
         settings.performance,
         settings.scheduling,
         settings.server.drain_timeout_s,
+        settings.memory.max_model_memory,
     )
     for framework, entries in (("onnx", settings.models.onnx_models), ("pytorch", settings.models.torch_models)):
         for entry in entries:
             manager.register(framework, entry, loaded.resolve(entry.path))
-    lifecycle = Lifecycle(manager, tuple(slot.name for slot in manager.slots))
+    lifecycle = Lifecycle(manager, tuple(slot.name for slot in manager.slots if slot.entry.load == "startup"))
     observer = Observer(log_requests, settings.logging.slow_ms)
     answers_kept = AnswersKept(
         ResultCache(settings.cache.max_bytes, settings.cache.ttl_s), observer.cache_hits, observer.cache_misses
@@ -115,7 +116,7 @@ def _registries(loaded: LoadedSettings, devices: DeviceManager) -> dict[str, Cal
     def pytorch() -> Registry:
         from frameworks.pytorch.registry import TorchRegistry
 
-        return TorchRegistry(devices, settings.performance, settings.models.max_model_size)
+        return TorchRegistry(settings.performance, settings.models.max_model_size)
 
     return {"onnx": onnx, "pytorch": pytorch}
 

@@ -1,7 +1,6 @@
 """A request's journey, whatever door it came in by: is it known? → admit → dispatcher → answer."""
 
 import asyncio
-import time
 from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,7 +11,6 @@ from frameworks.errors import DeadlineExceeded, InvalidInput
 from frameworks.runtime import BatchModel
 from frameworks.scheduling.admission import Permit
 from frameworks.scheduling.dispatcher import Dispatcher
-from frameworks.slot import ModelSlot
 from frameworks.text import normalize_rows, scores
 from frameworks.types import (
     DEFAULT_PRIORITY,
@@ -28,6 +26,7 @@ from frameworks.types import (
     Timings,
     TokenBatch,
 )
+from frameworks.version import ModelVersion
 
 # Tokenising holds no GIL and uses every core by itself; a second thread lets a short request pass a long one.
 TOKENIZER_THREADS = 2
@@ -45,27 +44,28 @@ class InferenceService:
 
     async def infer(
         self,
-        slot: ModelSlot,
+        version: ModelVersion,
         request: TensorBatch | TextRequest,
         timings: Timings,
         permit: Permit,
         priority: int = DEFAULT_PRIORITY,
         left_s: float | None = None,
     ) -> Answer:
-        """Runs the request on the slot's model and adds to `timings` what it took.
+        """Runs the request on this version, whose visitor it is, and adds to `timings` what it took.
 
         `permit` is told when the request waits for the model, and when it waits no more; one whose answer is known
         never waits. `left_s`: seconds until the deadline; None: there is none. Raises DeadlineExceeded at the deadline,
         what has not begun by then is never run; Overloaded and the other ModelUnavailable's, InvalidInput, OutOfMemory.
         """
         if left_s is None:
-            return await self._kept_or_asked(slot, request, timings, permit, priority)
+            return await self._kept_or_asked(version, request, timings, permit, priority)
         try:
             async with asyncio.timeout(max(0.0, left_s)):
-                return await self._kept_or_asked(slot, request, timings, permit, priority)
+                return await self._kept_or_asked(version, request, timings, permit, priority)
         except TimeoutError:
             raise DeadlineExceeded(
-                f'model "{slot.name}" did not answer within timeout_ms; allow more time or ask for less at once'
+                f'model "{version.model.name}" did not answer within timeout_ms; '
+                "allow more time or ask for less at once"
             ) from None
 
     def close(self) -> None:
@@ -74,33 +74,33 @@ class InferenceService:
 
     def _kept_or_asked(
         self,
-        slot: ModelSlot,
+        version: ModelVersion,
         request: TensorBatch | TextRequest,
         timings: Timings,
         permit: Permit,
         priority: int,
     ) -> Awaitable[Answer]:
-        if not slot.entry.cache:
-            return self._answer(slot, request, timings, permit, priority)
-        slot.last_used = time.time()
+        if not version.model.entry.cache:
+            return self._answer(version, request, timings, permit, priority)
+        version.touch()
         return self._answers_kept.answer(
-            slot.name,
-            (slot.version, slot.loads),
+            version.model.name,
+            version.serving_id,
             request,
-            lambda: self._answer(slot, request, timings, permit, priority),
+            lambda: self._answer(version, request, timings, permit, priority),
             permit.begin,
         )
 
     async def _answer(
         self,
-        slot: ModelSlot,
+        version: ModelVersion,
         request: TensorBatch | TextRequest,
         timings: Timings,
         permit: Permit,
         priority: int,
     ) -> Answer:
-        slot.admit(permit)
-        model, dispatcher = slot.ready()
+        permit.queue(version.model.requests)
+        model, dispatcher = version.serving()
         if isinstance(request, TextRequest):
             return await self._answer_texts(model, dispatcher, request, timings, permit, priority)
         result = await dispatcher.run(request, priority, permit.begin)

@@ -7,17 +7,16 @@ from typing import Literal, Protocol
 
 import structlog
 
-from frameworks.errors import OutOfMemory
 from memory.host import host_memory
-from memory.sizes import format_size
 
 log = structlog.get_logger(__name__)
 
 # NVML counts cards by their place on the bus; CUDA counts the fastest first unless told otherwise before it starts.
 os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 
-# Room beside the weights for activations and workspaces, before anything has been measured.
-HEADROOM = 1.2
+
+# The rest is for what models need while they run, and for everybody else.
+SHARE_FOR_MODELS = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +33,29 @@ class Device:
     def id(self) -> str:
         """`cuda:0`, `mps`, `cpu`: as torch and config.toml spell it."""
         return f"cuda:{self.index}" if self.kind == "cuda" else self.kind
+
+    @property
+    def memory_id(self) -> str:
+        """Whose memory it is: an Apple GPU's is the host's."""
+        return "cpu" if self.kind == "mps" else self.id
+
+
+@dataclass(frozen=True, slots=True)
+class ModelNeeds:
+    """What a model wants of a device by its files' word: before it is loaded nothing more is known.
+
+    `host_bytes`, `accelerator_bytes`: there, activations of the largest batch included. `wanted`: the entry's word,
+    `auto` or a device. `usable`: the accelerators that its framework can drive for it.
+    """
+
+    host_bytes: int
+    accelerator_bytes: int
+    wanted: str = "auto"
+    usable: tuple[str, ...] = ()
+
+    def on(self, device: Device) -> int:
+        """Bytes there."""
+        return self.host_bytes if device.kind == "cpu" else self.accelerator_bytes
 
 
 class DeviceProbe(Protocol):
@@ -105,7 +127,7 @@ def visible_positions(uuids: list[str], visible: str | None) -> list[int]:
 
 
 class DeviceManager:
-    """Measures the devices and chooses one for a model. Holds no state but the probe."""
+    """Measures the devices, and says on which a model may be put. Holds no state but the probe."""
 
     def __init__(self, probe: DeviceProbe, enable_gpu: bool = True) -> None:
         self._probe = probe
@@ -116,43 +138,33 @@ class DeviceManager:
         accelerators = self._probe.accelerators() if self._enable_gpu else []
         return [*accelerators, self._probe.host()]
 
-    def place(
-        self, model: str, weight_bytes: int, wanted: str = "auto", usable: tuple[str, ...] = ("cuda", "mps")
-    ) -> Device:
-        """The device for a model of `weight_bytes`; `usable` are the accelerators that its framework can drive.
+    def memory_limits(self, max_model_bytes: int | None) -> dict[str, int]:
+        """Per memory what models may take of it: as it is said, or 80 % of what is free now."""
+        return {
+            device.memory_id: int(device.free_bytes * SHARE_FOR_MODELS) if max_model_bytes is None else max_model_bytes
+            for device in self.devices()
+        }
 
-        `auto` takes the accelerator with the most free memory that holds the weights and 20 %, else the CPU with a
-        warning. A device that is named and absent gives a warning and is then chosen as `auto` would.
+    def candidates(self, model: str, needs: ModelNeeds) -> list[Device]:
+        """The devices on which a model may be put, measured now: accelerators with the most free memory first, then the
+        CPU where the entry leaves the choice to us.
 
-        Raises OutOfMemory where a device is named, is there, and is too small.
+        A device that is named and absent gives a warning and the choice is then as for `auto`.
         """
         host = self._probe.host()
-        if wanted == "cpu":
-            return host
-        accelerators = [device for device in self.devices() if device.kind in usable]
+        if needs.wanted == "cpu":
+            return [host]
+        accelerators = [device for device in self.devices() if device.kind in needs.usable]
         accelerators.sort(key=lambda device: device.free_bytes, reverse=True)
-        need = int(weight_bytes * HEADROOM)
-        candidates = [d for d in accelerators if wanted in ("auto", d.kind, d.id)]
-        if not candidates and wanted != "auto":
-            log.warning(
-                "device is absent, taking the best there is",
-                model=model,
-                wanted=wanted,
-                there=[d.id for d in accelerators] or ["cpu"],
-            )
-            wanted, candidates = "auto", accelerators
-        for device in candidates:
-            if device.free_bytes >= need:
-                return device
-        if not candidates:
-            return host
-        figures = ", ".join(f"{d.id} has {format_size(d.free_bytes)} free" for d in candidates)
-        if wanted != "auto":
-            raise OutOfMemory(
-                f'model "{model}" needs {format_size(need)} on device "{wanted}" (weights and 20 %); {figures}; '
-                'unload a model or set device = "auto"'
-            )
+        if needs.wanted == "auto":
+            return [*accelerators, host]
+        named = [device for device in accelerators if needs.wanted in (device.kind, device.id)]
+        if named:
+            return named
         log.warning(
-            "model fits on no accelerator, taking the CPU", model=model, needs=format_size(need), devices=figures
+            "device is absent, taking the best there is",
+            model=model,
+            wanted=needs.wanted,
+            there=[device.id for device in accelerators] or ["cpu"],
         )
-        return host
+        return [*accelerators, host]

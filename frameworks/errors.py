@@ -9,6 +9,7 @@ RoundhouseError
 │   └── ModelExists
 ├── ModelUnavailable             the model is known and cannot answer now
 │   ├── ModelLoading
+│   │   └── ModelAbsent          it can be loaded; the manager does, and the caller never sees this
 │   ├── ModelUnloaded            by a caller's order
 │   ├── ModelFailed              its load or its thread failed
 │   ├── Draining                 the server is going down
@@ -16,10 +17,15 @@ RoundhouseError
 ├── DeadlineExceeded             the time that the caller gave has passed
 ├── InvalidModel                 the files of a model are not what they claim, or not what we serve
 └── OutOfMemory                  the model or the batch does not fit
+    └── NoRoomNow                it would, if others left
 """
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from frameworks.version import ModelVersion
 
 
 class RoundhouseError(Exception):
@@ -93,6 +99,15 @@ class ModelLoading(ModelUnavailable):
     """The model is on its way; ask again."""
 
 
+class ModelAbsent(ModelLoading):
+    """The version is not loaded, and whoever asks for it may wait for that. `timeout_ms`: of the request, if known."""
+
+    def __init__(self, version: "ModelVersion") -> None:
+        super().__init__(f"{version} is not loaded")
+        self.version = version
+        self.timeout_ms: int | None = None
+
+
 class ModelUnloaded(ModelUnavailable):
     """A caller unloaded the model; it answers again after POST /models/{name}/load."""
 
@@ -123,3 +138,7 @@ class InvalidModel(RoundhouseError):
 
 class OutOfMemory(RoundhouseError):
     """The model or the batch does not fit; the message says what was asked and what there is."""
+
+
+class NoRoomNow(OutOfMemory):
+    """The model would fit if others left, and they may not be asked to."""

@@ -1,11 +1,7 @@
-"""The turntable: turns a name to its model; loads, drains and unloads; owns registries and devices."""
+"""The turntable: turns a name to its model; loads, swaps, rolls back and unloads; owns the slots."""
 
 import asyncio
-import gc
-import threading
-import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -13,16 +9,26 @@ from typing import Self
 import structlog
 
 from frameworks.devices import DeviceManager
-from frameworks.errors import Draining, InvalidModel, ModelExists, ModelNotFound, RoundhouseError
-from frameworks.runtime import BatchModel, ModelEntry, Registry
+from frameworks.errors import (
+    InvalidInput,
+    ModelExists,
+    ModelNotFound,
+    NoRoomNow,
+    RoundhouseError,
+    VersionNotFound,
+)
+from frameworks.loader import Loader
+from frameworks.residents import Residents
+from frameworks.runtime import ModelEntry, Registry
+from frameworks.scheduling.admission import Permit
 from frameworks.scheduling.batcher import BatchLimits
 from frameworks.settings import PerformanceSettings, SchedulingSettings
-from frameworks.slot import ModelSlot, ModelState
+from frameworks.slot import ModelSlot
+from frameworks.traffic import Share
+from frameworks.version import ModelState, ModelVersion
+from memory.budget import Budget
 
 log = structlog.get_logger(__name__)
-
-# Loads run two at a time at most: more would only contend for the disk and the GIL.
-LOADER_THREADS = 2
 
 
 class MLFrameworkManager:
@@ -35,23 +41,20 @@ class MLFrameworkManager:
         performance: PerformanceSettings,
         scheduling: SchedulingSettings,
         drain_timeout_s: float,
+        max_model_bytes: int | None = None,
     ) -> None:
-        """`registries`: per framework how to make its registry, called once, when its first model is loaded."""
+        """`registries`: per framework how to make its registry, called once, when its first model is loaded.
+
+        `max_model_bytes`: that all models together may take on each device; None: 80 % of what it has free now.
+        """
         self.devices = devices
-        self._make_registry = registries
-        self._registries: dict[str, Registry] = {}
-        self._registries_lock = threading.Lock()
         self._performance = performance
         self._scheduling = scheduling
         self._drain_timeout_s = drain_timeout_s
         self._slots: dict[str, ModelSlot] = {}
-        self._loader = ThreadPoolExecutor(LOADER_THREADS, thread_name_prefix="loader")
-        self._is_closing = False
-        self._when_unloaded: list[Callable[[str], None]] = []
-
-    def when_unloaded(self, callback: Callable[[str], None]) -> None:
-        """`callback(name)` is called whenever a model's instances are gone: the next ones may be of other files."""
-        self._when_unloaded.append(callback)
+        self._loader = Loader(registries, devices)
+        self.residents = Residents(self._loader, devices, Budget(devices.memory_limits(max_model_bytes)))
+        self.when_unloaded = self.residents.when_unloaded
 
     @property
     def slots(self) -> list[ModelSlot]:
@@ -66,7 +69,7 @@ class MLFrameworkManager:
             raise ModelNotFound(name, self._slots) from None
 
     def register(self, framework: str, entry: ModelEntry, path: Path) -> ModelSlot:
-        """Takes a model's name; nothing is read yet. `path` is absolute. Raises ModelExists."""
+        """Takes a model's name; nothing of its files is read yet. `path` is absolute. Raises ModelExists."""
         if entry.name in self._slots:
             raise ModelExists(entry.name)
         slot = ModelSlot(
@@ -83,27 +86,111 @@ class MLFrameworkManager:
         self._slots[entry.name] = slot
         return slot
 
-    async def load(self, name: str) -> ModelSlot:
-        """Loads and warms up a model; returns at once if it is ready.
+    async def wait_for(self, version: ModelVersion, permit: Permit) -> None:
+        """Brings in a version for a request; see `Residents.wait_for`."""
+        await self.residents.wait_for(version, permit)
 
-        Raises ModelNotFound, Draining, InvalidModel or OutOfMemory; after the last two the model is `failed` with the
-        reason.
+    async def load(self, name: str, version: str | None = None) -> ModelSlot:
+        """Loads and warms up a model, or one version of it beside the one that serves, and turns the traffic over.
+
+        Without `version`: what the entry's version_policy has served, a version that appeared since included; returns
+        at once if all that is ready. If the new version fails, the old one goes on serving.
+
+        Raises ModelNotFound, VersionNotFound, Draining, InvalidModel or OutOfMemory; after the last two that version is
+        `failed` with the reason.
         """
         slot = self.slot(name)
         async with slot.change:
             self._still_there(slot)
-            if slot.state is not ModelState.READY:
-                await self._load(slot)
+            if version is not None:
+                await self._serve(slot, slot.find(version))
+                return slot
+            new = slot.look_for_versions()
+            served = slot.served
+            if slot.entry.version_policy == "latest" and served[-1] not in new:
+                await self._serve(slot, slot.active)  # also after a way back: only what is new is newer
+                return slot
+            for each in served:
+                await self._serve(slot, slot.versions[each])
         return slot
 
-    async def unload(self, name: str) -> ModelSlot:
-        """Answers what is in flight, then unloads. Raises ModelNotFound."""
+    async def rollback(self, name: str) -> ModelSlot:
+        """Turns the traffic back to the version that answered before. Raises as `load`; VersionNotFound where there is
+        none.
+        """
         slot = self.slot(name)
         async with slot.change:
             self._still_there(slot)
-            await slot.stop()
-            self._tell_unloaded(name)
-        log.info("model unloaded", model=name)
+            if slot.previous is None:
+                raise VersionNotFound(name, "before", slot.versions)
+            back = slot.find(slot.previous.version)
+            await self._turn_to(slot, back)
+        return slot
+
+    async def split(self, name: str, kind: str, share: Share | None) -> ModelSlot:
+        """Gives a version a share of the traffic, beside the active one. `kind`: `canary`, whose answers the callers
+        get, or `shadow`, whose answers are only compared. None ends it.
+
+        Raises as `load`, and InvalidInput for the active version.
+        """
+        slot = self.slot(name)
+        async with slot.change:
+            self._still_there(slot)
+            before = slot.canary if kind == "canary" else slot.shadow
+            if share is not None:
+                version = slot.find(share.version)
+                if version is slot.active:
+                    raise InvalidInput(kind, f'version "{share.version}" answers already; name another one')
+                await self.residents.bring(version, beside=slot.active)
+            if kind == "canary":
+                slot.canary = share
+            else:
+                slot.shadow = share
+            if before is not None and before.version in slot.versions:
+                await self._retire_unless_kept(slot, slot.versions[before.version])
+        return slot
+
+    async def refresh(self, name: str, changed: frozenset[str]) -> None:
+        """Files have changed: what is loaded of these versions is loaded anew beside itself, a new one as by `load`.
+
+        Raises as `load`.
+        """
+        slot = self.slot(name)
+        async with slot.change:
+            self._still_there(slot)
+            known = list(slot.versions)
+            new = [each for each in slot.look_for_versions() if each not in known]
+            for each in changed - set(new):
+                old = slot.versions.get(each)
+                if old is None:
+                    continue
+                if old.spec is None:
+                    if old.state is ModelState.FAILED:
+                        old.postpone()
+                    continue
+                fresh = ModelVersion(slot.identity, each, old.path)
+                await self._turn_to(slot, fresh, instead_of=old)
+            if new and slot.active.state is not ModelState.UNLOADED:
+                served = [each for each in slot.served if each in new]
+                for each in served:
+                    await self._serve(slot, slot.versions[each])
+
+    async def unload(self, name: str, version: str | None = None) -> ModelSlot:
+        """Answers what is in flight, then unloads a model, or one version of it.
+
+        Raises ModelNotFound, VersionNotFound.
+        """
+        slot = self.slot(name)
+        async with slot.change:
+            self._still_there(slot)
+            going = [slot.find(version)] if version is not None else list(slot.versions.values())
+            for each in going:
+                for share in (slot.canary, slot.shadow):
+                    if share is not None and share.version == each.version:
+                        slot.end(share)
+            await asyncio.gather(*(self.residents.send_out(each) for each in going))
+            self._choose_another(slot)
+        log.info("model unloaded", model=name, versions=[each.version for each in going])
         return slot
 
     async def remove(self, name: str) -> None:
@@ -113,27 +200,39 @@ class MLFrameworkManager:
             del self._slots[name]
 
     async def add(self, framework: str, entry: ModelEntry, path: Path) -> ModelSlot:
-        """Registers and loads; a model that cannot be loaded is not kept.
+        """Registers and, unless its entry says `lazy`, loads; a model that cannot be loaded is not kept.
 
         Raises ModelExists, InvalidModel or OutOfMemory.
         """
         slot = self.register(framework, entry, path)
+        if entry.load == "lazy":
+            return slot
         try:
             await self.load(entry.name)
+        except asyncio.CancelledError:
+            raise  # its load goes on
         except BaseException:
             self._slots.pop(entry.name, None)
             raise
         return slot
 
     async def load_registered(self) -> None:
-        """Loads, at start-up, every model that is registered; a failure is logged and shown, and the others go on."""
-        for name in list(self._slots):
-            try:
-                await self.load(name)
-            except RoundhouseError as error:
-                log.error("model failed to load", model=name, reason=error.message)
-            except Exception:
-                log.exception("model failed to load", model=name)
+        """Loads every start-up model that is registered; a failure is logged and shown, and the others go on.
+
+        None leaves for another: what has no room any more is loaded when it is asked for.
+        """
+        for slot in self.slots:
+            if slot.entry.load == "lazy":
+                continue
+            for version in slot.served:
+                try:
+                    await self.residents.bring(slot.versions[version], may_evict=False)
+                except NoRoomNow as error:
+                    log.warning("model is not loaded at start-up", model=slot.name, reason=error.message)
+                except RoundhouseError as error:
+                    log.error("model failed to load", model=slot.name, version=version, reason=error.message)
+                except Exception:
+                    log.exception("model failed to load", model=slot.name, version=version)
 
     async def __aenter__(self) -> Self:
         return self
@@ -142,102 +241,57 @@ class MLFrameworkManager:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Lets every model finish what it has, for the drain's time at most, then unloads it."""
-        self._is_closing = True
+        self.residents.close()
+        versions = [version for slot in self.slots for version in slot.versions.values()]
         try:
             async with asyncio.timeout(self._drain_timeout_s):
-                await asyncio.gather(*(_stop_after_load(slot) for slot in self.slots))
+                await asyncio.gather(*(self.residents.send_out(version) for version in versions))
         except TimeoutError:
             log.warning(
                 "drain timed out", inflight={s.name: s.requests.inflight for s in self.slots if s.requests.inflight}
             )
-            for slot in self.slots:
-                slot.give_up("the server went down before this was answered")
-        self._loader.shutdown(wait=False, cancel_futures=True)
+        await self.residents.give_up()
+        for version in versions:
+            version.give_up("the server went down before this was answered")
+            self.residents.room.release(version)
+        self._loader.close()
 
-    async def _load(self, slot: ModelSlot) -> None:
-        if self._is_closing:
-            raise Draining("the server is going down; it loads no more models")
-        slot.begin_load()
-        self._tell_unloaded(slot.name)
-        started_s = time.perf_counter()
-        loading = self._loader.submit(self._load_and_warm_up, slot)
-        try:
-            instances, warm_up_s = await asyncio.wrap_future(loading)
-        except RoundhouseError as error:
-            slot.fail(error.message)
-            raise
-        except Exception as error:
-            # What a library raises on files that lie is its own affair; the caller gets our word for it.
-            log.exception("model failed to load", model=slot.name)
-            slot.fail(f"{type(error).__name__}: {error}")
-            raise InvalidModel(f'model "{slot.name}" cannot be loaded: {type(error).__name__}: {error}') from error
-        except asyncio.CancelledError:
-            # A thread cannot be stopped: what it still brings is closed.
-            loading.add_done_callback(_close_unused)
-            slot.fail("its load was cancelled")
-            raise
-        if slot.state is not ModelState.LOADING:
-            _close(instances)
-            raise Draining("the server went down before the model was loaded")
-        slot.start(instances, time.perf_counter() - started_s)
-        spec = instances[0].spec
-        log.info(
-            "model ready",
-            model=slot.name,
-            framework=slot.framework,
-            task=spec.task,
-            device=spec.device,
-            dtype=spec.dtype,
-            providers=list(spec.providers) or None,
-            memory_bytes=spec.memory_bytes,
-            instances=len(instances),
-            load_s=round(slot.load_s, 3),
-            warm_up_s=round(warm_up_s, 3),
-        )
+    async def _serve(self, slot: ModelSlot, version: ModelVersion) -> None:
+        """Has a version loaded; it becomes the active one, unless an older one is only to be there as well."""
+        keeps_all = slot.entry.version_policy != "latest"
+        older = int(version.version) < int(slot.active.version)
+        if keeps_all and older and slot.active.state is not ModelState.UNLOADED and version.version in slot.served:
+            await self.residents.bring(version, beside=slot.active)
+        else:
+            await self._turn_to(slot, version)
 
-    def _load_and_warm_up(self, slot: ModelSlot) -> tuple[list[BatchModel], float]:
-        """In a loader thread."""
-        instances = [*self._registry(slot.framework).load(slot.entry, slot.path)]
-        started_s = time.perf_counter()
-        try:
-            for model in instances:
-                model.warm_up()
-        except BaseException:
-            _close(instances)
-            raise
-        return instances, time.perf_counter() - started_s
+    async def _turn_to(self, slot: ModelSlot, version: ModelVersion, instead_of: ModelVersion | None = None) -> None:
+        """Loads a version beside the active one, which serves on until then, and turns the traffic over to it."""
+        old = instead_of or slot.active
+        if version is old:
+            await self.residents.bring(version)
+            return
+        await self.residents.bring(version, beside=old if old.is_ready else None)
+        if old is slot.active:
+            slot.turn_over(version)
+        else:
+            slot.versions[version.version] = version
+        log.info("model turned over", model=slot.name, version=version.version, before=old.version)
+        await self._retire_unless_kept(slot, old)
 
-    def _registry(self, framework: str) -> Registry:
-        """Made in the loader thread that needs it first: making it imports the framework."""
-        with self._registries_lock:
-            if framework not in self._registries:
-                self._registries[framework] = self._make_registry[framework]()
-                # A framework brings up to 200,000 objects that stay for ever. Left in the collector's care they are
-                # walked through again and again, 35 ms each time that the loop stands still.
-                gc.collect()
-                gc.freeze()
-            return self._registries[framework]
+    async def _retire_unless_kept(self, slot: ModelSlot, version: ModelVersion) -> None:
+        """A version that nobody is sent to any more drains and leaves, also if who ordered it goes away meanwhile."""
+        if slot.versions.get(version.version) is not version or not (version is slot.active or slot.is_kept(version)):
+            await self.residents.retire(version)
 
-    def _tell_unloaded(self, name: str) -> None:
-        for callback in self._when_unloaded:
-            callback(name)
+    def _choose_another(self, slot: ModelSlot) -> None:
+        """Where the active version was unloaded and others serve, the newest of them is active."""
+        if slot.active.state is ModelState.UNLOADED:
+            ready = [slot.versions[name] for name in slot.served if slot.versions[name].is_ready]
+            if ready:
+                slot.turn_over(ready[-1])
 
     def _still_there(self, slot: ModelSlot) -> None:
         """A caller that waited for its turn may find that the model was deleted meanwhile."""
         if self._slots.get(slot.name) is not slot:
             raise ModelNotFound(slot.name, self._slots)
-
-
-async def _stop_after_load(slot: ModelSlot) -> None:
-    async with slot.change:
-        await slot.stop()
-
-
-def _close_unused(loading: "Future[tuple[list[BatchModel], float]]") -> None:
-    if not loading.cancelled() and loading.exception() is None:
-        _close(loading.result()[0])
-
-
-def _close(instances: list[BatchModel]) -> None:
-    for model in instances:
-        model.close()

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from frameworks.devices import Device, ModelNeeds
 from frameworks.settings import OnnxModelEntry, TorchModelEntry
 from frameworks.text import TextTokenizer
 from frameworks.types import Batch, ModelSpec, Value
@@ -43,12 +44,19 @@ class BatchModel(Protocol):
 
 
 class Registry(Protocol):
-    """Makes models of one framework from their files. Both calls block and belong in a worker thread."""
+    """Makes models of one framework from their files. All calls block and belong in a worker thread."""
 
     framework: str
 
-    def load(self, entry: ModelEntry, path: Path) -> Sequence[BatchModel]:
-        """Reads the model at `path` and places `entry.instances` of it on a device; not yet warmed up.
+    def needs(self, entry: ModelEntry, path: Path) -> ModelNeeds:
+        """What the model at `path` wants of a device, read from its files' heads.
+
+        Raises InvalidModel where the files are not what they claim.
+        """
+        ...
+
+    def load(self, entry: ModelEntry, path: Path, device: Device) -> Sequence[BatchModel]:
+        """Reads the model at `path` and places `entry.instances` of it on `device`; not yet warmed up.
 
         They share their weights and their tokenizer where the framework lets them, and the CPUs: none uses more threads
         than leave as many to each of the others.

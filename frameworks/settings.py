@@ -14,6 +14,7 @@ from memory.sizes import Bytes
 
 Provider = Literal["TensorRT", "CUDA", "ROCm", "CoreML", "DirectML", "OpenVINO", "CPU"]
 Dtype = Literal["f32", "f16", "bf16", "int8"]
+VersionPolicy = Literal["latest", "all"] | tuple[int, ...]
 
 EXECUTION_PROVIDERS: tuple[Provider, ...] = get_args(Provider)
 """Our names of ONNX Runtime's execution providers, in the order they are preferred when a model names none."""
@@ -76,6 +77,14 @@ def _beside_sequence_axis(value: Any, info: ValidationInfo) -> Any:
     return value
 
 
+def _version_policy(value: object) -> VersionPolicy:
+    if value == "latest" or value == "all":  # noqa: PLR1714 - each is a literal of its own
+        return value
+    if isinstance(value, list | tuple) and value and all(type(item) is int and item >= 1 for item in value):
+        return tuple(sorted(set(value)))
+    raise ValueError('wants "latest", "all" or a list of version numbers, like [1, 3]')
+
+
 SettingsPath = Annotated[Path, BeforeValidator(_path)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
@@ -95,11 +104,15 @@ class ModelEntry(BaseModel):
     """Rows times the longest of a batch. None: no bound but `max_batch_size`."""
     instances: Annotated[int, Field(ge=1, le=1024)] = 1
     """How often the model stands ready, each on a thread of its own."""
-    load: Literal["startup", "lazy"] | None = None
-    pinned: bool | None = None
+    load: Literal["startup", "lazy"] = "startup"
+    """lazy: when it is first asked for."""
+    pinned: bool = False
+    """Whether it stays in memory, whatever else is asked for."""
     min_cosine: Annotated[float, Field(ge=0, le=1)] | None = None
-    version_policy: Literal["latest", "all"] | None = None
-    watch: bool | None = None
+    version_policy: Annotated[VersionPolicy, PlainValidator(_version_policy)] = "latest"
+    """Which of the version folders are served."""
+    watch: bool = False
+    """Whether a changed folder is noticed and loaded beside what is served."""
     max_queue_size: Count | None = None
     """Requests that may wait for this model. None: as many as for the whole server."""
     max_concurrent_requests: Count | None = None

@@ -1,32 +1,19 @@
-"""One registered model: its entry, its state, its bounds, and its instances while it is loaded."""
+"""One registered model: its entry, its bounds, its versions, and which of them answers what."""
 
 import asyncio
-import time
 from collections import Counter
-from enum import StrEnum
 from pathlib import Path
 
-from frameworks.errors import ModelFailed, ModelLoading, ModelUnloaded, VersionNotFound
-from frameworks.runtime import BatchModel, ModelEntry
-from frameworks.scheduling.admission import Permit, RequestLimit
-from frameworks.scheduling.batch_lane import BatchLane
+from frameworks.errors import VersionNotFound
+from frameworks.runtime import ModelEntry
+from frameworks.scheduling.admission import RequestLimit
 from frameworks.scheduling.batcher import BatchLimits
-from frameworks.scheduling.dispatcher import Dispatcher
+from frameworks.traffic import Share
 from frameworks.types import ModelSpec
+from frameworks.version import ModelIdentity, ModelState, ModelVersion
+from frameworks.version_folders import find_versions, served_versions
 
-# The only version of a model whose path holds no version folders.
-ONLY_VERSION = "1"
-
-
-class ModelState(StrEnum):
-    """As /models and /health show it."""
-
-    REGISTERED = "registered"
-    LOADING = "loading"
-    READY = "ready"
-    DRAINING = "draining"
-    UNLOADED = "unloaded"
-    FAILED = "failed"
+__all__ = ["ModelSlot", "ModelState"]
 
 
 class ModelSlot:
@@ -38,113 +25,148 @@ class ModelSlot:
         self.entry = entry
         self.path = path
         self.name = entry.name
-        self.version = ONLY_VERSION
         self.limits = limits
         self.requests = RequestLimit(f'model "{entry.name}"', entry.max_queue_size, entry.max_concurrent_requests)
-        self._ageing_s = ageing_s
-        self._state = ModelState.REGISTERED
-        self._reason: str | None = None
-        self.loads = 0
-        self.load_s = 0.0
-        self.last_used: float | None = None  # seconds since the epoch, for people
-        # Load, unload and delete of one model are done one after the other.
-        self.change = asyncio.Lock()
-        self._serving: tuple[BatchModel, Dispatcher] | None = None
-        # Of all loads: a counter that begins anew would look like a restart.
         self.batch_sizes: Counter[int] = Counter()
+        self.identity = ModelIdentity(entry.name, framework, entry, limits, ageing_s, self.requests, self.batch_sizes)
+        # Orders to one model (load, unload, delete, roll back, split) are carried out one after the other.
+        self.change = asyncio.Lock()
+        self.versions: dict[str, ModelVersion] = {}
+        """Those that were found, oldest first, loaded or not."""
+        self.previous: ModelVersion | None = None
+        """The version that answered before the active one: the way back."""
+        self.canary: Share | None = None
+        self.shadow: Share | None = None
+        self.look_for_versions()
+        self.active = self.versions[self.served[-1]]
+        """The version that answers who names none."""
+
+    @property
+    def version(self) -> str:
+        """The version that answers who names none."""
+        return self.active.version
 
     @property
     def state(self) -> ModelState:
-        """A model whose device thread has ended has failed, also before anybody has asked it anything."""
-        return ModelState.FAILED if self._has_died else self._state
+        return self.active.state
 
     @property
     def reason(self) -> str | None:
         """Why the model is `failed`."""
-        return "its device thread ended" if self._has_died else self._reason
+        return self.active.reason
 
     @property
     def spec(self) -> ModelSpec | None:
-        """What the loaded model is; None while none is loaded."""
-        return self._serving[0].spec if self._serving else None
+        """What the active version is; None while it is not loaded."""
+        return self.active.spec
+
+    @property
+    def loads(self) -> int:
+        return sum(version.loads for version in self.versions.values())
+
+    @property
+    def memory_bytes(self) -> int:
+        """What all loaded versions take."""
+        return sum(version.memory_bytes for version in self.versions.values() if version.spec)
+
+    @property
+    def seconds_unused(self) -> float | None:
+        """Since any version was used last; None if none ever was."""
+        unused = [version.seconds_unused for version in self.versions.values()]
+        return min((seconds for seconds in unused if seconds is not None), default=None)
 
     @property
     def queue_depth(self) -> int:
         """Requests that wait: they are decoded, and nothing of them runs yet."""
         return self.requests.waiting
 
-    def ready(self) -> tuple[BatchModel, Dispatcher]:
-        """The model and the dispatcher before it, if it answers now.
-
-        Raises ModelLoading, ModelUnloaded or ModelFailed where it does not.
-        """
-        serving = self._serving
-        if serving is not None and self._state is ModelState.READY and not serving[1].is_dead:
-            return serving
-        match self.state:
-            case ModelState.FAILED:
-                raise ModelFailed(
-                    f'model "{self.name}" failed: {self.reason}; mend it, then POST /models/{self.name}/load'
-                )
-            case ModelState.UNLOADED | ModelState.DRAINING:
-                raise ModelUnloaded(f'model "{self.name}" was unloaded; POST /models/{self.name}/load brings it back')
-            case _:
-                raise ModelLoading(f'model "{self.name}" is {self.state}; ask again when GET /health/ready answers 200')
-
-    def check_version(self, version: str) -> None:
-        """Raises VersionNotFound for any version but the one that is loaded."""
-        if version != self.version:
-            raise VersionNotFound(self.name, version, [self.version])
-
-    def admit(self, permit: Permit) -> None:
-        """The request of this permit waits for the model now; an unload waits for it. Raises Overloaded."""
-        permit.queue(self.requests)
-        self.last_used = time.time()
-
-    def begin_load(self) -> None:
-        self._state, self._reason = ModelState.LOADING, None
-
-    def start(self, instances: list[BatchModel], load_s: float) -> None:
-        """Takes the loaded and warmed-up instances of a model into service, each on a thread of its own."""
-        lanes = [BatchLane(self.name, model) for model in instances]
-        spec = instances[0].spec
-        dispatcher = Dispatcher(self.name, lanes, spec, self.limits, self._ageing_s, self.batch_sizes)
-        self._serving = instances[0], dispatcher
-        self.load_s = load_s
-        self.loads += 1
-        self._state, self._reason = ModelState.READY, None
-
-    def fail(self, reason: str) -> None:
-        self._serving = None
-        self._state, self._reason = ModelState.FAILED, reason
-
-    async def stop(self) -> None:
-        """Answers what is in flight, takes nothing new, then lets the model go.
-
-        Cancelled while others are being answered, it leaves the model in service.
-        """
-        if self._serving:
-            self._state = ModelState.DRAINING
-            try:
-                await self.requests.wait_until_idle()
-            except asyncio.CancelledError:
-                self._state = ModelState.READY
-                raise
-        dispatcher = self._let_go()
-        if dispatcher:
-            await dispatcher.close()
-
-    def give_up(self, message: str) -> None:
-        """Lets the model go without waiting for anything: those who wait for answers get Draining."""
-        dispatcher = self._let_go()
-        if dispatcher:
-            dispatcher.give_up(message)
+    @property
+    def served(self) -> list[str]:
+        """The versions, oldest first, that the entry has served; where its word fits none, the one that it wants."""
+        found = served_versions(list(self.versions), self.entry.version_policy)
+        if found or not isinstance(self.entry.version_policy, tuple):
+            return found
+        wanted = str(self.entry.version_policy[-1])
+        if wanted not in self.versions:
+            self.versions[wanted] = ModelVersion(self.identity, wanted, self.path / wanted)
+        return [wanted]
 
     @property
-    def _has_died(self) -> bool:
-        return self._state is ModelState.READY and self._serving is not None and self._serving[1].is_dead
+    def is_awaited(self) -> bool:
+        """Whether the server is not ready before this start-up model has been loaded for the first time."""
+        waiting = self.state in (ModelState.REGISTERED, ModelState.LOADING)
+        return self.entry.load == "startup" and waiting and not self.active.waits_for_load
 
-    def _let_go(self) -> Dispatcher | None:
-        serving, self._serving = self._serving, None
-        self._state, self._reason = ModelState.UNLOADED, None
-        return serving[1] if serving else None
+    def route(self) -> ModelVersion:
+        """The version that answers the next request that names none."""
+        canary = self.canary
+        if canary is not None and canary.takes_next():
+            version = self.versions.get(canary.version)
+            if version is not None and version.is_ready:
+                return version
+        active = self.active
+        if active.is_ready or self.entry.version_policy == "latest":
+            return active
+        if active.state is ModelState.FAILED or self.is_awaited:
+            # Of several that are served the newest that is ready; one that was evicted comes back instead.
+            ready = [self.versions[name] for name in self.served if self.versions[name].is_ready]
+            return ready[-1] if ready else active
+        return active
+
+    def version_named(self, name: str) -> ModelVersion:
+        """The version that a request names. Raises VersionNotFound for one that is not served."""
+        if name == self.active.version:
+            return self.active
+        answering = self._answering()
+        if name not in answering:
+            raise VersionNotFound(self.name, name, answering)
+        return self.versions[name]
+
+    def look_for_versions(self) -> list[str]:
+        """Takes in the version folders that have appeared, forgets those that are gone; which ones are new."""
+        found = find_versions(self.path)
+        new = [name for name in found if name not in self.versions]
+        for name in new:
+            self.versions[name] = ModelVersion(self.identity, name, found[name])
+        for name, version in list(self.versions.items()):
+            if name not in found and version is not getattr(self, "active", None) and version.spec is None:
+                del self.versions[name]
+        self.versions = dict(sorted(self.versions.items(), key=lambda item: int(item[0])))
+        return new
+
+    def find(self, name: str) -> ModelVersion:
+        """A version whose folder is there, served or not. Raises VersionNotFound."""
+        self.look_for_versions()
+        if name not in self.versions:
+            raise VersionNotFound(self.name, name, self.versions)
+        return self.versions[name]
+
+    def turn_over(self, version: ModelVersion) -> None:
+        """From now on this version answers who names none."""
+        if version.version != self.active.version:
+            self.previous = self.active
+        self.versions[version.version] = version
+        self.active = version
+        for share in (self.canary, self.shadow):
+            if share is not None and share.version == version.version:
+                self.end(share)
+
+    def end(self, share: Share) -> None:
+        """The version gets no share of the traffic any more."""
+        if self.canary is share:
+            self.canary = None
+        if self.shadow is share:
+            self.shadow = None
+
+    def is_kept(self, version: ModelVersion) -> bool:
+        """Whether a version that is not the active one stays loaded."""
+        return version.version in self._answering() or (
+            self.shadow is not None and self.shadow.version == version.version
+        )
+
+    def _answering(self) -> list[str]:
+        """The versions that may be named."""
+        names = {self.active.version, *([self.canary.version] if self.canary else [])}
+        if self.entry.version_policy != "latest":
+            names.update(self.served)
+        return sorted(names, key=int)

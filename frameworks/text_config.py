@@ -48,6 +48,7 @@ class TextConfig:
     labels: tuple[str, ...]
     multi_label: bool
     is_encoder_decoder: bool
+    hidden_size: int = 0
 
     @property
     def classifies(self) -> bool:
@@ -96,6 +97,7 @@ def read_text_config(folder: Path) -> TextConfig:
         # As transformers' own text-classification pipeline decides between sigmoid and softmax.
         multi_label=problem == "multi_label_classification" or len(labels) == 1,
         is_encoder_decoder=bool(config.get("is_encoder_decoder")),
+        hidden_size=max(0, _integer(config.get("hidden_size"), 0)),
     )
 
 

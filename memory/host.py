@@ -1,5 +1,6 @@
 """How much memory this machine, and this process, has: what placement and the metrics are counted from."""
 
+import os
 from pathlib import Path
 
 import psutil
@@ -29,3 +30,24 @@ def host_memory(cgroup: Path = _CGROUP_V2) -> tuple[int, int]:
 def resident_bytes() -> int:
     """The resident set of this process, in bytes."""
     return int(psutil.Process().memory_info().rss)
+
+
+def mapped_bytes(path: Path) -> int:
+    """Bytes of the files at or below `path` that this process has mapped into its memory; 0 where /proc is not there.
+
+    Whether their pages have been touched so far is not asked: they may all be.
+    """
+    files = [path] if path.is_file() else path.rglob("*")
+    # The kernel names a file by its real path.
+    names = {os.path.realpath(file).encode() for file in files if file.is_file()}
+    total = 0
+    try:
+        lines = Path("/proc/self/maps").read_bytes().splitlines()
+    except OSError:
+        return 0
+    for line in lines:
+        fields = line.split(maxsplit=5)
+        if len(fields) == 6 and fields[5] in names:
+            start, _, end = fields[0].partition(b"-")
+            total += int(end, 16) - int(start, 16)
+    return total

@@ -1,13 +1,15 @@
 """What /models shows of a model: the form, for the OpenAPI document, and the filling of it."""
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from frameworks.slot import ModelSlot
-from frameworks.types import ModelSpec, ValueSpec
+from frameworks.traffic import Share
+from frameworks.types import ValueSpec
+from frameworks.version import ModelVersion
 
 
 class TensorDescription(BaseModel):
@@ -51,6 +53,9 @@ class VersionDetail(BaseModel):
     """One version of a model."""
 
     state: str
+    reason: str | None
+    memory_bytes: int | None
+    device: str | None
     providers: list[str]
     max_tokens: int | None
     labels: list[str] | None
@@ -66,9 +71,20 @@ class VersionDetail(BaseModel):
     path: str
 
 
-class ModelDetail(ModelDescription):
-    """A registered model with its versions."""
+class TrafficShare(BaseModel):
+    """A version that gets a share of the requests that name none."""
 
+    version: str
+    percent: float
+
+
+class ModelDetail(ModelDescription):
+    """A registered model with its versions. `active_version` answers who names none."""
+
+    active_version: str
+    previous_version: str | None = Field(description="what a rollback goes back to")
+    canary: TrafficShare | None
+    shadow: TrafficShare | None
     version_details: dict[str, VersionDetail]
 
 
@@ -87,6 +103,7 @@ class Deleted(BaseModel):
 def describe(slot: ModelSlot, requests: Mapping[tuple[str, str, int], int]) -> dict[str, Any]:
     """What /models shows of one model. `requests`: how many were answered, by model, version and HTTP status."""
     spec = slot.spec
+    unused_s = slot.seconds_unused
     counts = {status: n for (name, _, status), n in requests.items() if name == slot.name}
     return {
         "name": slot.name,
@@ -94,14 +111,14 @@ def describe(slot: ModelSlot, requests: Mapping[tuple[str, str, int], int]) -> d
         "task": spec.task if spec else None,
         "state": slot.state.value,
         "reason": _printable(slot.reason) if slot.reason else None,
-        "versions": [slot.version],
+        "versions": list(slot.versions),
         "device": spec.device if spec else None,
         "dtype": spec.dtype if spec else None,
         "quantized": False,
-        "memory_bytes": spec.memory_bytes if spec else None,
+        "memory_bytes": slot.memory_bytes if spec else None,
         "inputs": _tensors(spec.inputs) if spec else None,
         "outputs": _tensors(spec.outputs) if spec else None,
-        "last_used": datetime.fromtimestamp(slot.last_used, UTC).isoformat() if slot.last_used else None,
+        "last_used": None if unused_s is None else (datetime.now(UTC) - timedelta(seconds=unused_s)).isoformat(),
         "requests": {
             "total": sum(counts.values()),
             "failed": sum(n for status, n in counts.items() if status >= 400),
@@ -112,25 +129,44 @@ def describe(slot: ModelSlot, requests: Mapping[tuple[str, str, int], int]) -> d
 
 def describe_in_detail(slot: ModelSlot, requests: Mapping[tuple[str, str, int], int]) -> dict[str, Any]:
     """As `describe`, with what is known of each version."""
-    return describe(slot, requests) | {"version_details": {slot.version: _version_detail(slot, slot.spec)}}
+    return describe(slot, requests) | {
+        "active_version": slot.version,
+        "previous_version": slot.previous.version if slot.previous else None,
+        "canary": _share(slot.canary),
+        "shadow": _share(slot.shadow),
+        "version_details": {name: _version_detail(slot, version) for name, version in slot.versions.items()},
+    }
 
 
-def _version_detail(slot: ModelSlot, spec: ModelSpec | None) -> dict[str, Any]:
+def _share(share: Share | None) -> dict[str, Any] | None:
+    return {"version": share.version, "percent": share.percent} if share else None
+
+
+def _version_detail(slot: ModelSlot, version: ModelVersion) -> dict[str, Any]:
+    spec = version.spec
     text = spec.text if spec else None
     return {
-        "state": slot.state.value,
+        "state": version.state.value,
+        "reason": _printable(version.reason) if version.reason else None,
+        "memory_bytes": version.memory_bytes if spec else None,
+        "device": spec.device if spec else None,
         "providers": list(spec.providers) if spec else [],
         "max_tokens": text.max_tokens if text else None,
         "labels": list(text.labels) if text and text.labels else None,
-        "loads": slot.loads,
-        "load_seconds": round(slot.load_s, 3),
+        "loads": version.loads,
+        "load_seconds": round(version.load_s, 3),
         "batching": (spec.unbatched_because if spec else None) or "on",
         "padding": (spec.sequence.unpadded_because or "on") if spec and spec.sequence else None,
         "max_batch_size": slot.limits.max_rows,
         "instances": slot.entry.instances,
         "queue_depth": slot.queue_depth,
-        "path": _printable(str(slot.entry.path)),
+        "path": _printable(_path_of(slot, version)),
     }
+
+
+def _path_of(slot: ModelSlot, version: ModelVersion) -> str:
+    """As the entry has it, with the version's own folder."""
+    return str(slot.entry.path / version.path.relative_to(slot.path))
 
 
 def _printable(text: str) -> str:

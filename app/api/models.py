@@ -1,5 +1,7 @@
 """/models: what is registered, and registering, loading, unloading and deleting at run time."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from frameworks.errors import InvalidInput, InvalidModel, ModelFailed, UnknownFi
 from frameworks.manager import MLFrameworkManager
 from frameworks.settings import OnnxModelEntry, TorchModelEntry
 from frameworks.slot import ModelSlot
+from frameworks.traffic import Share
 
 FRAMEWORKS = ("onnx", "pytorch")
 
@@ -50,9 +53,13 @@ class ModelsApi:
             responses={201: {"model": ModelDetail}, **failures}, openapi_extra=_ENTRY_BODY)  # fmt: skip
         add("/models/{name}", self.show_model, methods=["GET"], responses={200: {"model": ModelDetail}, **failures})
         add("/models/{name}", self.delete_model, methods=["DELETE"], responses={200: {"model": Deleted}, **failures})
-        for verb, handler in (("load", self.load_model), ("unload", self.unload_model)):
+        for verb, handler, body in (
+            ("load", self.load_model, _LOAD_BODY),
+            ("unload", self.unload_model, _VERSION_BODY),
+            ("rollback", self.roll_model_back, None),
+        ):
             add(f"/models/{{name}}/{verb}", handler, methods=["POST"],
-                responses={200: {"model": ModelDetail}, **failures}, openapi_extra=_VERSION_BODY)  # fmt: skip
+                responses={200: {"model": ModelDetail}, **failures}, openapi_extra=body)  # fmt: skip
         return router
 
     async def list_models(self) -> Response:
@@ -75,18 +82,33 @@ class ModelsApi:
         return json_answer(self._detail(slot), 201)
 
     async def load_model(self, name: str, request: Request) -> Response:
-        """Loads a model; returns when it is ready."""
+        """Loads a model, or one version of it beside the one that serves; returns when it is ready, the traffic has
+        turned over to it and the old version has left. With `canary` or `shadow` a version gets a share instead.
+        """
         self._lifecycle.check_accepting()
-        await self._check_version(name, request)
-        try:
-            return json_answer(self._detail(await self._manager.load(name)))
-        except InvalidModel as error:
-            raise ModelFailed(f'model "{name}" failed to load: {error.message}') from error
+        self._manager.slot(name)
+        body = await self._read_order(request, "version", "canary", "shadow")
+        with _as_failed_model(name):
+            if not body.keys() & {"canary", "shadow"}:
+                slot = await self._manager.load(name, _read_version(body))
+            else:
+                if len(body) > 1:
+                    raise InvalidInput(next(iter(body)), "does not go with the others; send one at a time")
+                [(kind, share)] = body.items()
+                slot = await self._manager.split(name, kind, _read_share(kind, share))
+        return json_answer(self._detail(slot))
+
+    async def roll_model_back(self, name: str) -> Response:
+        """Turns the traffic back to the version that answered before; returns when the other one has left."""
+        self._lifecycle.check_accepting()
+        with _as_failed_model(name):
+            return json_answer(self._detail(await self._manager.rollback(name)))
 
     async def unload_model(self, name: str, request: Request) -> Response:
-        """Unloads a model; returns after the requests in flight have been answered."""
-        await self._check_version(name, request)
-        return json_answer(self._detail(await self._manager.unload(name)))
+        """Unloads a model, or one version of it; returns after the requests in flight have been answered."""
+        self._manager.slot(name)
+        body = await self._read_order(request, "version")
+        return json_answer(self._detail(await self._manager.unload(name, _read_version(body))))
 
     async def delete_model(self, name: str) -> Response:
         """Unloads a model and forgets its name."""
@@ -108,18 +130,16 @@ class ModelsApi:
             raise InvalidInput("body", "wants a JSON object")
         return content
 
-    async def _check_version(self, name: str, request: Request) -> None:
-        """The body may name a version; there is one of each model so far."""
-        slot = self._manager.slot(name)
+    async def _read_order(self, request: Request, *known: str) -> dict[str, Any]:
+        """The body, which may be left out. Raises UnknownField."""
         try:
             body = await self._read_object(request)
         except EmptyBody:
-            return
+            return {}
         for field in body:
-            if field != "version":
-                raise UnknownField.among(field[:200], ["version"])
-        if "version" in body and body["version"] != slot.version:
-            raise InvalidInput("version", f'wants "{slot.version}", the only version of model "{name}"')
+            if field not in known:
+                raise UnknownField.among(field[:200], known)
+        return body
 
     def _allowed_path(self, path: Path) -> Path:
         """The absolute path, symbolic links followed. Raises Forbidden where it is not below a root, InvalidInput where
@@ -141,6 +161,41 @@ class ModelsApi:
         except OSError as error:
             raise InvalidInput("path", f"{shown} cannot be read ({error.strerror})") from None
         return resolved
+
+
+@contextmanager
+def _as_failed_model(name: str) -> Iterator[None]:
+    """Files that cannot be served are the model's failure here: the request that orders it loaded is right."""
+    try:
+        yield
+    except InvalidModel as error:
+        raise ModelFailed(f'model "{name}" failed to load: {error.message}') from error
+
+
+def _read_version(body: dict[str, Any]) -> str | None:
+    version = body.get("version")
+    if version is not None and not isinstance(version, str):
+        raise InvalidInput("version", 'wants a string, like "2"')
+    return version
+
+
+def _read_share(kind: str, content: object) -> Share | None:
+    """`{"version": "3", "percent": 5}`; null or no percent of the requests ends it. A shadow gets all unless it says
+    otherwise.
+    """
+    if content is None:
+        return None
+    if not isinstance(content, dict):
+        raise InvalidInput(kind, 'wants an object like {"version": "3", "percent": 5}, or null to end it')
+    for field in content:
+        if field not in ("version", "percent"):
+            raise UnknownField.among(field[:200], ("version", "percent"), f"{kind}.")
+    version, percent = content.get("version"), content.get("percent", 100 if kind == "shadow" else None)
+    if not isinstance(version, str):
+        raise InvalidInput(f"{kind}.version", 'wants a string, like "2"')
+    if isinstance(percent, bool) or not isinstance(percent, int | float) or not 0 <= percent <= 100:
+        raise InvalidInput(f"{kind}.percent", "wants a number from 0 to 100")
+    return Share(version, percent) if percent else None
 
 
 def _read_entry(framework: str, body: dict[str, Any]) -> OnnxModelEntry | TorchModelEntry:
@@ -177,8 +232,25 @@ _ENTRY_BODY = {
         },
     }
 }
+_VERSION = {"version": {"type": "string", "description": "left out: all that the entry has served"}}
+_SHARE = {
+    "type": ["object", "null"],
+    "required": ["version"],
+    "properties": {"version": {"type": "string"}, "percent": {"type": "number", "minimum": 0, "maximum": 100}},
+}
 _VERSION_BODY = {
+    "requestBody": {"content": {"application/json": {"schema": {"type": "object", "properties": _VERSION}}}}
+}
+_LOAD_BODY = {
     "requestBody": {
-        "content": {"application/json": {"schema": {"type": "object", "properties": {"version": {"type": "string"}}}}}
+        "content": {
+            "application/json": {
+                "schema": {"type": "object", "properties": {**_VERSION, "canary": _SHARE, "shadow": _SHARE}},
+                "examples": {
+                    "swap": {"value": {"version": "2"}},
+                    "canary": {"value": {"canary": {"version": "3", "percent": 5}}},
+                },
+            }
+        }
     }
 }

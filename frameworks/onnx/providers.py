@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from frameworks.devices import Device, DeviceManager
+from frameworks.devices import Device
 
 log = structlog.get_logger(__name__)
 
@@ -46,42 +46,44 @@ class ProviderChoice:
         return self.cuda.id if kind == "cuda" and self.cuda else kind
 
 
-def choose_providers(
-    model: str,
-    wanted: tuple[str, ...] | None,
-    weight_bytes: int,
-    devices: DeviceManager,
-    rules: ProviderRules,
-) -> ProviderChoice:
-    """The providers for one model. `wanted` None means all that are installed, in our order of preference.
+def drives_cuda(wanted: tuple[str, ...] | None, rules: ProviderRules) -> bool:
+    """Whether a model that wants these providers (None: all) can be put on a CUDA device."""
+    return any(_why_not(name, rules) is None for name in wanted or _ON_CUDA if name in _ON_CUDA)
 
-    What a config names and this machine or build lacks is skipped with a warning. Raises OutOfMemory as
-    `DeviceManager.place` does.
+
+def choose_providers(
+    model: str, wanted: tuple[str, ...] | None, device: Device, rules: ProviderRules
+) -> ProviderChoice:
+    """The providers for one model on this device. `wanted` None means all that are installed, in our order of
+    preference.
+
+    What a config names and this machine or build lacks is skipped with a warning.
     """
+    cuda = device if device.kind == "cuda" else None
     chosen: list[tuple[str, dict[str, str]]] = []
-    cuda: Device | None = None
-    is_placed = False
     for name in wanted or tuple(PROVIDERS):
-        theirs = next((provider for provider in PROVIDERS[name] if provider in rules.available), None)
-        reason = None
-        if theirs is None:
-            reason = "not in this build of onnxruntime"
-        elif name in _ON_GPU and not rules.enable_gpu:
-            reason = "performance.enable_gpu is false"
-        elif name == "TensorRT" and not rules.enable_tensorrt:
-            reason = "performance.enable_tensorrt is false"
-        elif name in _ON_CUDA:
-            if not is_placed:
-                cuda, is_placed = _place_on_cuda(model, weight_bytes, devices), True
-            reason = None if cuda else "no CUDA device holds it"
+        reason = _why_not(name, rules)
+        if reason is None and name in _ON_CUDA and cuda is None:
+            reason = "no CUDA device holds it"
         if reason is not None:
             if wanted:
                 log.warning("execution provider skipped", model=model, provider=name, reason=reason)
-        elif theirs is not None and name != "CPU":
-            chosen.append((theirs, {"device_id": str(cuda.index)} if name in _ON_CUDA and cuda else {}))
+        elif name != "CPU":
+            options = {"device_id": str(cuda.index)} if name in _ON_CUDA and cuda else {}
+            chosen.append((_in_build(name, rules) or "", options))
     return ProviderChoice([*chosen, ("CPUExecutionProvider", {})], cuda)
 
 
-def _place_on_cuda(model: str, weight_bytes: int, devices: DeviceManager) -> Device | None:
-    device = devices.place(model, weight_bytes, usable=("cuda",))
-    return device if device.kind == "cuda" else None
+def _why_not(name: str, rules: ProviderRules) -> str | None:
+    """Why a provider cannot be used on this machine at all; None where it can."""
+    if _in_build(name, rules) is None:
+        return "not in this build of onnxruntime"
+    if name in _ON_GPU and not rules.enable_gpu:
+        return "performance.enable_gpu is false"
+    if name == "TensorRT" and not rules.enable_tensorrt:
+        return "performance.enable_tensorrt is false"
+    return None
+
+
+def _in_build(name: str, rules: ProviderRules) -> str | None:
+    return next((provider for provider in PROVIDERS[name] if provider in rules.available), None)

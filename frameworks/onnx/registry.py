@@ -5,10 +5,10 @@ from pathlib import Path
 import onnxruntime as ort
 import structlog
 
-from frameworks.devices import DeviceManager
+from frameworks.devices import Device, DeviceManager, ModelNeeds
 from frameworks.errors import InvalidModel
 from frameworks.onnx.graph_outline import GraphOutline, read_outline
-from frameworks.onnx.providers import ProviderRules, choose_providers
+from frameworks.onnx.providers import ProviderRules, choose_providers, drives_cuda
 from frameworks.onnx.session import OnnxModel, open_session
 from frameworks.onnx.text_model import with_text
 from frameworks.runtime import BatchModel, ModelEntry
@@ -16,6 +16,9 @@ from frameworks.settings import OnnxModelEntry, PerformanceSettings
 from memory.sizes import format_size
 
 log = structlog.get_logger(__name__)
+
+# Beside the weights, for what a session keeps of its own; measured when it is loaded.
+HEADROOM = 1.1
 
 ort.set_default_logger_severity(3)  # errors; warnings on graphs that work are the exporter's business
 
@@ -26,16 +29,32 @@ class OnnxRegistry:
     framework = "onnx"
 
     def __init__(self, devices: DeviceManager, performance: PerformanceSettings, max_model_bytes: int) -> None:
-        self._devices = devices
         self._performance = performance
         self._max_model_bytes = max_model_bytes
         if any(device.kind == "cuda" for device in devices.devices()):
             # CUDA and cuDNN lie in the wheels that torch brings. Found there without importing torch, and before the
             # providers are asked for: a build whose CUDA provider is a plugin registers it here.
             ort.preload_dlls(directory="")
+        self._rules = ProviderRules(
+            tuple(ort.get_available_providers()), performance.enable_gpu, performance.enable_tensorrt
+        )
 
-    def load(self, entry: ModelEntry, path: Path) -> list[BatchModel]:
-        """Raises InvalidModel, OutOfMemory."""
+    def needs(self, entry: ModelEntry, path: Path) -> ModelNeeds:
+        """As Registry.needs."""
+        assert isinstance(entry, OnnxModelEntry)
+        file = graph_file(path)
+        weight_bytes = weight_bytes_of(file, read_outline(file))
+        need = int(weight_bytes * HEADROOM)
+        on_cuda = drives_cuda(entry.execution_providers, self._rules)
+        shares = self._shares_session(entry)
+        return ModelNeeds(
+            host_bytes=need if shares else need * entry.instances,
+            accelerator_bytes=need * entry.instances,
+            usable=("cuda",) if on_cuda else (),
+        )
+
+    def load(self, entry: ModelEntry, path: Path, device: Device) -> list[BatchModel]:
+        """As Registry.load."""
         assert isinstance(entry, OnnxModelEntry)
         file = graph_file(path)
         outline = read_outline(file)
@@ -45,10 +64,7 @@ class OnnxRegistry:
                 f"{file}: {format_size(weight_bytes)} of weights, more than models.max_model_size = "
                 f"{format_size(self._max_model_bytes)}; raise it or serve a smaller model"
             )
-        rules = ProviderRules(
-            tuple(ort.get_available_providers()), self._performance.enable_gpu, self._performance.enable_tensorrt
-        )
-        choice = choose_providers(entry.name, entry.execution_providers, weight_bytes, self._devices, rules)
+        choice = choose_providers(entry.name, entry.execution_providers, device, self._rules)
         threads = self._performance.num_intra_op_threads(entry.instances)
         session = open_session(file, choice, threads, self._performance.inter_op_threads)
         wanted, active = choice.session_providers[0][0], session.get_providers()[0]
@@ -56,7 +72,7 @@ class OnnxRegistry:
             log.warning("execution provider did not start", model=entry.name, provider=wanted, instead=active)
         sessions = [session]
         # A session without threads of its own runs in any number of threads at once; others would share theirs.
-        shared = threads == 1 and self._performance.inter_op_threads == 1 and active == "CPUExecutionProvider"
+        shared = self._shares_session(entry) and active == "CPUExecutionProvider"
         sessions += [
             session if shared else open_session(file, choice, threads, self._performance.inter_op_threads)
             for _ in range(entry.instances - 1)
@@ -64,6 +80,10 @@ class OnnxRegistry:
         weight_bytes *= len(set(map(id, sessions)))
         instances = [OnnxModel(each, file, choice, weight_bytes, entry, outline.runs_by_shape) for each in sessions]
         return with_text(instances, file.parent)
+
+    def _shares_session(self, entry: OnnxModelEntry) -> bool:
+        """Whether one session on the CPU is enough for all instances."""
+        return self._performance.num_intra_op_threads(entry.instances) == 1 and self._performance.inter_op_threads == 1
 
 
 def graph_file(path: Path) -> Path:

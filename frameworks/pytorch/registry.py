@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from frameworks.devices import Device, DeviceManager
+from frameworks.devices import Device, ModelNeeds
 from frameworks.errors import InvalidModel
 from frameworks.pytorch.encoder import EncoderModel, TorchPooling
 from frameworks.pytorch.loader import DTYPE_NAMES, DTYPES, default_dtype, load_encoder
@@ -16,6 +16,7 @@ from frameworks.text_config import TextConfig, read_text_config, transformer_fol
 from frameworks.types import ModelSpec, TensorType, TextSpec, ValueSpec
 from memory.sizes import format_size
 
+_HOST = Device("cpu", 0, "", 0, 0)
 _GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
@@ -24,13 +25,32 @@ class TorchRegistry:
 
     framework = "pytorch"
 
-    def __init__(self, devices: DeviceManager, performance: PerformanceSettings, max_model_bytes: int) -> None:
-        self._devices = devices
+    def __init__(self, performance: PerformanceSettings, max_model_bytes: int) -> None:
         self._performance = performance
         self._max_model_bytes = max_model_bytes
 
-    def load(self, entry: ModelEntry, path: Path) -> list[EncoderModel]:
-        """Raises InvalidModel, OutOfMemory."""
+    def needs(self, entry: ModelEntry, path: Path) -> ModelNeeds:
+        """As Registry.needs."""
+        assert isinstance(entry, TorchModelEntry)
+        folder = transformer_folder(path)
+        weights = read_weight_files(folder)
+        config = read_text_config(path)
+        # The states of the largest batch's last layer.
+        rows = entry.max_batch_size or self._performance.max_batch_size
+        tokens = rows * config.max_tokens
+        states = min(tokens, entry.max_batch_tokens or tokens) * config.hidden_size
+        chosen = DTYPES.get(entry.dtype or "")
+        host_dtype = chosen or DTYPES[default_dtype(_HOST, weights.dtype)]
+        return ModelNeeds(
+            host_bytes=(weights.elements + states) * host_dtype.itemsize,
+            # An accelerator's own choice is a type of 16 bits.
+            accelerator_bytes=(weights.elements + states) * (chosen or DTYPES["f16"]).itemsize,
+            wanted=entry.device,
+            usable=_usable_accelerators(),
+        )
+
+    def load(self, entry: ModelEntry, path: Path, device: Device) -> list[EncoderModel]:
+        """As Registry.load."""
         assert isinstance(entry, TorchModelEntry)
         folder = transformer_folder(path)
         weights = read_weight_files(folder)
@@ -42,9 +62,6 @@ class TorchRegistry:
         config = read_text_config(path)
         _check_is_encoder(folder, entry, config)
         wanted_dtype = entry.dtype if entry.dtype in DTYPES else None
-        # An accelerator's own choice is a type of 16 bits.
-        element_bytes = torch.finfo(DTYPES[wanted_dtype or "f16"]).bits // 8
-        device = self._devices.place(entry.name, weights.elements * element_bytes, entry.device, _usable_accelerators())
         dtype = wanted_dtype or default_dtype(device, weights.dtype)
         pooling = _pooling(config, weights)
         tokenizer = TextTokenizer(folder, config)

@@ -1,10 +1,10 @@
 """Step 2 of a request's way, ADMIT: how many may be here, how many of them may wait, and when to come again."""
 
-import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
 from math import inf
+from typing import Protocol
 
 from frameworks.errors import Overloaded
 
@@ -40,7 +40,6 @@ class RequestLimit:
         # without a request say nothing of how fast a queue drains.
         self._busy_s = 0.0
         self._busy_since_s = 0.0
-        self._idle: asyncio.Future[None] | None = None
         self._answered_s: deque[float] = deque([0.0], maxlen=_ANSWERS_REMEMBERED + 1)
 
     def check_room(self) -> None:
@@ -71,16 +70,6 @@ class RequestLimit:
                 self._answered_s.append(self._busy_s + now_s - self._busy_since_s)
             if not self.inflight:
                 self._busy_s += now_s - self._busy_since_s
-                if self._idle is not None:
-                    self._idle.set_result(None)
-                    self._idle = None
-
-    async def wait_until_idle(self) -> None:
-        """Returns when no request holds a permit."""
-        while self.inflight:
-            if self._idle is None:
-                self._idle = asyncio.get_running_loop().create_future()
-            await asyncio.shield(self._idle)
 
     def seconds_to_drain(self, requests: int) -> float:
         """After how long that many are answered at the rate of the last answers; a second where nothing is known.
@@ -99,10 +88,16 @@ class RequestLimit:
         return Overloaded(message, retry_after_s=wait_s)
 
 
+class Visited(Protocol):
+    """What stays while a request uses it: a loaded version of a model."""
+
+    def leave(self, permit: "Permit") -> None: ...
+
+
 class Permit:
     """One request's place with the server and with its model, from the door until its answer has left."""
 
-    __slots__ = ("_began", "_model", "_server", "_waits")
+    __slots__ = ("_began", "_model", "_server", "_visited", "_waits")
 
     def __init__(self, server: RequestLimit) -> None:
         """Raises Overloaded where the server is full."""
@@ -112,9 +107,20 @@ class Permit:
         self._model: RequestLimit | None = None
         self._waits = False
         self._began = False
+        self._visited: Visited | None = None
+
+    def check_room(self, model: RequestLimit) -> None:
+        """Raises Overloaded where the model would refuse the request; not if it waits there already."""
+        if self._model is None:
+            model.check_room()
 
     def queue(self, model: RequestLimit) -> None:
-        """From here on the request waits for its model, whose limit this is. Raises Overloaded where either is full."""
+        """From here on the request waits for its model, whose limit this is. Raises Overloaded where either is full.
+
+        Harmless when called again: a request that waited for its model's load waits on for its turn.
+        """
+        if self._model is not None:
+            return
         self._server.check_queue()
         model.check_room()
         model.enter()
@@ -128,9 +134,22 @@ class Permit:
         self._began = True
         self._stop_waiting()
 
+    def visit(self, visited: Visited) -> None:
+        """What the request uses from now on, until its answer has left."""
+        if self._visited is not visited:
+            self.end_visit()
+            self._visited = visited
+
+    def end_visit(self) -> None:
+        """It uses it no more."""
+        if self._visited is not None:
+            visited, self._visited = self._visited, None
+            visited.leave(self)
+
     def release(self) -> None:
         """The answer has left, or the caller has."""
         self._stop_waiting()
+        self.end_visit()
         if self._model is not None:
             self._model.leave(self._began)
         self._server.leave(self._began)

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from frameworks.devices import Device, ModelNeeds
 from frameworks.errors import InvalidInput, InvalidModel
 from frameworks.runtime import BatchModel, ModelEntry
 from frameworks.text import TextTokenizer
@@ -17,10 +18,10 @@ class DoublingModel:
 
     tokenizer: TextTokenizer | None = None
 
-    def __init__(self, behaviour: Behaviour | None = None) -> None:
+    def __init__(self, behaviour: Behaviour | None = None, size_bytes: int = 0) -> None:
         numbers = TensorType("int64", (-1,))
         self.spec = ModelSpec(
-            "fake", "tensor", (ValueSpec("x", numbers),), (ValueSpec("y", numbers),), "cpu", "int64", memory_bytes=0
+            "fake", "tensor", (ValueSpec("x", numbers),), (ValueSpec("y", numbers),), "cpu", "int64", size_bytes
         )
         self.behaviour = behaviour
         self.executed: list[list[object]] = []
@@ -50,21 +51,30 @@ class DoublingModel:
 
 
 class FakeRegistry:
-    """Loads DoublingModels, and remembers them. `on_load` is called first, by the loader: it may wait or raise."""
+    """Loads DoublingModels, and remembers them. `on_load` is called first, by the loader: it may wait or raise.
+
+    `size_bytes`: what each model says that it takes.
+    """
 
     framework = "fake"
 
-    def __init__(self, behaviour: Behaviour | None = None, on_load: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, behaviour: Behaviour | None = None, on_load: Callable[[], None] | None = None, size_bytes: int = 0
+    ) -> None:
         self.behaviour = behaviour
+        self.size_bytes = size_bytes
         self.on_load = on_load
         self.made: list[DoublingModel] = []
 
-    def load(self, entry: ModelEntry, path: Path) -> list[BatchModel]:
+    def needs(self, entry: ModelEntry, path: Path) -> ModelNeeds:
+        return ModelNeeds(self.size_bytes, self.size_bytes)
+
+    def load(self, entry: ModelEntry, path: Path, device: Device) -> list[BatchModel]:
         if self.on_load:
             self.on_load()
         if path.name == "broken":
             raise InvalidModel(f"{path}: broken")
-        instances = [DoublingModel(self.behaviour) for _ in range(entry.instances)]
+        instances = [DoublingModel(self.behaviour, self.size_bytes) for _ in range(entry.instances)]
         self.made += instances
         return [*instances]
 

@@ -28,7 +28,9 @@ def load_onnx(
 
     devices = DeviceManager(SystemProbe() if gpu else FakeProbe())
     registry = OnnxRegistry(devices, PerformanceSettings(intra_op_threads=1), max_model_bytes)
-    model = registry.load(OnnxModelEntry(name="m", path=path, **entry), path)[0]
+    settings = OnnxModelEntry(name="m", path=path, **entry)
+    device = devices.candidates("m", registry.needs(settings, path))[0]
+    model = registry.load(settings, path, device)[0]
     assert isinstance(model, OnnxModel | OnnxTextModel)
     return model
 
@@ -38,8 +40,10 @@ def load_torch(path: Path, *, max_model_bytes: int = GIB, gpu: bool = False, **e
     from frameworks.pytorch.registry import TorchRegistry
 
     devices = DeviceManager(SystemProbe() if gpu else FakeProbe())
-    registry = TorchRegistry(devices, PerformanceSettings(intra_op_threads=2), max_model_bytes)
-    return registry.load(TorchModelEntry(name="m", path=path, **entry), path)[0]
+    registry = TorchRegistry(PerformanceSettings(intra_op_threads=2), max_model_bytes)
+    settings = TorchModelEntry(name="m", path=path, **entry)
+    device = devices.candidates("m", registry.needs(settings, path))[0]
+    return registry.load(settings, path, device)[0]
 
 
 def listed(value: Value) -> Any:

@@ -6,21 +6,26 @@ from pathlib import Path
 from typing import Any
 
 from frameworks.devices import DeviceManager
+from frameworks.errors import ModelAbsent
 from frameworks.manager import MLFrameworkManager
 from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.settings import OnnxModelEntry, PerformanceSettings, SchedulingSettings
 from frameworks.slot import ModelSlot
+from frameworks.version import ModelVersion
 from tests.frameworks.batch_models import FakeRegistry, numbers
 from tests.frameworks.fake_probe import FakeProbe
 
 
-def make_manager(registry: FakeRegistry, drain_timeout_s: float = 5) -> MLFrameworkManager:
+def make_manager(
+    registry: FakeRegistry, drain_timeout_s: float = 5, max_model_bytes: int | None = None
+) -> MLFrameworkManager:
     return MLFrameworkManager(
         {"fake": lambda: registry},
         DeviceManager(FakeProbe()),
         PerformanceSettings(max_batch_size=4),
         SchedulingSettings(),
         drain_timeout_s,
+        max_model_bytes,
     )
 
 
@@ -45,18 +50,42 @@ async def serving(
 
 async def ask(manager: MLFrameworkManager, x: object = 1, name: str = "m") -> Any:
     """What a door does: the model, a permit, the answer."""
-    slot = manager.slot(name)
-    _, dispatcher = slot.ready()
-    with permitted(slot) as permit:
-        return (await dispatcher.run(numbers(x), begin=permit.begin)).outputs["y"]
+    with permit() as held:
+        version = await opened(manager, held, name)
+        held.queue(version.model.requests)
+        return (await version.serving()[1].run(numbers(x), begin=held.begin)).outputs["y"]
+
+
+async def opened(manager: MLFrameworkManager, held: Permit, name: str = "m", named: str | None = None) -> ModelVersion:
+    """The version that answers a request, whose visitor it is now; its load is waited for where that is allowed."""
+    while True:
+        slot = manager.slot(name)
+        version = slot.route() if named is None else slot.version_named(named)
+        try:
+            spec = version.spec_for(held)
+        except ModelAbsent:
+            await manager.wait_for(version, held)
+            continue
+        if version.enter(held, spec):
+            return version
+
+
+@contextmanager
+def permit() -> Iterator[Permit]:
+    """That of a server that bounds nothing; released in the end."""
+    held = Permit(RequestLimit("the server", None, None))
+    try:
+        yield held
+    finally:
+        held.release()
 
 
 @contextmanager
 def permitted(slot: ModelSlot) -> Iterator[Permit]:
-    """Within, a request holds the model's permit, and that of a server that bounds nothing."""
-    permit = Permit(RequestLimit("the server", None, None))
-    try:
-        slot.admit(permit)
-        yield permit
-    finally:
-        permit.release()
+    """Within, a request waits for the model, which is loaded, and is its visitor."""
+    with permit() as held:
+        version = slot.route()
+        spec = version.spec_for(held)
+        held.queue(slot.requests)
+        assert version.enter(held, spec)
+        yield held

@@ -20,7 +20,7 @@ from frameworks.slot import ModelState
 from tests.frameworks.batch_models import FakeRegistry, numbers
 from tests.frameworks.fake_probe import FakeProbe
 from tests.frameworks.loops import lanes_end
-from tests.frameworks.managing import entry, permitted
+from tests.frameworks.managing import entry, opened, permit
 
 NAMES = st.sampled_from("ab")
 MAX_REQUESTS = 3
@@ -109,10 +109,10 @@ class AnyOrder(RuleBasedStateMachine):
         self.questions.append(("die", self.start(self.answer(name, "die"))))
 
     async def answer(self, name: str, x: object) -> Any:
-        slot = self.manager.slot(name)
-        _, dispatcher = slot.ready()
-        with permitted(slot) as permit:
-            result = await dispatcher.run(numbers(x), begin=permit.begin)
+        with permit() as held:
+            version = await opened(self.manager, held, name)
+            held.queue(version.model.requests)
+            result = await version.serving()[1].run(numbers(x), begin=held.begin)
             await asyncio.sleep(0)  # the answer leaves
             return result.outputs["y"]
 

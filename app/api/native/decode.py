@@ -8,7 +8,7 @@ from app.api.json_body import Document, Node, Unsure, json_name, parse, parse_ex
 from app.api.native.fields import COMMON_FIELDS, FIELDS, FIELDS_TO_COME, OPTIONS, QUESTION_FIELDS
 from app.api.native.questions import read_count, read_input_data, read_inputs, read_text
 from app.api.native.tensors import narrow
-from frameworks.errors import InvalidInput, VersionNotFound
+from frameworks.errors import InvalidInput, ModelAbsent, VersionNotFound
 from frameworks.types import (
     DEFAULT_PRIORITY,
     LAST_PRIORITY,
@@ -152,10 +152,14 @@ def _question_of(names: tuple[str, ...]) -> str:
 def _find_spec(fields: dict[str, Node], target: Target, find_spec: Callable[[str, str | None], ModelSpec]) -> ModelSpec:
     try:
         return find_spec(*_name_and_version(fields, target))
+    except ModelAbsent as absent:
+        # Who waits for a load waits no longer than this.
+        absent.timeout_ms = read_count(fields, "timeout_ms")
+        raise
     except VersionNotFound as error:
         if target.version is not None:
             raise
-        # One version of a model is served at a time so far: as a field of the body this is a wrong value.
+        # As a field of the body this is a wrong value.
         raise InvalidInput("version", error.message) from None
 
 

@@ -6,21 +6,22 @@ import time
 from asyncio import CancelledError
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import lru_cache
 
 from starlette.types import Receive, Scope, Send
 
 from app.api.errors import STATUS_CLIENT_GONE, ClientGone, MethodNotAllowed, is_refusal
-from app.api.native.decode import Target, decode
+from app.api.native.decode import NativeRequest, Target, decode
 from app.api.native.encode import elements_of, encode
-from app.api.wire import GoneWatch, begin, body_at_hand, check_media_type, read_body, send_error, send_json
+from app.api.wire import GoneWatch, Watched, begin, body_at_hand, check_media_type, read_body, send_error, send_json
 from app.lifecycle import Lifecycle
 from app.observe import Observer, RequestRecord
 from app.service import InferenceService
-from frameworks.errors import Draining, ModelNotFound
+from frameworks.errors import DeadlineExceeded, Draining, InvalidModel, ModelAbsent, ModelFailed, ModelNotFound
 from frameworks.manager import MLFrameworkManager
 from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.types import ModelSpec
+from frameworks.version import ModelVersion
 
 _MODEL_NAME = re.compile(rb'"model_name"\s*:\s*"([^"\\]{1,128})"')
 _GLANCE_BYTES = 4096
@@ -44,6 +45,43 @@ def target_of(path: str) -> Target | None:
         case ["", "models", name, "versions", version, "infer"] if name and version:
             return Target(name, version)
     return None
+
+
+class _Door:
+    """What is known of one request's model while it is decoded: the version that is to answer stays the same one."""
+
+    __slots__ = ("_manager", "absent", "permit", "record", "version")
+
+    def __init__(self, manager: MLFrameworkManager, record: RequestRecord, permit: Permit) -> None:
+        self._manager = manager
+        self.record = record
+        self.permit = permit
+        self.version: ModelVersion | None = None
+        self.absent: ModelAbsent | None = None
+
+    def find_spec(self, name: str, version: str | None) -> ModelSpec:
+        """What the version that answers is. Raises what keeps it from that, before body or tensors are read."""
+        chosen = self.version
+        if chosen is None:
+            slot = self._manager.slot(name)
+            self.record.model, self.record.version = slot.name, slot.version
+            chosen = self.version = slot.route() if version is None else slot.version_named(version)
+            self.record.version = chosen.version
+        spec = chosen.spec_for(self.permit)
+        if not chosen.model.entry.cache:
+            # What is known already is answered also where there is no room.
+            self.permit.check_room(chosen.model.requests)
+        return spec
+
+    def enter(self, spec: ModelSpec) -> bool:
+        """Whether the version that the request was decoded for answers it; else another one may have to."""
+        version = self.version
+        assert version is not None
+        if version.enter(self.permit, spec):
+            return True
+        self.permit.end_visit()
+        self.version = None
+        return False
 
 
 class InferEndpoint:
@@ -103,50 +141,96 @@ class InferEndpoint:
         self, scope: Scope, receive: Receive, send: Send, target: Target, record: RequestRecord, permit: Permit
     ) -> None:
         """Decode → wait → infer → encode → send. Raises what goes wrong on the way."""
+        door = _Door(self._manager, record, permit)
         glance = None
         if target.model is not None:
-            self._open(record, target.model, target.version)
+            with suppress(ModelAbsent):  # the body is read first, the load waited for then
+                door.find_spec(target.model, target.version)
         else:
             glance = self._refuse_at_a_glance
         body = body_at_hand(record, self._max_body_bytes)
         if body is None:
             body = await read_body(scope, receive, self._max_body_bytes, glance)
 
-        started_s = time.perf_counter()
-        try:
-            open_model = partial(self._open, record)
-            if len(body) < _LONG_BYTES:
-                native = decode(body, target, open_model)
-            else:
-                # In a thread: the interpreter's lock is free between the library's calls, and the loop goes on.
-                native = await asyncio.get_running_loop().run_in_executor(
-                    self._long_work, decode, body, target, open_model
-                )
-        finally:
-            record.timings.decode_s = time.perf_counter() - started_s
+        native = await self._decoded(body, target, door)
+        while native is None or not door.enter(native.spec):
+            # Its version is not loaded, or has left since: a rare thing, and then a long one.
+            if native is None:
+                await self._wait_for(door, receive)
+            native = await self._decoded(body, target, door)
         del body
 
-        slot = self._manager.slot(record.model)
+        version = door.version
+        assert version is not None
         watched = self._gone_watch.begin(receive, record.started_s)
         try:
             answer = await self._service.infer(
-                slot, native.request, record.timings, permit, native.priority, self._left_s(native.timeout_ms, record)
+                version,
+                native.request,
+                record.timings,
+                permit,
+                native.priority,
+                self._left_s(native.timeout_ms, record),
             )
         finally:
-            if watched.watcher is None:
-                self._gone_watch.forget(watched)
-            else:
-                await self._gone_watch.end(watched)
+            await self._end_watch(watched)
         started_s = time.perf_counter()
         latency_ms = (started_s - record.started_s) * 1e3
         if elements_of(answer) < _LONG_ELEMENTS:
-            encoded = encode(slot.name, slot.version, native, answer, latency_ms)
+            encoded = encode(record.model, version.version, native, answer, latency_ms)
         else:
             encoded = await asyncio.get_running_loop().run_in_executor(
-                self._long_work, encode, slot.name, slot.version, native, answer, latency_ms
+                self._long_work, encode, record.model, version.version, native, answer, latency_ms
             )
-        record.timings.encode_s = time.perf_counter() - started_s
+        record.timings.encode_s += time.perf_counter() - started_s
         await send_json(send, record, 200, encoded)
+
+    async def _decoded(self, body: bytes, target: Target, door: _Door) -> NativeRequest | None:
+        """The request; None where the version that is to answer it has to be loaded first."""
+        started_s = time.perf_counter()
+        try:
+            if len(body) < _LONG_BYTES:
+                return decode(body, target, door.find_spec)
+            # In a thread: the interpreter's lock is free between the library's calls, and the loop goes on.
+            return await asyncio.get_running_loop().run_in_executor(
+                self._long_work, decode, body, target, door.find_spec
+            )
+        except ModelAbsent as absent:
+            door.absent = absent
+            return None
+        finally:
+            door.record.timings.decode_s += time.perf_counter() - started_s
+
+    async def _wait_for(self, door: _Door, receive: Receive) -> None:
+        """Until the version is loaded, or another one may answer instead. Raises DeadlineExceeded, ClientGone, and what
+        the load ends with.
+        """
+        absent, record = door.absent, door.record
+        assert absent is not None
+        version = absent.version
+        door.permit.queue(version.model.requests)
+        left_s = self._left_s(absent.timeout_ms, record)
+        started_s = time.perf_counter()
+        watched = self._gone_watch.begin(receive, record.started_s)
+        try:
+            async with asyncio.timeout(None if left_s is None else max(0.0, left_s)):
+                await self._manager.wait_for(version, door.permit)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"{version} was not loaded within timeout_ms; allow more time, or load it before it is asked for"
+            ) from None
+        except InvalidModel as error:
+            raise ModelFailed(f"{version} failed to load: {error.message}") from error
+        finally:
+            record.timings.queue_s += time.perf_counter() - started_s
+            await self._end_watch(watched)
+        door.version = None
+
+    async def _end_watch(self, watched: Watched) -> None:
+        if watched.watcher is None:
+            self._gone_watch.forget(watched)
+        else:
+            await self._gone_watch.end(watched)
 
     def _refuse_at_a_glance(self, beginning: bytes) -> None:
         """Refuses a long body for a model that has no room without reading all of it. Raises Overloaded.
@@ -162,15 +246,3 @@ class InferEndpoint:
         """Seconds until the request's deadline, counted from its first byte; None if it has none."""
         timeout_ms = timeout_ms or self._default_timeout_ms
         return None if timeout_ms is None else timeout_ms / 1000 - (time.perf_counter() - record.started_s)
-
-    def _open(self, record: RequestRecord, name: str, version: str | None) -> ModelSpec:
-        """What the model that would answer now is. Raises what keeps it from that, before body or tensors are read."""
-        slot = self._manager.slot(name)
-        record.model, record.version = slot.name, slot.version
-        if version is not None:
-            slot.check_version(version)
-        model, _ = slot.ready()
-        if not slot.entry.cache:
-            # What is known already is answered also where there is no room.
-            slot.requests.check_room()
-        return model.spec

@@ -1,0 +1,127 @@
+"""Loads models in threads: reads what they need, makes their instances, warms them up, measures what they take."""
+
+import asyncio
+import gc
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from frameworks.devices import Device, DeviceManager, ModelNeeds
+from frameworks.runtime import BatchModel, Registry
+from frameworks.version import ModelVersion
+from memory.allocator import give_back_freed_memory, in_use_bytes
+from memory.host import mapped_bytes, resident_bytes
+
+# Loads run two at a time at most: more would only contend for the disk and the GIL.
+LOADER_THREADS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Instances that are warmed up, and the bytes that they take: measured if no other load ran beside theirs."""
+
+    instances: list[BatchModel]
+    memory_bytes: int
+    warm_up_s: float
+
+    def close(self) -> None:
+        for instance in self.instances:
+            instance.close()
+
+
+class Loader:
+    """Owns the frameworks' registries, and the threads that use them."""
+
+    def __init__(self, registries: dict[str, Callable[[], Registry]], devices: DeviceManager) -> None:
+        """`registries`: per framework how to make its registry, called once, when its first model is loaded."""
+        self._make_registry = registries
+        self._registries: dict[str, Registry] = {}
+        self._registries_lock = threading.Lock()
+        self._devices = devices
+        self._threads = ThreadPoolExecutor(LOADER_THREADS, thread_name_prefix="loader")
+        self._counting = threading.Lock()
+        self._running = 0
+        self._begun = 0
+
+    async def needs(self, version: ModelVersion) -> ModelNeeds:
+        """What the version wants of a device. Raises InvalidModel."""
+        return await asyncio.wrap_future(self._threads.submit(self._needs, version))
+
+    async def load(self, version: ModelVersion, device: Device) -> Loaded:
+        """Raises InvalidModel, OutOfMemory, or what a library raises on files that lie.
+
+        A thread cannot be stopped: what it still brings for a caller that was cancelled is closed.
+        """
+        loading = self._threads.submit(self._load, version, device)
+        try:
+            return await asyncio.wrap_future(loading)
+        except asyncio.CancelledError:
+            loading.add_done_callback(_close_unused)
+            raise
+
+    async def tidy(self) -> None:
+        """Gives back what a model left behind."""
+        await asyncio.wrap_future(self._threads.submit(give_back_freed_memory))
+
+    def close(self) -> None:
+        """Starts nothing more. What runs is not waited for."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _needs(self, version: ModelVersion) -> ModelNeeds:
+        return self._registry(version.model.framework).needs(version.model.entry, version.path)
+
+    def _load(self, version: ModelVersion, device: Device) -> Loaded:
+        registry = self._registry(version.model.framework)
+        with self._counting:
+            self._running += 1
+            self._begun += 1
+            alone, begun = self._running == 1, self._begun
+        try:
+            before = self._measure(version.path, device)
+            instances = [*registry.load(version.model.entry, version.path, device)]
+            started_s = time.perf_counter()
+            try:
+                for instance in instances:
+                    instance.warm_up()
+            except BaseException:
+                for instance in instances:
+                    instance.close()
+                raise
+            warm_up_s = time.perf_counter() - started_s
+            give_back_freed_memory()
+            taken = self._measure(version.path, device) - before
+        finally:
+            with self._counting:
+                alone = alone and self._running == 1 and self._begun == begun
+                self._running -= 1
+        weight_bytes = instances[0].spec.memory_bytes
+        # Others may have given memory back meanwhile; what is known to be there is there.
+        return Loaded(instances, max(weight_bytes, taken) if alone else weight_bytes, warm_up_s)
+
+    def _measure(self, path: Path, device: Device) -> int:
+        """Bytes in use, of which only the difference of two looks means something."""
+        if device.kind == "cuda":
+            return -next((d.free_bytes for d in self._devices.devices() if d.id == device.id), 0)
+        in_use = in_use_bytes()
+        if in_use is None:
+            return resident_bytes()
+        return in_use + mapped_bytes(path)
+
+    def _registry(self, framework: str) -> Registry:
+        """Made in the loader thread that needs it first: making it imports the framework."""
+        with self._registries_lock:
+            if framework not in self._registries:
+                self._registries[framework] = self._make_registry[framework]()
+                # A framework brings up to 200,000 objects that stay for ever. Left in the collector's care they are
+                # walked through again and again, 35 ms each time that the loop stands still.
+                gc.collect()
+                gc.freeze()
+            return self._registries[framework]
+
+
+def _close_unused(loading: "Future[Loaded]") -> None:
+    if not loading.cancelled() and loading.exception() is None:
+        loading.result().close()

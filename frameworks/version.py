@@ -1,0 +1,271 @@
+"""One version of a model: its files, its state, who is using it, and its instances while it is loaded."""
+
+import asyncio
+import itertools
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from frameworks.errors import ModelAbsent, ModelFailed, ModelLoading, ModelUnloaded, OutOfMemory, RoundhouseError
+from frameworks.runtime import BatchModel, ModelEntry
+from frameworks.scheduling.admission import Permit, RequestLimit
+from frameworks.scheduling.batch_lane import BatchLane
+from frameworks.scheduling.batcher import BatchLimits
+from frameworks.scheduling.dispatcher import Dispatcher
+from frameworks.types import ModelSpec
+
+# A load that failed is tried again after a second, after two, after four …
+_FIRST_RETRY_S = 1.0
+_LONGEST_RETRY_S = 60.0
+
+_serving_ids = itertools.count(1)
+
+
+class ModelState(StrEnum):
+    """As /models and /health show it."""
+
+    REGISTERED = "registered"
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    UNLOADED = "unloaded"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelIdentity:
+    """What all versions of a model have in common. `ageing_s`: after which a waiting request gains a priority level."""
+
+    name: str
+    framework: str
+    entry: ModelEntry
+    limits: BatchLimits
+    ageing_s: float
+    requests: RequestLimit
+    batch_sizes: Counter[int]
+    """Of all loads of all versions: a counter that begins anew would look like a restart."""
+
+
+class ModelVersion:
+    """Owned by the event loop.
+
+    A request that uses it, or waits for its load, is its visitor until its answer has left: a version with visitors
+    drains before it goes.
+    """
+
+    def __init__(self, model: ModelIdentity, version: str, path: Path, clock: Callable[[], float] = time.monotonic):
+        """`path` is absolute."""
+        self.model = model
+        self.version = version
+        self.path = path
+        self._clock = clock
+        self._state = ModelState.REGISTERED
+        self._failure: RoundhouseError | None = None
+        self._failures = 0
+        self._retry_at_s = 0.0
+        self.loads = 0
+        self.load_s = 0.0
+        self.memory_bytes = 0
+        """As measured when it was loaded; kept when it is gone, for the next time."""
+        self.measured_on = ""
+        """The kind of device that this was on."""
+        self.serving_id = 0
+        """Another one for each load: what was answered by one load is not the next one's answer."""
+        # Of the clock: when it was used last, and since when it is ready.
+        self.last_used_s: float | None = None
+        self.ready_since_s = 0.0
+        self._serving: tuple[BatchModel, Dispatcher] | None = None
+        self._visitors: set[Permit] = set()
+        self._idle: asyncio.Future[None] | None = None
+        # It is brought in and sent out by one at a time.
+        self.change = asyncio.Lock()
+        self.flight: asyncio.Task[None] | None = None
+        """Its load, while it is on its way."""
+        self.waits_for_load = model.entry.load == "lazy"
+        """Whether who asks for it while it is not loaded waits for that. A start-up model's first load is not waited
+        for: the server is not ready before it."""
+
+    def __str__(self) -> str:
+        return f'model "{self.model.name}", version "{self.version}"'
+
+    @property
+    def state(self) -> ModelState:
+        """A version whose device threads have ended has failed, also before anybody has asked it anything."""
+        return ModelState.FAILED if self.has_died else self._state
+
+    @property
+    def reason(self) -> str | None:
+        """Why it is `failed`."""
+        if self.has_died:
+            return "its device thread ended"
+        return self._failure.message if self._failure else None
+
+    @property
+    def has_died(self) -> bool:
+        return self._state is ModelState.READY and self._serving is not None and self._serving[1].is_dead
+
+    @property
+    def is_ready(self) -> bool:
+        serving = self._serving
+        return serving is not None and self._state is ModelState.READY and not serving[1].is_dead
+
+    @property
+    def spec(self) -> ModelSpec | None:
+        """What the loaded version is; None while it is not loaded."""
+        return self._serving[0].spec if self._serving else None
+
+    @property
+    def is_used(self) -> bool:
+        return bool(self._visitors)
+
+    @property
+    def seconds_unused(self) -> float | None:
+        """Since its last use; None if it never was used."""
+        return None if self.last_used_s is None else self._clock() - self.last_used_s
+
+    @property
+    def visitors(self) -> int:
+        return len(self._visitors)
+
+    def spec_for(self, permit: Permit) -> ModelSpec:
+        """What a request is decoded by. Raises ModelAbsent where it has to wait for a load, and what keeps the version
+        from answering.
+        """
+        serving = self._serving
+        if serving is not None and (self.is_ready or (permit in self._visitors and not serving[1].is_dead)):
+            return serving[0].spec
+        self.check_may_load()
+        raise ModelAbsent(self)
+
+    def enter(self, permit: Permit, spec: ModelSpec) -> bool:
+        """Makes the request a visitor, if the version that it was decoded for still answers."""
+        serving = self._serving
+        if serving is None or serving[0].spec is not spec:
+            return False
+        if permit in self._visitors:
+            return not serving[1].is_dead
+        if not self.is_ready:
+            return False
+        self._visitors.add(permit)
+        permit.visit(self)
+        return True
+
+    def expect(self, permit: Permit) -> None:
+        """Makes a visitor of a request that waits for the load: the version does not leave before it was served."""
+        assert self._state is not ModelState.DRAINING, "it would wait for one that waits for its going"
+        self._visitors.add(permit)
+        permit.visit(self)
+
+    def leave(self, permit: Permit) -> None:
+        """The answer of a visitor has left, or its caller has."""
+        self._visitors.discard(permit)
+        if not self._visitors and self._idle is not None:
+            self._idle.set_result(None)
+            self._idle = None
+
+    def touch(self) -> None:
+        """It was used."""
+        self.last_used_s = self._clock()
+
+    def serving(self) -> tuple[BatchModel, Dispatcher]:
+        """The model and the dispatcher before it, for a visitor. Raises ModelFailed where it has died."""
+        serving = self._serving
+        if serving is None or serving[1].is_dead:
+            raise ModelFailed(f'model "{self.model.name}" failed: its device thread ended')
+        self.last_used_s = self._clock()
+        return serving
+
+    def check_may_load(self) -> None:
+        """Raises what keeps it from being loaded for whoever asks it something: ModelLoading, ModelUnloaded, and, until
+        it is tried again, ModelFailed or OutOfMemory.
+        """
+        match self.state:
+            case ModelState.UNLOADED:
+                raise ModelUnloaded(
+                    f'model "{self.model.name}" was unloaded; POST /models/{self.model.name}/load brings it back'
+                )
+            case ModelState.FAILED:
+                if self.has_died:
+                    self._note_failure(ModelFailed("its device thread ended"))
+                left_s = self._retry_at_s - self._clock()
+                if left_s > 0:
+                    kind = OutOfMemory if isinstance(self._failure, OutOfMemory) else ModelFailed
+                    raise kind(
+                        f'model "{self.model.name}" failed: {self.reason}; it is tried again in {left_s:.1f} s, or by '
+                        f"POST /models/{self.model.name}/load"
+                    )
+            case ModelState.REGISTERED | ModelState.LOADING if not self.waits_for_load:
+                raise ModelLoading(
+                    f'model "{self.model.name}" is {self.state}; ask again when GET /health/ready answers 200'
+                )
+
+    async def wait_until_unused(self) -> None:
+        """Returns when it has no visitor."""
+        while self._visitors:
+            if self._idle is None:
+                self._idle = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._idle)
+
+    def begin_load(self) -> None:
+        self._state = ModelState.LOADING
+
+    def start(self, instances: list[BatchModel], load_s: float) -> None:
+        """Takes loaded and warmed-up instances into service, each on a thread of its own."""
+        model = self.model
+        lanes = [BatchLane(model.name, instance) for instance in instances]
+        dispatcher = Dispatcher(model.name, lanes, instances[0].spec, model.limits, model.ageing_s, model.batch_sizes)
+        self._serving = instances[0], dispatcher
+        self.load_s = load_s
+        self.loads += 1
+        self.serving_id = next(_serving_ids)
+        self.ready_since_s = self._clock()
+        self.waits_for_load = True
+        self._state, self._failure, self._failures = ModelState.READY, None, 0
+
+    def fail(self, failure: RoundhouseError) -> None:
+        """Its load failed: it is tried again for whoever asks for it, later each time."""
+        self._state = ModelState.FAILED
+        self.waits_for_load = True
+        self._note_failure(failure)
+
+    def postpone(self) -> None:
+        """There is no room for it now: who asks for it later waits for its load."""
+        self._state = ModelState.REGISTERED
+        self.waits_for_load = True
+
+    def unload(self, state: ModelState) -> None:
+        """Of what is not loaded: it is in `state` from now on."""
+        self._state, self._failure, self._failures = state, None, 0
+
+    def begin_draining(self) -> None:
+        """From now on nobody new is taken."""
+        self._state = ModelState.DRAINING
+
+    def stay(self) -> None:
+        """It does not leave after all."""
+        self._state = ModelState.READY
+
+    async def let_go(self, state: ModelState) -> None:
+        """Ends the instances and is in `state` from now on."""
+        serving, self._serving = self._serving, None
+        self._state, self._failure = state, None
+        if serving is not None:
+            await serving[1].close()
+
+    def give_up(self, message: str) -> None:
+        """Lets the instances go without waiting for anything: those who wait for answers get Draining."""
+        serving, self._serving = self._serving, None
+        self._state, self._failure = ModelState.UNLOADED, None
+        if serving is not None:
+            serving[1].give_up(message)
+
+    def _note_failure(self, failure: RoundhouseError) -> None:
+        """Once for each death: a death that is noted is a failed state of its own until the next load."""
+        if self.has_died and self._failure is not None:
+            return
+        self._failure = failure
+        self._retry_at_s = self._clock() + min(_LONGEST_RETRY_S, _FIRST_RETRY_S * 2**self._failures)
+        self._failures = min(self._failures + 1, 10)
