@@ -17,11 +17,14 @@ from tests.frameworks.fake_probe import FakeProbe
 
 
 def make_manager(
-    registry: FakeRegistry, drain_timeout_s: float = 5, max_model_bytes: int | None = None
+    registry: FakeRegistry,
+    drain_timeout_s: float = 5,
+    max_model_bytes: int | None = None,
+    probe: FakeProbe | None = None,
 ) -> MLFrameworkManager:
     return MLFrameworkManager(
         {"fake": lambda: registry},
-        DeviceManager(FakeProbe()),
+        DeviceManager(probe or FakeProbe()),
         PerformanceSettings(max_batch_size=4),
         SchedulingSettings(),
         drain_timeout_s,

@@ -1,4 +1,4 @@
-"""Where a model is put, on machines of every kind."""
+"""Which devices there are, and on which a model may be put, on machines of every kind."""
 
 from typing import Any
 
@@ -6,90 +6,80 @@ import psutil
 import pytest
 from structlog.testing import capture_logs
 
-from frameworks.devices import Device, DeviceManager, SystemProbe, visible_positions
-from frameworks.errors import OutOfMemory
+from frameworks.devices import Device, DeviceManager, ModelNeeds, SystemProbe, visible_positions
 from tests.frameworks.fake_probe import GIB, FakeProbe, cuda
 
 MPS = Device("mps", 0, "Apple GPU", 16 * GIB, 8 * GIB)
 
 
-def place(there: list[Device], weight_bytes: int, *arguments: Any, **options: Any) -> tuple[str, list[Any]]:
-    """The chosen device's id, and what was logged."""
+def candidates(
+    there: list[Device], wanted: str = "auto", usable: tuple[str, ...] = ("cuda", "mps")
+) -> tuple[list[str], list[Any]]:
+    """The ids of the devices that a model may be put on, and what was logged."""
     with capture_logs() as logs:
-        device = DeviceManager(FakeProbe(there)).place("m", weight_bytes, *arguments, **options)
-    return device.id, logs
+        devices = DeviceManager(FakeProbe(there)).candidates("m", ModelNeeds(GIB, GIB, wanted, usable))
+    return [device.id for device in devices], logs
 
 
 class TestAuto:
     def test_no_accelerator_gives_the_cpu_without_a_word(self) -> None:
-        assert place([], GIB) == ("cpu", [])
+        assert candidates([]) == (["cpu"], [])
 
-    def test_one_cuda_device_is_taken(self) -> None:
-        assert place([cuda(0, 10 * GIB)], GIB) == ("cuda:0", [])
+    @pytest.mark.parametrize(
+        ("free", "order"), [((4, 9), ["cuda:1", "cuda:0", "cpu"]), ((9, 4), ["cuda:0", "cuda:1", "cpu"])]
+    )
+    def test_the_one_with_more_free_memory_comes_first_and_the_cpu_last(
+        self, free: tuple[int, int], order: list[str]
+    ) -> None:
+        assert candidates([cuda(i, size * GIB) for i, size in enumerate(free)]) == (order, [])
 
-    @pytest.mark.parametrize(("free", "chosen"), [((4, 9), "cuda:1"), ((9, 4), "cuda:0")])
-    def test_of_two_the_one_with_more_free_memory_is_taken(self, free: tuple[int, int], chosen: str) -> None:
-        assert place([cuda(i, size * GIB) for i, size in enumerate(free)], GIB) == (chosen, [])
-
-    def test_mps_is_taken(self) -> None:
-        assert place([MPS], GIB) == ("mps", [])
-
-    def test_weights_and_a_fifth_must_fit(self) -> None:
-        assert place([cuda(0, 12 * GIB)], 10 * GIB)[0] == "cuda:0"
-        assert place([cuda(0, 12 * GIB - 1)], 10 * GIB)[0] == "cpu"
-
-    def test_too_small_falls_to_the_cpu_with_the_figures(self) -> None:
-        device, logs = place([cuda(0, 2 * GIB), cuda(1, GIB)], 5 * GIB)
-        assert device == "cpu"
-        [warning] = logs
-        assert warning["log_level"] == "warning"
-        assert warning["model"] == "m"
-        assert warning["needs"] == "6 GiB"
-        assert warning["devices"] == "cuda:0 has 2 GiB free, cuda:1 has 1 GiB free"
+    def test_an_apple_gpu_is_an_accelerator_in_the_host_s_memory(self) -> None:
+        assert candidates([MPS]) == (["mps", "cpu"], [])
+        assert MPS.memory_id == "cpu"
 
     def test_what_a_framework_cannot_drive_is_not_there_for_it(self) -> None:
-        assert place([MPS], GIB, usable=("cuda",)) == ("cpu", [])
-        assert place([cuda(0, 9 * GIB), MPS], GIB, usable=("mps",)) == ("mps", [])
-        assert place([cuda(0, 9 * GIB), MPS], GIB, usable=()) == ("cpu", [])
+        assert candidates([MPS], usable=("cuda",)) == (["cpu"], [])
+        assert candidates([cuda(0, 9 * GIB), MPS], usable=("mps",)) == (["mps", "cpu"], [])
+        assert candidates([cuda(0, 9 * GIB), MPS], usable=()) == (["cpu"], [])
 
 
 class TestNamed:
     two = (cuda(0, 9 * GIB), cuda(1, 4 * GIB))
 
     @pytest.mark.parametrize(
-        ("wanted", "chosen"), [("cuda:1", "cuda:1"), ("cuda:0", "cuda:0"), ("cuda", "cuda:0"), ("cpu", "cpu")]
+        ("wanted", "chosen"),
+        [("cuda:1", ["cuda:1"]), ("cuda:0", ["cuda:0"]), ("cuda", ["cuda:0", "cuda:1"]), ("cpu", ["cpu"])],
     )
-    def test_the_named_device_is_taken(self, wanted: str, chosen: str) -> None:
-        assert place(list(self.two), GIB, wanted) == (chosen, [])
+    def test_the_named_device_is_the_only_one(self, wanted: str, chosen: list[str]) -> None:
+        assert candidates(list(self.two), wanted) == (chosen, [])
 
-    @pytest.mark.parametrize(("wanted", "chosen"), [("cuda:7", "cuda:0"), ("mps", "cuda:0")])
-    def test_an_absent_one_gives_a_warning_and_the_best_there_is(self, wanted: str, chosen: str) -> None:
-        device, [warning] = place(list(self.two), GIB, wanted)
-        assert device == chosen
-        assert (warning["log_level"], warning["wanted"]) == ("warning", wanted)
+    @pytest.mark.parametrize("wanted", ["cuda:7", "mps"])
+    def test_an_absent_one_gives_a_warning_and_the_choice_of_auto(self, wanted: str) -> None:
+        devices, [warning] = candidates(list(self.two), wanted)
+        assert devices == ["cuda:0", "cuda:1", "cpu"]
+        assert (warning["log_level"], warning["model"], warning["wanted"]) == ("warning", "m", wanted)
         assert warning["there"] == ["cuda:0", "cuda:1"]
 
     def test_an_absent_one_without_any_other_gives_the_cpu(self) -> None:
-        device, [warning] = place([], GIB, "cuda")
-        assert (device, warning["there"]) == ("cpu", ["cpu"])
-
-    def test_a_named_one_that_is_too_small_is_refused_with_the_figures(self) -> None:
-        with pytest.raises(OutOfMemory, match=r'"m" needs 6 GiB on device "cuda:1".*cuda:1 has 4 GiB free') as caught:
-            place(list(self.two), 5 * GIB, "cuda:1")
-        assert "cuda:0" not in caught.value.message
-
-    def test_a_kind_is_any_of_its_devices(self) -> None:
-        assert place([cuda(0, GIB), cuda(1, 9 * GIB)], 5 * GIB, "cuda") == ("cuda:1", [])
+        devices, [warning] = candidates([], "cuda")
+        assert (devices, warning["there"]) == (["cpu"], ["cpu"])
 
     def test_one_that_the_framework_cannot_drive_is_absent(self) -> None:
-        device, [warning] = place([MPS], GIB, "mps", usable=("cuda",))
-        assert (device, warning["wanted"]) == ("cpu", "mps")
+        devices, [warning] = candidates([MPS], "mps", usable=("cuda",))
+        assert (devices, warning["wanted"]) == (["cpu"], "mps")
 
 
 def test_gpus_that_are_switched_off_are_not_seen() -> None:
     devices = DeviceManager(FakeProbe([cuda(0, 9 * GIB)]), enable_gpu=False)
     assert [device.id for device in devices.devices()] == ["cpu"]
-    assert devices.place("m", GIB).id == "cpu"
+    assert [device.id for device in devices.candidates("m", ModelNeeds(1, 1, usable=("cuda",)))] == ["cpu"]
+    assert devices.memory_limits(None).keys() == {"cpu"}
+
+
+def test_models_may_take_what_is_said_or_four_fifths_of_what_is_free() -> None:
+    devices = DeviceManager(FakeProbe([cuda(0, 10 * GIB), MPS]))
+    assert devices.memory_limits(3 * GIB) == {"cuda:0": 3 * GIB, "cpu": 3 * GIB}
+    assert devices.memory_limits(None) == {"cuda:0": 8 * GIB, "cpu": int(32 * GIB * 0.8)}
 
 
 def test_accelerators_are_listed_first() -> None:

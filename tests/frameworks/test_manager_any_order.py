@@ -167,11 +167,12 @@ class AnyOrder(RuleBasedStateMachine):
             assert 0 <= slot.queue_depth <= slot.requests.inflight <= MAX_REQUESTS
             assert (slot.reason is not None) == (slot.state is ModelState.FAILED)
             if slot.state is ModelState.READY:
-                assert slot.ready()[0].spec is slot.spec
+                assert slot.route() is slot.active
+                assert slot.spec is not None
                 assert slot.loads > 0
             else:
-                with pytest.raises(ModelUnavailable):
-                    slot.ready()
+                with permit() as held, pytest.raises(ModelUnavailable):
+                    slot.active.spec_for(held)
 
     def teardown(self) -> None:
         if not hasattr(self, "manager"):
@@ -182,7 +183,7 @@ class AnyOrder(RuleBasedStateMachine):
             assert all(slot.state is ModelState.UNLOADED for slot in self.manager.slots)
             assert lanes_end()
             # A load whose caller left may end after everything else.
-            self.manager._loader.shutdown(wait=True)
+            self.manager._loader._threads.shutdown(wait=True)
             assert [model for model in self.registry.made if not model.is_closed] == []
         finally:
             self.unhindered.set()

@@ -17,16 +17,18 @@ from app.logs import set_up_logs
 from app.server import build
 from frameworks.devices import Device
 from frameworks.manager import MLFrameworkManager
+from tests.frameworks.fake_probe import FakeProbe
 
 
-class Broken:
-    """A probe of devices with a bug."""
+class Breaking(FakeProbe):
+    """A probe of devices with a bug that shows after the start."""
 
-    def accelerators(self) -> list[Device]:
-        raise RuntimeError("secret of the server")
+    is_broken = False
 
     def host(self) -> Device:
-        raise RuntimeError("secret of the server")
+        if self.is_broken:
+            raise RuntimeError("secret of the server")
+        return super().host()
 
 
 @pytest.fixture
@@ -42,9 +44,11 @@ def log() -> Iterator[io.StringIO]:
     structlog.reset_defaults()
 
 
-def ask(method: str, path: str, probe: Any = None) -> httpx.Response:
-    """One request to a server of no models, in this process."""
+def ask(method: str, path: str, is_broken: bool = False) -> httpx.Response:
+    """One request to a server of no models, in this process. `is_broken`: its devices cannot be asked any more."""
+    probe = Breaking()
     server = build(LoadedSettings(Settings(), Path.cwd()), "all", probe)
+    probe.is_broken = is_broken
 
     async def call() -> httpx.Response:
         transport = httpx.ASGITransport(server.app, raise_app_exceptions=False)
@@ -76,7 +80,7 @@ def check_told(answer: httpx.Response, log: io.StringIO) -> None:
 
 @pytest.mark.parametrize("path", ["/health", "/metrics"])
 def test_a_bug_behind_fastapi(path: str, log: io.StringIO) -> None:
-    check_told(ask("GET", path, Broken()), log)
+    check_told(ask("GET", path, is_broken=True), log)
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,12 @@ def test_a_fault_is_named_on_its_line(text: str, line: int, key: str, message: s
         ("max_batch_size = 0", "max_batch_size", "wants at least 1, but 0 came"),
         ("min_cosine = 1.5", "min_cosine", "wants at most 1, but 1.5 came"),
         ("load = 'never'", "load", 'wants one of "startup", "lazy", but "never" came'),
-        ("version_policy = 3", "version_policy", 'wants one of "latest", "all", but 3 came'),
+        (
+            "version_policy = 3",
+            "version_policy",
+            'wants "latest", "all" or a list of version numbers, like [1, 3], but 3',
+        ),
+        ("version_policy = [0]", "version_policy", 'wants "latest", "all" or a list of version numbers, like [1, 3]'),
         ("watch = 'x'", "watch", 'wants true or false, but "x" came'),
     ],
 )

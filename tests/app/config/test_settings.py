@@ -190,7 +190,7 @@ def test_names_of_providers_dtypes_and_devices_are_normalised() -> None:
 
 
 def test_an_entry_from_a_request_is_read_like_one_from_the_file() -> None:
-    body = {"framework": "onnx", "name": "a", "path": "b", "quantized": "mixed", "max_batch_size": 4, "pinned": None}
+    body = {"framework": "onnx", "name": "a", "path": "b", "quantized": "mixed", "max_batch_size": 4}
     entry = parse_model_entry("onnx", body)
     assert entry == OnnxModelEntry(name="a", path=Path("b"), quantized="mixed", max_batch_size=4)
     assert entry_keys_without_effect(entry) == ("quantized",)

@@ -5,33 +5,30 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from frameworks.devices import Device, DeviceManager
-from frameworks.onnx.providers import ProviderChoice, ProviderRules, choose_providers
-from tests.frameworks.fake_probe import GIB, FakeProbe, cuda
+from frameworks.devices import Device
+from frameworks.onnx.providers import ProviderChoice, ProviderRules, choose_providers, drives_cuda
+from tests.frameworks.fake_probe import GIB, cuda
 
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
 TENSORRT = "TensorrtExecutionProvider"
 MIGRAPHX = "MIGraphXExecutionProvider"
 ROCM = "ROCMExecutionProvider"
-ONE_CARD = (cuda(0, 9 * GIB),)
+CARD = cuda(1, 9 * GIB)
+HOST = Device("cpu", 0, "Processor", 64 * GIB, 32 * GIB)
 
 
 def choose(
     wanted: tuple[str, ...] | None,
     available: tuple[str, ...] = (CPU,),
-    there: tuple[Device, ...] = (),
-    weight_bytes: int = GIB,
+    device: Device = HOST,
     *,
     enable_gpu: bool = True,
     enable_tensorrt: bool = True,
 ) -> tuple[ProviderChoice, dict[str, str]]:
     """The choice, and why each provider that was skipped was skipped."""
-    devices = DeviceManager(FakeProbe(list(there)), enable_gpu)
     with capture_logs() as logs:
-        choice = choose_providers(
-            "m", wanted, weight_bytes, devices, ProviderRules(available, enable_gpu, enable_tensorrt)
-        )
+        choice = choose_providers("m", wanted, device, ProviderRules(available, enable_gpu, enable_tensorrt))
     skipped = [entry for entry in logs if entry["event"] == "execution provider skipped"]
     assert all((entry["log_level"], entry["model"]) == ("warning", "m") for entry in skipped)
     return choice, {entry["provider"]: entry["reason"] for entry in skipped}
@@ -53,43 +50,58 @@ def test_what_the_build_lacks_is_skipped_with_a_warning() -> None:
 
 
 def test_cuda_is_taken_with_the_device_that_holds_the_model() -> None:
-    choice, skipped = choose(None, (CUDA, CPU), (cuda(0, 2 * GIB), cuda(1, 9 * GIB)))
+    choice, skipped = choose(None, (CUDA, CPU), CARD)
     assert choice.session_providers == [(CUDA, {"device_id": "1"}), (CPU, {})]
     assert choice.cuda is not None
     assert (choice.cuda.id, skipped) == ("cuda:1", {})
 
 
 def test_tensorrt_and_cuda_stand_on_the_same_device() -> None:
-    choice, _ = choose(None, (TENSORRT, CUDA, CPU), (cuda(0, 2 * GIB), cuda(1, 9 * GIB)))
+    choice, _ = choose(None, (TENSORRT, CUDA, CPU), CARD)
     assert choice.session_providers == [(TENSORRT, {"device_id": "1"}), (CUDA, {"device_id": "1"}), (CPU, {})]
 
 
 @pytest.mark.parametrize("wanted", [None, ("TensorRT", "CUDA")])
 def test_tensorrt_must_be_switched_on(wanted: tuple[str, ...] | None) -> None:
-    choice, skipped = choose(wanted, (TENSORRT, CUDA, CPU), ONE_CARD, enable_tensorrt=False)
+    choice, skipped = choose(wanted, (TENSORRT, CUDA, CPU), CARD, enable_tensorrt=False)
     assert names(choice) == [CUDA, CPU]
     assert skipped == ({"TensorRT": "performance.enable_tensorrt is false"} if wanted else {})
 
 
 def test_no_gpu_is_used_where_they_are_switched_off() -> None:
     available = (TENSORRT, CUDA, MIGRAPHX, "DmlExecutionProvider", "CoreMLExecutionProvider", CPU)
-    choice, skipped = choose(("CUDA", "ROCm", "DirectML", "CoreML"), available, ONE_CARD, enable_gpu=False)
+    choice, skipped = choose(("CUDA", "ROCm", "DirectML", "CoreML"), available, enable_gpu=False)
     assert (names(choice), choice.cuda) == ([CPU], None)
     assert set(skipped.values()) == {"performance.enable_gpu is false"}
 
 
-@pytest.mark.parametrize("there", [(), (cuda(0, GIB),)], ids=["no card", "too small"])
-def test_cuda_without_a_device_that_holds_it_is_skipped(there: tuple[Device, ...]) -> None:
-    choice, skipped = choose(("CUDA",), (CUDA, CPU), there, weight_bytes=5 * GIB)
+def test_cuda_is_skipped_for_a_model_that_no_card_holds() -> None:
+    choice, skipped = choose(("CUDA",), (CUDA, CPU), HOST)
     assert (names(choice), skipped) == ([CPU], {"CUDA": "no CUDA device holds it"})
+    assert choose(None, (CUDA, CPU), HOST)[1] == {}
 
 
-def test_too_small_a_card_is_told_once_with_the_figures() -> None:
-    devices = DeviceManager(FakeProbe([cuda(0, GIB)]))
-    with capture_logs() as logs:
-        choose_providers("m", None, 5 * GIB, devices, ProviderRules((TENSORRT, CUDA, CPU), True, True))
-    [warning] = logs
-    assert (warning["needs"], warning["devices"]) == ("6 GiB", "cuda:0 has 1 GiB free")
+@pytest.mark.parametrize(
+    ("wanted", "available", "enable_gpu", "enable_tensorrt", "drives"),
+    [
+        (None, (CUDA, CPU), True, True, True),
+        (None, (CPU,), True, True, False),
+        (None, (CUDA, CPU), False, True, False),
+        (None, (TENSORRT, CPU), True, False, False),
+        (None, (TENSORRT, CPU), True, True, True),
+        (("CPU",), (CUDA, CPU), True, True, False),
+        (("TensorRT", "CUDA"), (TENSORRT, CUDA, CPU), True, False, True),
+        (("TensorRT",), (TENSORRT, CUDA, CPU), True, False, False),
+    ],
+)
+def test_a_card_is_asked_for_only_where_a_provider_can_drive_it(
+    wanted: tuple[str, ...] | None,
+    available: tuple[str, ...],
+    enable_gpu: bool,
+    enable_tensorrt: bool,
+    drives: bool,
+) -> None:
+    assert drives_cuda(wanted, ProviderRules(available, enable_gpu, enable_tensorrt)) is drives
 
 
 @pytest.mark.parametrize(("available", "chosen"), [((MIGRAPHX, CPU), MIGRAPHX), ((ROCM, MIGRAPHX, CPU), ROCM)])
@@ -100,14 +112,14 @@ def test_rocm_is_migraphx_in_newer_builds(available: tuple[str, ...], chosen: st
 
 def test_the_order_of_preference_is_the_entry_s_and_the_cpu_is_last() -> None:
     available = (CUDA, "OpenVINOExecutionProvider", MIGRAPHX, CPU)
-    choice, _ = choose(("CPU", "OpenVINO", "CUDA"), available, ONE_CARD)
+    choice, _ = choose(("CPU", "OpenVINO", "CUDA"), available, CARD)
     assert names(choice) == ["OpenVINOExecutionProvider", CUDA, CPU]
-    choice, _ = choose(None, available, ONE_CARD)
+    choice, _ = choose(None, available, CARD)
     assert names(choice) == [CUDA, MIGRAPHX, "OpenVINOExecutionProvider", CPU]
 
 
 def test_the_cpu_alone_is_alone() -> None:
-    choice, _ = choose(("CPU",), (CUDA, CPU), ONE_CARD)
+    choice, _ = choose(("CPU",), (CUDA, CPU))
     assert (names(choice), choice.cuda) == ([CPU], None)
 
 

@@ -164,7 +164,7 @@ def test_threads_and_modes_are_taken_from_the_settings(tmp_path: Path) -> None:
     registry = OnnxRegistry(
         DeviceManager(FakeProbe()), PerformanceSettings(intra_op_threads=2, inter_op_threads=2), 10**6
     )
-    [model] = registry.load(OnnxModelEntry(name="m", path=tmp_path), tmp_path)
+    [model] = registry.load(OnnxModelEntry(name="m", path=tmp_path), tmp_path, FakeProbe().host())
     assert isinstance(model, OnnxModel)
     assert model._session is not None
     options = model._session.get_session_options()

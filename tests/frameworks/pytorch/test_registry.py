@@ -10,7 +10,6 @@ import torch
 import transformers
 from structlog.testing import capture_logs
 
-from frameworks.devices import Device, DeviceManager
 from frameworks.errors import InvalidModel
 from frameworks.pytorch.registry import TorchRegistry
 from frameworks.settings import PerformanceSettings, TorchModelEntry
@@ -104,21 +103,27 @@ class TestSize:
     def test_a_device_is_asked_for_what_the_weights_will_take_there(
         self, made_once: FolderMaker, dtype: str | None, element_bytes: int
     ) -> None:
-        """Left alone, an accelerator holds them in 16 bits."""
-        asked: list[int] = []
-
-        class Asking(DeviceManager):
-            def place(
-                self, model: str, weight_bytes: int, wanted: str = "auto", usable: tuple[str, ...] = ()
-            ) -> Device:
-                asked.append(weight_bytes)
-                return super().place(model, weight_bytes, wanted, usable)
-
+        """Left alone, an accelerator holds them in 16 bits. The states of the largest batch's last layer are added."""
         folder = made_once(save_embedder)
-        registry = TorchRegistry(Asking(FakeProbe()), PerformanceSettings(intra_op_threads=2), GIB)
-        [model] = registry.load(TorchModelEntry(name="m", path=folder, dtype=dtype), folder)  # type: ignore[arg-type]
+        registry = TorchRegistry(PerformanceSettings(intra_op_threads=2, max_batch_size=4), GIB)
+        entry = TorchModelEntry(name="m", path=folder, dtype=dtype)  # type: ignore[arg-type]
+        [model] = registry.load(entry, folder, FakeProbe().host())
         assert model._model is not None
-        assert asked == [sum(parameter.numel() for parameter in model._model.parameters()) * element_bytes]
+        elements = sum(parameter.numel() for parameter in model._model.parameters())
+        states = 4 * MAX_TOKENS * HIDDEN_SIZE
+        needs = registry.needs(entry, folder)
+        assert needs.accelerator_bytes == (elements + states) * element_bytes
+        assert needs.host_bytes == (elements + states) * (4 if dtype is None else element_bytes)
+
+    def test_an_entry_s_tokens_bound_the_states(self, made_once: FolderMaker) -> None:
+        folder = made_once(save_embedder)
+        registry = TorchRegistry(PerformanceSettings(intra_op_threads=2), GIB)
+
+        def needs(**settings: Any) -> int:
+            return registry.needs(TorchModelEntry(name="m", path=folder, **settings), folder).accelerator_bytes
+
+        assert needs(max_batch_size=2) - needs(max_batch_size=1) == MAX_TOKENS * HIDDEN_SIZE * 2
+        assert needs(max_batch_size=2, max_batch_tokens=MAX_TOKENS) == needs(max_batch_size=1)
 
 
 def _save_gpt2(folder: Path) -> None:

@@ -1,6 +1,5 @@
 """Permits against a plain count of who is where, and a clock that is turned by hand."""
 
-import asyncio
 from dataclasses import dataclass
 
 import pytest
@@ -19,7 +18,6 @@ from hypothesis.stateful import (
 
 from frameworks.errors import Overloaded
 from frameworks.scheduling.admission import Permit, RequestLimit
-from tests.frameworks.loops import in_loop, task
 
 bounds = st.none() | st.integers(1, 4)
 
@@ -234,24 +232,3 @@ def test_a_request_at_once_counts_from_its_door() -> None:
     second.begin()  # again, to no effect
     third.queue(model)
     assert (limit.inflight, limit.waiting, model.inflight, model.waiting) == (2, 1, 2, 1)
-
-
-@in_loop
-async def test_waiting_until_idle() -> None:
-    hand = Hand()
-    await hand.limit.wait_until_idle()
-    permits = [hand.come() for _ in range(3)]
-    waiters = [task(hand.limit.wait_until_idle()) for _ in range(3)]
-    await asyncio.sleep(0)
-    waiters[0].cancel()
-    for permit in permits[:2]:
-        permit.release()
-    await asyncio.sleep(0)
-    assert [waiter.done() for waiter in waiters] == [True, False, False]
-    permits[2].release()
-    late = hand.come()  # before the waiters hear of it: there is somebody again
-    await asyncio.sleep(0.001)
-    assert [waiter.done() for waiter in waiters] == [True, False, False]
-    late.release()
-    await asyncio.wait_for(asyncio.gather(*waiters[1:]), 5)
-    assert waiters[0].cancelled()
