@@ -79,6 +79,8 @@ class ModelVersion:
         self.ready_since_s = 0.0
         self._serving: tuple[BatchModel, Dispatcher] | None = None
         self._visitors: set[Permit] = set()
+        # Visitors too, from when it is loaded on: what is left of the load before does not wait for them.
+        self._expecting: set[Permit] = set()
         self._idle: asyncio.Future[None] | None = None
         # It is brought in and sent out by one at a time.
         self.change = asyncio.Lock()
@@ -119,7 +121,7 @@ class ModelVersion:
 
     @property
     def is_used(self) -> bool:
-        return bool(self._visitors)
+        return bool(self._visitors or self._expecting)
 
     @property
     def seconds_unused(self) -> float | None:
@@ -128,7 +130,7 @@ class ModelVersion:
 
     @property
     def visitors(self) -> int:
-        return len(self._visitors)
+        return len(self._visitors) + len(self._expecting)
 
     def spec_for(self, permit: Permit) -> ModelSpec:
         """What a request is decoded by. Raises ModelAbsent where it has to wait for a load, and what keeps the version
@@ -156,11 +158,13 @@ class ModelVersion:
     def expect(self, permit: Permit) -> None:
         """Makes a visitor of a request that waits for the load: the version does not leave before it was served."""
         assert self._state is not ModelState.DRAINING, "it would wait for one that waits for its going"
-        self._visitors.add(permit)
+        permit.end_visit()  # also one of the instances that have died
+        self._expecting.add(permit)
         permit.visit(self)
 
     def leave(self, permit: Permit) -> None:
         """The answer of a visitor has left, or its caller has."""
+        self._expecting.discard(permit)
         self._visitors.discard(permit)
         if not self._visitors and self._idle is not None:
             self._idle.set_result(None)
@@ -203,7 +207,7 @@ class ModelVersion:
                 )
 
     async def wait_until_unused(self) -> None:
-        """Returns when it has no visitor."""
+        """Returns when it has no visitor but those who wait for its next load."""
         while self._visitors:
             if self._idle is None:
                 self._idle = asyncio.get_running_loop().create_future()
@@ -218,6 +222,8 @@ class ModelVersion:
         lanes = [BatchLane(model.name, instance) for instance in instances]
         dispatcher = Dispatcher(model.name, lanes, instances[0].spec, model.limits, model.ageing_s, model.batch_sizes)
         self._serving = instances[0], dispatcher
+        self._visitors |= self._expecting
+        self._expecting.clear()
         self.load_s = load_s
         self.loads += 1
         self.serving_id = next(_serving_ids)
