@@ -121,6 +121,7 @@ class Residents:
 
     def _landed(self, flight: asyncio.Task[None]) -> None:
         self._flights.discard(flight)
+        self.room.tell()
         if not flight.cancelled():
             flight.exception()  # who waited has it; all of them may have gone
 
@@ -136,7 +137,7 @@ class Residents:
             version.flight = None
 
     async def _load(self, version: ModelVersion, order: Order) -> None:
-        if version.has_died:
+        if version.spec is not None:  # what has died, drained or not
             await self._send_out(version, ModelState.REGISTERED)
         version.begin_load()
         self._tell_unloaded(version)
