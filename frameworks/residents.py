@@ -199,11 +199,13 @@ class Residents:
             await version.wait_until_unused()
         except asyncio.CancelledError:
             version.stay()
+            self.room.tell()
             raise
         try:
-            await version.let_go(state)
+            await version.let_go()
             await self._loader.tidy()
         finally:
+            version.unload(state)
             self.room.release(version)
             self._tell_unloaded(version)
 
@@ -211,7 +213,8 @@ class Residents:
         """One that has to make room."""
         version.begin_draining()
         async with version.change:
-            await self._send_out(version, ModelState.REGISTERED)
+            if version.spec is not None:  # else an order came first, and its word stands
+                await self._send_out(version, ModelState.REGISTERED)
 
     def _tell_unloaded(self, version: ModelVersion) -> None:
         for callback in self._when_unloaded:

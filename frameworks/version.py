@@ -252,12 +252,12 @@ class ModelVersion:
 
     def stay(self) -> None:
         """It does not leave after all."""
-        self._state = ModelState.READY
+        if self._serving is not None:
+            self._state = ModelState.READY
 
-    async def let_go(self, state: ModelState) -> None:
-        """Ends the instances and is in `state` from now on."""
+    async def let_go(self) -> None:
+        """Ends the instances, which nobody uses any more."""
         serving, self._serving = self._serving, None
-        self._state, self._failure = state, None
         if serving is not None:
             await serving[1].close()
 
