@@ -48,8 +48,12 @@ class Residents:
         """
         if version.state is ModelState.DRAINING:
             # It leaves; whoever came too late for it comes in again with it, or goes to its successor.
+            permit.end_visit()  # of instances that have died under it: they wait for their visitors
             async with version.change:
-                return
+                pass
+            if self._is_closing:
+                raise Draining("the server is going down; it loads no more models")
+            return
         if version.is_ready:
             return
         version.check_may_load()
