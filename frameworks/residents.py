@@ -9,7 +9,7 @@ from typing import Any
 import structlog
 
 from frameworks.devices import DeviceManager
-from frameworks.errors import Draining, InvalidModel, NoRoomNow, OutOfMemory, RoundhouseError
+from frameworks.errors import Draining, InvalidModel, ModelUnloaded, NoRoomNow, OutOfMemory, RoundhouseError
 from frameworks.loader import Loaded, Loader
 from frameworks.room import Order, Room
 from frameworks.scheduling.admission import Permit
@@ -73,6 +73,9 @@ class Residents:
         while not version.is_ready:
             try:
                 await self._fly(version, Order(may_evict, beside))
+                return
+            except ModelUnloaded:
+                continue  # it shared a request's load, before which the version was ordered out
             except NoRoomNow:
                 if not may_evict:
                     raise
