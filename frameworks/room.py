@@ -143,16 +143,24 @@ class Room:
 
     async def _one_leaves(self, memory: str, beside: ModelVersion | None) -> float | None:
         """Sends out one version; else the seconds until one may leave, infinite where one must come or go first."""
-        victim = next_victim(self._others(memory, beside), self._clock())
+        others = self._others(memory, beside)
+        victim = next_victim(others, self._clock())
         if victim is None:
             return inf
         if victim.wait_s:
+            for other in others:
+                unused = other.unused()
+                unused.remove_done_callback(self._tell_unused)
+                unused.add_done_callback(self._tell_unused)
             return victim.wait_s
         version = victim.version
         log.info("model evicted", model=version.model.name, version=version.version, memory_bytes=version.memory_bytes)
         self.evictions[version.model.name] += 1
         await self._send_out(version)
         return _ONE_LEFT
+
+    def _tell_unused(self, _: asyncio.Future[None]) -> None:
+        self.tell()
 
     async def _wait(self, wait_s: float | None) -> None:
         """Until so many seconds have passed, or somebody came or left since the last look."""

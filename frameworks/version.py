@@ -209,9 +209,13 @@ class ModelVersion:
     async def wait_until_unused(self) -> None:
         """Returns when it has no visitor but those who wait for its next load."""
         while self._visitors:
-            if self._idle is None:
-                self._idle = asyncio.get_running_loop().create_future()
-            await asyncio.shield(self._idle)
+            await asyncio.shield(self.unused())
+
+    def unused(self) -> asyncio.Future[None]:
+        """Of a version that has visitors: done when the last of them leaves. To be looked at, never cancelled."""
+        if self._idle is None:
+            self._idle = asyncio.get_running_loop().create_future()
+        return self._idle
 
     def begin_load(self) -> None:
         self._state = ModelState.LOADING
