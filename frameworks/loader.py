@@ -64,7 +64,7 @@ class Loader:
 
     async def tidy(self) -> None:
         """Gives back what a model left behind."""
-        await asyncio.wrap_future(self._threads.submit(give_back_freed_memory))
+        await asyncio.to_thread(give_back_freed_memory)
 
     def close(self) -> None:
         """Starts nothing more. What runs is not waited for."""

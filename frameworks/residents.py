@@ -139,6 +139,8 @@ class Residents:
                     return
                 if order is None:
                     version.check_may_load()  # an order may have come between
+                elif version.state is ModelState.FAILED:
+                    version.measured_on = ""  # others' memory may have been in it
                 await self._load(version, order or Order())
         finally:
             version.flight = None
