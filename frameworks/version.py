@@ -103,7 +103,7 @@ class ModelVersion:
         """Why it is `failed`."""
         if self.has_died:
             return "its device thread ended"
-        return self._failure.message if self._failure else None
+        return self._failure.message if self._failure and self._state is ModelState.FAILED else None
 
     @property
     def has_died(self) -> bool:
