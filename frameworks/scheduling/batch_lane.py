@@ -84,10 +84,10 @@ class BatchLane:
             fail(job.future, Draining(message))
         self._jobs.put(None)
 
-    async def close(self) -> None:
-        """Ends the thread after the jobs before it, and closes the model there. Returns when both are done."""
+    def close(self) -> asyncio.Future[None]:
+        """Ends the thread after the jobs before it, and closes the model there. Done when both are."""
         self._jobs.put(None)
-        await asyncio.shield(self._ended)
+        return asyncio.shield(self._ended)
 
     def _work(self) -> None:
         try:

@@ -158,7 +158,7 @@ async def test_closing_answers_what_waits_and_then_closes_the_model() -> None:
     lane = BatchLane("m", model)
     waiting = [task(run(lane, i)) for i in range(4)]
     await arrival(gate)
-    closing = task(lane.close())
+    closing = lane.close()
     await asyncio.sleep(0.01)
     assert (closing.done(), model.is_closed, lane.is_dead) == (False, False, False)
     gate.open()
@@ -174,7 +174,7 @@ async def test_a_batch_that_comes_behind_the_close_is_refused_not_forgotten() ->
     lane = BatchLane("m", DoublingModel(gate))
     first = task(run(lane, 1))
     await arrival(gate)
-    closing = task(lane.close())
+    closing = lane.close()
     await asyncio.sleep(0)
     late = task(run(lane, 2))
     await asyncio.sleep(0)
