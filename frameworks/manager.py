@@ -212,7 +212,10 @@ class MLFrameworkManager:
         except asyncio.CancelledError:
             raise  # its load goes on
         except BaseException:
-            self._slots.pop(entry.name, None)
+            if self._slots.get(entry.name) is slot:
+                del self._slots[entry.name]
+            for version in slot.versions.values():
+                await self.residents.retire(version)
             raise
         return slot
 
@@ -246,14 +249,15 @@ class MLFrameworkManager:
         try:
             async with asyncio.timeout(self._drain_timeout_s):
                 await asyncio.gather(*(self.residents.send_out(version) for version in versions))
+                await self.residents.empty()
         except TimeoutError:
             log.warning(
                 "drain timed out", inflight={s.name: s.requests.inflight for s in self.slots if s.requests.inflight}
             )
-        await self.residents.give_up()
+        message = "the server went down before this was answered"
+        await self.residents.give_up(message)
         for version in versions:
-            version.give_up("the server went down before this was answered")
-            self.residents.room.release(version)
+            version.give_up(message)
         self._loader.close()
 
     async def _serve(self, slot: ModelSlot, version: ModelVersion) -> None:

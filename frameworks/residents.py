@@ -96,12 +96,22 @@ class Residents:
         """No load begins any more."""
         self._is_closing = True
 
-    async def give_up(self) -> None:
-        """Ends the loads that are on their way; who waits for them gets Draining."""
+    async def empty(self) -> None:
+        """Sends out who is in memory and who is still on the way there, whether a model knows them or not."""
+        while self.room.versions or self._flights:
+            await asyncio.gather(*(self.send_out(version) for version in self.room.versions))
+            if self._flights:
+                await asyncio.wait(self._flights)
+
+    async def give_up(self, message: str) -> None:
+        """Ends the loads that are on their way, and lets go who is in memory; who waits for them gets Draining."""
         for flight in self._flights:
             flight.cancel()
         with suppress(asyncio.CancelledError):
             await asyncio.gather(*self._flights, return_exceptions=True)
+        for version in self.room.versions:
+            version.give_up(message)
+            self.room.release(version)
 
     async def _fly(self, version: ModelVersion, order: Order | None = None) -> None:
         """Waits for the version's load, which all who want it share; it goes on if this caller leaves.

@@ -56,6 +56,11 @@ class Room:
         self._making_room = asyncio.Lock()
         self._somebody_came_or_left = asyncio.Event()
 
+    @property
+    def versions(self) -> list[ModelVersion]:
+        """Who holds memory."""
+        return list(self._versions)
+
     async def reserve(self, version: ModelVersion, needs: ModelNeeds, order: Order) -> Device:
         """Finds the version its place, and makes room there if it must and may."""
         needs = _as_measured(version, needs)
