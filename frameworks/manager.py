@@ -105,10 +105,10 @@ class MLFrameworkManager:
             if version is not None:
                 await self._serve(slot, slot.find(version))
                 return slot
-            new = slot.look_for_versions()
+            slot.look_for_versions()
             served = slot.served
-            if slot.entry.version_policy == "latest" and served[-1] not in new:
-                await self._serve(slot, slot.active)  # also after a way back: only what is new is newer
+            if slot.entry.version_policy == "latest" and slot.versions[served[-1]].loads:
+                await self._serve(slot, slot.active)  # also after a way back: what has been loaded before is not new
                 return slot
             for each in served:
                 await self._serve(slot, slot.versions[each])

@@ -129,6 +129,8 @@ class ModelSlot:
         for name in new:
             self.versions[name] = ModelVersion(self.identity, name, found[name])
         for name, version in list(self.versions.items()):
+            if name in found and version.spec is None:
+                version.path = found[name]
             if name not in found and version is not getattr(self, "active", None) and version.spec is None:
                 del self.versions[name]
         self.versions = dict(sorted(self.versions.items(), key=lambda item: int(item[0])))
