@@ -75,7 +75,7 @@ class TestLoading:
                 ModelFailed, match=r"broken: broken; it is tried again in [01]\.\d s, or by POST /models/m/load"
             ):
                 await ask(manager)
-            slot.active.path = Path("mended")
+            slot.path = Path("mended")
             await manager.load("m")
             assert (slot.state, slot.reason) == (ModelState.READY, None)
             assert await ask(manager) == [2]

@@ -1,0 +1,85 @@
+"""The ledger against a plain sum of who holds what."""
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from memory.budget import Budget, BudgetExceeded
+
+OWNERS = st.sampled_from("abcd")
+DEVICES = st.sampled_from(["cpu", "cuda:0", "absent"])
+SIZES = st.integers(-1, 12)
+
+
+class Ledger(RuleBasedStateMachine):
+    """What is refused changes nothing; of no device more is promised than there is."""
+
+    @initialize(cpu=st.integers(0, 20), cuda=st.integers(0, 20))
+    def open_it(self, cpu: int, cuda: int) -> None:
+        self.limits = {"cpu": cpu, "cuda:0": cuda, "absent": 0}
+        self.budget = Budget({"cpu": cpu, "cuda:0": cuda})
+        self.held: dict[str, tuple[str, int]] = {}
+
+    def free(self, device: str) -> int:
+        return self.limits[device] - sum(size for where, size in self.held.values() if where == device)
+
+    @rule(owner=OWNERS, device=DEVICES, size=SIZES)
+    def reserve(self, owner: str, device: str, size: int) -> None:
+        if owner in self.held or size < 0:
+            with pytest.raises(ValueError, match=r"holds memory already|cannot be reserved"):
+                self.budget.reserve(owner, device, size)
+        elif size > self.free(device):
+            with pytest.raises(BudgetExceeded) as refusal:
+                self.budget.reserve(owner, device, size)
+            assert (refusal.value.device, refusal.value.wanted_bytes) == (device, size)
+            assert refusal.value.free_bytes == self.free(device)
+        else:
+            self.budget.reserve(owner, device, size)
+            self.held[owner] = (device, size)
+
+    @rule(owner=OWNERS, size=SIZES)
+    def correct(self, owner: str, size: int) -> None:
+        if owner not in self.held:
+            with pytest.raises(KeyError):
+                self.budget.correct(owner, size)
+            return
+        device, before = self.held[owner]
+        if size < 0:
+            with pytest.raises(ValueError, match="cannot be held"):
+                self.budget.correct(owner, size)
+        elif size - before > self.free(device):
+            with pytest.raises(BudgetExceeded) as refusal:
+                self.budget.correct(owner, size)
+            assert refusal.value.wanted_bytes == size - before
+        else:
+            self.budget.correct(owner, size)
+            self.held[owner] = (device, size)
+
+    @rule(owner=OWNERS)
+    def release(self, owner: str) -> None:
+        assert self.budget.release(owner) == self.held.pop(owner, ("", 0))[1]
+
+    @invariant()
+    def the_sums_are_right(self) -> None:
+        if not hasattr(self, "budget"):
+            return
+        for device, limit in self.limits.items():
+            owners = {owner for owner, (where, _) in self.held.items() if where == device}
+            assert set(self.budget.owners(device)) == owners
+            assert self.budget.used(device) == sum(self.held[owner][1] for owner in owners)
+            assert self.budget.free(device) == self.free(device) == limit - self.budget.used(device)
+            assert self.budget.limit(device) == limit
+            assert 0 <= self.budget.used(device) <= limit
+        for owner in "abcd":
+            assert self.budget.held_by(owner) == self.held.get(owner, ("", 0))[1]
+
+
+TestLedger = Ledger.TestCase
+
+
+def test_a_limit_that_is_not_said_is_none() -> None:
+    budget = Budget({"cpu": 1})
+    assert budget.devices == ["cpu"]
+    assert budget.limit("cuda:0") == 0
+    with pytest.raises(BudgetExceeded, match="cuda:0: 1 bytes wanted, 0 free"):
+        budget.reserve("a", "cuda:0", 1)
