@@ -96,6 +96,8 @@ class Observer:
         self.inflight = 0
         self.cache_hits: Counter[str] = Counter()
         self.cache_misses: Counter[str] = Counter()
+        self.shadow_outcomes: Counter[tuple[str, str, str]] = Counter()
+        """By model, version and outcome."""
 
     def inferred(self, record: RequestRecord, total_s: float, rejected: bool) -> None:
         """Counts one answered request to a model; `rejected` if it was refused for want of room or of a ready model."""
@@ -140,8 +142,9 @@ class Observer:
         """Drops the series of a model that was deleted, so that names that come and go do not pile up."""
         self.models.pop(model, None)
         del self.cache_hits[model], self.cache_misses[model]
-        for key in [key for key in self.requests if key[0] == model]:
-            del self.requests[key]
+        for counter in (self.requests, self.shadow_outcomes):
+            for key in [key for key in counter if key[0] == model]:
+                del counter[key]
 
 
 def server_timing(timings: Timings) -> str:

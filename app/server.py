@@ -13,12 +13,14 @@ from app.api.front import Front, build_front
 from app.api.health import HealthApi
 from app.api.metrics import MetricsApi
 from app.api.models import ModelsApi
-from app.api.native.infer import InferEndpoint
+from app.api.native.infer import InferBounds, InferEndpoint
 from app.config import LoadedSettings
+from app.integrity_watch import IntegrityWatch
 from app.lifecycle import Lifecycle
 from app.loop_watch import LoopWatch
 from app.observe import Observer
 from app.service import InferenceService
+from app.shadowing import Shadowing
 from frameworks.devices import DeviceManager, DeviceProbe, SystemProbe
 from frameworks.manager import MLFrameworkManager
 from frameworks.runtime import Registry
@@ -62,14 +64,19 @@ def build(loaded: LoadedSettings, log_requests: str, probe: DeviceProbe | None =
     manager.when_unloaded(answers_kept.drop)
     loop_watch = LoopWatch(lambda: observer.inflight > 0)
     service = InferenceService(answers_kept)
+    shadowing = Shadowing(service, observer.shadow_outcomes)
+    integrity = IntegrityWatch(lambda: not observer.inflight, [manager.residents.room.check_integrity])
     infer = InferEndpoint(
         manager,
         service,
+        shadowing,
         observer,
         lifecycle,
-        RequestLimit("the server", settings.scheduling.max_queue_size, settings.scheduling.max_concurrent_requests),
-        settings.server.max_body_bytes,
-        settings.scheduling.default_timeout_ms,
+        InferBounds(
+            RequestLimit("the server", settings.scheduling.max_queue_size, settings.scheduling.max_concurrent_requests),
+            settings.server.max_body_bytes,
+            settings.scheduling.default_timeout_ms,
+        ),
     )
     models = ModelsApi(
         manager,
@@ -82,7 +89,7 @@ def build(loaded: LoadedSettings, log_requests: str, probe: DeviceProbe | None =
     routers = [
         models.router(),
         HealthApi(manager, observer, lifecycle).router(),
-        MetricsApi(manager, observer, answers_kept, loop_watch).router(),
+        MetricsApi(manager, observer, answers_kept, loop_watch, integrity).router(),
     ]
 
     @asynccontextmanager
@@ -92,7 +99,10 @@ def build(loaded: LoadedSettings, log_requests: str, probe: DeviceProbe | None =
             await stack.enter_async_context(running_beside(loop_watch.watch()))
             stack.callback(service.close)
             stack.callback(infer.close)
+            stack.callback(integrity.look)
             await stack.enter_async_context(manager)
+            await stack.enter_async_context(running_beside(integrity.watch()))
+            stack.push_async_callback(shadowing.close)
             await stack.enter_async_context(running_beside(manager.load_registered()))
             log.info("devices", devices=[f"{d.id} ({d.name})" for d in devices.devices()])
             if loaded.keys_without_effect:

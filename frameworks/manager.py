@@ -26,6 +26,7 @@ from frameworks.settings import PerformanceSettings, SchedulingSettings
 from frameworks.slot import ModelSlot
 from frameworks.traffic import Share
 from frameworks.version import ModelState, ModelVersion
+from frameworks.watching import FolderWatch
 from memory.budget import Budget
 
 log = structlog.get_logger(__name__)
@@ -45,16 +46,20 @@ class MLFrameworkManager:
     ) -> None:
         """`registries`: per framework how to make its registry, called once, when its first model is loaded.
 
-        `max_model_bytes`: that all models together may take on each device; None: 80 % of what it has free now.
+        `max_model_bytes`: that all models together may take on each device; None: 80 % of what it has free when the
+        manager is entered.
         """
         self.devices = devices
         self._performance = performance
         self._scheduling = scheduling
         self._drain_timeout_s = drain_timeout_s
+        self._max_model_bytes = max_model_bytes
         self._slots: dict[str, ModelSlot] = {}
         self._loader = Loader(registries, devices)
-        self.residents = Residents(self._loader, devices, Budget(devices.memory_limits(max_model_bytes)))
+        self.residents = Residents(self._loader, devices)
         self.when_unloaded = self.residents.when_unloaded
+        self._folders = FolderWatch(self.refresh)
+        self._is_open = False
 
     @property
     def slots(self) -> list[ModelSlot]:
@@ -84,6 +89,8 @@ class MLFrameworkManager:
             ageing_s=self._scheduling.ageing_ms / 1000,
         )
         self._slots[entry.name] = slot
+        if self._is_open:
+            self._folders.follow(slot)
         return slot
 
     async def wait_for(self, version: ModelVersion, permit: Permit) -> None:
@@ -151,29 +158,30 @@ class MLFrameworkManager:
         return slot
 
     async def refresh(self, name: str, changed: frozenset[str]) -> None:
-        """Files have changed: what is loaded of these versions is loaded anew beside itself, a new one as by `load`.
-
-        Raises as `load`.
+        """Files of these versions have changed: what is loaded of them is loaded anew beside itself, and a version that
+        has appeared is loaded and turned to. What was ordered out stays out. Raises as `load`.
         """
         slot = self.slot(name)
         async with slot.change:
             self._still_there(slot)
-            known = list(slot.versions)
-            new = [each for each in slot.look_for_versions() if each not in known]
-            for each in changed - set(new):
-                old = slot.versions.get(each)
-                if old is None:
-                    continue
-                if old.spec is None:
-                    if old.state is ModelState.FAILED:
-                        old.postpone()
-                    continue
-                fresh = ModelVersion(slot.identity, each, old.path)
-                await self._turn_to(slot, fresh, instead_of=old)
-            if new and slot.active.state is not ModelState.UNLOADED:
-                served = [each for each in slot.served if each in new]
-                for each in served:
-                    await self._serve(slot, slot.versions[each])
+            new = slot.look_for_versions()
+            if slot.active.state is ModelState.UNLOADED:
+                return
+            for each in [each for each in slot.served if each in new or each in changed]:
+                await self._take_in(slot, slot.versions[each])
+
+    async def _take_in(self, slot: ModelSlot, version: ModelVersion) -> None:
+        """A version whose files are new or changed."""
+        newer = int(version.version) > int(slot.active.version)
+        if version.spec is not None:
+            await self._turn_to(slot, ModelVersion(slot.identity, version.version, version.path), instead_of=version)
+        elif slot.active.state is ModelState.REGISTERED:
+            # It is loaded when it is asked for.
+            version.postpone()
+            if newer:
+                slot.turn_over(version)
+        elif newer or version is slot.active or slot.entry.version_policy != "latest":
+            await self._serve(slot, version)
 
     async def unload(self, name: str, version: str | None = None) -> ModelSlot:
         """Answers what is in flight, then unloads a model, or one version of it.
@@ -198,6 +206,7 @@ class MLFrameworkManager:
         slot = await self.unload(name)
         if self._slots.get(name) is slot:
             del self._slots[name]
+            await self._folders.leave(name)
 
     async def add(self, framework: str, entry: ModelEntry, path: Path) -> ModelSlot:
         """Registers and, unless its entry says `lazy`, loads; a model that cannot be loaded is not kept.
@@ -238,12 +247,19 @@ class MLFrameworkManager:
                     log.exception("model failed to load", model=slot.name, version=version)
 
     async def __aenter__(self) -> Self:
+        limits = await asyncio.to_thread(self.devices.memory_limits, self._max_model_bytes)
+        self.residents.room.budget = Budget(limits)
+        self._is_open = True
+        for slot in self.slots:
+            self._folders.follow(slot)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Lets every model finish what it has, for the drain's time at most, then unloads it."""
+        self._is_open = False
+        await self._folders.close()
         self.residents.close()
         versions = [version for slot in self.slots for version in slot.versions.values()]
         try:

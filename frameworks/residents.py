@@ -14,7 +14,6 @@ from frameworks.loader import Loaded, Loader
 from frameworks.room import Order, Room
 from frameworks.scheduling.admission import Permit
 from frameworks.version import ModelState, ModelVersion
-from memory.budget import Budget
 from memory.sizes import format_size
 
 log = structlog.get_logger(__name__)
@@ -27,10 +26,8 @@ _MOST_TRIES = 3
 class Residents:
     """Owned by the event loop."""
 
-    def __init__(
-        self, loader: Loader, devices: DeviceManager, budget: Budget, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self.room = Room(budget, devices, self._leaves, clock)
+    def __init__(self, loader: Loader, devices: DeviceManager) -> None:
+        self.room = Room(devices, self._leaves)
         self._loader = loader
         self._flights: set[asyncio.Task[None]] = set()
         self._is_closing = False
@@ -213,7 +210,7 @@ class Residents:
         if version.spec is None:
             version.unload(state)
             return
-        version.begin_draining()
+        version.begin_draining(state)
         try:
             await version.wait_until_unused()
         except asyncio.CancelledError:
@@ -230,7 +227,7 @@ class Residents:
 
     async def _leaves(self, version: ModelVersion) -> None:
         """One that has to make room."""
-        version.begin_draining()
+        version.begin_draining(ModelState.REGISTERED)
         async with version.change:
             if version.spec is not None:  # else an order came first, and its word stands
                 await self._send_out(version, ModelState.REGISTERED)

@@ -39,13 +39,13 @@ class Room:
 
     def __init__(
         self,
-        budget: Budget,
         devices: DeviceManager,
         send_out: Callable[[ModelVersion], Awaitable[None]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`send_out(version)` drains and unloads a version, and releases its memory here."""
-        self.budget = budget
+        self.budget = Budget({})
+        """Measured when the house is opened."""
         self.evictions: Counter[str] = Counter()
         """By model."""
         self._devices = devices

@@ -28,7 +28,9 @@ class ModelSlot:
         self.limits = limits
         self.requests = RequestLimit(f'model "{entry.name}"', entry.max_queue_size, entry.max_concurrent_requests)
         self.batch_sizes: Counter[int] = Counter()
-        self.identity = ModelIdentity(entry.name, framework, entry, limits, ageing_s, self.requests, self.batch_sizes)
+        self.identity = ModelIdentity(
+            entry.name, framework, entry, limits, ageing_s, self.requests, self.batch_sizes, Counter()
+        )
         # Orders to one model (load, unload, delete, roll back, split) are carried out one after the other.
         self.change = asyncio.Lock()
         self.versions: dict[str, ModelVersion] = {}
@@ -62,7 +64,7 @@ class ModelSlot:
 
     @property
     def loads(self) -> int:
-        return sum(version.loads for version in self.versions.values())
+        return self.identity.loads.total()
 
     @property
     def memory_bytes(self) -> int:
@@ -97,21 +99,27 @@ class ModelSlot:
         waiting = self.state in (ModelState.REGISTERED, ModelState.LOADING)
         return self.entry.load == "startup" and waiting and not self.active.waits_for_load
 
+    @property
+    def standing(self) -> ModelVersion:
+        """The version that answers who names none, where no canary does: of several that are served the newest that is
+        ready, if the active one cannot be. One that was evicted comes back instead.
+        """
+        active = self.active
+        if active.is_ready or self.entry.version_policy == "latest":
+            return active
+        if active.state is ModelState.FAILED or self.is_awaited:
+            ready = [self.versions[name] for name in self.served if self.versions[name].is_ready]
+            return ready[-1] if ready else active
+        return active
+
     def route(self) -> ModelVersion:
-        """The version that answers the next request that names none."""
+        """The version that answers the next request that names none; a canary takes its share of them."""
         canary = self.canary
         if canary is not None and canary.takes_next():
             version = self.versions.get(canary.version)
             if version is not None and version.is_ready:
                 return version
-        active = self.active
-        if active.is_ready or self.entry.version_policy == "latest":
-            return active
-        if active.state is ModelState.FAILED or self.is_awaited:
-            # Of several that are served the newest that is ready; one that was evicted comes back instead.
-            ready = [self.versions[name] for name in self.served if self.versions[name].is_ready]
-            return ready[-1] if ready else active
-        return active
+        return self.standing
 
     def version_named(self, name: str) -> ModelVersion:
         """The version that a request names. Raises VersionNotFound for one that is not served."""

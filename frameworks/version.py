@@ -47,6 +47,8 @@ class ModelIdentity:
     requests: RequestLimit
     batch_sizes: Counter[int]
     """Of all loads of all versions: a counter that begins anew would look like a restart."""
+    loads: Counter[str]
+    """By version, also of those whose files have changed since."""
 
 
 class ModelVersion:
@@ -63,10 +65,10 @@ class ModelVersion:
         self.path = path
         self._clock = clock
         self._state = ModelState.REGISTERED
+        self._leaves_for = ModelState.UNLOADED
         self._failure: RoundhouseError | None = None
         self._failures = 0
         self._retry_at_s = 0.0
-        self.loads = 0
         self.load_s = 0.0
         self.memory_bytes = 0
         """As measured when it was loaded; kept when it is gone, for the next time."""
@@ -118,6 +120,11 @@ class ModelVersion:
     def spec(self) -> ModelSpec | None:
         """What the loaded version is; None while it is not loaded."""
         return self._serving[0].spec if self._serving else None
+
+    @property
+    def loads(self) -> int:
+        """How often a version of this name was loaded."""
+        return self.model.loads[self.version]
 
     @property
     def is_used(self) -> bool:
@@ -187,7 +194,7 @@ class ModelVersion:
         it is tried again, ModelFailed or OutOfMemory.
         """
         match self.state:
-            case ModelState.UNLOADED:
+            case ModelState.UNLOADED | ModelState.DRAINING if self._leaves_for is ModelState.UNLOADED:
                 raise ModelUnloaded(
                     f'model "{self.model.name}" was unloaded; POST /models/{self.model.name}/load brings it back'
                 )
@@ -198,8 +205,8 @@ class ModelVersion:
                 if left_s > 0:
                     kind = OutOfMemory if isinstance(self._failure, OutOfMemory) else ModelFailed
                     raise kind(
-                        f'model "{self.model.name}" failed: {self.reason}; it is tried again in {left_s:.1f} s, or by '
-                        f"POST /models/{self.model.name}/load"
+                        f'model "{self.model.name}" failed: {self.reason}; mend it, then POST '
+                        f"/models/{self.model.name}/load, or ask again in {left_s:.1f} s, when it is tried again"
                     )
             case ModelState.REGISTERED | ModelState.LOADING if not self.waits_for_load:
                 raise ModelLoading(
@@ -229,7 +236,7 @@ class ModelVersion:
         self._visitors |= self._expecting
         self._expecting.clear()
         self.load_s = load_s
-        self.loads += 1
+        self.model.loads[self.version] += 1
         self.serving_id = next(_serving_ids)
         self.ready_since_s = self._clock()
         self.waits_for_load = True
@@ -248,11 +255,12 @@ class ModelVersion:
 
     def unload(self, state: ModelState) -> None:
         """Of what is not loaded: it is in `state` from now on."""
-        self._state, self._failure, self._failures = state, None, 0
+        self._state, self._leaves_for, self._failure, self._failures = state, state, None, 0
 
-    def begin_draining(self) -> None:
-        """From now on nobody new is taken."""
+    def begin_draining(self, leaves_for: ModelState) -> None:
+        """From now on nobody new is taken. `leaves_for`: the state that it will be in when it has left."""
         self._state = ModelState.DRAINING
+        self._leaves_for = leaves_for
 
     def stay(self) -> None:
         """It does not leave after all."""
@@ -268,7 +276,7 @@ class ModelVersion:
     def give_up(self, message: str) -> None:
         """Lets the instances go without waiting for anything: those who wait for answers get Draining."""
         serving, self._serving = self._serving, None
-        self._state, self._failure = ModelState.UNLOADED, None
+        self._state, self._leaves_for, self._failure = ModelState.UNLOADED, ModelState.UNLOADED, None
         if serving is not None:
             serving[1].give_up(message)
 

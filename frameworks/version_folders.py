@@ -29,3 +29,12 @@ def served_versions(found: list[str], policy: VersionPolicy) -> list[str]:
     if policy == "latest":
         return found[-1:]
     return [version for version in found if int(version) in policy]
+
+
+def version_of(file: Path, folder: Path) -> str | None:
+    """The version in whose folder below `folder` a file lies; None where it lies in none."""
+    try:
+        first = file.relative_to(folder).parts[:1]
+    except ValueError:
+        return None
+    return first[0] if first and _NUMBER.fullmatch(first[0]) else None

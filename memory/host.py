@@ -39,7 +39,7 @@ def mapped_bytes(path: Path) -> int:
     """
     files = [path] if path.is_file() else path.rglob("*")
     # The kernel names a file by its real path.
-    names = {os.path.realpath(file).encode() for file in files if file.is_file()}
+    names = {os.fsencode(os.path.realpath(file)) for file in files if file.is_file()}
     total = 0
     try:
         lines = Path("/proc/self/maps").read_bytes().splitlines()

@@ -26,4 +26,4 @@ class MemorySettings(BaseModel):
     gc_threshold: Annotated[float, Field(gt=0, le=1)] = 0.8
     """Share of max_allocated past which idle buffers are dropped."""
     max_model_memory: Annotated[Bytes, Field(ge=1)] | None = None
-    """Bytes all loaded models together may take; None: what the device has."""
+    """Bytes all loaded models together may take of each device; None: 80 % of what it has free at start."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from fastapi import APIRouter, Response
 
 from app.answers_kept import AnswersKept
+from app.integrity_watch import IntegrityWatch
 from app.loop_watch import LoopWatch
 from app.observe import SECONDS_BUCKETS, Histogram, ModelMetrics, Observer
 from frameworks.devices import Device
@@ -17,12 +18,18 @@ class MetricsApi:
     """The handler of /metrics."""
 
     def __init__(
-        self, manager: MLFrameworkManager, observer: Observer, answers_kept: AnswersKept, loop_watch: LoopWatch
+        self,
+        manager: MLFrameworkManager,
+        observer: Observer,
+        answers_kept: AnswersKept,
+        loop_watch: LoopWatch,
+        integrity: IntegrityWatch,
     ) -> None:
         self._manager = manager
         self._observer = observer
         self._answers_kept = answers_kept
         self._loop_watch = loop_watch
+        self._integrity = integrity
 
     def router(self) -> APIRouter:
         router = APIRouter(tags=["metrics"])
@@ -41,7 +48,9 @@ class MetricsApi:
 
         devices = await asyncio.to_thread(self._manager.devices.devices)
         page = generate_latest(
-            _Scrape(self._manager, self._observer, self._answers_kept, self._loop_watch, devices)  # type: ignore[arg-type]
+            _Scrape(  # type: ignore[arg-type]
+                self._manager, self._observer, self._answers_kept, self._loop_watch, self._integrity, devices
+            )
         )
         return Response(page, headers={"content-type": CONTENT_TYPE_LATEST})
 
@@ -55,12 +64,14 @@ class _Scrape:
         observer: Observer,
         answers_kept: AnswersKept,
         loop_watch: LoopWatch,
+        integrity: IntegrityWatch,
         devices: list[Device],
     ) -> None:
         self._manager = manager
         self._observer = observer
         self._answers_kept = answers_kept
         self._loop_watch = loop_watch
+        self._integrity = integrity
         self._devices = devices
 
     def collect(self) -> Iterator[object]:
@@ -98,6 +109,34 @@ class _Scrape:
             memory.add_metric([device.id, "total"], device.total_bytes)
             memory.add_metric([device.id, "free"], device.free_bytes)
         yield memory
+        yield from self._lent()
+
+    def _lent(self) -> Iterator[object]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        budget = self._manager.residents.room.budget
+        lent = GaugeMetricFamily(
+            "roundhouse_model_budget_bytes",
+            "Of a device's memory what all models may take, and what they have been promised.",
+            labels=["device", "kind"],
+        )
+        for device in budget.devices:
+            lent.add_metric([device, "limit"], budget.limit(device))
+            lent.add_metric([device, "reserved"], budget.used(device))
+        yield lent
+        shadows = CounterMetricFamily(
+            "roundhouse_shadow_requests",
+            "Copies of requests to a shadow version, by how its answer compares.",
+            labels=["model", "version", "outcome"],
+        )
+        for labels, count in self._observer.shadow_outcomes.items():
+            shadows.add_metric(list(labels), count)
+        yield shadows
+        failures = CounterMetricFamily(
+            "roundhouse_integrity_failures", "Looks that found memory lent that nobody holds, or held that is not lent."
+        )
+        failures.add_metric([], self._integrity.failures)
+        yield failures
 
     def _of_models(self) -> Iterable[object]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -108,15 +147,21 @@ class _Scrape:
         state = GaugeMetricFamily(
             "roundhouse_model_state", "1 for the state that a model is in.", labels=["model", "state"]
         )
-        memory = GaugeMetricFamily("roundhouse_model_memory_bytes", "Weights that a model holds.", labels=["model"])
+        memory = GaugeMetricFamily(
+            "roundhouse_model_memory_bytes", "What a model's loaded versions take, as measured.", labels=["model"]
+        )
         loads = CounterMetricFamily("roundhouse_model_loads", "Loads of a model that succeeded.", labels=["model"])
+        evictions = CounterMetricFamily(
+            "roundhouse_model_evictions", "Times that a model left to make room.", labels=["model"]
+        )
         for slot in self._manager.slots:
             depth.add_metric([slot.name], slot.queue_depth)
             for each in ModelState:
                 state.add_metric([slot.name, each.value], slot.state is each)
-            memory.add_metric([slot.name], slot.spec.memory_bytes if slot.spec else 0)
+            memory.add_metric([slot.name], slot.memory_bytes)
             loads.add_metric([slot.name], slot.loads)
-        return depth, state, memory, loads
+            evictions.add_metric([slot.name], self._manager.residents.room.evictions[slot.name])
+        return depth, state, memory, loads, evictions
 
     def _cache(self) -> Iterator[object]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily

@@ -29,13 +29,7 @@ _ENTRY_TYPES: Mapping[str, type[OnnxModelEntry] | type[TorchModelEntry]] = {
     "onnx": OnnxModelEntry,
     "pytorch": TorchModelEntry,
 }
-_OF_ENTRIES_WITHOUT_EFFECT = (
-    "load",
-    "pinned",
-    "min_cosine",
-    "version_policy",
-    "watch",
-)
+_OF_ENTRIES_WITHOUT_EFFECT = ("min_cosine",)
 WITHOUT_EFFECT = frozenset(
     {
         "server.grpc_port",
@@ -47,7 +41,6 @@ WITHOUT_EFFECT = frozenset(
         "memory.max_allocated",
         "memory.enable_memory_mapping",
         "memory.gc_threshold",
-        "memory.max_model_memory",
         "performance.enable_quantization",
         *(f"models.{table}[].{key}" for table in ("onnx_models", "torch_models") for key in _OF_ENTRIES_WITHOUT_EFFECT),
     }

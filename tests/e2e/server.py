@@ -136,7 +136,8 @@ class RunningServer:
 
     def check_log(self) -> None:
         """Nothing in it that would be our bug."""
-        assert not [line for line in self.lines if "Traceback" in line or "internal error" in line]
+        ours = ("Traceback", "internal error", "integrity check failed")
+        assert not [line for line in self.lines if any(sign in line for sign in ours)]
 
     def kill(self) -> None:
         """Makes sure that the process is gone and that everything it wrote has been read."""

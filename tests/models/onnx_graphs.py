@@ -236,6 +236,21 @@ def optional_in() -> onnx.ModelProto:
     return model_of(nodes, [perhaps], [("given", "bool", ()), ("y", "float32", ("m",))])
 
 
+def weighted(factor: float, megabytes: float) -> onnx.ModelProto:
+    """x [n, k] → y = factor · x, by a matrix of so many megabytes; k is `side(megabytes)`."""
+    weights = numpy_helper.from_array(np.eye(side(megabytes), dtype=np.float32) * np.float32(factor), "weights")
+    shape = ("n", side(megabytes))
+    model = model_of([helper.make_node("MatMul", ["x", "weights"], ["y"])], [("x", "float32", shape)],
+                     [("y", "float32", shape)])  # fmt: skip
+    model.graph.initializer.append(weights)
+    return model
+
+
+def side(megabytes: float) -> int:
+    """The rows and columns of a square matrix of floats of so many megabytes."""
+    return round((megabytes * 1e6 / 4) ** 0.5)
+
+
 def slow(milliseconds: float, rows: int | str = "n") -> onnx.ModelProto:
     """x [rows, 4] → y = x, after about so many milliseconds of one core, however many rows. With `rows` 1 no two
     requests share a run.

@@ -6,22 +6,23 @@ import time
 from asyncio import CancelledError
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
 
 from starlette.types import Receive, Scope, Send
 
 from app.api.errors import STATUS_CLIENT_GONE, ClientGone, MethodNotAllowed, is_refusal
 from app.api.native.decode import NativeRequest, Target, decode
+from app.api.native.door import Door
 from app.api.native.encode import elements_of, encode
 from app.api.wire import GoneWatch, Watched, begin, body_at_hand, check_media_type, read_body, send_error, send_json
 from app.lifecycle import Lifecycle
 from app.observe import Observer, RequestRecord
 from app.service import InferenceService
+from app.shadowing import Shadowing
 from frameworks.errors import DeadlineExceeded, Draining, InvalidModel, ModelAbsent, ModelFailed, ModelNotFound
 from frameworks.manager import MLFrameworkManager
 from frameworks.scheduling.admission import Permit, RequestLimit
-from frameworks.types import ModelSpec
-from frameworks.version import ModelVersion
 
 _MODEL_NAME = re.compile(rb'"model_name"\s*:\s*"([^"\\]{1,128})"')
 _GLANCE_BYTES = 4096
@@ -47,41 +48,13 @@ def target_of(path: str) -> Target | None:
     return None
 
 
-class _Door:
-    """What is known of one request's model while it is decoded: the version that is to answer stays the same one."""
+@dataclass(frozen=True, slots=True)
+class InferBounds:
+    """`requests`: of the whole server. `default_timeout_ms`: of a request that names no deadline."""
 
-    __slots__ = ("_manager", "absent", "permit", "record", "version")
-
-    def __init__(self, manager: MLFrameworkManager, record: RequestRecord, permit: Permit) -> None:
-        self._manager = manager
-        self.record = record
-        self.permit = permit
-        self.version: ModelVersion | None = None
-        self.absent: ModelAbsent | None = None
-
-    def find_spec(self, name: str, version: str | None) -> ModelSpec:
-        """What the version that answers is. Raises what keeps it from that, before body or tensors are read."""
-        chosen = self.version
-        if chosen is None:
-            slot = self._manager.slot(name)
-            self.record.model, self.record.version = slot.name, slot.version
-            chosen = self.version = slot.route() if version is None else slot.version_named(version)
-            self.record.version = chosen.version
-        spec = chosen.spec_for(self.permit)
-        if not chosen.model.entry.cache:
-            # What is known already is answered also where there is no room.
-            self.permit.check_room(chosen.model.requests)
-        return spec
-
-    def enter(self, spec: ModelSpec) -> bool:
-        """Whether the version that the request was decoded for answers it; else another one may have to."""
-        version = self.version
-        assert version is not None
-        if version.enter(self.permit, spec):
-            return True
-        self.permit.end_visit()
-        self.version = None
-        return False
+    requests: RequestLimit
+    max_body_bytes: int
+    default_timeout_ms: int | None
 
 
 class InferEndpoint:
@@ -91,20 +64,19 @@ class InferEndpoint:
         self,
         manager: MLFrameworkManager,
         service: InferenceService,
+        shadowing: Shadowing,
         observer: Observer,
         lifecycle: Lifecycle,
-        requests: RequestLimit,
-        max_body_bytes: int,
-        default_timeout_ms: int | None,
+        bounds: InferBounds,
     ) -> None:
-        """`requests`: the bounds of the whole server. `default_timeout_ms`: of a request that names no deadline."""
         self._manager = manager
         self._service = service
+        self._shadowing = shadowing
         self._observer = observer
         self._lifecycle = lifecycle
-        self._requests = requests
-        self._max_body_bytes = max_body_bytes
-        self._default_timeout_ms = default_timeout_ms
+        self._requests = bounds.requests
+        self._max_body_bytes = bounds.max_body_bytes
+        self._default_timeout_ms = bounds.default_timeout_ms
         self._gone_watch = GoneWatch()
         # One thread: several would only fight for the interpreter's lock.
         self._long_work = ThreadPoolExecutor(1, thread_name_prefix="long-bodies")
@@ -141,11 +113,10 @@ class InferEndpoint:
         self, scope: Scope, receive: Receive, send: Send, target: Target, record: RequestRecord, permit: Permit
     ) -> None:
         """Decode → wait → infer → encode → send. Raises what goes wrong on the way."""
-        door = _Door(self._manager, record, permit)
+        door = Door(self._manager, record, permit)
         glance = None
         if target.model is not None:
-            with suppress(ModelAbsent):  # the body is read first, the load waited for then
-                door.find_spec(target.model, target.version)
+            door.look(target.model, target.version)
         else:
             glance = self._refuse_at_a_glance
         body = body_at_hand(record, self._max_body_bytes)
@@ -174,6 +145,8 @@ class InferEndpoint:
             )
         finally:
             await self._end_watch(watched)
+        if door.shadowed is not None:
+            self._shadowing.copy(door.shadowed, native.request, answer)
         started_s = time.perf_counter()
         latency_ms = (started_s - record.started_s) * 1e3
         if elements_of(answer) < _LONG_ELEMENTS:
@@ -185,7 +158,7 @@ class InferEndpoint:
         record.timings.encode_s += time.perf_counter() - started_s
         await send_json(send, record, 200, encoded)
 
-    async def _decoded(self, body: bytes, target: Target, door: _Door) -> NativeRequest | None:
+    async def _decoded(self, body: bytes, target: Target, door: Door) -> NativeRequest | None:
         """The request; None where the version that is to answer it has to be loaded first."""
         started_s = time.perf_counter()
         try:
@@ -201,7 +174,7 @@ class InferEndpoint:
         finally:
             door.record.timings.decode_s += time.perf_counter() - started_s
 
-    async def _wait_for(self, door: _Door, receive: Receive) -> None:
+    async def _wait_for(self, door: Door, receive: Receive) -> None:
         """Until the version is loaded, or another one may answer instead. Raises DeadlineExceeded, ClientGone, and what
         the load ends with.
         """

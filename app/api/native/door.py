@@ -1,0 +1,71 @@
+"""Which version of which model answers a request: found while it is decoded, and held from then on."""
+
+from contextlib import suppress
+
+from app.observe import RequestRecord
+from frameworks.errors import ModelAbsent, ModelUnloaded
+from frameworks.manager import MLFrameworkManager
+from frameworks.scheduling.admission import Permit
+from frameworks.slot import ModelSlot
+from frameworks.types import ModelSpec
+from frameworks.version import ModelVersion
+
+
+class Door:
+    """What is known of one request's model while it is decoded: the version that is to answer stays the same one."""
+
+    __slots__ = ("_manager", "absent", "permit", "record", "shadowed", "version")
+
+    def __init__(self, manager: MLFrameworkManager, record: RequestRecord, permit: Permit) -> None:
+        self._manager = manager
+        self.record = record
+        self.permit = permit
+        self.version: ModelVersion | None = None
+        self.absent: ModelAbsent | None = None
+        self.shadowed: ModelSlot | None = None
+        """The model, if its answer to this request is compared with that of another version."""
+
+    def look(self, name: str, version: str | None) -> None:
+        """Raises what keeps the model from answering before the body is read. Which version answers is settled then:
+        another may serve when the body has come.
+        """
+        slot = self._manager.slot(name)
+        self.record.model, self.record.version = slot.name, slot.version
+        chosen = slot.standing if version is None else slot.version_named(version)
+        with suppress(ModelAbsent):
+            self._check(chosen)
+
+    def find_spec(self, name: str, version: str | None) -> ModelSpec:
+        """What the version that answers is. Raises what keeps it from that, before body or tensors are read."""
+        chosen = self.version
+        if chosen is None:
+            slot = self._manager.slot(name)
+            self.record.model, self.record.version = slot.name, slot.version
+            chosen = self.version = slot.route() if version is None else slot.version_named(version)
+            self.record.version = chosen.version
+            self.shadowed = slot if slot.shadow is not None and version is None and chosen is slot.active else None
+        try:
+            return self._check(chosen)
+        except ModelUnloaded:
+            if version is None and self._manager.slot(name).standing is not chosen:
+                # It left while the body was read; its successor answers.
+                self.version = None
+                return self.find_spec(name, version)
+            raise
+
+    def enter(self, spec: ModelSpec) -> bool:
+        """Whether the version that the request was decoded for answers it; else another one may have to."""
+        version = self.version
+        assert version is not None
+        if version.enter(self.permit, spec):
+            return True
+        self.permit.end_visit()
+        self.version = None
+        return False
+
+    def _check(self, version: ModelVersion) -> ModelSpec:
+        spec = version.spec_for(self.permit)
+        if not version.model.entry.cache:
+            # What is known already is answered also where there is no room.
+            self.permit.check_room(version.model.requests)
+        return spec

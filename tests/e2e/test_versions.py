@@ -1,0 +1,244 @@
+"""Versions of a model: swapped and rolled back under load, shared out to canaries and shadows, noticed in folders."""
+
+import shutil
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.conftest import Start
+from tests.e2e.server import RunningServer, assert_refused, wait_until
+from tests.models import onnx_graphs
+
+SIDE = onnx_graphs.side(0.1)
+ONES = {"input_data": [1] * SIDE}
+
+
+def add_version(folder: Path, version: int, factor: float | None = None) -> None:
+    """Version n multiplies by n, unless it has another factor."""
+    beside = folder.parent / f".{version}"
+    beside.mkdir()
+    onnx_graphs.save(onnx_graphs.weighted(version if factor is None else factor, 0.1), beside)
+    beside.rename(folder / str(version))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "m"
+    folder.mkdir()
+    add_version(folder, 1)
+    return folder
+
+
+def entry(folder: Path, keys: str = "") -> str:
+    return f'[[models.onnx_models]]\nname = "m"\npath = "{folder}"\n{keys}\n'
+
+
+def order(server: RunningServer, verb: str = "load", **body: object) -> Any:
+    answer = server.client.post(f"/models/m/{verb}", json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def ask(server: RunningServer, version: int | None = None) -> tuple[str, float]:
+    """The version that answered, and its factor."""
+    path = "/models/m/infer" if version is None else f"/models/m/versions/{version}/infer"
+    answer = server.client.post(path, json=ONES)
+    assert answer.status_code == 200, answer.text
+    body = answer.json()
+    assert len(set(body["output_data"])) == 1
+    return body["version"], body["output_data"][0]
+
+
+@contextmanager
+def callers(server: RunningServer, count: int) -> Iterator[Counter[tuple[int, str, float]]]:
+    """So many who ask all the while: what they got, as (status, version, factor)."""
+    stop = threading.Event()
+    outcomes: Counter[tuple[int, str, float]] = Counter()
+
+    def hammer() -> None:
+        with httpx.Client(base_url=server.url, timeout=30) as client:
+            while not stop.is_set():
+                answer = client.post("/models/m/infer", json=ONES)
+                body = answer.json()
+                outcomes[answer.status_code, body.get("version", ""), body.get("output_data", [0])[0]] += 1
+
+    with ThreadPoolExecutor(count) as pool:
+        hammering = [pool.submit(hammer) for _ in range(count)]
+        try:
+            yield outcomes
+        finally:
+            stop.set()
+        for each in hammering:
+            each.result()
+
+
+def test_the_newest_version_is_served_and_a_new_one_when_it_is_loaded(start: Start, folder: Path) -> None:
+    add_version(folder, 9)
+    add_version(folder, 10)
+    server = start(entry(folder)).wait_ready()
+    assert ask(server) == ("10", 10)
+    model = server.client.get("/models/m").json()
+    assert (model["versions"], model["active_version"]) == (["1", "9", "10"], "10")
+    assert {name: detail["state"] for name, detail in model["version_details"].items()} == {
+        "1": "registered", "9": "registered", "10": "ready",
+    }  # fmt: skip
+    add_version(folder, 11)
+    assert ask(server) == ("10", 10)
+    assert order(server)["active_version"] == "11"
+    assert ask(server) == ("11", 11)
+    answer = server.client.post("/models/m/versions/10/infer", json=ONES)
+    assert_refused(answer, 404, "version_not_found", 'no version "10"; there is 11')
+
+
+def test_a_swap_and_the_way_back_under_load_fail_no_request(start: Start, folder: Path) -> None:
+    add_version(folder, 2)
+    server = start(entry(folder)).wait_ready()
+    with callers(server, 32) as outcomes:
+        wait_until(lambda: outcomes[200, "2", 2] > 50)
+        for _ in range(3):
+            order(server, "load", version="1")
+            wait_until(lambda: outcomes[200, "1", 1] > 50)
+            model = order(server, "rollback")
+            assert (model["active_version"], model["previous_version"]) == ("2", "1")
+            assert model["version_details"]["1"]["state"] == "unloaded"
+            outcomes[200, "1", 1] = 0
+    assert set(outcomes) == {(200, "1", 1), (200, "2", 2)}
+
+
+def test_a_version_that_cannot_be_loaded_leaves_the_old_one_serving(start: Start, folder: Path) -> None:
+    server = start(entry(folder)).wait_ready()
+    (folder / "2").mkdir()
+    (folder / "2" / "model.onnx").write_bytes(b"no graph at all")
+    with callers(server, 4) as outcomes:
+        refusal = server.client.post("/models/m/load", json={"version": "2"})
+        assert_refused(refusal, 503, "model_failed", "2/model.onnx")
+        assert_refused(server.client.post("/models/m/load", json={"version": "3"}), 404, "version_not_found", '"3"')
+        wait_until(lambda: outcomes[200, "1", 1] > 50)
+    assert set(outcomes) == {(200, "1", 1)}
+    model = server.client.get("/models/m").json()
+    assert (model["state"], model["active_version"]) == ("ready", "1")
+    assert model["version_details"]["2"]["state"] == "failed"
+    assert "2/model.onnx" in model["version_details"]["2"]["reason"]
+    assert_refused(server.client.post("/models/m/rollback"), 404, "version_not_found")
+
+
+def test_a_new_version_without_room_beside_the_old_one_is_told(start: Start, tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    for version in (1, 2):
+        (folder / str(version)).mkdir(parents=True)
+        onnx_graphs.save(onnx_graphs.weighted(version, 20), folder / str(version))
+    server = start(entry(folder, "version_policy = [1]") + '[memory]\nmax_model_memory = "30MB"\n').wait_ready()
+    refusal = server.client.post("/models/m/load", json={"version": "2"})
+    assert_refused(refusal, 507, "out_of_memory", "beside version 1, which serves")
+    question = {"input_data": [1] * onnx_graphs.side(20)}
+    assert server.infer("m", **question)["version"] == "1"
+
+
+def test_several_versions_are_served_side_by_side(start: Start, folder: Path) -> None:
+    for version in (2, 3):
+        add_version(folder, version)
+    server = start(entry(folder, "version_policy = [1, 3]")).wait_ready()
+    assert ask(server) == ("3", 3)
+    assert ask(server, 1) == ("1", 1)
+    body = {**ONES, "model_name": "m", "version": "2"}
+    assert_refused(server.client.post("/infer", json=body), 400, "invalid_input", 'no version "2"; there is 1, 3')
+    assert order(server, "unload", version="3")["active_version"] == "1"
+    assert ask(server) == ("1", 1)
+    assert_refused(server.client.post("/models/m/versions/3/infer", json=ONES), 503, "unloaded")
+    assert order(server)["active_version"] == "3"
+    assert {ask(server), ask(server, 1)} == {("3", 3), ("1", 1)}
+
+
+def test_a_canary_gets_its_share_and_no_more(start: Start, folder: Path) -> None:
+    add_version(folder, 2)
+    server = start(entry(folder)).wait_ready()
+    order(server, "load", version="1")
+    model = order(server, canary={"version": "2", "percent": 25})
+    assert model["canary"] == {"version": "2", "percent": 25}
+    assert Counter(ask(server) for _ in range(40)) == {("1", 1): 30, ("2", 2): 10}
+    assert ask(server, 2) == ("2", 2)
+    model = order(server, canary=None)
+    assert (model["canary"], model["version_details"]["2"]["state"]) == (None, "unloaded")
+    assert Counter(ask(server) for _ in range(10)) == {("1", 1): 10}
+    order(server, canary={"version": "2", "percent": 50})
+    assert order(server, "load", version="2")["canary"] is None
+    assert Counter(ask(server) for _ in range(10)) == {("2", 2): 10}
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"canary": {"version": "1", "percent": 5}}, "canary: version"),
+        ({"canary": {"version": "2"}}, "canary.percent:"),
+        ({"canary": {"version": "2", "percent": 101}}, "canary.percent:"),
+        ({"canary": {"version": 2, "percent": 5}}, "canary.version:"),
+        ({"shadow": "2"}, "shadow:"),
+        ({"version": 2}, "version:"),
+        ({"version": "2", "canary": None}, "version: does not go with the others"),
+    ],
+)
+def test_an_order_that_makes_no_sense_is_refused(start: Start, folder: Path, body: Any, field: str) -> None:
+    server = start(entry(folder)).wait_ready()
+    assert_refused(server.client.post("/models/m/load", json=body), 400, "invalid_input", field)
+    assert ask(server) == ("1", 1)
+
+
+def test_a_shadow_is_asked_what_others_are_answered(start: Start, folder: Path) -> None:
+    add_version(folder, 2)
+    add_version(folder, 3, factor=1)
+    server = start(entry(folder)).wait_ready()
+    order(server, "load", version="1")
+
+    def outcomes(version: str) -> dict[str, float]:
+        samples = server.metrics()["roundhouse_shadow_requests"].samples
+        return {s.labels["outcome"]: s.value for s in samples if s.labels["version"] == version}
+
+    order(server, shadow={"version": "2"})
+    assert Counter(ask(server) for _ in range(10)) == {("1", 1): 10}
+    wait_until(lambda: outcomes("2") == {"different": 10})
+    order(server, shadow={"version": "3", "percent": 50})
+    assert Counter(ask(server) for _ in range(10)) == {("1", 1): 10}
+    wait_until(lambda: outcomes("3") == {"same": 5})
+    assert server.client.get("/models/m").json()["version_details"]["2"]["state"] == "unloaded"
+    order(server, shadow=None)
+    ask(server)
+    assert outcomes("3") == {"same": 5}
+    assert server.sample("roundhouse_requests_total", model="m", version="3") == 0
+
+
+def test_a_watched_folder_is_swapped_when_it_changes(start: Start, folder: Path) -> None:
+    server = start(entry(folder, "watch = true")).wait_ready()
+    with callers(server, 4) as outcomes:
+        wait_until(lambda: outcomes[200, "1", 1] > 10)
+        (folder / "2").mkdir()
+        (folder / "2" / "model.onnx").write_bytes(b"half of a file")
+        server.wait_for_log("changed files are not served", model="m")
+        onnx_graphs.save(onnx_graphs.weighted(2, 0.1), folder / "2")
+        wait_until(lambda: outcomes[200, "2", 2] > 10)
+        # The files of the version that serves: replaced as one should, by renaming.
+        onnx_graphs.save(onnx_graphs.weighted(5, 0.1), folder / "new.onnx")
+        (folder / "new.onnx").rename(folder / "2" / "model.onnx")
+        wait_until(lambda: outcomes[200, "2", 5] > 10)
+    assert set(outcomes) == {(200, "1", 1), (200, "2", 2), (200, "2", 5)}
+
+
+def test_a_watched_file_is_loaded_anew_and_one_that_was_unloaded_is_not(start: Start, tmp_path: Path) -> None:
+    file = onnx_graphs.save(onnx_graphs.weighted(1, 0.1), tmp_path / "m.onnx")
+    other = onnx_graphs.save(onnx_graphs.weighted(2, 0.1), tmp_path / "other")
+    server = start(entry(file, "watch = true")).wait_ready()
+    assert ask(server) == ("1", 1)
+    shutil.copy(other, tmp_path / "copy")
+    (tmp_path / "copy").rename(file)
+    wait_until(lambda: ask(server) == ("1", 2))
+    order(server, "unload")
+    onnx_graphs.save(onnx_graphs.weighted(3, 0.1), tmp_path / "third").rename(file)
+    assert_refused(server.client.post("/models/m/infer", json=ONES), 503, "unloaded")
+    order(server)
+    assert ask(server) == ("1", 3)
