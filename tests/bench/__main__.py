@@ -16,11 +16,13 @@ from pathlib import Path
 
 from tests.bench.cores import ALL_CORES
 from tests.bench.isolation import measure_isolation
+from tests.bench.lending import measure_lending
 from tests.bench.models import write_image_model, write_vector_model
 from tests.bench.overload import measure_overload
 from tests.bench.requests_cpu import measure_requests
 from tests.bench.servers import ROOT
 from tests.bench.startup import measure_startup
+from tests.bench.swaps import measure_swaps
 from tests.bench.table import Row, print_table
 from tests.bench.text_throughput import measure_text_throughput
 from tests.bench.texts import measure_texts
@@ -62,6 +64,7 @@ def _parts(folder: Path) -> dict[str, list[Callable[[], list[Row]]]]:
         "texts": [lambda: measure_text_throughput(_MODELS), lambda: measure_texts(_MODELS)],
         "isolation": [lambda: measure_isolation(vector, _MODELS / "minilm-onnx")],
         "overload": [lambda: measure_overload(folder)],
+        "lending": [lambda: measure_lending(folder, _MODELS), lambda: measure_swaps(folder, _MODELS)],
     }
 
 

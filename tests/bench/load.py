@@ -26,6 +26,8 @@ class Connection:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
+        self.body = b""
+        """Of the last answer."""
 
     @classmethod
     async def to(cls, port: int) -> "Connection":
@@ -37,7 +39,7 @@ class Connection:
             self._writer.write(request)
             head = (await self._reader.readuntil(b"\r\n\r\n")).lower()
             length = head.partition(b"content-length:")[2].partition(b"\r\n")[0]
-            await self._reader.readexactly(int(length))
+            self.body = await self._reader.readexactly(int(length))
         return int(head[9:12])
 
     def close(self) -> None:

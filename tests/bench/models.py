@@ -1,5 +1,6 @@
 """The graphs of the bench. Two compute almost nothing, so that what is measured is the server; one takes its time."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,18 @@ def write_vector_model(file: Path) -> None:
     tensor = numpy_helper.from_array(vector_weights(), "weights")
     node = helper.make_node("MatMul", ["x", "weights"], ["y"])
     _write(file, [node], ("x", ["N", 16]), ("y", ["N", 16]), [tensor])
+
+
+def write_scaled_encoder(source: Path, folder: Path, factor: float) -> None:
+    """A copy of an encoder's folder whose first output is `factor` times as long: its answers tell it from others."""
+    shutil.copytree(source, folder, ignore=shutil.ignore_patterns("model.onnx"))
+    model = onnx.load(source / "model.onnx")
+    name = model.graph.output[0].name
+    for node in model.graph.node:
+        node.output[:] = ["unscaled" if output == name else output for output in node.output]
+    model.graph.initializer.append(numpy_helper.from_array(np.array(factor, np.float32), "factor"))
+    model.graph.node.append(helper.make_node("Mul", ["unscaled", "factor"], [name]))
+    onnx.save(model, folder / "model.onnx")
 
 
 def write_slow_model(file: Path, turns: int) -> None:

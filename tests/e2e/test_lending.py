@@ -156,7 +156,7 @@ def test_four_models_in_the_memory_of_two_lose_no_request(start: Start, tmp_path
     assert server.sample("roundhouse_model_evictions_total") > 4
     loaded: Counter[str] = Counter()
     for event in server.log:
-        if event["event"] in ("model ready", "model evicted"):
+        if event["event"] in ("model ready", "model evicted", "model unloaded"):
             loaded[event["model"]] += 1 if event["event"] == "model ready" else -1
             assert loaded[event["model"]] in (0, 1), "loaded twice at once"
             assert loaded.total() <= 2
