@@ -8,7 +8,7 @@ from itertools import count
 from typing import Any
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Piece:
     """Rows of one request that run in one batch. Pieces of one `group` may share a batch.
 
@@ -36,7 +36,9 @@ class WaitingLine:
     def __init__(self, ageing_s: float) -> None:
         self._ageing_s = ageing_s
         self._serials = count()
-        self._by_order: list[tuple[float, int, Piece]] = []
+        # A heap of order and serial alone: what has left the line it may name for long, and must not keep alive.
+        self._by_order: list[tuple[float, int]] = []
+        self._by_serial: dict[int, Piece] = {}
         self._by_length: dict[Hashable, list[tuple[int, float, int, Piece]]] = {}
         self.rows = 0
         self.pieces = 0
@@ -46,7 +48,8 @@ class WaitingLine:
         piece.order = now_s + priority * self._ageing_s
         piece.serial = next(self._serials)
         piece.waits = True
-        heappush(self._by_order, (piece.order, piece.serial, piece))
+        heappush(self._by_order, (piece.order, piece.serial))
+        self._by_serial[piece.serial] = piece
         insort(self._by_length.setdefault(piece.group, []), (piece.length, piece.order, piece.serial, piece))
         self.rows += piece.rows
         self.pieces += 1
@@ -56,6 +59,7 @@ class WaitingLine:
         if not piece.waits:
             return
         piece.waits = False
+        del self._by_serial[piece.serial]
         self.rows -= piece.rows
         self.pieces -= 1
         group = self._by_length[piece.group]
@@ -64,14 +68,17 @@ class WaitingLine:
             del self._by_length[piece.group]
         # In the heap it stays until it comes up, or until most of the heap is of its kind.
         if len(self._by_order) > 64 and len(self._by_order) > 2 * self.pieces:
-            self._by_order = [entry for entry in self._by_order if entry[2].waits]
+            self._by_order = [entry for entry in self._by_order if entry[1] in self._by_serial]
             heapify(self._by_order)
 
     def head(self) -> Piece | None:
         """The piece that is next; it stays in the line."""
-        while self._by_order and not self._by_order[0][2].waits:
+        while self._by_order:
+            piece = self._by_serial.get(self._by_order[0][1])
+            if piece is not None:
+                return piece
             heappop(self._by_order)
-        return self._by_order[0][2] if self._by_order else None
+        return None
 
     def group_size(self, piece: Piece) -> int:
         """How many pieces of its group wait, itself included."""

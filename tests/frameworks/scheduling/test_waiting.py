@@ -1,5 +1,7 @@
 """The waiting line against a plain list: the same order, the same neighbours, nothing lost and nothing twice."""
 
+import weakref
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, MultipleResults, RuleBasedStateMachine, consumes, invariant, multiple, rule
@@ -134,3 +136,16 @@ def test_of_one_length_the_first_in_order_are_the_nearest_neighbours_on_both_sid
     three, three_later, four, four_later, five, six, six_later = others
     assert list(line.shorter(head)) == [four, four_later, three, three_later]
     assert list(line.longer(head)) == [five, six, six_later]
+
+
+def test_what_has_left_the_line_is_not_kept_alive_by_it() -> None:
+    """It holds a request's tensors and its answer, and the line may be idle for hours."""
+    line = WaitingLine(AGEING_S)
+    first, second = piece(), piece()
+    for each in (first, second):
+        line.add(each, 5, 0.0)
+    line.remove(second)
+    gone = weakref.ref(second)
+    del second, each
+    assert gone() is None
+    assert line.head() is first
