@@ -1,6 +1,7 @@
 """Text in and scores out: tokenising, padding, pooling, and the last arithmetic of embed and classify models."""
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,11 +104,18 @@ def _not_unicode(texts: list[str]) -> InvalidInput:
     return InvalidInput(f"text[{position}]", "not valid Unicode: it holds half of a surrogate pair")
 
 
-def pad(token_ids: list[list[int]], pad_token_id: int, min_length: int = 1) -> PaddedTokens:
-    """Puts texts of different length into one array, padded on the right to the longest, or to `min_length`."""
+def pad(
+    token_ids: list[list[int]], pad_token_id: int, min_length: int = 1, empty: Callable[..., Array] = np.empty
+) -> PaddedTokens:
+    """Puts texts of different length into one array, padded on the right to the longest, or to `min_length`.
+
+    `empty(shape, dtype)` makes it, and that of the mask.
+    """
     longest = max(1, min_length, max(map(len, token_ids), default=1))
-    input_ids = np.full((len(token_ids), longest), pad_token_id, dtype=np.int64)
-    attention_mask = np.zeros((len(token_ids), longest), dtype=np.int64)
+    shape, dtype = (len(token_ids), longest), np.dtype(np.int64)
+    input_ids, attention_mask = empty(shape, dtype), empty(shape, dtype)
+    input_ids.fill(pad_token_id)
+    attention_mask.fill(0)
     for row, ids in enumerate(token_ids):
         input_ids[row, : len(ids)] = ids
         attention_mask[row, : len(ids)] = 1

@@ -2,12 +2,13 @@
 
 from typing import Any, Literal
 
-import numpy as np
 import torch
 
 from frameworks.errors import InvalidInput, InvalidModel, ModelFailed, OutOfMemory
-from frameworks.text import TextTokenizer, pad
-from frameworks.types import TEXT_OUTPUT, Batch, ModelSpec, TokenBatch, Value
+from frameworks.pytorch.pinned import pinned_arrays
+from frameworks.text import PaddedTokens, TextTokenizer, pad
+from frameworks.types import TEXT_OUTPUT, Array, Batch, ModelSpec, TokenBatch, Value
+from memory.tensor_pool import TensorPool
 
 # What torch's CPU allocator says; it has no type of its own.
 _CPU_OUT_OF_MEMORY = "can't allocate memory"
@@ -29,13 +30,15 @@ class EncoderModel:
         pooling: TorchPooling,
         pad_token_id: int,
         intra_op_threads: int,
+        pool: TensorPool | None = None,
     ) -> None:
-        """`intra_op_threads`: CPU threads of one run."""
+        """`intra_op_threads`: CPU threads of one run. `pool`: of the pinned memory through which tokens go to a GPU."""
         self._model: torch.nn.Module | None = model
         self._device = torch.device(spec.device)
         self._pooling = pooling
         self._pad_token_id = pad_token_id
         self._intra_op_threads = intra_op_threads
+        self._pool = pool if self._device.type == "cuda" else None
         self.tokenizer: TextTokenizer | None = tokenizer
         self.spec = spec
 
@@ -48,17 +51,16 @@ class EncoderModel:
         if torch.get_num_threads() != self._intra_op_threads:
             # A property of the calling thread, and every instance has a thread of its own.
             torch.set_num_threads(self._intra_op_threads)
-        tokens = pad(batch.token_ids, self._pad_token_id)
         try:
-            with torch.inference_mode():
-                mask = torch.from_numpy(tokens.attention_mask).to(self._device)
-                output = self._model(input_ids=torch.from_numpy(tokens.input_ids).to(self._device), attention_mask=mask)
-                rows: np.ndarray[Any, Any] = self._rows(output, mask).float().cpu().numpy()
+            # What is copied from pinned memory has arrived when the rows have come back.
+            with pinned_arrays(self._pool) as empty, torch.inference_mode():
+                rows = self._answer(self._model, pad(batch.token_ids, self._pad_token_id, empty=empty))
         except RuntimeError as error:
             if isinstance(error, torch.OutOfMemoryError) or _CPU_OUT_OF_MEMORY in str(error):
+                longest = max(map(len, batch.token_ids), default=1)
                 raise OutOfMemory(
-                    f"a batch of {batch.rows} texts of {tokens.input_ids.shape[1]} tokens does not fit on "
-                    f"{self._device}; lower max_batch_size"
+                    f"a batch of {batch.rows} texts of {longest} tokens does not fit on {self._device}; "
+                    "lower max_batch_size"
                 ) from error
             if self._device.type != "cpu":
                 first_line, _, _ = str(error).partition("\n")
@@ -80,6 +82,14 @@ class EncoderModel:
             torch.cuda.empty_cache()
         elif self._device.type == "mps":
             torch.mps.empty_cache()
+
+    def _answer(self, model: torch.nn.Module, tokens: PaddedTokens) -> Array:
+        in_passing = self._pool is not None
+        mask = torch.from_numpy(tokens.attention_mask).to(self._device, non_blocking=in_passing)
+        input_ids = torch.from_numpy(tokens.input_ids).to(self._device, non_blocking=in_passing)
+        output = model(input_ids=input_ids, attention_mask=mask)
+        rows: Array = self._rows(output, mask).float().cpu().numpy()
+        return rows
 
     def _rows(self, output: Any, mask: torch.Tensor) -> torch.Tensor:
         """One row per text from the model's output; as sentence-transformers' Pooling defines mean, cls and max."""

@@ -8,6 +8,7 @@ from frameworks.devices import Device, ModelNeeds
 from frameworks.errors import InvalidModel
 from frameworks.pytorch.encoder import EncoderModel, TorchPooling
 from frameworks.pytorch.loader import DTYPE_NAMES, DTYPES, default_dtype, load_encoder
+from frameworks.pytorch.pinned import PINNED, PinnedBuffers
 from frameworks.pytorch.weights import WeightFiles, read_weight_files
 from frameworks.runtime import ModelEntry
 from frameworks.settings import PerformanceSettings, TorchModelEntry
@@ -15,6 +16,7 @@ from frameworks.text import TextTokenizer
 from frameworks.text_config import TextConfig, read_text_config, transformer_folder
 from frameworks.types import ModelSpec, TensorType, TextSpec, ValueSpec
 from memory.sizes import format_size
+from memory.tensor_pool import TensorPool
 
 _HOST = Device("cpu", 0, "", 0, 0)
 _GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
@@ -25,7 +27,16 @@ class TorchRegistry:
 
     framework = "pytorch"
 
-    def __init__(self, performance: PerformanceSettings, max_model_bytes: int) -> None:
+    def __init__(
+        self,
+        performance: PerformanceSettings,
+        max_model_bytes: int,
+        pool: TensorPool | None = None,
+    ) -> None:
+        """`pool`: where tokens on their way to a GPU are put; None: in memory that it cannot read by itself."""
+        self._pool = pool
+        if pool is not None and torch.cuda.is_available():
+            pool.add_device(PINNED, PinnedBuffers())
         self._performance = performance
         self._max_model_bytes = max_model_bytes
 
@@ -70,7 +81,8 @@ class TorchRegistry:
         threads = self._performance.num_intra_op_threads(entry.instances)
         # The module itself is not changed by a run: one is enough for any number of threads.
         return [
-            EncoderModel(model, tokenizer, spec, pooling, config.pad_token_id, threads) for _ in range(entry.instances)
+            EncoderModel(model, tokenizer, spec, pooling, config.pad_token_id, threads, self._pool)
+            for _ in range(entry.instances)
         ]
 
 

@@ -7,11 +7,17 @@ import numpy as np
 import pytest
 import torch
 
+from frameworks.devices import DeviceManager, SystemProbe
 from frameworks.errors import OutOfMemory
+from frameworks.pytorch.pinned import PINNED, PinnedBuffers
+from frameworks.pytorch.registry import TorchRegistry
+from frameworks.settings import PerformanceSettings, TorchModelEntry
 from frameworks.text import normalize_rows
 from frameworks.types import TokenBatch
+from memory.settings import MemorySettings
+from memory.tensor_pool import TensorPool
 from tests.frameworks.conftest import FolderMaker
-from tests.frameworks.loading import load_torch, rows_of
+from tests.frameworks.loading import GIB, load_torch, rows_of
 from tests.models.text_files import TEXTS, write_sentence_transformers
 from tests.models.torch_folders import FAMILIES, Family, save_classifier, save_embedder
 
@@ -44,6 +50,31 @@ class TestNumbers:
         spec = load_torch(made_once(save_embedder, dtype="bf16"), gpu=True).spec
         assert spec.device.startswith("cuda:")
         assert spec.dtype == "bfloat16"
+
+
+class TestPinned:
+    def test_a_buffer_is_one_that_the_driver_knows(self) -> None:
+        pool = TensorPool(MemorySettings())
+        pool.add_device(PINNED, PinnedBuffers())
+        with pool.lease((3, 5), np.dtype(np.int64), PINNED) as lease:
+            assert torch.from_numpy(lease.array).is_pinned()
+
+    def test_tokens_that_go_through_it_give_the_same_rows_and_in_the_steady_state_nothing_is_allocated(
+        self, made_once: FolderMaker
+    ) -> None:
+        folder, pool = made_once(save_embedder), TensorPool(MemorySettings())
+        devices = DeviceManager(SystemProbe())
+        performance = PerformanceSettings()
+        entry = TorchModelEntry(name="m", path=folder, device="cuda:0", dtype="f32")
+        through, plain = (
+            TorchRegistry(devices, performance, GIB, pool=each).load(entry, folder)[0] for each in (pool, None)
+        )
+        for seed in range(50):
+            random = np.random.default_rng(seed)
+            texts = [TEXTS[i] for i in random.integers(0, len(TEXTS), 8)]
+            np.testing.assert_array_equal(rows_of(through, texts), rows_of(plain, texts))
+        figures = pool.figures()[PINNED]
+        assert (figures.leases, figures.misses, figures.hits) == (0, 2, 98)
 
 
 class TestMemory:

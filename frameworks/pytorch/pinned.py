@@ -1,0 +1,46 @@
+"""Host memory that a GPU reads by itself: what is to be copied there without anybody waiting for it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from frameworks.types import Array
+from memory.tensor_pool import TensorPool, TensorTooLarge
+
+PINNED = "pinned"
+"""The pool's name for it."""
+
+
+class PinnedBuffers:
+    """See memory.buffers.BufferSource. To make one takes the driver milliseconds, so they are only worth it reused."""
+
+    def make(self, size_bytes: int) -> Array:
+        """Raises MemoryError where the driver has no more."""
+        try:
+            # The array keeps the tensor alive. CUDA aligns to a page.
+            pinned: Array = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True).numpy()
+        except RuntimeError as error:
+            raise MemoryError(f"no pinned memory of {size_bytes} bytes: {error}") from error
+        return pinned
+
+
+@contextmanager
+def pinned_arrays(pool: TensorPool | None) -> Iterator[Callable[[tuple[int, ...], np.dtype[Any]], Array]]:
+    """Inside the block a numpy.empty whose arrays are pinned, as far as there is such memory; they end with the block.
+
+    The copies that were begun from them must be over by then.
+    """
+    with ExitStack() as leases:
+
+        def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+            if pool is not None:
+                try:
+                    return leases.enter_context(pool.lease(shape, dtype, PINNED)).array
+                except (TensorTooLarge, MemoryError):
+                    pass
+            return np.empty(shape, dtype)
+
+        yield empty
