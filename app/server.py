@@ -25,7 +25,9 @@ from frameworks.devices import DeviceManager, DeviceProbe, SystemProbe
 from frameworks.manager import MLFrameworkManager
 from frameworks.runtime import Registry
 from frameworks.scheduling.admission import RequestLimit
+from memory.pooled_arrays import PooledArrays
 from memory.result_cache import ResultCache
+from memory.tensor_pool import TensorPool
 
 log = structlog.get_logger(__name__)
 
@@ -45,13 +47,15 @@ def build(loaded: LoadedSettings, log_requests: str, probe: DeviceProbe | None =
     """
     settings = loaded.settings
     devices = DeviceManager(probe or SystemProbe(), settings.performance.enable_gpu)
+    pool = TensorPool(settings.memory)
     manager = MLFrameworkManager(
-        _registries(loaded, devices),
+        _registries(loaded, devices, pool),
         devices,
         settings.performance,
         settings.scheduling,
         settings.server.drain_timeout_s,
         settings.memory.max_model_memory,
+        arrays=PooledArrays(pool),
     )
     for framework, entries in (("onnx", settings.models.onnx_models), ("pytorch", settings.models.torch_models)):
         for entry in entries:
@@ -89,7 +93,7 @@ def build(loaded: LoadedSettings, log_requests: str, probe: DeviceProbe | None =
     routers = [
         models.router(),
         HealthApi(manager, observer, lifecycle).router(),
-        MetricsApi(manager, observer, answers_kept, loop_watch, integrity).router(),
+        MetricsApi(manager, observer, answers_kept, loop_watch, integrity, pool).router(),
     ]
 
     @asynccontextmanager
@@ -112,7 +116,7 @@ def build(loaded: LoadedSettings, log_requests: str, probe: DeviceProbe | None =
     return Server(build_front(infer, routers, observer, lifespan), lifecycle)
 
 
-def _registries(loaded: LoadedSettings, devices: DeviceManager) -> dict[str, Callable[[], Registry]]:
+def _registries(loaded: LoadedSettings, devices: DeviceManager, pool: TensorPool) -> dict[str, Callable[[], Registry]]:
     """How to make each framework's registry. Imported when its first model is loaded: a server of ONNX models alone
     never imports torch or transformers, one of PyTorch models alone never onnxruntime.
     """
@@ -121,12 +125,12 @@ def _registries(loaded: LoadedSettings, devices: DeviceManager) -> dict[str, Cal
     def onnx() -> Registry:
         from frameworks.onnx.registry import OnnxRegistry
 
-        return OnnxRegistry(devices, settings.performance, settings.models.max_model_size)
+        return OnnxRegistry(devices, settings.performance, settings.models.max_model_size, arrays=PooledArrays(pool))
 
     def pytorch() -> Registry:
         from frameworks.pytorch.registry import TorchRegistry
 
-        return TorchRegistry(settings.performance, settings.models.max_model_size)
+        return TorchRegistry(settings.performance, settings.models.max_model_size, pool)
 
     return {"onnx": onnx, "pytorch": pytorch}
 

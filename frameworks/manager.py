@@ -28,6 +28,7 @@ from frameworks.traffic import Share
 from frameworks.version import ModelState, ModelVersion
 from frameworks.watching import FolderWatch
 from memory.budget import Budget
+from memory.pooled_arrays import PooledArrays
 
 log = structlog.get_logger(__name__)
 
@@ -43,13 +44,15 @@ class MLFrameworkManager:
         scheduling: SchedulingSettings,
         drain_timeout_s: float,
         max_model_bytes: int | None = None,
+        arrays: PooledArrays | None = None,
     ) -> None:
         """`registries`: per framework how to make its registry, called once, when its first model is loaded.
 
         `max_model_bytes`: that all models together may take on each device; None: 80 % of what it has free when the
-        manager is entered.
+        manager is entered. `arrays`: for large batches.
         """
         self.devices = devices
+        self._arrays = arrays
         self._performance = performance
         self._scheduling = scheduling
         self._drain_timeout_s = drain_timeout_s
@@ -87,6 +90,7 @@ class MLFrameworkManager:
                 max_delay_s=entry.max_queue_delay_ms / 1000,
             ),
             ageing_s=self._scheduling.ageing_ms / 1000,
+            arrays=self._arrays,
         )
         self._slots[entry.name] = slot
         if self._is_open:

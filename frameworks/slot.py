@@ -12,6 +12,7 @@ from frameworks.traffic import Share
 from frameworks.types import ModelSpec
 from frameworks.version import ModelIdentity, ModelState, ModelVersion
 from frameworks.version_folders import find_versions, served_versions
+from memory.pooled_arrays import PooledArrays
 
 __all__ = ["ModelSlot", "ModelState"]
 
@@ -19,8 +20,18 @@ __all__ = ["ModelSlot", "ModelState"]
 class ModelSlot:
     """A model's place on the turntable. Owned by the event loop."""
 
-    def __init__(self, framework: str, entry: ModelEntry, path: Path, limits: BatchLimits, ageing_s: float) -> None:
-        """`path` is absolute. `ageing_s`: after which a waiting request gains a level of priority."""
+    def __init__(
+        self,
+        framework: str,
+        entry: ModelEntry,
+        path: Path,
+        limits: BatchLimits,
+        ageing_s: float,
+        arrays: PooledArrays | None = None,
+    ) -> None:
+        """`path` is absolute. `ageing_s`: after which a waiting request gains a level of priority. `arrays`: for large
+        batches.
+        """
         self.framework = framework
         self.entry = entry
         self.path = path
@@ -29,7 +40,7 @@ class ModelSlot:
         self.requests = RequestLimit(f'model "{entry.name}"', entry.max_queue_size, entry.max_concurrent_requests)
         self.batch_sizes: Counter[int] = Counter()
         self.identity = ModelIdentity(
-            entry.name, framework, entry, limits, ageing_s, self.requests, self.batch_sizes, Counter()
+            entry.name, framework, entry, limits, ageing_s, self.requests, self.batch_sizes, Counter(), arrays
         )
         # Orders to one model (load, unload, delete, roll back, split) are carried out one after the other.
         self.change = asyncio.Lock()

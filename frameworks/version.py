@@ -16,6 +16,7 @@ from frameworks.scheduling.batch_lane import BatchLane
 from frameworks.scheduling.batcher import BatchLimits
 from frameworks.scheduling.dispatcher import Dispatcher
 from frameworks.types import ModelSpec
+from memory.pooled_arrays import PooledArrays
 
 # A load that failed is tried again after a second, after two, after four …
 _FIRST_RETRY_S = 1.0
@@ -49,6 +50,8 @@ class ModelIdentity:
     """Of all loads of all versions: a counter that begins anew would look like a restart."""
     loads: Counter[str]
     """By version, also of those whose files have changed since."""
+    arrays: PooledArrays | None = None
+    """For large batches; None: numpy's own."""
 
 
 class ModelVersion:
@@ -231,7 +234,9 @@ class ModelVersion:
         """Takes loaded and warmed-up instances into service, each on a thread of its own."""
         model = self.model
         lanes = [BatchLane(model.name, instance) for instance in instances]
-        dispatcher = Dispatcher(model.name, lanes, instances[0].spec, model.limits, model.ageing_s, model.batch_sizes)
+        dispatcher = Dispatcher(
+            model.name, lanes, instances[0].spec, model.limits, model.ageing_s, model.batch_sizes, model.arrays
+        )
         self._serving = instances[0], dispatcher
         self._visitors |= self._expecting
         self._expecting.clear()

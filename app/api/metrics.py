@@ -12,6 +12,7 @@ from app.observe import SECONDS_BUCKETS, Histogram, ModelMetrics, Observer
 from frameworks.devices import Device
 from frameworks.manager import MLFrameworkManager
 from frameworks.slot import ModelState
+from memory.tensor_pool import TensorPool
 
 
 class MetricsApi:
@@ -24,12 +25,14 @@ class MetricsApi:
         answers_kept: AnswersKept,
         loop_watch: LoopWatch,
         integrity: IntegrityWatch,
+        pool: TensorPool,
     ) -> None:
         self._manager = manager
         self._observer = observer
         self._answers_kept = answers_kept
         self._loop_watch = loop_watch
         self._integrity = integrity
+        self._pool = pool
 
     def router(self) -> APIRouter:
         router = APIRouter(tags=["metrics"])
@@ -49,7 +52,13 @@ class MetricsApi:
         devices = await asyncio.to_thread(self._manager.devices.devices)
         page = generate_latest(
             _Scrape(  # type: ignore[arg-type]
-                self._manager, self._observer, self._answers_kept, self._loop_watch, self._integrity, devices
+                self._manager,
+                self._observer,
+                self._answers_kept,
+                self._loop_watch,
+                self._integrity,
+                self._pool,
+                devices,
             )
         )
         return Response(page, headers={"content-type": CONTENT_TYPE_LATEST})
@@ -65,6 +74,7 @@ class _Scrape:
         answers_kept: AnswersKept,
         loop_watch: LoopWatch,
         integrity: IntegrityWatch,
+        pool: TensorPool,
         devices: list[Device],
     ) -> None:
         self._manager = manager
@@ -72,6 +82,7 @@ class _Scrape:
         self._answers_kept = answers_kept
         self._loop_watch = loop_watch
         self._integrity = integrity
+        self._pool = pool
         self._devices = devices
 
     def collect(self) -> Iterator[object]:
@@ -97,6 +108,7 @@ class _Scrape:
         yield from self._histograms()
         yield self._batch_sizes()
         yield from self._cache()
+        yield from self._tensor_pool()
         lag = HistogramMetricFamily(
             "roundhouse_event_loop_lag_seconds", "By how much ticks of the event loop's clock were late."
         )
@@ -181,6 +193,25 @@ class _Scrape:
         evictions = CounterMetricFamily("roundhouse_cache_evictions", "Answers dropped for want of room.")
         evictions.add_metric([], kept.evictions)
         yield evictions
+
+    def _tensor_pool(self) -> Iterator[object]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        figures = self._pool.figures()
+        size = GaugeMetricFamily("roundhouse_tensor_pool_bytes", "Pooled buffers.", labels=["device", "state"])
+        for device, of_device in figures.items():
+            size.add_metric([device, "leased"], of_device.leased_bytes)
+            size.add_metric([device, "idle"], of_device.idle_bytes)
+        yield size
+        for name, documentation, total in (
+            ("tensor_pool_hits", "Leases of an idle buffer.", sum(each.hits for each in figures.values())),
+            ("tensor_pool_misses", "Leases of a new buffer.", sum(each.misses for each in figures.values())),
+            ("gc_runs", "Times that idle buffers were dropped.", sum(each.gc_runs for each in figures.values())),
+            ("gc_freed_bytes", "Idle buffers dropped.", sum(each.freed_bytes for each in figures.values())),
+        ):
+            family = CounterMetricFamily(f"roundhouse_{name}", documentation)
+            family.add_metric([], total)
+            yield family
 
     def _batch_sizes(self) -> object:
         from prometheus_client.core import HistogramMetricFamily

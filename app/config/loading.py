@@ -36,11 +36,7 @@ WITHOUT_EFFECT = frozenset(
         "models.cache_dir",
         "models.onnx_models[].quantized",
         'models.torch_models[].dtype = "int8"',
-        "memory.pool_size",
-        "memory.max_tensor_size",
-        "memory.max_allocated",
         "memory.enable_memory_mapping",
-        "memory.gc_threshold",
         "performance.enable_quantization",
         *(f"models.{table}[].{key}" for table in ("onnx_models", "torch_models") for key in _OF_ENTRIES_WITHOUT_EFFECT),
     }

@@ -13,6 +13,7 @@ from frameworks.onnx.session import OnnxModel, open_session
 from frameworks.onnx.text_model import with_text
 from frameworks.runtime import BatchModel, ModelEntry
 from frameworks.settings import OnnxModelEntry, PerformanceSettings
+from memory.pooled_arrays import PooledArrays
 from memory.sizes import format_size
 
 log = structlog.get_logger(__name__)
@@ -28,7 +29,15 @@ class OnnxRegistry:
 
     framework = "onnx"
 
-    def __init__(self, devices: DeviceManager, performance: PerformanceSettings, max_model_bytes: int) -> None:
+    def __init__(
+        self,
+        devices: DeviceManager,
+        performance: PerformanceSettings,
+        max_model_bytes: int,
+        arrays: PooledArrays | None = None,
+    ) -> None:
+        """`arrays`: what large outputs are written into; None: whatever the session makes for them."""
+        self._arrays = arrays
         self._performance = performance
         self._max_model_bytes = max_model_bytes
         if any(device.kind == "cuda" for device in devices.devices()):
@@ -78,7 +87,9 @@ class OnnxRegistry:
             for _ in range(entry.instances - 1)
         ]
         weight_bytes *= len(set(map(id, sessions)))
-        instances = [OnnxModel(each, file, choice, weight_bytes, entry, outline.runs_by_shape) for each in sessions]
+        instances = [
+            OnnxModel(each, file, choice, weight_bytes, entry, outline.runs_by_shape, self._arrays) for each in sessions
+        ]
         return with_text(instances, file.parent)
 
     def _shares_session(self, entry: OnnxModelEntry) -> bool:

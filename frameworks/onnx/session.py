@@ -10,6 +10,7 @@ import structlog
 
 from frameworks.errors import InvalidInput, InvalidModel, ModelFailed, OutOfMemory
 from frameworks.onnx.batching import why_not_batched
+from frameworks.onnx.binding import OutputBinding
 from frameworks.onnx.padding import read_sequence, tried
 from frameworks.onnx.providers import ProviderChoice
 from frameworks.onnx.trials import trial_inputs
@@ -30,6 +31,7 @@ from frameworks.types import (
     Value,
     ValueSpec,
 )
+from memory.pooled_arrays import PooledArrays
 
 log = structlog.get_logger(__name__)
 
@@ -82,8 +84,9 @@ class OnnxModel:
         weight_bytes: int,
         entry: OnnxModelEntry,
         runs_by_shape: bool = False,
+        arrays: PooledArrays | None = None,
     ) -> None:
-        """`runs_by_shape`: the operators let the shapes alone settle how long a run takes.
+        """`runs_by_shape`: the operators let the shapes alone settle how long a run takes. `arrays`: for large outputs.
 
         Raises InvalidModel where a type cannot travel or the entry contradicts the graph.
         """
@@ -125,6 +128,9 @@ class OnnxModel:
             isinstance(s.type, TensorType) and s.type.dtype == "bfloat16"
             for s in (*self.spec.inputs, *self.spec.outputs)
         )
+        self._binding: OutputBinding | None = None
+        if arrays is not None and not self._needs_ort_values:
+            self._binding = OutputBinding(session, outputs, arrays)
         self._check_input_shape()
 
     def infer(self, batch: Batch) -> dict[str, Value]:
@@ -143,6 +149,8 @@ class OnnxModel:
         try:
             if self._needs_ort_values:
                 return self._run_ort_values(session, inputs, output_names)
+            if self._binding and (bound := self._binding.run(session, inputs, output_names, self._run_options)):
+                return bound
             return dict(zip(output_names, session.run(list(output_names), inputs, self._run_options), strict=True))
         except Exception as error:
             message = _plain(error)

@@ -17,6 +17,7 @@ from frameworks.scheduling.parts import cut, follow_rows, merge, outline_of, sha
 from frameworks.scheduling.waiting import Piece, WaitingLine
 from frameworks.scheduling.work import Member, Progress, Request
 from frameworks.types import DEFAULT_PRIORITY, Batch, ModelSpec, SequenceSpec, TensorBatch
+from memory.pooled_arrays import PooledArrays
 
 # Of a request with very many rows only so many stand in the line at once: one caller does not hold up the loop.
 _WINDOW = 256
@@ -43,8 +44,9 @@ class Dispatcher:
         limits: BatchLimits,
         ageing_s: float,
         batch_sizes: Counter[int],
+        arrays: PooledArrays | None = None,
     ) -> None:
-        """`batch_sizes`: how many batches of how many rows have run is added up there."""
+        """`batch_sizes`: how many batches of how many rows have run is added up there. `arrays`: for large batches."""
         self._name = name
         self._lanes = list(lanes)
         self._spec = spec
@@ -57,6 +59,7 @@ class Dispatcher:
         self._round: asyncio.Handle | None = None
         self._delay: asyncio.TimerHandle | None = None
         self._batch_sizes = batch_sizes
+        self._arrays = arrays
         # A graph that may run long on the values alone never runs on the loop; nor does one that is to wait for more.
         # Nor does a sequence: requests that differ in length alone are of one shape, and how long they run differs.
         self._light = (
@@ -184,7 +187,7 @@ class Dispatcher:
         self._sent[lane] += 1
         running: list[Member] = []
         sent_s = time.perf_counter()
-        lane.submit(partial(_assemble, members, running, self._spec.sequence)).add_done_callback(
+        lane.submit(partial(_assemble, members, running, self._spec.sequence, self._arrays)).add_done_callback(
             partial(self._finish, lane, members, running, sent_s)
         )
 
@@ -254,9 +257,11 @@ class Dispatcher:
             head.work.request.fail(error)
 
 
-def _assemble(members: list[Member], running: list[Member], sequence: SequenceSpec | None) -> Batch:
+def _assemble(
+    members: list[Member], running: list[Member], sequence: SequenceSpec | None, arrays: PooledArrays | None
+) -> Batch:
     """In the lane's thread, when the batch is about to run: of the members those whose callers still wait."""
     running += [member for member in members if not member.request.future.done()]
     if not running:
         raise _NobodyWaits
-    return merge([member.part.batch for member in running], sequence)
+    return merge([member.part.batch for member in running], sequence, arrays)

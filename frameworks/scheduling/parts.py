@@ -10,6 +10,7 @@ import numpy as np
 from frameworks.errors import InvalidInput
 from frameworks.scheduling.sequences import as_long, missing_mask, pad_and_join
 from frameworks.types import Batch, SequenceSpec, TensorBatch, TokenBatch, Value
+from memory.pooled_arrays import PooledArrays
 
 
 class Outline(NamedTuple):
@@ -90,8 +91,11 @@ def follow_rows(outputs: dict[str, Value], rows: int) -> bool:
     return True
 
 
-def merge(batches: Sequence[Batch], sequence: SequenceSpec | None = None) -> Batch:
-    """One batch of those of one shape, in their order. Rows of `sequence` are padded to the longest of them."""
+def merge(batches: Sequence[Batch], sequence: SequenceSpec | None = None, arrays: PooledArrays | None = None) -> Batch:
+    """One batch of those of one shape, in their order. Rows of `sequence` are padded to the longest of them.
+
+    `arrays`: what large tensors are joined in.
+    """
     first = batches[0]
     if len(batches) == 1:
         return first
@@ -102,9 +106,13 @@ def merge(batches: Sequence[Batch], sequence: SequenceSpec | None = None) -> Bat
     tensors = [batch.inputs for batch in batches if isinstance(batch, TensorBatch)]
     joined: dict[str, Value]
     if sequence is not None:
-        joined = pad_and_join(tensors, sequence)
+        joined = pad_and_join(tensors, sequence, arrays)
     else:
-        joined = {name: np.concatenate([each[name] for each in tensors]) for name in first.inputs}
+        join = arrays.concatenate if arrays else np.concatenate
+        joined = {
+            name: join([value for each in tensors if isinstance(value := each[name], np.ndarray)])
+            for name in first.inputs
+        }
     return TensorBatch(joined, first.output_names)
 
 

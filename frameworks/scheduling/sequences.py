@@ -1,10 +1,11 @@
 """Tensors of different lengths in one batch: padded to the longest of them before a run, cut back after it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from frameworks.types import NUMPY_DTYPES, Array, SequenceSpec, TensorType, Value
+from memory.pooled_arrays import PooledArrays
 
 
 def missing_mask(inputs: dict[str, Value], sequence: SequenceSpec) -> dict[str, Value] | None:
@@ -23,15 +24,24 @@ def missing_mask(inputs: dict[str, Value], sequence: SequenceSpec) -> dict[str, 
     return None
 
 
-def pad_and_join(tensors: Sequence[dict[str, Value]], sequence: SequenceSpec) -> dict[str, Value]:
-    """The rows of all, one below the other, each as long as the longest. The mask then says what of them is real."""
+def pad_and_join(
+    tensors: Sequence[dict[str, Value]], sequence: SequenceSpec, arrays: PooledArrays | None = None
+) -> dict[str, Value]:
+    """The rows of all, one below the other, each as long as the longest. The mask then says what of them is real.
+
+    `arrays`: what large tensors are joined in.
+    """
+    join = arrays.concatenate if arrays else np.concatenate
     if sequence.mask is not None:
         tensors = [{**inputs, **(missing_mask(inputs, sequence) or {})} for inputs in tensors]
     joined: dict[str, Value] = {}
     for name in tensors[0]:
         values = [value for inputs in tensors if isinstance(value := inputs[name], np.ndarray)]
         pad_value = sequence.pad_values.get(name)
-        joined[name] = np.concatenate(values) if pad_value is None else _padded(values, sequence.axis, pad_value)
+        if pad_value is None or len({value.shape[sequence.axis] for value in values}) == 1:
+            joined[name] = join(values)
+        else:
+            joined[name] = _padded(values, sequence.axis, pad_value, arrays.empty if arrays else np.empty)
     return joined
 
 
@@ -45,13 +55,12 @@ def as_long(outputs: dict[str, Value], length: int, sequence: SequenceSpec) -> d
     return cut
 
 
-def _padded(values: list[Array], axis: int, pad_value: float) -> Array:
+def _padded(values: list[Array], axis: int, pad_value: float, empty: Callable[..., Array]) -> Array:
     longest = max(value.shape[axis] for value in values)
-    if all(value.shape[axis] == longest for value in values):
-        return np.concatenate(values)
     shape = list(values[0].shape)
     shape[0], shape[axis] = sum(map(len, values)), longest
-    padded: Array = np.full(shape, pad_value, values[0].dtype)
+    padded = empty(tuple(shape), values[0].dtype)
+    padded.fill(pad_value)
     between = [slice(None)] * (axis - 1)
     at = 0
     for value in values:

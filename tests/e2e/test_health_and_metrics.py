@@ -29,6 +29,11 @@ FAMILIES = {
     "roundhouse_cache_misses": "counter",
     "roundhouse_cache_bytes": "gauge",
     "roundhouse_cache_evictions": "counter",
+    "roundhouse_tensor_pool_bytes": "gauge",
+    "roundhouse_tensor_pool_hits": "counter",
+    "roundhouse_tensor_pool_misses": "counter",
+    "roundhouse_gc_runs": "counter",
+    "roundhouse_gc_freed_bytes": "counter",
     "roundhouse_event_loop_lag_seconds": "histogram",
     "roundhouse_device_memory_bytes": "gauge",
 }
@@ -157,6 +162,29 @@ def test_gauges_show_models_and_devices(house: RunningServer) -> None:
     assert house.sample("roundhouse_queue_depth") == 0
     total = house.sample("roundhouse_device_memory_bytes", device="cpu", kind="total")
     assert total >= house.sample("roundhouse_device_memory_bytes", device="cpu", kind="free") > 0
+
+
+def test_the_pool_of_large_tensors_is_counted(start: Start, tmp_path: Path) -> None:
+    width = 2**20 + 1
+    graphs = {"wide": onnx_graphs.identity("float32", ("n", width))}
+    server = start("[memory]\ngc_threshold = 0.5\n" + onnx_entries(tmp_path, graphs)).wait_ready()
+
+    def figures() -> list[float]:
+        names = ("tensor_pool_hits_total", "tensor_pool_misses_total", "gc_runs_total", "gc_freed_bytes_total")
+        return [server.sample(f"roundhouse_{name}") for name in names]
+
+    def leased() -> float:
+        return server.sample("roundhouse_tensor_pool_bytes", device="cpu", state="leased")
+
+    # The trial at warm-up, of two rows alone and together, has left its buffers.
+    before = figures()
+    for hits in range(3):
+        answer = server.infer("wide", input_data=[hits] * width)
+        assert answer["output_shape"] == [1, width]
+        assert set(answer["output_data"]) == {hits}
+        wait_until(lambda: leased() == 0)
+        assert [now - was for now, was in zip(figures(), before, strict=True)] == [hits + 1, 0, 0, 0]
+    assert server.sample("roundhouse_tensor_pool_bytes", device="cpu", state="idle") == 2 * 8 * 2**20 + 16 * 2**20
 
 
 def test_latency_and_server_timing_say_where_the_time_went(house: RunningServer) -> None:

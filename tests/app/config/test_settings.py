@@ -81,11 +81,7 @@ def test_the_contracts_example_loads_as_it_stands(tmp_path: Path) -> None:
     assert loaded.keys_without_effect == (
         "models.cache_dir",
         "models.onnx_models[0].quantized",
-        "memory.pool_size",
-        "memory.max_tensor_size",
-        "memory.max_allocated",
         "memory.enable_memory_mapping",
-        "memory.gc_threshold",
         "performance.enable_quantization",
     )
 
@@ -170,8 +166,8 @@ def test_only_what_was_set_is_named_as_without_effect(tmp_path: Path) -> None:
         tmp_path, "[cache]\nmax_bytes = 1\n[scheduling]\nmax_concurrent_requests = 1", ROUNDHOUSE_CACHE__TTL_S="3"
     )
     assert has_effect.keys_without_effect == ()
-    without = load(tmp_path, "", ROUNDHOUSE_MEMORY__GC_THRESHOLD="0.5")
-    assert without.keys_without_effect == ("memory.gc_threshold",)
+    without = load(tmp_path, "", ROUNDHOUSE_SERVER__GRPC_PORT="5000")
+    assert without.keys_without_effect == ("server.grpc_port",)
     loaded = load(tmp_path, '[[models.torch_models]]\nname = "a"\npath = "a"\ndtype = "int8"\npinned = true')
     assert loaded.keys_without_effect == ("models.torch_models[0].pinned", 'models.torch_models[0].dtype = "int8"')
 

@@ -6,8 +6,13 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from frameworks.devices import SystemProbe
+from frameworks.devices import DeviceManager, SystemProbe
+from frameworks.onnx.registry import OnnxRegistry
+from frameworks.settings import OnnxModelEntry, PerformanceSettings
 from frameworks.types import TensorBatch
+from memory.pooled_arrays import PAYS_FROM_BYTES, PooledArrays
+from memory.settings import MemorySettings
+from memory.tensor_pool import HOST, TensorPool
 from tests.frameworks.loading import load_onnx, rows_of
 from tests.models import onnx_encoders, onnx_graphs
 from tests.models.text_files import TEXTS, write_tokenizer
@@ -53,6 +58,24 @@ def test_text_gives_the_vectors_of_the_cpu(tmp_path: Path) -> None:
     on_cpu, on_cuda = load_onnx(tmp_path, execution_providers=("CPU",)), load_onnx(tmp_path, gpu=True)
     np.testing.assert_allclose(rows_of(on_cuda, list(TEXTS)), rows_of(on_cpu, list(TEXTS)), atol=1e-3)
     on_cuda.close()
+
+
+def test_large_outputs_come_into_leased_buffers(tmp_path: Path) -> None:
+    width, pool = PAYS_FROM_BYTES // 4, TensorPool(MemorySettings())
+    path = onnx_graphs.save(onnx_graphs.add(("n", width)), tmp_path)
+    devices = DeviceManager(SystemProbe())
+    registry = OnnxRegistry(devices, PerformanceSettings(), 2**30, arrays=PooledArrays(pool))
+    model = registry.load(OnnxModelEntry(name="m", path=path), path)[0]
+    assert model.spec.device.startswith("cuda:")
+    for hits in (0, 2):
+        a, b = (np.random.default_rng(hits + i).standard_normal((2, width)).astype(np.float32) for i in range(2))
+        answer = model.infer(TensorBatch({"a": a, "b": b}))
+        np.testing.assert_allclose(answer["sum"], a + b, rtol=1e-6)  # type: ignore[arg-type]
+        np.testing.assert_allclose(answer["product"], a * b, rtol=1e-6)  # type: ignore[arg-type]
+        del answer
+        figures = pool.figures()[HOST]
+        assert (figures.misses, figures.hits, figures.leases) == (2, hits, 0)
+    model.close()
 
 
 def test_a_device_that_is_switched_off_is_not_used(tmp_path: Path) -> None:

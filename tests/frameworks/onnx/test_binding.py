@@ -1,0 +1,166 @@
+"""Large outputs are written into leased buffers, and are to the bit what a plain run gives."""
+
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from frameworks.devices import DeviceManager
+from frameworks.errors import InvalidInput
+from frameworks.onnx.registry import OnnxRegistry
+from frameworks.runtime import BatchModel
+from frameworks.settings import OnnxModelEntry, PerformanceSettings
+from frameworks.types import TEXT_OUTPUT, Array, TensorBatch, TokenBatch, Value
+from memory.pooled_arrays import PAYS_FROM_BYTES, PooledArrays
+from memory.settings import MemorySettings
+from memory.tensor_pool import HOST, PoolFigures, TensorPool
+from tests.frameworks.fake_probe import FakeProbe
+from tests.frameworks.loading import GIB, load_onnx
+from tests.models import onnx_encoders, onnx_graphs
+from tests.models.onnx_graphs import model_of
+from tests.models.text_files import write_tokenizer
+
+WIDTH = 2**18
+ROWS = PAYS_FROM_BYTES // (4 * WIDTH)
+
+
+class Bound:
+    """A model with a pool of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self.pool = TensorPool(MemorySettings())
+        registry = OnnxRegistry(
+            DeviceManager(FakeProbe()),
+            PerformanceSettings(intra_op_threads=1),
+            GIB,
+            arrays=PooledArrays(self.pool),
+        )
+        self.model: BatchModel = registry.load(OnnxModelEntry(name="m", path=path), path)[0]
+
+    @property
+    def figures(self) -> PoolFigures:
+        return self.pool.figures()[HOST]
+
+    def infer(self, inputs: dict[str, Value], *output_names: str) -> dict[str, Value]:
+        return self.model.infer(TensorBatch(inputs, output_names or None))
+
+
+def bound(graph: onnx.ModelProto, folder: Path) -> Bound:
+    return Bound(onnx_graphs.save(graph, folder))
+
+
+def rows_of(count: int, width: int = WIDTH) -> Array:
+    return np.random.default_rng(count).standard_normal((count, width), np.float32)
+
+
+def sines(shape: onnx_graphs.Shape) -> onnx.ModelProto:
+    """x → its sine, and its mean over a row."""
+    nodes = [helper.make_node("Sin", ["x"], ["sine"]), helper.make_node("ReduceMean", ["x"], ["mean"])]
+    return model_of(nodes, [("x", "float32", shape)], [("sine", "float32", shape), ("mean", "float32", (1, 1))])
+
+
+@pytest.mark.parametrize(
+    "shape", [("n", WIDTH), ("n", "m"), (None, WIDTH), (ROWS + 1, WIDTH)], ids=["rows", "all", "unnamed", "fixed"]
+)
+def test_bit_for_bit_what_a_plain_run_gives(shape: onnx_graphs.Shape, tmp_path: Path) -> None:
+    house, x = bound(sines(shape), tmp_path), rows_of(ROWS + 1)
+    sine, mean = onnx_graphs.session(tmp_path / "model.onnx").run(None, {"x": x})
+    for _ in range(3):
+        outputs = house.infer({"x": x})
+        assert list(outputs) == ["sine", "mean"]
+        np.testing.assert_array_equal(np.asarray(outputs["sine"]), sine, strict=True)
+        np.testing.assert_array_equal(np.asarray(outputs["mean"]), mean, strict=True)
+        assert house.figures.leases == 1
+        del outputs
+    assert (house.figures.misses, house.figures.hits, house.figures.leases) == (1, 2, 0)
+
+
+def test_small_runs_and_outputs_that_nobody_asked_for_lease_nothing(tmp_path: Path) -> None:
+    house = bound(sines(("n", WIDTH)), tmp_path)
+    house.infer({"x": rows_of(ROWS - 1)})
+    house.infer({"x": rows_of(ROWS)}, "mean")
+    assert (house.figures.misses, house.figures.hits) == (0, 0)
+    house.infer({"x": rows_of(ROWS)}, "sine")
+    assert house.figures.misses == 1
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64", "int8", "uint16", "int64", "bool"])
+def test_every_dtype_of_numpy(dtype: str, tmp_path: Path) -> None:
+    house = bound(onnx_graphs.identity(dtype), tmp_path)
+    x = (np.arange(PAYS_FROM_BYTES) % 3).astype(dtype)
+    np.testing.assert_array_equal(np.asarray(house.infer({"x": x})["y"]), x, strict=True)
+    assert house.figures.misses == 1
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "string"])
+def test_other_dtypes_run_as_ever(dtype: str, tmp_path: Path) -> None:
+    house = bound(onnx_graphs.identity(dtype), tmp_path)
+    x = np.ones(PAYS_FROM_BYTES // 2, np.float32) if dtype == "bfloat16" else np.full(PAYS_FROM_BYTES // 8, "a", object)
+    assert (np.asarray(house.infer({"x": x})["y"]) == x).all()
+    assert house.figures.misses == 0
+
+
+def test_rows_that_lie_apart_are_read_as_they_are(tmp_path: Path) -> None:
+    house, x = bound(sines(("n", WIDTH)), tmp_path), rows_of(ROWS, 2 * WIDTH)[:, ::2]
+    (sine,) = onnx_graphs.session(tmp_path / "model.onnx").run(["sine"], {"x": x.copy()})
+    np.testing.assert_array_equal(np.asarray(house.infer({"x": x})["sine"]), sine, strict=True)
+
+
+def test_a_shape_that_is_not_what_the_graph_declares_is_seen_once(tmp_path: Path) -> None:
+    """Half of the rows come out, and the first dimension has no name that would say so."""
+    nodes = [helper.make_node("Slice", ["x", "start", "end", "axis", "step"], ["y"])]
+    numbers = {"start": [0], "end": [2**62], "axis": [0], "step": [2]}
+    weights = {name: np.array(value, np.int64) for name, value in numbers.items()}
+    shape = (None, WIDTH)
+    house = bound(model_of(nodes, [("x", "float32", shape)], [("y", "float32", shape)], weights), tmp_path)
+    x = rows_of(2 * ROWS)
+    for _ in range(3):
+        np.testing.assert_array_equal(np.asarray(house.infer({"x": x})["y"]), x[::2], strict=True)
+    assert (house.figures.misses, house.figures.hits, house.figures.leases) == (1, 0, 0)
+
+
+def test_what_the_graph_refuses_is_told_as_ever_and_leaves_no_lease(tmp_path: Path) -> None:
+    house, plain = bound(onnx_graphs.add(("n", WIDTH)), tmp_path), load_onnx(tmp_path)
+    wrong: dict[str, Value] = {"a": rows_of(ROWS), "b": rows_of(ROWS + 1)}
+    messages = []
+    for infer in (house.model.infer, plain.infer):
+        with pytest.raises(InvalidInput) as caught:
+            infer(TensorBatch(wrong))
+        messages.append(caught.value.message)
+        del caught
+    assert messages[0] == messages[1]
+    assert house.figures.leases == 0
+    right = house.infer({"a": rows_of(ROWS), "b": rows_of(ROWS)}, "sum")
+    np.testing.assert_array_equal(np.asarray(right["sum"]), 2 * rows_of(ROWS), strict=True)
+    assert house.figures.hits == 1
+
+
+def test_in_the_steady_state_numpy_allocates_no_output(tmp_path: Path) -> None:
+    house, inputs = bound(sines(("n", WIDTH)), tmp_path), {"x": rows_of(ROWS)}
+    house.infer(dict(inputs))
+    tracemalloc.start()
+    try:
+        for _ in range(5):
+            house.infer(dict(inputs))
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < PAYS_FROM_BYTES / 16
+    assert (house.figures.misses, house.figures.hits) == (1, 5)
+
+
+def test_the_states_of_texts_are_leased_until_they_are_pooled(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    onnx_graphs.save(onnx_encoders.encoder(), tmp_path)
+    house, plain = Bound(tmp_path), load_onnx(tmp_path)
+    hidden = next(spec.shape for spec in house.model.spec.outputs if spec.shape and len(spec.shape) == 3)
+    tokens = PAYS_FROM_BYTES // 4 // hidden[-1] // 64 + 1
+    batch = TokenBatch([[2, 5, 3] * (tokens // 3 + 1 - i % 2) for i in range(64)])
+    for _ in range(3):
+        rows = house.model.infer(batch)[TEXT_OUTPUT]
+        assert house.figures.leases == 0
+        np.testing.assert_array_equal(np.asarray(rows), np.asarray(plain.infer(batch)[TEXT_OUTPUT]), strict=True)
+    assert (house.figures.misses, house.figures.hits) == (1, 2)
