@@ -123,7 +123,7 @@ class OutputBinding:
             shape = known.shape(arrays) if known else None
             if known and shape and self._arrays.pays(math.prod(shape) * known.dtype.itemsize):
                 room[name] = self._arrays.empty(shape, known.dtype)
-        if room and any(value.dtype.hasobject or not value.flags.c_contiguous for value in arrays.values()):
+        if room and any(value.dtype.hasobject for value in arrays.values()):
             room.clear()
         return room
 

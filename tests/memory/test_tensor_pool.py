@@ -194,6 +194,15 @@ class TestThresholds:
         first.release()
         assert of_host(pool) == PoolFigures(0, 8 * KIB, 0, 1, 4, 1, 3 * KIB)
 
+    def test_of_all_sizes_the_oldest_goes_first_and_no_more_than_down_to_half(self) -> None:
+        pool = pool_of(max_allocated=16 * KIB, gc_threshold=0.75)
+        for lease in [pool.lease(*bytes_of(size * KIB)) for size in (1, 4, 1, 4, 1)]:
+            lease.release()
+        lease = pool.lease(*bytes_of(2 * KIB))
+        # 13 are past 12; without the first two there are 8 of 16.
+        assert of_host(pool) == PoolFigures(2 * KIB, 6 * KIB, 1, 0, 6, 1, 5 * KIB)
+        lease.release()
+
     def test_of_idle_buffers_the_latest_is_leased_and_the_oldest_dropped(self) -> None:
         pool = pool_of(max_allocated=4 * KIB, gc_threshold=0.75)
         leases = [pool.lease(*bytes_of(KIB)) for _ in range(3)]
