@@ -40,7 +40,16 @@ _ONNX_BFLOAT16 = 16  # onnx.TensorProto.BFLOAT16
 _TRIAL_LENGTH = 9
 _LOG_ERRORS_ONLY = 3
 _LOG_NOTHING = 4
-_OUT_OF_MEMORY_SIGNS = ("failed to allocate", "out of memory", "bad_alloc", "bfcarena")
+# Of ONNX Runtime's arenas, of CUDA, of cuBLAS and cuDNN, and of new, which says it otherwise on Windows.
+_OUT_OF_MEMORY_SIGNS = (
+    "failed to allocate",
+    "smaller than requested bytes",
+    "bfcarena",
+    "out of memory",
+    "status_alloc_failed",
+    "bad_alloc",
+    "bad allocation",
+)
 _DEVICE_SIGNS = ("cuda", "cublas", "cudnn", "tensorrt", "hip", "miopen")
 
 
@@ -154,7 +163,7 @@ class OnnxModel:
             return dict(zip(output_names, session.run(list(output_names), inputs, self._run_options), strict=True))
         except Exception as error:
             message = _plain(error)
-            if _shows(message, _OUT_OF_MEMORY_SIGNS):
+            if isinstance(error, MemoryError) or _shows(message, _OUT_OF_MEMORY_SIGNS):
                 raise OutOfMemory(f"the batch does not fit into memory: {message}") from error
             if self.spec.device != "cpu" and _shows(message, _DEVICE_SIGNS):
                 raise ModelFailed(f"the device failed: {message}") from error

@@ -53,20 +53,20 @@ class EncoderModel:
             torch.set_num_threads(self._intra_op_threads)
         try:
             # What is copied from pinned memory has arrived when the rows have come back.
-            with pinned_arrays(self._pool) as empty, torch.inference_mode():
-                rows = self._answer(self._model, pad(batch.token_ids, self._pad_token_id, empty=empty))
+            with pinned_arrays(self._pool) as empty:
+                return {TEXT_OUTPUT: self._run(self._model, pad(batch.token_ids, self._pad_token_id, empty=empty))}
         except RuntimeError as error:
-            if isinstance(error, torch.OutOfMemoryError) or _CPU_OUT_OF_MEMORY in str(error):
-                longest = max(map(len, batch.token_ids), default=1)
-                raise OutOfMemory(
-                    f"a batch of {batch.rows} texts of {longest} tokens does not fit on {self._device}; "
-                    "lower max_batch_size"
-                ) from error
-            if self._device.type != "cpu":
-                first_line, _, _ = str(error).partition("\n")
-                raise ModelFailed(f"the device failed: {first_line}") from error
-            raise
-        return {TEXT_OUTPUT: rows}
+            if not (isinstance(error, torch.OutOfMemoryError) or _CPU_OUT_OF_MEMORY in str(error)):
+                if self._device.type != "cpu":
+                    first_line, _, _ = str(error).partition("\n")
+                    raise ModelFailed(f"the device failed: {first_line}") from error
+                raise
+        # Here the error is gone, and with it the frames that held the run's tensors: their memory can be given back,
+        # and what is run next, half of this batch, finds it in one piece.
+        self._empty_cache()
+        what = f"{batch.rows} texts" if batch.rows > 1 else "one text"
+        longest = max(map(len, batch.token_ids), default=1)
+        raise OutOfMemory(f"a batch of {what} of {longest} tokens does not fit on {self._device}")
 
     def warm_up(self) -> None:
         """An empty text and a longer one, so that padding runs too, through all of it. Raises InvalidModel."""
@@ -78,18 +78,22 @@ class EncoderModel:
 
     def close(self) -> None:
         self._model = None
+        self._empty_cache()
+
+    def _run(self, model: torch.nn.Module, tokens: PaddedTokens) -> Array:
+        """Its tensors live in this frame and below."""
+        in_passing = self._pool is not None
+        with torch.inference_mode():
+            mask = torch.from_numpy(tokens.attention_mask).to(self._device, non_blocking=in_passing)
+            input_ids = torch.from_numpy(tokens.input_ids).to(self._device, non_blocking=in_passing)
+            rows: Array = self._rows(model(input_ids=input_ids, attention_mask=mask), mask).float().cpu().numpy()
+        return rows
+
+    def _empty_cache(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
         elif self._device.type == "mps":
             torch.mps.empty_cache()
-
-    def _answer(self, model: torch.nn.Module, tokens: PaddedTokens) -> Array:
-        in_passing = self._pool is not None
-        mask = torch.from_numpy(tokens.attention_mask).to(self._device, non_blocking=in_passing)
-        input_ids = torch.from_numpy(tokens.input_ids).to(self._device, non_blocking=in_passing)
-        output = model(input_ids=input_ids, attention_mask=mask)
-        rows: Array = self._rows(output, mask).float().cpu().numpy()
-        return rows
 
     def _rows(self, output: Any, mask: torch.Tensor) -> torch.Tensor:
         """One row per text from the model's output; as sentence-transformers' Pooling defines mean, cls and max."""

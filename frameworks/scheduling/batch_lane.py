@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import structlog
 
-from frameworks.errors import Draining, ModelFailed
+from frameworks.errors import Draining, ModelFailed, OutOfMemory
 from frameworks.runtime import BatchModel
 from frameworks.types import Batch, Value
 
@@ -109,6 +109,9 @@ class BatchLane:
         started_s, thread_started_s = time.perf_counter(), time.thread_time()
         try:
             outputs = self._model.infer(job.make_batch())
+        except (OutOfMemory, MemoryError) as error:
+            self._tell_loop(fail, job.future, without_frames(error))
+            return
         except Exception as error:  # noqa: BLE001 - handed to the caller
             self._tell_loop(fail, job.future, error)
             return
@@ -141,3 +144,10 @@ def fail(future: asyncio.Future[LaneResult], error: BaseException) -> None:
         # asyncio's futures refuse a StopIteration; the waiter would then wait for ever.
         stopped = isinstance(error, StopIteration)
         future.set_exception(RuntimeError("the model raised StopIteration") if stopped else error)
+
+
+def without_frames(error: OutOfMemory | MemoryError) -> OutOfMemory:
+    """The same anew: the frames that the old one holds would keep the batch's tensors while its halves run."""
+    if isinstance(error, OutOfMemory):
+        return OutOfMemory(error.message)
+    return OutOfMemory(f"the batch does not fit into memory: {str(error) or type(error).__name__}")

@@ -267,6 +267,29 @@ def blow_up() -> onnx.ModelProto:
     )
 
 
+def hoards() -> onnx.ModelProto:
+    """x [n] → y = x. Eight rows at once, or a row of 1000 or more, take more memory than there is address space: the
+    allocator refuses them, as it would others on a smaller machine.
+    """
+    numbers = {"eight": 8, "thousand": 1000, "one": 1, "petabyte": 2**50}
+    nodes = [
+        helper.make_node("Shape", ["x"], ["rows"]),
+        helper.make_node("Div", ["rows", "eight"], ["eights"]),
+        helper.make_node("Div", ["x", "thousand"], ["thousands"]),
+        helper.make_node("ReduceMax", ["thousands"], ["thousands_at_most"], keepdims=1),
+        helper.make_node("Add", ["eights", "thousands_at_most"], ["too_much"]),
+        helper.make_node("Min", ["too_much", "one"], ["once"]),
+        helper.make_node("Mul", ["once", "petabyte"], ["more"]),
+        helper.make_node("Add", ["more", "one"], ["bytes"]),
+        helper.make_node("ConstantOfShape", ["bytes"], ["hoard"], value=helper.make_tensor("v", TensorProto.INT8, [1], [0])),
+        helper.make_node("ReduceMax", ["hoard"], ["nothing"], keepdims=1),
+        helper.make_node("Cast", ["nothing"], ["zeros"], to=TensorProto.INT64),
+        helper.make_node("Add", ["x", "zeros"], ["y"]),
+    ]
+    weights = {name: np.array([value], np.int64) for name, value in numbers.items()}
+    return model_of(nodes, [("x", "int64", ("n",))], [("y", "int64", ("n",))], weights)
+
+
 def custom_op() -> onnx.ModelProto:
     """x → y by an operator that only a library of somebody's could run."""
     node = helper.make_node("Enchant", ["x"], ["y"], domain="com.example.magic")

@@ -179,3 +179,43 @@ def test_a_batch_that_does_not_fit_is_out_of_memory(tmp_path: Path) -> None:
     with pytest.raises(OutOfMemory, match="the batch does not fit into memory"):
         model.infer(TensorBatch({"rows": np.array([2**46], np.int64)}))
     assert listed(model.infer(TensorBatch({"rows": np.array([2], np.int64)}))["zeros"]) == [0, 0]
+
+
+def test_eight_rows_that_do_not_fit_are_no_fault_of_seven(tmp_path: Path) -> None:
+    model = load_onnx(onnx_graphs.save(onnx_graphs.hoards(), tmp_path))
+    model.warm_up()
+    assert model.spec.batched_inputs == {"x"}
+    for x in (range(8), [1000]):
+        with pytest.raises(OutOfMemory, match="the batch does not fit into memory"):
+            model.infer(TensorBatch({"x": np.array(x, np.int64)}))
+        assert listed(model.infer(TensorBatch({"x": np.arange(7)}))["y"]) == [*range(7)]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError(f"[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Non-zero status code … Status Message: {message}")
+        for message in (
+            "onnxruntime::BFCArena::AllocateRawInternal Failed to allocate memory for requested buffer of size 939524",
+            "Available memory of 19968 is smaller than requested bytes of 1572864",
+            "CUDA failure 2: out of memory ; GPU=0 ; expr=cudaMalloc((void**)&p, size);",
+            "CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED ; GPU=0 ; expr=cublasCreate(&cublas_handle_)",
+            "CUDNN failure 4: CUDNN_STATUS_ALLOC_FAILED ; GPU=0",
+            "std::bad_alloc",
+            "bad allocation",
+        )
+    ]
+    + [MemoryError(), MemoryError("std::bad_alloc")],
+)
+def test_every_way_to_say_that_memory_ran_out_is_known(tmp_path: Path, error: Exception) -> None:
+    """As ONNX Runtime 1.15 to 1.31 say it."""
+
+    class Session:
+        def run(self, *_: object) -> None:
+            raise error
+
+    model = load_onnx(onnx_graphs.save(onnx_graphs.add(), tmp_path))
+    assert isinstance(model, OnnxModel)
+    model._session = Session()
+    with pytest.raises(OutOfMemory, match="the batch does not fit into memory"):
+        model.infer(TensorBatch({"a": np.zeros(1, np.float32), "b": np.zeros(1, np.float32)}))

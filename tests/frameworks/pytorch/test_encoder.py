@@ -239,10 +239,41 @@ class TestFailures:
 
         assert model._model is not None
         monkeypatch.setattr(model._model, "forward", run_out)
-        with pytest.raises(OutOfMemory, match="a batch of 2 texts of 4 tokens does not fit on cpu; lower max_batch"):
+        with pytest.raises(OutOfMemory, match="a batch of 2 texts of 4 tokens does not fit on cpu"):
             model.infer(TokenBatch([[2, 5, 3], [2, 5, 6, 3]]))
+        with pytest.raises(OutOfMemory, match="a batch of one text of 3 tokens does not fit on cpu"):
+            model.infer(TokenBatch([[2, 5, 3]]))
         monkeypatch.undo()
         assert TEXT_OUTPUT in model.infer(TokenBatch([[2, 3]]))
+
+    def test_memory_that_ran_out_is_free_when_its_caller_hears_of_it(
+        self, model: EncoderModel, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Not when the error is forgotten or the garbage collector comes by: the halves run before. And the device's
+        cache is emptied when there is something to give back.
+        """
+        held: list[weakref.ref[torch.Tensor]] = []
+        alive_when_emptied: list[int] = []
+
+        def run_out(input_ids: torch.Tensor, **_: object) -> None:
+            states = torch.zeros(4)
+            held.extend([weakref.ref(input_ids), weakref.ref(states)])
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+
+        assert model._model is not None
+        monkeypatch.setattr(model._model, "forward", run_out)
+        monkeypatch.setattr(
+            model, "_empty_cache", lambda: alive_when_emptied.append(sum(each() is not None for each in held))
+        )
+        gc.disable()
+        try:
+            with pytest.raises(OutOfMemory) as caught:
+                model.infer(TokenBatch([[2, 5, 3], [2, 5, 6, 3]]))
+            assert (len(held), alive_when_emptied) == (2, [0])
+            assert [each() for each in held] == [None, None], "while the error is still at hand"
+            assert caught.value.__cause__ is caught.value.__context__ is None
+        finally:
+            gc.enable()
 
     def test_a_closed_model_has_failed(self, model: EncoderModel) -> None:
         model.close()
