@@ -8,6 +8,7 @@ from frameworks.errors import VersionNotFound
 from frameworks.runtime import ModelEntry
 from frameworks.scheduling.admission import RequestLimit
 from frameworks.scheduling.batcher import BatchLimits
+from frameworks.scheduling.work import BatchCounts
 from frameworks.traffic import Share
 from frameworks.types import ModelSpec
 from frameworks.version import ModelIdentity, ModelState, ModelVersion
@@ -38,9 +39,9 @@ class ModelSlot:
         self.name = entry.name
         self.limits = limits
         self.requests = RequestLimit(f'model "{entry.name}"', entry.max_queue_size, entry.max_concurrent_requests)
-        self.batch_sizes: Counter[int] = Counter()
+        self.batches = BatchCounts()
         self.identity = ModelIdentity(
-            entry.name, framework, entry, limits, ageing_s, self.requests, self.batch_sizes, Counter(), arrays
+            entry.name, framework, entry, limits, ageing_s, self.requests, self.batches, Counter(), arrays
         )
         # Orders to one model (load, unload, delete, roll back, split) are carried out one after the other.
         self.change = asyncio.Lock()

@@ -15,6 +15,7 @@ from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.scheduling.batch_lane import BatchLane
 from frameworks.scheduling.batcher import BatchLimits
 from frameworks.scheduling.dispatcher import Dispatcher
+from frameworks.scheduling.work import BatchCounts
 from frameworks.types import ModelSpec
 from memory.pooled_arrays import PooledArrays
 
@@ -46,7 +47,7 @@ class ModelIdentity:
     limits: BatchLimits
     ageing_s: float
     requests: RequestLimit
-    batch_sizes: Counter[int]
+    batches: BatchCounts
     """Of all loads of all versions: a counter that begins anew would look like a restart."""
     loads: Counter[str]
     """By version, also of those whose files have changed since."""
@@ -235,7 +236,7 @@ class ModelVersion:
         model = self.model
         lanes = [BatchLane(model.name, instance) for instance in instances]
         dispatcher = Dispatcher(
-            model.name, lanes, instances[0].spec, model.limits, model.ageing_s, model.batch_sizes, model.arrays
+            model.name, lanes, instances[0].spec, model.limits, model.ageing_s, model.batches, model.arrays
         )
         self._serving = instances[0], dispatcher
         self._visitors |= self._expecting

@@ -166,6 +166,9 @@ class _Scrape:
         evictions = CounterMetricFamily(
             "roundhouse_model_evictions", "Times that a model left to make room.", labels=["model"]
         )
+        split = CounterMetricFamily(
+            "roundhouse_batches_split", "Batches that did not fit into memory and were halved.", labels=["model"]
+        )
         for slot in self._manager.slots:
             depth.add_metric([slot.name], slot.queue_depth)
             for each in ModelState:
@@ -173,7 +176,8 @@ class _Scrape:
             memory.add_metric([slot.name], slot.memory_bytes)
             loads.add_metric([slot.name], slot.loads)
             evictions.add_metric([slot.name], self._manager.residents.room.evictions[slot.name])
-        return depth, state, memory, loads, evictions
+            split.add_metric([slot.name], slot.batches.split.total())
+        return depth, state, memory, loads, evictions, split
 
     def _cache(self) -> Iterator[object]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -218,7 +222,7 @@ class _Scrape:
 
         family = HistogramMetricFamily("roundhouse_batch_size", "Rows of the batches that ran.", labels=["model"])
         for slot in self._manager.slots:
-            sizes = slot.batch_sizes
+            sizes = slot.batches.sizes
             buckets = [
                 (str(bound), float(sum(n for rows, n in sizes.items() if rows <= bound))) for bound in ROW_BUCKETS
             ]

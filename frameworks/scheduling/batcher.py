@@ -1,7 +1,7 @@
 """When a batch is ready and what is in it. Pure: nothing is run, no clock is read."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from frameworks.scheduling.cost import CostModel
 from frameworks.scheduling.waiting import Piece, WaitingLine
@@ -19,6 +19,16 @@ class BatchLimits:
     max_rows: int
     max_tokens: int | None = None
     max_delay_s: float = 0.0
+
+    def below(self, ceiling: int | None) -> "BatchLimits":
+        """These, with batches of `ceiling` tokens at most; None is no bound."""
+        if ceiling is None:
+            return self
+        return replace(self, max_tokens=min(ceiling, self.max_tokens or ceiling))
+
+    def most_rows(self, length: int) -> int:
+        """Rows of such a length that may be in one batch; one always may."""
+        return max(1, min(self.max_rows, self.max_tokens // length)) if self.max_tokens else self.max_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +80,7 @@ def next_batch(line: WaitingLine, cost: CostModel, limits: BatchLimits) -> Batch
         pieces.append(piece)
         rows, length = rows + piece.rows, max(length, piece.length)
         is_full = rows >= max_rows
-    return BatchPlan(pieces, rows, length, is_full)
+    return BatchPlan(pieces, rows, length, is_full or head.is_closed)
 
 
 class _Side:

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -11,11 +11,13 @@ from itertools import islice
 from frameworks.errors import Draining, InvalidInput, ModelFailed, OutOfMemory
 from frameworks.scheduling.batch_lane import BatchLane, LaneResult
 from frameworks.scheduling.batcher import BatchLimits, BatchPlan, next_batch
+from frameworks.scheduling.ceiling import BatchCeiling
 from frameworks.scheduling.cost import CostModel
 from frameworks.scheduling.light_runs import LightRound
 from frameworks.scheduling.parts import cut, follow_rows, merge, outline_of, share
+from frameworks.scheduling.splitting import Splitter, recut
 from frameworks.scheduling.waiting import Piece, WaitingLine
-from frameworks.scheduling.work import Member, Progress, Request
+from frameworks.scheduling.work import BatchCounts, Member, Progress, Request
 from frameworks.types import DEFAULT_PRIORITY, Batch, ModelSpec, SequenceSpec, TensorBatch
 from memory.pooled_arrays import PooledArrays
 
@@ -23,7 +25,7 @@ from memory.pooled_arrays import PooledArrays
 _WINDOW = 256
 # A lane computes one batch and may hold the next.
 _BATCHES_PER_LANE = 2
-# Pieces that are run again by themselves after their batch failed go before everybody else.
+# Pieces that are run again after their batch failed go before everybody else.
 _AT_ONCE = 0
 
 
@@ -43,10 +45,10 @@ class Dispatcher:
         spec: ModelSpec,
         limits: BatchLimits,
         ageing_s: float,
-        batch_sizes: Counter[int],
+        counts: BatchCounts,
         arrays: PooledArrays | None = None,
     ) -> None:
-        """`batch_sizes`: how many batches of how many rows have run is added up there. `arrays`: for large batches."""
+        """`counts`: what has run is added up there. `arrays`: for large batches."""
         self._name = name
         self._lanes = list(lanes)
         self._spec = spec
@@ -54,16 +56,18 @@ class Dispatcher:
         self._limits = limits if spec.text or spec.sequence else replace(limits, max_tokens=None)
         self._line = WaitingLine(ageing_s)
         self._cost = CostModel()
+        self._ceiling = BatchCeiling()
         self._loop = asyncio.get_running_loop()
         self._sent: Counter[BatchLane] = Counter()
         self._round: asyncio.Handle | None = None
         self._delay: asyncio.TimerHandle | None = None
-        self._batch_sizes = batch_sizes
+        self._batch_sizes = counts.sizes
         self._arrays = arrays
+        self._splitter = Splitter(name, self._ceiling, counts.split)
         # A graph that may run long on the values alone never runs on the loop; nor does one that is to wait for more.
         # Nor does a sequence: requests that differ in length alone are of one shape, and how long they run differs.
         self._light = (
-            LightRound(limits.max_rows, self._idle_lane, self._enter, batch_sizes)
+            LightRound(limits.max_rows, self._idle_lane, self._enter, self._split, self._ceiling, counts.sizes)
             if spec.runs_by_shape and not limits.max_delay_s and spec.sequence is None
             else None
         )
@@ -117,10 +121,8 @@ class Dispatcher:
         return next((lane for lane in self._lanes if not self._sent[lane] and not lane.is_dead), None)
 
     def _enter(self, request: Request) -> None:
-        max_rows, max_tokens = self._limits.max_rows, self._limits.max_tokens
-        if max_tokens:
-            max_rows = max(1, min(max_rows, max_tokens // request.outline.length))
-        count, parts = cut(request.batch, request.outline, max_rows)
+        limits = self._limits.below(self._ceiling.size)
+        count, parts = cut(request.batch, request.outline, limits.most_rows(request.outline.length))
         request.progress = Progress(count, parts, request.outline.rows)
         self._feed(request, request.progress)
         self._wake()
@@ -129,7 +131,8 @@ class Dispatcher:
         """Parts of like length come one after the other, and so stand in the line together."""
         now_s = time.perf_counter()
         group = request.outline.shape if request.outline.shares else request
-        for part in islice(progress.backlog, _WINDOW - len(progress.waiting)):
+        # What is run again, or was cut again, may be more than the window.
+        for part in islice(progress.backlog, max(0, _WINDOW - len(progress.waiting))):
             piece = Piece(Member(request, progress, part), part.rows, part.length, group, request.outline.shares)
             self._line.add(piece, request.priority, now_s)
             progress.waiting.add(piece)
@@ -153,7 +156,10 @@ class Dispatcher:
                 self._fail_waiting(ModelFailed(f'model "{self._name}": its thread has ended; load the model again'))
                 return
             lane = min(lanes, key=self._sent.__getitem__)
-            plan = next_batch(self._line, self._cost, self._limits)
+            limits = self._limits.below(self._ceiling.size)
+            if self._ceiling.size is not None:
+                self._cut_head(limits)
+            plan = next_batch(self._line, self._cost, limits)
             # A busy lane is given a batch in advance only if waiting would not make it a better one.
             may_grow = plan is not None and not plan.is_full and self._line.pieces == len(plan.pieces)
             if plan is None or self._sent[lane] >= (1 if may_grow else _BATCHES_PER_LANE):
@@ -161,6 +167,13 @@ class Dispatcher:
             if self._is_delayed(plan):
                 return
             self._send(lane, plan)
+
+    def _cut_head(self, limits: BatchLimits) -> None:
+        """What was cut before the ceiling fell is cut again when it is next, and stays in its place."""
+        while (head := self._line.head()) and head.shares and head.rows > (most := limits.most_rows(head.length)):
+            self._take(head)
+            for member in recut(head.work, most):
+                self._put(member, head.group, shares=True, is_closed=head.is_closed, order_s=head.order)
 
     def _is_delayed(self, plan: BatchPlan) -> bool:
         """Whether the batch still waits for more to join it; it is looked at again when its time is up."""
@@ -178,9 +191,8 @@ class Dispatcher:
     def _send(self, lane: BatchLane, plan: BatchPlan) -> None:
         members: list[Member] = []
         for piece in plan.pieces:
-            self._line.remove(piece)
+            self._take(piece)
             member: Member = piece.work
-            member.progress.waiting.discard(piece)
             member.request.begin()
             members.append(member)
             self._feed(member.request, member.progress)
@@ -207,10 +219,12 @@ class Dispatcher:
                 self._answer(running, sent_s, done.result())
             except Exception as failure:  # noqa: BLE001 - handed to the callers; in a callback it would reach nobody
                 error = failure
-        if len(running) > 1 and isinstance(error, InvalidInput | OutOfMemory):
+        if running and isinstance(error, OutOfMemory):
+            self._split(running, error)
+        elif len(running) > 1 and isinstance(error, InvalidInput):
             # One caller's rows are no reason to fail the others': each by itself.
             for member in running:
-                self._run_alone(member)
+                self._put(member, object(), shares=False)
         elif error is not None:
             for member in members:
                 member.request.fail(error)
@@ -220,12 +234,13 @@ class Dispatcher:
         rows = sum(member.part.rows for member in members)
         length = max(member.part.length for member in members)
         self._cost.observe(rows, length, result.compute_s)
+        self._ceiling.accepted(rows * length)
         if self._light is not None and isinstance(members[0].part.batch, TensorBatch):
             self._light.runs.learn(members[0].request.outline.shape, max(1, rows), result.thread_s)
         self._batch_sizes[rows] += 1
         if len(members) > 1 and not follow_rows(result.outputs, rows):
             for member in members:
-                self._run_alone(member)
+                self._put(member, object(), shares=False)
             return
         sequence = self._spec.sequence if isinstance(members[0].part.batch, TensorBatch) else None
         counts, lengths = [member.part.rows for member in members], [member.part.length for member in members]
@@ -241,15 +256,36 @@ class Dispatcher:
             except InvalidInput as error:
                 request.fail(error)
                 continue
+            except MemoryError as error:
+                request.fail(OutOfMemory(f"the answer does not fit into memory: {error}"))
+                continue
             if not progress.missing and not request.future.done():
                 request.future.set_result(LaneResult(joined, progress.queue_s, progress.compute_s))
 
-    def _run_alone(self, member: Member) -> None:
+    def _split(self, members: list[Member], error: OutOfMemory) -> None:
+        """Of a batch that did not fit the halves run; who waits for a single row that does not fit hears of it."""
+        parts = self._splitter.split(members, error)
+        if not parts:
+            members[0].request.fail(error)
+        for half in parts:
+            group = object()
+            for member in half:
+                self._put(member, group, shares=member.request.outline.shares)
+        self._wake()
+
+    def _put(
+        self, member: Member, group: Hashable, shares: bool, is_closed: bool = True, order_s: float | None = None
+    ) -> None:
+        """Into the line again, before everybody else, if somebody still waits for it."""
         if member.request.future.done():
             return
-        piece = Piece(member, member.part.rows, member.part.length, object(), shares=False)
-        self._line.add(piece, _AT_ONCE, time.perf_counter())
+        piece = Piece(member, member.part.rows, member.part.length, group, shares, is_closed)
+        self._line.add(piece, _AT_ONCE, time.perf_counter() if order_s is None else order_s)
         member.progress.waiting.add(piece)
+
+    def _take(self, piece: Piece) -> None:
+        self._line.remove(piece)
+        piece.work.progress.waiting.discard(piece)
 
     def _fail_waiting(self, error: Exception) -> None:
         while (head := self._line.head()) is not None:

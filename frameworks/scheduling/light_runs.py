@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Hashable
 
 from frameworks.errors import InvalidInput, ModelFailed, OutOfMemory
-from frameworks.scheduling.batch_lane import BatchLane, LaneResult
-from frameworks.scheduling.parts import follow_rows, merge, share
-from frameworks.scheduling.work import Request
+from frameworks.scheduling.batch_lane import BatchLane, LaneResult, without_frames
+from frameworks.scheduling.ceiling import BatchCeiling
+from frameworks.scheduling.parts import Outline, follow_rows, merge, share
+from frameworks.scheduling.work import Member, Request, whole
 
 LIGHT_S = 0.0003
 """A run shorter than this is light: about what a hand-over costs. It runs on the event loop."""
@@ -71,13 +72,19 @@ class LightRound:
         max_rows: int,
         idle_lane: Callable[[], BatchLane | None],
         enter_line: Callable[[Request], None],
+        split: Callable[[list[Member], OutOfMemory], None],
+        ceiling: BatchCeiling,
         batch_sizes: Counter[int],
     ) -> None:
-        """`idle_lane`: an instance that nothing else uses or waits for. `enter_line`: the way of all other requests."""
+        """`idle_lane`: an instance that nothing else uses or waits for. `enter_line`: the way of all other requests;
+        `split`: of those that did not fit together, on their way through the line.
+        """
         self.runs = LightRuns()
         self._max_rows = max_rows
         self._idle_lane = idle_lane
         self._enter_line = enter_line
+        self._split = split
+        self._ceiling = ceiling
         self._batch_sizes = batch_sizes
         self._gathered: list[Request] = []
         # One caller that asks again and again is answered at once. Another one in the same round ends that: several are
@@ -90,7 +97,7 @@ class LightRound:
     def takes(self, request: Request) -> bool:
         """Takes a request for this round, if a run of it is light."""
         outline = request.outline
-        if outline.rows > min(self._max_rows, self.runs.most_rows(outline.shape)):
+        if outline.rows > self._most_rows(outline):
             return False
         lane = self._idle_lane() if self._comes_alone and self._round is None else None
         if lane is not None:
@@ -134,7 +141,7 @@ class LightRound:
         first = requests[0].outline
         if not first.shares:
             return requests[:1], requests[1:]
-        room = min(self._max_rows, self.runs.most_rows(first.shape)) - first.rows
+        room = self._most_rows(first) - first.rows
         together, others = [requests[0]], []
         for request in requests[1:]:
             outline = request.outline
@@ -154,12 +161,16 @@ class LightRound:
             # How many rows a graph gives may depend on what is in them, which its trial did not show.
             shares = share(outputs, counts) if len(counts) == 1 or follow_rows(outputs, sum(counts)) else None
             failure: Exception | None = None
+        except (OutOfMemory, MemoryError) as error:
+            shares, failure = None, without_frames(error)
         except Exception as error:  # noqa: BLE001 - handed to the callers
             shares, failure = None, error
         except BaseException as error:  # noqa: BLE001
             # A SystemExit handed to a caller would end the loop, a CancelledError look as if the caller had been.
             shares, failure = None, ModelFailed(f"the model raised {type(error).__name__}")
-        if shares is None and len(requests) > 1 and isinstance(failure, InvalidInput | OutOfMemory | None):
+        if isinstance(failure, OutOfMemory):
+            self._split([whole(request) for request in requests], failure)
+        elif shares is None and len(requests) > 1 and isinstance(failure, InvalidInput | None):
             # One caller's rows are no reason to fail the others': each by itself.
             for request in requests:
                 self._run(lane, [request])
@@ -168,12 +179,19 @@ class LightRound:
             for request in requests:
                 request.fail(failure)
         else:
-            self._learn(requests[0].outline.shape, sum(counts), thread_s)
+            self._learn(requests[0].outline, sum(counts), thread_s)
             for request, outputs in zip(requests, shares, strict=True):
                 request.begin()
                 request.future.set_result(LaneResult(outputs, started_s - request.arrived_s, compute_s))
 
-    def _learn(self, shape: Hashable, rows: int, seconds: float) -> None:
-        self.runs.learn(shape, rows, seconds)
-        self.runs.watch(shape, seconds)
+    def _most_rows(self, outline: Outline) -> int:
+        most = min(self._max_rows, self.runs.most_rows(outline.shape))
+        size = self._ceiling.size
+        return most if size is None else min(most, max(1, size // outline.length))
+
+    def _learn(self, outline: Outline, rows: int, seconds: float) -> None:
+        self.runs.learn(outline.shape, rows, seconds)
+        self.runs.watch(outline.shape, seconds)
         self._batch_sizes[rows] += 1
+        if self._ceiling.size is not None:
+            self._ceiling.accepted(rows * outline.length)

@@ -77,7 +77,19 @@ def cut(batch: Batch, outline: Outline, max_rows: int) -> tuple[int, Iterator[Pa
         return rows, _texts(batch)
     if not outline.shares or rows <= max_rows:
         return 1, iter((Part(batch, 0, rows, outline.length),))
-    return -(-rows // max_rows), _blocks(batch, outline, max_rows)
+    return -(-rows // max_rows), blocks(Part(batch, 0, rows, outline.length), max_rows)
+
+
+def blocks(part: Part, max_rows: int) -> Iterator[Part]:
+    """A part whose rows may run in different batches, in parts of at most `max_rows`."""
+    for at in range(0, part.rows, max_rows):
+        rows = min(max_rows, part.rows - at)
+        if isinstance(part.batch, TokenBatch):
+            ids = part.batch.token_ids[at : at + rows]
+            yield Part(TokenBatch(ids), part.position + at, rows, max(1, *map(len, ids)))
+        else:
+            block = {name: _rows(value, at, rows) for name, value in part.batch.inputs.items()}
+            yield Part(TensorBatch(block, part.batch.output_names), part.position + at, rows, part.length)
 
 
 def follow_rows(outputs: dict[str, Value], rows: int) -> bool:
@@ -138,7 +150,7 @@ def share(
     return shares
 
 
-_ASK_FOR_LESS = "ask for at most max_batch_size rows at a time"
+_ASK_FOR_LESS = "ask for fewer rows at a time, at most max_batch_size"
 
 
 class Joined:
@@ -207,13 +219,6 @@ def _texts(batch: TokenBatch) -> Iterator[Part]:
     for at in np.argsort(-lengths, kind="stable").tolist():
         ids = batch.token_ids[at]
         yield Part(TokenBatch([ids]), at, 1, max(1, len(ids)))
-
-
-def _blocks(batch: TensorBatch, outline: Outline, max_rows: int) -> Iterator[Part]:
-    for at in range(0, outline.rows, max_rows):
-        rows = min(max_rows, outline.rows - at)
-        block = {name: _rows(value, at, rows) for name, value in batch.inputs.items()}
-        yield Part(TensorBatch(block, batch.output_names), at, rows, outline.length)
 
 
 def _rows(value: Value, at: int, rows: int) -> Value:

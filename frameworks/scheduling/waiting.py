@@ -13,7 +13,7 @@ class Piece:
     """Rows of one request that run in one batch. Pieces of one `group` may share a batch.
 
     `length`: what a row costs is measured by it. `work`: whose they are, for the lane. `shares`: whether any other
-    piece can be of its group.
+    piece can be of its group. `is_closed`: whether nothing new comes to its group.
     """
 
     work: Any
@@ -21,6 +21,7 @@ class Piece:
     length: int
     group: Hashable
     shares: bool = True
+    is_closed: bool = False
     order: float = 0.0
     serial: int = 0
     waits: bool = False

@@ -2,12 +2,23 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 from frameworks.scheduling.batch_lane import LaneResult, fail
+from frameworks.scheduling.ceiling import CeilingState
 from frameworks.scheduling.parts import Joined, Outline, Part
 from frameworks.scheduling.waiting import Piece
 from frameworks.types import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCounts:
+    """How many batches of how many rows have run, and how many did not fit and were halved."""
+
+    sizes: Counter[int] = field(default_factory=Counter)
+    split: Counter[int] = field(default_factory=Counter)
 
 
 class Progress:
@@ -55,11 +66,22 @@ class Request:
 
 
 class Member:
-    """One part in a batch, whose it is, and how far that request is."""
+    """One part in a batch, whose it is, and how far that request is.
 
-    __slots__ = ("part", "progress", "request")
+    `ceiling_before`: of a part that was in a batch which was split, the ceiling as it was before.
+    """
+
+    __slots__ = ("ceiling_before", "part", "progress", "request")
 
     def __init__(self, request: Request, progress: Progress, part: Part) -> None:
         self.request = request
         self.progress = progress
         self.part = part
+        self.ceiling_before: CeilingState | None = None
+
+
+def whole(request: Request) -> Member:
+    """A request that goes to the line in one part, of which nothing stands there yet."""
+    outline = request.outline
+    request.progress = Progress(1, iter(()), outline.rows)
+    return Member(request, request.progress, Part(request.batch, 0, outline.rows, outline.length))

@@ -25,6 +25,7 @@ FAMILIES = {
     "roundhouse_queue_seconds": "histogram",
     "roundhouse_compute_seconds": "histogram",
     "roundhouse_batch_size": "histogram",
+    "roundhouse_batches_split": "counter",
     "roundhouse_cache_hits": "counter",
     "roundhouse_cache_misses": "counter",
     "roundhouse_cache_bytes": "gauge",

@@ -1,13 +1,19 @@
 """Loads a model as the manager would, on a machine that has a CPU only, with one thread."""
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from frameworks.devices import DeviceManager, SystemProbe
+from frameworks.runtime import BatchModel, ModelEntry, Registry
+from frameworks.scheduling.batch_lane import BatchLane
+from frameworks.scheduling.batcher import BatchLimits
+from frameworks.scheduling.dispatcher import Dispatcher
+from frameworks.scheduling.work import BatchCounts
 from frameworks.settings import OnnxModelEntry, PerformanceSettings, TorchModelEntry
-from frameworks.types import TEXT_OUTPUT, Array, TokenBatch, Value
+from frameworks.types import TEXT_OUTPUT, Array, Batch, TokenBatch, Value
 from tests.frameworks.fake_probe import FakeProbe
 
 if TYPE_CHECKING:
@@ -29,20 +35,27 @@ def load_onnx(
     devices = DeviceManager(SystemProbe() if gpu else FakeProbe())
     registry = OnnxRegistry(devices, PerformanceSettings(intra_op_threads=1), max_model_bytes)
     settings = OnnxModelEntry(name="m", path=path, **entry)
-    device = devices.candidates("m", registry.needs(settings, path))[0]
-    model = registry.load(settings, path, device)[0]
+    model = placed(registry, settings, path, devices)
     assert isinstance(model, OnnxModel | OnnxTextModel)
     return model
 
 
 def load_torch(path: Path, *, max_model_bytes: int = GIB, gpu: bool = False, **entry: Any) -> "EncoderModel":
     """Loaded and not warmed up. `entry`: the keys of a `[[models.torch_models]]` table."""
+    from frameworks.pytorch.encoder import EncoderModel
     from frameworks.pytorch.registry import TorchRegistry
 
     devices = DeviceManager(SystemProbe() if gpu else FakeProbe())
     registry = TorchRegistry(PerformanceSettings(intra_op_threads=2), max_model_bytes)
     settings = TorchModelEntry(name="m", path=path, **entry)
-    device = devices.candidates("m", registry.needs(settings, path))[0]
+    model = placed(registry, settings, path, devices)
+    assert isinstance(model, EncoderModel)
+    return model
+
+
+def placed(registry: Registry, settings: ModelEntry, path: Path, devices: DeviceManager) -> BatchModel:
+    """The first instance of a model that a registry loads, on the device that it would have as the only model."""
+    device = devices.candidates(settings.name, registry.needs(settings, path))[0]
     return registry.load(settings, path, device)[0]
 
 
@@ -52,9 +65,19 @@ def listed(value: Value) -> Any:
     return value.tolist()
 
 
-def rows_of(model: "OnnxModel | OnnxTextModel | EncoderModel", texts: list[str]) -> Array:
+def rows_of(model: BatchModel, texts: list[str]) -> Array:
     """What the model answers to the texts, all in one batch: raw rows, not normalised."""
     assert model.tokenizer is not None
     rows = model.infer(TokenBatch(model.tokenizer.tokenize(texts, truncate=True)))[TEXT_OUTPUT]
     assert isinstance(rows, np.ndarray)
     return rows
+
+
+async def answered_through_a_dispatcher(model: BatchModel, batch: Batch) -> tuple[Array, Counter[int]]:
+    """The rows of text that a model on a lane of its own answers, in whatever batches, and which of them were split."""
+    lane, split = BatchLane("m", model), Counter[int]()
+    dispatcher = Dispatcher("m", [lane], model.spec, BatchLimits(max_rows=256), 1.0, BatchCounts(Counter(), split))
+    rows = (await dispatcher.run(batch)).outputs[TEXT_OUTPUT]
+    await dispatcher.close()
+    assert isinstance(rows, np.ndarray)
+    return rows, split

@@ -3,6 +3,7 @@
 Each function makes an `onnx.ModelProto`; `save` writes it where a model is expected, `session` runs it without us.
 """
 
+import math
 import time
 from collections.abc import Sequence
 from functools import cache
@@ -248,7 +249,7 @@ def weighted(factor: float, megabytes: float) -> onnx.ModelProto:
 
 def side(megabytes: float) -> int:
     """The rows and columns of a square matrix of floats of so many megabytes."""
-    return round((megabytes * 1e6 / 4) ** 0.5)
+    return round(math.sqrt(megabytes * 1e6 / 4))
 
 
 def slow(milliseconds: float, rows: int | str = "n") -> onnx.ModelProto:
@@ -281,7 +282,9 @@ def hoards() -> onnx.ModelProto:
         helper.make_node("Min", ["too_much", "one"], ["once"]),
         helper.make_node("Mul", ["once", "petabyte"], ["more"]),
         helper.make_node("Add", ["more", "one"], ["bytes"]),
-        helper.make_node("ConstantOfShape", ["bytes"], ["hoard"], value=helper.make_tensor("v", TensorProto.INT8, [1], [0])),
+        helper.make_node(
+            "ConstantOfShape", ["bytes"], ["hoard"], value=helper.make_tensor("v", TensorProto.INT8, [1], [0])
+        ),
         helper.make_node("ReduceMax", ["hoard"], ["nothing"], keepdims=1),
         helper.make_node("Cast", ["nothing"], ["zeros"], to=TensorProto.INT64),
         helper.make_node("Add", ["x", "zeros"], ["y"]),

@@ -11,14 +11,13 @@ from onnx import helper
 from frameworks.devices import DeviceManager
 from frameworks.errors import InvalidInput
 from frameworks.onnx.registry import OnnxRegistry
-from frameworks.runtime import BatchModel
 from frameworks.settings import OnnxModelEntry, PerformanceSettings
 from frameworks.types import TEXT_OUTPUT, Array, TensorBatch, TokenBatch, Value
 from memory.pooled_arrays import PAYS_FROM_BYTES, PooledArrays
 from memory.settings import MemorySettings
 from memory.tensor_pool import HOST, PoolFigures, TensorPool
 from tests.frameworks.fake_probe import FakeProbe
-from tests.frameworks.loading import GIB, load_onnx
+from tests.frameworks.loading import GIB, load_onnx, placed
 from tests.models import onnx_encoders, onnx_graphs
 from tests.models.onnx_graphs import model_of
 from tests.models.text_files import write_tokenizer
@@ -32,13 +31,9 @@ class Bound:
 
     def __init__(self, path: Path) -> None:
         self.pool = TensorPool(MemorySettings())
-        registry = OnnxRegistry(
-            DeviceManager(FakeProbe()),
-            PerformanceSettings(intra_op_threads=1),
-            GIB,
-            arrays=PooledArrays(self.pool),
-        )
-        self.model: BatchModel = registry.load(OnnxModelEntry(name="m", path=path), path)[0]
+        devices = DeviceManager(FakeProbe())
+        registry = OnnxRegistry(devices, PerformanceSettings(intra_op_threads=1), GIB, arrays=PooledArrays(self.pool))
+        self.model = placed(registry, OnnxModelEntry(name="m", path=path), path, devices)
 
     @property
     def figures(self) -> PoolFigures:

@@ -13,7 +13,7 @@ from frameworks.types import TensorBatch
 from memory.pooled_arrays import PAYS_FROM_BYTES, PooledArrays
 from memory.settings import MemorySettings
 from memory.tensor_pool import HOST, TensorPool
-from tests.frameworks.loading import load_onnx, rows_of
+from tests.frameworks.loading import load_onnx, placed, rows_of
 from tests.models import onnx_encoders, onnx_graphs
 from tests.models.text_files import TEXTS, write_tokenizer
 
@@ -65,7 +65,7 @@ def test_large_outputs_come_into_leased_buffers(tmp_path: Path) -> None:
     path = onnx_graphs.save(onnx_graphs.add(("n", width)), tmp_path)
     devices = DeviceManager(SystemProbe())
     registry = OnnxRegistry(devices, PerformanceSettings(), 2**30, arrays=PooledArrays(pool))
-    model = registry.load(OnnxModelEntry(name="m", path=path), path)[0]
+    model = placed(registry, OnnxModelEntry(name="m", path=path), path, devices)
     assert model.spec.device.startswith("cuda:")
     for hits in (0, 2):
         a, b = (np.random.default_rng(hits + i).standard_normal((2, width)).astype(np.float32) for i in range(2))

@@ -1,5 +1,8 @@
 """What torch raises in the middle of a run, and what its caller is told."""
 
+import asyncio
+
+import numpy as np
 import pytest
 import torch
 
@@ -7,7 +10,7 @@ from frameworks.errors import ModelFailed, OutOfMemory
 from frameworks.pytorch.encoder import EncoderModel
 from frameworks.types import TokenBatch
 from tests.frameworks.conftest import FolderMaker
-from tests.frameworks.loading import load_torch
+from tests.frameworks.loading import answered_through_a_dispatcher, load_torch
 from tests.models.torch_folders import save_embedder
 
 BATCH = TokenBatch([[2, 5, 3], [2, 5, 6, 3]])
@@ -26,6 +29,23 @@ def test_the_cpu_s_memory_runs_out(model: EncoderModel, monkeypatch: pytest.Monk
     monkeypatch.setattr(model._model, "forward", run_out)
     with pytest.raises(OutOfMemory, match="a batch of 2 texts of 4 tokens does not fit on cpu"):
         model.infer(BATCH)
+
+
+def test_texts_that_do_not_fit_at_once_are_answered_in_halves(model: EncoderModel) -> None:
+    """What torch's own allocator says of eight rows or more, of which each asks for 32 TiB."""
+    assert model._model is not None
+    texts = TokenBatch([[2, *[5 + i % 3] * (1 + i % 5), 3] for i in range(200)])
+    [expected] = model.infer(texts).values()
+
+    def take(_: object, __: object, inputs: dict[str, torch.Tensor]) -> None:
+        if len(inputs["input_ids"]) >= 8:
+            torch.empty(len(inputs["input_ids"]) << 45, dtype=torch.uint8)
+
+    model._model.register_forward_pre_hook(take, with_kwargs=True)
+    rows, split = asyncio.run(answered_through_a_dispatcher(model, texts))
+    assert np.abs(rows - expected).max() < 1e-5
+    assert split
+    assert min(split) >= 8, "what fits is not split"
 
 
 def test_a_device_gives_up(model: EncoderModel, monkeypatch: pytest.MonkeyPatch) -> None:

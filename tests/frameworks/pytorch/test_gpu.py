@@ -1,5 +1,6 @@
 """The same folders on a CUDA device."""
 
+import asyncio
 import gc
 from pathlib import Path
 
@@ -13,11 +14,11 @@ from frameworks.pytorch.pinned import PINNED, PinnedBuffers
 from frameworks.pytorch.registry import TorchRegistry
 from frameworks.settings import PerformanceSettings, TorchModelEntry
 from frameworks.text import normalize_rows
-from frameworks.types import TokenBatch
+from frameworks.types import TEXT_OUTPUT, TokenBatch
 from memory.settings import MemorySettings
 from memory.tensor_pool import TensorPool
 from tests.frameworks.conftest import FolderMaker
-from tests.frameworks.loading import GIB, load_torch, rows_of
+from tests.frameworks.loading import GIB, answered_through_a_dispatcher, load_torch, placed, rows_of
 from tests.models.text_files import TEXTS, write_sentence_transformers
 from tests.models.torch_folders import FAMILIES, Family, save_classifier, save_embedder
 
@@ -67,7 +68,7 @@ class TestPinned:
         performance = PerformanceSettings()
         entry = TorchModelEntry(name="m", path=folder, device="cuda:0", dtype="f32")
         through, plain = (
-            TorchRegistry(devices, performance, GIB, pool=each).load(entry, folder)[0] for each in (pool, None)
+            placed(TorchRegistry(performance, GIB, each), entry, folder, devices) for each in (pool, None)
         )
         for seed in range(50):
             random = np.random.default_rng(seed)
@@ -102,6 +103,30 @@ class TestMemory:
             assert np.isfinite(rows_of(model, ["the cat"])).all()
         finally:
             torch.cuda.set_per_process_memory_fraction(1.0, 0)
+
+    def test_texts_that_do_not_fit_at_once_are_answered_in_halves(self, made_once: FolderMaker) -> None:
+        """Each row takes 16 MiB more than the tiny model needs, and there is room for about 80."""
+        folder = made_once(save_embedder)
+        model, on_cpu = load_torch(folder, gpu=True, device="cuda:0", dtype="f32"), load_torch(folder, device="cpu")
+        model.warm_up()
+        assert model._model is not None
+
+        def take(_: object, __: object, inputs: dict[str, torch.Tensor]) -> None:
+            torch.empty(len(inputs["input_ids"]) << 24, dtype=torch.uint8, device="cuda:0")
+
+        model._model.register_forward_pre_hook(take, with_kwargs=True)
+        texts = [[2, *[5 + i % 3] * 38, 3] for i in range(1023)]
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved(0) + (80 << 24)) / total, 0)
+        try:
+            rows, split = asyncio.run(answered_through_a_dispatcher(model, TokenBatch(texts)))
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0, 0)
+        assert split.total() >= 1
+        assert min(split) > 64, "what fits is not split"
+        expected = np.asarray(on_cpu.infer(TokenBatch(texts[:3]))[TEXT_OUTPUT])
+        assert rows.shape == (1023, expected.shape[1])
+        assert np.abs(rows.reshape(341, 3, -1) - expected).max() < 1e-3
 
 
 def _answer_and_close(folder: Path) -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from math import inf
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from frameworks.scheduling.batcher import BatchLimits
 from frameworks.scheduling.dispatcher import Dispatcher
 from frameworks.scheduling.light_runs import LIGHT_S
 from frameworks.scheduling.parts import outline_of
+from frameworks.scheduling.work import BatchCounts
 from frameworks.text import TextTokenizer
 from frameworks.types import TEXT_OUTPUT, Batch, ModelSpec, TensorBatch, TokenBatch, Value
 from tests.frameworks.batch_models import Gate
@@ -28,14 +30,18 @@ HUGE = -2
 class RowModel:
     """x [n, …] → y = 2 · x and an item for each row; texts → [first token, tokens]. It remembers its batches.
 
-    A row that begins with BAD is refused, one with HUGE does not fit where it is not alone.
+    A row that begins with BAD is refused, one with HUGE does not fit where it is not alone, and more than `limit()` of
+    rows times longest do not fit at all.
     """
 
     tokenizer: TextTokenizer | None = None
 
-    def __init__(self, behaviour: Callable[[list[int]], None] | None = None) -> None:
+    def __init__(
+        self, behaviour: Callable[[list[int]], None] | None = None, limit: Callable[[], float] = lambda: inf
+    ) -> None:
         self.spec = ModelSpec("fake", "tensor", (), (), "cpu", "int64", memory_bytes=0)
         self.behaviour = behaviour
+        self.limit = limit
         self.executed: list[list[int]] = []
         self.threads: list[str] = []
         self.answered_rows = 0
@@ -62,6 +68,8 @@ class RowModel:
             raise InvalidInput("x", "not a number")
         if HUGE in x and len(x) > 1:
             raise OutOfMemory("too much at once")
+        if len(x) * length_of(batch) > self.limit():
+            raise OutOfMemory("too much")
         self.answered_rows += len(x)
         self.empty_runs += not x
         return self.answer(batch)
@@ -86,6 +94,7 @@ class House:
     dispatcher: Dispatcher
     lanes: list[BatchLane]
     batch_sizes: Counter[int]
+    batches_split: Counter[int]
 
     def make_light(self, *, most_rows: int = 10**6, width: int = 1) -> None:
         """As if runs of so many rows at most had been seen to be light; so few that the figure is not a round one."""
@@ -128,13 +137,14 @@ async def house_of(
     """
     lanes = [BatchLane(f"m{i}", model) for i, model in enumerate(models)]
     sizes: Counter[int] = Counter()
+    split: Counter[int] = Counter()
     spec = replace(models[0].spec, batched_inputs=frozenset(inputs), runs_by_shape=runs_by_shape)
     limits = BatchLimits(max_rows, max_delay_s=max_delay_s)
-    dispatcher = Dispatcher("m", lanes, spec, limits, ageing_s, sizes)
+    dispatcher = Dispatcher("m", lanes, spec, limits, ageing_s, BatchCounts(sizes, split))
     if knows_cost:
         dispatcher._cost = trained()
     try:
-        yield House(dispatcher, lanes, sizes)
+        yield House(dispatcher, lanes, sizes, split)
         assert dispatcher.queue_depth == 0
         assert asyncio.all_tasks() == {asyncio.current_task()}
     finally:
@@ -153,6 +163,15 @@ def first_of(batch: Batch) -> list[int]:
     assert isinstance(value, np.ndarray)
     firsts: list[int] = (value[:, 0] if value.ndim > 1 else value).tolist()
     return firsts
+
+
+def length_of(batch: Batch) -> int:
+    """As the scheduler measures it."""
+    if isinstance(batch, TokenBatch):
+        return max(map(len, batch.token_ids), default=1)
+    value = batch.inputs["x"]
+    assert isinstance(value, np.ndarray)
+    return int(np.prod(value.shape[1:]))
 
 
 async def arrival(gate: Gate) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from frameworks.errors import Draining, InvalidInput, ModelFailed
+from frameworks.errors import Draining, InvalidInput, ModelFailed, OutOfMemory
 from frameworks.scheduling.light_runs import LIGHT_S, LightRuns
 from frameworks.types import Batch, Value
 from tests.frameworks.batch_models import Gate
@@ -304,14 +304,55 @@ class TestOneAlone:
 
 class TestThoseWhoFail:
     @in_loop
-    @pytest.mark.parametrize(("row", "error"), [(BAD, InvalidInput), (HUGE, None)])
-    async def test_a_bad_row_fails_its_own_caller_only(self, row: int, error: type[Exception] | None) -> None:
+    async def test_a_bad_row_fails_its_own_caller_only(self) -> None:
         model = RowModel()
         async with house_of(model, runs_by_shape=True) as house:
             house.make_light()
-            assert await errors_of(house.ask(1), house.ask(row), house.ask(2, 3)) == [None, error, None]
-        assert (model.executed, set(model.threads)) == ([[1, row, 2, 3], [1], [row], [2, 3]], {LOOP})
-        assert house.batch_sizes.total() == (2 if error else 3), "what was refused is no batch that ran"
+            assert await errors_of(house.ask(1), house.ask(BAD), house.ask(2, 3)) == [None, InvalidInput, None]
+        assert (model.executed, set(model.threads)) == ([[1, BAD, 2, 3], [1], [BAD], [2, 3]], {LOOP})
+        assert house.batch_sizes.total() == 2, "what was refused is no batch that ran"
+
+    @in_loop
+    async def test_what_does_not_fit_together_goes_through_the_line_in_halves(self) -> None:
+        model = RowModel()
+        async with house_of(model, runs_by_shape=True) as house:
+            house.make_light()
+            assert await answers_of(house.ask(1), house.ask(HUGE), house.ask(2, 3)) == [[1], [HUGE], [2, 3]]
+            assert (house.batches_split, house.dispatcher._ceiling.size) == ({4: 1}, 2)
+            assert model.executed[0] == [1, HUGE, 2, 3]
+            assert (model.threads[0], set(model.threads[1:])) == (LOOP, {LANE})
+            # The ceiling holds on the loop too.
+            assert await answers_of(*(house.ask(i) for i in range(4, 8))) == [[4], [5], [6], [7]]
+        assert (model.executed[-2:], model.threads[-2:]) == ([[4, 5], [6, 7]], [LOOP] * 2)
+        assert house.batch_sizes == {1: 2, 2: 3}
+
+    @in_loop
+    async def test_rows_of_one_request_that_do_not_fit_together_do_so_too(self) -> None:
+        model = RowModel(limit=lambda: 2)
+        async with house_of(model, runs_by_shape=True) as house:
+            house.make_light()
+            assert await house.ask(*range(8)) == list(range(8))
+            assert await house.ask(9, 10) == [9, 10]
+            for i in range(40):
+                await house.ask(i)
+        first = [[*range(8)], [0, 1, 2, 3], [4, 5, 6, 7], [0, 1], [2, 3], [4, 5], [6, 7], [9, 10]]
+        assert model.executed[:8] == first
+        assert model.threads[:8] == [LOOP, *[LANE] * 6, LOOP]
+        assert house.dispatcher._ceiling.size == 3, "of runs on the loop it learns that there is room again"
+
+    @in_loop
+    @pytest.mark.parametrize("error", [OutOfMemory("too much"), MemoryError()])
+    async def test_a_single_row_that_does_not_fit_is_told(self, error: Exception) -> None:
+        def behaviour(x: list[int]) -> None:
+            if 13 in x:
+                raise error
+
+        async with house_of(RowModel(behaviour), runs_by_shape=True) as house:
+            house.make_light()
+            assert await errors_of(house.ask(13)) == [OutOfMemory]
+            assert await house.ask(2) == [2]
+            assert house.dispatcher._ceiling.size is None
+        assert not house.batches_split
 
     @in_loop
     @pytest.mark.parametrize(

@@ -12,13 +12,14 @@ from frameworks.scheduling.batch_lane import BatchLane
 from frameworks.scheduling.batcher import BatchLimits
 from frameworks.scheduling.dispatcher import Dispatcher
 from frameworks.scheduling.parts import merge
+from frameworks.scheduling.work import BatchCounts
 from frameworks.settings import OnnxModelEntry, PerformanceSettings
 from frameworks.types import Array, SequenceSpec, TensorBatch
 from memory.pooled_arrays import PAYS_FROM_BYTES, PooledArrays
 from memory.settings import MemorySettings
 from memory.tensor_pool import HOST, TensorPool
 from tests.frameworks.fake_probe import FakeProbe
-from tests.frameworks.loading import GIB
+from tests.frameworks.loading import GIB, placed
 from tests.frameworks.loops import in_loop, soon
 from tests.frameworks.scheduling.costs import trained
 from tests.models import onnx_graphs
@@ -32,13 +33,14 @@ async def test_in_the_steady_state_a_batch_allocates_no_tensor(tmp_path: Path) -
     pool = TensorPool(MemorySettings())
     arrays = PooledArrays(pool)
     path = onnx_graphs.save(onnx_graphs.add(("n", WIDTH)), tmp_path)
-    registry = OnnxRegistry(DeviceManager(FakeProbe()), PerformanceSettings(intra_op_threads=1), GIB, arrays=arrays)
-    model = registry.load(OnnxModelEntry(name="m", path=path), path)[0]
+    devices = DeviceManager(FakeProbe())
+    registry = OnnxRegistry(devices, PerformanceSettings(intra_op_threads=1), GIB, arrays=arrays)
+    model = placed(registry, OnnxModelEntry(name="m", path=path), path, devices)
     model.warm_up()
     sizes: Counter[int] = Counter()
     # Runs wait for all callers: rounds of equal batches.
     limits = BatchLimits(CALLERS, max_delay_s=5.0)
-    dispatcher = Dispatcher("m", [BatchLane("m", model)], model.spec, limits, 1.0, sizes, arrays)
+    dispatcher = Dispatcher("m", [BatchLane("m", model)], model.spec, limits, 1.0, BatchCounts(sizes), arrays)
     dispatcher._cost = trained()
     session = onnx_graphs.session(path)
     questions = [{name: row(2 * caller + i) for i, name in enumerate("ab")} for caller in range(CALLERS)]
@@ -66,13 +68,12 @@ async def test_in_the_steady_state_a_batch_allocates_no_tensor(tmp_path: Path) -
 async def test_a_caller_that_keeps_its_answer_keeps_it(tmp_path: Path) -> None:
     pool = TensorPool(MemorySettings())
     path = onnx_graphs.save(onnx_graphs.add(("n", WIDTH)), tmp_path)
-    registry = OnnxRegistry(
-        DeviceManager(FakeProbe()), PerformanceSettings(intra_op_threads=1), GIB, arrays=PooledArrays(pool)
-    )
-    model = registry.load(OnnxModelEntry(name="m", path=path), path)[0]
+    devices = DeviceManager(FakeProbe())
+    registry = OnnxRegistry(devices, PerformanceSettings(intra_op_threads=1), GIB, arrays=PooledArrays(pool))
+    model = placed(registry, OnnxModelEntry(name="m", path=path), path, devices)
     model.warm_up()
     limits = BatchLimits(CALLERS, max_delay_s=5.0)
-    dispatcher = Dispatcher("m", [BatchLane("m", model)], model.spec, limits, 1.0, Counter(), PooledArrays(pool))
+    dispatcher = Dispatcher("m", [BatchLane("m", model)], model.spec, limits, 1.0, BatchCounts(), PooledArrays(pool))
     dispatcher._cost = trained()
     kept: list[tuple[Array, float]] = []
     try:

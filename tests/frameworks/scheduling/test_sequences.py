@@ -1,7 +1,6 @@
 """Tensors along a sequence axis: padded, joined and cut back, each caller gets what its request gives by itself."""
 
 import asyncio
-from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
@@ -14,6 +13,7 @@ from frameworks.scheduling.batch_lane import BatchLane
 from frameworks.scheduling.batcher import BatchLimits
 from frameworks.scheduling.dispatcher import Dispatcher
 from frameworks.scheduling.parts import cut, merge, outline_of, share
+from frameworks.scheduling.work import BatchCounts
 from frameworks.text import TextTokenizer
 from frameworks.types import (
     Array,
@@ -169,7 +169,7 @@ class Recorder:
 
 async def run_all(model: Recorder, limits: BatchLimits, *requests: TensorBatch) -> None:
     lane = BatchLane("m", model)
-    dispatcher = Dispatcher("m", [lane], model.spec, limits, 1.0, Counter())
+    dispatcher = Dispatcher("m", [lane], model.spec, limits, 1.0, BatchCounts())
     dispatcher._cost = trained(lengths=(1, 10, 100))
     try:
         results = await asyncio.gather(*(dispatcher.run(each) for each in requests))
