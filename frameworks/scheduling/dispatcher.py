@@ -121,8 +121,7 @@ class Dispatcher:
         return next((lane for lane in self._lanes if not self._sent[lane] and not lane.is_dead), None)
 
     def _enter(self, request: Request) -> None:
-        limits = self._limits.below(self._ceiling.size)
-        count, parts = cut(request.batch, request.outline, limits.most_rows(request.outline.length))
+        count, parts = cut(request.batch, request.outline, self._limits.most_rows(request.outline.length))
         request.progress = Progress(count, parts, request.outline.rows)
         self._feed(request, request.progress)
         self._wake()
@@ -169,7 +168,7 @@ class Dispatcher:
             self._send(lane, plan)
 
     def _cut_head(self, limits: BatchLimits) -> None:
-        """What was cut before the ceiling fell is cut again when it is next, and stays in its place."""
+        """What has more rows than the ceiling allows is cut again when it is next, and stays in its place."""
         while (head := self._line.head()) and head.shares and head.rows > (most := limits.most_rows(head.length)):
             self._take(head)
             for member in recut(head.work, most):

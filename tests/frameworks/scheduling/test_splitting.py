@@ -74,6 +74,14 @@ class TestHalves:
         assert [sorted(batch) for batch in model.executed[1:]] == [[0, 2, 4, 6], [1, 3, 5, 7]]
 
     @in_loop
+    async def test_they_are_whichever_came_first(self) -> None:
+        model = RowModel(limit=lambda: 40)
+        lengths = [6, 2, 10, 2, 10, 2, 10, 7]
+        async with house_of(model) as house:
+            await asyncio.gather(*(house.dispatcher.run(TokenBatch([[n] * n])) for n in lengths))
+        assert [sorted(batch) for batch in model.executed] == [sorted(lengths), [2, 2, 2, 6], [7, 10, 10, 10]]
+
+    @in_loop
     async def test_the_halves_run_before_everybody_else(self) -> None:
         gate = Gate()
         model = RowModel(lambda x: gate() if 0 in x else None, limit=lambda: 1)
@@ -153,6 +161,12 @@ class TestWhatFitsNowhere:
             assert ceiling_of(house) is None
             await answers_of(*(house.ask(i) for i in range(20, 28)))
         assert sorted(model.executed[-1]) == list(range(20, 28))
+
+    @in_loop
+    async def test_nor_where_it_was_cut_twice(self) -> None:
+        async with house_of(RowModel(giant_row)) as house:
+            assert await errors_of(house.ask(0), house.ask(1, 2, 3, 4, 5, 6, GIANT)) == [None, OutOfMemory]
+            assert ceiling_of(house) is None
 
     @in_loop
     async def test_a_request_with_such_a_row_fails_and_what_of_it_waits_never_runs(self) -> None:
@@ -277,6 +291,23 @@ class TestThoseWhoLeave:
             gate.open()
             assert await answers_of(*asked[:3]) == [[0, 1], [2, 3], [4, 5]]
         assert not [batch for batch in model.executed[3:] if 6 in batch]
+
+    @in_loop
+    async def test_who_leaves_takes_along_what_waits_again(self) -> None:
+        gate = Gate()
+        model = RowModel(lambda x: gate() if x == [0] else None, limit=lambda: 1)
+        async with house_of(model) as house:
+            asked = [house.ask(i) for i in range(8)]
+            await arrival(gate)
+            # One runs, one is next; the others are single by now, or still to be.
+            waiting = house.dispatcher.queue_depth
+            assert waiting >= 2
+            for each in asked[1:]:
+                each.cancel()
+            await asyncio.wait(asked[1:])
+            assert house.dispatcher.queue_depth == 0
+            gate.open()
+            assert await answers_of(asked[0]) == [[0]]
 
     @in_loop
     async def test_all_leave_while_the_batch_runs(self) -> None:
