@@ -121,16 +121,23 @@ def _registries(loaded: LoadedSettings, devices: DeviceManager, pool: TensorPool
     never imports torch or transformers, one of PyTorch models alone never onnxruntime.
     """
     settings = loaded.settings
+    enable_memory_mapping = settings.memory.enable_memory_mapping
 
     def onnx() -> Registry:
         from frameworks.onnx.registry import OnnxRegistry
 
-        return OnnxRegistry(devices, settings.performance, settings.models.max_model_size, arrays=PooledArrays(pool))
+        return OnnxRegistry(
+            devices,
+            settings.performance,
+            settings.models.max_model_size,
+            enable_memory_mapping,
+            PooledArrays(pool),
+        )
 
     def pytorch() -> Registry:
         from frameworks.pytorch.registry import TorchRegistry
 
-        return TorchRegistry(settings.performance, settings.models.max_model_size, pool)
+        return TorchRegistry(settings.performance, settings.models.max_model_size, enable_memory_mapping, pool)
 
     return {"onnx": onnx, "pytorch": pytorch}
 

@@ -36,7 +36,6 @@ WITHOUT_EFFECT = frozenset(
         "models.cache_dir",
         "models.onnx_models[].quantized",
         'models.torch_models[].dtype = "int8"',
-        "memory.enable_memory_mapping",
         "performance.enable_quantization",
         *(f"models.{table}[].{key}" for table in ("onnx_models", "torch_models") for key in _OF_ENTRIES_WITHOUT_EFFECT),
     }

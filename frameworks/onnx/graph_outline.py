@@ -41,11 +41,12 @@ class GraphOutline:
     """`external_files`: that the graph's tensors point to and that are there.
 
     `operators`: as `Gemm`; those of a domain that is not ONNX' own as `com.microsoft.Gelu`. Both are empty where the
-    graph is none or lies.
+    graph is none or lies. `locations`: the external files as the graph names them.
     """
 
     external_files: frozenset[Path] = frozenset()
     operators: frozenset[str] = frozenset()
+    locations: frozenset[str] = frozenset()
 
     @property
     def runs_by_shape(self) -> bool:
@@ -59,7 +60,7 @@ def read_outline(file: Path) -> GraphOutline:
     if not 0 < file.stat().st_size <= _LARGEST_GRAPH_BYTES:
         return GraphOutline()
     with file.open("rb") as opened, mmap(opened.fileno(), 0, access=ACCESS_READ) as content:
-        files: set[Path] = set()
+        files: dict[str, Path] = {}
         operators: set[str] = set()
         try:
             for message, fields in _messages(content):
@@ -68,12 +69,12 @@ def read_outline(file: Path) -> GraphOutline:
                     operator = fields.get(_OPERATOR, b"").decode()
                     operators.add(operator if domain in _STANDARD_DOMAINS else f"{domain}.{operator}")
                 elif fields.get(_KEY) == b"location":
-                    path = file.parent / fields.get(_VALUE, b"").decode()
-                    if path.is_file():
-                        files.add(path)
+                    location = fields.get(_VALUE, b"").decode()
+                    if (file.parent / location).is_file():
+                        files[location] = file.parent / location
         except (ValueError, IndexError, OSError):
             return GraphOutline()
-        return GraphOutline(frozenset(files), frozenset(operators))
+        return GraphOutline(frozenset(files.values()), frozenset(operators), frozenset(files))
 
 
 def _messages(content: mmap) -> Iterator[tuple[str, dict[int, bytes]]]:

@@ -34,12 +34,14 @@ class OnnxRegistry:
         devices: DeviceManager,
         performance: PerformanceSettings,
         max_model_bytes: int,
+        enable_memory_mapping: bool = True,
         arrays: PooledArrays | None = None,
     ) -> None:
         """`arrays`: what large outputs are written into; None: whatever the session makes for them."""
         self._arrays = arrays
         self._performance = performance
         self._max_model_bytes = max_model_bytes
+        self._enable_memory_mapping = enable_memory_mapping
         if any(device.kind == "cuda" for device in devices.devices()):
             # CUDA and cuDNN lie in the wheels that torch brings. Found there without importing torch, and before the
             # providers are asked for: a build whose CUDA provider is a plugin registers it here.
@@ -75,7 +77,9 @@ class OnnxRegistry:
             )
         choice = choose_providers(entry.name, entry.execution_providers, device, self._rules)
         threads = self._performance.num_intra_op_threads(entry.instances)
-        session = open_session(file, choice, threads, self._performance.inter_op_threads)
+        inter_op_threads = self._performance.inter_op_threads
+        to_read = frozenset[str]() if self._enable_memory_mapping else outline.locations
+        session = open_session(file, choice, threads, inter_op_threads, to_read)
         wanted, active = choice.session_providers[0][0], session.get_providers()[0]
         if active != wanted:
             log.warning("execution provider did not start", model=entry.name, provider=wanted, instead=active)
@@ -83,7 +87,7 @@ class OnnxRegistry:
         # A session without threads of its own runs in any number of threads at once; others would share theirs.
         shared = self._shares_session(entry) and active == "CPUExecutionProvider"
         sessions += [
-            session if shared else open_session(file, choice, threads, self._performance.inter_op_threads)
+            session if shared else open_session(file, choice, threads, inter_op_threads, to_read)
             for _ in range(entry.instances - 1)
         ]
         weight_bytes *= len(set(map(id, sessions)))

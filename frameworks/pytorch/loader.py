@@ -32,16 +32,25 @@ def default_dtype(device: Device, file_dtype: str) -> str:
     return "f32"
 
 
-def load_encoder(folder: Path, classifies: bool, needs_pooler: bool, dtype: str, device: Device) -> torch.nn.Module:
-    """The model in eval mode on `device`, weights mapped from the files.
+def load_encoder(
+    folder: Path,
+    classifies: bool,
+    needs_pooler: bool,
+    dtype: str,
+    device: Device,
+    enable_memory_mapping: bool = True,
+) -> torch.nn.Module:
+    """The model in eval mode on `device`.
 
+    With `enable_memory_mapping` weights that need no conversion stay in their files on a CPU: the kernel brings in what
+    is read, and drops it where memory is short. Without it the files are read into memory.
     `trust_remote_code` is never given. Raises InvalidModel where transformers cannot build it or where weights that
     the answer depends on are not in the files (transformers would make them up at random), OutOfMemory.
     """
     _check_config(folder / "config.json")
     auto = AutoModelForSequenceClassification if classifies else AutoModel
     try:
-        model, info = _from_pretrained(auto, folder, dtype)
+        model, info = _from_pretrained(auto, folder, dtype, enable_memory_mapping)
         missing = sorted(key for key in info["missing_keys"] if needs_pooler or "pooler" not in key)
         if missing:
             raise InvalidModel(
@@ -79,8 +88,10 @@ def _check_config(file: Path) -> None:
         )
 
 
-def _from_pretrained(auto: type, folder: Path, dtype: str) -> tuple[torch.nn.Module, dict[str, list[str]]]:
-    options = {
+def _from_pretrained(
+    auto: type, folder: Path, dtype: str, enable_memory_mapping: bool
+) -> tuple[torch.nn.Module, dict[str, list[str]]]:
+    options: dict[str, object] = {
         "dtype": DTYPES[dtype],
         "local_files_only": True,
         "trust_remote_code": False,
@@ -88,6 +99,8 @@ def _from_pretrained(auto: type, folder: Path, dtype: str) -> tuple[torch.nn.Mod
         "ignore_mismatched_sizes": True,  # they are told in the loading info
         "output_loading_info": True,
     }
+    if not enable_memory_mapping:
+        options["disable_mmap"] = True
     try:
         result = auto.from_pretrained(str(folder), attn_implementation="sdpa", **options)  # type: ignore[attr-defined]
     except ValueError as error:

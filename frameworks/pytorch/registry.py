@@ -31,6 +31,7 @@ class TorchRegistry:
         self,
         performance: PerformanceSettings,
         max_model_bytes: int,
+        enable_memory_mapping: bool = True,
         pool: TensorPool | None = None,
     ) -> None:
         """`pool`: where tokens on their way to a GPU are put; None: in memory that it cannot read by itself."""
@@ -39,6 +40,7 @@ class TorchRegistry:
             pool.add_device(PINNED, PinnedBuffers())
         self._performance = performance
         self._max_model_bytes = max_model_bytes
+        self._enable_memory_mapping = enable_memory_mapping
 
     def needs(self, entry: ModelEntry, path: Path) -> ModelNeeds:
         """As Registry.needs."""
@@ -76,7 +78,8 @@ class TorchRegistry:
         dtype = wanted_dtype or default_dtype(device, weights.dtype)
         pooling = _pooling(config, weights)
         tokenizer = TextTokenizer(folder, config)
-        model = load_encoder(folder, config.classifies, pooling in ("pooler", "logits"), dtype, device)
+        needs_pooler = pooling in ("pooler", "logits")
+        model = load_encoder(folder, config.classifies, needs_pooler, dtype, device, self._enable_memory_mapping)
         spec = _spec(model, config, device, dtype)
         threads = self._performance.num_intra_op_threads(entry.instances)
         # The module itself is not changed by a run: one is enough for any number of threads.

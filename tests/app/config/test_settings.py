@@ -81,7 +81,6 @@ def test_the_contracts_example_loads_as_it_stands(tmp_path: Path) -> None:
     assert loaded.keys_without_effect == (
         "models.cache_dir",
         "models.onnx_models[0].quantized",
-        "memory.enable_memory_mapping",
         "performance.enable_quantization",
     )
 

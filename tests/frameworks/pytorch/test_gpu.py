@@ -68,7 +68,7 @@ class TestPinned:
         performance = PerformanceSettings()
         entry = TorchModelEntry(name="m", path=folder, device="cuda:0", dtype="f32")
         through, plain = (
-            placed(TorchRegistry(performance, GIB, each), entry, folder, devices) for each in (pool, None)
+            placed(TorchRegistry(performance, GIB, pool=each), entry, folder, devices) for each in (pool, None)
         )
         for seed in range(50):
             random = np.random.default_rng(seed)
