@@ -9,6 +9,13 @@ from pathlib import Path
 
 import torch
 import transformers
+
+# What every architecture is made of. transformers imports it, for a second, when it builds its first model: here it
+# is part of the framework's import, after which the manager takes what stays for ever out of the collector's care.
+import transformers.generation
+import transformers.masking_utils
+import transformers.modeling_layers
+import transformers.modeling_utils
 from transformers import CONFIG_MAPPING, AutoModel, AutoModelForSequenceClassification
 
 from frameworks.devices import Device
