@@ -15,13 +15,14 @@ from frameworks.version import ModelVersion
 from memory.allocator import give_back_freed_memory, in_use_bytes
 from memory.host import mapped_bytes, resident_bytes
 
-# Loads run two at a time at most: more would only contend for the disk and the GIL.
-LOADER_THREADS = 2
+# Loads run one at a time: what a model takes beyond its size while it is read is taken by one only, and what is
+# measured is its own.
+LOADER_THREADS = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Instances that are warmed up, and the bytes that they take: measured if no other load ran beside theirs."""
+    """Instances that are warmed up, and the bytes that they take, as measured."""
 
     instances: list[BatchModel]
     memory_bytes: int
@@ -42,9 +43,7 @@ class Loader:
         self._registries_lock = threading.Lock()
         self._devices = devices
         self._threads = ThreadPoolExecutor(LOADER_THREADS, thread_name_prefix="loader")
-        self._counting = threading.Lock()
-        self._running = 0
-        self._begun = 0
+        self._departures = 0
 
     async def needs(self, version: ModelVersion) -> ModelNeeds:
         """What the version wants of a device. Raises InvalidModel."""
@@ -64,6 +63,7 @@ class Loader:
 
     async def tidy(self) -> None:
         """Gives back what a model left behind."""
+        self._departures += 1
         await asyncio.to_thread(give_back_freed_memory)
 
     def close(self) -> None:
@@ -75,31 +75,24 @@ class Loader:
 
     def _load(self, version: ModelVersion, device: Device) -> Loaded:
         registry = self._registry(version.model.framework)
-        with self._counting:
-            self._running += 1
-            self._begun += 1
-            alone, begun = self._running == 1, self._begun
+        departures = self._departures
+        before = self._measure(version.path, device)
+        instances = [*registry.load(version.model.entry, version.path, device)]
+        started_s = time.perf_counter()
         try:
-            before = self._measure(version.path, device)
-            instances = [*registry.load(version.model.entry, version.path, device)]
-            started_s = time.perf_counter()
-            try:
-                for instance in instances:
-                    instance.warm_up()
-            except BaseException:
-                for instance in instances:
-                    instance.close()
-                raise
-            warm_up_s = time.perf_counter() - started_s
-            give_back_freed_memory()
-            taken = self._measure(version.path, device) - before
-        finally:
-            with self._counting:
-                alone = alone and self._running == 1 and self._begun == begun
-                self._running -= 1
-        weight_bytes = instances[0].spec.memory_bytes
-        # Others may have given memory back meanwhile; what is known to be there is there.
-        return Loaded(instances, max(weight_bytes, taken) if alone else weight_bytes, warm_up_s)
+            for instance in instances:
+                instance.warm_up()
+        except BaseException:
+            for instance in instances:
+                instance.close()
+            raise
+        warm_up_s = time.perf_counter() - started_s
+        give_back_freed_memory()
+        taken = self._measure(version.path, device) - before
+        if self._departures != departures:
+            # Somebody gave memory back meanwhile: what was seen is less than what was taken.
+            taken = version.memory_bytes
+        return Loaded(instances, max(instances[0].spec.memory_bytes, taken), warm_up_s)
 
     def _measure(self, path: Path, device: Device) -> int:
         """Bytes in use, of which only the difference of two looks means something."""
