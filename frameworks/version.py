@@ -209,8 +209,8 @@ class ModelVersion:
                 if left_s > 0:
                     kind = OutOfMemory if isinstance(self._failure, OutOfMemory) else ModelFailed
                     raise kind(
-                        f'model "{self.model.name}" failed: {self.reason}; mend it, then POST '
-                        f"/models/{self.model.name}/load, or ask again in {left_s:.1f} s, when it is tried again"
+                        f'model "{self.model.name}" failed: {self.reason}; it is tried again in {left_s:.1f} s, or by '
+                        f"POST /models/{self.model.name}/load"
                     )
             case ModelState.REGISTERED | ModelState.LOADING if not self.waits_for_load:
                 raise ModelLoading(

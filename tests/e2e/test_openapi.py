@@ -17,6 +17,7 @@ ROUTES = {
     "/models/{name}": {"get", "delete"},
     "/models/{name}/load": {"post"},
     "/models/{name}/unload": {"post"},
+    "/models/{name}/rollback": {"post"},
     "/health": {"get"},
     "/health/live": {"get"},
     "/health/ready": {"get"},

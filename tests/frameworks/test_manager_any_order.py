@@ -49,6 +49,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.cancelled: set[asyncio.Task[Any]] = set()
         for name in "ab":
             self.register(name, broken=False)
+        self.runner.run(self.manager.__aenter__())
         self.runner.run(self.manager.load_registered())
 
     def wait(self) -> None:
@@ -191,8 +192,7 @@ class AnyOrder(RuleBasedStateMachine):
             self.logs.__exit__(None, None, None)
 
     async def leave(self) -> None:
-        async with self.manager:
-            pass
+        await self.manager.__aexit__(None, None, None)
 
 
 TestAnyOrder = AnyOrder.TestCase
