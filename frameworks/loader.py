@@ -64,7 +64,7 @@ class Loader:
     async def tidy(self) -> None:
         """Gives back what a model left behind."""
         self._departures += 1
-        await asyncio.to_thread(give_back_freed_memory)
+        await asyncio.to_thread(_give_back_memory)
 
     def close(self) -> None:
         """Starts nothing more. What runs is not waited for."""
@@ -113,6 +113,14 @@ class Loader:
                 gc.collect()
                 gc.freeze()
             return self._registries[framework]
+
+
+def _give_back_memory() -> None:
+    """What a closed model leaves: first what only the collector finds (frameworks are frozen, so it is quick), then the
+    pages that lie free.
+    """
+    gc.collect()
+    give_back_freed_memory()
 
 
 def _close_unused(loading: "Future[Loaded]") -> None:

@@ -81,8 +81,10 @@ def open_session(
     # that needs more than malloc keeps (32 MiB in one piece) faults them in anew: MiniLM, 32 texts of 128 tokens, 10 to
     # 30 % slower. Its kSameAsRequested is for the environment's arena only, which outlives the sessions.
     try:
-        read_external_data(options, path, to_read)
-        return ort.InferenceSession(str(path), options, providers=choice.session_providers)
+        contents = read_external_data(options, path, to_read)
+        session = ort.InferenceSession(str(path), options, providers=choice.session_providers)
+        session.external_data = contents  # where it reads them, until it goes
+        return session
     except Exception as error:
         message = _plain(error)
         if _shows(message, _OUT_OF_MEMORY_SIGNS):

@@ -17,6 +17,7 @@ from pathlib import Path
 from tests.bench.cores import ALL_CORES
 from tests.bench.isolation import measure_isolation
 from tests.bench.lending import measure_lending
+from tests.bench.loads import measure_loads
 from tests.bench.models import write_image_model, write_vector_model
 from tests.bench.overload import measure_overload
 from tests.bench.requests_cpu import measure_requests
@@ -65,6 +66,7 @@ def _parts(folder: Path) -> dict[str, list[Callable[[], list[Row]]]]:
         "isolation": [lambda: measure_isolation(vector, _MODELS / "minilm-onnx")],
         "overload": [lambda: measure_overload(folder)],
         "lending": [lambda: measure_lending(folder, _MODELS), lambda: measure_swaps(folder, _MODELS)],
+        "loads": [lambda: measure_loads(folder, _MODELS)],
     }
 
 

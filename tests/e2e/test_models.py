@@ -88,7 +88,8 @@ def test_one_model_in_detail(house: RunningServer) -> None:
     }  # fmt: skip
     (version,) = detail["version_details"].values()
     assert version.keys() == {
-        "state", "reason", "device", "memory_bytes", "providers", "max_tokens", "labels", "loads", "load_seconds", "queue_depth", "path",
+        "state", "reason", "device", "memory_bytes",
+        "providers", "max_tokens", "labels", "loads", "load_seconds", "queue_depth", "path",
         "batching", "padding", "max_batch_size", "instances",
     }  # fmt: skip
     assert version["max_tokens"] == 256

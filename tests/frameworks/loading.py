@@ -25,7 +25,7 @@ GIB = 1024**3
 
 
 def load_onnx(
-    path: Path, *, max_model_bytes: int = GIB, gpu: bool = False, **entry: Any
+    path: Path, *, max_model_bytes: int = GIB, gpu: bool = False, enable_memory_mapping: bool = True, **entry: Any
 ) -> "OnnxModel | OnnxTextModel":
     """Loaded and not warmed up. `entry`: the keys of an `[[models.onnx_models]]` table."""
     from frameworks.onnx.registry import OnnxRegistry
@@ -33,20 +33,22 @@ def load_onnx(
     from frameworks.onnx.text_model import OnnxTextModel
 
     devices = DeviceManager(SystemProbe() if gpu else FakeProbe())
-    registry = OnnxRegistry(devices, PerformanceSettings(intra_op_threads=1), max_model_bytes)
+    registry = OnnxRegistry(devices, PerformanceSettings(intra_op_threads=1), max_model_bytes, enable_memory_mapping)
     settings = OnnxModelEntry(name="m", path=path, **entry)
     model = placed(registry, settings, path, devices)
     assert isinstance(model, OnnxModel | OnnxTextModel)
     return model
 
 
-def load_torch(path: Path, *, max_model_bytes: int = GIB, gpu: bool = False, **entry: Any) -> "EncoderModel":
+def load_torch(
+    path: Path, *, max_model_bytes: int = GIB, gpu: bool = False, enable_memory_mapping: bool = True, **entry: Any
+) -> "EncoderModel":
     """Loaded and not warmed up. `entry`: the keys of a `[[models.torch_models]]` table."""
     from frameworks.pytorch.encoder import EncoderModel
     from frameworks.pytorch.registry import TorchRegistry
 
     devices = DeviceManager(SystemProbe() if gpu else FakeProbe())
-    registry = TorchRegistry(PerformanceSettings(intra_op_threads=2), max_model_bytes)
+    registry = TorchRegistry(PerformanceSettings(intra_op_threads=2), max_model_bytes, enable_memory_mapping)
     settings = TorchModelEntry(name="m", path=path, **entry)
     model = placed(registry, settings, path, devices)
     assert isinstance(model, EncoderModel)

@@ -117,7 +117,7 @@ class TestOrders:
             assert manager.residents.room.versions == []
 
     @in_loop
-    async def test_who_comes_while_a_model_is_removed_waits_and_does_not_find_it(self) -> None:
+    async def test_who_comes_while_a_model_is_removed_is_refused_at_once(self) -> None:
         registry = Yard()
         async with make_manager(registry) as manager:
             [slot] = lazy(manager, "a")
@@ -125,11 +125,11 @@ class TestOrders:
             with permitted(slot):
                 removal = task(manager.remove("a"))
                 await soon(lambda: slot.state is ModelState.DRAINING)
-                late = task(error_of(asked(manager, "a")))
-                await asyncio.sleep(0.01)
-                assert not late.done()
+                with pytest.raises(ModelUnloaded):
+                    await asked(manager, "a")
             await removal
-            assert isinstance(await late, ModelNotFound | ModelUnloaded)
+            with pytest.raises(ModelNotFound):
+                await asked(manager, "a")
 
     @pytest.mark.parametrize("policy", ["latest", "all"])
     @in_loop

@@ -80,22 +80,23 @@ class TestFile:
             load_onnx(tmp_path)
 
 
+@pytest.mark.parametrize("mapped", [True, False])
 class TestExternalData:
     @staticmethod
-    def answers(folder: Path) -> bool:
-        model = load_onnx(folder)
+    def answers(folder: Path, mapped: bool) -> bool:
+        model = load_onnx(folder, enable_memory_mapping=mapped)
         y = listed(model.infer(TensorBatch({"x": np.ones(4, np.float32)}))["y"])
         return bool(y == [1, 2, 3, 4])
 
     @pytest.mark.parametrize("location", ["model.onnx.data", "weights", "deeper/weights.bin", "./weights"])
-    def test_inside_the_folder_is_read(self, tmp_path: Path, location: str) -> None:
+    def test_inside_the_folder_is_read(self, tmp_path: Path, location: str, mapped: bool) -> None:
         (tmp_path / location).parent.mkdir(exist_ok=True)
         (tmp_path / location).write_bytes(onnx_graphs.external_bytes())
         onnx_graphs.save(onnx_graphs.external_data(location), tmp_path)
-        assert self.answers(tmp_path)
+        assert self.answers(tmp_path, mapped)
 
     @pytest.mark.parametrize("location", ["../secret", "deeper/../../secret", "{outside}", "linked", "link/secret"])
-    def test_outside_it_is_refused(self, tmp_path: Path, location: str) -> None:
+    def test_outside_it_is_refused(self, tmp_path: Path, location: str, mapped: bool) -> None:
         (tmp_path / "secret").write_bytes(onnx_graphs.external_bytes())
         folder = tmp_path / "model"
         (folder / "deeper").mkdir(parents=True)
@@ -104,15 +105,27 @@ class TestExternalData:
         location = location.format(outside=tmp_path / "secret")
         onnx_graphs.save(onnx_graphs.external_data(location), folder)
         with pytest.raises(InvalidModel, match="cannot load it"):
-            load_onnx(folder)
+            load_onnx(folder, enable_memory_mapping=mapped)
 
-    def test_absent_or_too_short_is_refused(self, tmp_path: Path) -> None:
+    def test_absent_or_too_short_is_refused(self, tmp_path: Path, mapped: bool) -> None:
         onnx_graphs.save(onnx_graphs.external_data("weights"), tmp_path)
         with pytest.raises(InvalidModel, match="cannot load it"):
-            load_onnx(tmp_path)
+            load_onnx(tmp_path, enable_memory_mapping=mapped)
         (tmp_path / "weights").write_bytes(onnx_graphs.external_bytes()[:-1])
         with pytest.raises(InvalidModel, match="cannot load it"):
-            load_onnx(tmp_path)
+            load_onnx(tmp_path, enable_memory_mapping=mapped)
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/maps")
+    @pytest.mark.parametrize("location", ["weights", "./weights", "deeper/../weights"])
+    def test_it_is_mapped_or_read(self, tmp_path: Path, location: str, mapped: bool) -> None:
+        numbers = 100_000
+        (tmp_path / "deeper").mkdir()
+        (tmp_path / "weights").write_bytes(onnx_graphs.external_bytes(numbers))
+        onnx_graphs.save(onnx_graphs.external_data(location, numbers), tmp_path)
+        model = load_onnx(tmp_path, enable_memory_mapping=mapped)
+        assert (str(tmp_path / "weights") in Path("/proc/self/maps").read_text()) == mapped
+        y = model.infer(TensorBatch({"x": np.zeros(numbers, np.float32)}))["y"]
+        assert listed(y) == list(range(numbers))
 
 
 class TestSize:

@@ -4,11 +4,13 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from frameworks.pytorch.encoder import EncoderModel
 from tests.frameworks.conftest import FolderMaker
-from tests.frameworks.loading import load_torch
+from tests.frameworks.loading import load_torch, rows_of
+from tests.models.text_files import TEXTS
 from tests.models.torch_folders import save_embedder
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/maps")
@@ -46,3 +48,11 @@ def test_weights_of_another_type_are_converted_and_the_file_let_go(made_once: Fo
     folder = made_once(save_embedder)
     model = load_torch(folder, dtype="bf16")
     assert share_in_files(model, folder) == 0
+
+
+@pytest.mark.parametrize("max_shard_size", ["1GB", "20KB"])
+def test_without_mapping_weights_are_read_and_are_the_same(made_once: FolderMaker, max_shard_size: str) -> None:
+    folder = made_once(save_embedder, max_shard_size=max_shard_size)
+    read, mapped = (load_torch(folder, dtype="f32", enable_memory_mapping=on) for on in (False, True))
+    assert share_in_files(read, folder) == 0
+    np.testing.assert_array_equal(rows_of(read, list(TEXTS)), rows_of(mapped, list(TEXTS)))
