@@ -121,6 +121,22 @@ class SequenceSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class QuantizationReport:
+    """What quantising a model gave, measured against the original on the warm-up inputs of its kind.
+
+    `cosine_min` and `cosine_mean` are over the rows of those inputs; `speedup` is the median time of the original by
+    that of the quantised model; `bytes_before` and `bytes_after` are those of the weights.
+    """
+
+    scheme: str
+    cosine_min: float
+    cosine_mean: float
+    speedup: float
+    bytes_before: int
+    bytes_after: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """What a loaded model is: shown by /models, and what a request is decoded by.
 
@@ -128,6 +144,7 @@ class ModelSpec:
     `batched_inputs`: requests of these tensors may share a batch; where it is empty, `unbatched_because` says why.
     `runs_by_shape`: how long a run takes is settled by the shapes of what it is given, not by the values.
     `sequence`: None for tensors that have no sequence axis, or whose axis nobody declared.
+    `quantization`: None for a model that is served as its files are.
     """
 
     framework: str
@@ -143,6 +160,7 @@ class ModelSpec:
     unbatched_because: str | None = None
     runs_by_shape: bool = False
     sequence: SequenceSpec | None = None
+    quantization: QuantizationReport | None = None
     inputs_by_name: dict[str, ValueSpec] = field(init=False, compare=False, repr=False)
     outputs_by_name: dict[str, ValueSpec] = field(init=False, compare=False, repr=False)
     first_output: tuple[str, ...] = field(init=False, compare=False, repr=False)

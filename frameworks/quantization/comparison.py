@@ -1,0 +1,103 @@
+"""How far a quantised model is from its original, and how much faster: measured on the same inputs, in turn."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from frameworks.errors import InvalidModel
+from frameworks.types import Array, Batch, QuantizationReport, TensorBatch, Value
+
+DEFAULT_MIN_COSINE = 0.97
+_ROUNDS = 3
+_LIMIT_S = 10.0
+
+Infer = Callable[[Batch], dict[str, Value]]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """`cosine_min` and `cosine_mean`: over every row of every output that holds numbers."""
+
+    cosine_min: float
+    cosine_mean: float
+    speedup: float
+
+
+def compare(original: Infer, quantized: Infer, batches: Sequence[Batch]) -> Comparison:
+    """Runs both on all batches, a few rounds of each in turn, and fewer where they take long."""
+    originals = [original(batch) for batch in batches]
+    found = cosines_of(originals, [quantized(batch) for batch in batches], batches)
+    times: list[tuple[float, float]] = []
+    started_s = time.perf_counter()
+    while len(times) < _ROUNDS and (not times or time.perf_counter() - started_s < _LIMIT_S):
+        times.append((_seconds(original, batches), _seconds(quantized, batches)))
+    speedup = median(one for one, _ in times) / max(median(other for _, other in times), 1e-9)
+    return Comparison(float(found.min()), float(found.mean()), round(speedup, 3))
+
+
+def cosines_of(
+    originals: Sequence[dict[str, Value]], others: Sequence[dict[str, Value]], batches: Sequence[Batch]
+) -> Array:
+    """One cosine for each row of each output of each batch; [1] where no output holds a number."""
+    found = [
+        row_cosines(rows, other_rows)
+        for batch, one, other in zip(batches, originals, others, strict=True)
+        for rows, other_rows in zip(_numbers(one, batch), _numbers(other, batch), strict=True)
+    ]
+    return np.concatenate(found) if found else np.ones(1)
+
+
+def row_cosines(one: Array, other: Array) -> Array:
+    """The cosine of each row of two arrays [rows, …]. Two rows of nothing but zeros are equal; what is not finite
+    counts as 0, on both sides.
+    """
+    first, second = (np.nan_to_num(a.reshape(len(a), -1).astype(np.float64), posinf=0, neginf=0) for a in (one, other))
+    lengths = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
+    both_zero = ~first.any(axis=1) & ~second.any(axis=1)
+    found: Array = np.where(both_zero, 1.0, (first * second).sum(axis=1) / np.maximum(lengths, 1e-300))
+    return found
+
+
+def check_cosine(report: QuantizationReport, min_cosine: float | None, path: Path, remedies: str) -> None:
+    """Raises InvalidModel where the worst cosine is below what the entry asks for, or below the default.
+
+    `remedies`: what else an entry of this framework can say.
+    """
+    wanted = DEFAULT_MIN_COSINE if min_cosine is None else min_cosine
+    if report.cosine_min < wanted:
+        raise InvalidModel(
+            f"{path}: quantised ({report.scheme}) it is too far from the original: cosine {report.cosine_min:.4f} at "
+            f"worst and {report.cosine_mean:.4f} in the mean over the warm-up inputs, and min_cosine wants {wanted:g}; "
+            f"{remedies}, or set min_cosine lower if that is close enough"
+        )
+
+
+def _seconds(infer: Infer, batches: Sequence[Batch]) -> float:
+    started_s = time.perf_counter()
+    for batch in batches:
+        infer(batch)
+    return time.perf_counter() - started_s
+
+
+def _numbers(outputs: dict[str, Value], batch: Batch) -> list[Array]:
+    """The outputs that are floats, as [rows, …]; where none is, those that are whole numbers."""
+    arrays = [array for value in outputs.values() if (array := _array(value)) is not None]
+    arrays = [array for array in arrays if array.dtype.kind == "f"] or [a for a in arrays if a.dtype.kind in "iub"]
+    rows = batch.rows if isinstance(batch, TensorBatch) else None
+    # An output that has not one entry per row of the batch is one row.
+    return [a if a.ndim and (rows is None or len(a) == rows) else a.reshape(1, -1) for a in arrays if a.size]
+
+
+def _array(value: Value) -> Array | None:
+    """A tensor; or ZipMap's maps of scores, one row each."""
+    if isinstance(value, np.ndarray):
+        return value
+    if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+        rows: list[list[Any]] = [list(item.values()) for item in value]
+        return np.asarray(rows) if len({len(row) for row in rows}) == 1 else None
+    return None
