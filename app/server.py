@@ -23,6 +23,7 @@ from app.service import InferenceService
 from app.shadowing import Shadowing
 from frameworks.devices import DeviceManager, DeviceProbe, SystemProbe
 from frameworks.manager import MLFrameworkManager
+from frameworks.quantization.copies import QuantizedCopies
 from frameworks.runtime import Registry
 from frameworks.scheduling.admission import RequestLimit
 from memory.pooled_arrays import PooledArrays
@@ -122,6 +123,7 @@ def _registries(loaded: LoadedSettings, devices: DeviceManager, pool: TensorPool
     """
     settings = loaded.settings
     enable_memory_mapping = settings.memory.enable_memory_mapping
+    copies = QuantizedCopies(loaded.resolve(settings.models.cache_dir))
 
     def onnx() -> Registry:
         from frameworks.onnx.registry import OnnxRegistry
@@ -130,6 +132,7 @@ def _registries(loaded: LoadedSettings, devices: DeviceManager, pool: TensorPool
             devices,
             settings.performance,
             settings.models.max_model_size,
+            copies,
             enable_memory_mapping,
             PooledArrays(pool),
         )
@@ -137,7 +140,7 @@ def _registries(loaded: LoadedSettings, devices: DeviceManager, pool: TensorPool
     def pytorch() -> Registry:
         from frameworks.pytorch.registry import TorchRegistry
 
-        return TorchRegistry(settings.performance, settings.models.max_model_size, enable_memory_mapping, pool)
+        return TorchRegistry(settings.performance, settings.models.max_model_size, copies, enable_memory_mapping, pool)
 
     return {"onnx": onnx, "pytorch": pytorch}
 

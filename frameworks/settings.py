@@ -165,6 +165,7 @@ class ModelsSettings(BaseModel):
     model_config = SETTINGS_RULES
 
     cache_dir: SettingsPath = Path("./models")
+    """Quantised copies are kept in `quantized` below it."""
     max_model_size: Annotated[Bytes, Field(ge=1)] = 2 * 1024**3
     """Bytes of weights on disk; a larger model is refused."""
     roots: Annotated[tuple[SettingsPath, ...], Field(strict=False)] = (Path("./models"),)
@@ -185,6 +186,7 @@ class PerformanceSettings(BaseModel):
     enable_gpu: bool = True
     enable_tensorrt: bool = False
     enable_quantization: bool = True
+    """False: `quantized` and `dtype = "int8"` of the entries are not applied."""
 
     def num_intra_op_threads(self, instances: int = 1) -> int:
         """Threads one operator uses: intra_op_threads, or the CPUs this process may use. Several instances of a model

@@ -1,6 +1,7 @@
 """What /models shows of a model: the form, for the OpenAPI document, and the filling of it."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -18,6 +19,17 @@ class TensorDescription(BaseModel):
     name: str
     dtype: str
     shape: list[int] | None
+
+
+class Quantization(BaseModel):
+    """What quantising the model gave; the cosines are to the original, over the rows of the warm-up inputs."""
+
+    scheme: str
+    cosine_min: float
+    cosine_mean: float
+    speedup: float = Field(description="median time of the original by that of the quantised model, when it was made")
+    bytes_before: int
+    bytes_after: int
 
 
 class RequestCounts(BaseModel):
@@ -42,6 +54,7 @@ class ModelDescription(BaseModel):
     device: str | None
     dtype: str | None
     quantized: bool
+    quantization: Quantization | None
     memory_bytes: int | None
     inputs: list[TensorDescription] | None
     outputs: list[TensorDescription] | None
@@ -114,7 +127,8 @@ def describe(slot: ModelSlot, requests: Mapping[tuple[str, str, int], int]) -> d
         "versions": list(slot.versions),
         "device": spec.device if spec else None,
         "dtype": spec.dtype if spec else None,
-        "quantized": False,
+        "quantized": bool(spec and spec.quantization),
+        "quantization": asdict(spec.quantization) if spec and spec.quantization else None,
         "memory_bytes": slot.memory_bytes if spec else None,
         "inputs": _tensors(spec.inputs) if spec else None,
         "outputs": _tensors(spec.outputs) if spec else None,

@@ -12,7 +12,7 @@ from app.api.errors import EmptyBody, Forbidden, InvalidJson
 from app.api.model_descriptions import Deleted, ModelDetail, ModelList, describe, describe_in_detail
 from app.api.native.fields import ErrorResponse
 from app.api.wire import check_media_type, json_answer, read_body
-from app.config import ConfigError, entry_keys_without_effect, parse_model_entry
+from app.config import ConfigError, parse_model_entry
 from app.lifecycle import Lifecycle
 from app.observe import Observer
 from frameworks.errors import InvalidInput, InvalidModel, ModelFailed, UnknownField
@@ -207,8 +207,6 @@ def _read_entry(framework: str, body: dict[str, Any]) -> OnnxModelEntry | TorchM
         message = "; ".join([first.message, *(f"{fault.key}: {fault.message}" for fault in others)])
         kind = UnknownField if first.kind == "unknown_key" else InvalidInput
         raise kind(first.key or "body", message) from None
-    if in_vain := entry_keys_without_effect(entry):
-        raise InvalidInput(in_vain[0], "has no effect in this version; leave it out")
     return entry
 
 

@@ -10,7 +10,6 @@ from app.config.loading import (
     ServerSettings,
     Settings,
     check_file,
-    entry_keys_without_effect,
     load_settings,
     parse_model_entry,
 )
@@ -27,7 +26,6 @@ __all__ = [
     "ServerSettings",
     "Settings",
     "check_file",
-    "entry_keys_without_effect",
     "load_settings",
     "parse_model_entry",
 ]

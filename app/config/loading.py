@@ -29,17 +29,7 @@ _ENTRY_TYPES: Mapping[str, type[OnnxModelEntry] | type[TorchModelEntry]] = {
     "onnx": OnnxModelEntry,
     "pytorch": TorchModelEntry,
 }
-_OF_ENTRIES_WITHOUT_EFFECT = ("min_cosine",)
-WITHOUT_EFFECT = frozenset(
-    {
-        "server.grpc_port",
-        "models.cache_dir",
-        "models.onnx_models[].quantized",
-        'models.torch_models[].dtype = "int8"',
-        "performance.enable_quantization",
-        *(f"models.{table}[].{key}" for table in ("onnx_models", "torch_models") for key in _OF_ENTRIES_WITHOUT_EFFECT),
-    }
-)
+WITHOUT_EFFECT = frozenset({"server.grpc_port"})
 """The keys (or single values of a key) that are known and checked, but whose feature this version does not have yet."""
 
 
@@ -153,12 +143,6 @@ def parse_model_entry(framework: object, body: Mapping[str, Any]) -> OnnxModelEn
     if entry is None:
         raise ConfigError(source.faults)
     return entry
-
-
-def entry_keys_without_effect(entry: OnnxModelEntry | TorchModelEntry) -> tuple[str, ...]:
-    """The keys that were set in one entry although this version does not do yet what they say."""
-    outer = ("models", "onnx_models" if isinstance(entry, OnnxModelEntry) else "torch_models", 0)
-    return tuple(dotted(location[len(outer) :]) + value for location, value in _without_effect(entry, outer))
 
 
 def _read(file: Path | None, environ: Mapping[str, str], overrides: Mapping[str, object]) -> Source:

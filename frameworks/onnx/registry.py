@@ -1,5 +1,6 @@
 """Makes ONNX models from files: finds the graph, checks its size, chooses providers, opens the session."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import onnxruntime as ort
@@ -8,11 +9,14 @@ import structlog
 from frameworks.devices import Device, DeviceManager, ModelNeeds
 from frameworks.errors import InvalidModel
 from frameworks.onnx.graph_outline import GraphOutline, read_outline
-from frameworks.onnx.providers import ProviderRules, choose_providers, drives_cuda
+from frameworks.onnx.providers import ProviderChoice, ProviderRules, choose_providers, drives_cuda
+from frameworks.onnx.quantization.copy import Original, quantized_graph
 from frameworks.onnx.session import OnnxModel, open_session
 from frameworks.onnx.text_model import with_text
+from frameworks.quantization.copies import QuantizedCopies
 from frameworks.runtime import BatchModel, ModelEntry
 from frameworks.settings import OnnxModelEntry, PerformanceSettings
+from frameworks.types import QuantizationReport
 from memory.pooled_arrays import PooledArrays
 from memory.sizes import format_size
 
@@ -20,6 +24,8 @@ log = structlog.get_logger(__name__)
 
 # Beside the weights, for what a session keeps of its own; measured when it is loaded.
 HEADROOM = 1.1
+# A quantised copy has a quarter for its MatMuls, and its tables of embeddings as they are.
+HEADROOM_INT8 = 0.6
 
 ort.set_default_logger_severity(3)  # errors; warnings on graphs that work are the exporter's business
 
@@ -34,10 +40,12 @@ class OnnxRegistry:
         devices: DeviceManager,
         performance: PerformanceSettings,
         max_model_bytes: int,
+        copies: QuantizedCopies,
         enable_memory_mapping: bool = True,
         arrays: PooledArrays | None = None,
     ) -> None:
         """`arrays`: what large outputs are written into; None: whatever the session makes for them."""
+        self._copies = copies
         self._arrays = arrays
         self._performance = performance
         self._max_model_bytes = max_model_bytes
@@ -55,7 +63,8 @@ class OnnxRegistry:
         assert isinstance(entry, OnnxModelEntry)
         file = graph_file(path)
         weight_bytes = weight_bytes_of(file, read_outline(file))
-        need = int(weight_bytes * HEADROOM)
+        is_quantized = entry.quantized and self._performance.enable_quantization
+        need = int(weight_bytes * (HEADROOM_INT8 if is_quantized else HEADROOM))
         on_cuda = drives_cuda(entry.execution_providers, self._rules)
         shares = self._shares_session(entry)
         return ModelNeeds(
@@ -77,9 +86,13 @@ class OnnxRegistry:
             )
         choice = choose_providers(entry.name, entry.execution_providers, device, self._rules)
         threads = self._performance.num_intra_op_threads(entry.instances)
+        graph, report = self._graph_to_open(Original(file, outline, entry, weight_bytes, threads), choice)
+        weight_bytes = report.bytes_after if report else weight_bytes
+        # A copy has its own external data, if any, and of those nothing is asked.
+        reads = not self._enable_memory_mapping and report is None
+        to_read = outline.locations if reads else frozenset[str]()
         inter_op_threads = self._performance.inter_op_threads
-        to_read = frozenset[str]() if self._enable_memory_mapping else outline.locations
-        session = open_session(file, choice, threads, inter_op_threads, to_read)
+        session = open_session(graph, choice, threads, inter_op_threads, to_read)
         wanted, active = choice.session_providers[0][0], session.get_providers()[0]
         if active != wanted:
             log.warning("execution provider did not start", model=entry.name, provider=wanted, instead=active)
@@ -87,18 +100,34 @@ class OnnxRegistry:
         # A session without threads of its own runs in any number of threads at once; others would share theirs.
         shared = self._shares_session(entry) and active == "CPUExecutionProvider"
         sessions += [
-            session if shared else open_session(file, choice, threads, inter_op_threads, to_read)
+            session if shared else open_session(graph, choice, threads, inter_op_threads, to_read)
             for _ in range(entry.instances - 1)
         ]
         weight_bytes *= len(set(map(id, sessions)))
         instances = [
             OnnxModel(each, file, choice, weight_bytes, entry, outline.runs_by_shape, self._arrays) for each in sessions
         ]
+        for each in instances:
+            each.spec = replace(each.spec, quantization=report)
         return with_text(instances, file.parent)
 
     def _shares_session(self, entry: OnnxModelEntry) -> bool:
         """Whether one session on the CPU is enough for all instances."""
         return self._performance.num_intra_op_threads(entry.instances) == 1 and self._performance.inter_op_threads == 1
+
+    def _graph_to_open(self, original: Original, choice: ProviderChoice) -> tuple[Path, QuantizationReport | None]:
+        """The model's own graph, or its quantised copy where the entry asks for one. Raises InvalidModel."""
+        if not original.entry.quantized:
+            return original.file, None
+        model, first = original.entry.name, choice.session_providers[0][0]
+        if not self._performance.enable_quantization:
+            log.warning("not quantised: performance.enable_quantization is false", model=model)
+            return original.file, None
+        if first != "CPUExecutionProvider":
+            log.warning(
+                "dynamic int8 is computed by the CPU; for a GPU leave quantized out", model=model, provider=first
+            )
+        return quantized_graph(original, self._copies)
 
 
 def graph_file(path: Path) -> Path:

@@ -188,15 +188,9 @@ class OnnxModel:
 
     def warm_up(self) -> None:
         """Runs once with zeros of the declared shape. Raises InvalidModel where a fully declared shape does not run."""
-        free: dict[str, int] = {}
-        if self._input_shape is not None:
-            names = self._free_names[self.spec.inputs[0].name]
-            free = {n: d for n, d in zip(names, self._input_shape, strict=True) if n is not None}
-        required = [spec for spec in self.spec.inputs if spec.required]
-        values = {spec.name: self._zeros(spec, self._assumed | free) for spec in required}
-        if self._sequence is not None:
-            values |= missing_mask(values, self._sequence) or {}
-        guessed = any(self._is_guessed(spec, free) for spec in required)
+        values = self.example_inputs()
+        free = self._declared_sizes()
+        guessed = any(self._is_guessed(spec, free) for spec in self.spec.inputs if spec.required)
         try:
             self.run_graph(values, tuple(spec.name for spec in self.spec.outputs))
         except (InvalidInput, ModelFailed) as error:
@@ -212,6 +206,23 @@ class OnnxModel:
 
     def close(self) -> None:
         self._session = None
+
+    def example_inputs(self) -> dict[str, Value]:
+        """Zeros for every required input, and the mask. Free dimensions are as input_shape says, else 1, the sequence
+        axis a few.
+        """
+        sizes = self._assumed | self._declared_sizes()
+        values = {spec.name: self._zeros(spec, sizes) for spec in self.spec.inputs if spec.required}
+        if self._sequence is not None:
+            values |= missing_mask(values, self._sequence) or {}
+        return values
+
+    def _declared_sizes(self) -> dict[str, int]:
+        """How large input_shape says that free dimensions are, by their names."""
+        if self._input_shape is None:
+            return {}
+        names = self._free_names[self.spec.inputs[0].name]
+        return {n: d for n, d in zip(names, self._input_shape, strict=True) if n is not None}
 
     def _try_batching(self, shapes: dict[str, tuple[int, ...]]) -> None:
         names = tuple(spec.name for spec in self.spec.outputs)

@@ -134,6 +134,11 @@ class OnnxTextModel:
         rows = pool(output, tokens.attention_mask, self._pooling) if self._head.pools else output
         return rows[: batch.rows].astype(np.float32, copy=False)
 
+    def graph_inputs(self, batch: TokenBatch) -> dict[str, Value]:
+        """What the graph itself is given for the first texts of a batch: as many as it takes in one run."""
+        rows = self._fixed_rows or batch.rows
+        return self._feeds(pad(self._filled(batch.token_ids[:rows]), self._pad_token_id, self._fixed_length or 0))
+
     def _filled(self, token_ids: list[list[int]]) -> list[list[int]]:
         missing = (self._fixed_rows or len(token_ids)) - len(token_ids)
         return token_ids + [[]] * missing

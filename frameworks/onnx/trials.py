@@ -8,12 +8,14 @@ import numpy as np
 from frameworks.types import NUMPY_DTYPES, Array, ModelSpec, TensorType, Value, ValueSpec
 
 Run = Callable[[dict[str, Value]], dict[str, Value]]
-Tolerance = tuple[float, float]
-"""Relative, absolute."""
+Tolerance = tuple[float, float, float]
+"""Relative to each number, absolute, relative to the largest number of the output."""
 
 # Sums are taken in another order in a larger batch, and what they are rounded to is as fine as the dtype.
-_FINE: Tolerance = (1e-4, 1e-5)
-_COARSE: dict[str, Tolerance] = {"bfloat16": (5e-2, 1e-2), "float16": (1e-2, 1e-3)}
+_FINE: Tolerance = (1e-4, 1e-5, 0)
+_COARSE: dict[str, Tolerance] = {"bfloat16": (5e-2, 1e-2, 0), "float16": (1e-2, 1e-3, 0)}
+# The steps in which a run's values are rounded are as wide as its largest value makes them, a neighbour's too.
+_QUANTIZED: Tolerance = (0, 0, 5e-2)
 
 
 def trial_inputs(spec: ModelSpec) -> list[ValueSpec]:
@@ -49,6 +51,8 @@ def random_row(
 
 def tolerance_of(spec: ModelSpec, output: str) -> Tolerance:
     """How far an output may be off: as far as the coarser of its own and the model's main dtype makes likely."""
+    if spec.quantization is not None:
+        return _QUANTIZED
     dtypes = f"{spec.dtype} {spec.outputs_by_name[output].type}"
     return next((tolerance for dtype, tolerance in _COARSE.items() if dtype in dtypes), _FINE)
 
@@ -75,5 +79,7 @@ def _is_item_close(item: Any, single: Any, tolerance: Tolerance) -> bool:
 def _is_close(one: Array, other: Array, tolerance: Tolerance) -> bool:
     if one.dtype.kind != "f":
         return bool(np.array_equal(one, other))
-    relative, absolute = tolerance
+    relative, absolute, of_largest = tolerance
+    finite = np.abs(other[np.isfinite(other)].astype(np.float64)) if of_largest else np.zeros(0)
+    absolute += of_largest * float(finite.max(initial=0))
     return bool(np.allclose(one.astype(np.float64), other.astype(np.float64), relative, absolute, equal_nan=True))

@@ -1,7 +1,9 @@
 """Makes PyTorch models from Hugging Face folders: reads the files' word, chooses task, dtype and device, loads."""
 
+from dataclasses import replace
 from pathlib import Path
 
+import structlog
 import torch
 
 from frameworks.devices import Device, ModelNeeds
@@ -9,7 +11,9 @@ from frameworks.errors import InvalidModel
 from frameworks.pytorch.encoder import EncoderModel, TorchPooling
 from frameworks.pytorch.loader import DTYPE_NAMES, DTYPES, default_dtype, load_encoder
 from frameworks.pytorch.pinned import PINNED, PinnedBuffers
+from frameworks.pytorch.quantize import check_int8_runs_on, quantize_encoder
 from frameworks.pytorch.weights import WeightFiles, read_weight_files
+from frameworks.quantization.copies import QuantizedCopies
 from frameworks.runtime import ModelEntry
 from frameworks.settings import PerformanceSettings, TorchModelEntry
 from frameworks.text import TextTokenizer
@@ -18,7 +22,10 @@ from frameworks.types import ModelSpec, TensorType, TextSpec, ValueSpec
 from memory.sizes import format_size
 from memory.tensor_pool import TensorPool
 
+_INT8_BYTES_PER_ELEMENT = 2
 _HOST = Device("cpu", 0, "", 0, 0)
+log = structlog.get_logger(__name__)
+
 _GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
@@ -31,10 +38,12 @@ class TorchRegistry:
         self,
         performance: PerformanceSettings,
         max_model_bytes: int,
+        copies: QuantizedCopies,
         enable_memory_mapping: bool = True,
         pool: TensorPool | None = None,
     ) -> None:
         """`pool`: where tokens on their way to a GPU are put; None: in memory that it cannot read by itself."""
+        self._copies = copies
         self._pool = pool
         if pool is not None and torch.cuda.is_available():
             pool.add_device(PINNED, PinnedBuffers())
@@ -54,10 +63,14 @@ class TorchRegistry:
         states = min(tokens, entry.max_batch_tokens or tokens) * config.hidden_size
         chosen = DTYPES.get(entry.dtype or "")
         host_dtype = chosen or DTYPES[default_dtype(_HOST, weights.dtype)]
+        host_size, accelerator_size = host_dtype.itemsize, (chosen or DTYPES["f16"]).itemsize
+        if entry.dtype == "int8" and self._performance.enable_quantization:
+            # Its linear layers take one byte, tables of embeddings stay as they are.
+            host_size = accelerator_size = _INT8_BYTES_PER_ELEMENT
         return ModelNeeds(
-            host_bytes=(weights.elements + states) * host_dtype.itemsize,
+            host_bytes=weights.elements * host_size + states * host_dtype.itemsize,
             # An accelerator's own choice is a type of 16 bits.
-            accelerator_bytes=(weights.elements + states) * (chosen or DTYPES["f16"]).itemsize,
+            accelerator_bytes=weights.elements * accelerator_size + states * host_dtype.itemsize,
             wanted=entry.device,
             usable=_usable_accelerators(),
         )
@@ -75,6 +88,9 @@ class TorchRegistry:
         config = read_text_config(path)
         _check_is_encoder(folder, entry, config)
         wanted_dtype = entry.dtype if entry.dtype in DTYPES else None
+        is_int8 = self._wants_int8(entry)
+        if is_int8:
+            check_int8_runs_on(device, folder)
         dtype = wanted_dtype or default_dtype(device, weights.dtype)
         pooling = _pooling(config, weights)
         tokenizer = TextTokenizer(folder, config)
@@ -82,11 +98,21 @@ class TorchRegistry:
         model = load_encoder(folder, config.classifies, needs_pooler, dtype, device, self._enable_memory_mapping)
         spec = _spec(model, config, device, dtype)
         threads = self._performance.num_intra_op_threads(entry.instances)
+        if is_int8:
+            encoder = EncoderModel(model, tokenizer, spec, pooling, config.pad_token_id, threads)
+            report = quantize_encoder(model, encoder, entry, weights, self._copies)
+            spec = replace(_spec(model, config, device, "int8"), quantization=report)
         # The module itself is not changed by a run: one is enough for any number of threads.
         return [
             EncoderModel(model, tokenizer, spec, pooling, config.pad_token_id, threads, self._pool)
             for _ in range(entry.instances)
         ]
+
+    def _wants_int8(self, entry: TorchModelEntry) -> bool:
+        if entry.dtype == "int8" and not self._performance.enable_quantization:
+            log.warning("not quantised: performance.enable_quantization is false", model=entry.name)
+            return False
+        return entry.dtype == "int8"
 
 
 def _check_is_encoder(folder: Path, entry: TorchModelEntry, config: TextConfig) -> None:

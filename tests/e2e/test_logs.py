@@ -92,12 +92,10 @@ def test_start_up_says_devices_models_and_times(house: RunningServer) -> None:
 
 def test_keys_that_have_no_effect_yet_are_warned_of(start: Start) -> None:
     server = start(
-        DIGITS
-        + "quantized = true\ncache = true\n[cache]\nttl_s = 5.0\n[memory]\ngc_threshold = 0.5\n"
-        + "[performance]\nenable_quantization = true\n"
+        DIGITS + "[server]\ngrpc_port = 0\n[cache]\nttl_s = 5.0\n[memory]\ngc_threshold = 0.5\n"
     ).wait_ready()
     (warning,) = server.events("keys that have no effect in this version", level="warning")
-    assert sorted(warning["keys"]) == ["models.onnx_models[0].quantized", "performance.enable_quantization"]
+    assert warning["keys"] == ["server.grpc_port"]
 
 
 def test_every_line_is_json_whatever_a_caller_sends(house: RunningServer) -> None:

@@ -18,8 +18,8 @@ from tests.e2e.server import MODELS, RunningServer, assert_refused, serving, wai
 from tests.models import onnx_graphs
 
 DESCRIBED = {
-    "name", "framework", "task", "state", "reason", "versions", "device", "dtype", "quantized", "memory_bytes",
-    "inputs", "outputs", "last_used", "requests",
+    "name", "framework", "task", "state", "reason", "versions", "device", "dtype", "quantized", "quantization",
+    "memory_bytes", "inputs", "outputs", "last_used", "requests",
 }  # fmt: skip
 IMAGE = {"input_data": [0] * 64}
 
@@ -65,7 +65,7 @@ def test_the_list_shows_every_model(house: RunningServer) -> None:
     for model in models.values():
         assert model.keys() == DESCRIBED
         assert (model["state"], model["reason"], model["versions"]) == ("ready", None, ["1"])
-        assert (model["device"], model["quantized"]) == ("cpu", False)
+        assert (model["device"], model["quantized"], model["quantization"]) == ("cpu", False, None)
         assert model["framework"] in ("onnx", "pytorch")
         assert model["memory_bytes"] > 0
     assert models["minilm"]["framework"] == "pytorch"
@@ -151,7 +151,8 @@ def test_a_model_is_registered_used_and_forgotten(server: RunningServer, roots: 
         ({"framework": "onnx", "name": "x", "path": "good", "quantised": True}, 400, "unknown_field", ["quantized"]),
         ({"framework": "onnx", "name": "x", "path": "good", "device": "cpu"}, 400, "unknown_field", ["device:"]),
         ({"framework": "onnx", "name": "x", "path": "good", "input_shape": [0]}, 400, "invalid_input", ["input_shape"]),
-        ({"framework": "onnx", "name": "x", "path": "good", "quantized": True}, 400, "invalid_input", ["quantized:"]),
+        ({"framework": "onnx", "name": "x", "path": "good", "watch": True}, 400, "invalid_input", ["watch:"]),
+        ({"framework": "onnx", "name": "x", "path": "good", "quantized": True}, 400, "invalid_input", ["no MatMul"]),
         ({"framework": "onnx", "name": "x", "path": "good", "instances": 0}, 400, "invalid_input", ["instances:"]),
         ({"framework": "onnx", "name": "x", "path": "good", "input_shape": [1, 5]}, 400, "invalid_input", ["[1, 5]"]),
         (

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from frameworks.devices import DeviceManager, SystemProbe
+from frameworks.quantization.copies import QuantizedCopies
 from frameworks.runtime import BatchModel, ModelEntry, Registry
 from frameworks.scheduling.batch_lane import BatchLane
 from frameworks.scheduling.batcher import BatchLimits
@@ -22,10 +23,19 @@ if TYPE_CHECKING:
     from frameworks.pytorch.encoder import EncoderModel
 
 GIB = 1024**3
+_NO_CACHE = Path("/dev/null/no folder for copies")
+NO_COPIES = QuantizedCopies(_NO_CACHE)
 
 
 def load_onnx(
-    path: Path, *, max_model_bytes: int = GIB, gpu: bool = False, enable_memory_mapping: bool = True, **entry: Any
+    path: Path,
+    *,
+    max_model_bytes: int = GIB,
+    gpu: bool = False,
+    enable_memory_mapping: bool = True,
+    cache_dir: Path = _NO_CACHE,
+    enable_quantization: bool = True,
+    **entry: Any,
 ) -> "OnnxModel | OnnxTextModel":
     """Loaded and not warmed up. `entry`: the keys of an `[[models.onnx_models]]` table."""
     from frameworks.onnx.registry import OnnxRegistry
@@ -33,7 +43,9 @@ def load_onnx(
     from frameworks.onnx.text_model import OnnxTextModel
 
     devices = DeviceManager(SystemProbe() if gpu else FakeProbe())
-    registry = OnnxRegistry(devices, PerformanceSettings(intra_op_threads=1), max_model_bytes, enable_memory_mapping)
+    performance = PerformanceSettings(intra_op_threads=1, enable_quantization=enable_quantization)
+    copies = QuantizedCopies(cache_dir)
+    registry = OnnxRegistry(devices, performance, max_model_bytes, copies, enable_memory_mapping)
     settings = OnnxModelEntry(name="m", path=path, **entry)
     model = placed(registry, settings, path, devices)
     assert isinstance(model, OnnxModel | OnnxTextModel)
@@ -41,14 +53,22 @@ def load_onnx(
 
 
 def load_torch(
-    path: Path, *, max_model_bytes: int = GIB, gpu: bool = False, enable_memory_mapping: bool = True, **entry: Any
+    path: Path,
+    *,
+    max_model_bytes: int = GIB,
+    gpu: bool = False,
+    enable_memory_mapping: bool = True,
+    cache_dir: Path = _NO_CACHE,
+    enable_quantization: bool = True,
+    **entry: Any,
 ) -> "EncoderModel":
     """Loaded and not warmed up. `entry`: the keys of a `[[models.torch_models]]` table."""
     from frameworks.pytorch.encoder import EncoderModel
     from frameworks.pytorch.registry import TorchRegistry
 
     devices = DeviceManager(SystemProbe() if gpu else FakeProbe())
-    registry = TorchRegistry(PerformanceSettings(intra_op_threads=2), max_model_bytes, enable_memory_mapping)
+    performance = PerformanceSettings(intra_op_threads=2, enable_quantization=enable_quantization)
+    registry = TorchRegistry(performance, max_model_bytes, QuantizedCopies(cache_dir), enable_memory_mapping)
     settings = TorchModelEntry(name="m", path=path, **entry)
     model = placed(registry, settings, path, devices)
     assert isinstance(model, EncoderModel)

@@ -12,7 +12,6 @@ from app.config import (
     ConfigError,
     LoadedSettings,
     Settings,
-    entry_keys_without_effect,
     load_settings,
     parse_model_entry,
 )
@@ -78,11 +77,7 @@ def test_the_contracts_example_loads_as_it_stands(tmp_path: Path) -> None:
     assert settings.memory.max_allocated == 16 * 1024**3
     assert settings.performance.num_intra_op_threads() == 8
     assert loaded.resolve(bert.path) == tmp_path / "models/bert-base.onnx"
-    assert loaded.keys_without_effect == (
-        "models.cache_dir",
-        "models.onnx_models[0].quantized",
-        "performance.enable_quantization",
-    )
+    assert loaded.keys_without_effect == ()
 
 
 def test_the_repositorys_own_config_loads_and_every_key_in_it_has_an_effect() -> None:
@@ -127,7 +122,7 @@ def test_both_names_of_the_torch_table_are_one_table(tmp_path: Path) -> None:
     candle = '[[models.candle_models]]\nname = "b"\npath = "b"\nwatch = true\n'
     loaded = load(tmp_path, candle + '[[models.torch_models]]\nname = "a"\npath = "a"')
     assert [model.name for model in loaded.settings.models.torch_models] == ["a", "b"]
-    assert loaded.keys_without_effect == ("models.candle_models[0].watch",)
+    assert loaded.settings.models.torch_models[1].watch
 
 
 def test_a_file_from_another_editor_is_read(tmp_path: Path) -> None:
@@ -167,8 +162,6 @@ def test_only_what_was_set_is_named_as_without_effect(tmp_path: Path) -> None:
     assert has_effect.keys_without_effect == ()
     without = load(tmp_path, "", ROUNDHOUSE_SERVER__GRPC_PORT="5000")
     assert without.keys_without_effect == ("server.grpc_port",)
-    loaded = load(tmp_path, '[[models.torch_models]]\nname = "a"\npath = "a"\ndtype = "int8"\npinned = true')
-    assert loaded.keys_without_effect == ("models.torch_models[0].pinned", 'models.torch_models[0].dtype = "int8"')
 
 
 def test_names_of_providers_dtypes_and_devices_are_normalised() -> None:
@@ -185,10 +178,9 @@ def test_names_of_providers_dtypes_and_devices_are_normalised() -> None:
 
 
 def test_an_entry_from_a_request_is_read_like_one_from_the_file() -> None:
-    body = {"framework": "onnx", "name": "a", "path": "b", "quantized": "mixed", "max_batch_size": 4}
+    body = {"framework": "onnx", "name": "a", "path": "b", "quantized": "mixed", "watch": True}
     entry = parse_model_entry("onnx", body)
-    assert entry == OnnxModelEntry(name="a", path=Path("b"), quantized="mixed", max_batch_size=4)
-    assert entry_keys_without_effect(entry) == ("quantized",)
+    assert entry == OnnxModelEntry(name="a", path=Path("b"), quantized="mixed", watch=True)
     with pytest.raises(ConfigError) as refusal:
         parse_model_entry("onnx", {"name": "a/b", "quantzed": True, "input_shape": [1, 0], "device": "cpu"})
     assert {(fault.key, fault.kind) for fault in refusal.value.faults} == {

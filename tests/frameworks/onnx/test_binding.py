@@ -17,7 +17,7 @@ from memory.pooled_arrays import PAYS_FROM_BYTES, PooledArrays
 from memory.settings import MemorySettings
 from memory.tensor_pool import HOST, PoolFigures, TensorPool
 from tests.frameworks.fake_probe import FakeProbe
-from tests.frameworks.loading import GIB, load_onnx, placed
+from tests.frameworks.loading import GIB, NO_COPIES, load_onnx, placed
 from tests.models import onnx_encoders, onnx_graphs
 from tests.models.onnx_graphs import model_of
 from tests.models.text_files import write_tokenizer
@@ -32,7 +32,9 @@ class Bound:
     def __init__(self, path: Path) -> None:
         self.pool = TensorPool(MemorySettings())
         devices = DeviceManager(FakeProbe())
-        registry = OnnxRegistry(devices, PerformanceSettings(intra_op_threads=1), GIB, arrays=PooledArrays(self.pool))
+        registry = OnnxRegistry(
+            devices, PerformanceSettings(intra_op_threads=1), GIB, NO_COPIES, arrays=PooledArrays(self.pool)
+        )
         self.model = placed(registry, OnnxModelEntry(name="m", path=path), path, devices)
 
     @property

@@ -13,7 +13,7 @@ from frameworks.types import TensorBatch
 from memory.pooled_arrays import PAYS_FROM_BYTES, PooledArrays
 from memory.settings import MemorySettings
 from memory.tensor_pool import HOST, TensorPool
-from tests.frameworks.loading import load_onnx, placed, rows_of
+from tests.frameworks.loading import NO_COPIES, load_onnx, placed, rows_of
 from tests.models import onnx_encoders, onnx_graphs
 from tests.models.text_files import TEXTS, write_tokenizer
 
@@ -64,7 +64,7 @@ def test_large_outputs_come_into_leased_buffers(tmp_path: Path) -> None:
     width, pool = PAYS_FROM_BYTES // 4, TensorPool(MemorySettings())
     path = onnx_graphs.save(onnx_graphs.add(("n", width)), tmp_path)
     devices = DeviceManager(SystemProbe())
-    registry = OnnxRegistry(devices, PerformanceSettings(), 2**30, arrays=PooledArrays(pool))
+    registry = OnnxRegistry(devices, PerformanceSettings(), 2**30, NO_COPIES, arrays=PooledArrays(pool))
     model = placed(registry, OnnxModelEntry(name="m", path=path), path, devices)
     assert model.spec.device.startswith("cuda:")
     for hits in (0, 2):

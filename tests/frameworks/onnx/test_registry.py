@@ -14,6 +14,7 @@ from frameworks.errors import InvalidModel, OutOfMemory
 from frameworks.onnx.graph_outline import read_outline
 from frameworks.onnx.registry import OnnxRegistry, graph_file, weight_bytes_of
 from frameworks.onnx.session import OnnxModel
+from frameworks.quantization.copies import QuantizedCopies
 from frameworks.settings import OnnxModelEntry, PerformanceSettings
 from frameworks.types import TensorBatch
 from tests.frameworks.fake_probe import FakeProbe
@@ -175,7 +176,10 @@ def test_nothing_here_imports_torch_or_transformers() -> None:
 def test_threads_and_modes_are_taken_from_the_settings(tmp_path: Path) -> None:
     onnx_graphs.save(onnx_graphs.add(), tmp_path)
     registry = OnnxRegistry(
-        DeviceManager(FakeProbe()), PerformanceSettings(intra_op_threads=2, inter_op_threads=2), 10**6
+        DeviceManager(FakeProbe()),
+        PerformanceSettings(intra_op_threads=2, inter_op_threads=2),
+        10**6,
+        QuantizedCopies(tmp_path),
     )
     [model] = registry.load(OnnxModelEntry(name="m", path=tmp_path), tmp_path, FakeProbe().host())
     assert isinstance(model, OnnxModel)

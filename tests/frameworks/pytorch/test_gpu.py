@@ -18,7 +18,7 @@ from frameworks.types import TEXT_OUTPUT, TokenBatch
 from memory.settings import MemorySettings
 from memory.tensor_pool import TensorPool
 from tests.frameworks.conftest import FolderMaker
-from tests.frameworks.loading import GIB, answered_through_a_dispatcher, load_torch, placed, rows_of
+from tests.frameworks.loading import GIB, NO_COPIES, answered_through_a_dispatcher, load_torch, placed, rows_of
 from tests.models.text_files import TEXTS, write_sentence_transformers
 from tests.models.torch_folders import FAMILIES, Family, save_classifier, save_embedder
 
@@ -68,7 +68,8 @@ class TestPinned:
         performance = PerformanceSettings()
         entry = TorchModelEntry(name="m", path=folder, device="cuda:0", dtype="f32")
         through, plain = (
-            placed(TorchRegistry(performance, GIB, pool=each), entry, folder, devices) for each in (pool, None)
+            placed(TorchRegistry(performance, GIB, NO_COPIES, pool=each), entry, folder, devices)
+            for each in (pool, None)
         )
         for seed in range(50):
             random = np.random.default_rng(seed)

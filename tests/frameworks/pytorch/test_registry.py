@@ -15,7 +15,7 @@ from frameworks.pytorch.registry import TorchRegistry
 from frameworks.settings import PerformanceSettings, TorchModelEntry
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.fake_probe import GIB, FakeProbe
-from tests.frameworks.loading import load_torch, rows_of
+from tests.frameworks.loading import NO_COPIES, load_torch, rows_of
 from tests.models.text_files import change_json, write_json, write_sentence_transformers, write_tokenizer
 from tests.models.torch_folders import HIDDEN_SIZE, MAX_TOKENS, rewrite_weights, save_classifier, save_embedder
 
@@ -101,11 +101,11 @@ class TestSize:
 
     @pytest.mark.parametrize(("dtype", "element_bytes"), [("f32", 4), ("f16", 2), ("bf16", 2), (None, 2)])
     def test_a_device_is_asked_for_what_the_weights_will_take_there(
-        self, made_once: FolderMaker, dtype: str | None, element_bytes: int
+        self, made_once: FolderMaker, tmp_path: Path, dtype: str | None, element_bytes: int
     ) -> None:
         """Left alone, an accelerator holds them in 16 bits. The states of the largest batch's last layer are added."""
         folder = made_once(save_embedder)
-        registry = TorchRegistry(PerformanceSettings(intra_op_threads=2, max_batch_size=4), GIB)
+        registry = TorchRegistry(PerformanceSettings(intra_op_threads=2, max_batch_size=4), GIB, NO_COPIES)
         entry = TorchModelEntry(name="m", path=folder, dtype=dtype)  # type: ignore[arg-type]
         [model] = registry.load(entry, folder, FakeProbe().host())
         assert model._model is not None
@@ -117,7 +117,7 @@ class TestSize:
 
     def test_an_entry_s_tokens_bound_the_states(self, made_once: FolderMaker) -> None:
         folder = made_once(save_embedder)
-        registry = TorchRegistry(PerformanceSettings(intra_op_threads=2), GIB)
+        registry = TorchRegistry(PerformanceSettings(intra_op_threads=2), GIB, NO_COPIES)
 
         def needs(**settings: Any) -> int:
             return registry.needs(TorchModelEntry(name="m", path=folder, **settings), folder).accelerator_bytes

@@ -19,7 +19,7 @@ from memory.pooled_arrays import PAYS_FROM_BYTES, PooledArrays
 from memory.settings import MemorySettings
 from memory.tensor_pool import HOST, TensorPool
 from tests.frameworks.fake_probe import FakeProbe
-from tests.frameworks.loading import GIB, placed
+from tests.frameworks.loading import GIB, NO_COPIES, placed
 from tests.frameworks.loops import in_loop, soon
 from tests.frameworks.scheduling.costs import trained
 from tests.models import onnx_graphs
@@ -34,7 +34,7 @@ async def test_in_the_steady_state_a_batch_allocates_no_tensor(tmp_path: Path) -
     arrays = PooledArrays(pool)
     path = onnx_graphs.save(onnx_graphs.add(("n", WIDTH)), tmp_path)
     devices = DeviceManager(FakeProbe())
-    registry = OnnxRegistry(devices, PerformanceSettings(intra_op_threads=1), GIB, arrays=arrays)
+    registry = OnnxRegistry(devices, PerformanceSettings(intra_op_threads=1), GIB, NO_COPIES, arrays=arrays)
     model = placed(registry, OnnxModelEntry(name="m", path=path), path, devices)
     model.warm_up()
     sizes: Counter[int] = Counter()
@@ -69,7 +69,7 @@ async def test_a_caller_that_keeps_its_answer_keeps_it(tmp_path: Path) -> None:
     pool = TensorPool(MemorySettings())
     path = onnx_graphs.save(onnx_graphs.add(("n", WIDTH)), tmp_path)
     devices = DeviceManager(FakeProbe())
-    registry = OnnxRegistry(devices, PerformanceSettings(intra_op_threads=1), GIB, arrays=PooledArrays(pool))
+    registry = OnnxRegistry(devices, PerformanceSettings(intra_op_threads=1), GIB, NO_COPIES, arrays=PooledArrays(pool))
     model = placed(registry, OnnxModelEntry(name="m", path=path), path, devices)
     model.warm_up()
     limits = BatchLimits(CALLERS, max_delay_s=5.0)

@@ -1,0 +1,101 @@
+"""A graph whose MatMuls can be quantised: which they are, and its copies with some of them left as they were."""
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+from onnxruntime.quantization import QuantType, quantize_dynamic
+from onnxruntime.quantization.onnx_model import ONNXModel
+
+from frameworks.types import Array
+
+# Protobuf refuses 2 GiB; a copy is smaller than its original, and how much only shows when it is made.
+_LARGEST_SINGLE_FILE = 1_900_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantMatMul:
+    """A MatMul with constant weights [inputs, outputs]. `source` is the name of what is multiplied."""
+
+    name: str
+    source: str
+    weight: Array
+
+
+class QuantizableGraph:
+    """A graph read whole, Gemm taken apart into MatMul and Add, and its MatMuls named."""
+
+    def __init__(self, file: Path, reduced_range: bool) -> None:
+        """`reduced_range`: weights keep to 7 bits. Raises what onnx raises on graphs that it cannot read."""
+        self._reduced_range = reduced_range
+        self._model = onnx.load(str(file))
+        ONNXModel(self._model).replace_gemm_with_matmul()
+        self.bytes = self._model.ByteSize() if file.stat().st_size < _LARGEST_SINGLE_FILE else file.stat().st_size
+        self.matmuls = self._find()
+
+    def write(self, file: Path, unquantized: frozenset[str]) -> None:
+        """Writes the copy in which all MatMuls but those of these names are int8: weights per output channel, inputs
+        by each run's own range.
+        """
+        with _quiet():
+            quantize_dynamic(
+                self._model,
+                str(file),
+                op_types_to_quantize=["MatMul"],
+                per_channel=True,
+                reduce_range=self._reduced_range,
+                weight_type=QuantType.QInt8,
+                nodes_to_exclude=sorted(unquantized),
+                use_external_data_format=self.bytes >= _LARGEST_SINGLE_FILE,
+                extra_options={"MatMulConstBOnly": True},
+            )
+
+    def write_with_outputs(self, file: Path, names: list[str]) -> None:
+        """Writes the original with these values of it as further outputs."""
+        model = onnx.ModelProto()
+        model.CopyFrom(self._model)
+        present = {output.name for output in model.graph.output} | {given.name for given in model.graph.input}
+        model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in present)
+        onnx.save(
+            model,
+            str(file),
+            save_as_external_data=self.bytes >= _LARGEST_SINGLE_FILE,
+            location=f"{file.name}.data",
+        )
+
+    def _find(self) -> list[ConstantMatMul]:
+        graph = self._model.graph
+        constants = {tensor.name: tensor for tensor in graph.initializer}
+        taken = {node.name for node in graph.node}
+        found = []
+        for number, node in enumerate(graph.node):
+            if node.op_type != "MatMul" or node.domain not in ("", "ai.onnx"):
+                continue
+            # What is to be left out is left out by its name.
+            if not node.name:
+                node.name = next(f"MatMul_{number}{x}" for x in ("", *"abcdefgh") if f"MatMul_{number}{x}" not in taken)
+            weight = constants.get(node.input[1])
+            if weight is not None and weight.data_type == onnx.TensorProto.FLOAT and len(weight.dims) == 2:
+                found.append(ConstantMatMul(node.name, node.input[0], onnx.numpy_helper.to_array(weight)))
+        return found
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """onnxruntime advises on the root logger to preprocess the graph: that is for people who quantise by hand."""
+    root = logging.getLogger()
+    root.addFilter(_is_not_advice)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            yield
+    finally:
+        root.removeFilter(_is_not_advice)
+
+
+def _is_not_advice(record: logging.LogRecord) -> bool:
+    return "pre-processing before quantization" not in record.getMessage()

@@ -1,0 +1,241 @@
+"""int8 copies of graphs: against onnxruntime's own quantiser and fp32, refused where they are too far off, kept."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnxruntime.quantization import QuantType, quantize_dynamic
+
+from frameworks.errors import InvalidModel
+from frameworks.onnx.quantization.cpu import needs_reduced_range
+from frameworks.onnx.session import OnnxModel
+from frameworks.quantization.comparison import row_cosines
+from frameworks.types import Array, TensorBatch
+from tests.frameworks.loading import load_onnx, rows_of
+from tests.models import onnx_encoders, onnx_graphs, onnx_perceptrons
+from tests.models.text_files import TEXTS, write_json, write_tokenizer
+
+ROOT = Path(__file__).parents[3]
+X = np.random.default_rng(1).random((20, onnx_perceptrons.SIZE)).astype(np.float32)
+
+
+def answer(model: object, x: Array = X) -> Array:
+    assert isinstance(model, OnnxModel)
+    y = model.infer(TensorBatch({"x": x}))["y"]
+    assert isinstance(y, np.ndarray)
+    return y
+
+
+def copies_in(cache: Path) -> list[Path]:
+    return sorted((cache / "quantized").glob("*/model.onnx"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model's own folder, with a graph that can be quantised."""
+    (tmp_path / "model").mkdir()
+    onnx_graphs.save(onnx_perceptrons.product(), tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_it_answers_as_onnxruntimes_own_quantiser_says(folder: Path, tmp_path: Path) -> None:
+    model = load_onnx(folder, quantized=True, cache_dir=tmp_path / "cache")
+    quantize_dynamic(
+        str(folder / "model.onnx"),
+        str(tmp_path / "theirs.onnx"),
+        op_types_to_quantize=["MatMul"],
+        per_channel=True,
+        reduce_range=needs_reduced_range(),
+        weight_type=QuantType.QInt8,
+    )
+    theirs = onnx_graphs.session(tmp_path / "theirs.onnx").run(None, {"x": X})[0]
+    np.testing.assert_allclose(answer(model), theirs, rtol=1e-5, atol=1e-5)
+    fp32 = X @ onnx_perceptrons.weights()
+    assert not np.allclose(answer(model), fp32, atol=1e-4)
+    assert row_cosines(answer(model), fp32).min() > 0.999
+
+
+def test_the_report_says_what_was_measured(folder: Path, tmp_path: Path) -> None:
+    model = load_onnx(folder, quantized=True, cache_dir=tmp_path / "cache")
+    report = model.spec.quantization
+    assert report is not None
+    [copy] = copies_in(tmp_path / "cache")
+    assert (report.scheme, report.bytes_before) == ("int8", (folder / "model.onnx").stat().st_size)
+    assert report.bytes_after == copy.stat().st_size == model.spec.memory_bytes
+    assert report.bytes_after < report.bytes_before / 2
+    assert 0.999 < report.cosine_min <= report.cosine_mean <= 1
+    assert report.speedup > 0
+    types = [node.op_type for node in onnx.load(copy).graph.node]
+    assert "MatMulInteger" in types
+    assert "MatMul" not in types
+
+
+def test_gemm_is_quantised_too(folder: Path, tmp_path: Path) -> None:
+    onnx_graphs.save(onnx_perceptrons.gemm(), folder)
+    model = load_onnx(folder, quantized=True, cache_dir=tmp_path / "cache")
+    np.testing.assert_allclose(answer(model), X @ onnx_perceptrons.weights() + 1, atol=0.05)
+    assert model.spec.memory_bytes < (folder / "model.onnx").stat().st_size / 2
+
+
+def test_requests_still_share_a_batch(folder: Path, tmp_path: Path) -> None:
+    """A neighbour's largest value changes the steps of rounding, which is no reason against batching."""
+    model = load_onnx(folder, quantized=True, cache_dir=tmp_path / "cache")
+    model.warm_up()
+    assert model.spec.unbatched_because is None
+    assert model.spec.batched_inputs == {"x"}
+
+
+def test_a_graph_that_mixes_rows_is_still_found_out(folder: Path, tmp_path: Path) -> None:
+    graph = onnx_perceptrons.product()
+    graph.graph.node[0].output[0] = "products"
+    graph.graph.node.extend(
+        [
+            onnx.helper.make_node("CumSum", ["products", "rows"], ["y"]),
+        ]
+    )
+    graph.graph.initializer.append(onnx.numpy_helper.from_array(np.array(0, np.int64), "rows"))
+    onnx_graphs.save(graph, folder)
+    model = load_onnx(folder, quantized=True, cache_dir=tmp_path / "cache")
+    model.warm_up()
+    assert model.spec.unbatched_because is not None
+    assert "differs" in model.spec.unbatched_because
+
+
+@pytest.mark.parametrize("quantized", [None, False])
+def test_what_does_not_ask_for_it_is_served_as_it_is(folder: Path, tmp_path: Path, quantized: bool | None) -> None:
+    model = load_onnx(folder, quantized=quantized, cache_dir=tmp_path / "cache")
+    assert model.spec.quantization is None
+    assert not (tmp_path / "cache").exists()
+
+
+def test_nor_is_any_where_it_is_switched_off(folder: Path, tmp_path: Path) -> None:
+    model = load_onnx(folder, quantized=True, cache_dir=tmp_path / "cache", enable_quantization=False)
+    assert model.spec.quantization is None
+    np.testing.assert_allclose(answer(model), X @ onnx_perceptrons.weights(), atol=1e-5)
+
+
+def test_a_copy_that_is_there_costs_no_import_of_onnx_and_says_the_same(folder: Path, tmp_path: Path) -> None:
+    first = load_onnx(folder, quantized=True, cache_dir=tmp_path / "cache").spec.quantization
+    code = (
+        "import sys; from pathlib import Path; from tests.frameworks.loading import load_onnx\n"
+        f"model = load_onnx(Path({str(folder)!r}), quantized=True, cache_dir=Path({str(tmp_path / 'cache')!r}))\n"
+        "assert 'onnx' not in sys.modules, 'imported'; print(repr(model.spec.quantization))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == repr(first), done.stderr
+
+
+def test_external_data_counts_for_the_copy(folder: Path, tmp_path: Path) -> None:
+    """Nothing is written into the model's own folder."""
+    for weight in (onnx_perceptrons.weights(), 2 * onnx_perceptrons.weights()):
+        onnx.save(
+            onnx_perceptrons.product(weight),
+            str(folder / "model.onnx"),
+            save_as_external_data=True,
+            location="weights",
+            size_threshold=0,
+        )
+        before = sorted(folder.iterdir())
+        model = load_onnx(folder, quantized=True, cache_dir=tmp_path / "cache")
+        np.testing.assert_allclose(answer(model), X @ weight, atol=0.1)
+        assert sorted(folder.iterdir()) == before
+        (folder / "weights").unlink()
+    assert len(copies_in(tmp_path / "cache")) == 2
+
+
+def test_nothing_to_quantise_is_said(folder: Path, tmp_path: Path) -> None:
+    onnx_graphs.save(onnx_graphs.add(), folder)
+    with pytest.raises(InvalidModel, match=r"no MatMul or Gemm with constant float32 weights.*leave quantized out"):
+        load_onnx(folder, quantized=True, cache_dir=tmp_path / "cache")
+
+
+def test_inputs_that_cannot_be_made_up_are_said(folder: Path, tmp_path: Path) -> None:
+    onnx_graphs.save(onnx_graphs.pairs(), folder)
+    with pytest.raises(InvalidModel, match=r"cannot be compared with its quantised copy.*set input_shape"):
+        load_onnx(folder, quantized=True, cache_dir=tmp_path / "cache")
+
+
+def test_a_cache_that_cannot_be_written_is_said(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "cache").write_bytes(b"")
+    with pytest.raises(InvalidModel, match=r"models\.cache_dir = .*cache"):
+        load_onnx(folder, quantized=True, cache_dir=tmp_path / "cache")
+
+
+class TestSensitive:
+    """Six products, one of which dynamic int8 ruins."""
+
+    @pytest.fixture
+    def graph(self, folder: Path) -> Path:
+        onnx_graphs.save(onnx_perceptrons.six_products(), folder)
+        return folder
+
+    def test_it_alone_stays_fp32(self, graph: Path, tmp_path: Path) -> None:
+        for quantized in (True, "mixed"):
+            cache = tmp_path / str(quantized)
+            model = load_onnx(graph, quantized=quantized, cache_dir=cache)
+            nodes = onnx.load(copies_in(cache)[0]).graph.node
+            assert [node.name for node in nodes if node.op_type == "MatMul"] == ["harmed"]
+            fp32 = onnx_graphs.session(graph / "model.onnx").run(None, {"x": X})[0]
+            assert row_cosines(answer(model), fp32).min() > 0.988
+
+    def test_where_it_is_quantised_all_the_same_the_load_is_refused(
+        self, graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("frameworks.onnx.quantization.mixed._FAR_FROM_OTHERS", np.inf)
+        cache = tmp_path / "cache"
+        with pytest.raises(InvalidModel, match=r'at worst.*min_cosine wants 0\.97; quantized = "mixed"'):
+            load_onnx(graph, quantized=True, cache_dir=cache)
+        # From the cache as well, unless the entry takes it as it is.
+        with pytest.raises(InvalidModel, match=r"min_cosine wants 0\.9;"):
+            load_onnx(graph, quantized=True, cache_dir=cache, min_cosine=0.9)
+        model = load_onnx(graph, quantized=True, cache_dir=cache, min_cosine=0)
+        assert model.spec.quantization is not None
+        assert model.spec.quantization.cosine_min < 0.9
+        assert len(copies_in(cache)) == 1
+
+
+class TestText:
+    @pytest.fixture
+    def encoder(self, folder: Path) -> Path:
+        write_tokenizer(folder)
+        write_json(folder / "config.json", {"model_type": "bert"})
+        onnx_graphs.save(onnx_encoders.encoder(("last_hidden_state", "pooler_output")), folder)
+        return folder
+
+    def test_the_tokenizer_stays_in_the_models_own_folder(self, encoder: Path, tmp_path: Path) -> None:
+        model = load_onnx(encoder, quantized=True, cache_dir=tmp_path / "cache")
+        assert model.spec.task == "embed"
+        assert model.spec.quantization is not None
+        cosines = row_cosines(rows_of(load_onnx(encoder), [*TEXTS]), rows_of(model, [*TEXTS]))
+        assert model.spec.quantization.cosine_min > 0.99
+        assert cosines.min() > 0.99
+        assert not np.allclose(cosines, 1, atol=1e-7)
+
+    def test_a_graph_of_fixed_sizes(self, encoder: Path, tmp_path: Path) -> None:
+        onnx_graphs.save(onnx_encoders.encoder(("pooler_output",), shape=(2, 16)), encoder)
+        for quantized in (True, "mixed"):
+            model = load_onnx(encoder, quantized=quantized, cache_dir=tmp_path / "cache")
+            assert rows_of(model, ["steam", "the cat", "on"]).shape == (3, 8)
+
+
+@pytest.mark.parametrize(
+    ("machine", "flags", "needs"),
+    [
+        ("x86_64", "fma avx2 avx512_vnni", False),
+        ("AMD64", "avx2 avx_vnni", False),
+        ("x86_64", "fma avx2", True),
+        ("x86_64", None, True),
+        ("aarch64", None, False),
+        ("arm64", None, False),
+    ],
+)
+def test_only_an_x86_without_vnni_needs_weights_of_seven_bits(
+    tmp_path: Path, machine: str, flags: str | None, needs: bool
+) -> None:
+    file = tmp_path / "cpuinfo"
+    if flags is not None:
+        file.write_text(f"processor\t: 0\nflags\t\t: {flags}\n", encoding="utf-8")
+    assert needs_reduced_range(file, machine) is needs

@@ -1,0 +1,67 @@
+"""How few MatMuls are left in fp32, and how a single one's error is foreseen."""
+
+import numpy as np
+import pytest
+
+from frameworks.onnx.quantization.mixed import fewest, outliers
+from frameworks.onnx.quantization.sensitivity import Sensitivity, round_input, round_weight
+from tests.models import onnx_graphs
+from tests.models.onnx_perceptrons import dynamically_rounded
+
+ERRORS = [5.0, 3.0, 1.0, 0.5, 0.3, 0.2]
+
+
+@pytest.mark.parametrize("aim", [0.0, 0.96, 0.99, 0.9979, 0.999])
+def test_as_few_as_it_takes_where_errors_add_up(aim: float) -> None:
+    """The distance is a tenth of a percent for each unit of error that remains."""
+
+    def worst_cosine(count: int) -> float:
+        return 1 - sum(ERRORS[count:]) / 1000
+
+    count = fewest(worst_cosine, ERRORS, aim)
+    assert worst_cosine(count) >= aim
+    assert count == 0 or worst_cosine(count - 1) < aim
+
+
+@pytest.mark.parametrize("enough", range(6))
+def test_an_error_that_does_not_add_up_is_searched_for_all_the_same(enough: int) -> None:
+    asked: list[int] = []
+
+    def worst_cosine(count: int) -> float:
+        asked.append(count)
+        return 0.999 if count >= enough else 0.98
+
+    count = fewest(worst_cosine, [1.0] * 6, 0.99)
+    assert enough <= count <= enough + 1
+    assert len(asked) == len(set(asked))
+
+
+def test_all_where_nothing_helps_and_few_trials() -> None:
+    asked: list[int] = []
+
+    def hopeless(count: int) -> float:
+        asked.append(count)
+        return 0.5
+
+    assert fewest(hopeless, ERRORS * 20, 0.99) == 120
+    assert len(asked) <= 5
+
+
+def test_outliers_are_far_from_what_is_usual() -> None:
+    order = [Sensitivity("far", 90.0, 10), *(Sensitivity(f"n{i}", 1.0 + i / 10, 1) for i in range(9))]
+    assert outliers(order) == set()
+    assert outliers([Sensitivity("far", 900.0, 10), *order[1:]]) == {"far"}
+
+
+def test_inputs_are_rounded_as_onnxruntime_rounds_them() -> None:
+    session = onnx_graphs.session(dynamically_rounded())
+    random = np.random.default_rng(0)
+    for low, high in ((-1, 3), (0.5, 2), (-4, -1), (0, 0)):
+        x = random.uniform(low, high, (7, 5)).astype(np.float32)
+        [theirs] = session.run(None, {"x": x})
+        np.testing.assert_allclose(round_input(x), theirs, atol=1e-5)
+
+
+def test_weights_are_rounded_per_output_channel() -> None:
+    weight = np.array([[1.27, 100.0], [-0.634, 0.3]], np.float32)
+    np.testing.assert_allclose(round_weight(weight), [[1.27, 100.0], [-0.63, 0.0]], rtol=1e-5, atol=1e-6)
