@@ -20,6 +20,7 @@ from tests.bench.lending import measure_lending
 from tests.bench.loads import measure_loads
 from tests.bench.models import write_image_model, write_vector_model
 from tests.bench.overload import measure_overload
+from tests.bench.quantization import measure_quantization
 from tests.bench.requests_cpu import measure_requests
 from tests.bench.servers import ROOT
 from tests.bench.startup import measure_startup
@@ -63,6 +64,7 @@ def _parts(folder: Path) -> dict[str, list[Callable[[], list[Row]]]]:
         "startup": [lambda: measure_startup(vector)],
         "requests": [lambda: measure_throughput(image, vector), lambda: measure_requests(image, vector)],
         "texts": [lambda: measure_text_throughput(_MODELS), lambda: measure_texts(_MODELS)],
+        "quantization": [lambda: measure_quantization(_MODELS)],
         "isolation": [lambda: measure_isolation(vector, _MODELS / "minilm-onnx")],
         "overload": [lambda: measure_overload(folder)],
         "lending": [lambda: measure_lending(folder, _MODELS), lambda: measure_swaps(folder, _MODELS)],

@@ -42,7 +42,7 @@ Rates = Mapping[str, list[float]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
+class Way:
     """One server with the model, and the texts as it is asked for them. It is paused unless it is measured."""
 
     server: RunningServer
@@ -134,7 +134,7 @@ def _way(
     texts: Sequence[str],
     expected: Sequence[float],
     load_cores: frozenset[int] = LOAD_CORES,
-) -> _Way | None:
+) -> Way | None:
     """None where a peer does not run here. Raises where it answers something else than the library alone."""
     server = enter(stack, starting) if name == _OURS else enter_peer(stack, name, starting)
     if server is None:
@@ -143,7 +143,7 @@ def _way(
         answer = server.post(path, orjson.dumps({"text": texts[0]}))
     if np.dot(answer["embeddings"][0], expected) < 0.9999:
         raise RuntimeError(f"{name} embeds a text differently")
-    return _Way(server, [request_of(path, orjson.dumps({"text": text})) for text in texts], load_cores)
+    return Way(server, [request_of(path, orjson.dumps({"text": text})) for text in texts], load_cores)
 
 
 def _row(what: str, rates: Rates, way: str, target: str, beside: Sequence[str] = ()) -> Row:

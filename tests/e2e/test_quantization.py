@@ -1,0 +1,54 @@
+"""Quantised models as their callers see them: in /models, in their answers, in a refusal."""
+
+from pathlib import Path
+
+import numpy as np
+
+from frameworks.quantization.comparison import row_cosines
+from tests.e2e.server import MODELS, assert_refused, serving
+from tests.models.torch_folders import save_embedder
+
+TEXTS = ["A roundhouse is where engines wait.", "Locomotives are kept in a shed.", "def f(x): return x"]
+FIGURES = {"scheme", "cosine_min", "cosine_mean", "speedup", "bytes_before", "bytes_after"}
+
+
+def test_quantised_models_are_shown_answer_like_their_originals_and_are_kept(tmp_path: Path) -> None:
+    save_embedder(tmp_path / "tiny")
+    config = f"""
+[models]
+cache_dir = "{tmp_path / "cache"}"
+roots = ["{MODELS}"]
+[[models.onnx_models]]
+name = "fp32"
+path = "{MODELS / "minilm-onnx"}"
+[[models.onnx_models]]
+name = "int8"
+path = "{MODELS / "minilm-onnx"}"
+quantized = true
+[[models.torch_models]]
+name = "tiny"
+path = "{tmp_path / "tiny"}"
+dtype = "int8"
+"""
+    with serving(tmp_path, config) as server:
+        server.wait_ready()
+        models = {name: server.client.get(f"/models/{name}").json() for name in ("fp32", "int8", "tiny")}
+        assert (models["fp32"]["quantized"], models["fp32"]["quantization"]) == (False, None)
+        for name, scheme in (("int8", "int8"), ("tiny", "int8")):
+            figures = models[name]["quantization"]
+            assert (models[name]["quantized"], figures.keys(), figures["scheme"]) == (True, FIGURES, scheme)
+            assert 0.97 <= figures["cosine_min"] <= figures["cosine_mean"] <= 1
+            assert models[name]["memory_bytes"] == figures["bytes_after"] < figures["bytes_before"]
+        original, quantised = (
+            np.array(server.infer(name, text=TEXTS)["embeddings"], np.float32) for name in ("fp32", "int8")
+        )
+        assert 0.97 < row_cosines(original, quantised).min() < 1 - 1e-6
+        entry = {"framework": "onnx", "name": "x", "path": str(MODELS / "minilm-onnx"), "quantized": True}
+        refused = server.client.post("/models", json=entry | {"min_cosine": 0.999})
+        assert_refused(refused, 400, "invalid_input", "at worst", "min_cosine wants 0.999", '"mixed"')
+        server.stop()
+
+    with serving(tmp_path, config.partition("[[models.torch_models]]")[0]) as server:
+        again = server.wait_ready().client.get("/models/int8").json()
+        assert again["quantization"] == models["int8"]["quantization"]
+        server.stop()
