@@ -9,7 +9,15 @@ from typing import Any
 import structlog
 
 from frameworks.devices import DeviceManager
-from frameworks.errors import Draining, InvalidModel, ModelUnloaded, NoRoomNow, OutOfMemory, RoundhouseError
+from frameworks.errors import (
+    Draining,
+    InvalidModel,
+    ModelFailed,
+    ModelUnloaded,
+    NoRoomNow,
+    OutOfMemory,
+    RoundhouseError,
+)
 from frameworks.loader import Loaded, Loader
 from frameworks.room import Order, Room
 from frameworks.scheduling.admission import Permit
@@ -58,6 +66,9 @@ class Residents:
         try:
             with suppress(NoRoomNow):  # a load of start-up's, which asks nobody to leave; the next one does
                 await self._fly(version)
+        except InvalidModel as error:
+            permit.end_visit()
+            raise ModelFailed(f"{version} failed to load: {error.message}") from error
         except BaseException:
             permit.end_visit()
             raise

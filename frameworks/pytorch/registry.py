@@ -63,14 +63,15 @@ class TorchRegistry:
         states = min(tokens, entry.max_batch_tokens or tokens) * config.hidden_size
         chosen = DTYPES.get(entry.dtype or "")
         host_dtype = chosen or DTYPES[default_dtype(_HOST, weights.dtype)]
-        host_size, accelerator_size = host_dtype.itemsize, (chosen or DTYPES["f16"]).itemsize
+        # An accelerator's own choice is a type of 16 bits.
+        accelerator_dtype = chosen or DTYPES["f16"]
+        host_size, accelerator_size = host_dtype.itemsize, accelerator_dtype.itemsize
         if entry.dtype == "int8" and self._performance.enable_quantization:
             # Its linear layers take one byte, tables of embeddings stay as they are.
             host_size = accelerator_size = _INT8_BYTES_PER_ELEMENT
         return ModelNeeds(
             host_bytes=weights.elements * host_size + states * host_dtype.itemsize,
-            # An accelerator's own choice is a type of 16 bits.
-            accelerator_bytes=weights.elements * accelerator_size + states * host_dtype.itemsize,
+            accelerator_bytes=weights.elements * accelerator_size + states * accelerator_dtype.itemsize,
             wanted=entry.device,
             usable=_usable_accelerators(),
         )

@@ -20,7 +20,7 @@ from app.lifecycle import Lifecycle
 from app.observe import Observer, RequestRecord
 from app.service import InferenceService
 from app.shadowing import Shadowing
-from frameworks.errors import DeadlineExceeded, Draining, InvalidModel, ModelAbsent, ModelFailed, ModelNotFound
+from frameworks.errors import DeadlineExceeded, Draining, ModelAbsent, ModelNotFound
 from frameworks.manager import MLFrameworkManager
 from frameworks.scheduling.admission import Permit, RequestLimit
 
@@ -192,8 +192,6 @@ class InferEndpoint:
             raise DeadlineExceeded(
                 f"{version} was not loaded within timeout_ms; allow more time, or load it before it is asked for"
             ) from None
-        except InvalidModel as error:
-            raise ModelFailed(f"{version} failed to load: {error.message}") from error
         finally:
             record.timings.queue_s += time.perf_counter() - started_s
             await self._end_watch(watched)
