@@ -2,18 +2,22 @@
 
 import threading
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+from structlog.testing import capture_logs
+
 from frameworks.devices import Device, ModelNeeds
-from frameworks.errors import InvalidModel
+from frameworks.errors import InvalidModel, ModelFailed
 from frameworks.manager import MLFrameworkManager
 from frameworks.runtime import BatchModel, ModelEntry
 from frameworks.slot import ModelSlot
 from tests.frameworks.batch_models import Behaviour, DoublingModel, FakeRegistry, Gate, numbers
 from tests.frameworks.fake_probe import GIB
-from tests.frameworks.managing import opened, permit, register
+from tests.frameworks.managing import make_manager, opened, permit, register
 
 
 class Clock:
@@ -125,3 +129,46 @@ def check_settled(manager: MLFrameworkManager) -> None:
         for version in slot.versions.values():
             assert (version.visitors, version.flight) == (0, None), version
             assert (room.budget.held_by(version) > 0) == (version.spec is not None), version
+
+
+def die(x: list[object]) -> None:
+    if x == ["die"]:
+        raise SystemExit
+
+
+@asynccontextmanager
+async def yard(
+    names: str = "abc", room: int = 2, behaviour: Any = None, **settings: Any
+) -> AsyncIterator[tuple[Yard, MLFrameworkManager]]:
+    """Lazy models of a GiB each, and room for so many of them. In the end everything is as it should be."""
+    registry = Yard(behaviour)
+    async with make_manager(registry, max_model_bytes=room * GIB) as manager:
+        lazy(manager, *names, **settings)
+        yield registry, manager
+        check_settled(manager)
+    assert registry.are_all_closed
+    assert manager.residents.room.budget.used("cpu") == 0
+    assert all(count == 1 for count in registry.most_at_once.values())
+
+
+async def kill(manager: MLFrameworkManager, name: str) -> None:
+    with capture_logs(), pytest.raises(ModelFailed):
+        await asked(manager, name, "die")
+
+
+@asynccontextmanager
+async def versioned(
+    path: Path, *numbers: int, room: int = 9, behaviour: Any = None, **settings: Any
+) -> AsyncIterator[tuple[Yard, MLFrameworkManager]]:
+    """The model "m" with these version folders, and room for so many GiB; a version takes one."""
+    registry = Yard(behaviour)
+    async with make_manager(registry, max_model_bytes=room * GIB) as manager:
+        register(manager, file=str(versions(path, *numbers)), **settings)
+        yield registry, manager
+        check_settled(manager)
+    assert registry.are_all_closed
+    assert manager.residents.room.budget.used("cpu") == 0
+
+
+def loaded_versions(manager: MLFrameworkManager) -> list[str]:
+    return [name for name, version in manager.slot("m").versions.items() if version.is_ready]
