@@ -62,6 +62,7 @@ class ComingAndGoing(RuleBasedStateMachine):
             versions(Path(self.folder.name) / name, 1, 2)
         for name in (PLAIN, LATEST, ALL, LARGE):
             self.register(name)
+        self.runner.run(self.manager.__aenter__())
 
     def make_registry(self) -> Yard:
         machine = self
@@ -259,8 +260,7 @@ class ComingAndGoing(RuleBasedStateMachine):
             self.logs.__exit__(None, None, None)
 
     async def leave(self) -> None:
-        async with self.manager:
-            pass
+        await self.manager.__aexit__(None, None, None)
 
 
 TestComingAndGoing = ComingAndGoing.TestCase

@@ -89,7 +89,7 @@ class TestFailures:
             requests = [task(error_of(asked(manager, "a"))) for _ in range(3)]
             await soon(registry.gates["a"].arrived.is_set)
             registry.gates["a"].open()
-            assert {type(error) for error in await asyncio.gather(*requests)} == {InvalidModel}
+            assert {type(error) for error in await asyncio.gather(*requests)} == {ModelFailed}
             assert registry.loads == ["a"]
             assert (states(manager), manager.slot("a").reason) == ({"a": "failed"}, "a is broken")
 
@@ -100,7 +100,7 @@ class TestFailures:
             version._clock = clock
             registry.broken.add("a")
             for count, wait_s in enumerate([1, 2, 4, 8, 16, 32, 60, 60, 60]):
-                assert isinstance(await error_of(asked(manager, "a")), InvalidModel)
+                assert isinstance(await error_of(asked(manager, "a")), ModelFailed)
                 assert len(registry.loads) == count + 1
                 clock.now_s += wait_s - 0.1
                 with pytest.raises(ModelFailed, match=r"failed: a is broken; it is tried again in 0\.1 s"):
@@ -115,13 +115,13 @@ class TestFailures:
             with pytest.raises(InvalidModel):
                 await manager.load("a")
             clock.now_s += 1
-            assert isinstance(await error_of(asked(manager, "a")), InvalidModel)
+            assert isinstance(await error_of(asked(manager, "a")), ModelFailed)
 
     @in_loop
     async def test_an_order_does_not_wait_for_the_next_try(self) -> None:
         async with yard("a") as (registry, manager):
             registry.broken.add("a")
-            assert isinstance(await error_of(asked(manager, "a")), InvalidModel)
+            assert isinstance(await error_of(asked(manager, "a")), ModelFailed)
             registry.broken.clear()
             await manager.load("a")
             assert await asked(manager, "a") == "1"

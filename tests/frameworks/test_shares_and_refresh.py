@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from frameworks.errors import InvalidInput, InvalidModel, ModelUnloaded, VersionNotFound
+from frameworks.errors import InvalidInput, InvalidModel, ModelFailed, ModelUnloaded, VersionNotFound
 from frameworks.slot import ModelState
 from frameworks.traffic import Share
 from tests.frameworks.batch_models import Gate
@@ -138,7 +138,7 @@ class TestRefresh:
     async def test_one_that_failed_is_tried_again_by_who_asks(self, tmp_path: Path) -> None:
         async with versioned(tmp_path, 1, load="lazy") as (registry, manager):
             registry.broken.add("m/1")
-            assert isinstance(await error_of(asked(manager)), InvalidModel)
+            assert isinstance(await error_of(asked(manager)), ModelFailed)
             registry.broken.clear()
             await manager.refresh("m", frozenset("1"))
             assert await asked(manager) == "1"
