@@ -3,12 +3,13 @@
 import asyncio
 
 import pytest
+from structlog.testing import capture_logs
 
-from frameworks.errors import InvalidModel, ModelFailed, ModelLoading
+from frameworks.errors import InvalidModel, ModelAbsent, ModelFailed, ModelLoading
 from tests.frameworks.batch_models import Gate
 from tests.frameworks.lending import Clock, asked, die, error_of, kill, states, yard
 from tests.frameworks.loops import in_loop, soon, task
-from tests.frameworks.managing import register
+from tests.frameworks.managing import permit, register
 
 
 class TestLoadingOnDemand:
@@ -154,3 +155,28 @@ class TestFailures:
             await asyncio.wait([order, request], timeout=5)
             assert order.done()
             assert request.done()
+
+    @in_loop
+    async def test_who_finds_it_dead_while_it_leaves_does_not_hold_up_its_going(self) -> None:
+        gate = Gate()
+
+        def hesitate(x: list[object]) -> None:
+            if x == ["die"]:
+                gate()
+            die(x)
+
+        async with yard("a", behaviour=hesitate) as (_, manager):
+            version = manager.slot("a").active
+            await asked(manager, "a")
+            dying = task(error_of(asked(manager, "a", "die")))
+            await soon(gate.arrived.is_set)
+            with permit() as held, capture_logs():
+                assert version.enter(held, version.spec_for(held))
+                order = task(manager.unload("a"))
+                await soon(lambda: states(manager) == {"a": "draining"})
+                gate.open()
+                assert isinstance(await dying, ModelFailed)
+                with pytest.raises(ModelAbsent):
+                    version.spec_for(held)
+                await manager.wait_for(version, held)
+                await order
