@@ -145,11 +145,11 @@ class DeviceManager:
             for device in self.devices()
         }
 
-    def candidates(self, model: str, needs: ModelNeeds) -> list[Device]:
+    def candidates(self, model: str, needs: ModelNeeds, is_first_look: bool = True) -> list[Device]:
         """The devices on which a model may be put, measured now: accelerators with the most free memory first, then the
         CPU where the entry leaves the choice to us.
 
-        A device that is named and absent gives a warning and the choice is then as for `auto`.
+        A device that is named and absent gives a warning at the first look, and the choice is then as for `auto`.
         """
         host = self._probe.host()
         if needs.wanted == "cpu":
@@ -161,10 +161,11 @@ class DeviceManager:
         named = [device for device in accelerators if needs.wanted in (device.kind, device.id)]
         if named:
             return named
-        log.warning(
-            "device is absent, taking the best there is",
-            model=model,
-            wanted=needs.wanted,
-            there=[device.id for device in accelerators] or ["cpu"],
-        )
+        if is_first_look:
+            log.warning(
+                "device is absent, taking the best there is",
+                model=model,
+                wanted=needs.wanted,
+                there=[device.id for device in accelerators] or ["cpu"],
+            )
         return [*accelerators, host]

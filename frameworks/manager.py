@@ -25,6 +25,7 @@ from frameworks.scheduling.batcher import BatchLimits
 from frameworks.settings import PerformanceSettings, SchedulingSettings
 from frameworks.slot import ModelSlot
 from frameworks.traffic import Share
+from frameworks.turnover import Turnover
 from frameworks.version import ModelState, ModelVersion
 from frameworks.watching import FolderWatch
 from memory.budget import Budget
@@ -61,6 +62,7 @@ class MLFrameworkManager:
         self._loader = Loader(registries, devices)
         self.residents = Residents(self._loader, devices)
         self.when_unloaded = self.residents.when_unloaded
+        self._turnover = Turnover(self.residents)
         self._folders = FolderWatch(self.refresh)
         self._is_open = False
 
@@ -105,37 +107,47 @@ class MLFrameworkManager:
         """Loads and warms up a model, or one version of it beside the one that serves, and turns the traffic over.
 
         Without `version`: what the entry's version_policy has served, a version that appeared since included; returns
-        at once if all that is ready. If the new version fails, the old one goes on serving.
+        at once if all that is ready. If the new version fails, the old one goes on serving. The order is carried out
+        also if who gave it goes away.
 
         Raises ModelNotFound, VersionNotFound, Draining, InvalidModel or OutOfMemory; after the last two that version is
         `failed` with the reason.
         """
-        slot = self.slot(name)
+        return await self.residents.finish(self._load(self.slot(name), version))
+
+    async def _load(self, slot: ModelSlot, version: str | None) -> ModelSlot:
         async with slot.change:
             self._still_there(slot)
             if version is not None:
-                await self._serve(slot, slot.find(version))
+                await self._turnover.serve(slot, slot.find(version))
                 return slot
             slot.look_for_versions()
-            served = slot.served
-            if slot.entry.version_policy == "latest" and slot.versions[served[-1]].loads:
-                await self._serve(slot, slot.active)  # also after a way back: what has been loaded before is not new
-                return slot
+            served = [slot.versions[each] for each in slot.served]
+            if slot.entry.version_policy == "latest" and served[-1].loads:
+                served = [slot.active]  # also after a way back: what has been loaded before is not new
+            failure: RoundhouseError | None = None
             for each in served:
-                await self._serve(slot, slot.versions[each])
+                try:
+                    await self._turnover.serve(slot, each)
+                except RoundhouseError as error:
+                    failure = failure or error
+            if failure is not None:
+                raise failure
         return slot
 
     async def rollback(self, name: str) -> ModelSlot:
         """Turns the traffic back to the version that answered before. Raises as `load`; VersionNotFound where there is
         none.
         """
-        slot = self.slot(name)
+        return await self.residents.finish(self._roll_back(self.slot(name)))
+
+    async def _roll_back(self, slot: ModelSlot) -> ModelSlot:
         async with slot.change:
             self._still_there(slot)
             if slot.previous is None:
-                raise VersionNotFound(name, "before", slot.versions)
+                raise VersionNotFound(slot.name, "before", slot.versions)
             back = slot.find(slot.previous.version)
-            await self._turn_to(slot, back)
+            await self._turnover.turn_to(slot, back)
         return slot
 
     async def split(self, name: str, kind: str, share: Share | None) -> ModelSlot:
@@ -144,7 +156,9 @@ class MLFrameworkManager:
 
         Raises as `load`, and InvalidInput for the active version.
         """
-        slot = self.slot(name)
+        return await self.residents.finish(self._split(self.slot(name), kind, share))
+
+    async def _split(self, slot: ModelSlot, kind: str, share: Share | None) -> ModelSlot:
         async with slot.change:
             self._still_there(slot)
             before = slot.canary if kind == "canary" else slot.shadow
@@ -158,7 +172,7 @@ class MLFrameworkManager:
             else:
                 slot.shadow = share
             if before is not None and before.version in slot.versions:
-                await self._retire_unless_kept(slot, slot.versions[before.version])
+                await self._turnover.retire_unless_kept(slot, slot.versions[before.version])
         return slot
 
     async def refresh(self, name: str, changed: frozenset[str]) -> None:
@@ -172,20 +186,7 @@ class MLFrameworkManager:
             if slot.active.state is ModelState.UNLOADED:
                 return
             for each in [each for each in slot.served if each in new or each in changed]:
-                await self._take_in(slot, slot.versions[each])
-
-    async def _take_in(self, slot: ModelSlot, version: ModelVersion) -> None:
-        """A version whose files are new or changed."""
-        newer = int(version.version) > int(slot.active.version)
-        if version.spec is not None:
-            await self._turn_to(slot, ModelVersion(slot.identity, version.version, version.path), instead_of=version)
-        elif slot.active.state is ModelState.REGISTERED:
-            # It is loaded when it is asked for.
-            version.postpone()
-            if newer:
-                slot.turn_over(version)
-        elif newer or version is slot.active or slot.entry.version_policy != "latest":
-            await self._serve(slot, version)
+                await self._turnover.take_in(slot, slot.versions[each])
 
     async def unload(self, name: str, version: str | None = None) -> ModelSlot:
         """Answers what is in flight, then unloads a model, or one version of it.
@@ -201,7 +202,7 @@ class MLFrameworkManager:
                     if share is not None and share.version == each.version:
                         slot.end(share)
             await asyncio.gather(*(self.residents.send_out(each) for each in going))
-            self._choose_another(slot)
+            self._turnover.choose_another(slot)
         log.info("model unloaded", model=name, versions=[each.version for each in going])
         return slot
 
@@ -279,41 +280,6 @@ class MLFrameworkManager:
         for version in versions:
             version.give_up(message)
         self._loader.close()
-
-    async def _serve(self, slot: ModelSlot, version: ModelVersion) -> None:
-        """Has a version loaded; it becomes the active one, unless an older one is only to be there as well."""
-        keeps_all = slot.entry.version_policy != "latest"
-        older = int(version.version) < int(slot.active.version)
-        if keeps_all and older and slot.active.state is not ModelState.UNLOADED and version.version in slot.served:
-            await self.residents.bring(version, beside=slot.active)
-        else:
-            await self._turn_to(slot, version)
-
-    async def _turn_to(self, slot: ModelSlot, version: ModelVersion, instead_of: ModelVersion | None = None) -> None:
-        """Loads a version beside the active one, which serves on until then, and turns the traffic over to it."""
-        old = instead_of or slot.active
-        if version is old:
-            await self.residents.bring(version)
-            return
-        await self.residents.bring(version, beside=old if old.is_ready else None)
-        if old is slot.active:
-            slot.turn_over(version)
-        else:
-            slot.versions[version.version] = version
-        log.info("model turned over", model=slot.name, version=version.version, before=old.version)
-        await self._retire_unless_kept(slot, old)
-
-    async def _retire_unless_kept(self, slot: ModelSlot, version: ModelVersion) -> None:
-        """A version that nobody is sent to any more drains and leaves, also if who ordered it goes away meanwhile."""
-        if slot.versions.get(version.version) is not version or not (version is slot.active or slot.is_kept(version)):
-            await self.residents.retire(version)
-
-    def _choose_another(self, slot: ModelSlot) -> None:
-        """Where the active version was unloaded and others serve, the newest of them is active."""
-        if slot.active.state is ModelState.UNLOADED:
-            ready = [slot.versions[name] for name in slot.served if slot.versions[name].is_ready]
-            if ready:
-                slot.turn_over(ready[-1])
 
     def _still_there(self, slot: ModelSlot) -> None:
         """A caller that waited for its turn may find that the model was deleted meanwhile."""

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 
@@ -27,6 +27,8 @@ from memory.sizes import format_size
 log = structlog.get_logger(__name__)
 
 
+Outcome = TypeVar("Outcome")
+
 # A measurement is more than the one before only by what else the process did meanwhile.
 _MOST_TRIES = 3
 
@@ -37,7 +39,7 @@ class Residents:
     def __init__(self, loader: Loader, devices: DeviceManager) -> None:
         self.room = Room(devices, self._leaves)
         self._loader = loader
-        self._flights: set[asyncio.Task[None]] = set()
+        self._flights: set[asyncio.Task[Any]] = set()
         self._is_closing = False
         self._when_unloaded: list[Callable[[str], None]] = []
 
@@ -87,6 +89,16 @@ class Residents:
             except NoRoomNow:
                 if not may_evict:
                     raise
+
+    async def finish(self, order: Coroutine[Any, Any, Outcome]) -> Outcome:
+        """Carries out an order to its end, also if who gave it goes away. Raises what the order raises; Draining."""
+        task = self._start(order)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise Draining("the server went down before the order was carried out") from None
+            raise
 
     async def retire(self, version: ModelVersion) -> None:
         """Sends a version out also if the caller leaves: another one serves in its place."""
@@ -138,13 +150,13 @@ class Residents:
                 raise Draining("the server went down before the model was loaded") from None
             raise
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _start(self, work: Coroutine[Any, Any, Outcome]) -> asyncio.Task[Outcome]:
         flight = asyncio.get_running_loop().create_task(work)
         self._flights.add(flight)
         flight.add_done_callback(self._landed)
         return flight
 
-    def _landed(self, flight: asyncio.Task[None]) -> None:
+    def _landed(self, flight: asyncio.Task[Any]) -> None:
         self._flights.discard(flight)
         self.room.tell()
         if not flight.cancelled():

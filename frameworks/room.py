@@ -64,10 +64,12 @@ class Room:
     async def reserve(self, version: ModelVersion, needs: ModelNeeds, order: Order) -> Device:
         """Finds the version its place, and makes room there if it must and may."""
         needs = _as_measured(version, needs)
+        is_first = True
         while True:
             self._somebody_came_or_left.clear()
             async with self._making_room:
-                candidates = await asyncio.to_thread(self._devices.candidates, version.model.name, needs)
+                candidates = await asyncio.to_thread(self._devices.candidates, version.model.name, needs, is_first)
+                is_first = False
                 chosen = self._place(version, candidates, needs, order.beside)
                 device = chosen.device
                 if not chosen.must_leave:

@@ -18,6 +18,9 @@ from memory.pooled_arrays import PooledArrays
 __all__ = ["ModelSlot", "ModelState"]
 
 
+_COMES_BACK = (ModelState.REGISTERED, ModelState.LOADING)
+
+
 class ModelSlot:
     """A model's place on the turntable. Owned by the event loop."""
 
@@ -129,7 +132,8 @@ class ModelSlot:
         canary = self.canary
         if canary is not None and canary.takes_next():
             version = self.versions.get(canary.version)
-            if version is not None and version.is_ready:
+            # One that has left to make room comes back; one that cannot answer costs nobody an answer.
+            if version is not None and (version.is_ready or version.state in _COMES_BACK):
                 return version
         return self.standing
 

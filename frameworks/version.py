@@ -143,6 +143,10 @@ class ModelVersion:
     def visitors(self) -> int:
         return len(self._visitors) + len(self._expecting)
 
+    def is_visited_by(self, permit: Permit) -> bool:
+        """Whether the request may use the loaded instances, which stay for it."""
+        return permit in self._visitors
+
     def spec_for(self, permit: Permit) -> ModelSpec:
         """What a request is decoded by. Raises ModelAbsent where it has to wait for a load, and what keeps the version
         from answering.

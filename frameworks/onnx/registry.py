@@ -24,8 +24,6 @@ log = structlog.get_logger(__name__)
 
 # Beside the weights, for what a session keeps of its own; measured when it is loaded.
 HEADROOM = 1.1
-# A quantised copy has a quarter for its MatMuls, and its tables of embeddings as they are.
-HEADROOM_INT8 = 0.6
 
 ort.set_default_logger_severity(3)  # errors; warnings on graphs that work are the exporter's business
 
@@ -61,10 +59,10 @@ class OnnxRegistry:
     def needs(self, entry: ModelEntry, path: Path) -> ModelNeeds:
         """As Registry.needs."""
         assert isinstance(entry, OnnxModelEntry)
-        file = graph_file(path)
-        weight_bytes = weight_bytes_of(file, read_outline(file))
-        is_quantized = entry.quantized and self._performance.enable_quantization
-        need = int(weight_bytes * (HEADROOM_INT8 if is_quantized else HEADROOM))
+        original = self._original(entry, path)
+        # A quantised copy is made here, before memory is promised and what the model takes is measured.
+        _, report = self._graph_to_open(original)
+        need = int((report.bytes_after if report else original.bytes_before) * HEADROOM)
         on_cuda = drives_cuda(entry.execution_providers, self._rules)
         shares = self._shares_session(entry)
         return ModelNeeds(
@@ -76,23 +74,17 @@ class OnnxRegistry:
     def load(self, entry: ModelEntry, path: Path, device: Device) -> list[BatchModel]:
         """As Registry.load."""
         assert isinstance(entry, OnnxModelEntry)
-        file = graph_file(path)
-        outline = read_outline(file)
-        weight_bytes = weight_bytes_of(file, outline)
-        if weight_bytes > self._max_model_bytes:
-            raise InvalidModel(
-                f"{file}: {format_size(weight_bytes)} of weights, more than models.max_model_size = "
-                f"{format_size(self._max_model_bytes)}; raise it or serve a smaller model"
-            )
+        original = self._original(entry, path)
+        file, outline = original.file, original.outline
         choice = choose_providers(entry.name, entry.execution_providers, device, self._rules)
-        threads = self._performance.num_intra_op_threads(entry.instances)
-        graph, report = self._graph_to_open(Original(file, outline, entry, weight_bytes, threads), choice)
-        weight_bytes = report.bytes_after if report else weight_bytes
+        graph, report = self._graph_to_open(original)
+        self._warn_of_quantization(entry, choice)
+        weight_bytes = report.bytes_after if report else original.bytes_before
         # A copy has its own external data, if any, and of those nothing is asked.
         reads = not self._enable_memory_mapping and report is None
         to_read = outline.locations if reads else frozenset[str]()
         inter_op_threads = self._performance.inter_op_threads
-        session = open_session(graph, choice, threads, inter_op_threads, to_read)
+        session = open_session(graph, choice, original.intra_op_threads, inter_op_threads, to_read)
         wanted, active = choice.session_providers[0][0], session.get_providers()[0]
         if active != wanted:
             log.warning("execution provider did not start", model=entry.name, provider=wanted, instead=active)
@@ -100,7 +92,7 @@ class OnnxRegistry:
         # A session without threads of its own runs in any number of threads at once; others would share theirs.
         shared = self._shares_session(entry) and active == "CPUExecutionProvider"
         sessions += [
-            session if shared else open_session(graph, choice, threads, inter_op_threads, to_read)
+            session if shared else open_session(graph, choice, original.intra_op_threads, inter_op_threads, to_read)
             for _ in range(entry.instances - 1)
         ]
         weight_bytes *= len(set(map(id, sessions)))
@@ -115,19 +107,32 @@ class OnnxRegistry:
         """Whether one session on the CPU is enough for all instances."""
         return self._performance.num_intra_op_threads(entry.instances) == 1 and self._performance.inter_op_threads == 1
 
-    def _graph_to_open(self, original: Original, choice: ProviderChoice) -> tuple[Path, QuantizationReport | None]:
-        """The model's own graph, or its quantised copy where the entry asks for one. Raises InvalidModel."""
-        if not original.entry.quantized:
-            return original.file, None
-        model, first = original.entry.name, choice.session_providers[0][0]
-        if not self._performance.enable_quantization:
-            log.warning("not quantised: performance.enable_quantization is false", model=model)
-            return original.file, None
-        if first != "CPUExecutionProvider":
-            log.warning(
-                "dynamic int8 is computed by the CPU; for a GPU leave quantized out", model=model, provider=first
+    def _original(self, entry: OnnxModelEntry, path: Path) -> Original:
+        """The model's files. Raises InvalidModel where there are none, or too large ones."""
+        file = graph_file(path)
+        outline = read_outline(file)
+        weight_bytes = weight_bytes_of(file, outline)
+        if weight_bytes > self._max_model_bytes:
+            raise InvalidModel(
+                f"{file}: {format_size(weight_bytes)} of weights, more than models.max_model_size = "
+                f"{format_size(self._max_model_bytes)}; raise it or serve a smaller model"
             )
+        return Original(file, outline, entry, weight_bytes, self._performance.num_intra_op_threads(entry.instances))
+
+    def _graph_to_open(self, original: Original) -> tuple[Path, QuantizationReport | None]:
+        """The model's own graph, or its quantised copy where the entry asks for one. Raises InvalidModel."""
+        if not original.entry.quantized or not self._performance.enable_quantization:
+            return original.file, None
         return quantized_graph(original, self._copies)
+
+    def _warn_of_quantization(self, entry: OnnxModelEntry, choice: ProviderChoice) -> None:
+        first = choice.session_providers[0][0]
+        if entry.quantized and not self._performance.enable_quantization:
+            log.warning("not quantised: performance.enable_quantization is false", model=entry.name)
+        elif entry.quantized and first != "CPUExecutionProvider":
+            log.warning(
+                "dynamic int8 is computed by the CPU; for a GPU leave quantized out", model=entry.name, provider=first
+            )
 
 
 def graph_file(path: Path) -> Path:

@@ -161,7 +161,7 @@ def test_gauges_show_models_and_devices(house: RunningServer) -> None:
     states = [s for s in house.metrics()["roundhouse_model_state"].samples if s.labels["model"] == "digits"]
     assert len(states) == 6
     assert sum(s.value for s in states) == 1
-    assert 85e6 < house.sample("roundhouse_model_memory_bytes", model="minilm") < 95e6
+    assert 85e6 < house.sample("roundhouse_model_memory_bytes", model="minilm") < 110e6
     assert house.sample("roundhouse_model_loads_total", model="digits") == 1
     assert house.sample("roundhouse_inflight") == 0
     assert house.sample("roundhouse_queue_depth") == 0

@@ -195,7 +195,8 @@ class InferEndpoint:
         finally:
             record.timings.queue_s += time.perf_counter() - started_s
             await self._end_watch(watched)
-        door.version = None
+        # It is asked again which version answers, unless this one has waited for the request.
+        door.version = version if version.is_visited_by(door.permit) else None
 
     async def _end_watch(self, watched: Watched) -> None:
         if watched.watcher is None:
