@@ -9,7 +9,7 @@ import torch
 from frameworks.devices import Device, ModelNeeds
 from frameworks.errors import InvalidModel
 from frameworks.pytorch.encoder import EncoderModel, TorchPooling
-from frameworks.pytorch.loader import DTYPE_NAMES, DTYPES, default_dtype, load_encoder
+from frameworks.pytorch.loader import DTYPE_NAMES, DTYPES, default_dtype, load_encoder, page_in_kernels
 from frameworks.pytorch.pinned import PINNED, PinnedBuffers
 from frameworks.pytorch.quantize import check_int8_runs_on, quantize_encoder
 from frameworks.pytorch.weights import WeightFiles, read_weight_files
@@ -43,6 +43,7 @@ class TorchRegistry:
         pool: TensorPool | None = None,
     ) -> None:
         """`pool`: where tokens on their way to a GPU are put; None: in memory that it cannot read by itself."""
+        page_in_kernels()
         self._copies = copies
         self._pool = pool
         if pool is not None and torch.cuda.is_available():
