@@ -70,7 +70,10 @@ def build(loaded: LoadedSettings, log_requests: str, probe: DeviceProbe | None =
     loop_watch = LoopWatch(lambda: observer.inflight > 0)
     service = InferenceService(answers_kept)
     shadowing = Shadowing(service, observer.shadow_outcomes)
-    integrity = IntegrityWatch(lambda: not observer.inflight, [manager.residents.room.check_integrity])
+    integrity = IntegrityWatch(
+        lambda: not observer.inflight and not shadowing.copies and manager.residents.is_at_rest,
+        [manager.residents.room.check_integrity, pool.check_integrity],
+    )
     infer = InferEndpoint(
         manager,
         service,

@@ -42,6 +42,11 @@ class Shadowing:
         # Its own: a copy takes no caller's place.
         self._limit = RequestLimit("shadow copies", None, None)
 
+    @property
+    def copies(self) -> int:
+        """Those under way."""
+        return len(self._copies)
+
     def copy(self, slot: ModelSlot, request: TensorBatch | TextRequest, answer: Answer) -> None:
         """Asks the shadow version what its model was asked and answered, if the request is one of its share."""
         share = slot.shadow

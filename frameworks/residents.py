@@ -47,6 +47,11 @@ class Residents:
         """`callback(model)` is called whenever instances of a model are gone: the next may be of other files."""
         self._when_unloaded.append(callback)
 
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether nothing is computed, loaded or sent out."""
+        return not self._flights and not any(version.is_running for version in self.room.versions)
+
     async def wait_for(self, version: ModelVersion, permit: Permit) -> None:
         """Brings in a version for a request, which it then serves before it may leave.
 

@@ -5,13 +5,14 @@ from collections import Counter
 from pathlib import Path
 
 from frameworks.errors import VersionNotFound
+from frameworks.identity import ModelIdentity
 from frameworks.runtime import ModelEntry
 from frameworks.scheduling.admission import RequestLimit
 from frameworks.scheduling.batcher import BatchLimits
 from frameworks.scheduling.work import BatchCounts
 from frameworks.traffic import Share
 from frameworks.types import ModelSpec
-from frameworks.version import ModelIdentity, ModelState, ModelVersion
+from frameworks.version import ModelState, ModelVersion
 from frameworks.version_folders import find_versions, served_versions
 from memory.pooled_arrays import PooledArrays
 
@@ -52,6 +53,7 @@ class ModelSlot:
         """Those that were found, oldest first, loaded or not."""
         self.previous: ModelVersion | None = None
         """The version that answered before the active one: the way back."""
+        self._serves_one = entry.version_policy == "latest"
         self.canary: Share | None = None
         self.shadow: Share | None = None
         self.look_for_versions()
@@ -120,7 +122,7 @@ class ModelSlot:
         ready, if the active one cannot be. One that was evicted comes back instead.
         """
         active = self.active
-        if active.is_ready or self.entry.version_policy == "latest":
+        if self._serves_one or active.is_ready:
             return active
         if active.state is ModelState.FAILED or self.is_awaited:
             ready = [self.versions[name] for name in self.served if self.versions[name].is_ready]

@@ -3,21 +3,17 @@
 import asyncio
 import itertools
 import time
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 from frameworks.errors import ModelAbsent, ModelFailed, ModelLoading, ModelUnloaded, OutOfMemory, RoundhouseError
-from frameworks.runtime import BatchModel, ModelEntry
-from frameworks.scheduling.admission import Permit, RequestLimit
+from frameworks.identity import ModelIdentity
+from frameworks.runtime import BatchModel
+from frameworks.scheduling.admission import Permit
 from frameworks.scheduling.batch_lane import BatchLane
-from frameworks.scheduling.batcher import BatchLimits
 from frameworks.scheduling.dispatcher import Dispatcher
-from frameworks.scheduling.work import BatchCounts
 from frameworks.types import ModelSpec
-from memory.pooled_arrays import PooledArrays
 
 # A load that failed is tried again after a second, after two, after four …
 _FIRST_RETRY_S = 1.0
@@ -35,24 +31,6 @@ class ModelState(StrEnum):
     DRAINING = "draining"
     UNLOADED = "unloaded"
     FAILED = "failed"
-
-
-@dataclass(frozen=True, slots=True)
-class ModelIdentity:
-    """What all versions of a model have in common. `ageing_s`: after which a waiting request gains a priority level."""
-
-    name: str
-    framework: str
-    entry: ModelEntry
-    limits: BatchLimits
-    ageing_s: float
-    requests: RequestLimit
-    batches: BatchCounts
-    """Of all loads of all versions: a counter that begins anew would look like a restart."""
-    loads: Counter[str]
-    """By version, also of those whose files have changed since."""
-    arrays: PooledArrays | None = None
-    """For large batches; None: numpy's own."""
 
 
 class ModelVersion:
@@ -121,6 +99,11 @@ class ModelVersion:
         return serving is not None and self._state is ModelState.READY and not serving[1].is_dead
 
     @property
+    def is_running(self) -> bool:
+        """Whether an instance computes."""
+        return self._serving is not None and self._serving[1].is_running
+
+    @property
     def spec(self) -> ModelSpec | None:
         """What the loaded version is; None while it is not loaded."""
         return self._serving[0].spec if self._serving else None
@@ -152,7 +135,8 @@ class ModelVersion:
         from answering.
         """
         serving = self._serving
-        if serving is not None and (self.is_ready or (permit in self._visitors and not serving[1].is_dead)):
+        is_alive = serving is not None and not serving[1].is_dead
+        if serving is not None and is_alive and (self._state is ModelState.READY or permit in self._visitors):
             return serving[0].spec
         self.check_may_load()
         raise ModelAbsent(self)
@@ -162,9 +146,7 @@ class ModelVersion:
         serving = self._serving
         if serving is None or serving[0].spec is not spec:
             return False
-        if permit in self._visitors:
-            return not serving[1].is_dead
-        if not self.is_ready:
+        if serving[1].is_dead or (self._state is not ModelState.READY and permit not in self._visitors):
             return False
         self._visitors.add(permit)
         permit.visit(self)

@@ -78,6 +78,12 @@ class TensorPool:
             buffer = self._make(device, size_class, size_bytes, kept)
         return Lease(buffer, shape, dtype, self._give_back, self._checks)
 
+    def check_integrity(self) -> None:
+        """For when nothing runs: raises AssertionError, with what is wrong, where a lease is in force."""
+        for device, figures in self.figures().items():
+            leased = f"{figures.leases} leases of {format_size(figures.leased_bytes)} are in force on {device}"
+            assert (figures.leases, figures.leased_bytes) == (0, 0), f"{leased}, and nothing runs"
+
     def figures(self) -> dict[str, PoolFigures]:
         """The counters of every device, as they stand now."""
         self._settle()

@@ -30,8 +30,8 @@ DTYPE_NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "int8": "
 
 
 def page_in_kernels() -> None:
-    """Runs an encoder layer's operators once, on next to nothing: the library's code is in memory with the library then,
-    and not with the first model, of which nothing is to stay when it leaves.
+    """Runs an encoder layer's operators once, on next to nothing: the library's code then comes into memory with the
+    library, and not with the first model, of which nothing is to stay when it leaves.
     """
     size, heads = 384, 12
     linear = torch.nn.functional.linear

@@ -98,6 +98,11 @@ class Dispatcher:
         return all(lane.is_dead for lane in self._lanes) if len(self._lanes) > 1 else self._lanes[0].is_dead
 
     @property
+    def is_running(self) -> bool:
+        """Whether an instance has a batch, also one whose callers have all gone."""
+        return self._sent.total() > 0
+
+    @property
     def queue_depth(self) -> int:
         """Pieces of requests that wait in the line."""
         return self._line.pieces

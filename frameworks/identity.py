@@ -1,0 +1,28 @@
+"""What all versions of a model have in common."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from frameworks.runtime import ModelEntry
+from frameworks.scheduling.admission import RequestLimit
+from frameworks.scheduling.batcher import BatchLimits
+from frameworks.scheduling.work import BatchCounts
+from memory.pooled_arrays import PooledArrays
+
+
+@dataclass(frozen=True, slots=True)
+class ModelIdentity:
+    """What all versions of a model have in common. `ageing_s`: after which a waiting request gains a priority level."""
+
+    name: str
+    framework: str
+    entry: ModelEntry
+    limits: BatchLimits
+    ageing_s: float
+    requests: RequestLimit
+    batches: BatchCounts
+    """Of all loads of all versions: a counter that begins anew would look like a restart."""
+    loads: Counter[str]
+    """By version, also of those whose files have changed since."""
+    arrays: PooledArrays | None = None
+    """For large batches; None: numpy's own."""
