@@ -27,6 +27,7 @@ from frameworks.slot import ModelSlot
 from frameworks.traffic import Share
 from frameworks.turnover import Turnover
 from frameworks.version import ModelState, ModelVersion
+from frameworks.version_folders import find_versions
 from frameworks.watching import FolderWatch
 from memory.budget import Budget
 from memory.pooled_arrays import PooledArrays
@@ -117,11 +118,10 @@ class MLFrameworkManager:
 
     async def _load(self, slot: ModelSlot, version: str | None) -> ModelSlot:
         async with slot.change:
-            self._still_there(slot)
+            await self._look(slot)
             if version is not None:
                 await self._turnover.serve(slot, slot.find(version))
                 return slot
-            slot.look_for_versions()
             served = [slot.versions[each] for each in slot.served]
             if slot.entry.version_policy == "latest" and served[-1].loads:
                 served = [slot.active]  # also after a way back: what has been loaded before is not new
@@ -143,7 +143,7 @@ class MLFrameworkManager:
 
     async def _roll_back(self, slot: ModelSlot) -> ModelSlot:
         async with slot.change:
-            self._still_there(slot)
+            await self._look(slot)
             if slot.previous is None:
                 raise VersionNotFound(slot.name, "before", slot.versions)
             back = slot.find(slot.previous.version)
@@ -160,7 +160,7 @@ class MLFrameworkManager:
 
     async def _split(self, slot: ModelSlot, kind: str, share: Share | None) -> ModelSlot:
         async with slot.change:
-            self._still_there(slot)
+            await self._look(slot)
             before = slot.canary if kind == "canary" else slot.shadow
             if share is not None:
                 version = slot.find(share.version)
@@ -181,8 +181,7 @@ class MLFrameworkManager:
         """
         slot = self.slot(name)
         async with slot.change:
-            self._still_there(slot)
-            new = slot.look_for_versions()
+            new = await self._look(slot)
             if slot.active.state is ModelState.UNLOADED:
                 return
             for each in [each for each in slot.served if each in new or each in changed]:
@@ -195,7 +194,7 @@ class MLFrameworkManager:
         """
         slot = self.slot(name)
         async with slot.change:
-            self._still_there(slot)
+            await self._look(slot)
             going = [slot.find(version)] if version is not None else list(slot.versions.values())
             for each in going:
                 for share in (slot.canary, slot.shadow):
@@ -280,6 +279,11 @@ class MLFrameworkManager:
         for version in versions:
             version.give_up(message)
         self._loader.close()
+
+    async def _look(self, slot: ModelSlot) -> list[str]:
+        """Which version folders have appeared since the last look. In a thread: the disk may be slow."""
+        self._still_there(slot)
+        return slot.take_versions(await asyncio.to_thread(find_versions, slot.path))
 
     def _still_there(self, slot: ModelSlot) -> None:
         """A caller that waited for its turn may find that the model was deleted meanwhile."""

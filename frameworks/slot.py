@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 from frameworks.errors import VersionNotFound
@@ -56,7 +57,7 @@ class ModelSlot:
         self._serves_one = entry.version_policy == "latest"
         self.canary: Share | None = None
         self.shadow: Share | None = None
-        self.look_for_versions()
+        self.take_versions(find_versions(path))
         self.active = self.versions[self.served[-1]]
         """The version that answers who names none."""
 
@@ -148,9 +149,11 @@ class ModelSlot:
             raise VersionNotFound(self.name, name, answering)
         return self.versions[name]
 
-    def look_for_versions(self) -> list[str]:
-        """Takes in the version folders that have appeared, forgets those that are gone; which ones are new."""
-        found = find_versions(self.path)
+    def take_versions(self, found: Mapping[str, Path]) -> list[str]:
+        """Takes in the version folders that have appeared, forgets those that are gone; which ones are new.
+
+        `found`: as of `find_versions`.
+        """
         new = [name for name in found if name not in self.versions]
         for name in new:
             self.versions[name] = ModelVersion(self.identity, name, found[name])
@@ -163,8 +166,7 @@ class ModelSlot:
         return new
 
     def find(self, name: str) -> ModelVersion:
-        """A version whose folder is there, served or not. Raises VersionNotFound."""
-        self.look_for_versions()
+        """A version whose folder was there at the last look, served or not. Raises VersionNotFound."""
         if name not in self.versions:
             raise VersionNotFound(self.name, name, self.versions)
         return self.versions[name]
