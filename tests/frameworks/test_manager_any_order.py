@@ -19,7 +19,7 @@ from frameworks.settings import OnnxModelEntry, PerformanceSettings, SchedulingS
 from frameworks.slot import ModelState
 from tests.frameworks.batch_models import FakeRegistry, numbers
 from tests.frameworks.fake_probe import FakeProbe
-from tests.frameworks.loops import lanes_end
+from tests.frameworks.loops import lanes_end, soon
 from tests.frameworks.managing import entry, opened, permit
 
 NAMES = st.sampled_from("ab")
@@ -142,6 +142,8 @@ class AnyOrder(RuleBasedStateMachine):
         tasks = [*self.orders, *(task for _, task in self.questions)]
         if tasks:
             self.runner.run(asyncio.wait(tasks, timeout=3))
+        # A load whose caller has left goes on to its end.
+        self.runner.run(soon(lambda: self.manager.residents.is_at_rest))
         for x, task in self.questions:
             self.check_ended(task, (ModelUnavailable, ModelNotFound, *([InvalidInput] if x == "bad" else [])))
             if not task.cancelled() and task.exception() is None:
