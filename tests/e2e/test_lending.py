@@ -1,7 +1,9 @@
 """Models that are loaded when they are asked for, and leave when others need their memory."""
 
 import asyncio
+import json
 import random
+import socket
 import time
 from collections import Counter
 from pathlib import Path
@@ -160,3 +162,19 @@ def test_four_models_in_the_memory_of_two_lose_no_request(start: Start, tmp_path
             loaded[event["model"]] += 1 if event["event"] == "model ready" else -1
             assert loaded[event["model"]] in (0, 1), "loaded twice at once"
             assert loaded.total() <= 2
+
+
+def test_a_caller_who_does_not_read_keeps_no_model_from_leaving(start: Start, tmp_path: Path) -> None:
+    server = start(entries(tmp_path)).wait_ready()
+    rows = 800  # an answer of 7 MB, more than the kernel's buffers take
+    body = json.dumps({"input_data": [1] * SIDE * rows, "batch_size": rows}).encode()
+    head = b"POST /models/a/infer HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    question = head % len(body) + body
+    with socket.create_connection(("127.0.0.1", server.port)) as deaf:
+        # The first answer fills the connection, the second waits for its turn.
+        deaf.sendall(2 * question)
+        wait_until(lambda: server.sample("roundhouse_batch_size_sum", model="a") == 2 * rows)
+        for name in "bcd":
+            assert server.infer(name, **ONES, timeout_ms=20_000)["output_data"][0] == FACTORS[name]
+        assert states(server)["a"] == "registered"
+        assert server.sample("roundhouse_inflight") == 1

@@ -156,6 +156,8 @@ class InferEndpoint:
                 self._long_work, encode, record.model, version.version, native, answer, latency_ms
             )
         record.timings.encode_s += time.perf_counter() - started_s
+        # The model has done its part: a caller that reads slowly does not keep it from leaving.
+        permit.end_visit()
         await send_json(send, record, 200, encoded)
 
     async def _decoded(self, body: bytes, target: Target, door: Door) -> NativeRequest | None:
