@@ -44,6 +44,7 @@ class Loader:
         self._devices = devices
         self._threads = ThreadPoolExecutor(LOADER_THREADS, thread_name_prefix="loader")
         self._departures = 0
+        self._prepared: set[tuple[str, str]] = set()
 
     async def needs(self, version: ModelVersion) -> ModelNeeds:
         """What the version wants of a device. Raises InvalidModel."""
@@ -75,6 +76,9 @@ class Loader:
 
     def _load(self, version: ModelVersion, device: Device) -> Loaded:
         registry = self._registry(version.model.framework)
+        if (version.model.framework, device.id) not in self._prepared:
+            registry.prepare(device)
+            self._prepared.add((version.model.framework, device.id))
         departures = self._departures
         before = self._measure(version.path, device)
         instances = [*registry.load(version.model.entry, version.path, device)]

@@ -55,6 +55,12 @@ class Registry(Protocol):
         """
         ...
 
+    def prepare(self, device: Device) -> None:
+        """Brings what the framework itself keeps on a device for ever: it is no model's, and not counted as the first
+        one's. Called once for each device, before the first load there.
+        """
+        ...
+
     def load(self, entry: ModelEntry, path: Path, device: Device) -> Sequence[BatchModel]:
         """Reads the model at `path` and places `entry.instances` of it on `device`; not yet warmed up.
 

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import onnxruntime as ort
 import structlog
 
@@ -70,6 +71,11 @@ class OnnxRegistry:
             accelerator_bytes=need * entry.instances,
             usable=("cuda",) if on_cuda else (),
         )
+
+    def prepare(self, device: Device) -> None:
+        """As Registry.prepare: on CUDA its context."""
+        if device.kind == "cuda":
+            ort.OrtValue.ortvalue_from_numpy(np.zeros(1, dtype=np.float32), "cuda", device.index)
 
     def load(self, entry: ModelEntry, path: Path, device: Device) -> list[BatchModel]:
         """As Registry.load."""

@@ -29,13 +29,13 @@ DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 DTYPE_NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "int8": "int8"}
 
 
-def page_in_kernels() -> None:
+def page_in_kernels(device: Device) -> None:
     """Runs an encoder layer's operators once, on next to nothing: the library's code then comes into memory with the
     library, and not with the first model, of which nothing is to stay when it leaves.
     """
     size, heads = 384, 12
     linear = torch.nn.functional.linear
-    with torch.inference_mode():
+    with torch.inference_mode(), torch.device(device.id):
         states = torch.nn.functional.embedding(torch.zeros(2, 16, dtype=torch.long), torch.zeros(4, size))
         states = torch.nn.functional.layer_norm(states, (size,), torch.ones(size), torch.zeros(size))
         query = linear(states, torch.zeros(size, size), torch.zeros(size)).view(2, 16, heads, -1).transpose(1, 2)

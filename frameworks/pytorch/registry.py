@@ -43,7 +43,6 @@ class TorchRegistry:
         pool: TensorPool | None = None,
     ) -> None:
         """`pool`: where tokens on their way to a GPU are put; None: in memory that it cannot read by itself."""
-        page_in_kernels()
         self._copies = copies
         self._pool = pool
         if pool is not None and torch.cuda.is_available():
@@ -76,6 +75,10 @@ class TorchRegistry:
             wanted=entry.device,
             usable=_usable_accelerators(),
         )
+
+    def prepare(self, device: Device) -> None:
+        """As Registry.prepare: on CUDA its context is half a gigabyte."""
+        page_in_kernels(device)
 
     def load(self, entry: ModelEntry, path: Path, device: Device) -> list[EncoderModel]:
         """As Registry.load."""

@@ -65,9 +65,13 @@ class FakeRegistry:
         self.size_bytes = size_bytes
         self.on_load = on_load
         self.made: list[DoublingModel] = []
+        self.prepared: list[str] = []
 
     def needs(self, entry: ModelEntry, path: Path) -> ModelNeeds:
         return ModelNeeds(self.size_bytes, self.size_bytes)
+
+    def prepare(self, device: Device) -> None:
+        self.prepared.append(device.id)
 
     def load(self, entry: ModelEntry, path: Path, device: Device) -> list[BatchModel]:
         if self.on_load:

@@ -158,6 +158,17 @@ class TestLoading:
         assert len(made) == 1
         assert made[0].startswith("loader")
 
+    @in_loop
+    async def test_a_device_is_prepared_once_before_the_first_load_there(self) -> None:
+        registry = FakeRegistry()
+        registry.on_load = lambda: seen.append([*registry.prepared])
+        seen: list[list[str]] = []
+        async with make_manager(registry) as manager:
+            for name in "ab":
+                register(manager, name)
+                await manager.load(name)
+        assert seen == [["cpu"], ["cpu"]]
+
 
 class TestInstances:
     @in_loop
