@@ -147,7 +147,7 @@ def test_four_models_in_the_memory_of_two_lose_no_request(start: Start, tmp_path
             peak_rss = max(peak_rss, process.memory_info().rss)
 
     async def all_at_once() -> None:
-        until_s = time.monotonic() + 4
+        until_s = time.monotonic() + 3
         async with httpx.AsyncClient(base_url=server.url, timeout=30) as client:
             await asyncio.gather(watch(client, until_s), *(call(seed, client, until_s) for seed in range(16)))
 

@@ -265,7 +265,7 @@ class ComingAndGoing(RuleBasedStateMachine):
 
 TestComingAndGoing = ComingAndGoing.TestCase
 TestComingAndGoing.settings = settings(
-    max_examples=70,
+    max_examples=50,
     stateful_step_count=30,
     deadline=None,
     phases=(Phase.reuse, Phase.generate),  # to shrink an order in which somebody hangs takes for ever

@@ -199,7 +199,7 @@ class AnyOrder(RuleBasedStateMachine):
 
 TestAnyOrder = AnyOrder.TestCase
 TestAnyOrder.settings = settings(
-    max_examples=150,
+    max_examples=100,
     stateful_step_count=30,
     deadline=None,
     phases=(Phase.reuse, Phase.generate),  # to shrink an order in which somebody hangs takes for ever
