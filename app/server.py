@@ -49,18 +49,7 @@ def build(loaded: LoadedSettings, log_requests: str, probe: DeviceProbe | None =
     settings = loaded.settings
     devices = DeviceManager(probe or SystemProbe(), settings.performance.enable_gpu)
     pool = TensorPool(settings.memory)
-    manager = MLFrameworkManager(
-        _registries(loaded, devices, pool),
-        devices,
-        settings.performance,
-        settings.scheduling,
-        settings.server.drain_timeout_s,
-        settings.memory.max_model_memory,
-        arrays=PooledArrays(pool),
-    )
-    for framework, entries in (("onnx", settings.models.onnx_models), ("pytorch", settings.models.torch_models)):
-        for entry in entries:
-            manager.register(framework, entry, loaded.resolve(entry.path))
+    manager = _manager(loaded, devices, pool)
     lifecycle = Lifecycle(manager, tuple(slot.name for slot in manager.slots if slot.entry.load == "startup"))
     observer = Observer(log_requests, settings.logging.slow_ms)
     answers_kept = AnswersKept(
@@ -107,7 +96,8 @@ def build(loaded: LoadedSettings, log_requests: str, probe: DeviceProbe | None =
             await stack.enter_async_context(running_beside(loop_watch.watch()))
             stack.callback(service.close)
             stack.callback(infer.close)
-            stack.callback(integrity.look)
+            # The ledger only: an instance that was given up may compute on, in what it has leased.
+            stack.callback(integrity.look_at, manager.residents.room.check_integrity)
             await stack.enter_async_context(manager)
             await stack.enter_async_context(running_beside(integrity.watch()))
             stack.push_async_callback(shadowing.close)
@@ -118,6 +108,24 @@ def build(loaded: LoadedSettings, log_requests: str, probe: DeviceProbe | None =
             yield
 
     return Server(build_front(infer, routers, observer, lifespan), lifecycle)
+
+
+def _manager(loaded: LoadedSettings, devices: DeviceManager, pool: TensorPool) -> MLFrameworkManager:
+    """With every model of the settings registered."""
+    settings = loaded.settings
+    manager = MLFrameworkManager(
+        _registries(loaded, devices, pool),
+        devices,
+        settings.performance,
+        settings.scheduling,
+        settings.server.drain_timeout_s,
+        settings.memory.max_model_memory,
+        arrays=PooledArrays(pool),
+    )
+    for framework, entries in (("onnx", settings.models.onnx_models), ("pytorch", settings.models.torch_models)):
+        for entry in entries:
+            manager.register(framework, entry, loaded.resolve(entry.path))
+    return manager
 
 
 def _registries(loaded: LoadedSettings, devices: DeviceManager, pool: TensorPool) -> dict[str, Callable[[], Registry]]:

@@ -124,7 +124,7 @@ class TestEviction:
             order.cancel()
             await asyncio.wait([order])
             gate.open()
-            await asyncio.gather(busy, other)
+            assert [*await asyncio.gather(busy, other)] == ["1", "1"]
 
     @in_loop
     async def test_the_pinned_stay_whatever_is_asked_for(self) -> None:
