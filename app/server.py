@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from app.answers_kept import AnswersKept
 from app.api.front import Front, build_front
 from app.api.health import HealthApi
-from app.api.metrics import MetricsApi
+from app.api.metrics import Counted, MetricsApi
 from app.api.models import ModelsApi
 from app.api.native.infer import InferBounds, InferEndpoint
 from app.config import LoadedSettings
@@ -86,7 +86,7 @@ def build(loaded: LoadedSettings, log_requests: str, probe: DeviceProbe | None =
     routers = [
         models.router(),
         HealthApi(manager, observer, lifecycle).router(),
-        MetricsApi(manager, observer, answers_kept, loop_watch, integrity, pool).router(),
+        MetricsApi(Counted(manager, observer, answers_kept, loop_watch, integrity, pool)).router(),
     ]
 
     @asynccontextmanager

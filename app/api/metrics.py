@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 from fastapi import APIRouter, Response
 
@@ -15,24 +16,23 @@ from frameworks.slot import ModelState
 from memory.tensor_pool import TensorPool
 
 
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Where the figures are added up."""
+
+    manager: MLFrameworkManager
+    observer: Observer
+    answers_kept: AnswersKept
+    loop_watch: LoopWatch
+    integrity: IntegrityWatch
+    pool: TensorPool
+
+
 class MetricsApi:
     """The handler of /metrics."""
 
-    def __init__(
-        self,
-        manager: MLFrameworkManager,
-        observer: Observer,
-        answers_kept: AnswersKept,
-        loop_watch: LoopWatch,
-        integrity: IntegrityWatch,
-        pool: TensorPool,
-    ) -> None:
-        self._manager = manager
-        self._observer = observer
-        self._answers_kept = answers_kept
-        self._loop_watch = loop_watch
-        self._integrity = integrity
-        self._pool = pool
+    def __init__(self, counted: Counted) -> None:
+        self._counted = counted
 
     def router(self) -> APIRouter:
         router = APIRouter(tags=["metrics"])
@@ -49,40 +49,16 @@ class MetricsApi:
         # Imported at the first scrape: start-up does not wait for it.
         from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-        devices = await asyncio.to_thread(self._manager.devices.devices)
-        page = generate_latest(
-            _Scrape(  # type: ignore[arg-type]
-                self._manager,
-                self._observer,
-                self._answers_kept,
-                self._loop_watch,
-                self._integrity,
-                self._pool,
-                devices,
-            )
-        )
+        devices = await asyncio.to_thread(self._counted.manager.devices.devices)
+        page = generate_latest(_Scrape(self._counted, devices))  # type: ignore[arg-type]
         return Response(page, headers={"content-type": CONTENT_TYPE_LATEST})
 
 
 class _Scrape:
     """Looks like a registry to prometheus_client: `collect` gives the families as they stand now."""
 
-    def __init__(
-        self,
-        manager: MLFrameworkManager,
-        observer: Observer,
-        answers_kept: AnswersKept,
-        loop_watch: LoopWatch,
-        integrity: IntegrityWatch,
-        pool: TensorPool,
-        devices: list[Device],
-    ) -> None:
-        self._manager = manager
-        self._observer = observer
-        self._answers_kept = answers_kept
-        self._loop_watch = loop_watch
-        self._integrity = integrity
-        self._pool = pool
+    def __init__(self, counted: Counted, devices: list[Device]) -> None:
+        self._counted = counted
         self._devices = devices
 
     def collect(self) -> Iterator[object]:
@@ -91,18 +67,18 @@ class _Scrape:
         requests = CounterMetricFamily(
             "roundhouse_requests", "Requests to models, by HTTP status.", labels=["model", "version", "code"]
         )
-        for (model, version, status), count in self._observer.requests.items():
+        for (model, version, status), count in self._counted.observer.requests.items():
             requests.add_metric([model, version, str(status)], count)
         yield requests
         rejected = CounterMetricFamily(
             "roundhouse_rejected", "Requests refused for want of room or of a ready model.", labels=["reason"]
         )
-        for reason, count in self._observer.rejected.items():
+        for reason, count in self._counted.observer.rejected.items():
             rejected.add_metric([reason], count)
         yield rejected
 
         inflight = GaugeMetricFamily("roundhouse_inflight", "Requests to models that are being answered.")
-        inflight.add_metric([], self._observer.inflight)
+        inflight.add_metric([], self._counted.observer.inflight)
         yield inflight
         yield from self._of_models()
         yield from self._histograms()
@@ -112,7 +88,7 @@ class _Scrape:
         lag = HistogramMetricFamily(
             "roundhouse_event_loop_lag_seconds", "By how much ticks of the event loop's clock were late."
         )
-        watched = self._loop_watch.lag_seconds
+        watched = self._counted.loop_watch.lag_seconds
         lag.add_metric([], buckets=_cumulated(watched), sum_value=watched.total)
         yield lag
 
@@ -126,7 +102,7 @@ class _Scrape:
     def _lent(self) -> Iterator[object]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        budget = self._manager.residents.room.budget
+        budget = self._counted.manager.residents.room.budget
         lent = GaugeMetricFamily(
             "roundhouse_model_budget_bytes",
             "Of a device's memory what all models may take, and what they have been promised.",
@@ -141,13 +117,13 @@ class _Scrape:
             "Copies of requests to a shadow version, by how its answer compares.",
             labels=["model", "version", "outcome"],
         )
-        for labels, count in self._observer.shadow_outcomes.items():
+        for labels, count in self._counted.observer.shadow_outcomes.items():
             shadows.add_metric(list(labels), count)
         yield shadows
         failures = CounterMetricFamily(
             "roundhouse_integrity_failures", "Looks that found memory lent that nobody holds, or held that is not lent."
         )
-        failures.add_metric([], self._integrity.failures)
+        failures.add_metric([], self._counted.integrity.failures)
         yield failures
 
     def _of_models(self) -> Iterable[object]:
@@ -169,23 +145,27 @@ class _Scrape:
         split = CounterMetricFamily(
             "roundhouse_batches_split", "Batches that did not fit into memory and were halved.", labels=["model"]
         )
-        for slot in self._manager.slots:
+        for slot in self._counted.manager.slots:
             depth.add_metric([slot.name], slot.queue_depth)
             for each in ModelState:
                 state.add_metric([slot.name, each.value], slot.state is each)
             memory.add_metric([slot.name], slot.memory_bytes)
             loads.add_metric([slot.name], slot.loads)
-            evictions.add_metric([slot.name], self._manager.residents.room.evictions[slot.name])
+            evictions.add_metric([slot.name], self._counted.manager.residents.room.evictions[slot.name])
             split.add_metric([slot.name], slot.batches.split.total())
         return depth, state, memory, loads, evictions, split
 
     def _cache(self) -> Iterator[object]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        kept = self._answers_kept
+        kept, observer = self._counted.answers_kept, self._counted.observer
         for name, documentation, counts in (
-            ("hits", "Requests answered from the cache, or along with an equal one.", self._observer.cache_hits),
-            ("misses", "Requests of models with a cache that had to be run.", self._observer.cache_misses),
+            (
+                "hits",
+                "Requests answered from the cache, or along with an equal one.",
+                observer.cache_hits,
+            ),
+            ("misses", "Requests of models with a cache that had to be run.", observer.cache_misses),
         ):
             family = CounterMetricFamily(f"roundhouse_cache_{name}", documentation, labels=["model"])
             for model, count in counts.items():
@@ -201,7 +181,7 @@ class _Scrape:
     def _tensor_pool(self) -> Iterator[object]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        figures = self._pool.figures()
+        figures = self._counted.pool.figures()
         size = GaugeMetricFamily("roundhouse_tensor_pool_bytes", "Pooled buffers.", labels=["device", "state"])
         for device, of_device in figures.items():
             size.add_metric([device, "leased"], of_device.leased_bytes)
@@ -221,7 +201,7 @@ class _Scrape:
         from prometheus_client.core import HistogramMetricFamily
 
         family = HistogramMetricFamily("roundhouse_batch_size", "Rows of the batches that ran.", labels=["model"])
-        for slot in self._manager.slots:
+        for slot in self._counted.manager.slots:
             sizes = slot.batches.sizes
             buckets = [
                 (str(bound), float(sum(n for rows, n in sizes.items() if rows <= bound))) for bound in ROW_BUCKETS
@@ -245,7 +225,7 @@ class _Scrape:
             family = HistogramMetricFamily(
                 f"roundhouse_{name}_seconds", f"{documentation} Answered requests.", labels=["model"]
             )
-            for model, metrics in self._observer.models.items():
+            for model, metrics in self._counted.observer.models.items():
                 family.add_metric([model], buckets=_cumulated(part(metrics)), sum_value=part(metrics).total)
             yield family
 

@@ -48,7 +48,7 @@ class Door:
             return self._check(chosen)
         except ModelUnloaded:
             if version is None and self._manager.slot(name).standing is not chosen:
-                # It left while the body was read; its successor answers.
+                # It left between two readings of a long body, in a thread; its successor answers.
                 self.version = None
                 return self.find_spec(name, version)
             raise
