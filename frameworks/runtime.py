@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Protocol
 
 from frameworks.devices import Device, ModelNeeds
+from frameworks.generation.tokenizer import GenerationTokenizer
+from frameworks.generation.types import Constraint, SequenceRequest, StepResult, TokenMatcher
 from frameworks.settings import OnnxModelEntry, TorchModelEntry
 from frameworks.text import TextTokenizer
 from frameworks.types import Batch, ModelSpec, Value
@@ -40,6 +42,50 @@ class BatchModel(Protocol):
 
     def close(self) -> None:
         """Lets go of weights and device memory. Nothing is called after it."""
+        ...
+
+
+class StepModel(Protocol):
+    """One instance of a loaded generating model: sequences join and leave between its steps. One thread uses it."""
+
+    @property
+    def spec(self) -> ModelSpec: ...
+
+    @property
+    def tokenizer(self) -> GenerationTokenizer: ...
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a sequence waits or runs."""
+        ...
+
+    def constrain(self, constraint: Constraint) -> TokenMatcher:
+        """The matcher of a constraint; blocks, and may be called by any thread. Raises InvalidInput, with the field
+        `constraint`, where it cannot be read.
+        """
+        ...
+
+    def add(self, request: SequenceRequest) -> None:
+        """Takes a sequence into the line of those that wait. Its prompt has a token at least and fits the context."""
+        ...
+
+    def abort(self, sequence_id: int) -> None:
+        """Lets a sequence go; harmless where it is gone already."""
+        ...
+
+    def step(self) -> StepResult:
+        """Computes a step: of each sequence that runs its next token, of those that join a part of their prompts.
+
+        What concerns one sequence alone fails that one. Raises OutOfMemory, ModelFailed: for all of them.
+        """
+        ...
+
+    def warm_up(self) -> None:
+        """As BatchModel.warm_up."""
+        ...
+
+    def close(self) -> None:
+        """As BatchModel.close."""
         ...
 
 

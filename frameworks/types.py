@@ -13,7 +13,7 @@ import numpy as np
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Value = Array | list[Any] | dict[Any, Any] | None
-Task = Literal["tensor", "embed", "classify"]
+Task = Literal["tensor", "embed", "classify", "generate"]
 
 NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
     "bool": np.dtype(np.bool_),
