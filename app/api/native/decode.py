@@ -1,13 +1,13 @@
 """Step 1, DECODE: the body of /infer → a request for one model. Synchronous: a parsed body lives only within it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from app.api.json_body import Document, Node, Unsure, json_name, parse, parse_exact, read_flat
 from app.api.native.fields import COMMON_FIELDS, FIELDS, FIELDS_TO_COME, OPTIONS, QUESTION_FIELDS
 from app.api.native.questions import read_count, read_input_data, read_inputs, read_text
 from app.api.native.tensors import narrow
+from app.api.wire_format import Target
 from frameworks.errors import InvalidInput, ModelAbsent, VersionNotFound
 from frameworks.types import (
     DEFAULT_PRIORITY,
@@ -38,14 +38,6 @@ class NativeRequest(NamedTuple):
     flat: bool = False
     priority: int = DEFAULT_PRIORITY
     timeout_ms: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """The model that a path names; None where the body has to."""
-
-    model: str | None = None
-    version: str | None = None
 
 
 def decode(body: bytes, target: Target, find_spec: Callable[[str, str | None], ModelSpec]) -> NativeRequest:

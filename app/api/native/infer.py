@@ -12,10 +12,11 @@ from functools import lru_cache
 from starlette.types import Receive, Scope, Send
 
 from app.api.errors import STATUS_CLIENT_GONE, ClientGone, MethodNotAllowed, is_refusal
-from app.api.native.decode import NativeRequest, Target, decode
+from app.api.native.decode import NativeRequest, decode
 from app.api.native.door import Door
 from app.api.native.encode import elements_of, encode
 from app.api.wire import GoneWatch, Watched, begin, body_at_hand, check_media_type, read_body, send_error, send_json
+from app.api.wire_format import Target
 from app.lifecycle import Lifecycle
 from app.observe import Observer, RequestRecord
 from app.service import InferenceService

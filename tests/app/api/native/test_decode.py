@@ -8,7 +8,8 @@ import pytest
 
 from app.api import json_body
 from app.api.errors import InvalidJson
-from app.api.native.decode import NativeRequest, Target, decode
+from app.api.native.decode import NativeRequest, decode
+from app.api.wire_format import Target
 from frameworks.errors import InvalidInput, ModelNotFound, RoundhouseError, UnknownField, VersionNotFound
 from frameworks.types import ModelSpec, TensorBatch, TextRequest
 from tests.app.api.native.specs import SPECS, find_spec

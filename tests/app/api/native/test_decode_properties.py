@@ -11,7 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from app.api import json_body
-from app.api.native.decode import NativeRequest, Target, decode
+from app.api.native.decode import NativeRequest, decode
+from app.api.wire_format import Target
 from frameworks.errors import RoundhouseError
 from frameworks.types import NUMPY_DTYPES, TensorBatch, TensorType, TextRequest, Value
 from tests.app.api.native.specs import SPECS, find_spec
