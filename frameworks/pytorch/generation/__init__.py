@@ -1,0 +1,1 @@
+"""How PyTorch models generate text: a batch of sequences, step by step."""

@@ -1,0 +1,130 @@
+"""Attention of a step's tokens over the blocks of the key/value memory, for any number of sequences at once.
+
+Sequences of one token: each block that one of them reads is a row of one batched product, wherever the block lies, and
+what the rows of a sequence give is added up by the share of each in the softmax, as in Flash-Decoding (Dao et al.,
+2023). Nothing is padded to the longest sequence. Parts of prompts are computed one by one.
+"""
+
+import torch
+
+from frameworks.pytorch.generation.kv_cache import (
+    BLOCK_TOKENS,
+    UNSEEN,
+    KeyValueCache,
+    PromptPart,
+    StepLayout,
+    TextRows,
+    causal_mask,
+)
+
+
+class BlockAttention:
+    """Of one model; the step's layout is set before its layers ask."""
+
+    def __init__(self, cache: KeyValueCache, query_heads: int, scale: float) -> None:
+        """`query_heads`: a multiple of the cache's heads. `scale`: the products' factor, unless a layer has its own."""
+        self._cache = cache
+        self._heads = cache.shape.heads
+        self._size = cache.shape.head_size
+        self._group = query_heads // self._heads
+        self._scale = scale
+        self.layout: StepLayout | None = None
+
+    def __call__(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        window: int | None = None,
+        scale: float | None = None,
+        softcap: float | None = None,
+    ) -> torch.Tensor:
+        """Writes the tokens' keys and values [tokens, heads, head size] and gives [tokens, query heads, head size].
+
+        `query`: [tokens, query heads, head size]. `window`: how many tokens are seen, the own included.
+        """
+        layout = self.layout
+        assert layout is not None
+        keys, values = self._cache.layers[layer]
+        keys.view(-1, self._size).index_copy_(0, layout.writes, key.reshape(-1, self._size))
+        values.view(-1, self._size).index_copy_(0, layout.writes, value.reshape(-1, self._size))
+        scale = self._scale if scale is None else scale
+        seen: list[torch.Tensor] = []
+        if layout.texts:
+            rows = layout.text_rows(window)
+            seen.append(self._texts(query[: layout.texts], keys, values, rows, scale, softcap))
+        for part in layout.prompts:
+            own = slice(part.first, part.first + part.count)
+            if part.start == 0:
+                past_key, past_value = key[own], value[own]
+            else:
+                past_key, past_value = self._past(keys, part), self._past(values, part)
+            seen.append(self._prompt(query[own], past_key, past_value, part.mask(window, query.dtype), scale, softcap))
+        return seen[0] if len(seen) == 1 else torch.cat(seen)
+
+    def _texts(
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        rows: TextRows,
+        scale: float,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        if isinstance(rows.blocks, slice):
+            keys, values = keys[rows.blocks], values[rows.blocks]
+        else:
+            keys, values = keys.index_select(0, rows.blocks), values.index_select(0, rows.blocks)
+        batch = len(keys) * self._heads
+        queries = query.index_select(0, rows.asks).view(batch, self._group, self._size)
+        keys = keys.view(batch, BLOCK_TOKENS, self._size).transpose(1, 2)
+        if softcap is None:
+            scores = torch.baddbmm(rows.bias, queries, keys, alpha=scale)
+        else:
+            scores = torch.tanh(torch.bmm(queries, keys).mul_(scale / softcap)).mul_(softcap).add_(rows.bias)
+        shares = torch.softmax(scores, -1)
+        parts = torch.bmm(shares, values.view(batch, BLOCK_TOKENS, self._size)).view(
+            -1, self._heads * self._group, self._size
+        )
+        if rows.most == 1 and len(parts) == rows.sequences:
+            return parts.index_select(0, rows.table)
+        sums = torch.full((len(parts) + 1, self._heads * self._group), UNSEEN, device=scores.device)
+        sums[:-1] = torch.logsumexp(scores.float(), -1).view(len(parts), -1)
+        weights = torch.softmax(sums.index_select(0, rows.table).view(rows.sequences, rows.most, -1), 1)
+        weights = weights.view(rows.sequences * rows.most, -1).index_select(0, rows.places)
+        whole = torch.zeros(
+            (rows.sequences + 1, self._heads * self._group, self._size), dtype=torch.float32, device=scores.device
+        )
+        whole.index_add_(0, rows.owner, parts * weights[..., None])
+        return whole[:-1].to(query.dtype)
+
+    def _past(self, states: torch.Tensor, part: PromptPart) -> torch.Tensor:
+        """[tokens, heads, head size] of a sequence up to the part's end."""
+        blocks = states.index_select(0, part.blocks).transpose(1, 2)
+        return blocks.reshape(-1, self._heads, self._size)[: part.start + part.count]
+
+    def _prompt(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        scale: float,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        """Of the last tokens of a sequence, over all of it; `mask` None: each sees those before it."""
+        count, length = len(query), len(key)
+        queries = query.view(count, self._heads, self._group, self._size).permute(1, 2, 0, 3)
+        shape = (self._heads, self._group, length, self._size)
+        keys = key.transpose(0, 1)[:, None].expand(shape)
+        values = value.transpose(0, 1)[:, None].expand(shape)
+        if softcap is None:
+            seen = torch.nn.functional.scaled_dot_product_attention(
+                queries, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale
+            )
+        else:
+            mask = causal_mask(count, length, None, query.dtype, query.device) if mask is None else mask
+            scores = torch.tanh(torch.matmul(queries, keys.transpose(-1, -2)) * (scale / softcap)) * softcap + mask
+            seen = torch.matmul(torch.softmax(scores.float(), -1).to(query.dtype), values)
+        return seen.permute(2, 0, 1, 3).reshape(count, self._heads * self._group, self._size)

@@ -1,0 +1,96 @@
+"""Matrix products with weights that stay the same: packed once for the device that multiplies them.
+
+On a CPU a decode step is its linear layers, and oneDNN multiplies weights in its own blocked order two to three times
+as fast as plain ones (2,048 x 768, 16 rows, two cores with AVX-512: 4.5 ms against 1.4 for eight of them in float32).
+torch.compile packs weights by the same operators when it freezes a model.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+# oneDNN chooses the order of the weights by a number of rows; what is best for 64 is as good for 1 to 256, while what
+# is chosen for 1 is half as fast at 16.
+_ROWS_HINT = 64
+
+
+class Linear(Protocol):
+    """Rows [rows, inputs] → [rows, outputs], in the dtype of the rows."""
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor: ...
+
+    def silu(self, rows: torch.Tensor) -> torch.Tensor:
+        """silu of the product."""
+        ...
+
+    def times(self, rows: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+        """The product, element by element times `factor` [rows, outputs]."""
+        ...
+
+    def plus(self, rows: torch.Tensor, summand: torch.Tensor) -> torch.Tensor:
+        """The product plus `summand` [rows, outputs]."""
+        ...
+
+
+class PlainLinear:
+    """Weights [outputs, inputs] as they are."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        self.weight = weight
+        self.bias = bias
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(rows, self.weight, self.bias)
+
+    def silu(self, rows: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.silu(self(rows), inplace=True)
+
+    def times(self, rows: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+        return self(rows).mul_(factor)
+
+    def plus(self, rows: torch.Tensor, summand: torch.Tensor) -> torch.Tensor:
+        return self(rows).add_(summand)
+
+
+class PackedLinear:
+    """Weights in oneDNN's order; what follows the product is done while it is written."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        """`weight`: [outputs, inputs], float32 or bfloat16 on a CPU."""
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS_HINT)
+        self.bias = bias
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, self.weight, self.bias, "none", [], "")
+        return product
+
+    def silu(self, rows: torch.Tensor) -> torch.Tensor:
+        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, self.weight, self.bias, "swish", [], "")
+        return product
+
+    def times(self, rows: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise.binary(rows, factor, self.weight, self.bias, "mul")
+        return product
+
+    def plus(self, rows: torch.Tensor, summand: torch.Tensor) -> torch.Tensor:
+        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise.binary(rows, summand, self.weight, self.bias, "add")
+        return product
+
+
+MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], Linear]
+"""Weights [outputs, inputs] and bias → the layer."""
+
+
+def make_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+    """Packed, where that is known to be faster."""
+    return PackedLinear(weight, bias) if can_pack(weight) else PlainLinear(weight, bias)
+
+
+def can_pack(weight: torch.Tensor) -> bool:
+    """Whether oneDNN has an order of its own for these weights on this machine."""
+    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    if weight.dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return weight.dtype == torch.float32

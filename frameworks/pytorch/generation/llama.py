@@ -1,0 +1,128 @@
+"""The decoder of Llama and its kin, written out: what transformers' modules compute, in a quarter of the calls.
+
+A token of a small model costs less than the Python around it: transformers' own forward makes about 60 calls a layer,
+this one about 20. Query, key and value are one product, and what follows a product is done while it is written.
+Sources: Touvron et al. 2023 (Llama), Jiang et al. 2023 (Mistral: a sliding window), Qwen2 (biases), Qwen3 (query and
+key normalised by head).
+"""
+
+from typing import Any
+
+import torch
+
+from frameworks.pytorch.generation.attention import BlockAttention
+from frameworks.pytorch.generation.kv_cache import StepLayout
+from frameworks.pytorch.generation.linear import Linear, MakeLinear
+
+MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+# Of these the frequencies do not depend on how long the texts are that are computed together.
+_FIXED_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+
+
+def is_llama(model: torch.nn.Module) -> bool:
+    """Whether a model of transformers is one that LlamaDecoder computes."""
+    config: Any = model.config
+    return (
+        config.model_type in MODEL_TYPES
+        and config.hidden_act == "silu"
+        and (config.rope_parameters or {}).get("rope_type", "default") in _FIXED_ROPE_TYPES
+    )
+
+
+class LlamaDecoder:
+    """As Decoder. Takes the weights out of transformers' model, layer by layer: neither is ever in memory twice."""
+
+    def __init__(self, model: Any, attention: BlockAttention, make_linear: MakeLinear) -> None:
+        """`model`: a LlamaForCausalLM or its like, on its device and in its dtype; of no use afterwards."""
+        body = model.model
+        config = model.config
+        self._attention = attention
+        self._embedding: torch.Tensor = body.embed_tokens.weight
+        self._inverse_frequencies: torch.Tensor = body.rotary_emb.inv_freq
+        self._rope_scale = float(body.rotary_emb.attention_scaling)
+        self._final_norm: torch.Tensor = body.norm.weight
+        self._epsilon = float(config.rms_norm_eps)
+        # Where it is the embedding too it is packed beside it: the two are read in different orders.
+        self._head = make_linear(model.lm_head.weight, model.lm_head.bias)
+        self._layers: list[_Layer] = []
+        for index, layer in enumerate(body.layers):
+            self._layers.append(_Layer(layer, index, attention, self._epsilon, make_linear))
+            body.layers[index] = torch.nn.Identity()
+
+    def logits(self, layout: StepLayout) -> torch.Tensor:
+        """As Decoder.logits, in the model's dtype."""
+        self._attention.layout = layout
+        states = torch.nn.functional.embedding(layout.token_ids, self._embedding)
+        cosine, sine = self._rotation(layout.positions, states.dtype)
+        for layer in self._layers:
+            states = layer(states, cosine, sine)
+        if len(layout.last) != len(states):
+            states = states.index_select(0, layout.last)
+        if not len(states):
+            return states.new_empty(0, len(self._embedding))
+        return self._head(torch.nn.functional.rms_norm(states, self._final_norm.shape, self._final_norm, self._epsilon))
+
+    def _rotation(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines, and sines with the sign of the half that they are for: [tokens, 1, head size] each."""
+        angles = positions[:, None, None].float() * self._inverse_frequencies
+        cosine, sine = angles.cos() * self._rope_scale, angles.sin() * self._rope_scale
+        return torch.cat((cosine, cosine), -1).to(dtype), torch.cat((-sine, sine), -1).to(dtype)
+
+
+class _Layer:
+    def __init__(
+        self, layer: Any, index: int, attention: BlockAttention, epsilon: float, make_linear: MakeLinear
+    ) -> None:
+        own = layer.self_attn
+        self._index = index
+        self._attention = attention
+        self._epsilon = epsilon
+        self._size = int(own.head_dim)
+        self._key_heads = own.k_proj.out_features // self._size
+        self._query_heads = own.q_proj.out_features // self._size
+        window = getattr(own, "sliding_window", None)
+        if own.config.model_type == "mistral":
+            window = own.config.sliding_window
+        self._window: int | None = window
+        self._query_norm: torch.Tensor | None = own.q_norm.weight if hasattr(own, "q_norm") else None
+        self._key_norm: torch.Tensor | None = own.k_norm.weight if hasattr(own, "k_norm") else None
+        self._query_key_value = _joined([own.q_proj, own.k_proj, own.v_proj], make_linear)
+        self._output = make_linear(own.o_proj.weight, own.o_proj.bias)
+        self._gate = make_linear(layer.mlp.gate_proj.weight, layer.mlp.gate_proj.bias)
+        self._up = make_linear(layer.mlp.up_proj.weight, layer.mlp.up_proj.bias)
+        self._down = make_linear(layer.mlp.down_proj.weight, layer.mlp.down_proj.bias)
+        self._input_norm: torch.Tensor = layer.input_layernorm.weight
+        self._middle_norm: torch.Tensor = layer.post_attention_layernorm.weight
+
+    def __call__(self, states: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+        """[tokens, hidden size] → the same."""
+        joined = self._query_key_value(self._normed(states, self._input_norm))
+        heads = joined.view(len(states), self._query_heads + 2 * self._key_heads, self._size)
+        rotated = self._rotated(heads[:, : self._query_heads + self._key_heads], cosine, sine)
+        seen = self._attention(
+            self._index,
+            rotated[:, : self._query_heads],
+            rotated[:, self._query_heads :],
+            heads[:, self._query_heads + self._key_heads :],
+            self._window,
+        )
+        states = self._output.plus(seen.view(len(states), -1), states)
+        middle = self._normed(states, self._middle_norm)
+        return self._down.plus(self._up.times(middle, self._gate.silu(middle)), states)
+
+    def _rotated(self, heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+        """Queries and keys turned by their positions (Su et al. 2021), halves of a head together as Llama has it."""
+        if self._query_norm is not None and self._key_norm is not None:
+            query, key = heads[:, : self._query_heads], heads[:, self._query_heads :]
+            heads = torch.cat((self._normed(query, self._query_norm), self._normed(key, self._key_norm)), 1)
+        return torch.addcmul(heads * cosine, heads.roll(self._size // 2, -1), sine)
+
+    def _normed(self, states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.rms_norm(states, weight.shape, weight, self._epsilon)
+
+
+def _joined(projections: list[Any], make_linear: MakeLinear) -> Linear:
+    """Several products of the same rows as one."""
+    weight = torch.cat([projection.weight for projection in projections])
+    biases = [projection.bias for projection in projections]
+    return make_linear(weight, None if biases[0] is None else torch.cat(biases))

@@ -1,0 +1,109 @@
+"""Any other causal model that transformers has: its own forward, with our attention and our products in it.
+
+transformers' models ask a table for their attention function, and pass it query, key and value of all the tokens that
+they were given; theirs for continuous batching comes in by the same way (`generation/continuous_batching`).
+"""
+
+import inspect
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.pytorch_utils import Conv1D
+
+from frameworks.pytorch.generation.attention import BlockAttention
+from frameworks.pytorch.generation.kv_cache import StepLayout
+from frameworks.pytorch.generation.linear import Linear, MakeLinear
+
+_ATTENTION = "roundhouse_blocks"
+_OURS = "_roundhouse_attention"
+# What an attention function may be given beside the tensors without it changing anything here.
+_HARMLESS = frozenset(
+    {
+        *("dropout", "is_causal", "position_ids", "use_cache", "cache_position", "output_attentions"),
+        *("output_hidden_states", "output_router_logits"),
+    }
+)
+
+
+class TransformersDecoder:
+    """As Decoder."""
+
+    def __init__(self, model: Any, attention: BlockAttention, make_linear: MakeLinear) -> None:
+        """`model`: an AutoModelForCausalLM, on its device and in its dtype; its weights stay in use."""
+        self._model = model
+        self._attention = attention
+        for module in model.modules():
+            if isinstance(getattr(module, "layer_idx", None), int):
+                setattr(module, _OURS, attention)
+        _put_linears(model, make_linear)
+        model.set_attn_implementation(_ATTENTION)
+        self._keeps_some = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    def logits(self, layout: StepLayout) -> torch.Tensor:
+        """As Decoder.logits, in the model's dtype."""
+        self._attention.layout = layout
+        # One at least: what multiplies no rows at all is not asked for in any model's tests.
+        last = layout.last if len(layout.last) else layout.positions.new_zeros(1)
+        options: dict[str, Any] = {"logits_to_keep": last} if self._keeps_some else {}
+        output = self._model(
+            input_ids=layout.token_ids[None], position_ids=layout.positions[None], use_cache=False, **options
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits[: len(layout.last)] if self._keeps_some else logits.index_select(0, layout.last)
+
+
+class _LinearModule(torch.nn.Module):
+    """One of our linear layers in the place of theirs."""
+
+    def __init__(self, linear: Linear, outputs: int) -> None:
+        super().__init__()
+        self._linear = linear
+        self._outputs = outputs
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """[…, inputs] → […, outputs]."""
+        rows = self._linear(states.reshape(-1, states.shape[-1]))
+        return rows.view(*states.shape[:-1], self._outputs)
+
+
+def _put_linears(model: torch.nn.Module, make_linear: MakeLinear) -> None:
+    for parent in list(model.modules()):
+        for name, module in list(parent.named_children()):
+            if isinstance(module, torch.nn.Linear):
+                replacement = _LinearModule(make_linear(module.weight, module.bias), module.out_features)
+            elif isinstance(module, Conv1D):  # GPT-2's, whose weights stand the other way
+                replacement = _LinearModule(make_linear(module.weight.t().contiguous(), module.bias), module.nf)
+            else:
+                continue
+            setattr(parent, name, replacement)
+
+
+def _attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """As transformers' attention functions: [1, heads, tokens, head size] → [1, tokens, heads, head size]."""
+    scaling, window, softcap = (options.pop(name, None) for name in ("scaling", "sliding_window", "softcap"))
+    # A layer that wants what we do not know of (sinks, biases by distance) is not to be answered without it.
+    strange = [name for name, given in options.items() if name not in _HARMLESS and given is not None]
+    if strange or attention_mask is not None:
+        raise ValueError(f"{type(module).__name__} wants {', '.join(strange) or 'a mask'} of its attention")
+    attention: BlockAttention = getattr(module, _OURS)
+    index: Any = module.layer_idx
+    seen = attention(
+        index, query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1), window, scaling, softcap
+    )
+    return seen[None], None
+
+
+def _no_mask(*_: Any, **__: Any) -> None:
+    """What sees what is the layout's affair."""
+
+
+AttentionInterface.register(_ATTENTION, _attend)
+AttentionMaskInterface.register(_ATTENTION, _no_mask)
