@@ -278,6 +278,13 @@ def json_name(value: Any) -> str:
     return "an object" if simdjson is not None and isinstance(value, simdjson.Object) else "an array"
 
 
+def came(value: Any) -> str:
+    """What came, in a message that says what is wanted: a number itself, of anything else only what it is."""
+    if type(value) in (int, float):
+        return str(value)[:40]
+    return '""' if value == "" else json_name(value)
+
+
 def _check_names(names: Iterable[str], known: Collection[str], within: str) -> None:
     for name in names:
         if name not in known:

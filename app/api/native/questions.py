@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from app.api.json_body import Document, Node, json_name
+from app.api.json_body import Document, Node, came, json_name
 from app.api.native.tensors import check_shape, read_tensor, read_value
 from frameworks.errors import InvalidInput, UnknownField
 from frameworks.types import Array, ModelSpec, TensorBatch, TensorType, TextRequest, Value, ValueSpec
@@ -143,8 +143,7 @@ def read_count(fields: dict[str, Node], name: str) -> int | None:
     value = fields[name]
     if type(value) is int and 1 <= value < 2**31:
         return value
-    came = value if type(value) in (int, float) else json_name(value)
-    raise InvalidInput(name, f"is {came}; wants a whole number of 1 or more")
+    raise InvalidInput(name, f"is {came(value)}; wants a whole number of 1 or more")
 
 
 def _describe(spec: ModelSpec) -> str:
