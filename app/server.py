@@ -9,11 +9,13 @@ import structlog
 from fastapi import FastAPI
 
 from app.answers_kept import AnswersKept
+from app.api.endpoint import Endpoint, EndpointBounds
 from app.api.front import Front, build_front
 from app.api.health import HealthApi
 from app.api.metrics import Counted, MetricsApi
 from app.api.models import ModelsApi
-from app.api.native.infer import InferBounds, InferEndpoint
+from app.api.native.wire_format import ROUTES as NATIVE_ROUTES
+from app.api.routes import RouteTable
 from app.config import LoadedSettings
 from app.integrity_watch import IntegrityWatch
 from app.lifecycle import Lifecycle
@@ -63,13 +65,13 @@ def build(loaded: LoadedSettings, log_requests: str, probe: DeviceProbe | None =
         lambda: not observer.inflight and not shadowing.copies and manager.residents.is_at_rest,
         [manager.residents.room.check_integrity, pool.check_integrity],
     )
-    infer = InferEndpoint(
+    endpoint = Endpoint(
         manager,
         service,
         shadowing,
         observer,
         lifecycle,
-        InferBounds(
+        EndpointBounds(
             RequestLimit("the server", settings.scheduling.max_queue_size, settings.scheduling.max_concurrent_requests),
             settings.server.max_body_bytes,
             settings.scheduling.default_timeout_ms,
@@ -95,7 +97,7 @@ def build(loaded: LoadedSettings, log_requests: str, probe: DeviceProbe | None =
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(running_beside(loop_watch.watch()))
             stack.callback(service.close)
-            stack.callback(infer.close)
+            stack.callback(endpoint.close)
             # The ledger only: an instance that was given up may compute on, in what it has leased.
             stack.callback(integrity.look_at, manager.residents.room.check_integrity)
             await stack.enter_async_context(manager)
@@ -107,7 +109,8 @@ def build(loaded: LoadedSettings, log_requests: str, probe: DeviceProbe | None =
                 log.warning("keys that have no effect in this version", keys=list(loaded.keys_without_effect))
             yield
 
-    return Server(build_front(infer, routers, observer, lifespan), lifecycle)
+    table = RouteTable(NATIVE_ROUTES)
+    return Server(build_front(table, endpoint, routers, observer, lifespan), lifecycle)
 
 
 def _manager(loaded: LoadedSettings, devices: DeviceManager, pool: TensorPool) -> MLFrameworkManager:

@@ -1,19 +1,23 @@
 """The frame around FastAPI's routes: request id, Server-Timing, log line, and no traceback to anybody."""
 
 import time
+from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.wire import begin, send_error
+from app.api.wire_format import ErrorWriter
 from app.observe import Observer, server_timing
 
 
 class Frame:
     """ASGI middleware. Handlers find the RequestRecord under `scope["record"]`."""
 
-    def __init__(self, app: ASGIApp, observer: Observer) -> None:
+    def __init__(self, app: ASGIApp, observer: Observer, error_writer: Callable[[str], ErrorWriter]) -> None:
+        """`error_writer`: of a path."""
         self._app = app
         self._observer = observer
+        self._error_writer = error_writer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         record = scope["record"] = begin(scope)
@@ -38,6 +42,6 @@ class Frame:
             await self._app(scope, receive, send_framed)
         except Exception as error:  # noqa: BLE001 - the last place before the caller
             if not started:
-                await send_error(send, record, error)
+                await send_error(send, record, error, self._error_writer(record.path))
         finally:
             self._observer.answered(record, time.perf_counter() - record.started_s)

@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from app.api.errors import ClientGone, EmptyBody, TooLarge, UnsupportedMediaType, extra_headers, to_http
 from app.api.http_protocol import SHORT_WAY
+from app.api.wire_format import ErrorWriter
 from app.observe import RequestRecord, request_id, server_timing
 
 log = structlog.get_logger(__name__)
@@ -136,18 +137,25 @@ def json_answer(content: object, status: int = 200) -> Response:
     return Response(orjson.dumps(content), status, media_type="application/json")
 
 
-def error_body(error: BaseException, record: RequestRecord) -> tuple[int, bytes]:
-    """The status and body for an error; one of ours (500) is logged with its traceback, which the answer never has."""
+def told(error: BaseException, record: RequestRecord) -> tuple[int, str, str]:
+    """Status, code and message for an error; one of ours (500) is logged with its traceback, which no answer has."""
     status, code, message = to_http(error)
     if status == 500:
         log.error("internal error", request_id=record.request_id, path=record.path, exc_info=error)
     record.code = code
-    return status, orjson.dumps({"error": {"code": code, "message": _clean(message), "request_id": record.request_id}})
+    # A message quotes what came; what cannot be written as UTF-8 is replaced.
+    return status, code, message.encode("utf-8", "replace").decode("utf-8")
 
 
-async def send_error(send: Send, record: RequestRecord, error: BaseException) -> None:
+def error_body(error: BaseException, record: RequestRecord, write: ErrorWriter) -> tuple[int, bytes]:
+    """The status and body for an error, as `told`."""
+    status, code, message = told(error, record)
+    return status, write(status, code, message, record.request_id)
+
+
+async def send_error(send: Send, record: RequestRecord, error: BaseException, write: ErrorWriter) -> None:
     """Sends the answer for an error, and lets go of a connection whose body was not read to its end."""
-    status, body = error_body(error, record)
+    status, body = error_body(error, record, write)
     headers = extra_headers(error)
     if isinstance(error, TooLarge):
         headers.append(_CLOSES)
@@ -227,8 +235,3 @@ def _too_large(max_body_bytes: int) -> TooLarge:
     return TooLarge(
         f"the body is larger than server.max_body_bytes, {max_body_bytes} bytes; send less at a time or raise it"
     )
-
-
-def _clean(message: str) -> str:
-    """A message quotes what came; what cannot be written as UTF-8 is replaced."""
-    return message.encode("utf-8", "replace").decode("utf-8")

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from frameworks.generation.types import Piece, Usage
 from frameworks.types import ModelSpec
@@ -16,8 +16,7 @@ class Target:
     version: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerContext:
+class AnswerContext(NamedTuple):
     """What an answer says besides the model's own words. `created_s`: Unix time of the question, whole seconds."""
 
     model: str
@@ -25,6 +24,10 @@ class AnswerContext:
     request_id: str
     latency_ms: float
     created_s: int
+
+
+ErrorWriter = Callable[[int, str, str, str], bytes]
+"""WireFormat.error_body: status, code, message and request id → the body."""
 
 
 class Decoded(Protocol):

@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 import pytest
 
-from app.api.native.infer import _LONG_BYTES, _LONG_ELEMENTS
+from app.api.endpoint import _LONG_BYTES, _LONG_ELEMENTS
 from frameworks.types import NUMPY_DTYPES
 from tests.e2e.configs import DIGITS, onnx_entries
 from tests.e2e.conftest import Start

@@ -9,6 +9,7 @@ from app.api.native.questions import read_count, read_input_data, read_inputs, r
 from app.api.native.tensors import narrow
 from app.api.wire_format import Target
 from frameworks.errors import InvalidInput, ModelAbsent, VersionNotFound
+from frameworks.generation.types import GenerateRequest
 from frameworks.types import (
     DEFAULT_PRIORITY,
     LAST_PRIORITY,
@@ -33,11 +34,12 @@ class NativeRequest(NamedTuple):
     """
 
     question: str
-    request: TensorBatch | TextRequest
+    request: TensorBatch | TextRequest | GenerateRequest
     spec: ModelSpec
     flat: bool = False
     priority: int = DEFAULT_PRIORITY
     timeout_ms: int | None = None
+    stream: bool = False
 
 
 def decode(body: bytes, target: Target, find_spec: Callable[[str, str | None], ModelSpec]) -> NativeRequest:

@@ -6,18 +6,19 @@ import numpy as np
 import orjson
 
 from app.api.native.decode import NativeRequest
+from app.api.wire_format import AnswerContext
 from frameworks.types import Answer, Array, ClassifyAnswer, EmbedAnswer, TensorBatch, Value
 
 # Written at one go, in well under a millisecond.
 _BLOCK_ELEMENTS = 16 * 1024
 
 
-def encode(model: str, version: str, native: NativeRequest, answer: Answer, latency_ms: float) -> bytes:
+def encode(native: NativeRequest, answer: Answer, context: AnswerContext) -> bytes:
     """The body of a 200. NaN and infinities become null."""
-    head: dict[str, Any] = {"model_name": model, "version": version}
+    head: dict[str, Any] = {"model_name": context.model, "version": context.version}
     if native.question == "input_data" and isinstance(answer, dict):
         head["output_data"], head["output_shape"] = _one_output(native, answer)
-        head["latency_ms"] = round(latency_ms, 3)
+        head["latency_ms"] = round(context.latency_ms, 3)
         return orjson.dumps(head, option=orjson.OPT_SERIALIZE_NUMPY)
     match answer:
         case EmbedAnswer():
@@ -35,7 +36,7 @@ def encode(model: str, version: str, native: NativeRequest, answer: Answer, late
                 }
                 for name, value in answer.items()
             }
-    head["latency_ms"] = round(latency_ms, 3)
+    head["latency_ms"] = round(context.latency_ms, 3)
     return orjson.dumps(head, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
@@ -66,22 +67,6 @@ def _plain_array(array: Array) -> Any:
     if array.dtype.kind in "OUS":
         return array.tolist()
     return _written(np.ascontiguousarray(array))
-
-
-def elements_of(answer: Answer | Value) -> int:
-    """How many numbers, strings or labels there are to write, in the main."""
-    if isinstance(answer, np.ndarray):
-        return answer.size
-    if isinstance(answer, EmbedAnswer):
-        return answer.embeddings.size
-    if isinstance(answer, ClassifyAnswer):
-        return 2 * sum(map(len, answer.predictions))
-    if isinstance(answer, dict):
-        elements = 0
-        for value in answer.values():
-            elements += value.size if isinstance(value, np.ndarray) else elements_of(value)
-        return elements
-    return len(answer) if isinstance(answer, list) else 1
 
 
 def _written(array: Array) -> Any:

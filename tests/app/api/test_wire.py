@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from app.api.errors import ClientGone, EmptyBody, TooLarge, UnsupportedMediaType
+from app.api.native.wire_format import NativeFormat
 from app.api.wire import GoneWatch, Watched, begin, check_media_type, read_body, send_error
 from frameworks.errors import InvalidInput, Overloaded
 
@@ -100,11 +101,11 @@ def test_an_error_can_be_sent_whatever_it_quotes() -> None:
         sent.append(message)
 
     record = begin(scope((b"x-request-id", b"mine")))
-    asyncio.run(send_error(send, record, InvalidInput("x", "holds \ud800")))
+    asyncio.run(send_error(send, record, InvalidInput("x", "holds \ud800"), NativeFormat().error_body))
     assert (sent[0]["status"], dict(sent[0]["headers"])[b"x-request-id"]) == (400, b"mine")
     assert sent[1]["body"] == b'{"error":{"code":"invalid_input","message":"x: holds ?","request_id":"mine"}}'
     assert (record.status, record.code) == (400, "invalid_input")
-    asyncio.run(send_error(send, record, TooLarge("too large")))
+    asyncio.run(send_error(send, record, TooLarge("too large"), NativeFormat().error_body))
     assert (b"connection", b"close") in sent[2]["headers"]
 
 

@@ -49,6 +49,7 @@ def check_whole(model: str, native: NativeRequest) -> None:
         assert spec.text is not None
         assert all(type(text) is str for text in native.request.texts)
         return
+    assert isinstance(native.request, TensorBatch)
     assert native.request.inputs.keys() <= spec.inputs_by_name.keys()
     assert {s.name for s in spec.inputs if s.required} <= native.request.inputs.keys()
     for name, value in native.request.inputs.items():

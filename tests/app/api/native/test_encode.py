@@ -6,17 +6,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from app.api.endpoint import elements_of
 from app.api.native.decode import NativeRequest
-from app.api.native.encode import elements_of, encode, plain
+from app.api.native.encode import encode, plain
 from app.api.native.fields import FIELDS, FIELDS_TO_COME, OPTIONS, QUESTION_FIELDS, InferRequest
+from app.api.wire_format import AnswerContext
 from frameworks.types import ClassifyAnswer, EmbedAnswer, TensorBatch, TextRequest, Value
 from tests.app.api.native.specs import SPECS
 
 SPEC = SPECS["float32"]
+CONTEXT = AnswerContext("m", "1", "id", 1.23456, 0)
 
 
 def encoded(native: NativeRequest, answer: dict[str, Value] | EmbedAnswer | ClassifyAnswer) -> Any:
-    body = json.loads(encode("m", "1", native, answer, 1.23456))
+    body = json.loads(encode(native, answer, CONTEXT))
     assert (body.pop("model_name"), body.pop("version"), body.pop("latency_ms")) == ("m", "1", 1.235)
     return body
 
@@ -116,7 +119,7 @@ def test_long_rows_of_embeddings_are_the_same_json() -> None:
     import orjson
 
     rows = np.random.default_rng(1).standard_normal((300, 384)).astype(np.float32)
-    body = encode("m", "1", NativeRequest("text", TextRequest(["a"]), SPEC), EmbedAnswer(rows, tokens=3), 1.0)
+    body = encode(NativeRequest("text", TextRequest(["a"]), SPEC), EmbedAnswer(rows, tokens=3), CONTEXT)
     assert b'"embeddings":' + orjson.dumps(rows, option=orjson.OPT_SERIALIZE_NUMPY) + b',"tokens":3' in body
 
 

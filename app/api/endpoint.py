@@ -1,4 +1,4 @@
-"""POST /infer and its path forms: plain ASGI, answered before FastAPI's router is asked (it costs 150 µs a request)."""
+"""Every question to a model, whatever its format: plain ASGI, answered before FastAPI's router (150 µs) is asked."""
 
 import asyncio
 import re
@@ -7,16 +7,16 @@ from asyncio import CancelledError
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from typing import Any
 
+import numpy as np
 from starlette.types import Receive, Scope, Send
 
+from app.api.door import Door
 from app.api.errors import STATUS_CLIENT_GONE, ClientGone, MethodNotAllowed, is_refusal
-from app.api.native.decode import NativeRequest, decode
-from app.api.native.door import Door
-from app.api.native.encode import elements_of, encode
+from app.api.routes import Address
 from app.api.wire import GoneWatch, Watched, begin, body_at_hand, check_media_type, read_body, send_error, send_json
-from app.api.wire_format import Target
+from app.api.wire_format import AnswerContext, Decoded
 from app.lifecycle import Lifecycle
 from app.observe import Observer, RequestRecord
 from app.service import InferenceService
@@ -24,33 +24,17 @@ from app.shadowing import Shadowing
 from frameworks.errors import DeadlineExceeded, Draining, ModelAbsent, ModelNotFound
 from frameworks.manager import MLFrameworkManager
 from frameworks.scheduling.admission import Permit, RequestLimit
+from frameworks.types import ClassifyAnswer, EmbedAnswer
 
-_MODEL_NAME = re.compile(rb'"model_name"\s*:\s*"([^"\\]{1,128})"')
+_MODEL_NAME = re.compile(rb'"model(?:_name)?"\s*:\s*"([^"\\]{1,128})"')
 _GLANCE_BYTES = 4096
 # From here on decoding or encoding would hold the loop for about a millisecond.
 _LONG_BYTES = 256 * 1024
 _LONG_ELEMENTS = 32 * 1024
 
-ROUTES = ("/infer", "/inference", "/models/{name}/infer", "/models/{name}/versions/{version}/infer")
-
-
-@lru_cache(maxsize=1024)
-def target_of(path: str) -> Target | None:
-    """What a path of ROUTES names; None for any other path."""
-    if path in ("/infer", "/inference"):
-        return Target()
-    if not path.endswith("/infer") or not path.startswith("/models/"):
-        return None
-    match path.split("/"):
-        case ["", "models", name, "infer"] if name:
-            return Target(name)
-        case ["", "models", name, "versions", version, "infer"] if name and version:
-            return Target(name, version)
-    return None
-
 
 @dataclass(frozen=True, slots=True)
-class InferBounds:
+class EndpointBounds:
     """`requests`: of the whole server. `default_timeout_ms`: of a request that names no deadline."""
 
     requests: RequestLimit
@@ -58,8 +42,8 @@ class InferBounds:
     default_timeout_ms: int | None
 
 
-class InferEndpoint:
-    """Answers ROUTES. Every outcome is sent, counted and logged here."""
+class Endpoint:
+    """Answers what a route table leads to. Every outcome is sent, counted and logged here."""
 
     def __init__(
         self,
@@ -68,7 +52,7 @@ class InferEndpoint:
         shadowing: Shadowing,
         observer: Observer,
         lifecycle: Lifecycle,
-        bounds: InferBounds,
+        bounds: EndpointBounds,
     ) -> None:
         self._manager = manager
         self._service = service
@@ -86,7 +70,7 @@ class InferEndpoint:
         """Ends the thread of long bodies; what waits for it is dropped."""
         self._long_work.shutdown(wait=False, cancel_futures=True)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send, target: Target) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send, address: Address) -> None:
         record = begin(scope)
         self._observer.inflight += 1
         try:
@@ -96,25 +80,27 @@ class InferEndpoint:
             self._lifecycle.check_accepting()
             permit = Permit(self._requests)
             try:
-                await self._answer(scope, receive, send, target, record, permit)
+                await self._answer(scope, receive, send, address, record, permit)
             finally:
                 permit.release()
         except ClientGone:
             record.status, record.code = STATUS_CLIENT_GONE, "client_gone"
         except CancelledError:
             # Only the end of the drain's time cancels a request: it is answered, so that nobody is left without a word.
-            await send_error(send, record, Draining("the server went down before this was answered; ask another"))
+            gone_down = Draining("the server went down before this was answered; ask another")
+            await send_error(send, record, gone_down, address.wire_format.error_body)
         except Exception as error:  # noqa: BLE001 - the last place before the caller
-            await send_error(send, record, error)
+            await send_error(send, record, error, address.wire_format.error_body)
         finally:
             self._observer.inflight -= 1
             self._observer.inferred(record, time.perf_counter() - record.started_s, is_refusal(record.status))
 
     async def _answer(
-        self, scope: Scope, receive: Receive, send: Send, target: Target, record: RequestRecord, permit: Permit
+        self, scope: Scope, receive: Receive, send: Send, address: Address, record: RequestRecord, permit: Permit
     ) -> None:
         """Decode → wait → infer → encode → send. Raises what goes wrong on the way."""
         door = Door(self._manager, record, permit)
+        wire_format, target = address
         glance = None
         if target.model is not None:
             door.look(target.model, target.version)
@@ -124,12 +110,12 @@ class InferEndpoint:
         if body is None:
             body = await read_body(scope, receive, self._max_body_bytes, glance)
 
-        native = await self._decoded(body, target, door)
-        while native is None or not door.enter(native.spec):
+        decoded = await self._decoded(body, address, door)
+        while decoded is None or not door.enter(decoded.spec):
             # Its version is not loaded, or has left since: a rare thing, and then a long one.
-            if native is None:
+            if decoded is None:
                 await self._wait_for(door, receive)
-            native = await self._decoded(body, target, door)
+            decoded = await self._decoded(body, address, door)
         del body
 
         version = door.version
@@ -138,38 +124,45 @@ class InferEndpoint:
         try:
             answer = await self._service.infer(
                 version,
-                native.request,
+                decoded.request,
                 record.timings,
                 permit,
-                native.priority,
-                self._left_s(native.timeout_ms, record),
+                decoded.priority,
+                self._left_s(decoded.timeout_ms, record),
             )
         finally:
             await self._end_watch(watched)
         if door.shadowed is not None:
-            self._shadowing.copy(door.shadowed, native.request, answer)
+            self._shadowing.copy(door.shadowed, decoded.request, answer)
         started_s = time.perf_counter()
-        latency_ms = (started_s - record.started_s) * 1e3
+        context = AnswerContext(
+            record.model,
+            version.version,
+            record.request_id,
+            (started_s - record.started_s) * 1e3,
+            int(time.time()),
+        )
         if elements_of(answer) < _LONG_ELEMENTS:
-            encoded = encode(record.model, version.version, native, answer, latency_ms)
+            encoded = wire_format.encode(decoded, answer, context)
         else:
             encoded = await asyncio.get_running_loop().run_in_executor(
-                self._long_work, encode, record.model, version.version, native, answer, latency_ms
+                self._long_work, wire_format.encode, decoded, answer, context
             )
         record.timings.encode_s += time.perf_counter() - started_s
         # The model has done its part: a caller that reads slowly does not keep it from leaving.
         permit.end_visit()
         await send_json(send, record, 200, encoded)
 
-    async def _decoded(self, body: bytes, target: Target, door: Door) -> NativeRequest | None:
+    async def _decoded(self, body: bytes, address: Address, door: Door) -> Decoded | None:
         """The request; None where the version that is to answer it has to be loaded first."""
+        wire_format, target = address
         started_s = time.perf_counter()
         try:
             if len(body) < _LONG_BYTES:
-                return decode(body, target, door.find_spec)
+                return wire_format.decode(body, target, door.find_spec)
             # In a thread: the interpreter's lock is free between the library's calls, and the loop goes on.
             return await asyncio.get_running_loop().run_in_executor(
-                self._long_work, decode, body, target, door.find_spec
+                self._long_work, wire_format.decode, body, target, door.find_spec
             )
         except ModelAbsent as absent:
             door.absent = absent
@@ -210,7 +203,7 @@ class InferEndpoint:
     def _refuse_at_a_glance(self, beginning: bytes) -> None:
         """Refuses a long body for a model that has no room without reading all of it. Raises Overloaded.
 
-        The bytes `"model_name"` cannot stand within a string of JSON, where quotes are escaped.
+        The bytes `"model"` cannot stand within a string of JSON, where quotes are escaped.
         """
         named = _MODEL_NAME.search(beginning[:_GLANCE_BYTES])
         if named is not None:
@@ -221,3 +214,19 @@ class InferEndpoint:
         """Seconds until the request's deadline, counted from its first byte; None if it has none."""
         timeout_ms = timeout_ms or self._default_timeout_ms
         return None if timeout_ms is None else timeout_ms / 1000 - (time.perf_counter() - record.started_s)
+
+
+def elements_of(answer: Any) -> int:
+    """How many numbers, strings or labels there are to write, in the main."""
+    if isinstance(answer, np.ndarray):
+        return answer.size
+    if isinstance(answer, EmbedAnswer):
+        return answer.embeddings.size
+    if isinstance(answer, ClassifyAnswer):
+        return 2 * sum(map(len, answer.predictions))
+    if isinstance(answer, dict):
+        elements = 0
+        for value in answer.values():
+            elements += value.size if isinstance(value, np.ndarray) else elements_of(value)
+        return elements
+    return len(answer) if isinstance(answer, list) else 1
