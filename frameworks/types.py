@@ -7,9 +7,12 @@ a bfloat16), a `string` tensor as an object array of str.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from frameworks.generation.types import GenerationSpec
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Value = Array | list[Any] | dict[Any, Any] | None
@@ -144,7 +147,7 @@ class ModelSpec:
     `batched_inputs`: requests of these tensors may share a batch; where it is empty, `unbatched_because` says why.
     `runs_by_shape`: how long a run takes is settled by the shapes of what it is given, not by the values.
     `sequence`: None for tensors that have no sequence axis, or whose axis nobody declared.
-    `quantization`: None for a model that is served as its files are.
+    `quantization`: None for a model that is served as its files are. `generation`: of a model that generates text.
     """
 
     framework: str
@@ -161,6 +164,7 @@ class ModelSpec:
     runs_by_shape: bool = False
     sequence: SequenceSpec | None = None
     quantization: QuantizationReport | None = None
+    generation: "GenerationSpec | None" = None
     inputs_by_name: dict[str, ValueSpec] = field(init=False, compare=False, repr=False)
     outputs_by_name: dict[str, ValueSpec] = field(init=False, compare=False, repr=False)
     first_output: tuple[str, ...] = field(init=False, compare=False, repr=False)
