@@ -204,6 +204,8 @@ def test_onnx_scores_equal_raw_onnxruntime(house: RunningServer) -> None:
         ("minilm", {"text": ["a", None, 1]}, "text[1]: is null; wants a string"),
         ("minilm", {"text": ["a", ["b"]]}, "text[1]: is an array; wants a string"),
         ("minilm", {"text": [{}]}, "text[0]: is an object; wants a string"),
+        ("minilm", {"prompt": "a"}, "prompt: this model's task is embed; send the field text"),
+        ("classify", {"messages": []}, "messages: this model's task is classify; send the field text"),
         ("minilm", {"input_data": [1]}, "input_data: this model's task is embed; send the field text"),
         ("classify", {"inputs": {}}, "inputs: this model's task is classify; send the field text"),
         ("minilm-onnx", {"input_data": [[1]]}, "input_data: fits a model with exactly one required tensor"),

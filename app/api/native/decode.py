@@ -4,7 +4,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from app.api.json_body import Document, Node, Unsure, json_name, parse, parse_exact, read_flat
-from app.api.native.fields import COMMON_FIELDS, FIELDS, FIELDS_TO_COME, OPTIONS, QUESTION_FIELDS
+from app.api.native.fields import COMMON_FIELDS, FIELDS, OPTIONS, QUESTION_FIELDS
+from app.api.native.generation import read_generation
 from app.api.native.questions import read_count, read_input_data, read_inputs, read_text
 from app.api.native.tensors import narrow
 from app.api.wire_format import Target
@@ -20,7 +21,6 @@ from frameworks.types import (
     TextRequest,
 )
 
-_KNOWN = FIELDS | FIELDS_TO_COME
 # Fields that were found to go together, in their order → the question: callers ask in the same words again and again.
 _questions: dict[tuple[str, ...], str] = {}
 _MOST_QUESTIONS = 256
@@ -97,24 +97,23 @@ def _read_flat(
 def _read(document: Document, target: Target, find_spec: Callable[[str, str | None], ModelSpec]) -> NativeRequest:
     if not document.is_object(document.root):
         raise InvalidInput("body", f"is {json_name(document.root)}; wants a JSON object")
-    fields = document.members(document.root, _KNOWN)
+    fields = document.members(document.root, FIELDS)
     names = tuple(fields)
     question = _questions.get(names)
-    if question is None and not FIELDS_TO_COME.isdisjoint(names):
-        name = next(name for name in names if name in FIELDS_TO_COME)
-        raise InvalidInput(name, "is not served by this version; leave it out")
     spec = _find_spec(fields, target, find_spec)
     if question is None:
         question = _question_of(names)
         if len(_questions) < _MOST_QUESTIONS:
             _questions[names] = question
-    flat = False
-    request: TensorBatch | TextRequest
+    flat = stream = False
+    request: TensorBatch | TextRequest | GenerateRequest
     match question:
         case "text":
             request = read_text(document, fields, spec)
         case "inputs":
             request = read_inputs(document, fields, spec)
+        case "prompt" | "messages":
+            request, stream = read_generation(document, fields, spec, question)
         case _:
             request, flat = read_input_data(document, fields, spec)
     if len(names) == 1:
@@ -122,7 +121,7 @@ def _read(document: Document, target: Target, find_spec: Callable[[str, str | No
     priority = read_count(fields, "priority") or DEFAULT_PRIORITY
     if priority > LAST_PRIORITY:
         raise InvalidInput("priority", f"is {priority}; wants a whole number from 1 (first) to {LAST_PRIORITY}")
-    return NativeRequest(question, request, spec, flat, priority, read_count(fields, "timeout_ms"))
+    return NativeRequest(question, request, spec, flat, priority, read_count(fields, "timeout_ms"), stream)
 
 
 def _question_of(names: tuple[str, ...]) -> str:

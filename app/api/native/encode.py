@@ -6,14 +6,16 @@ import numpy as np
 import orjson
 
 from app.api.native.decode import NativeRequest
+from app.api.native.stream import describe_generated
 from app.api.wire_format import AnswerContext
+from frameworks.generation.types import GenerateAnswer, GenerateRequest
 from frameworks.types import Answer, Array, ClassifyAnswer, EmbedAnswer, TensorBatch, Value
 
 # Written at one go, in well under a millisecond.
 _BLOCK_ELEMENTS = 16 * 1024
 
 
-def encode(native: NativeRequest, answer: Answer, context: AnswerContext) -> bytes:
+def encode(native: NativeRequest, answer: Answer | GenerateAnswer, context: AnswerContext) -> bytes:
     """The body of a 200. NaN and infinities become null."""
     head: dict[str, Any] = {"model_name": context.model, "version": context.version}
     if native.question == "input_data" and isinstance(answer, dict):
@@ -27,6 +29,9 @@ def encode(native: NativeRequest, answer: Answer, context: AnswerContext) -> byt
             head["predictions"] = [
                 [{"label": label, "score": score} for label, score in labels] for labels in answer.predictions
             ]
+        case GenerateAnswer():
+            assert isinstance(native.request, GenerateRequest)
+            head |= describe_generated(native.request, answer)
         case _:
             head["outputs"] = {
                 name: {

@@ -13,7 +13,7 @@ MAX_TEXTS = 100_000
 def read_text(document: Document, fields: dict[str, Node], spec: ModelSpec) -> TextRequest:
     """`text` and its options. Raises InvalidInput."""
     if spec.text is None:
-        raise InvalidInput("text", f"this model takes no text; its inputs are {_describe(spec)}")
+        raise InvalidInput("text", what_it_answers(spec))
     for option, task in (("normalize", "embed"), ("top_k", "classify")):
         if option in fields and spec.task != task:
             raise InvalidInput(option, f"goes with {task} models; this one's task is {spec.task}")
@@ -36,7 +36,7 @@ def read_text(document: Document, fields: dict[str, Node], spec: ModelSpec) -> T
 
 def read_inputs(document: Document, fields: dict[str, Node], spec: ModelSpec) -> TensorBatch:
     """`inputs` and its options. Raises InvalidInput, UnknownField."""
-    _refuse_text_only(spec, "inputs")
+    _refuse_tensors(spec, "inputs")
     node = fields["inputs"]
     if not document.is_object(node):
         raise InvalidInput(
@@ -58,7 +58,7 @@ def read_inputs(document: Document, fields: dict[str, Node], spec: ModelSpec) ->
 
 def read_input_data(document: Document, fields: dict[str, Node], spec: ModelSpec) -> tuple[TensorBatch, bool]:
     """The batch, and whether it came as a flat list."""
-    _refuse_text_only(spec, "input_data")
+    _refuse_tensors(spec, "input_data")
     sole = spec.sole_input
     if sole is None or not isinstance(sole.type, TensorType):
         raise InvalidInput(
@@ -109,9 +109,18 @@ def _reshape_flat(flat: Array, declared: tuple[int, ...], batch_size: int | None
     return flat.reshape(shape)
 
 
-def _refuse_text_only(spec: ModelSpec, question: str) -> None:
+def what_it_answers(spec: ModelSpec) -> str:
+    """What is wrong with a question of another kind, and the remedy."""
+    if spec.generation is not None:
+        return "this model's task is generate; send the field prompt, or messages"
+    if spec.text is not None:
+        return f"this model's task is {spec.task}; send the field text"
+    return f"this model takes no text; its inputs are {_describe(spec)}"
+
+
+def _refuse_tensors(spec: ModelSpec, question: str) -> None:
     if spec.framework == "pytorch":
-        raise InvalidInput(question, f"this model's task is {spec.task}; send the field text")
+        raise InvalidInput(question, what_it_answers(spec))
 
 
 def _output_names(document: Document, fields: dict[str, Node], spec: ModelSpec) -> tuple[str, ...] | None:

@@ -1,10 +1,10 @@
-"""A streamed answer in the native format: a piece an event, the counts with the last one."""
+"""Generated text in the native format: whole, or a piece an event with the counts in the last one."""
 
 from typing import Any
 
 import orjson
 
-from frameworks.generation.types import Piece, TokenText, Usage
+from frameworks.generation.types import Choice, GenerateAnswer, GenerateRequest, Piece, TokenText, Usage
 
 DONE = b"[DONE]"
 
@@ -24,7 +24,7 @@ class NativeStream:
     def piece(self, piece: Piece) -> list[bytes]:
         event: dict[str, Any] = {"text": piece.text, "index": piece.index}
         if piece.tokens:
-            event["logprobs"] = describe_tokens(piece.tokens)
+            event["logprobs"] = _describe_tokens(piece.tokens)
         if piece.finish_reason is not None:
             event["finish_reason"] = piece.finish_reason
             self._num_unfinished -= 1
@@ -34,23 +34,33 @@ class NativeStream:
         return [orjson.dumps(event)]
 
     def end(self, usage: Usage, latency_ms: float) -> list[bytes]:
-        return [orjson.dumps((self._last or {}) | describe_usage(usage, latency_ms)), DONE]
+        last = (self._last or {}) | _describe_usage(usage) | {"latency_ms": round(latency_ms, 3)}
+        return [orjson.dumps(last), DONE]
 
     def error(self, status: int, code: str, message: str) -> list[bytes]:
         told = orjson.dumps({"error": {"code": code, "message": message, "request_id": self._request_id}})
         return [told] if self._last is None else [orjson.dumps(self._last), told]
 
 
-def describe_usage(usage: Usage, latency_ms: float) -> dict[str, Any]:
-    """The counts of an answer, as every answer to `prompt` and `messages` has them."""
-    return {
-        "tokens_generated": usage.tokens_generated,
-        "prompt_tokens": usage.prompt_tokens,
-        "latency_ms": round(latency_ms, 3),
-    }
+def describe_generated(request: GenerateRequest, answer: GenerateAnswer) -> dict[str, Any]:
+    """What a whole answer says: one text by itself, several as a list."""
+    with_logprobs = request.sampling.top_logprobs is not None
+    choices = [_describe_choice(choice, with_logprobs) for choice in answer.choices]
+    if len(choices) == 1:
+        return choices[0] | _describe_usage(answer.usage)
+    return {"choices": [{"index": i} | choice for i, choice in enumerate(choices)]} | _describe_usage(answer.usage)
 
 
-def describe_tokens(tokens: tuple[TokenText, ...]) -> list[dict[str, Any]]:
+def _describe_choice(choice: Choice, with_logprobs: bool) -> dict[str, Any]:
+    logprobs = {"logprobs": _describe_tokens(choice.tokens)} if with_logprobs else {}
+    return {"text": choice.text, "finish_reason": choice.finish_reason} | logprobs
+
+
+def _describe_usage(usage: Usage) -> dict[str, int]:
+    return {"tokens_generated": usage.tokens_generated, "prompt_tokens": usage.prompt_tokens}
+
+
+def _describe_tokens(tokens: tuple[TokenText, ...]) -> list[dict[str, Any]]:
     """Their log probabilities, and those of the likeliest in their places. What cannot be at all has null."""
     return [
         {

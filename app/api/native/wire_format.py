@@ -26,7 +26,9 @@ class NativeFormat:
 
 
 _FORMAT = NativeFormat()
-_TEXT = RouteText("infer", "Run a model on tensors or text", InferRequest, InferResponse, ErrorResponse)
+_TEXT = RouteText(
+    "infer", "Run a model on tensors, texts or a prompt", InferRequest, InferResponse, ErrorResponse, streams=True
+)
 ROUTES = tuple(
     Route(path, _FORMAT, _TEXT)
     for path in ("/infer", "/inference", "/models/{name}/infer", "/models/{name}/versions/{version}/infer")

@@ -63,6 +63,22 @@ requests: st.SearchStrategy[dict[str, Any]] = st.one_of(
         {"text": strings | st.lists(strings, max_size=3)},
         optional={"normalize": st.booleans(), "truncate": st.booleans(), "top_k": st.integers(-1, 3)},
     ),
+    st.fixed_dictionaries(
+        {"prompt": strings},
+        optional={
+            "max_tokens": st.integers(0, 300),
+            "temperature": st.floats(0, 2) | st.integers(-1, 2),
+            "stop": strings | st.lists(strings, max_size=3),
+            "logit_bias": st.dictionaries(st.integers(-1, 120).map(str), st.integers(-101, 101), max_size=3),
+            "choice": st.lists(strings, max_size=3),
+            "json_schema": json_values,
+            "stream": st.booleans(),
+        },
+    ),
+    st.fixed_dictionaries(
+        {"messages": st.lists(st.fixed_dictionaries({"role": strings, "content": strings}), max_size=2)},
+        optional={"seed": st.integers(-1, 2**64), "n": st.integers(0, 130), "logprobs": st.integers(-1, 21)},
+    ),
 )
 """Questions as a caller may well mean them."""
 

@@ -1,6 +1,9 @@
 """Models as the decoder sees them: only their specs."""
 
+from dataclasses import replace
+
 from frameworks.errors import ModelNotFound, VersionNotFound
+from frameworks.generation.types import GenerationSpec, Sampling
 from frameworks.types import (
     MapType,
     ModelSpec,
@@ -16,7 +19,11 @@ from frameworks.types import (
 
 def model(*inputs: ValueSpec, task: Task = "tensor", framework: str = "onnx") -> ModelSpec:
     """A model with these inputs and one output `y`."""
-    text = None if task == "tensor" else TextSpec(max_tokens=16, labels=("a", "b") if task == "classify" else ())
+    text = (
+        None
+        if task in ("tensor", "generate")
+        else TextSpec(max_tokens=16, labels=("a", "b") if task == "classify" else ())
+    )
     outputs = (ValueSpec("y", TensorType("float32", None)), ValueSpec("z", TensorType("int64", (-1,))))
     return ModelSpec(framework, task, inputs, outputs, "cpu", "float32", 0, text)
 
@@ -25,6 +32,12 @@ def one(kind: ValueType, *, required: bool = True) -> ModelSpec:
     """A model with the one input `x`."""
     return model(ValueSpec("x", kind, required))
 
+
+GENERATION = GenerationSpec(
+    max_context_tokens=512, vocabulary_size=100, has_chat_template=True, sampling=Sampling(temperature=0.7, top_k=20)
+)
+WRITER = replace(model(task="generate", framework="pytorch"), generation=GENERATION)
+"""A model that generates text."""
 
 SPECS: dict[str, ModelSpec] = {
     **{
@@ -51,6 +64,8 @@ SPECS: dict[str, ModelSpec] = {
     "embed": model(ValueSpec("text", TensorType("string", (-1,))), task="embed", framework="pytorch"),
     "embed-onnx": model(ValueSpec("x", TensorType("int64", (-1, -1))), task="embed"),
     "classify": model(ValueSpec("text", TensorType("string", (-1,))), task="classify", framework="pytorch"),
+    "generate": WRITER,
+    "generate-plain": replace(WRITER, generation=replace(GENERATION, has_chat_template=False)),
 }
 
 

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from app.api import json_body
 from app.api.native.decode import NativeRequest, decode
+from app.api.native.fields import QUESTION_FIELDS
 from app.api.wire_format import Target
 from frameworks.errors import RoundhouseError
+from frameworks.generation.types import GenerateRequest
 from frameworks.types import NUMPY_DTYPES, TensorBatch, TensorType, TextRequest, Value
 from tests.app.api.native.specs import SPECS, find_spec
 from tests.app.api.strategies import json_values, mutated, nests, numbers, requests, scalars, strings
@@ -49,6 +51,12 @@ def check_whole(model: str, native: NativeRequest) -> None:
         assert spec.text is not None
         assert all(type(text) is str for text in native.request.texts)
         return
+    if isinstance(native.request, GenerateRequest):
+        assert spec.generation is not None
+        assert len(native.request.prompts) == 1
+        assert 1 <= native.request.num_choices <= 128
+        assert native.request.stopping.max_tokens is not None
+        return
     assert isinstance(native.request, TensorBatch)
     assert native.request.inputs.keys() <= spec.inputs_by_name.keys()
     assert {s.name for s in spec.inputs if s.required} <= native.request.inputs.keys()
@@ -77,7 +85,7 @@ def check_ways_agree(model: str, body: bytes) -> None:
     with without_simdjson():
         exact = read(model, body)
     if isinstance(quick, NativeRequest) and isinstance(exact, NativeRequest):
-        assert (quick.question, quick.flat) == (exact.question, exact.flat)
+        assert (quick.question, quick.flat, quick.stream) == (exact.question, exact.flat, exact.stream)
         if isinstance(quick.request, TensorBatch) and isinstance(exact.request, TensorBatch):
             assert quick.request.output_names == exact.request.output_names
             assert quick.request.inputs.keys() == exact.request.inputs.keys()
@@ -99,7 +107,7 @@ def test_any_json(model: str, value: Any) -> None:
     read(model, json.dumps(value).encode())
 
 
-@given(models, st.sampled_from(["input_data", "inputs", "text"]), json_values)
+@given(models, st.sampled_from(QUESTION_FIELDS), json_values)
 @settings(max_examples=300)
 def test_any_question(model: str, question: str, value: Any) -> None:
     read(model, json.dumps({question: value}).encode())

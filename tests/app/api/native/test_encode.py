@@ -9,7 +9,7 @@ import pytest
 from app.api.endpoint import elements_of
 from app.api.native.decode import NativeRequest
 from app.api.native.encode import encode, plain
-from app.api.native.fields import FIELDS, FIELDS_TO_COME, OPTIONS, QUESTION_FIELDS, InferRequest
+from app.api.native.fields import FIELDS, OPTIONS, QUESTION_FIELDS, InferRequest
 from app.api.wire_format import AnswerContext
 from frameworks.types import ClassifyAnswer, EmbedAnswer, TensorBatch, TextRequest, Value
 from tests.app.api.native.specs import SPECS
@@ -139,4 +139,4 @@ def test_elements_are_counted(answer: Any, elements: int) -> None:
 def test_the_tables_of_fields_agree() -> None:
     assert InferRequest.model_fields.keys() == FIELDS
     assert OPTIONS.keys() == set(QUESTION_FIELDS)
-    assert not FIELDS & FIELDS_TO_COME
+    assert OPTIONS["prompt"] == OPTIONS["messages"]
