@@ -76,7 +76,8 @@ class StepModel(Protocol):
     def step(self) -> StepResult:
         """Computes a step: of each sequence that runs its next token, of those that join a part of their prompts.
 
-        What concerns one sequence alone fails that one. Raises OutOfMemory, ModelFailed: for all of them.
+        Also called when the last sequence was let go: then it computes nothing, and says how it stands. What concerns
+        one sequence alone fails that one. Raises OutOfMemory, ModelFailed: for all of them; they are aborted then.
         """
         ...
 
@@ -87,6 +88,10 @@ class StepModel(Protocol):
     def close(self) -> None:
         """As BatchModel.close."""
         ...
+
+
+LoadedModel = Sequence[BatchModel] | Sequence[StepModel]
+"""The instances of one model: all of one kind, with equal specs."""
 
 
 class Registry(Protocol):
@@ -107,7 +112,7 @@ class Registry(Protocol):
         """
         ...
 
-    def load(self, entry: ModelEntry, path: Path, device: Device) -> Sequence[BatchModel]:
+    def load(self, entry: ModelEntry, path: Path, device: Device) -> LoadedModel:
         """Reads the model at `path` and places `entry.instances` of it on `device`; not yet warmed up.
 
         They share their weights and their tokenizer where the framework lets them, and the CPUs: none uses more threads

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -76,9 +76,9 @@ def load_torch(
 
 
 def placed(registry: Registry, settings: ModelEntry, path: Path, devices: DeviceManager) -> BatchModel:
-    """The first instance of a model that a registry loads, on the device that it would have as the only model."""
+    """The first instance of a model of batches that a registry loads, where it would be as the only model."""
     device = devices.candidates(settings.name, registry.needs(settings, path))[0]
-    return registry.load(settings, path, device)[0]
+    return cast(BatchModel, registry.load(settings, path, device)[0])
 
 
 def listed(value: Value) -> Any:

@@ -1,0 +1,135 @@
+"""The thread of a step lane: it alone uses the model, from its first sequence to its end."""
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import structlog
+
+from frameworks.errors import OutOfMemory, RoundhouseError
+from frameworks.generation.types import SequenceRequest
+from frameworks.runtime import StepModel
+from frameworks.scheduling.batch_lane import without_frames
+
+if TYPE_CHECKING:
+    from frameworks.scheduling.step_lane import StepLane
+
+log = structlog.get_logger(__name__)
+
+Message = SequenceRequest | int | None
+"""A sequence that joins, the id of one that is let go, or that nothing more will come."""
+
+
+class StepThread:
+    """Acts upon messages between the model's steps, and steps while the model has sequences; else it sleeps.
+
+    After the last sequence was let go there is one step more, without any: then the figures are those of the end.
+    """
+
+    def __init__(self, name: str, model: StepModel, lane: "StepLane") -> None:
+        """Begins at once. `lane` is told, in its event loop, what has come of it."""
+        self._name = name
+        self._model = model
+        self._lane = lane
+        self._loop = asyncio.get_running_loop()
+        self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._num_heard = 0
+        # Sequences that the model was given and that have not ended.
+        self._held: set[int] = set()
+        self._owes_figures = False
+        self._is_ending = False
+        threading.Thread(target=self._work, name=f"lane-{name}", daemon=True).start()
+
+    def send(self, message: Message) -> None:
+        """Acted upon before the next step, in order."""
+        self._messages.put(message)
+
+    def _work(self) -> None:
+        try:
+            while self._act_upon_messages():
+                self._step()
+        except BaseException:
+            # CancelledError, SystemExit and the like out of a model end the thread; the loop then fails the readers.
+            log.exception("device thread ended", model=self._name)
+        finally:
+            try:
+                self._model.close()
+            except BaseException:
+                log.exception("model did not close cleanly", model=self._name)
+            self._tell(self._lane.ended)
+
+    def _act_upon_messages(self) -> bool:
+        """Those that have come; where there is nothing to do it waits for one. False: it is time to end."""
+        while not self._messages.empty() or not (self._held or self._owes_figures or self._is_ending):
+            message = self._messages.get()
+            self._num_heard += 1
+            if message is None:
+                self._is_ending = True
+            elif isinstance(message, int):
+                self._owes_figures = True
+                self._held.discard(message)
+                self._let_go(message)
+            else:
+                self._held.add(message.sequence_id)
+                self._add(message)
+        return bool(self._held) or (self._owes_figures and not self._is_ending)
+
+    def _add(self, request: SequenceRequest) -> None:
+        try:
+            self._model.add(request)
+        except Exception as error:  # noqa: BLE001 - handed to the reader
+            self._fail([request.sequence_id], error)
+
+    def _let_go(self, sequence_id: int) -> None:
+        try:
+            self._model.abort(sequence_id)
+        except Exception:
+            log.exception("sequence was not let go", model=self._name)
+
+    def _step(self) -> None:
+        self._owes_figures = False
+        started_s = time.perf_counter()
+        try:
+            result = self._model.step()
+            ended = {token.sequence_id for token in result.tokens if token.finish_reason is not None}
+            ended.update(sequence_id for sequence_id, _ in result.failed)
+        except Exception as error:  # noqa: BLE001 - handed to the readers
+            self._fail(list(self._held), error)
+            return
+        self._held -= ended
+        self._tell(self._lane.stepped, result, started_s, self._num_heard)
+        if self._held and not self._model.has_work:
+            self._fail(list(self._held), RuntimeError("the model has lost its sequences"))
+
+    def _fail(self, sequence_ids: list[int], error: Exception) -> None:
+        """Sequences that end with an error, one of their own or a step's."""
+        if isinstance(error, RoundhouseError | MemoryError):
+            log.warning("sequences failed", model=self._name, sequences=len(sequence_ids), reason=str(error))
+        else:
+            log.error("sequences failed", model=self._name, sequences=len(sequence_ids), exc_info=error)
+        for sequence_id in sequence_ids:
+            self._let_go(sequence_id)
+        self._held.difference_update(sequence_ids)
+        self._owes_figures = bool(sequence_ids)
+        # While a step is to follow the lane runs: its last message counts as unheard.
+        self._tell(self._lane.failed, sequence_ids, _for_readers(error), self._num_heard - self._owes_figures)
+
+    def _tell(self, callback: Callable[..., None], *arguments: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(callback, *arguments)
+        except RuntimeError:
+            # The loop is closed: the process is going down and nobody reads any more.
+            log.debug("lane ended after its loop", model=self._name)
+
+
+def _for_readers(error: Exception) -> Exception:
+    """The same without its frames, which would keep a step's tensors until the last of its readers has heard of it."""
+    if isinstance(error, OutOfMemory | MemoryError):
+        return without_frames(error)
+    if isinstance(error, RoundhouseError):
+        error.__cause__ = error.__context__ = None
+        return error.with_traceback(None)
+    return RuntimeError(f"the model raised {type(error).__name__}; the log has it")

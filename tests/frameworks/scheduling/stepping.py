@@ -1,0 +1,64 @@
+"""A step lane before a small model, and readers of what it generates."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from frameworks.generation.types import GeneratedToken, Sampling, SequenceRequest
+from frameworks.scheduling.step_lane import StepCounts, StepLane
+from frameworks.scheduling.token_feed import TokenFeed
+from tests.frameworks.batch_models import Gate
+from tests.frameworks.loops import soon
+from tests.frameworks.step_models import END, EchoModel
+
+
+class House:
+    """A lane before a model, and one feed for each sequence."""
+
+    def __init__(self, model: EchoModel) -> None:
+        self.model = model
+        self.counts = StepCounts()
+        self.lane = StepLane("m", model, self.counts)
+        self.begun: list[int] = []
+        self._last_id = 0
+
+    def open(
+        self, prompt: str = "abc", max_tokens: int = 5, priority: int = 5, feed: TokenFeed | None = None
+    ) -> TokenFeed:
+        self._last_id += 1
+        sequence_id = self._last_id
+        request = SequenceRequest(
+            sequence_id, tuple(prompt.encode()), max_tokens, Sampling(), frozenset({END}), priority=priority
+        )
+        feed = feed or TokenFeed(lambda: self.begun.append(sequence_id))
+        self.lane.open(request, feed)
+        return feed
+
+
+@asynccontextmanager
+async def house_of(model: EchoModel) -> AsyncIterator[House]:
+    """At its end the model holds nothing, and the lane is closed."""
+    house = House(model)
+    try:
+        yield house
+        await soon(lambda: not house.lane.is_running)
+        assert not model.has_work
+        house.lane.check_integrity()
+    finally:
+        await asyncio.wait_for(house.lane.close(), 5)
+
+
+async def read_all(feed: TokenFeed) -> list[GeneratedToken]:
+    tokens = []
+    while arrived := await asyncio.wait_for(feed.read(), 5):
+        tokens += [each.token for each in arrived]
+    assert feed.is_over
+    return tokens
+
+
+def text_of(tokens: list[GeneratedToken]) -> bytes:
+    return bytes(token.token_id for token in tokens)
+
+
+async def arrival(gate: Gate) -> None:
+    assert await asyncio.to_thread(gate.arrived.wait, 5)
