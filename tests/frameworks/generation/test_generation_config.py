@@ -1,0 +1,105 @@
+"""What generation_config.json and config.json say, and that whatever stands there is an answer or an InvalidModel."""
+
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from frameworks.errors import InvalidModel
+from frameworks.generation.generation_config import default_sampling, eos_token_ids
+from frameworks.generation.types import Sampling
+from tests.models.text_files import write_json
+
+KEYS = ("eos_token_id", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "do_sample", "text_config")
+junk = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(), st.text(max_size=3)),
+    lambda inner: st.one_of(st.lists(inner, max_size=2), st.dictionaries(st.sampled_from(KEYS), inner, max_size=2)),
+    max_leaves=4,
+)
+
+
+def folder_with(folder: Path, generation_config: object = None, config: object = None) -> Path:
+    for name, content in (("generation_config.json", generation_config), ("config.json", config)):
+        (folder / name).unlink(missing_ok=True)
+        if content is not None:
+            write_json(folder / name, content)
+    return folder
+
+
+class TestEndOfText:
+    @pytest.mark.parametrize(
+        ("generation_config", "config", "wanted"),
+        [
+            ({"eos_token_id": 2}, None, {2}),
+            ({"eos_token_id": [2, 0, 7]}, {"eos_token_id": 9}, {0, 2, 7}),
+            ({"temperature": 0.5}, {"eos_token_id": 9}, {9}),
+            ({"eos_token_id": None}, {"eos_token_id": [9, 8]}, {8, 9}),
+            (None, {"eos_token_id": None, "text_config": {"eos_token_id": 5}}, {5}),
+            (None, {"eos_token_id": 4, "text_config": {"eos_token_id": 5}}, {4}),
+            (None, {"text_config": "none"}, set()),
+            ({"eos_token_id": []}, {"eos_token_id": 1}, set()),
+            (None, None, set()),
+        ],
+    )
+    def test_which_tokens(self, tmp_path: Path, generation_config: object, config: object, wanted: set[int]) -> None:
+        assert eos_token_ids(folder_with(tmp_path, generation_config, config)) == wanted
+
+    @pytest.mark.parametrize("value", ["2", 2.0, True, -1, [2, None], [[2]], {"a": 1}])
+    @pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
+    def test_what_is_no_token_id_is_named_with_its_file(self, tmp_path: Path, file: str, value: object) -> None:
+        write_json(tmp_path / file, {"eos_token_id": value})
+        with pytest.raises(InvalidModel, match=rf"/{file}: eos_token_id is .*; a token id or a list"):
+            eos_token_ids(tmp_path)
+
+
+class TestSampling:
+    @pytest.mark.parametrize(
+        ("content", "wanted"),
+        [
+            (None, Sampling()),
+            ({}, Sampling()),
+            ({"do_sample": False}, Sampling(temperature=1.0)),
+            ({"do_sample": False, "temperature": 0.9}, Sampling(temperature=0.9)),
+            ({"do_sample": True, "temperature": 0.6, "top_p": 0.9}, Sampling(temperature=0.6, top_p=0.9)),
+            ({"temperature": 0, "top_k": 50, "min_p": 0.05}, Sampling(temperature=0.0, top_k=50, min_p=0.05)),
+            ({"top_k": 0, "top_p": None}, Sampling()),
+            ({"top_k": -1, "repetition_penalty": 1}, Sampling()),
+            ({"repetition_penalty": 1.1, "max_length": 20, "num_beams": "x"}, Sampling(repetition_penalty=1.1)),
+        ],
+    )
+    def test_the_files_word(self, tmp_path: Path, content: object, wanted: Sampling) -> None:
+        assert default_sampling(folder_with(tmp_path, content)) == wanted
+
+    @pytest.mark.parametrize(
+        ("key", "value"),
+        [
+            ("temperature", "0.5"), ("temperature", -0.1), ("temperature", True), ("temperature", [1.0]),
+            ("top_k", 5.0), ("top_k", -2), ("top_k", False), ("top_p", 0), ("top_p", 1.01), ("top_p", "x"),
+            ("min_p", -0.1), ("min_p", 2), ("repetition_penalty", 0), ("repetition_penalty", {}),
+        ],
+    )  # fmt: skip
+    def test_what_cannot_be_is_named_with_its_file(self, tmp_path: Path, key: str, value: object) -> None:
+        with pytest.raises(InvalidModel, match=rf"/generation_config\.json: {key} is .*; an? (number|integer)"):
+            default_sampling(folder_with(tmp_path, {key: value}))
+
+    def test_a_file_that_is_no_object(self, tmp_path: Path) -> None:
+        with pytest.raises(InvalidModel, match=r"generation_config\.json: not a JSON object"):
+            default_sampling(folder_with(tmp_path, [1]))
+
+
+@given(file=st.sampled_from(["generation_config.json", "config.json"]), key=st.sampled_from(KEYS), value=junk)
+@example("generation_config.json", "temperature", 10**400)
+@example("generation_config.json", "top_k", 10**400)
+def test_any_value_of_any_key(tmp_path_factory: pytest.TempPathFactory, file: str, key: str, value: object) -> None:
+    folder = folder_with(tmp_path_factory.getbasetemp() / "generation_lies")
+    write_json(folder / file, {key: value})
+    try:
+        ids, sampling = eos_token_ids(folder), default_sampling(folder)
+    except InvalidModel:
+        return
+    assert all(isinstance(token_id, int) and token_id >= 0 for token_id in ids)
+    assert 0 <= sampling.temperature < math.inf
+    assert sampling.top_k is None or sampling.top_k > 0
+    assert 0 < sampling.top_p <= 1
