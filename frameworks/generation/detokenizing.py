@@ -1,0 +1,235 @@
+"""Text out of a tokenizer's tokens, all at once or one by one, and the same text either way.
+
+The decoders of language models give bytes: byte-level BPE (GPT-2, Llama 3, Qwen), and SentencePiece with bytes for what
+its vocabulary has not (Llama 2, Mistral, Gemma). There each token has its own bytes, whatever stands beside it, and the
+text is those bytes as UTF-8. With any other decoder a token's text is what it adds behind the one before it.
+
+The library's own DecodeStream is not used: behind bytes that are no character it raises on every further token, and it
+has no end that would give an unfinished character.
+"""
+
+import codecs
+import json
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from tokenizers import Tokenizer
+
+from frameworks.generation.tokenizer import TokenStream
+
+_REPLACEMENT = "\ufffd"
+# The beginning of a character of UTF-8 has at most so many bytes.
+_LONGEST_BEGINNING = 3
+# With decoders that are not of bytes: so many tokens are waited for where they end with no whole character.
+_MOST_OPEN_TOKENS = 4
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_EACH_BYTE = "roundhouse.each-byte"
+
+
+def _replace_each_byte(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeDecodeError)
+    return _REPLACEMENT * (error.end - error.start), error.end
+
+
+codecs.register_error(_EACH_BYTE, _replace_each_byte)
+
+
+class Detokenizer(Protocol):
+    """May be used by several threads at once. Special tokens, and ids that have no token, have no text."""
+
+    def decode(self, token_ids: Sequence[int]) -> str: ...
+
+    def text_of(self, token_id: int) -> str:
+        """A token's own text within a text; a special token's name; bytes that are no whole character as U+FFFD."""
+        ...
+
+    def stream(self, prompt_ids: Sequence[int]) -> TokenStream:
+        """For the text behind a prompt: what `decode` of both is more than `decode` of the prompt.
+
+        Where the prompt ends within a character that the tokens behind it complete, that character is theirs.
+        """
+        ...
+
+
+def detokenizer_of(tokenizer: Tokenizer) -> Detokenizer:
+    """The one that suits the tokenizer's decoder. Its vocabulary must not change any more."""
+    steps = _steps(json.loads(tokenizer.decoder.__getstate__())) if tokenizer.decoder is not None else []
+    stripped = ""
+    match steps:
+        case [{"type": "ByteLevel"}]:
+            return ByteDetokenizer(tokenizer, _byte_level, "replace")
+        case [*others, {"type": "Strip", "content": str(character), "start": 1, "stop": 0}]:
+            steps, stripped = others, character
+    match steps:
+        case [*first, {"type": "ByteFallback"}, {"type": "Fuse"}] if (replaced := _replacements(first)) is not None:
+            return ByteDetokenizer(tokenizer, partial(_byte_fallback, replaced), _EACH_BYTE, stripped)
+    return JoinedDetokenizer(tokenizer)
+
+
+class ByteDetokenizer:
+    """Of tokens that have bytes of their own.
+
+    With SentencePiece's tokens, bytes that are no character become one U+FFFD each and leave the characters beside them
+    alone, as SentencePiece itself has it. (The tokenizers library then spoils the whole run of such tokens, also what
+    has been sent long ago; of runs that are well-formed both make the same.)
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, bytes_of_name: Callable[[str], bytes], errors: str, stripped: str = ""
+    ) -> None:
+        """`bytes_of_name`: the bytes of a token by its name. `stripped`: a character that no text begins with: one
+        is taken away.
+        """
+        self._tokenizer = tokenizer
+        self._bytes_of_name = bytes_of_name
+        self.errors = errors
+        self.stripped = stripped
+        self._special_ids = _special_ids(tokenizer)
+        self._known: dict[int, bytes] = {}
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return b"".join(map(self.bytes_of, token_ids)).decode("utf-8", self.errors).removeprefix(self.stripped)
+
+    def text_of(self, token_id: int) -> str:
+        if token_id in self._special_ids:
+            return self._tokenizer.id_to_token(token_id) or ""
+        return self.bytes_of(token_id).decode("utf-8", self.errors)
+
+    def stream(self, prompt_ids: Sequence[int]) -> TokenStream:
+        return _ByteStream(self, prompt_ids)
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """Of a token that is shown; of others none."""
+        own = self._known.get(token_id)
+        if own is None:
+            name = None if token_id in self._special_ids else self._tokenizer.id_to_token(token_id)
+            own = self._known[token_id] = self._bytes_of_name(name) if name is not None else b""
+        return own
+
+
+class _ByteStream:
+    def __init__(self, tokens: ByteDetokenizer, prompt_ids: Sequence[int]) -> None:
+        self._bytes_of = tokens.bytes_of
+        self._decoder = codecs.getincrementaldecoder("utf-8")(tokens.errors)
+        last = b""
+        for token_id in reversed(prompt_ids):
+            if len(last) >= _LONGEST_BEGINNING:
+                break
+            last = tokens.bytes_of(token_id) + last
+        self._decoder.decode(last)
+        begun, _ = self._decoder.getstate()
+        # If nobody ends the character that the prompt began, what stands for it is in the prompt's own text.
+        self._not_ours = begun.decode("utf-8", tokens.errors) if last else tokens.stripped
+
+    def push(self, token_id: int) -> str:
+        text = self._decoder.decode(self._bytes_of(token_id))
+        return self._without_beginning(text) if text and self._not_ours else text
+
+    def flush(self) -> str:
+        text = self._decoder.decode(b"", final=True)
+        return self._without_beginning(text) if text and self._not_ours else text
+
+    def _without_beginning(self, text: str) -> str:
+        """The first of the text."""
+        beginning, self._not_ours = self._not_ours, ""
+        return text.removeprefix(beginning)
+
+
+class JoinedDetokenizer:
+    """Of tokens whose text depends on the one before them: whether a space is between, whether they are the first."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._special_ids = _special_ids(tokenizer)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+
+    def text_of(self, token_id: int) -> str:
+        if not self.has_text(token_id):
+            return self._tokenizer.id_to_token(token_id) or ""
+        once, twice = self.decode([token_id]), self.decode([token_id, token_id])
+        return twice.removeprefix(once)
+
+    def stream(self, prompt_ids: Sequence[int]) -> TokenStream:
+        return _JoinedStream(self, prompt_ids)
+
+    def has_text(self, token_id: int) -> bool:
+        return token_id not in self._special_ids and self._tokenizer.id_to_token(token_id) is not None
+
+
+class _JoinedStream:
+    def __init__(self, tokens: JoinedDetokenizer, prompt_ids: Sequence[int]) -> None:
+        self._tokens = tokens
+        last = next(filter(tokens.has_text, reversed(prompt_ids)), None)
+        self._before = [] if last is None else [last]
+        self._open: list[int] = []
+
+    def push(self, token_id: int) -> str:
+        if not self._tokens.has_text(token_id):
+            return ""
+        self._open.append(token_id)
+        text = self._tokens.decode(self._before + self._open)
+        if text.endswith(_REPLACEMENT) and len(self._open) < _MOST_OPEN_TOKENS:
+            return ""
+        return self._added(text)
+
+    def flush(self) -> str:
+        return self._added(self._tokens.decode(self._before + self._open)) if self._open else ""
+
+    def _added(self, text: str) -> str:
+        known = self._tokens.decode(self._before)
+        self._before, self._open = self._open[-1:], []
+        return text[len(known) :]
+
+
+def _steps(decoder: dict[str, Any]) -> list[dict[str, Any]]:
+    """The decoders of a sequence, however it is nested, in order."""
+    if decoder["type"] != "Sequence":
+        return [decoder]
+    return [step for inner in decoder["decoders"] for step in _steps(inner)]
+
+
+def _replacements(steps: list[dict[str, Any]]) -> list[tuple[str, str]] | None:
+    """What each step puts in the place of what; None where one does anything else."""
+    replaced = []
+    for step in steps:
+        match step:
+            case {"type": "Replace", "pattern": {"String": str(pattern)}, "content": str(content)}:
+                replaced.append((pattern, content))
+            case _:
+                return None
+    return replaced
+
+
+def _special_ids(tokenizer: Tokenizer) -> frozenset[int]:
+    return frozenset(i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special)
+
+
+def _byte_of_letter() -> dict[str, int]:
+    """GPT-2's alphabet: the printable bytes of Latin-1 are themselves, the others the letters from U+0100 on."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTE_OF_LETTER = _byte_of_letter()
+
+
+def _byte_level(name: str) -> bytes:
+    """A name with a letter that the alphabet has not is a token that was added: it stands for itself."""
+    try:
+        return bytes([_BYTE_OF_LETTER[letter] for letter in name])
+    except KeyError:
+        return name.encode()
+
+
+def _byte_fallback(replaced: list[tuple[str, str]], name: str) -> bytes:
+    byte = _BYTE_TOKEN.fullmatch(name)
+    if byte:
+        return bytes([int(byte[1], 16)])
+    for pattern, content in replaced:
+        name = name.replace(pattern, content)
+    return name.encode()
