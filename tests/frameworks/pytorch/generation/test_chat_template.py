@@ -1,0 +1,135 @@
+"""Messages to a prompt as transformers makes it, and what becomes of templates that are broken or never end."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import transformers
+
+from frameworks.errors import InvalidInput, InvalidModel
+from frameworks.generation.types import Message
+from frameworks.pytorch.generation.chat_template import ChatTemplate
+from tests.models.generation_tokenizers import CHAT_TEMPLATE, write_generation_tokenizer
+
+TALK = (
+    Message("system", "You are an engine."),
+    Message("user", "  Where <do> you run & {{why}}?\n"),
+    Message("assistant", "你好 🚂 on steam"),
+    Message("user", ""),
+)
+# Whatever transformers' own environment has beside jinja's.
+TEMPLATES = (
+    CHAT_TEMPLATE,
+    "{{ messages }}|{{ tools }}|{{ documents }}|{{ add_generation_prompt }}|{{ eos_token }}",
+    (
+        "{% set ns = namespace(last='') %}{% for m in messages %}{% if loop.index > 2 %}{% break %}{% endif %}"
+        "{% set ns.last = m.role %}{% endfor %}{{ ns.last * 2 }}{{ 2 ** 3 }}{{ 3 * 4 }}"
+    ),
+    (
+        "{% macro turn(m) %}[{{ m.role | upper }}]{{ caller() }}{% endmacro %}"
+        "{% for m in messages %}{% call turn(m) %}{{ m.content | tojson }}{% endcall %}{% endfor %}"
+    ),
+    (
+        "{% for m in messages %}\n  {% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}\n"
+        "  {% else %}\n  {{- m.content -}}\n  {% endif %}\n{% endfor %}\n"
+    ),
+    "{%- for x in [1, [2, [3]]] recursive %}{{ x if x is number else loop(x) }}{% endfor %}",
+    "{{ dict(a=1).items() | list }}{{ messages[0].missing }}{{ strftime_now('%%') }}{{ ''.__class__ }}",
+)
+
+
+def rendered_by_transformers(folder: Path, template: str) -> str:
+    write_generation_tokenizer(folder, chat_template=template)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    messages = [{"role": message.role, "content": message.content} for message in TALK]
+    text: str = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    return text
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_a_prompt_is_what_transformers_makes(tmp_path: Path, template: str) -> None:
+    variables = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    assert ChatTemplate(template, variables).render(TALK) == rendered_by_transformers(tmp_path, template)
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ messages[0].name.first }}", "has no attribute 'name'"),
+        ("{{ messages[7].content }}", "no element 7"),
+        ("{{ 1 + messages[0].role }}", "unsupported operand"),
+        ("{{ 1 / 0 }}", "division by zero"),
+        ("{{ messages.append(1) }}", "unsafe|not safely callable"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe|undefined"),
+        ("{% include 'passwords' %}", "loader"),
+        ("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", "recursion"),
+    ],
+)
+def test_messages_that_a_template_does_not_take(template: str, reason: str) -> None:
+    with pytest.raises(InvalidInput, match=f"(?s)^messages: the model's chat template does not take them.*({reason})"):
+        ChatTemplate(template, {}).render(TALK)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro twice(n) %}{% if n %}{{ twice(n - 1) }}{{ twice(n - 1) }}{% endif %}{% endmacro %}{{ twice(60) }}",
+        "{% for x in [[1, 1, 1]] recursive %}{% if x is iterable %}{{ loop([x, x, x]) }}{% endif %}{% endfor %}",
+    ],
+)
+def test_a_template_that_never_ends_is_ended(template: str) -> None:
+    with pytest.raises(InvalidInput, match=r"messages: .*(longer than 0\.05 seconds|recursion)"):
+        ChatTemplate(template, {}, most_seconds=0.05).render(TALK)
+
+
+def test_the_time_is_of_one_rendering() -> None:
+    template = ChatTemplate("{% for i in range(3000) %}{% endfor %}", {}, most_seconds=0.2)
+    assert {template.render(TALK) for _ in range(300)} == {""}
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{% for i in range(99999) %}{{ 'many' }}{% endfor %}", "more than 1000 characters"),
+        ("{{ 'x' * 10 ** 12 }}", "repeats a text"),
+        ("{{ 10 ** 12 * [1] }}", "repeats a text"),
+        ("{{ 10 ** (10 ** 10) }}", "power"),
+        ("{{ messages[0].content * 600 }}", "repeats a text"),
+    ],
+)
+def test_a_prompt_that_is_too_long(template: str, reason: str) -> None:
+    with pytest.raises(InvalidInput, match=f"messages: .*{reason}"):
+        ChatTemplate(template, {}, most_characters=1000).render(TALK)
+
+
+@pytest.mark.parametrize(
+    "template", ["{% for m in messages %}", "{{ messages", "{% unknown %}", "{{ x | unknown }}", "{{ " + "(" * 9000]
+)
+def test_what_is_no_template(template: str) -> None:
+    with pytest.raises(InvalidModel, match=r"^the chat template cannot be compiled: \w"):
+        ChatTemplate(template, {})
+
+
+def test_no_messages() -> None:
+    with pytest.raises(InvalidInput, match=r"^messages: it is empty"):
+        ChatTemplate(CHAT_TEMPLATE, {}).render(())
+
+
+def test_two_models_with_one_template_do_not_share_their_bounds() -> None:
+    source = "{% for i in range(300) %}12345{% endfor %}"
+    narrow, wide = ChatTemplate(source, {}, most_characters=1000), ChatTemplate(source, {})
+    assert len(wide.render(TALK)) == 1500
+    with pytest.raises(InvalidInput):
+        narrow.render(TALK)
+
+
+def test_threads() -> None:
+    template = ChatTemplate(CHAT_TEMPLATE, {"bos_token": "<s>", "eos_token": "</s>"})
+
+    def ask(number: int) -> bool:
+        return all(f"number {number}" in template.render((Message("user", f"number {number}"),)) for _ in range(50))
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(ask, range(8)))
