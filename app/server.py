@@ -63,7 +63,7 @@ def build(loaded: LoadedSettings, log_requests: str, probe: DeviceProbe | None =
     shadowing = Shadowing(service, observer.shadow_outcomes)
     integrity = IntegrityWatch(
         lambda: not observer.inflight and not shadowing.copies and manager.residents.is_at_rest,
-        [manager.residents.room.check_integrity, pool.check_integrity],
+        [manager.residents.room.check_integrity, manager.residents.check_integrity, pool.check_integrity],
     )
     endpoint = Endpoint(
         manager,

@@ -1,11 +1,12 @@
 """What all versions of a model have in common."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from frameworks.runtime import ModelEntry
 from frameworks.scheduling.admission import RequestLimit
 from frameworks.scheduling.batcher import BatchLimits
+from frameworks.scheduling.step_lane import StepCounts
 from frameworks.scheduling.work import BatchCounts
 from memory.pooled_arrays import PooledArrays
 
@@ -26,3 +27,5 @@ class ModelIdentity:
     """By version, also of those whose files have changed since."""
     arrays: PooledArrays | None = None
     """For large batches; None: numpy's own."""
+    generated: StepCounts = field(default_factory=StepCounts)
+    """As `batches`, of a model that generates text."""

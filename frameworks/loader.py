@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from frameworks.devices import Device, DeviceManager, ModelNeeds
-from frameworks.runtime import BatchModel, Registry
+from frameworks.runtime import LoadedModel, Registry
 from frameworks.version import ModelVersion
 from memory.allocator import give_back_freed_memory, in_use_bytes
 from memory.host import mapped_bytes, resident_bytes
@@ -24,7 +24,7 @@ LOADER_THREADS = 1
 class Loaded:
     """Instances that are warmed up, and the bytes that they take, as measured."""
 
-    instances: list[BatchModel]
+    instances: LoadedModel
     memory_bytes: int
     warm_up_s: float
 
@@ -81,7 +81,7 @@ class Loader:
             self._prepared.add((version.model.framework, device.id))
         departures = self._departures
         before = self._measure(version.path, device)
-        instances = [*registry.load(version.model.entry, version.path, device)]
+        instances = registry.load(version.model.entry, version.path, device)
         started_s = time.perf_counter()
         try:
             for instance in instances:

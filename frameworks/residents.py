@@ -52,6 +52,11 @@ class Residents:
         """Whether nothing is computed, loaded or sent out."""
         return not self._flights and not any(version.is_running for version in self.room.versions)
 
+    def check_integrity(self) -> None:
+        """Raises AssertionError, with what is wrong, where a model that has nothing to do holds something."""
+        for version in self.room.versions:
+            version.check_integrity()
+
     async def wait_for(self, version: ModelVersion, permit: Permit) -> None:
         """Brings in a version for a request, which it then serves before it may leave.
 
@@ -281,3 +286,5 @@ def _log_ready(version: ModelVersion, loaded: Loaded) -> None:
         load_s=round(version.load_s, 3),
         warm_up_s=round(loaded.warm_up_s, 3),
     )
+    if version.model.entry.cache and spec.task == "generate":
+        log.warning("cache has no effect on a model that generates text", model=version.model.name)

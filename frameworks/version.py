@@ -8,11 +8,11 @@ from enum import StrEnum
 from pathlib import Path
 
 from frameworks.errors import ModelAbsent, ModelFailed, ModelLoading, ModelUnloaded, OutOfMemory, RoundhouseError
+from frameworks.generation.types import StepFigures
 from frameworks.identity import ModelIdentity
-from frameworks.runtime import BatchModel
+from frameworks.runtime import LoadedModel
 from frameworks.scheduling.admission import Permit
-from frameworks.scheduling.batch_lane import BatchLane
-from frameworks.scheduling.dispatcher import Dispatcher
+from frameworks.serving import BatchServing, Serving, StepServing, take_into_service
 from frameworks.types import ModelSpec
 
 # A load that failed is tried again after a second, after two, after four …
@@ -61,7 +61,7 @@ class ModelVersion:
         # Of the clock: when it was used last, and since when it is ready.
         self.last_used_s: float | None = None
         self.ready_since_s = 0.0
-        self._serving: tuple[BatchModel, Dispatcher] | None = None
+        self._serving: Serving | None = None
         self._visitors: set[Permit] = set()
         # Visitors too, from when it is loaded on: what is left of the load before does not wait for them.
         self._expecting: set[Permit] = set()
@@ -91,22 +91,22 @@ class ModelVersion:
 
     @property
     def has_died(self) -> bool:
-        return self._state is ModelState.READY and self._serving is not None and self._serving[1].is_dead
+        return self._state is ModelState.READY and self._serving is not None and self._serving.dispatcher.is_dead
 
     @property
     def is_ready(self) -> bool:
         serving = self._serving
-        return serving is not None and self._state is ModelState.READY and not serving[1].is_dead
+        return serving is not None and self._state is ModelState.READY and not serving.dispatcher.is_dead
 
     @property
     def is_running(self) -> bool:
         """Whether an instance computes."""
-        return self._serving is not None and self._serving[1].is_running
+        return self._serving is not None and self._serving.dispatcher.is_running
 
     @property
     def spec(self) -> ModelSpec | None:
         """What the loaded version is; None while it is not loaded."""
-        return self._serving[0].spec if self._serving else None
+        return self._serving.model.spec if self._serving else None
 
     @property
     def loads(self) -> int:
@@ -135,18 +135,18 @@ class ModelVersion:
         from answering.
         """
         serving = self._serving
-        is_alive = serving is not None and not serving[1].is_dead
+        is_alive = serving is not None and not serving.dispatcher.is_dead
         if serving is not None and is_alive and (self._state is ModelState.READY or permit in self._visitors):
-            return serving[0].spec
+            return serving.model.spec
         self.check_may_load()
         raise ModelAbsent(self)
 
     def enter(self, permit: Permit, spec: ModelSpec) -> bool:
         """Makes the request a visitor, if the version that it was decoded for still answers."""
         serving = self._serving
-        if serving is None or serving[0].spec is not spec:
+        if serving is None or serving.model.spec is not spec:
             return False
-        if serving[1].is_dead or (self._state is not ModelState.READY and permit not in self._visitors):
+        if serving.dispatcher.is_dead or (self._state is not ModelState.READY and permit not in self._visitors):
             return False
         self._visitors.add(permit)
         permit.visit(self)
@@ -171,13 +171,29 @@ class ModelVersion:
         """It was used."""
         self.last_used_s = self._clock()
 
-    def serving(self) -> tuple[BatchModel, Dispatcher]:
-        """The model and the dispatcher before it, for a visitor. Raises ModelFailed where it has died."""
-        serving = self._serving
-        if serving is None or serving[1].is_dead:
-            raise ModelFailed(f'model "{self.model.name}" failed: its device thread ended')
-        self.last_used_s = self._clock()
+    def serving(self) -> BatchServing:
+        """The model and the dispatcher before it, for a visitor with tensors or texts. Raises ModelFailed where it has
+        died.
+        """
+        serving = self._in_service()
+        assert isinstance(serving, BatchServing), "what was decoded by its spec suits it"
         return serving
+
+    def generating(self) -> StepServing:
+        """The same for a visitor with a prompt."""
+        serving = self._in_service()
+        assert isinstance(serving, StepServing), "what was decoded by its spec suits it"
+        return serving
+
+    @property
+    def step_figures(self) -> list[StepFigures]:
+        """How each instance of a loaded model that generates text stands; empty for any other."""
+        return self._serving.dispatcher.figures if isinstance(self._serving, StepServing) else []
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError where an instance that has nothing to do holds something for somebody."""
+        if isinstance(self._serving, StepServing):
+            self._serving.dispatcher.check_integrity()
 
     def check_may_load(self) -> None:
         """Raises what keeps it from being loaded for whoever asks it something: ModelLoading, ModelUnloaded, and, until
@@ -217,14 +233,9 @@ class ModelVersion:
     def begin_load(self) -> None:
         self._state = ModelState.LOADING
 
-    def start(self, instances: list[BatchModel], load_s: float) -> None:
+    def start(self, instances: LoadedModel, load_s: float) -> None:
         """Takes loaded and warmed-up instances into service, each on a thread of its own."""
-        model = self.model
-        lanes = [BatchLane(model.name, instance) for instance in instances]
-        dispatcher = Dispatcher(
-            model.name, lanes, instances[0].spec, model.limits, model.ageing_s, model.batches, model.arrays
-        )
-        self._serving = instances[0], dispatcher
+        self._serving = take_into_service(self.model, instances)
         self._visitors |= self._expecting
         self._expecting.clear()
         self.load_s = load_s
@@ -263,14 +274,21 @@ class ModelVersion:
         """Ends the instances, which nobody uses any more."""
         serving, self._serving = self._serving, None
         if serving is not None:
-            await serving[1].close()
+            await serving.dispatcher.close()
 
     def give_up(self, message: str) -> None:
         """Lets the instances go without waiting for anything: those who wait for answers get Draining."""
         serving, self._serving = self._serving, None
         self._state, self._leaves_for, self._failure = ModelState.UNLOADED, ModelState.UNLOADED, None
         if serving is not None:
-            serving[1].give_up(message)
+            serving.dispatcher.give_up(message)
+
+    def _in_service(self) -> Serving:
+        serving = self._serving
+        if serving is None or serving.dispatcher.is_dead:
+            raise ModelFailed(f'model "{self.model.name}" failed: its device thread ended')
+        self.last_used_s = self._clock()
+        return serving
 
     def _note_failure(self, failure: RoundhouseError) -> None:
         """Once for each death: a death that is noted is a failed state of its own until the next load."""

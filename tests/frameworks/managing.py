@@ -8,16 +8,17 @@ from typing import Any
 from frameworks.devices import DeviceManager
 from frameworks.errors import ModelAbsent
 from frameworks.manager import MLFrameworkManager
+from frameworks.runtime import Registry
 from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.settings import OnnxModelEntry, PerformanceSettings, SchedulingSettings
 from frameworks.slot import ModelSlot
 from frameworks.version import ModelVersion
-from tests.frameworks.batch_models import FakeRegistry, numbers
+from tests.frameworks.batch_models import numbers
 from tests.frameworks.fake_probe import FakeProbe
 
 
 def make_manager(
-    registry: FakeRegistry,
+    registry: Registry,
     drain_timeout_s: float = 5,
     max_model_bytes: int | None = None,
     probe: FakeProbe | None = None,
@@ -41,9 +42,7 @@ def register(manager: MLFrameworkManager, name: str = "m", file: str = "files", 
 
 
 @asynccontextmanager
-async def serving(
-    registry: FakeRegistry, drain_timeout_s: float = 5, **settings: Any
-) -> AsyncIterator[MLFrameworkManager]:
+async def serving(registry: Registry, drain_timeout_s: float = 5, **settings: Any) -> AsyncIterator[MLFrameworkManager]:
     """A manager with the model "m", loaded. `settings`: further keys of its entry."""
     async with make_manager(registry, drain_timeout_s) as manager:
         register(manager, **settings)

@@ -27,12 +27,16 @@ class House:
     ) -> TokenFeed:
         self._last_id += 1
         sequence_id = self._last_id
-        request = SequenceRequest(
-            sequence_id, tuple(prompt.encode()), max_tokens, Sampling(), frozenset({END}), priority=priority
-        )
         feed = feed or TokenFeed(lambda: self.begun.append(sequence_id))
-        self.lane.open(request, feed)
+        self.lane.open(asked(sequence_id, prompt, max_tokens, priority), feed)
         return feed
+
+
+def asked(sequence_id: int, prompt: str, max_tokens: int, priority: int = 5) -> SequenceRequest:
+    """Ends at an END byte, else at max_tokens."""
+    return SequenceRequest(
+        sequence_id, tuple(prompt.encode()), max_tokens, Sampling(), frozenset({END}), priority=priority
+    )
 
 
 @asynccontextmanager
