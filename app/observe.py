@@ -55,6 +55,16 @@ class ModelMetrics:
     compute_seconds: Histogram = field(default_factory=Histogram)
 
 
+@dataclass(slots=True)
+class GenerationMetrics:
+    """The histograms of one model that generates text: from a request's first byte to its first token, and between the
+    tokens of one text.
+    """
+
+    time_to_first_token_seconds: Histogram = field(default_factory=Histogram)
+    inter_token_seconds: Histogram = field(default_factory=Histogram)
+
+
 class ShortWay(Protocol):
     """What a connection may offer beside ASGI's messages."""
 
@@ -93,6 +103,7 @@ class Observer:
         self.requests: Counter[tuple[str, str, int]] = Counter()
         self.rejected: Counter[str] = Counter()
         self.models: dict[str, ModelMetrics] = {}
+        self.generations: dict[str, GenerationMetrics] = {}
         self.inflight = 0
         self.cache_hits: Counter[str] = Counter()
         self.cache_misses: Counter[str] = Counter()
@@ -138,9 +149,17 @@ class Observer:
             total_ms=_ms(total_s),
         )
 
+    def generation(self, model: str) -> GenerationMetrics:
+        """Where the times of a model's tokens are added up."""
+        metrics = self.generations.get(model)
+        if metrics is None:
+            metrics = self.generations[model] = GenerationMetrics()
+        return metrics
+
     def forget(self, model: str) -> None:
         """Drops the series of a model that was deleted, so that names that come and go do not pile up."""
         self.models.pop(model, None)
+        self.generations.pop(model, None)
         del self.cache_hits[model], self.cache_misses[model]
         for counter in (self.requests, self.shadow_outcomes):
             for key in [key for key in counter if key[0] == model]:

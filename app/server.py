@@ -59,7 +59,7 @@ def build(loaded: LoadedSettings, log_requests: str, probe: DeviceProbe | None =
     )
     manager.when_unloaded(answers_kept.drop)
     loop_watch = LoopWatch(lambda: observer.inflight > 0)
-    service = InferenceService(answers_kept)
+    service = InferenceService(answers_kept, observer.generation)
     shadowing = Shadowing(service, observer.shadow_outcomes)
     integrity = IntegrityWatch(
         lambda: not observer.inflight and not shadowing.copies and manager.residents.is_at_rest,

@@ -1,13 +1,16 @@
 """A request's journey, whatever door it came in by: is it known? → admit → dispatcher → answer."""
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from app.answers_kept import AnswersKept
+from app.generating import Generating
+from app.observe import GenerationMetrics
 from frameworks.errors import DeadlineExceeded, InvalidInput
+from frameworks.generation.types import GenerateRequest, Generation
 from frameworks.runtime import BatchModel
 from frameworks.scheduling.admission import Permit
 from frameworks.scheduling.dispatcher import Dispatcher
@@ -38,9 +41,11 @@ _NO_ROWS = np.empty((0, 0), dtype=np.float32)
 class InferenceService:
     """Answers requests that a protocol has decoded. The caller holds the server's permit; the model's is taken here."""
 
-    def __init__(self, answers_kept: AnswersKept) -> None:
+    def __init__(self, answers_kept: AnswersKept, generation_metrics: Callable[[str], GenerationMetrics]) -> None:
+        """`generation_metrics(model)`: where the times of a model's tokens are added up."""
         self._answers_kept = answers_kept
         self._tokenizing = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenize")
+        self._generating = Generating(self._tokenizing, generation_metrics)
 
     async def infer(
         self,
@@ -67,6 +72,24 @@ class InferenceService:
                 f'model "{version.model.name}" did not answer within timeout_ms; '
                 "allow more time or ask for less at once"
             ) from None
+
+    async def generate(
+        self,
+        version: ModelVersion,
+        request: GenerateRequest,
+        timings: Timings,
+        permit: Permit,
+        priority: int = DEFAULT_PRIORITY,
+        left_s: float | None = None,
+    ) -> Generation:
+        """Begins to generate text on this version, whose visitor the request is until the answer's end. Generated
+        answers are not kept.
+
+        Returns when the prompts are read. The caller iterates the answer or waits for its whole, closes it in any
+        case, and finds in `timings` what it took when it has ended. `permit`, `left_s`: as for `infer`; at the deadline
+        what runs is ended too. Raises InvalidInput, DeadlineExceeded, Overloaded and the other ModelUnavailable's.
+        """
+        return await self._generating.begin(version, request, timings, permit, priority, left_s)
 
     def close(self) -> None:
         """Ends the tokenizing threads; texts that wait for them are dropped."""

@@ -5,6 +5,7 @@ optional None. Two dtypes have no numpy type of their own: a `bfloat16` tensor t
 a bfloat16), a `string` tensor as an object array of str.
 """
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -221,12 +222,16 @@ class TextRequest:
 
 @dataclass(slots=True)
 class Timings:
-    """Where a request's time went, in seconds. Filled on the way, read by headers, log and metrics."""
+    """Where a request's time went, in seconds. Filled on the way, read by headers, log and metrics.
+
+    `started_s`: when its first byte was there (time.perf_counter).
+    """
 
     decode_s: float = 0.0
     queue_s: float = 0.0
     compute_s: float = 0.0
     encode_s: float = 0.0
+    started_s: float = field(default_factory=time.perf_counter)
 
 
 @dataclass(frozen=True, slots=True)

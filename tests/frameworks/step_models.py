@@ -279,9 +279,13 @@ class EchoRegistry:
             self.on_load()
         if path.name == "broken":
             raise InvalidModel(f"{path}: broken")
-        instances = [EchoModel(self.behaviour) for _ in range(entry.instances)]
+        instances = [self.make() for _ in range(entry.instances)]
         self.made += instances
         return instances
+
+    def make(self) -> EchoModel:
+        """One instance."""
+        return EchoModel(self.behaviour)
 
 
 def echo(prompt: str, num_tokens: int) -> bytes:
