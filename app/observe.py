@@ -76,6 +76,10 @@ class ShortWay(Protocol):
         """Sends a whole answer, or says that it did not. `header_lines` end in CRLF each and are sane."""
         ...
 
+    def abort(self) -> None:
+        """Ends the connection, with what its reader has not taken."""
+        ...
+
 
 @dataclass(slots=True)
 class RequestRecord:
@@ -115,7 +119,7 @@ class Observer:
         self.requests[record.model, record.version, record.status] += 1
         if rejected:
             self.rejected[record.code] += 1
-        if record.status == 200:
+        if record.status == 200 and not record.code:
             metrics = self.models.get(record.model)
             if metrics is None:
                 metrics = self.models[record.model] = ModelMetrics()
@@ -125,9 +129,12 @@ class Observer:
         self.answered(record, total_s)
 
     def answered(self, record: RequestRecord, total_s: float) -> None:
-        """Logs one answered request of any kind, as `[logging] requests` says; probes and scrapes are no news."""
+        """Logs one answered request of any kind, as `[logging] requests` says; probes and scrapes are no news.
+
+        An answer that began well and ended with an error (a status of 200 and a code) has failed.
+        """
         if self._log_requests != "all" and (
-            self._log_requests == "none" or (record.status < 400 and total_s < self._slow_s)
+            self._log_requests == "none" or (record.status < 400 and not record.code and total_s < self._slow_s)
         ):
             return
         if record.path.startswith(_PROBES):

@@ -1,5 +1,5 @@
-"""uvicorn's HTTP/1.1 protocol with a bound on what comes before a body, our own words for what is no HTTP, and a short
-way for whole bodies and answers.
+"""uvicorn's HTTP/1.1 protocol with a bound on what comes before a body and on how long an answer may lie unread, our
+own words for what is no HTTP, and a short way for whole bodies and answers.
 """
 
 import asyncio
@@ -12,6 +12,11 @@ from frameworks.types import Timings
 
 MAX_HEAD_BYTES = 64 * 1024
 """Request line and headers together, or trailers; the parser itself would collect them without end."""
+
+STALL_S = 30.0
+"""How often it is looked whether a reader that is behind still reads."""
+LEAST_READ_BYTES = 16 * 1024
+"""A reader that is behind and takes no more than this in STALL_S is given up: what it does not read takes memory."""
 
 SHORT_WAY = "roundhouse.short_way"
 """The ASGI extension of this protocol, a ShortWay: a body that has come is taken, and a whole answer sent, at once.
@@ -29,6 +34,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _held_bytes = 0
     _idle_since_s = 0.0
     _idle_timer: asyncio.TimerHandle | None = None
+    # What the reader had not taken when it was looked at last, while that is a lot, or the last of the connection.
+    _unread_bytes = 0
+    _stall_timer: asyncio.TimerHandle | None = None
 
     def data_received(self, data: bytes) -> None:
         self._held_bytes += len(data)
@@ -54,6 +62,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """
         self.server_state.total_requests += 1
         if self.transport.is_closing():
+            self._watch_reader()
             return
         self.flow.resume_reading()
         if self.pipeline:
@@ -67,7 +76,16 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._idle_timer is not None:
             self._idle_timer.cancel()
             self._idle_timer = None
+        self._forget_reader()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_reader()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._forget_reader()
 
     def on_body(self, body: bytes) -> None:
         self._held_bytes = 0
@@ -101,6 +119,25 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._idle_timer = self.loop.call_later(left_s, self._close_if_idle)
         else:
             self.transport.close()
+            self._watch_reader()
+
+    def _watch_reader(self) -> None:
+        """From now on the reader has to take something, or the connection ends with what is unread."""
+        self._forget_reader()
+        self._unread_bytes = self.transport.get_write_buffer_size()
+        if self._unread_bytes:
+            self._stall_timer = self.loop.call_later(STALL_S, self._abort_if_stalled)
+
+    def _forget_reader(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+
+    def _abort_if_stalled(self) -> None:
+        if self.transport.get_write_buffer_size() + LEAST_READ_BYTES > self._unread_bytes:
+            self.transport.abort()
+        else:
+            self._watch_reader()
 
 
 class _Exchange:
@@ -145,3 +182,7 @@ class _Exchange:
             protocol.transport.close()
         cycle.on_response()
         return True
+
+    def abort(self) -> None:
+        self._cycle.disconnected = True
+        self._protocol.transport.abort()

@@ -63,6 +63,11 @@ def test_counts_by_model_version_and_status() -> None:
     assert [sum(h.counts) for h in (metrics.request_seconds, metrics.queue_seconds, metrics.compute_seconds)] == [2] * 3
     assert metrics.queue_seconds.total == pytest.approx(0.4)
     assert metrics.compute_seconds.total == pytest.approx(0.6)
+    broken_off = record(200)
+    broken_off.code = "model_failed"
+    observer.inferred(broken_off, 0.1, rejected=False)
+    assert observer.requests["m", "1", 200] == 3
+    assert sum(metrics.request_seconds.counts) == 2
     observer.inferred(record(200, model="other"), 0.1, rejected=False)
     observer.forget("m")
     assert observer.requests == {("other", "1", 200): 1}
@@ -71,13 +76,22 @@ def test_counts_by_model_version_and_status() -> None:
 
 @pytest.mark.parametrize(
     ("policy", "wanted"),
-    [("all", ["ok", "slow", "failed"]), ("slow_and_failed", ["slow", "failed"]), ("none", [])],
+    [
+        ("all", ["ok", "slow", "failed", "broke off"]),
+        ("slow_and_failed", ["slow", "failed", "broke off"]),
+        ("none", []),
+    ],
 )
 def test_request_lines_as_asked(policy: str, wanted: list[str], logged: list[Any]) -> None:
     observer = Observer(policy, 1000)
-    for name, status, total_s in (("ok", 200, 0.999), ("slow", 200, 1.0), ("failed", 404, 0.0)):
+    for name, status, code, total_s in (
+        ("ok", 200, "", 0.999),
+        ("slow", 200, "", 1.0),
+        ("failed", 404, "not_found", 0.0),
+        ("broke off", 200, "model_failed", 0.0),
+    ):
         one = record(status)
-        one.request_id = name
+        one.request_id, one.code = name, code
         observer.answered(one, total_s)
         for probe in ("/health", "/health/ready", "/metrics"):
             observer.answered(record(status, probe), total_s)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,7 +12,8 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from app.api.http_protocol import MAX_HEAD_BYTES, SHORT_WAY, BoundedHttpProtocol
+from app.api import http_protocol
+from app.api.http_protocol import LEAST_READ_BYTES, MAX_HEAD_BYTES, SHORT_WAY, BoundedHttpProtocol
 from tests.frameworks.loops import in_loop, soon
 
 IDLE_S = 0.2
@@ -45,11 +47,18 @@ class Quick(BoundedHttpProtocol):
     """Closes after IDLE_S. All that were made are in `made`."""
 
     made: "list[Quick]"
+    system_bytes: int | None = None
+    """What the system is to hold for a reader at most; by itself it takes millions."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config, ServerState(), {})
         self.timeout_keep_alive = IDLE_S  # type: ignore[assignment]
         self.made.append(self)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if self.system_bytes is not None:
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self.system_bytes)
 
 
 @asynccontextmanager
@@ -223,3 +232,75 @@ class TestAnswers:
             assert (status, headers["connection"]) == (400, "close")
             assert json.loads(body)["error"]["message"].startswith(f"headers: more than {MAX_HEAD_BYTES} bytes")
             assert await seconds_until_closed(connection) < IDLE_S / 2
+
+
+@asynccontextmanager
+async def unread() -> AsyncIterator[socket.socket]:
+    """A server of one connection, and the other end of it, which reads when it is told to."""
+    async with connected() as (_, writer):
+        address = writer.get_extra_info("peername")
+        reader = socket.socket()
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        reader.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(reader, address)
+        with reader:
+            yield reader
+
+
+async def the_rest(reader: socket.socket) -> bytes:
+    """What still comes, until the connection ends."""
+    received = b""
+    while chunk := await asyncio.get_running_loop().sock_recv(reader, 2**20):
+        received += chunk
+    return received
+
+
+class TestReadersThatAreBehind:
+    """By the clock of a server that looks after them every STALL_S."""
+
+    @pytest.fixture(autouse=True)
+    def soon_stalled(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(http_protocol, "STALL_S", 0.1)
+        monkeypatch.setattr(Quick, "system_bytes", 4096)
+
+    @in_loop
+    @pytest.mark.parametrize("size", [2 * LEAST_READ_BYTES, 3_000_000], ids=["few bytes", "many bytes"])
+    @pytest.mark.parametrize("way", ["short", "long"])
+    @pytest.mark.parametrize("lines", [[], ["connection: close"]], ids=["kept", "closed"])
+    async def test_one_that_stops_reading_loses_its_connection(self, way: str, size: int, lines: list[str]) -> None:
+        async with unread() as reader:
+            loop = asyncio.get_running_loop()
+            await loop.sock_sendall(reader, request(f"/{way}/{size}", b"", *lines))
+            await soon(lambda: Quick.made[-1].cycle is not None and Quick.made[-1].cycle.response_complete)
+            assert Quick.made[-1].transport.get_write_buffer_size() > 0
+            started_s = loop.time()
+            await soon(lambda: Quick.made[-1] not in Quick.made[-1].connections)
+            assert loop.time() - started_s < IDLE_S + 0.5
+            assert Quick.made[-1]._stall_timer is None
+            assert len(await the_rest(reader)) < size
+
+    @in_loop
+    async def test_one_that_reads_on_gets_all_of_it(self) -> None:
+        size = 700_000
+        async with unread() as reader:
+            loop = asyncio.get_running_loop()
+            await loop.sock_sendall(reader, request(f"/short/{size}"))
+            received = b""
+            started_s = loop.time()
+            while not received.endswith(b"x" * 10) or len(received) < size:
+                received += await loop.sock_recv(reader, 5000)
+                await asyncio.sleep(0.005)
+            assert loop.time() - started_s > 3 * http_protocol.STALL_S, "it was looked after"
+            assert received.endswith((b"%d " % size).ljust(size, b"x"))
+            await soon(lambda: Quick.made[-1]._stall_timer is None)
+
+    @in_loop
+    async def test_one_that_only_sips_loses_its_connection(self) -> None:
+        async with unread() as reader:
+            loop = asyncio.get_running_loop()
+            await loop.sock_sendall(reader, request("/short/3000000"))
+            sips = 0
+            while await loop.sock_recv(reader, 500):
+                await asyncio.sleep(0.02)
+                sips += 1
+            assert sips < 100
