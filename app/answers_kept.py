@@ -113,7 +113,8 @@ def _key_of(model: str, serving: Hashable, question: Question) -> tuple[tuple[Ha
     if isinstance(question, TextRequest):
         texts = tuple(question.texts)
         size_bytes = _CHARACTER_BYTES * sum(map(len, texts)) + _OBJECT_BYTES * len(texts)
-        return (model, serving, texts, question.normalize, question.truncate, question.top_k), size_bytes
+        options = question.normalize, question.truncate, question.top_k, question.dimensions
+        return (model, serving, texts, *options), size_bytes
     key: list[Hashable] = [model, serving, question.output_names]
     size_bytes = 0
     for name, value in question.inputs.items():

@@ -170,6 +170,7 @@ def _finished(
     if task == "classify":
         return ClassifyAnswer(_ranked(scores(rows, text.multi_label), text.labels, request.top_k))
     normalize = text.normalize if request.normalize is None else request.normalize
+    rows = rows[:, : request.dimensions]
     return EmbedAnswer(normalize_rows(rows) if normalize else rows, tokens=sum(map(len, token_ids)))
 
 

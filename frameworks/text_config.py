@@ -29,13 +29,17 @@ _DEFAULT_MAX_TOKENS = 512
 # tokenizer_config.json writes about 1e30 for "no limit".
 _NO_LIMIT = 1_000_000
 _MOST_LABELS = 1_000_000
+_LARGEST_EMBEDDING = 65_536
 # These count positions from the padding index on, so two of the position embeddings are never used by text.
 _POSITIONS_AFTER_PADDING = ("roberta", "xlm-roberta", "camembert", "mpnet", "longformer", "data2vec-text")
 
 
 @dataclass(frozen=True, slots=True)
 class TextConfig:
-    """A folder's word on text. `pooling` None: its files do not say. `prompt` is put before every text."""
+    """A folder's word on text. `pooling` None: its files do not say. `prompt` is put before every text.
+
+    `shorter_sizes`: to which the model was trained to have its embeddings cut (Matryoshka), rising.
+    """
 
     max_tokens: int
     pad_token_id: int
@@ -49,6 +53,7 @@ class TextConfig:
     multi_label: bool
     is_encoder_decoder: bool
     hidden_size: int = 0
+    shorter_sizes: tuple[int, ...] = ()
 
     @property
     def classifies(self) -> bool:
@@ -98,6 +103,7 @@ def read_text_config(folder: Path) -> TextConfig:
         multi_label=problem == "multi_label_classification" or len(labels) == 1,
         is_encoder_decoder=bool(config.get("is_encoder_decoder")),
         hidden_size=max(0, _integer(config.get("hidden_size"), 0)),
+        shorter_sizes=_shorter_sizes(config, encoder),
     )
 
 
@@ -200,6 +206,17 @@ def _labels(config: dict[str, Any], folder: Path) -> tuple[str, ...]:
         return tuple(by_id[i] for i in range(len(named) or 1))
     except (AttributeError, KeyError, ValueError, TypeError) as error:
         raise InvalidModel(f"{folder / 'config.json'}: id2label does not name the labels 0, 1, … in order") from error
+
+
+def _shorter_sizes(config: dict[str, Any], folder: Path) -> tuple[int, ...]:
+    """By the keys that vLLM reads: `matryoshka_dimensions`, or `is_matryoshka` for any size."""
+    sizes = config.get("matryoshka_dimensions")
+    if sizes is None:
+        size = _integer(config.get("hidden_size"), 0) if config.get("is_matryoshka") is True else 0
+        return tuple(range(1, min(size, _LARGEST_EMBEDDING)))
+    if not isinstance(sizes, list) or not all(_integer(size, 0) > 0 for size in sizes):
+        raise InvalidModel(f"{folder / 'config.json'}: matryoshka_dimensions is not a list of sizes")
+    return tuple(sorted(set(sizes)))
 
 
 def _integer(value: object, default: int) -> int:

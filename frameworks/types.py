@@ -99,12 +99,18 @@ class ValueSpec:
 
 @dataclass(frozen=True, slots=True)
 class TextSpec:
-    """How a text model reads: `max_tokens` per text, special tokens included; whether it normalises; its labels."""
+    """How a text model reads: `max_tokens` per text, special tokens included; whether it normalises; its labels.
+
+    `embedding_size`: numbers in an embedding, None where its files do not say. `shorter_sizes`: to which embeddings may
+    be cut and still compare, rising; empty for a model that was not trained for it.
+    """
 
     max_tokens: int
     normalize: bool = True
     labels: tuple[str, ...] = ()
     multi_label: bool = False
+    embedding_size: int | None = None
+    shorter_sizes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,12 +218,15 @@ TEXT_OUTPUT = "text"
 
 @dataclass(frozen=True, slots=True)
 class TextRequest:
-    """Texts for an embed or classify model. `normalize` None means as the model's own files say."""
+    """Texts for an embed or classify model. `normalize` None means as the model's own files say. `dimensions`: to which
+    embeddings are cut, one of the model's `shorter_sizes`; None: they are whole.
+    """
 
     texts: list[str]
     normalize: bool | None = None
     truncate: bool = True
     top_k: int | None = None
+    dimensions: int | None = None
 
 
 @dataclass(slots=True)

@@ -78,7 +78,9 @@ class OnnxTextModel:
         if self._fixed_length:
             config = replace(config, max_tokens=min(config.max_tokens, self._fixed_length))
         self.tokenizer: TextTokenizer | None = tokenizer or TextTokenizer(folder, config)
-        labels = _labels(config, model.spec.outputs_by_name[head.output]) if head.task == "classify" else ()
+        output = model.spec.outputs_by_name[head.output]
+        labels = _labels(config, output) if head.task == "classify" else ()
+        embedding_size = 0 if head.task == "classify" else max(0, (output.shape or (0,))[-1])
         self.spec = replace(
             model.spec,
             task=head.task,
@@ -88,6 +90,8 @@ class OnnxTextModel:
                 labels=labels,
                 # A single label's share of one would be 1, whatever its logit.
                 multi_label=config.multi_label or len(labels) == 1,
+                embedding_size=embedding_size or None,
+                shorter_sizes=tuple(shorter for shorter in config.shorter_sizes if shorter < embedding_size),
             ),
         )
 

@@ -150,6 +150,7 @@ def _pooling(config: TextConfig, weights: WeightFiles) -> TorchPooling:
 
 def _spec(model: torch.nn.Module, config: TextConfig, device: Device, dtype: str) -> ModelSpec:
     size = len(config.labels) if config.classifies else int(getattr(model.config, "hidden_size", -1))
+    embedding_size = 0 if config.classifies else max(0, size)
     tensors = [*model.parameters(), *model.buffers()]
     return ModelSpec(
         framework="pytorch",
@@ -164,6 +165,8 @@ def _spec(model: torch.nn.Module, config: TextConfig, device: Device, dtype: str
             normalize=config.normalize,
             labels=config.labels if config.classifies else (),
             multi_label=config.multi_label,
+            embedding_size=embedding_size or None,
+            shorter_sizes=tuple(shorter for shorter in config.shorter_sizes if shorter < embedding_size),
         ),
     )
 

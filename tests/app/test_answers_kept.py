@@ -203,6 +203,7 @@ DIFFERENT: dict[str, tuple[Question, Question]] = {
     "normalize, said": (ONE, TextRequest(["a", "b"], normalize=True)),
     "truncate": (ONE, TextRequest(["a", "b"], truncate=False)),
     "top_k": (ONE, TextRequest(["a", "b"], top_k=1)),
+    "dimensions": (ONE, TextRequest(["a", "b"], dimensions=1)),
 }
 
 

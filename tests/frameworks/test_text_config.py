@@ -70,6 +70,26 @@ class TestMaxTokens:
         assert config_of().max_tokens == 77
 
 
+class TestShorterSizes:
+    """Of embeddings that were trained to be cut."""
+
+    def test_nothing_says(self, config_of: Read) -> None:
+        assert config_of(hidden_size=8).shorter_sizes == ()
+        assert config_of(hidden_size=8, is_matryoshka=False).shorter_sizes == ()
+
+    def test_some_sizes(self, config_of: Read) -> None:
+        assert config_of(is_matryoshka=True, matryoshka_dimensions=[4, 2, 4]).shorter_sizes == (2, 4)
+
+    def test_any_size(self, config_of: Read) -> None:
+        assert config_of(hidden_size=4, is_matryoshka=True).shorter_sizes == (1, 2, 3)
+        assert config_of(is_matryoshka=True).shorter_sizes == ()
+
+    @pytest.mark.parametrize("sizes", [4, "4", [0], [-1], [4.0], [True], [[4]]])
+    def test_what_are_no_sizes(self, config_of: Read, sizes: object) -> None:
+        with pytest.raises(InvalidModel, match=r"config\.json: matryoshka_dimensions is not a list of sizes"):
+            config_of(matryoshka_dimensions=sizes)
+
+
 class TestSentenceTransformers:
     @pytest.fixture(autouse=True)
     def config_json(self, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ FILES = (
 KEYS = (
     "architectures", "id2label", "num_labels", "pad_token_id", "max_position_embeddings", "problem_type", "model_type",
     "is_encoder_decoder", "model_max_length", "max_seq_length", "do_lower_case", "prompts", "default_prompt_name",
-    "pooling_mode", "pooling_mode_cls_token", "include_prompt",
+    "pooling_mode", "pooling_mode_cls_token", "include_prompt", "matryoshka_dimensions", "is_matryoshka", "hidden_size",
 )  # fmt: skip
 
 junk = st.recursive(
@@ -39,6 +39,7 @@ junk = st.recursive(
 @example("config.json", "num_labels", 2**62)
 @example("config.json", "num_labels", 0)
 @example("config.json", "pad_token_id", -1)
+@example("config.json", "matryoshka_dimensions", [4, True])
 @example("config.json", "max_position_embeddings", -5)
 @example("tokenizer_config.json", "model_max_length", 0.5)
 def test_any_value_of_any_key(tmp_path_factory: pytest.TempPathFactory, file: str, key: str, value: object) -> None:
@@ -57,6 +58,7 @@ def test_any_value_of_any_key(tmp_path_factory: pytest.TempPathFactory, file: st
         return
     assert isinstance(config.max_tokens, int)
     assert config.pad_token_id >= 0
+    assert all(size > 0 for size in config.shorter_sizes)
     assert 1 <= len(config.labels) <= 10**6
     assert config.pooling in ("mean", "cls", "max", None)
 

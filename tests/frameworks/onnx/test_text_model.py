@@ -81,6 +81,12 @@ class TestHeads:
         states = one_by_one(graph, model, "last_hidden_state")
         close(rows_of(model, list(TEXTS)), [POOLINGS[pooling](state) for state in states])
 
+    def test_how_long_embeddings_are_and_where_they_may_be_cut(self, text_model: MakeModel, tmp_path: Path) -> None:
+        write_json(tmp_path / "config.json", {"matryoshka_dimensions": [2, 8, 16]})
+        text = text_model(onnx_encoders.encoder(("last_hidden_state",))).spec.text
+        assert text is not None
+        assert (text.embedding_size, text.shorter_sizes) == (8, (2,))
+
     def test_without_files_it_is_the_mean_and_normalised(self, text_model: MakeModel) -> None:
         graph = onnx_encoders.encoder(("last_hidden_state",))
         model = text_model(graph)

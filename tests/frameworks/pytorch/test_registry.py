@@ -36,12 +36,21 @@ class TestEntries:
         ]
         assert spec.text is not None
         assert (spec.text.max_tokens, spec.text.normalize, spec.text.labels) == (MAX_TOKENS, True, ())
+        assert (spec.text.embedding_size, spec.text.shorter_sizes) == (HIDDEN_SIZE, ())
 
     def test_a_classifier(self, made_once: FolderMaker) -> None:
         spec = load_torch(made_once(save_classifier), device="cpu").spec
         assert spec.task == "classify"
         assert spec.text is not None
         assert (spec.text.labels, spec.text.multi_label) == (("fast", "slow", "late"), False)
+        assert spec.text.embedding_size is None
+
+    def test_an_embedder_whose_vectors_may_be_cut(self, copied: FolderMaker) -> None:
+        folder = copied(save_embedder)
+        change_json(folder / "config.json", matryoshka_dimensions=[HIDDEN_SIZE, 16, 8])
+        spec = load_torch(folder).spec
+        assert spec.text is not None
+        assert spec.text.shorter_sizes == (8, 16)
 
     def test_an_embedder_shows_no_labels_though_every_config_has_some(self, copied: FolderMaker) -> None:
         folder = copied(save_embedder)
