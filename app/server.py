@@ -15,6 +15,8 @@ from app.api.health import HealthApi
 from app.api.metrics import Counted, MetricsApi
 from app.api.models import ModelsApi
 from app.api.native.wire_format import ROUTES as NATIVE_ROUTES
+from app.api.openai.models import OpenAiModelsApi
+from app.api.openai.routes import ROUTES as OPENAI_ROUTES
 from app.api.routes import RouteTable
 from app.config import LoadedSettings
 from app.integrity_watch import IntegrityWatch
@@ -87,6 +89,7 @@ def build(loaded: LoadedSettings, log_requests: str, probe: DeviceProbe | None =
     )
     routers = [
         models.router(),
+        OpenAiModelsApi(manager).router(),
         HealthApi(manager, observer, lifecycle).router(),
         MetricsApi(Counted(manager, observer, answers_kept, loop_watch, integrity, pool)).router(),
     ]
@@ -109,7 +112,7 @@ def build(loaded: LoadedSettings, log_requests: str, probe: DeviceProbe | None =
                 log.warning("keys that have no effect in this version", keys=list(loaded.keys_without_effect))
             yield
 
-    table = RouteTable(NATIVE_ROUTES)
+    table = RouteTable([*NATIVE_ROUTES, *OPENAI_ROUTES])
     return Server(build_front(table, endpoint, routers, observer, lifespan), lifecycle)
 
 

@@ -22,9 +22,16 @@ ROUTES = {
     "/health/live": {"get"},
     "/health/ready": {"get"},
     "/metrics": {"get"},
+    "/v1/completions": {"post"},
+    "/v1/chat/completions": {"post"},
+    "/v1/embeddings": {"post"},
+    "/v1/models": {"get"},
+    "/v1/models/{name}": {"get"},
 }
 # Shown by tests/app/api/native/test_generation.py.
 OF_GENERATED_TEXT = {"text", "finish_reason", "logprobs", "choices", "tokens_generated", "prompt_tokens"}
+NO_INFERENCE = ("/models", "/models/{name}", "/models/{name}/load", "/models/{name}/unload", "/models/{name}/rollback")
+INFERENCE = [path for path, methods in ROUTES.items() if methods == {"post"} and path not in NO_INFERENCE]
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +81,7 @@ def test_the_question_has_the_fields_that_are_read(document: Any) -> None:
 
 
 def test_every_error_code_is_named(document: Any) -> None:
-    for path in ("/infer", "/inference", "/models/{name}/infer", "/models/{name}/versions/{version}/infer"):
+    for path in INFERENCE:
         responses = document["paths"][path]["post"]["responses"]
         for status, codes in ERROR_CODES.items():
             if status in (403, 409):
@@ -95,6 +102,10 @@ def test_answers_have_the_fields_that_are_described(document: Any, house: Runnin
         "ModelList": house.client.get("/models").json(),
         "Health": house.client.get("/health").json(),
         "ErrorResponse": house.client.get("/nothing").json(),
+        "OpenAiErrorResponse": house.client.get("/v1/nothing").json(),
+        "OpenAiModelList": house.client.get("/v1/models").json(),
+        "OpenAiModel": house.client.get("/v1/models/minilm").json(),
+        "EmbeddingsResponse": house.client.post("/v1/embeddings", json={"model": "minilm", "input": "a"}).json(),
     }
     for name, answer in answers.items():
         described = schemas[name]["properties"].keys()

@@ -1,0 +1,79 @@
+"""/v1/embeddings: a vector for each text, of any embed model."""
+
+import base64
+from typing import Any
+
+import numpy as np
+import orjson
+
+from app.api.generation_fields import read_whole
+from app.api.json_body import came
+from app.api.openai.format import Asked, Fields, OpenAiFormat, Question
+from app.api.openai.texts import read_texts, read_truncate
+from app.api.openai.vocabulary import EMBEDDINGS
+from app.api.wire_format import AnswerContext
+from frameworks.errors import InvalidInput
+from frameworks.types import Array, EmbedAnswer, ModelSpec, TextRequest, TextSpec
+
+_NO_TOKENS = (
+    "token ids are not taken, as those of another tokenizer would be read as other words; send text "
+    "(LangChain's OpenAIEmbeddings: check_embedding_ctx_length=False)"
+)
+
+
+def _read(fields: Fields, spec: ModelSpec) -> Asked:
+    assert spec.text is not None
+    encoding = fields.get("encoding_format", "float")
+    if encoding not in ("float", "base64"):
+        raise InvalidInput("encoding_format", f'is {came(encoding)}; wants "float" or "base64"')
+    texts = fields.get("input")
+    if isinstance(texts, list) and texts and type(texts[0]) in (int, list):
+        raise InvalidInput("input", _NO_TOKENS)
+    request = TextRequest(
+        read_texts(texts, "input"),
+        truncate=read_truncate(fields),
+        dimensions=_read_dimensions(fields, spec.text),
+    )
+    return Asked(request, form=encoding)
+
+
+def _read_dimensions(fields: Fields, text: TextSpec) -> int | None:
+    """None where all of a vector is wanted."""
+    dimensions = read_whole(fields, "dimensions", 1, 2**31 - 1)
+    size, shorter = text.embedding_size, text.shorter_sizes
+    if dimensions is None or dimensions == size:
+        return None
+    if dimensions in shorter:
+        return dimensions
+    if not shorter:
+        instead = f"send {size} or leave it out" if size else "leave it out"
+        raise InvalidInput("dimensions", f"is {dimensions}; this model's vectors cannot be cut short: {instead}")
+    offer = ", ".join(map(str, shorter[:20])) if len(shorter) <= 20 else f"one from {shorter[0]} to {shorter[-1]}"
+    raise InvalidInput("dimensions", f"is {dimensions}; this model's vectors can be cut to {offer}; send one of these")
+
+
+def _write(question: Question, answer: EmbedAnswer, context: AnswerContext) -> bytes:
+    write_row = _in_base64 if question.form == "base64" else _in_numbers
+    body = {
+        "object": "list",
+        "data": [
+            {"object": "embedding", "index": index, "embedding": write_row(row)}
+            for index, row in enumerate(answer.embeddings)
+        ],
+        "model": context.model,
+        "usage": {"prompt_tokens": answer.tokens, "total_tokens": answer.tokens},
+    }
+    return orjson.dumps(body)
+
+
+def _in_base64(row: Array) -> str:
+    """float32, little-endian."""
+    return base64.b64encode(row.astype("<f4", copy=False).tobytes()).decode("ascii")
+
+
+def _in_numbers(row: Array) -> Any:
+    """Written row by row: between two of them other threads have their turn."""
+    return orjson.Fragment(orjson.dumps(np.ascontiguousarray(row), option=orjson.OPT_SERIALIZE_NUMPY))
+
+
+EMBEDDINGS_FORMAT = OpenAiFormat("/v1/embeddings", ("embed",), EMBEDDINGS, _read, _write)
