@@ -157,6 +157,10 @@ class TorchModelEntry(ModelEntry):
     """One of "auto", "cuda", "cuda:N", "mps", "cpu"."""
     dtype: Annotated[Dtype, BeforeValidator(_canonical_dtype)] | None = None
     """None: what the device is fastest at."""
+    kv_cache: Annotated[Bytes, Field(ge=1)] | None = None
+    """Of a generating model: bytes for the keys and values of the texts that run, and of those that are remembered."""
+    max_step_tokens: Count | None = None
+    """Of a generating model: tokens computed in one step, prompts and texts together."""
 
 
 class ModelsSettings(BaseModel):

@@ -156,6 +156,14 @@ class BlockPool:
                 self._kept[moved[block]] = None
         return copies
 
+    def forget(self) -> None:
+        """No block is known for what is in it any more; those that were only kept are free."""
+        for block in list(self._kept):
+            self._give_up(block)
+        self._node_of.clear()
+        self._block_of_node.clear()
+        self._key_of_block.clear()
+
     def check_integrity(self, held: Sequence[int]) -> None:
         """Raises AssertionError where those in `held`, the free and the kept ones are not all blocks, each once."""
         everybody = sorted([*held, *self._free, *self._kept])

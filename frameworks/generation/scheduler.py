@@ -141,6 +141,11 @@ class StepScheduler:
                 self.pool.forget_expected(sequence.chain)
                 self.pool.expect(sequence.chain, sequence.token_ids)
 
+    def forget(self) -> None:
+        """Nothing of what is in the blocks is to be taken for known any more: a step failed in the middle."""
+        self._copies.clear()
+        self.pool.forget()
+
     def check_integrity(self) -> None:
         """Raises AssertionError where blocks are lost, or held by nobody."""
         self.pool.check_integrity([block for sequence in self.running for block in sequence.blocks])

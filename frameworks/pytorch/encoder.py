@@ -4,14 +4,12 @@ from typing import Any, Literal
 
 import torch
 
-from frameworks.errors import InvalidInput, InvalidModel, ModelFailed, OutOfMemory
+from frameworks.errors import InvalidInput, InvalidModel, ModelFailed
+from frameworks.pytorch.device_errors import as_ours
 from frameworks.pytorch.pinned import pinned_arrays
 from frameworks.text import PaddedTokens, TextTokenizer, pad
 from frameworks.types import TEXT_OUTPUT, Array, Batch, ModelSpec, TokenBatch, Value
 from memory.tensor_pool import TensorPool
-
-# What torch's CPU allocator says; it has no type of its own.
-_CPU_OUT_OF_MEMORY = "can't allocate memory"
 
 TorchPooling = Literal["mean", "cls", "max", "pooler", "logits"]
 
@@ -56,17 +54,15 @@ class EncoderModel:
             with pinned_arrays(self._pool) as empty:
                 return {TEXT_OUTPUT: self._run(self._model, pad(batch.token_ids, self._pad_token_id, empty=empty))}
         except RuntimeError as error:
-            if not (isinstance(error, torch.OutOfMemoryError) or _CPU_OUT_OF_MEMORY in str(error)):
-                if self._device.type != "cpu":
-                    first_line, _, _ = str(error).partition("\n")
-                    raise ModelFailed(f"the device failed: {first_line}") from error
+            what = f"{batch.rows} texts" if batch.rows > 1 else "one text"
+            longest = max(map(len, batch.token_ids), default=1)
+            ours = as_ours(error, f"a batch of {what} of {longest} tokens", self._device)
+            if ours is None:
                 raise
         # Here the error is gone, and with it the frames that held the run's tensors: their memory can be given back,
         # and what is run next, half of this batch, finds it in one piece.
         self._empty_cache()
-        what = f"{batch.rows} texts" if batch.rows > 1 else "one text"
-        longest = max(map(len, batch.token_ids), default=1)
-        raise OutOfMemory(f"a batch of {what} of {longest} tokens does not fit on {self._device}")
+        raise ours
 
     def warm_up(self) -> None:
         """An empty text and a longer one, so that padding runs too, through all of it. Raises InvalidModel."""

@@ -16,7 +16,7 @@ import transformers.generation.utils
 import transformers.masking_utils
 import transformers.modeling_layers
 import transformers.modeling_utils
-from transformers import CONFIG_MAPPING, AutoModel, AutoModelForSequenceClassification
+from transformers import CONFIG_MAPPING, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from frameworks.devices import Device
 from frameworks.errors import InvalidModel, OutOfMemory
@@ -63,29 +63,39 @@ def load_encoder(
     device: Device,
     enable_memory_mapping: bool = True,
 ) -> torch.nn.Module:
-    """The model in eval mode on `device`.
+    """An encoder; as `load_causal_model`. Without `needs_pooler` the weights of a pooler may be absent."""
+    auto = AutoModelForSequenceClassification if classifies else AutoModel
+    model, missing = _loaded(auto, folder, dtype, device, enable_memory_mapping)
+    _check_nothing_missing(folder, model, [key for key in missing if needs_pooler or "pooler" not in key])
+    return model
+
+
+def load_causal_model(folder: Path, dtype: str, device: Device, enable_memory_mapping: bool = True) -> torch.nn.Module:
+    """A language model in eval mode on `device`.
 
     With `enable_memory_mapping` weights that need no conversion stay in their files on a CPU: the kernel brings in what
     is read, and drops it where memory is short. Without it the files are read into memory.
     `trust_remote_code` is never given. Raises InvalidModel where transformers cannot build it or where weights that
     the answer depends on are not in the files (transformers would make them up at random), OutOfMemory.
     """
+    model, missing = _loaded(AutoModelForCausalLM, folder, dtype, device, enable_memory_mapping)
+    _check_nothing_missing(folder, model, missing)
+    return model
+
+
+def _loaded(
+    auto: type, folder: Path, dtype: str, device: Device, enable_memory_mapping: bool
+) -> tuple[torch.nn.Module, list[str]]:
+    """The model, and the names of the weights that are not in the files."""
     _check_config(folder / "config.json")
-    auto = AutoModelForSequenceClassification if classifies else AutoModel
     try:
         model, info = _from_pretrained(auto, folder, dtype, enable_memory_mapping)
-        missing = sorted(key for key in info["missing_keys"] if needs_pooler or "pooler" not in key)
-        if missing:
-            raise InvalidModel(
-                f"{folder}: the files lack weights of {type(model).__name__}: {', '.join(missing[:5])}"
-                f"{' …' if len(missing) > 5 else ''}; is architectures in config.json right?"
-            )
         mismatched = info.get("mismatched_keys")
         if mismatched:
             raise InvalidModel(
                 f"{folder}: weights of another shape than config.json says: {sorted(map(str, mismatched))[:5]}"
             )
-        return model.eval().requires_grad_(False).to(device.id)
+        return model.eval().requires_grad_(False).to(device.id), list(info["missing_keys"])
     except torch.OutOfMemoryError as error:
         raise OutOfMemory(f"{folder}: the weights do not fit on {device.id}: {error}") from error
     except InvalidModel:
@@ -95,6 +105,14 @@ def load_encoder(
         raise InvalidModel(
             f"{folder}: transformers cannot load it: {type(error).__name__}: {_first_line(error)}"
         ) from error
+
+
+def _check_nothing_missing(folder: Path, model: torch.nn.Module, missing: list[str]) -> None:
+    if missing:
+        raise InvalidModel(
+            f"{folder}: the files lack weights of {type(model).__name__}: {', '.join(sorted(missing)[:5])}"
+            f"{' …' if len(missing) > 5 else ''}; is architectures in config.json right?"
+        )
 
 
 def _check_config(file: Path) -> None:

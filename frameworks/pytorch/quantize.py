@@ -22,7 +22,7 @@ from frameworks.types import Batch, QuantizationReport, TokenBatch, Value
 
 _TEXTS_PER_BATCH = 8
 # cuBLAS multiplies int8 only where both sizes are multiples of 8, and only more than 16 rows.
-_MULTIPLE = 8
+MULTIPLE = 8
 _FEWEST_ROWS_ON_CUDA = 32
 _TINY = 1e-12
 
@@ -85,7 +85,7 @@ def quantize_encoder(
     linears = _linears(model)
     if not linears:
         raise InvalidModel(f"{folder}: the model has no Linear layer that can be int8; leave dtype out")
-    largest = 127 if _adds_up_exactly(encoder.spec.device) else 63
+    largest = largest_weight(encoder.spec.device)
     int8s: Layers = {place: Int8Linear(linear, largest) for place, linear in linears.items()}
 
     def measure(_: Path) -> QuantizationReport:
@@ -129,8 +129,13 @@ def _linears(model: torch.nn.Module) -> dict[tuple[torch.nn.Module, str], torch.
         (parent, name): child
         for parent in model.modules()
         for name, child in parent.named_children()
-        if type(child) is torch.nn.Linear and not child.in_features % _MULTIPLE and not child.out_features % _MULTIPLE
+        if type(child) is torch.nn.Linear and not child.in_features % MULTIPLE and not child.out_features % MULTIPLE
     }
+
+
+def largest_weight(device: str) -> int:
+    """Up to which weights are rounded: half of what int8 holds where products of the others would saturate."""
+    return 127 if _adds_up_exactly(device) else 63
 
 
 def _adds_up_exactly(device: str) -> bool:

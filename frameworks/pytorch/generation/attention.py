@@ -9,12 +9,12 @@ import torch
 
 from frameworks.pytorch.generation.kv_cache import (
     BLOCK_TOKENS,
-    UNSEEN,
     KeyValueCache,
     PromptPart,
     StepLayout,
     TextRows,
     causal_mask,
+    unseen,
 )
 
 
@@ -89,7 +89,7 @@ class BlockAttention:
         )
         if rows.most == 1 and len(parts) == rows.sequences:
             return parts.index_select(0, rows.table)
-        sums = torch.full((len(parts) + 1, self._heads * self._group), UNSEEN, device=scores.device)
+        sums = torch.full((len(parts) + 1, self._heads * self._group), unseen(torch.float32), device=scores.device)
         sums[:-1] = torch.logsumexp(scores.float(), -1).view(len(parts), -1)
         weights = torch.softmax(sums.index_select(0, rows.table).view(rows.sequences, rows.most, -1), 1)
         weights = weights.view(rows.sequences * rows.most, -1).index_select(0, rows.places)

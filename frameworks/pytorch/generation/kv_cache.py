@@ -16,8 +16,11 @@ BLOCK_TOKENS = 32
 
 # Rows that belong to no sequence are read along with the others as long as they are not more than this share.
 _MOST_IDLE_ROWS = 0.5
-UNSEEN = -1e9
-"""Added to the products of what a query does not see. Finite: a row of which nothing is seen makes no NaN."""
+
+
+def unseen(dtype: torch.dtype) -> float:
+    """Added to the products of what a query does not see. Finite: a row of which nothing is seen makes no NaN."""
+    return -6e4 if dtype == torch.float16 else -1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +217,9 @@ class LayoutMaker:
         column = np.concatenate([np.arange(n) for n in np.bincount(owners, minlength=len(parts))])
         table[owners, column] = rows
         places[rows] = np.asarray(owners) * most + column
-        bias = self._on_device(np.where(is_seen, 0.0, UNSEEN).astype(np.float32)).to(self._shape.dtype)
+        bias = self._on_device(np.where(is_seen, 0.0, unseen(self._shape.dtype)).astype(np.float32)).to(
+            self._shape.dtype
+        )
         return TextRows(
             sequences=len(parts),
             blocks=slice(low, high) if is_together else self._on_device(np.asarray(blocks)),
@@ -239,4 +244,4 @@ def causal_mask(count: int, length: int, window: int | None, dtype: torch.dtype,
     is_seen = other <= own
     if window is not None:
         is_seen &= other > own - window
-    return torch.zeros((count, length), dtype=dtype, device=device).masked_fill_(~is_seen, UNSEEN)
+    return torch.zeros((count, length), dtype=dtype, device=device).masked_fill_(~is_seen, unseen(dtype))

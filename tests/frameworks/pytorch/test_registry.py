@@ -1,6 +1,5 @@
 """From an entry of config.toml to a model: task, device and dtype, and what is refused."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import transformers
 from structlog.testing import capture_logs
 
 from frameworks.errors import InvalidModel
+from frameworks.pytorch.encoder import EncoderModel
 from frameworks.pytorch.registry import TorchRegistry
 from frameworks.settings import PerformanceSettings, TorchModelEntry
 from tests.frameworks.conftest import FolderMaker
@@ -117,6 +117,7 @@ class TestSize:
         registry = TorchRegistry(PerformanceSettings(intra_op_threads=2, max_batch_size=4), GIB, NO_COPIES)
         entry = TorchModelEntry(name="m", path=folder, dtype=dtype)  # type: ignore[arg-type]
         [model] = registry.load(entry, folder, FakeProbe().host())
+        assert isinstance(model, EncoderModel)
         assert model._model is not None
         elements = sum(parameter.numel() for parameter in model._model.parameters())
         states = 4 * MAX_TOKENS * HIDDEN_SIZE
@@ -135,37 +136,17 @@ class TestSize:
         assert needs(max_batch_size=2, max_batch_tokens=MAX_TOKENS) == needs(max_batch_size=1)
 
 
-def _save_gpt2(folder: Path) -> None:
-    config = transformers.GPT2Config(vocab_size=128, n_embd=32, n_layer=1, n_head=2, n_positions=40)
-    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
-
-
-def _save_llama(folder: Path) -> None:
-    config = transformers.LlamaConfig(
-        vocab_size=128, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
-    )
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
-
-
 def _save_t5(folder: Path) -> None:
     config = transformers.T5Config(vocab_size=128, d_model=32, d_kv=8, d_ff=32, num_layers=1, num_heads=2)
     transformers.T5ForConditionalGeneration(config).save_pretrained(folder)
 
 
 class TestRefusals:
-    @pytest.mark.parametrize(
-        ("save", "name"),
-        [
-            (_save_gpt2, "GPT2LMHeadModel"),
-            (_save_llama, "LlamaForCausalLM"),
-            (_save_t5, "T5ForConditionalGeneration"),
-        ],
-    )
-    def test_what_generates_text(self, copied: FolderMaker, save: Callable[[Path], None], name: str) -> None:
-        folder = copied(save)
+    def test_what_generates_text_out_of_another(self, copied: FolderMaker) -> None:
+        folder = copied(_save_t5)
         write_tokenizer(folder)
         message = refusal(folder)
-        assert f"{name} generates text; this version serves encoders (embed, classify)" in message
+        assert "T5ForConditionalGeneration generates text out of more than the text before it" in message
 
     def test_an_encoder_and_decoder_without_its_head(self, copied: FolderMaker) -> None:
         folder = copied(_save_t5)
@@ -174,7 +155,13 @@ class TestRefusals:
         assert "T5Model generates text" in refusal(folder)
 
     def test_an_entry_that_says_llama(self, made_once: FolderMaker) -> None:
-        assert "this version serves encoders" in refusal(made_once(save_embedder), model_type="llama")
+        message = refusal(made_once(save_embedder), model_type="llama")
+        assert 'config.json says model_type "bert", the model\'s entry says "llama"' in message
+
+    @pytest.mark.parametrize("key", ["kv_cache", "max_step_tokens"])
+    def test_what_only_a_generating_model_has(self, made_once: FolderMaker, key: str) -> None:
+        message = refusal(made_once(save_embedder), **{key: 4096})
+        assert f"{key} goes with models that generate text; leave it out" in message
 
     @pytest.mark.parametrize("model_type", [None, ""])
     def test_no_model_type(self, copied: FolderMaker, model_type: object) -> None:

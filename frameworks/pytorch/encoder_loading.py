@@ -1,0 +1,95 @@
+"""Makes encoders of a folder's files, as its sentence-transformers and config files say."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from frameworks.devices import Device
+from frameworks.pytorch.encoder import EncoderModel, TorchPooling
+from frameworks.pytorch.loader import DTYPE_NAMES, load_encoder
+from frameworks.pytorch.quantize import quantize_encoder
+from frameworks.pytorch.weights import WeightFiles
+from frameworks.quantization.copies import QuantizedCopies
+from frameworks.settings import TorchModelEntry
+from frameworks.text import TextTokenizer
+from frameworks.text_config import TextConfig
+from frameworks.types import ModelSpec, TensorType, TextSpec, ValueSpec
+from memory.tensor_pool import TensorPool
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """What there is of a model before anything of it is loaded. `folder`: where config.json and the weights lie."""
+
+    folder: Path
+    entry: TorchModelEntry
+    config: TextConfig
+    weights: WeightFiles
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderLoading:
+    """How encoders are loaded. `dtype`: f32, f16 or bf16. `intra_op_threads`: CPU threads of one run. `pool`: of pinned
+    memory.
+    """
+
+    device: Device
+    dtype: str
+    intra_op_threads: int
+    enable_memory_mapping: bool
+    pool: TensorPool | None
+
+
+def load_encoders(files: ModelFiles, loading: EncoderLoading, copies: QuantizedCopies | None) -> list[EncoderModel]:
+    """As many as the entry says, of one set of weights. `copies`: where the int8 ones are known from; None: it is not
+    made int8. Raises InvalidModel, OutOfMemory.
+    """
+    config, device, dtype = files.config, loading.device, loading.dtype
+    pooling = _pooling(config, files.weights)
+    tokenizer = TextTokenizer(files.folder, config)
+    needs_pooler = pooling in ("pooler", "logits")
+    model = load_encoder(files.folder, config.classifies, needs_pooler, dtype, device, loading.enable_memory_mapping)
+    spec = _spec(model, config, device, dtype)
+    threads = loading.intra_op_threads
+    if copies is not None:
+        encoder = EncoderModel(model, tokenizer, spec, pooling, config.pad_token_id, threads)
+        report = quantize_encoder(model, encoder, files.entry, files.weights, copies)
+        spec = replace(_spec(model, config, device, "int8"), quantization=report)
+    # The module itself is not changed by a run: one is enough for any number of threads.
+    return [
+        EncoderModel(model, tokenizer, spec, pooling, config.pad_token_id, threads, loading.pool)
+        for _ in range(files.entry.instances)
+    ]
+
+
+def _pooling(config: TextConfig, weights: WeightFiles) -> TorchPooling:
+    """sentence-transformers' files decide, else BERT's own pooler if its weights are there, else the mean."""
+    if config.classifies:
+        return "logits"
+    if config.pooling is not None:
+        return config.pooling
+    return "pooler" if any(name.endswith("pooler.dense.weight") for name in weights.names) else "mean"
+
+
+def _spec(model: torch.nn.Module, config: TextConfig, device: Device, dtype: str) -> ModelSpec:
+    size = len(config.labels) if config.classifies else int(getattr(model.config, "hidden_size", -1))
+    embedding_size = 0 if config.classifies else max(0, size)
+    tensors = [*model.parameters(), *model.buffers()]
+    return ModelSpec(
+        framework="pytorch",
+        task="classify" if config.classifies else "embed",
+        inputs=(ValueSpec("text", TensorType("string", (-1,))),),
+        outputs=(ValueSpec("predictions" if config.classifies else "embeddings", TensorType("float32", (-1, size))),),
+        device=device.id,
+        dtype=DTYPE_NAMES[dtype],
+        memory_bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
+        text=TextSpec(
+            max_tokens=config.max_tokens,
+            normalize=config.normalize,
+            labels=config.labels if config.classifies else (),
+            multi_label=config.multi_label,
+            embedding_size=embedding_size or None,
+            shorter_sizes=tuple(shorter for shorter in config.shorter_sizes if shorter < embedding_size),
+        ),
+    )

@@ -1,0 +1,203 @@
+"""A generating model: schedule → compute → choose, once for each step."""
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from frameworks.errors import InvalidModel, ModelFailed, RoundhouseError
+from frameworks.generation.scheduler import Sequence, StepPlan, StepScheduler
+from frameworks.generation.tokenizer import GenerationTokenizer
+from frameworks.generation.types import (
+    Constraint,
+    FinishReason,
+    GeneratedToken,
+    Sampling,
+    SequenceRequest,
+    StepFigures,
+    StepResult,
+    TokenMatcher,
+)
+from frameworks.pytorch.device_errors import as_ours
+from frameworks.pytorch.generation.decoder import Decoder
+from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, KeyValueCache, LayoutMaker
+from frameworks.pytorch.generation.sampling import Sampled, Sampler
+from frameworks.pytorch.generation.sampling_state import SamplingState
+from frameworks.pytorch.generation.token_masks import TokenMasks
+from frameworks.types import ModelSpec
+
+# Two prompts, computed beside each other in parts, and what follows them.
+_WARM_UP_PROMPTS = (BLOCK_TOKENS + 3, 2)
+_WARM_UP_TOKENS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """What a generating model is made of."""
+
+    decoder: Decoder
+    cache: KeyValueCache
+    layouts: LayoutMaker
+    scheduler: StepScheduler
+    sampler: Sampler
+    masks: TokenMasks
+    tokenizer: GenerationTokenizer
+
+
+class GeneratingModel:
+    """As StepModel; one thread at a time uses it, but for `constrain`."""
+
+    def __init__(self, parts: EngineParts, spec: ModelSpec, intra_op_threads: int) -> None:
+        """`intra_op_threads`: CPU threads of a step."""
+        self.spec = spec
+        self.tokenizer = parts.tokenizer
+        self._parts: EngineParts | None = parts
+        self._masks = parts.masks
+        self._device = torch.device(spec.device)
+        self._intra_op_threads = intra_op_threads
+        self._sequences: dict[int, tuple[Sequence, SamplingState]] = {}
+        self._failed: list[tuple[int, Exception]] = []
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._sequences or self._failed)
+
+    def constrain(self, constraint: Constraint) -> TokenMatcher:
+        """As StepModel.constrain."""
+        return self._masks.compile(constraint)
+
+    def add(self, request: SequenceRequest) -> None:
+        """As StepModel.add. What is wrong with it fails it at the next step."""
+        assert self.spec.generation is not None
+        try:
+            state = SamplingState(request, self.spec.generation.vocabulary_size)
+        except RoundhouseError as error:
+            self._failed.append((request.sequence_id, error))
+            return
+        self._sequences[request.sequence_id] = self._open.scheduler.add(request), state
+
+    def abort(self, sequence_id: int) -> None:
+        """As StepModel.abort."""
+        known = self._sequences.pop(sequence_id, None)
+        if known is not None:
+            self._open.scheduler.remove(known[0])
+
+    def step(self) -> StepResult:
+        """As StepModel.step."""
+        parts = self._open
+        if torch.get_num_threads() != self._intra_op_threads:
+            # A property of the calling thread, and every instance has a thread of its own.
+            torch.set_num_threads(self._intra_op_threads)
+        failed, self._failed = self._failed, []
+        tokens: list[GeneratedToken] = []
+        plan = StepPlan()
+        if self._sequences:
+            started_s = time.perf_counter()
+            plan = parts.scheduler.plan()
+            texts = sum(part.count == 1 for part in plan.parts)
+            sampled = self._computed(parts, plan)
+            parts.scheduler.advance(plan)
+            completed = [part.sequence for part in plan.parts if part.completes]
+            for sequence, chosen in zip(completed, sampled, strict=True):
+                if isinstance(chosen, Sampled):
+                    tokens.append(self._taken(parts, sequence, chosen))
+                else:
+                    self.abort(sequence.sequence_id)
+                    failed.append((sequence.sequence_id, chosen))
+            prompt_tokens = sum(part.count for part in plan.parts) - texts
+            parts.scheduler.cost.learn(texts, prompt_tokens, time.perf_counter() - started_s)
+        return StepResult(tokens, plan.begun, failed, self._figures(parts))
+
+    def warm_up(self) -> None:
+        """Runs two short sequences to their ends. Raises InvalidModel, OutOfMemory."""
+        spec = self.spec.generation
+        assert spec is not None
+        for number, wanted in enumerate(_WARM_UP_PROMPTS):
+            length = max(1, min(wanted, spec.max_context_tokens - _WARM_UP_TOKENS))
+            prompt = tuple((7 * number + position) % spec.vocabulary_size for position in range(length))
+            self.add(SequenceRequest(-1 - number, prompt, _WARM_UP_TOKENS, Sampling(top_p=0.9, seed=number)))
+        try:
+            while self.has_work:
+                for _, error in self.step().failed:
+                    raise error
+        except ModelFailed as error:
+            raise InvalidModel(f"the model does not generate text: {error.message}") from error
+        except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
+            raise InvalidModel(f"the model does not generate text: {error}") from error
+        finally:
+            for sequence_id in list(self._sequences):
+                self.abort(sequence_id)
+            self._open.scheduler.forget()
+
+    def close(self) -> None:
+        """As StepModel.close."""
+        self._parts = None
+        self._sequences.clear()
+        self._empty_cache()
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError where blocks of the key/value memory are lost, or held by nobody."""
+        if self._parts is not None:
+            self._parts.scheduler.check_integrity()
+
+    @property
+    def _open(self) -> EngineParts:
+        if self._parts is None:
+            raise ModelFailed("the model is closed")
+        return self._parts
+
+    def _computed(self, parts: EngineParts, plan: StepPlan) -> list[Sampled | RoundhouseError]:
+        """The next token of each sequence that the plan completes. Its tensors live in this frame and below."""
+        ours: RoundhouseError | None = None
+        try:
+            with torch.inference_mode():
+                parts.cache.copy(plan.copies)
+                logits = parts.decoder.logits(parts.layouts.make(plan.parts))
+                states = [self._sequences[part.sequence.sequence_id][1] for part in plan.parts if part.completes]
+                return parts.sampler.sample(logits, states) if states else []
+        except Exception as error:
+            # What was copied and computed, and what was not, nobody knows now.
+            parts.scheduler.forget()
+            ours = as_ours(error, f"a step of {len(plan.parts)} texts", self._device)
+            if ours is None:
+                raise
+        # Here the error is gone, and with it the frames that held the step's tensors.
+        self._empty_cache()
+        raise ours
+
+    def _taken(self, parts: EngineParts, sequence: Sequence, chosen: Sampled) -> GeneratedToken:
+        """The sequence goes on with the token, or ends with it."""
+        request = sequence.request
+        state = self._sequences[request.sequence_id][1]
+        sequence.token_ids.append(chosen.token_id)
+        is_stop = chosen.token_id in request.stop_token_ids
+        finish: FinishReason | None = None
+        if is_stop:
+            finish = "stop"
+        elif sequence.generated >= request.max_tokens:
+            finish = "length"
+        else:
+            state.accept(chosen.token_id)
+        if finish is not None:
+            self.abort(request.sequence_id)
+        return GeneratedToken(request.sequence_id, finish_reason=finish, is_text=not is_stop, **chosen._asdict())
+
+    def _figures(self, parts: EngineParts) -> StepFigures:
+        scheduler, pool = parts.scheduler, parts.scheduler.pool
+        block_bytes = parts.cache.shape.token_bytes * BLOCK_TOKENS
+        return StepFigures(
+            running=len(scheduler.running),
+            waiting=scheduler.waiting,
+            kv_used_bytes=pool.used * block_bytes,
+            kv_cached_bytes=pool.kept * block_bytes,
+            kv_total_bytes=pool.total * block_bytes,
+            prefix_hit_tokens=scheduler.prefix_hit_tokens,
+            prompt_tokens=scheduler.prompt_tokens,
+            preemptions=scheduler.preemptions,
+        )
+
+    def _empty_cache(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        elif self._device.type == "mps":
+            torch.mps.empty_cache()

@@ -1,0 +1,211 @@
+"""Makes a generating model of a folder: reads its shape, checks our arithmetic against transformers' own, builds it."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers.pytorch_utils import Conv1D
+
+from frameworks.devices import Device
+from frameworks.errors import InvalidModel
+from frameworks.generation.blocks import BlockPool
+from frameworks.generation.generation_config import default_sampling, eos_token_ids
+from frameworks.generation.scheduler import StepScheduler
+from frameworks.generation.step_cost import StepCost
+from frameworks.generation.types import GenerationSpec
+from frameworks.pytorch.device_errors import as_ours
+from frameworks.pytorch.generation.attention import BlockAttention
+from frameworks.pytorch.generation.decoder import Decoder
+from frameworks.pytorch.generation.engine import EngineParts, GeneratingModel
+from frameworks.pytorch.generation.int8_linear import make_int8_linear
+from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, CacheShape, KeyValueCache, LayoutMaker
+from frameworks.pytorch.generation.linear import make_linear
+from frameworks.pytorch.generation.llama import LlamaDecoder, is_llama
+from frameworks.pytorch.generation.sampling import Sampler
+from frameworks.pytorch.generation.token_masks import TokenMasks
+from frameworks.pytorch.generation.tokenizer import HuggingFaceTokenizer
+from frameworks.pytorch.generation.transformers_decoder import TransformersDecoder
+from frameworks.pytorch.generation.trial import Trial, WeightBytes
+from frameworks.pytorch.loader import DTYPE_NAMES, DTYPES, load_causal_model
+from frameworks.quantization.comparison import check_cosine
+from frameworks.settings import TorchModelEntry
+from frameworks.types import ModelSpec, QuantizationReport, TensorType, ValueSpec
+from memory.sizes import format_size
+
+# Without a word in the entry: enough for `max_batch_size` texts as long as the context, but not more than this.
+_MOST_KV_BYTES = {"cpu": 1 << 30, "mps": 2 << 30, "cuda": 4 << 30}
+_STEP_TOKENS = {"cpu": 512, "mps": 1024, "cuda": 2048}
+# The model's word where its files have none.
+_DEFAULT_CONTEXT = 2048
+# Frequencies that change with the length of what is computed: a text would depend on its neighbours. Up to the length
+# of the training they do not.
+_LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratorShape:
+    """What config.json says: how long a text may be, and what the model keeps of a token."""
+
+    max_context_tokens: int
+    vocabulary_size: int
+    cache: CacheShape
+    query_heads: int
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratorPerformance:
+    """`max_sequences`: texts that run at once. `intra_op_threads`: CPU threads of a step."""
+
+    max_sequences: int
+    intra_op_threads: int
+    enable_memory_mapping: bool = True
+
+
+def read_shape(folder: Path, dtype: str) -> GeneratorShape:
+    """Reads config.json by transformers' own class for it. `dtype`: in which the model is served.
+
+    Raises InvalidModel where it does not say how large the model is.
+    """
+    try:
+        config = transformers.AutoConfig.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        ).get_text_config(decoder=True)
+        heads = int(config.num_attention_heads)
+        key_heads = int(getattr(config, "num_key_value_heads", None) or heads)
+        head_size = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
+        cache = CacheShape(int(config.num_hidden_layers), key_heads, head_size, DTYPES[dtype])
+        return GeneratorShape(_context(config), int(config.vocab_size), cache, heads)
+    except InvalidModel:
+        raise
+    except Exception as error:
+        raise InvalidModel(f"{folder / 'config.json'}: transformers cannot read it: {error}") from error
+
+
+def kv_bytes(entry: TorchModelEntry, shape: GeneratorShape, max_sequences: int, kind: str) -> int:
+    """Bytes of the key/value memory, whole blocks, on a device of this kind (`cpu`, `cuda`, `mps`)."""
+    block_bytes = shape.cache.token_bytes * BLOCK_TOKENS
+    if entry.kv_cache is not None:
+        return entry.kv_cache // block_bytes * block_bytes
+    blocks_per_text = -(-shape.max_context_tokens // BLOCK_TOKENS)
+    wanted = max_sequences * blocks_per_text * block_bytes
+    # One text at least is as long as it may be.
+    return min(wanted, max(_MOST_KV_BYTES[kind] // block_bytes, blocks_per_text) * block_bytes)
+
+
+def load_generator(
+    folder: Path,
+    entry: TorchModelEntry,
+    device: Device,
+    dtype: str,
+    is_int8: bool,
+    performance: GeneratorPerformance,
+) -> GeneratingModel:
+    """`dtype`: of the arithmetic, f32, f16 or bf16. `is_int8`: the weights of the products are int8.
+
+    Raises InvalidModel, OutOfMemory.
+    """
+    if entry.instances > 1:
+        raise InvalidModel(
+            f"{folder}: instances = {entry.instances}; a generating model computes all its texts together, so one "
+            "instance is served: raise max_batch_size instead"
+        )
+    shape = read_shape(folder, dtype)
+    tokenizer = HuggingFaceTokenizer(folder, shape.vocabulary_size)
+    model: Any = load_causal_model(folder, dtype, device, performance.enable_memory_mapping)
+    torch.set_num_threads(performance.intra_op_threads)
+    trial = Trial(model, folder, shape.vocabulary_size, shape.max_context_tokens)
+    sizes = _weight_bytes(model)
+    place = torch.device(device.id)
+    cache = _cache(folder, entry, shape, performance.max_sequences, place)
+    layouts = LayoutMaker(cache.shape, shape.query_heads // cache.shape.heads, place)
+    decoder = _decoder(model, shape, cache, is_int8)
+    report: QuantizationReport | None = None
+    if is_int8:
+        report = trial.report(decoder, layouts, sizes)
+        check_cosine(report, entry.min_cosine, folder, 'dtype = "bf16" or "f16" is nearer, left out is the original')
+    else:
+        trial.check(decoder, layouts)
+    spec = _spec(folder, device, "int8" if is_int8 else dtype, shape, cache, tokenizer.has_chat_template)
+    weight_bytes = sizes.as_int8 if is_int8 else sizes.as_is
+    spec = replace(spec, memory_bytes=weight_bytes + cache.size_bytes, quantization=report)
+    sequences = performance.max_sequences
+    most = max(entry.max_step_tokens or _STEP_TOKENS[device.kind], sequences)
+    pool = BlockPool(cache.blocks, BLOCK_TOKENS)
+    assert spec.generation is not None
+    parts = EngineParts(
+        decoder,
+        cache,
+        layouts,
+        StepScheduler(pool, StepCost(most), sequences, most),
+        Sampler(place, shape.vocabulary_size),
+        TokenMasks(tokenizer.pretrained.backend_tokenizer, shape.vocabulary_size, spec.generation.eos_token_ids),
+        tokenizer,
+    )
+    return GeneratingModel(parts, spec, performance.intra_op_threads)
+
+
+def _decoder(model: Any, shape: GeneratorShape, cache: KeyValueCache, is_int8: bool) -> Decoder:
+    attention = BlockAttention(cache, shape.query_heads, shape.cache.head_size**-0.5)
+    make = make_int8_linear if is_int8 else make_linear
+    return LlamaDecoder(model, attention, make) if is_llama(model) else TransformersDecoder(model, attention, make)
+
+
+def _cache(
+    folder: Path, entry: TorchModelEntry, shape: GeneratorShape, max_sequences: int, device: torch.device
+) -> KeyValueCache:
+    size_bytes = kv_bytes(entry, shape, max_sequences, device.type)
+    blocks = size_bytes // (shape.cache.token_bytes * BLOCK_TOKENS)
+    if not blocks:
+        raise InvalidModel(
+            f"{folder}: kv_cache = {format_size(entry.kv_cache or 0)} holds not even {BLOCK_TOKENS} tokens, which take "
+            f"{format_size(shape.cache.token_bytes * BLOCK_TOKENS)}; raise it or leave it out"
+        )
+    try:
+        return KeyValueCache(shape.cache, blocks, device)
+    except RuntimeError as error:
+        ours = as_ours(error, f"{folder}: a kv_cache of {format_size(size_bytes)}", device)
+        raise (ours or error) from error
+
+
+def _spec(
+    folder: Path, device: Device, dtype: str, shape: GeneratorShape, cache: KeyValueCache, has_chat_template: bool
+) -> ModelSpec:
+    return ModelSpec(
+        framework="pytorch",
+        task="generate",
+        inputs=(ValueSpec("prompt", TensorType("string", ())),),
+        outputs=(ValueSpec("text", TensorType("string", ())),),
+        device=device.id,
+        dtype=DTYPE_NAMES[dtype],
+        memory_bytes=0,
+        generation=GenerationSpec(
+            max_context_tokens=min(shape.max_context_tokens, cache.blocks * BLOCK_TOKENS),
+            vocabulary_size=shape.vocabulary_size,
+            eos_token_ids=frozenset(each for each in eos_token_ids(folder) if each < shape.vocabulary_size),
+            has_chat_template=has_chat_template,
+            sampling=default_sampling(folder),
+        ),
+    )
+
+
+def _weight_bytes(model: torch.nn.Module) -> WeightBytes:
+    tensors = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
+    products = [module.weight for module in model.modules() if isinstance(module, torch.nn.Linear | Conv1D)]
+    as_is = sum(tensor.nbytes for tensor in tensors.values())
+    return WeightBytes(as_is, as_is - sum(weight.nbytes - weight.numel() for weight in products))
+
+
+def _context(config: Any) -> int:
+    """How long a text may be, in tokens, by config.json."""
+    positions = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    # Some models have one for each kind of layer.
+    for each in [rope, *(part for part in rope.values() if isinstance(part, dict))]:
+        trained = each.get("original_max_position_embeddings") or getattr(
+            config, "original_max_position_embeddings", None
+        )
+        if each.get("rope_type") in _LENGTH_DEPENDENT_ROPE and trained:
+            positions = min(int(positions or trained), int(trained))
+    return int(positions or _DEFAULT_CONTEXT)

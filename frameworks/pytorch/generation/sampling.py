@@ -1,0 +1,173 @@
+"""The next token of every row of a batch, each as its own sequence asks for it."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from frameworks.errors import InvalidInput, ModelFailed, RoundhouseError
+from frameworks.pytorch.generation.drawing import BLOCK, Cuts, draw, draw_cut, how_many_to_look_at, weigh
+from frameworks.pytorch.generation.logprobs import log_probabilities
+from frameworks.pytorch.generation.masking import Masks
+from frameworks.pytorch.generation.sampling_state import SamplingState
+from frameworks.pytorch.generation.searches import greatest
+
+
+class Sampled(NamedTuple):
+    """A token, with what GeneratedToken says of log probabilities."""
+
+    token_id: int
+    logprob: float | None = None
+    top_logprobs: tuple[tuple[int, float], ...] = ()
+
+
+class Sampler:
+    """Of one model; used by one thread. Holds room for the rows of its largest batch.
+
+    The order of work: what a constraint forbids; repetition, frequency and presence penalty, logit_bias; temperature;
+    top_k, top_p and min_p; the draw.
+    """
+
+    def __init__(self, device: torch.device, vocabulary_size: int) -> None:
+        """`device`: where the logits are. MPS has no float64, and shares its memory with the CPU: its rows are drawn
+        there.
+        """
+        self._device = torch.device("cpu") if device.type == "mps" else device
+        self._vocabulary_size = vocabulary_size
+        self._masks = Masks(self._device, vocabulary_size)
+        self._changed = _Room(self._device, vocabulary_size)
+        self._weights = _Room(self._device, -(-vocabulary_size // BLOCK) * BLOCK)
+
+    def sample(self, logits: torch.Tensor, states: Sequence[SamplingState]) -> list[Sampled | RoundhouseError]:
+        """A token for each row, or why there is none for it; the states are as before.
+
+        `logits`: float32, bfloat16 or float16 [rows, vocabulary], on the device, and not changed. What a row gives is
+        the same whatever rows are beside it. Where logits are NaN, or nothing is allowed, that row alone fails.
+        """
+        with torch.inference_mode():
+            if all(state.is_plain_greedy for state in states):
+                token_ids, maxima = greatest(logits.to(self._device, torch.float32))
+                return self._results(states, token_ids, maxima)
+            # Before anything waits for the device: it may still be computing the logits.
+            constrained = [row for row, state in enumerate(states) if state.matcher is not None]
+            failures = self._masks.fill(states, constrained) if constrained else {}
+            logits = logits.to(self._device)
+            values = self._change(logits, states, constrained)
+            token_ids, maxima = greatest(values)
+            drawn = [row for row, state in enumerate(states) if not state.is_greedy]
+            if drawn:
+                token_ids = self._draw_rows(values, maxima, token_ids, states, drawn)
+            results = self._results(states, token_ids, maxima)
+            self._add_logprobs(results, logits, token_ids, states)
+        for row, failure in failures.items():
+            results[row] = failure
+        return results
+
+    def _change(self, logits: torch.Tensor, states: Sequence[SamplingState], constrained: list[int]) -> torch.Tensor:
+        """The logits as they are drawn from, float32; they themselves where nothing changes them."""
+        changes = [(row, state.changes.now()) for row, state in enumerate(states) if state.changes is not None]
+        changes = [(row, change) for row, change in changes if len(change.ids)]
+        if logits.dtype == torch.float32 and not changes and not constrained:
+            return logits
+        values = self._changed.rows(len(states)).copy_(logits)
+        if constrained:
+            self._masks.add_to(values, constrained)
+        if changes:
+            places = np.concatenate([change.ids + row * self._vocabulary_size for row, change in changes])
+            index = torch.from_numpy(places).to(self._device)
+            divisors = torch.from_numpy(np.concatenate([change.divisors for _, change in changes])).to(self._device)
+            shifts = torch.from_numpy(np.concatenate([change.shifts for _, change in changes])).to(self._device)
+            before = values.view(-1).index_select(0, index)
+            values.view(-1).index_copy_(
+                0, index, torch.where(before < 0, before * divisors, before / divisors).add_(shifts)
+            )
+        return values
+
+    def _draw_rows(
+        self,
+        values: torch.Tensor,
+        maxima: torch.Tensor,
+        token_ids: torch.Tensor,
+        states: Sequence[SamplingState],
+        rows: list[int],
+    ) -> torch.Tensor:
+        """`token_ids`, with those of `rows` drawn."""
+        if len(rows) == len(states):
+            return self._draw(values, maxima, states)
+        index = torch.tensor(rows, device=self._device)
+        drawn = self._draw(values.index_select(0, index), maxima.index_select(0, index), [states[row] for row in rows])
+        return token_ids.index_copy_(0, index, drawn)
+
+    def _draw(self, values: torch.Tensor, maxima: torch.Tensor, states: Sequence[SamplingState]) -> torch.Tensor:
+        """A token for each row, int64 [rows]."""
+        asked = [(state.temperature, state.top_k, state.top_p, state.min_p, state.uniform) for state in states]
+        table = torch.tensor(asked, dtype=torch.float64).to(self._device)
+        temperatures, top_k, top_p, min_p, uniforms = torch.split(table, 1, dim=-1)
+        weights = self._weights.rows(len(states))
+        of_tokens = weights[:, : self._vocabulary_size]
+        are_scaled = any(state.temperature != 1 for state in states)
+        weigh(values, maxima[:, None], temperatures.float() if are_scaled else None, of_tokens)
+        cut = [row for row, state in enumerate(states) if state.is_cut]
+        if not cut:
+            return draw(weights, uniforms)
+        candidates = how_many_to_look_at([states[row].top_k for row in cut], self._vocabulary_size)
+        cuts = Cuts(top_k.long(), top_p, min_p, *candidates)
+        if len(cut) == len(states):
+            return draw_cut(of_tokens, uniforms, cuts)
+        index = torch.tensor(cut, device=self._device)
+        drawn = draw_cut(of_tokens.index_select(0, index), uniforms.index_select(0, index), cuts.of(index))
+        return draw(weights, uniforms).index_copy_(0, index, drawn)
+
+    def _results(
+        self, states: Sequence[SamplingState], token_ids: torch.Tensor, maxima: torch.Tensor
+    ) -> list[Sampled | RoundhouseError]:
+        return [
+            Sampled(token_id) if math.isfinite(maximum) else _why_none(state, maximum)
+            for state, token_id, maximum in zip(states, token_ids.tolist(), maxima.tolist(), strict=True)
+        ]
+
+    def _add_logprobs(
+        self,
+        results: list[Sampled | RoundhouseError],
+        logits: torch.Tensor,
+        token_ids: torch.Tensor,
+        states: Sequence[SamplingState],
+    ) -> None:
+        """To the rows that ask for them."""
+        asked = [
+            (row, state.top_logprobs)
+            for row, state in enumerate(states)
+            if state.top_logprobs is not None and isinstance(results[row], Sampled)
+        ]
+        if not asked:
+            return
+        index = torch.tensor([row for row, _ in asked], device=self._device)
+        chosen = token_ids.index_select(0, index)
+        weights = self._weights.rows(len(asked))[:, : self._vocabulary_size]
+        found = log_probabilities(logits.index_select(0, index).float(), chosen, [top for _, top in asked], weights)
+        for (row, _), token_id, of_row in zip(asked, chosen.tolist(), found, strict=True):
+            results[row] = Sampled(token_id, of_row.logprob, of_row.top)
+
+
+class _Room:
+    """A buffer of float32 rows, grown to the largest batch. Fresh pages at every step would cost more than the work."""
+
+    def __init__(self, device: torch.device, columns: int) -> None:
+        self._buffer = torch.zeros(0, columns, device=device)
+
+    def rows(self, count: int) -> torch.Tensor:
+        """Contiguous. What they hold is what was last put there, at first 0."""
+        if count > len(self._buffer):
+            self._buffer = self._buffer.new_zeros(count, self._buffer.shape[1])
+        return self._buffer[:count]
+
+
+def _why_none(state: SamplingState, maximum: float) -> RoundhouseError:
+    if maximum == -math.inf:
+        if state.matcher is not None:
+            return InvalidInput("constraint", "no token of the model's vocabulary can go on from here")
+        if state.changes is not None:
+            return InvalidInput("logit_bias", "it leaves no token that could be chosen")
+    return ModelFailed("the model gave logits that are not finite numbers")

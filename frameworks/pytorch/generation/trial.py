@@ -1,0 +1,114 @@
+"""Whether our arithmetic is the model's: a text computed by transformers' own forward, and by ours in parts."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+from frameworks.errors import InvalidModel
+from frameworks.generation.scheduler import Sequence, StepPart
+from frameworks.generation.types import Sampling, SequenceRequest
+from frameworks.pytorch.generation.decoder import Decoder
+from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, LayoutMaker
+from frameworks.quantization.comparison import row_cosines
+from frameworks.types import QuantizationReport
+
+# Two parts of a prompt, the second over a border of two blocks, then one token after the other.
+_PARTS = (BLOCK_TOKENS - 8, 20, 1, 1, 1, 1)
+# Of the logits, whose errors are measured by their spread. Narrow types are off by their own rounding: transformers'
+# attention functions differ among themselves by as much.
+_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.2}
+_ROUNDS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class WeightBytes:
+    """Of a model in its dtype, and with the weights of its products as int8."""
+
+    as_is: int
+    as_int8: int
+
+
+class Trial:
+    """Made before anything of the model is changed."""
+
+    def __init__(self, model: Any, folder: Path, vocabulary_size: int, max_tokens: int) -> None:
+        """Computes the original's logits. Raises InvalidModel where the model does not run."""
+        self._folder = folder
+        self._dtype: torch.dtype = model.dtype
+        counts = [count for end, count in zip(np.cumsum(_PARTS), _PARTS, strict=True) if end <= max_tokens]
+        self._counts = counts or [1]
+        length = sum(self._counts)
+        # Any tokens will do, as long as they differ.
+        self._token_ids = tuple(int(token) for token in np.random.default_rng(0).integers(0, vocabulary_size, length))
+        ids = torch.tensor([self._token_ids], device=model.device)
+
+        def original() -> torch.Tensor:
+            with torch.inference_mode():
+                logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits[0]
+                return logits.float().cpu()
+
+        try:
+            logits, self._original_s = _timed(original)
+        except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
+            raise InvalidModel(f"{folder}: the model does not run: {error}") from error
+        self._logits = logits[np.cumsum(self._counts) - 1].numpy()
+
+    def check(self, decoder: Decoder, layouts: LayoutMaker) -> None:
+        """Raises InvalidModel where the decoder computes something else than the model."""
+        own, _ = self._own(decoder, layouts)
+        spread = max(float(self._logits.std()), 1e-6)
+        off = float(np.abs(own - self._logits).max()) / spread
+        if not off <= _TOLERANCE[self._dtype]:
+            raise InvalidModel(
+                f"{self._folder}: computed step by step the model's logits are off by {off:.3g} times their spread; "
+                "its kind of attention is not served"
+            )
+
+    def report(self, decoder: Decoder, layouts: LayoutMaker, sizes: WeightBytes) -> QuantizationReport:
+        """How far a decoder with int8 weights is from the model."""
+        own, own_s = self._own(decoder, layouts)
+        cosines = row_cosines(self._logits, own)
+        return QuantizationReport(
+            scheme="int8 per channel, dynamic int8 rows",
+            cosine_min=round(float(cosines.min()), 6),
+            cosine_mean=round(float(cosines.mean()), 6),
+            speedup=round(self._original_s / max(own_s, 1e-9), 3),
+            bytes_before=sizes.as_is,
+            bytes_after=sizes.as_int8,
+        )
+
+    def _own(self, decoder: Decoder, layouts: LayoutMaker) -> tuple[Any, float]:
+        """The logits behind each part, and the seconds of the whole text at once."""
+        blocks = list(range(-(-sum(self._counts) // BLOCK_TOKENS)))
+
+        def computed(start: int, count: int) -> torch.Tensor:
+            sequence = Sequence(SequenceRequest(0, self._token_ids[: start + count], 1, Sampling()), 0.0)
+            sequence.blocks = blocks
+            with torch.inference_mode():
+                return decoder.logits(layouts.make([StepPart(sequence, start, count)])).float().cpu()
+
+        try:
+            ends = np.cumsum(self._counts)
+            rows = [computed(int(end) - count, count) for end, count in zip(ends, self._counts, strict=True)]
+            _, seconds = _timed(lambda: computed(0, int(ends[-1])))
+        except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
+            raise InvalidModel(
+                f"{self._folder}: the model does not run step by step: {error}; its kind of attention is not served"
+            ) from error
+        return torch.cat(rows).numpy(), seconds
+
+
+def _timed(run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, float]:
+    """What it gives, and the median of its seconds."""
+    times: list[float] = []
+    for _ in range(_ROUNDS):
+        started_s = time.perf_counter()
+        result = run()
+        times.append(time.perf_counter() - started_s)
+    return result, median(times)
