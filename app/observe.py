@@ -45,6 +45,11 @@ class Histogram:
         self.counts[bisect_left(SECONDS_BUCKETS, value)] += 1
         self.total += value
 
+    def cumulated(self) -> list[tuple[str, float]]:
+        """As Prometheus has buckets: each bound, and the number of observations up to it."""
+        bounds = (*map(str, SECONDS_BUCKETS), "+Inf")
+        return list(zip(bounds, itertools.accumulate(self.counts), strict=True))
+
 
 @dataclass(slots=True)
 class ModelMetrics:

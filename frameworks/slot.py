@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from frameworks.errors import VersionNotFound
+from frameworks.generation.types import StepFigures
 from frameworks.identity import ModelIdentity
 from frameworks.runtime import ModelEntry
 from frameworks.scheduling.admission import RequestLimit
@@ -83,6 +84,16 @@ class ModelSlot:
     @property
     def loads(self) -> int:
         return self.identity.loads.total()
+
+    @property
+    def generates(self) -> bool:
+        """Whether it generates text, as far as it has been loaded."""
+        return self.identity.generated.tokens > 0 or bool(self.step_figures)
+
+    @property
+    def step_figures(self) -> list[StepFigures]:
+        """How each instance of its loaded versions stands, of a model that generates text."""
+        return [figures for version in self.versions.values() for figures in version.step_figures]
 
     @property
     def memory_bytes(self) -> int:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from fastapi import APIRouter, Response
 
 from app.answers_kept import AnswersKept
+from app.api.generation_metrics import generation_families
 from app.integrity_watch import IntegrityWatch
 from app.loop_watch import LoopWatch
-from app.observe import SECONDS_BUCKETS, Histogram, ModelMetrics, Observer
+from app.observe import Histogram, ModelMetrics, Observer
 from frameworks.devices import Device
 from frameworks.manager import MLFrameworkManager
 from frameworks.slot import ModelState
@@ -83,13 +84,14 @@ class _Scrape:
         yield from self._of_models()
         yield from self._histograms()
         yield self._batch_sizes()
+        yield from generation_families(self._counted.manager.slots, self._counted.observer.generations)
         yield from self._cache()
         yield from self._tensor_pool()
         lag = HistogramMetricFamily(
             "roundhouse_event_loop_lag_seconds", "By how much ticks of the event loop's clock were late."
         )
         watched = self._counted.loop_watch.lag_seconds
-        lag.add_metric([], buckets=_cumulated(watched), sum_value=watched.total)
+        lag.add_metric([], buckets=watched.cumulated(), sum_value=watched.total)
         yield lag
 
         memory = GaugeMetricFamily("roundhouse_device_memory_bytes", "Memory of a device.", labels=["device", "kind"])
@@ -226,17 +228,8 @@ class _Scrape:
                 f"roundhouse_{name}_seconds", f"{documentation} Answered requests.", labels=["model"]
             )
             for model, metrics in self._counted.observer.models.items():
-                family.add_metric([model], buckets=_cumulated(part(metrics)), sum_value=part(metrics).total)
+                family.add_metric([model], buckets=part(metrics).cumulated(), sum_value=part(metrics).total)
             yield family
 
 
 ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-
-
-def _cumulated(histogram: Histogram) -> list[tuple[str, float]]:
-    buckets: list[tuple[str, float]] = []
-    below = 0
-    for bound, count in zip((*map(str, SECONDS_BUCKETS), "+Inf"), histogram.counts, strict=True):
-        below += count
-        buckets.append((bound, below))
-    return buckets

@@ -70,7 +70,7 @@ class VersionDetail(BaseModel):
     memory_bytes: int | None
     device: str | None
     providers: list[str]
-    max_tokens: int | None
+    max_tokens: int | None = Field(description="of a text; of a model that generates: prompt and text together")
     labels: list[str] | None
     loads: int
     load_seconds: float
@@ -158,14 +158,15 @@ def _share(share: Share | None) -> dict[str, Any] | None:
 
 def _version_detail(slot: ModelSlot, version: ModelVersion) -> dict[str, Any]:
     spec = version.spec
-    text = spec.text if spec else None
+    text, generation = (spec.text, spec.generation) if spec else (None, None)
+    max_tokens = generation.max_context_tokens if generation else text.max_tokens if text else None
     return {
         "state": version.state.value,
         "reason": _printable(version.reason) if version.reason else None,
         "memory_bytes": version.memory_bytes if spec else None,
         "device": spec.device if spec else None,
         "providers": list(spec.providers) if spec else [],
-        "max_tokens": text.max_tokens if text else None,
+        "max_tokens": max_tokens,
         "labels": list(text.labels) if text and text.labels else None,
         "loads": version.loads,
         "load_seconds": round(version.load_s, 3),
