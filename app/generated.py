@@ -72,6 +72,11 @@ class GeneratedAnswer:
             raise
         return self._pieces.popleft()
 
+    def ready(self) -> list[Piece]:
+        pieces = list(self._pieces)
+        self._pieces.clear()
+        return pieces
+
     async def whole(self) -> GenerateAnswer:
         texts: list[list[str]] = [[] for _ in self._texts]
         tokens: list[list[TokenText]] = [[] for _ in self._texts]

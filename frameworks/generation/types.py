@@ -245,6 +245,10 @@ class Generation(Protocol):
 
     async def __anext__(self) -> Piece: ...
 
+    def ready(self) -> list[Piece]:
+        """The next pieces that are there already: none of them is given again."""
+        ...
+
     async def whole(self) -> GenerateAnswer:
         """Waits for all of it, in the place of iterating."""
         ...

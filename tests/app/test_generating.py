@@ -62,6 +62,22 @@ async def test_every_choice_of_every_prompt_has_its_index() -> None:
 
 
 @in_loop
+async def test_what_is_there_already_is_taken_together_and_once() -> None:
+    async with generating() as house, house.begin(asks("abc", "xyz", max_tokens=40)) as generation:
+        texts = ["", ""]
+        most = 0
+        async for piece in generation:
+            ready = generation.ready()
+            most = max(most, len(ready))
+            for each in (piece, *ready):
+                texts[each.index] += each.text
+        assert generation.ready() == []
+        assert [text[:6] for text in texts] == ["abcabc", "xyzxyz"]
+        assert [len(text) for text in texts] == [40, 40]
+        assert most >= 1, "both texts go on in each step"
+
+
+@in_loop
 async def test_a_seed_is_each_choice_s_own_and_a_prompt_s_whatever_stands_beside_it() -> None:
     def seeds(house: House) -> list[int | None]:
         given, house.made[0].given[:] = list(house.made[0].given), []
