@@ -5,7 +5,7 @@ import re
 import time
 from asyncio import CancelledError
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,13 +15,15 @@ from starlette.types import Receive, Scope, Send
 from app.api.door import Door
 from app.api.errors import STATUS_CLIENT_GONE, ClientGone, MethodNotAllowed, is_refusal
 from app.api.routes import Address
+from app.api.streaming import EventStream
 from app.api.wire import GoneWatch, Watched, begin, body_at_hand, check_media_type, read_body, send_error, send_json
-from app.api.wire_format import AnswerContext, Decoded
+from app.api.wire_format import AnswerContext, Decoded, WireFormat
 from app.lifecycle import Lifecycle
 from app.observe import Observer, RequestRecord
 from app.service import InferenceService
 from app.shadowing import Shadowing
 from frameworks.errors import DeadlineExceeded, Draining, ModelAbsent, ModelNotFound
+from frameworks.generation.types import GenerateAnswer, GenerateRequest
 from frameworks.manager import MLFrameworkManager
 from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.types import ClassifyAnswer, EmbedAnswer
@@ -120,28 +122,24 @@ class Endpoint:
 
         version = door.version
         assert version is not None
-        watched = self._gone_watch.begin(receive, record.started_s)
-        try:
-            answer = await self._service.infer(
-                version,
-                decoded.request,
-                record.timings,
-                permit,
-                decoded.priority,
-                self._left_s(decoded.timeout_ms, record),
-            )
-        finally:
-            await self._end_watch(watched)
-        if door.shadowed is not None:
-            self._shadowing.copy(door.shadowed, decoded.request, answer)
+        left_s = self._left_s(decoded.timeout_ms, record)
+        answer: Any
+        if type(decoded.request) is GenerateRequest:
+            answer = await self._generate(wire_format, decoded, door, left_s, receive, send)
+            if answer is None:
+                return
+        else:
+            watched = self._gone_watch.begin(receive, record.started_s)
+            try:
+                answer = await self._service.infer(
+                    version, decoded.request, record.timings, permit, decoded.priority, left_s
+                )
+            finally:
+                await self._end_watch(watched)
+            if door.shadowed is not None:
+                self._shadowing.copy(door.shadowed, decoded.request, answer)
         started_s = time.perf_counter()
-        context = AnswerContext(
-            record.model,
-            version.version,
-            record.request_id,
-            (started_s - record.started_s) * 1e3,
-            int(time.time()),
-        )
+        context = _context(record, started_s)
         if elements_of(answer) < _LONG_ELEMENTS:
             encoded = wire_format.encode(decoded, answer, context)
         else:
@@ -152,6 +150,38 @@ class Endpoint:
         # The model has done its part: a caller that reads slowly does not keep it from leaving.
         permit.end_visit()
         await send_json(send, record, 200, encoded)
+
+    async def _generate(
+        self,
+        wire_format: WireFormat,
+        decoded: Decoded,
+        door: Door,
+        left_s: float | None,
+        receive: Receive,
+        send: Send,
+    ) -> GenerateAnswer | None:
+        """The whole text; None where the caller wanted it in pieces, and has been sent them."""
+        record, version = door.record, door.version
+        assert version is not None
+        stream = None
+        if decoded.stream:
+            context = _context(record, time.perf_counter())
+            stream = EventStream(send, record, wire_format.stream_writer(decoded, context))
+        watched = self._gone_watch.begin(receive, record.started_s)
+        try:
+            generation = await self._service.generate(
+                version, decoded.request, record.timings, door.permit, decoded.priority, left_s
+            )
+            # Whoever leaves, or cannot be told, gives back its place at once.
+            with closing(generation):
+                if stream is None:
+                    return await generation.whole()
+                await stream.send_pieces(generation, watched)
+        finally:
+            await self._end_watch(watched)
+        door.permit.end_visit()
+        await stream.finish()
+        return None
 
     async def _decoded(self, body: bytes, address: Address, door: Door) -> Decoded | None:
         """The request; None where the version that is to answer it has to be loaded first."""
@@ -214,6 +244,11 @@ class Endpoint:
         """Seconds until the request's deadline, counted from its first byte; None if it has none."""
         timeout_ms = timeout_ms or self._default_timeout_ms
         return None if timeout_ms is None else timeout_ms / 1000 - (time.perf_counter() - record.started_s)
+
+
+def _context(record: RequestRecord, now_s: float) -> AnswerContext:
+    latency_ms = (now_s - record.started_s) * 1e3
+    return AnswerContext(record.model, record.version, record.request_id, latency_ms, int(time.time()))
 
 
 def elements_of(answer: Any) -> int:
