@@ -1,0 +1,39 @@
+"""``tiny-llama``: a very small language model that knows Python's documentation, copied out of this package."""
+
+import hashlib
+import shutil
+from pathlib import Path
+
+from app.embedded.folder import PreparationError, prepare_folder
+
+NAME = "tiny-llama"
+COMMITTED = Path(__file__).parent / "tiny_llama"
+FILES = (
+    "model.safetensors",
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "README.md",
+)
+
+
+def prepare(into: Path, source: Path = COMMITTED) -> bool:
+    """Copies the committed files to ``into/tiny-llama``, anew whenever one of them has changed.
+
+    Returns: True if it was made, False if it was there.
+    Raises: PreparationError if a committed file is missing.
+    """
+    missing = [name for name in FILES if not (source / name).is_file()]
+    if missing:
+        raise PreparationError(
+            f"{source} lacks {', '.join(missing)}; restore it, or run: python -m app.embedded.train_tiny_llama"
+        )
+    recipe = {name: hashlib.sha256((source / name).read_bytes()).hexdigest() for name in FILES}
+    return prepare_folder(into / NAME, recipe, lambda folder: _copy(source, folder))
+
+
+def _copy(source: Path, folder: Path) -> None:
+    for name in FILES:
+        shutil.copyfile(source / name, folder / name)
