@@ -157,7 +157,14 @@ def _registries(loaded: LoadedSettings, devices: DeviceManager, pool: TensorPool
     def pytorch() -> Registry:
         from frameworks.pytorch.registry import TorchRegistry
 
-        return TorchRegistry(settings.performance, settings.models.max_model_size, copies, enable_memory_mapping, pool)
+        return TorchRegistry(
+            settings.performance,
+            settings.models.max_model_size,
+            copies,
+            enable_memory_mapping,
+            pool,
+            settings.scheduling.ageing_ms / 1000,
+        )
 
     return {"onnx": onnx, "pytorch": pytorch}
 

@@ -43,8 +43,12 @@ class TorchRegistry:
         copies: QuantizedCopies,
         enable_memory_mapping: bool = True,
         pool: TensorPool | None = None,
+        ageing_s: float = 1.0,
     ) -> None:
-        """`pool`: where tokens on their way to a GPU are put; None: in memory that it cannot read by itself."""
+        """`pool`: where tokens on their way to a GPU are put; None: in memory that it cannot read by itself.
+        `ageing_s`: after which a text that waits gains a level of priority.
+        """
+        self._ageing_s = ageing_s
         self._copies = copies
         self._pool = pool
         if pool is not None and torch.cuda.is_available():
@@ -93,7 +97,9 @@ class TorchRegistry:
         dtype = (entry.dtype if entry.dtype in DTYPES else None) or default_dtype(device, files.weights.dtype)
         threads = self._performance.num_intra_op_threads(entry.instances)
         if _generates(files.config):
-            performance = GeneratorPerformance(self._max_rows(entry), threads, self._enable_memory_mapping)
+            performance = GeneratorPerformance(
+                self._max_rows(entry), threads, self._ageing_s, self._enable_memory_mapping
+            )
             return [load_generator(files.folder, entry, device, dtype, is_int8, performance)]
         loading = EncoderLoading(device, dtype, threads, self._enable_memory_mapping, self._pool)
         return load_encoders(files, loading, self._copies if is_int8 else None)

@@ -90,7 +90,9 @@ class BlockAttention:
         if rows.most == 1 and len(parts) == rows.sequences:
             return parts.index_select(0, rows.table)
         sums = torch.full((len(parts) + 1, self._heads * self._group), unseen(torch.float32), device=scores.device)
-        sums[:-1] = torch.logsumexp(scores.float(), -1).view(len(parts), -1)
+        # The logarithm of the sum of the exponentials, from the likeliest of each row: quicker than logsumexp.
+        likeliest = scores.amax(-1).float() - shares.amax(-1).float().log_()
+        sums[:-1] = likeliest.view(len(parts), -1)
         weights = torch.softmax(sums.index_select(0, rows.table).view(rows.sequences, rows.most, -1), 1)
         weights = weights.view(rows.sequences * rows.most, -1).index_select(0, rows.places)
         whole = torch.zeros(

@@ -56,10 +56,13 @@ class GeneratorShape:
 
 @dataclass(frozen=True, slots=True)
 class GeneratorPerformance:
-    """`max_sequences`: texts that run at once. `intra_op_threads`: CPU threads of a step."""
+    """`max_sequences`: texts that run at once. `intra_op_threads`: CPU threads of a step. `ageing_s`: after which a
+    text that waits gains a level of priority.
+    """
 
     max_sequences: int
     intra_op_threads: int
+    ageing_s: float = 1.0
     enable_memory_mapping: bool = True
 
 
@@ -138,7 +141,7 @@ def load_generator(
         decoder,
         cache,
         layouts,
-        StepScheduler(pool, StepCost(most), sequences, most),
+        StepScheduler(pool, StepCost(most), sequences, most, performance.ageing_s),
         Sampler(place, shape.vocabulary_size),
         TokenMasks(tokenizer.pretrained.backend_tokenizer, shape.vocabulary_size, spec.generation.eos_token_ids),
         tokenizer,

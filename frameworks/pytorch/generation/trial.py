@@ -20,9 +20,9 @@ from frameworks.types import QuantizationReport
 
 # Two parts of a prompt, the second over a border of two blocks, then one token after the other.
 _PARTS = (BLOCK_TOKENS - 8, 20, 1, 1, 1, 1)
-# Of the logits, whose errors are measured by their spread. Narrow types are off by their own rounding: transformers'
-# attention functions differ among themselves by as much.
-_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.2}
+# Root mean square of the logits' errors, by their spread. Narrow types are off by their own rounding, by which
+# transformers' attention functions differ among themselves too; attention of another kind is off by more than 1.
+_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.25}
 _ROUNDS = 3
 
 
@@ -63,7 +63,7 @@ class Trial:
         """Raises InvalidModel where the decoder computes something else than the model."""
         own, _ = self._own(decoder, layouts)
         spread = max(float(self._logits.std()), 1e-6)
-        off = float(np.abs(own - self._logits).max()) / spread
+        off = float(np.sqrt(np.square(own - self._logits).mean())) / spread
         if not off <= _TOLERANCE[self._dtype]:
             raise InvalidModel(
                 f"{self._folder}: computed step by step the model's logits are off by {off:.3g} times their spread; "
