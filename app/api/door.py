@@ -1,7 +1,5 @@
 """Which version of which model answers a request: found while it is decoded, and held from then on."""
 
-from contextlib import suppress
-
 from app.observe import RequestRecord
 from frameworks.errors import ModelAbsent, ModelUnloaded
 from frameworks.manager import MLFrameworkManager
@@ -32,8 +30,10 @@ class Door:
         slot = self._manager.slot(name)
         self.record.model, self.record.version = slot.name, slot.version
         chosen = slot.standing if version is None else slot.version_named(version)
-        with suppress(ModelAbsent):
+        try:  # noqa: SIM105 - `suppress` costs a third of a microsecond, for each request
             self._check(chosen)
+        except ModelAbsent:
+            pass
 
     def find_spec(self, name: str, version: str | None) -> ModelSpec:
         """What the version that answers is. Raises what keeps it from that, before body or tensors are read."""

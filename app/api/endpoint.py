@@ -253,15 +253,15 @@ def _context(record: RequestRecord, now_s: float) -> AnswerContext:
 
 def elements_of(answer: Any) -> int:
     """How many numbers, strings or labels there are to write, in the main."""
+    if isinstance(answer, dict):
+        elements = 0
+        for value in answer.values():
+            elements += value.size if isinstance(value, np.ndarray) else elements_of(value)
+        return elements
     if isinstance(answer, np.ndarray):
         return answer.size
     if isinstance(answer, EmbedAnswer):
         return answer.embeddings.size
     if isinstance(answer, ClassifyAnswer):
         return 2 * sum(map(len, answer.predictions))
-    if isinstance(answer, dict):
-        elements = 0
-        for value in answer.values():
-            elements += value.size if isinstance(value, np.ndarray) else elements_of(value)
-        return elements
     return len(answer) if isinstance(answer, list) else 1
