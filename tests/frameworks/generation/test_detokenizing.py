@@ -5,7 +5,7 @@ from itertools import accumulate
 from typing import get_args
 
 import pytest
-from hypothesis import example, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders
 
@@ -134,6 +134,10 @@ class TestBytes:
     @given(data=st.data())
     def test_one_by_one_is_all_at_once_behind_any_prompt(self, kind: Kind, data: st.DataObject) -> None:
         prompt, ids = data.draw(ids_of(kind)), data.draw(ids_of(kind))
+        tokens = ours(kind)
+        assert isinstance(tokens, ByteDetokenizer)
+        # The beginning of U+FFFD itself: what then stands for it and what it is cannot be told apart below.
+        assume(not b"".join(map(tokens.bytes_of, prompt)).endswith((b"\xef", b"\xef\xbf")))
         before, text = ours(kind).decode(prompt), "".join(streamed(kind, ids, prompt))
         whole = ours(kind).decode(prompt + ids)
         if whole.startswith(before):
