@@ -91,6 +91,23 @@ async def test_a_step_that_raises_fails_all_that_the_model_holds_and_the_lane_go
 
 
 @in_loop
+async def test_after_a_failure_the_lane_runs_until_the_model_has_said_how_it_stands() -> None:
+    gate = Gate()
+
+    def behaviour(prompts: list[str]) -> None:
+        if prompts:
+            raise OutOfMemory("too much")
+        gate()
+
+    async with house_of(EchoModel(behaviour)) as house:
+        with pytest.raises(OutOfMemory):
+            await read_all(house.open())
+        await arrival(gate)
+        assert house.lane.is_running
+        gate.open()
+
+
+@in_loop
 async def test_a_model_that_loses_its_sequences_leaves_nobody_waiting() -> None:
     class Forgetful(EchoModel):
         def step(self) -> StepResult:
