@@ -76,8 +76,9 @@ class StepModel(Protocol):
     def step(self) -> StepResult:
         """Computes a step: of each sequence that runs its next token, of those that join a part of their prompts.
 
-        Also called when the last sequence was let go: then it computes nothing, and says how it stands. What concerns
-        one sequence alone fails that one. Raises OutOfMemory, ModelFailed: for all of them; they are aborted then.
+        Also called without a sequence, at first and when the last was let go: then it computes nothing, and says how
+        it stands. What concerns one sequence alone fails that one. Raises OutOfMemory, ModelFailed: for all of them;
+        they are aborted then.
         """
         ...
 

@@ -52,6 +52,7 @@ class StepLane:
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.figures = StepFigures()
         """As of the last step."""
+        self._has_figures = False
         self.is_dead = False
         self._thread = StepThread(name, model, self)
 
@@ -96,8 +97,9 @@ class StepLane:
     def stepped(self, result: StepResult, started_s: float, num_heard: int) -> None:
         """Told by the thread: hands out what a step gave."""
         self._num_heard = num_heard
-        self._counts.add(result, self.figures)
-        self.figures = result.figures
+        # What the model has counted before its first step is of its warm-up.
+        self._counts.add(result, self.figures if self._has_figures else result.figures)
+        self.figures, self._has_figures = result.figures, True
         feeds = self._feeds
         for sequence_id, num_cached_tokens in result.begun:
             if (feed := feeds.get(sequence_id)) is not None:

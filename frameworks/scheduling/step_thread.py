@@ -26,7 +26,8 @@ Message = SequenceRequest | int | None
 class StepThread:
     """Acts upon messages between the model's steps, and steps while the model has sequences; else it sleeps.
 
-    After the last sequence was let go there is one step more, without any: then the figures are those of the end.
+    Before the first sequence, and after the last was let go, there is one step without any: it says how the model
+    stands then.
     """
 
     def __init__(self, name: str, model: StepModel, lane: "StepLane") -> None:
@@ -49,6 +50,7 @@ class StepThread:
 
     def _work(self) -> None:
         try:
+            self._step()
             while self._act_upon_messages():
                 self._step()
         except BaseException:

@@ -106,9 +106,9 @@ class _Sequence:
 class EchoModel:
     """Goes on with its prompt from the beginning, again and again, until an END byte of it or max_tokens.
 
-    Up to `slots` sequences run at once, the others wait in order of priority. Before each step `behaviour`, if given,
-    is called with the prompts that run: it may wait or raise. Whoever has `preempt_at` tokens goes back into the line
-    once. A prompt that was seen before is known but for its last token.
+    Up to `slots` sequences run at once, the others wait in order of priority. Before each step, from the first sequence
+    on, `behaviour`, if given, is called with the prompts that run: it may wait or raise. Whoever has `preempt_at`
+    tokens goes back into the line once. A prompt that was seen before is known but for its last token.
     """
 
     def __init__(
@@ -136,7 +136,8 @@ class EchoModel:
         self.running: dict[int, _Sequence] = {}
         self.waiting: dict[int, _Sequence] = {}
         self.steps: list[list[int]] = []
-        """The sequences of each step."""
+        """The sequences of each step that had some."""
+        self.empty_steps = 0
         self.given: list[SequenceRequest] = []
         self.aborted: list[int] = []
         self.warm_ups = 0
@@ -183,8 +184,11 @@ class EchoModel:
         while self.waiting and len(self.running) < self.slots:
             first = min(self.waiting, key=lambda i: self.waiting[i].request.priority)
             self.running[first] = self.waiting.pop(first)
-        self.steps.append([*self.running])
-        if self.behaviour:
+        if self.running:
+            self.steps.append([*self.running])
+        else:
+            self.empty_steps += 1
+        if self.behaviour and self.given:
             self.behaviour([self.tokenizer.decode(each.request.prompt_ids) for each in self.running.values()])
         begun = [(i, self._begin(each)) for i, each in self.running.items() if not each.has_begun]
         tokens = []
@@ -202,6 +206,7 @@ class EchoModel:
 
     def warm_up(self) -> None:
         self.warm_ups += 1
+        self._figures = StepFigures(prompt_tokens=100, prefix_hit_tokens=10, preemptions=1)
 
     def close(self) -> None:
         assert not self.is_closed, "closed once"

@@ -13,7 +13,7 @@ from frameworks.scheduling.token_feed import TokenFeed
 from tests.frameworks.batch_models import Gate
 from tests.frameworks.loops import in_loop, soon, task
 from tests.frameworks.scheduling.stepping import arrival, house_of, read_all, text_of
-from tests.frameworks.step_models import KV_BYTES_PER_TOKEN, EchoModel, echo
+from tests.frameworks.step_models import CONTEXT, KV_BYTES_PER_TOKEN, EchoModel, echo
 
 
 @in_loop
@@ -45,10 +45,10 @@ async def test_one_that_comes_later_joins_the_next_step() -> None:
 async def test_without_work_the_thread_sleeps() -> None:
     async with house_of(EchoModel()) as house:
         await asyncio.sleep(0.05)
-        assert house.model.steps == []
+        assert (house.model.steps, house.model.empty_steps) == ([], 1)
         assert len(await read_all(house.open())) == 5
         await asyncio.sleep(0.05)
-        assert len(house.model.steps) == 5
+        assert (len(house.model.steps), house.model.empty_steps) == (5, 1)
         assert not house.lane.is_running
 
 
@@ -80,7 +80,13 @@ async def test_after_the_last_was_let_go_the_figures_are_those_of_nobody() -> No
         feed.close()
         await soon(lambda: not house.lane.is_running)
         assert (house.lane.figures.running, house.lane.figures.kv_used_bytes) == (0, 0)
-        assert house.model.steps[-1] == []
+        assert house.model.empty_steps == 2
+
+
+@in_loop
+async def test_a_lane_says_how_its_model_stands_before_anybody_asks_it_something() -> None:
+    async with house_of(EchoModel(slots=2)) as house:
+        await soon(lambda: house.lane.figures.kv_total_bytes == 2 * CONTEXT * KV_BYTES_PER_TOKEN)
 
 
 @in_loop
@@ -136,7 +142,9 @@ async def test_a_reader_that_is_too_far_behind_is_given_up(monkeypatch: pytest.M
 
 @in_loop
 async def test_what_was_computed_is_counted() -> None:
-    async with house_of(EchoModel(preempt_at=2, slots=1)) as house:
+    model = EchoModel(preempt_at=2, slots=1)
+    model.warm_up()
+    async with house_of(model) as house:
         for feed in [house.open("abcd", 4), house.open("abcd", 4)]:
             await read_all(feed)
         assert house.counts == StepCounts(tokens=8, prompt_tokens=8, prefix_hit_tokens=3, preemptions=2)
