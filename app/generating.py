@@ -65,7 +65,7 @@ class Generating:
         """As InferenceService.generate."""
         permit.queue(version.model.requests)
         model, dispatcher = version.generating()
-        _check_number(request)
+        _check(request)
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         deadline_s = None if left_s is None else started_s + left_s
@@ -103,7 +103,9 @@ class Generating:
         return await asyncio.get_running_loop().run_in_executor(self._threads, _prepare, model, request)
 
 
-def _check_number(request: GenerateRequest) -> None:
+def _check(request: GenerateRequest) -> None:
+    if request.constraint is not None and request.stopping.ignore_eos:
+        raise InvalidInput("ignore_eos", "does not go with a constraint, whose end is the text's; leave it out")
     num_prompts = len(request.prompts)
     if not num_prompts:
         raise InvalidInput("prompt", "is an empty list; wants one prompt at least")
@@ -175,6 +177,8 @@ def _max_tokens(request: GenerateRequest, place: int, prompt_ids: tuple[int, ...
             f"{len(prompt_ids)} tokens, and the model's context holds {context}, prompt and text together; shorten it",
         )
     wanted = request.stopping.max_tokens
+    if wanted is not None and request.stopping.may_be_fewer:
+        wanted = min(wanted, left)
     if wanted is not None and not 1 <= wanted <= left:
         raise InvalidInput(
             "max_tokens",

@@ -67,15 +67,15 @@ def read_stopping(
 
     `max_tokens_field`: what the caller calls max_tokens.
     """
-    max_tokens = read_whole(fields, max_tokens_field, 1, 2**31 - 1)
-    if max_tokens is None:
-        max_tokens = default_max_tokens
+    asked = read_whole(fields, max_tokens_field, 1, 2**31 - 1)
+    max_tokens = default_max_tokens if asked is None else asked
     min_tokens = read_whole(fields, "min_tokens", 0, 2**31 - 1) or 0
     longest = spec.max_context_tokens if max_tokens is None else max_tokens
     if min_tokens > longest:
         raise InvalidInput("min_tokens", f"is {min_tokens}, and {max_tokens_field} is {longest}; send no more than it")
     return Stopping(
         max_tokens=max_tokens,
+        may_be_fewer=asked is None and max_tokens is not None,
         min_tokens=min_tokens,
         strings=_read_stops(fields),
         token_ids=_read_stop_token_ids(fields, spec.vocabulary_size),

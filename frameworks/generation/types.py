@@ -56,13 +56,17 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Stopping:
-    """When a text is at its end. `max_tokens` None: at the end of the model's context."""
+    """When a text is at its end. `max_tokens` None: at the end of the model's context.
+
+    `may_be_fewer`: nobody asked for just so many; where the context has no room for them it ends the text.
+    """
 
     max_tokens: int | None = None
     min_tokens: int = 0
     strings: tuple[str, ...] = ()
     token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
+    may_be_fewer: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -228,3 +228,22 @@ async def test_as_many_texts_as_a_request_takes() -> None:
     async with generating() as house:
         answer = await house.whole(asks("a", "b", n=64, max_tokens=2))
         assert [choice.text for choice in answer.choices] == ["aa"] * 64 + ["bb"] * 64
+
+
+@in_loop
+async def test_as_many_tokens_as_nobody_asked_for_may_be_fewer() -> None:
+    async with generating() as house:
+        prompt = "a" * (CONTEXT - 3)
+        stopping = Stopping(256, may_be_fewer=True)
+        answer = await house.whole(GenerateRequest((prompt,), stopping=stopping))
+        assert (answer.usage.tokens_generated, answer.choices[0].finish_reason) == (3, "length")
+        with pytest.raises(InvalidInput, match=r"max_tokens: is 256; .*ask for 1 to 3"):
+            await house.whole(GenerateRequest((prompt,), stopping=replace(stopping, may_be_fewer=False)))
+
+
+@in_loop
+async def test_a_constraint_ends_the_text() -> None:
+    async with generating() as house:
+        request = GenerateRequest(("a",), stopping=Stopping(9, ignore_eos=True), constraint=Constraint("regex", "a"))
+        with pytest.raises(InvalidInput, match="ignore_eos"):
+            await house.whole(request)

@@ -36,7 +36,7 @@ def stopping(**fields: Any) -> Stopping:
 def test_what_is_left_out_is_as_the_model_says() -> None:
     assert sampling() == OWN
     assert sampling(**dict.fromkeys(SAMPLING_FIELDS)) == OWN
-    assert stopping() == Stopping(256) == stopping(**dict.fromkeys(STOPPING_FIELDS))
+    assert stopping() == Stopping(256, may_be_fewer=True) == stopping(**dict.fromkeys(STOPPING_FIELDS))
     assert read_stopping({}, SPEC, None) == Stopping(None)
     assert (read_num_choices({}), read_top_logprobs({})) == (1, None)
 

@@ -49,7 +49,7 @@ class TestQuestion:
     def test_alone(self) -> None:
         question = completion()
         assert question.request == GenerateRequest(
-            ("Once",), Sampling(temperature=0.7, top_k=40), Stopping(max_tokens=16)
+            ("Once",), Sampling(temperature=0.7, top_k=40), Stopping(max_tokens=16, may_be_fewer=True)
         )
         assert (question.spec, question.stream, question.priority, question.timeout_ms) == (
             SPECS["llama"], False, 5, None,

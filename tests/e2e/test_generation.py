@@ -1,0 +1,177 @@
+"""Text generation over a real socket: many callers at once, each with the text that it would get alone."""
+
+import asyncio
+import json
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+
+from tests.e2e.conftest import Start
+from tests.e2e.server import RunningServer, assert_refused, serving, wait_until
+from tests.models.causal_folders import byte_tokenizer, causal_model, save_causal_model
+
+CONTEXT = 4096
+PROMPTS = [f"{'engines wait ' * (1 + 3 * (i % 4))}{i}" for i in range(16)]
+NEW_TOKENS = 40
+
+
+def _entries(folder: Path) -> str:
+    path = save_causal_model(folder / "lm", max_position_embeddings=CONTEXT)
+    return f"""
+[[models.torch_models]]
+name = "lm"
+path = "{path}"
+kv_cache = "8MiB"
+
+[[models.torch_models]]
+name = "narrow"
+path = "{path}"
+kv_cache = "96KiB"
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    folder = tmp_path_factory.mktemp("generation")
+    with serving(folder, _entries(folder)) as running:
+        yield running.wait_ready()
+
+
+def _ask_all(server: RunningServer, bodies: list[dict[str, Any]]) -> list[Any]:
+    """All of them at once."""
+
+    async def ask() -> list[Any]:
+        async with httpx.AsyncClient(base_url=server.url, timeout=60, trust_env=False) as client:
+            answers = await asyncio.gather(*(client.post("/infer", json=body) for body in bodies))
+        assert [answer.status_code for answer in answers] == [200] * len(bodies), answers[0].text
+        return [answer.json() for answer in answers]
+
+    return asyncio.run(ask())
+
+
+def _events(lines: Iterator[str]) -> Iterator[Any]:
+    for line in lines:
+        if line == "data: [DONE]":
+            return
+        if line:
+            yield json.loads(line.removeprefix("data: "))
+
+
+def _running(server: RunningServer) -> float:
+    return server.sample("roundhouse_sequences")
+
+
+def test_greedy_texts_are_those_of_transformers_at_concurrency_16(server: RunningServer) -> None:
+    model, tokenizer = causal_model(max_position_embeddings=CONTEXT), byte_tokenizer()
+    asked = [{"model_name": "lm", "prompt": p, "max_tokens": NEW_TOKENS, "temperature": 0} for p in PROMPTS]
+    for prompt, answer in zip(PROMPTS, _ask_all(server, asked), strict=True):
+        ids = torch.tensor([tokenizer(prompt)["input_ids"]])
+        alone = model.generate(ids, max_new_tokens=NEW_TOKENS, do_sample=False)[0, ids.shape[1] :]
+        assert answer["text"] == tokenizer.decode(alone, skip_special_tokens=True)
+        assert (answer["tokens_generated"], answer["prompt_tokens"]) == (len(alone), ids.shape[1])
+
+
+def test_a_seed_gives_the_same_text_whoever_runs_beside_it_also_after_it_had_to_wait(server: RunningServer) -> None:
+    """The memory of `narrow` has room for two of these texts, and fewer at their ends."""
+    bodies: list[dict[str, Any]] = [
+        {"model_name": "narrow", "prompt": prompt[-30:], "max_tokens": 60, "seed": seed, "ignore_eos": True}
+        for seed, prompt in enumerate(PROMPTS[:6])
+    ]
+    alone = [_ask_all(server, [body])[0]["text"] for body in bodies]
+    before = server.sample("roundhouse_preemptions_total", model="narrow")
+    assert [answer["text"] for answer in _ask_all(server, bodies)] == alone
+    assert server.sample("roundhouse_preemptions_total", model="narrow") > before
+    assert server.sample("roundhouse_kv_cache_bytes", model="narrow", kind="used") == 0
+
+
+def test_pieces_are_the_whole_text(server: RunningServer) -> None:
+    body = {"model_name": "lm", "prompt": "a shed", "max_tokens": 60, "n": 3, "seed": 5}
+    whole = server.infer("lm", **body)
+    texts = ["", "", ""]
+    with server.client.stream("POST", "/inference", json=body | {"stream": True}) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        pieces = list(_events(answer.iter_lines()))
+    for piece in pieces:
+        texts[piece["index"]] += piece["text"]
+    assert texts == [choice["text"] for choice in whole["choices"]]
+    assert pieces[-1]["tokens_generated"] == whole["tokens_generated"]
+    assert sum("finish_reason" in piece for piece in pieces) == 3
+
+
+def test_what_prompts_have_in_common_is_computed_once(server: RunningServer) -> None:
+    before = server.sample("roundhouse_prefix_cache_hit_tokens_total", model="lm")
+    common = "the same beginning of a long prompt, which is more than two blocks of thirty-two bytes. "
+    asked = [{"model_name": "lm", "prompt": common + str(i), "max_tokens": 2, "temperature": 0} for i in range(4)]
+    _ask_all(server, asked)
+    assert server.sample("roundhouse_prefix_cache_hit_tokens_total", model="lm") - before >= 3 * 64
+
+
+def test_a_caller_that_leaves_gives_back_its_place(server: RunningServer) -> None:
+    body = {"prompt": "for ever", "max_tokens": CONTEXT - 100, "ignore_eos": True}
+    for stream in (True, False):
+        with httpx.Client(base_url=server.url, trust_env=False) as client:
+            if stream:
+                with client.stream("POST", "/models/lm/infer", json=body | {"stream": True}) as answer:
+                    next(answer.iter_lines())
+                    assert _running(server) == 1
+            else:
+                with pytest.raises(httpx.ReadTimeout):
+                    client.post("/models/lm/infer", json=body, timeout=0.5)
+        wait_until(lambda: _running(server) == 0, timeout_s=5)
+    wait_until(lambda: server.sample("roundhouse_requests_total", model="lm", code="499") >= 1)
+
+
+def test_at_the_deadline_it_ends(server: RunningServer) -> None:
+    body = {"prompt": "for ever", "max_tokens": CONTEXT - 100, "ignore_eos": True, "timeout_ms": 300}
+    assert_refused(server.client.post("/models/lm/infer", json=body), 504, "deadline_exceeded", "fewer tokens")
+    with server.client.stream("POST", "/models/lm/infer", json=body | {"stream": True}) as answer:
+        *pieces, last = [json.loads(line.removeprefix("data: ")) for line in answer.iter_lines() if "{" in line]
+    assert answer.status_code == 200
+    assert pieces
+    assert last["error"]["code"] == "deadline_exceeded"
+    wait_until(lambda: _running(server) == 0, timeout_s=5)
+
+
+def test_a_model_that_generates_is_described_and_counted(server: RunningServer) -> None:
+    model = server.client.get("/models/lm").json()
+    assert (model["task"], model["state"], model["dtype"]) == ("generate", "ready", "float32")
+    assert model["memory_bytes"] >= 8 * 2**20
+    assert model["version_details"]["1"]["max_tokens"] == CONTEXT
+    narrow = server.client.get("/models/narrow").json()["version_details"]["1"]["max_tokens"]
+    too_long = server.client.post("/models/narrow/infer", json={"prompt": "x" * narrow, "max_tokens": 1})
+    assert_refused(too_long, 400, "invalid_input", str(narrow))
+
+
+def test_a_stop_and_an_unload_wait_for_the_texts_that_are_under_way(start: Start, tmp_path: Path) -> None:
+    server = start(_entries(tmp_path)).wait_ready()
+    texts: list[list[Any]] = [[], []]
+    begun = [threading.Event(), threading.Event()]
+
+    def read(number: int, model: str) -> None:
+        body = {"prompt": "on and on", "max_tokens": 600, "ignore_eos": True, "stream": True, "seed": 1}
+        with httpx.stream("POST", f"{server.url}/models/{model}/infer", json=body, timeout=60) as answer:
+            for event in _events(answer.iter_lines()):
+                texts[number].append(event)
+                begun[number].set()
+
+    readers = [threading.Thread(target=read, args=(0, "lm"))]
+    readers[0].start()
+    assert begun[0].wait(10)
+    assert server.client.post("/models/lm/unload").status_code == 200
+    readers[0].join(30)
+    assert texts[0][-1]["tokens_generated"] == 600
+    assert_refused(server.client.post("/models/lm/infer", json={"prompt": "a"}), 503, "unloaded")
+    assert server.client.post("/models/lm/load").status_code == 200
+    readers.append(threading.Thread(target=read, args=(1, "lm")))
+    readers[1].start()
+    assert begun[1].wait(10)
+    server.process.send_signal(signal.SIGTERM)
+    readers[1].join(30)
+    assert texts[1][-1]["tokens_generated"] == 600
+    server.wait_stopped(0)
