@@ -1,28 +1,34 @@
 """Text in and scores out: tokenising, padding, pooling, and the last arithmetic of embed and classify models."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer, normalizers
+from tokenizers import Encoding, Tokenizer, normalizers
 
 from frameworks.errors import InvalidInput, InvalidModel
 from frameworks.text_config import Pooling, TextConfig
-from frameworks.types import Array
+from frameworks.types import Array, TokenBatch
 
 # Tokenized in less time, about 0.2 ms, than the loop and a thread lose over handing it to and fro.
 _FEW_TEXTS = 4
 _FEW_CHARACTERS = 1000
+# The library's ids have 32 bits.
+_LARGEST_ID = 2**32 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class PaddedTokens:
-    """`input_ids` and `attention_mask`: int64 [texts, longest]. The mask is 1 on tokens and 0 on padding."""
+    """`input_ids` and `attention_mask`: int64 [texts, longest]. The mask is 1 on tokens and 0 on padding.
+
+    `token_type_ids`: as large, where there are pairs of texts; else None.
+    """
 
     input_ids: Array
     attention_mask: Array
+    token_type_ids: Array | None = None
 
 
 class TextTokenizer:
@@ -53,6 +59,7 @@ class TextTokenizer:
                 f"{folder}: a limit of {config.max_tokens} tokens leaves no room beside {special} special ones"
             )
         self._config = config
+        self._num_special_of_pair = self._tokenizer.num_special_tokens_to_add(True)
         self._truncates = False
         # Truncation is a state of the tokenizer, so one caller at a time; within a call Rust uses every core.
         self._lock = threading.Lock()
@@ -74,42 +81,93 @@ class TextTokenizer:
         finally:
             self._lock.release()
 
+    def tokenize_pairs(self, pairs: Sequence[tuple[str, str]], truncate: bool) -> TokenBatch:
+        """Pairs of texts, each as one, as cross-encoders read them. Where a pair is too long, the longer of its texts
+        is cut first. Waits while another thread tokenizes.
+
+        Raises InvalidInput as `tokenize`; also where the model's limit leaves a pair no room.
+        """
+        if self._config.max_tokens <= self._num_special_of_pair:
+            raise InvalidInput("text", f"the model reads {self._config.max_tokens} tokens, too few for pairs of texts")
+        with self._lock:
+            # The prompt is the first text's, as sentence-transformers has it.
+            encodings = self._encodings([(self._config.prompt + first, second) for first, second in pairs], truncate)
+        types = [encoding.type_ids for encoding in encodings] if self._config.reads_token_types else None
+        return TokenBatch([encoding.ids for encoding in encodings], types)
+
+    def ids_of(self, text: str, add_special_tokens: bool) -> list[int]:
+        """All of the text's tokens, whatever the model's limit, without its prompt; with those that the files put
+        around a text, or without them. Waits while another thread tokenizes. Raises InvalidInput: not Unicode.
+        """
+        with self._lock:
+            self._set_truncation(False)
+            try:
+                [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            except TypeError as error:
+                raise _not_unicode([text]) from error
+        ids: list[int] = encoding.ids
+        return ids
+
+    def token_strings(self, token_ids: Sequence[int]) -> list[str]:
+        """Tokens as the vocabulary has them. Raises InvalidInput, with the field `tokens`, for an id that is none."""
+        return [self._name_of(token_id) for token_id in token_ids]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids, special tokens left out. Raises InvalidInput as `token_strings`."""
+        self.token_strings(token_ids)
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+
     def _tokenize(self, texts: list[str], truncate: bool) -> list[list[int]]:
         if self._config.prompt:
             texts = [self._config.prompt + text for text in texts]
-        if truncate != self._truncates:
-            if truncate:
-                self._tokenizer.enable_truncation(self._config.max_tokens)
-            else:
-                self._tokenizer.no_truncation()
-            self._truncates = truncate
+        return [encoding.ids for encoding in self._encodings(texts, truncate)]
+
+    def _encodings(self, texts: list[str] | list[tuple[str, str]], truncate: bool) -> list[Encoding]:
+        self._set_truncation(truncate)
         try:
-            token_ids = [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts)]
+            encodings = self._tokenizer.encode_batch_fast(texts)
         except TypeError as error:
             raise _not_unicode(texts) from error
         if not truncate:
-            for position, ids in enumerate(token_ids):
-                if len(ids) > self._config.max_tokens:
+            for position, encoding in enumerate(encodings):
+                if len(encoding) > self._config.max_tokens:
                     raise InvalidInput(
                         f"text[{position}]",
-                        f"{len(ids)} tokens, and the model reads at most {self._config.max_tokens}; "
+                        f"{len(encoding)} tokens, and the model reads at most {self._config.max_tokens}; "
                         "shorten the text or leave out truncate = false",
                     )
-        return token_ids
+        return encodings
+
+    def _set_truncation(self, truncate: bool) -> None:
+        if truncate and not self._truncates:
+            self._tokenizer.enable_truncation(self._config.max_tokens)
+        elif self._truncates and not truncate:
+            self._tokenizer.no_truncation()
+        self._truncates = truncate
+
+    def _name_of(self, token_id: int) -> str:
+        name = self._tokenizer.id_to_token(token_id) if 0 <= token_id <= _LARGEST_ID else None
+        if name is None:
+            raise InvalidInput("tokens", f"token {token_id}: the model's vocabulary does not have it")
+        return name
 
 
-def _not_unicode(texts: list[str]) -> InvalidInput:
+def _not_unicode(texts: Sequence[str | tuple[str, str]]) -> InvalidInput:
     """A str may hold half of a surrogate pair, which no encoding of Unicode can."""
-    position = next((i for i, text in enumerate(texts) if any("\ud800" <= c <= "\udfff" for c in text)), 0)
-    return InvalidInput(f"text[{position}]", "not valid Unicode: it holds half of a surrogate pair")
+    halves = (i for i, text in enumerate(texts) if any("\ud800" <= c <= "\udfff" for c in "".join(text)))
+    return InvalidInput(f"text[{next(halves, 0)}]", "not valid Unicode: it holds half of a surrogate pair")
 
 
 def pad(
-    token_ids: list[list[int]], pad_token_id: int, min_length: int = 1, empty: Callable[..., Array] = np.empty
+    token_ids: list[list[int]],
+    pad_token_id: int,
+    min_length: int = 1,
+    empty: Callable[..., Array] = np.empty,
+    token_type_ids: list[list[int]] | None = None,
 ) -> PaddedTokens:
     """Puts texts of different length into one array, padded on the right to the longest, or to `min_length`.
 
-    `empty(shape, dtype)` makes it, and that of the mask.
+    `empty(shape, dtype)` makes it, that of the mask, and that of the types of pairs' tokens.
     """
     longest = max(1, min_length, max(map(len, token_ids), default=1))
     shape, dtype = (len(token_ids), longest), np.dtype(np.int64)
@@ -119,7 +177,13 @@ def pad(
     for row, ids in enumerate(token_ids):
         input_ids[row, : len(ids)] = ids
         attention_mask[row, : len(ids)] = 1
-    return PaddedTokens(input_ids, attention_mask)
+    if token_type_ids is None:
+        return PaddedTokens(input_ids, attention_mask)
+    types = empty(shape, dtype)
+    types.fill(0)
+    for row, own in enumerate(token_type_ids):
+        types[row, : len(own)] = own
+    return PaddedTokens(input_ids, attention_mask, types)
 
 
 def pool(hidden: Array, attention_mask: Array, pooling: Pooling) -> Array:

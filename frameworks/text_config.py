@@ -39,6 +39,7 @@ class TextConfig:
     """A folder's word on text. `pooling` None: its files do not say. `prompt` is put before every text.
 
     `shorter_sizes`: to which the model was trained to have its embeddings cut (Matryoshka), rising.
+    `reads_token_types`: whether it tells the texts of a pair apart by them, where it has an input for them at all.
     """
 
     max_tokens: int
@@ -54,6 +55,7 @@ class TextConfig:
     is_encoder_decoder: bool
     hidden_size: int = 0
     shorter_sizes: tuple[int, ...] = ()
+    reads_token_types: bool = True
 
     @property
     def classifies(self) -> bool:
@@ -104,6 +106,7 @@ def read_text_config(folder: Path) -> TextConfig:
         is_encoder_decoder=bool(config.get("is_encoder_decoder")),
         hidden_size=max(0, _integer(config.get("hidden_size"), 0)),
         shorter_sizes=_shorter_sizes(config, encoder),
+        reads_token_types=_reads_token_types(config, tokenizer),
     )
 
 
@@ -217,6 +220,14 @@ def _shorter_sizes(config: dict[str, Any], folder: Path) -> tuple[int, ...]:
     if not isinstance(sizes, list) or not all(_integer(size, 0) > 0 for size in sizes):
         raise InvalidModel(f"{folder / 'config.json'}: matryoshka_dimensions is not a list of sizes")
     return tuple(sorted(set(sizes)))
+
+
+def _reads_token_types(config: dict[str, Any], tokenizer: dict[str, Any]) -> bool:
+    """Not a model that has one type, whatever its tokenizer says, nor one whose tokenizer leaves them out."""
+    names = tokenizer.get("model_input_names")
+    if isinstance(names, list) and "token_type_ids" not in names:
+        return False
+    return _integer(config.get("type_vocab_size"), 2) > 1
 
 
 def _integer(value: object, default: int) -> int:

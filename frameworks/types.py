@@ -202,13 +202,22 @@ class TensorBatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """Tokenised texts for one run of a text model, special tokens included, not yet padded."""
+    """Tokenised texts for one run of a text model, special tokens included, not yet padded.
+
+    `token_type_ids`: of pairs of texts, for each token 0 or 1: to which of the two it belongs. None: 0 for all.
+    """
 
     token_ids: list[list[int]]
+    token_type_ids: list[list[int]] | None = None
 
     @property
     def rows(self) -> int:
         return len(self.token_ids)
+
+    def part(self, at: int, rows: int) -> "TokenBatch":
+        """So many of its texts, from one on."""
+        types = self.token_type_ids
+        return TokenBatch(self.token_ids[at : at + rows], None if types is None else types[at : at + rows])
 
 
 Batch = TensorBatch | TokenBatch

@@ -100,10 +100,7 @@ class OnnxTextModel:
         if isinstance(batch, TensorBatch):
             return self._model.infer(batch)
         rows_per_run = self._fixed_rows or max(1, batch.rows)
-        parts = [
-            self._run(TokenBatch(batch.token_ids[start : start + rows_per_run]))
-            for start in range(0, max(1, batch.rows), rows_per_run)
-        ]
+        parts = [self._run(batch.part(start, rows_per_run)) for start in range(0, max(1, batch.rows), rows_per_run)]
         return {TEXT_OUTPUT: np.concatenate(parts) if len(parts) > 1 else parts[0]}
 
     def warm_up(self) -> None:
@@ -132,7 +129,7 @@ class OnnxTextModel:
         self._model.close()
 
     def _run(self, batch: TokenBatch) -> Array:
-        tokens = pad(self._filled(batch.token_ids), self._pad_token_id, self._fixed_length or 0)
+        tokens = self._padded(batch)
         output = self._model.run_graph(self._feeds(tokens), (self._head.output,))[self._head.output]
         assert isinstance(output, np.ndarray)
         rows = pool(output, tokens.attention_mask, self._pooling) if self._head.pools else output
@@ -141,11 +138,13 @@ class OnnxTextModel:
     def graph_inputs(self, batch: TokenBatch) -> dict[str, Value]:
         """What the graph itself is given for the first texts of a batch: as many as it takes in one run."""
         rows = self._fixed_rows or batch.rows
-        return self._feeds(pad(self._filled(batch.token_ids[:rows]), self._pad_token_id, self._fixed_length or 0))
+        return self._feeds(self._padded(batch.part(0, rows)))
 
-    def _filled(self, token_ids: list[list[int]]) -> list[list[int]]:
-        missing = (self._fixed_rows or len(token_ids)) - len(token_ids)
-        return token_ids + [[]] * missing
+    def _padded(self, batch: TokenBatch) -> PaddedTokens:
+        """As large as the graph wants it."""
+        missing: list[list[int]] = [[]] * ((self._fixed_rows or batch.rows) - batch.rows)
+        token_ids, types = batch.token_ids + missing, batch.token_type_ids
+        return pad(token_ids, self._pad_token_id, self._fixed_length or 0, token_type_ids=types)
 
     def _feeds(self, tokens: PaddedTokens) -> dict[str, Value]:
         feeds: dict[str, Value] = {}
@@ -158,7 +157,8 @@ class OnnxTextModel:
                 case "attention_mask":
                     values = tokens.attention_mask
                 case "token_type_ids":
-                    values = np.zeros_like(tokens.input_ids)
+                    types = tokens.token_type_ids
+                    values = np.zeros_like(tokens.input_ids) if types is None else types
                 case _:
                     values = np.broadcast_to(np.arange(tokens.input_ids.shape[1]), tokens.input_ids.shape)
             feeds[spec.name] = np.ascontiguousarray(values, dtype=NUMPY_DTYPES[spec.type.dtype])

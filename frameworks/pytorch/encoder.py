@@ -1,5 +1,6 @@
 """An encoder of transformers with its tokenizer: texts in, pooled embeddings or logits out."""
 
+from inspect import signature
 from typing import Any, Literal
 
 import torch
@@ -36,6 +37,7 @@ class EncoderModel:
         self._pooling = pooling
         self._pad_token_id = pad_token_id
         self._intra_op_threads = intra_op_threads
+        self._reads_token_types = "token_type_ids" in signature(model.forward).parameters
         self._pool = pool if self._device.type == "cuda" else None
         self.tokenizer: TextTokenizer | None = tokenizer
         self.spec = spec
@@ -52,7 +54,9 @@ class EncoderModel:
         try:
             # What is copied from pinned memory has arrived when the rows have come back.
             with pinned_arrays(self._pool) as empty:
-                return {TEXT_OUTPUT: self._run(self._model, pad(batch.token_ids, self._pad_token_id, empty=empty))}
+                types = batch.token_type_ids if self._reads_token_types else None
+                tokens = pad(batch.token_ids, self._pad_token_id, empty=empty, token_type_ids=types)
+                return {TEXT_OUTPUT: self._run(self._model, tokens)}
         except RuntimeError as error:
             what = f"{batch.rows} texts" if batch.rows > 1 else "one text"
             longest = max(map(len, batch.token_ids), default=1)
@@ -82,7 +86,12 @@ class EncoderModel:
         with torch.inference_mode():
             mask = torch.from_numpy(tokens.attention_mask).to(self._device, non_blocking=in_passing)
             input_ids = torch.from_numpy(tokens.input_ids).to(self._device, non_blocking=in_passing)
-            rows: Array = self._rows(model(input_ids=input_ids, attention_mask=mask), mask).float().cpu().numpy()
+            types = {}
+            if tokens.token_type_ids is not None:
+                own = torch.from_numpy(tokens.token_type_ids).to(self._device, non_blocking=in_passing)
+                types["token_type_ids"] = own
+            output = model(input_ids=input_ids, attention_mask=mask, **types)
+            rows: Array = self._rows(output, mask).float().cpu().numpy()
         return rows
 
     def _empty_cache(self) -> None:

@@ -85,8 +85,8 @@ def blocks(part: Part, max_rows: int) -> Iterator[Part]:
     for at in range(0, part.rows, max_rows):
         rows = min(max_rows, part.rows - at)
         if isinstance(part.batch, TokenBatch):
-            ids = part.batch.token_ids[at : at + rows]
-            yield Part(TokenBatch(ids), part.position + at, rows, max(1, *map(len, ids)))
+            texts = part.batch.part(at, rows)
+            yield Part(texts, part.position + at, rows, max(1, *map(len, texts.token_ids)))
         else:
             block = {name: _rows(value, at, rows) for name, value in part.batch.inputs.items()}
             yield Part(TensorBatch(block, part.batch.output_names), part.position + at, rows, part.length)
@@ -112,9 +112,7 @@ def merge(batches: Sequence[Batch], sequence: SequenceSpec | None = None, arrays
     if len(batches) == 1:
         return first
     if isinstance(first, TokenBatch):
-        return TokenBatch(
-            list(chain.from_iterable(batch.token_ids for batch in batches if isinstance(batch, TokenBatch)))
-        )
+        return _merged_texts([batch for batch in batches if isinstance(batch, TokenBatch)])
     tensors = [batch.inputs for batch in batches if isinstance(batch, TensorBatch)]
     joined: dict[str, Value]
     if sequence is not None:
@@ -217,8 +215,16 @@ def _outline_of_sequences(batch: TensorBatch, batched_inputs: frozenset[str], se
 def _texts(batch: TokenBatch) -> Iterator[Part]:
     lengths = np.fromiter(map(len, batch.token_ids), np.int64, batch.rows)
     for at in np.argsort(-lengths, kind="stable").tolist():
-        ids = batch.token_ids[at]
-        yield Part(TokenBatch([ids]), at, 1, max(1, len(ids)))
+        yield Part(batch.part(at, 1), at, 1, max(1, len(batch.token_ids[at])))
+
+
+def _merged_texts(batches: Sequence[TokenBatch]) -> TokenBatch:
+    """Beside pairs of texts the tokens of single ones are of the first type."""
+    token_ids = list(chain.from_iterable(batch.token_ids for batch in batches))
+    if all(batch.token_type_ids is None for batch in batches):
+        return TokenBatch(token_ids)
+    types = (batch.token_type_ids or [[0] * len(ids) for ids in batch.token_ids] for batch in batches)
+    return TokenBatch(token_ids, list(chain.from_iterable(types)))
 
 
 def _rows(value: Value, at: int, rows: int) -> Value:

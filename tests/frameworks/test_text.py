@@ -194,6 +194,78 @@ class TestTokenizerFiles:
                 tokenizer(max_tokens=limit)
 
 
+class TestTokensAsked:
+    """For callers who want tokens, and not what a model makes of them."""
+
+    def test_ids_with_and_without_the_special_ones(self, tokenizer: MakeTokenizer, tmp_path: Path) -> None:
+        one = tokenizer(prompt="query : ", max_tokens=4)
+        assert one.ids_of(LONG, add_special_tokens=True) == plain_ids(tmp_path, LONG), "neither cut nor with the prompt"
+        assert one.ids_of(LONG, add_special_tokens=False) == plain_ids(tmp_path, LONG)[1:-1]
+
+    def test_they_are_not_cut_behind_a_text_that_is(self, tokenizer: MakeTokenizer, tmp_path: Path) -> None:
+        one = tokenizer()
+        assert len(one.tokenize([LONG], truncate=True)[0]) == 6
+        assert one.ids_of(LONG, add_special_tokens=True) == plain_ids(tmp_path, LONG)
+        assert len(one.tokenize([LONG], truncate=True)[0]) == 6
+
+    def test_half_of_a_surrogate_pair(self, tokenizer: MakeTokenizer) -> None:
+        with pytest.raises(InvalidInput, match=r"^text\[0\]: not valid Unicode"):
+            tokenizer().ids_of("a\ud800", add_special_tokens=True)
+
+    def test_their_names_and_their_text(self, tokenizer: MakeTokenizer) -> None:
+        one = tokenizer()
+        ids = one.ids_of("the cat zzz .", add_special_tokens=True)
+        assert one.token_strings(ids) == ["[CLS]", "the", "cat", "z", "##z", "##z", ".", "[SEP]"]
+        assert one.decode(ids) == "the cat zzz."
+        assert (one.token_strings([]), one.decode([])) == ([], "")
+
+    @pytest.mark.parametrize("wrong", [-1, 5_000, 2**32, 2**70])
+    def test_an_id_that_is_none(self, tokenizer: MakeTokenizer, wrong: int) -> None:
+        one = tokenizer()
+        for ask in (one.token_strings, one.decode):
+            with pytest.raises(InvalidInput, match=rf"^tokens: token {wrong}: the model's vocabulary"):
+                ask([2, wrong])
+
+
+class TestPairs:
+    def test_the_longer_text_is_cut_first(self, tokenizer: MakeTokenizer) -> None:
+        one = tokenizer(max_tokens=8)
+        batch = one.tokenize_pairs([("the cat", LONG), (LONG, "the cat"), ("the", "cat")], truncate=True)
+        names = [" ".join(one.token_strings(ids)) for ids in batch.token_ids]
+        assert names == [
+            "[CLS] the cat [SEP] the cat sat [SEP]",
+            "[CLS] the cat sat [SEP] the cat [SEP]",
+            "[CLS] the [SEP] cat [SEP]",
+        ]
+        assert batch.token_type_ids == [[0] * 4 + [1] * 4, [0] * 5 + [1] * 3, [0, 0, 0, 1, 1]]
+
+    def test_types_only_where_the_model_reads_them(self, tokenizer: MakeTokenizer) -> None:
+        one = tokenizer(max_tokens=8, reads_token_types=False)
+        assert one.tokenize_pairs([("the", "cat")], truncate=True).token_type_ids is None
+
+    def test_no_pairs(self, tokenizer: MakeTokenizer) -> None:
+        assert tokenizer().tokenize_pairs([], truncate=True).rows == 0
+
+    def test_a_prompt_is_the_first_text_s(self, tokenizer: MakeTokenizer) -> None:
+        one = tokenizer(prompt="query : ", max_tokens=99)
+        [ids] = one.tokenize_pairs([("the", "cat")], truncate=True).token_ids
+        assert " ".join(one.token_strings(ids)) == "[CLS] query : the [SEP] cat [SEP]"
+
+    def test_an_over_long_pair_is_refused_with_both_lengths_and_its_place(self, tokenizer: MakeTokenizer) -> None:
+        with pytest.raises(InvalidInput, match=r"^text\[1\]: 10 tokens, .* at most 8; .*truncate"):
+            tokenizer(max_tokens=8).tokenize_pairs([("the", "cat"), (LONG[:7], "the cat sat on ."[:14] + " .")], False)
+
+    @pytest.mark.parametrize("pair", [("a\ud800", "a"), ("a", "a\udfff")])
+    def test_half_of_a_surrogate_pair(self, tokenizer: MakeTokenizer, pair: tuple[str, str]) -> None:
+        with pytest.raises(InvalidInput, match=r"^text\[1\]: not valid Unicode"):
+            tokenizer().tokenize_pairs([("the", "cat"), pair], truncate=True)
+
+    def test_a_limit_without_room_for_pairs(self, tokenizer: MakeTokenizer) -> None:
+        with pytest.raises(InvalidInput, match=r"^text: the model reads 3 tokens, too few for pairs"):
+            tokenizer(max_tokens=3).tokenize_pairs([("the", "cat")], truncate=True)
+        assert len(tokenizer(max_tokens=4).tokenize_pairs([("the", "cat")], truncate=True).token_ids[0]) == 4
+
+
 class TestPad:
     def test_right_padding_to_the_longest(self) -> None:
         padded = pad([[5, 6, 7], [], [8]], pad_token_id=1)
@@ -210,6 +282,12 @@ class TestPad:
 
     def test_no_texts(self) -> None:
         assert pad([], 0).input_ids.shape == (0, 1)
+
+    def test_types_are_padded_with_the_first(self) -> None:
+        types = pad([[5, 6], [7]], 9, min_length=3, token_type_ids=[[0, 1], [1]]).token_type_ids
+        assert types is not None
+        assert types.tolist() == [[0, 1, 0], [1, 0, 0]]
+        assert pad([[5]], 9).token_type_ids is None
 
 
 def torch_pool(hidden: Array, mask: Array, pooling: Pooling) -> Array:

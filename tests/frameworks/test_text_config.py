@@ -90,6 +90,25 @@ class TestShorterSizes:
             config_of(matryoshka_dimensions=sizes)
 
 
+class TestTokenTypes:
+    @pytest.mark.parametrize(
+        ("tokenizer", "config", "reads"),
+        [
+            (None, {}, True),
+            ({"model_input_names": ["input_ids", "token_type_ids"]}, {"type_vocab_size": 2}, True),
+            ({"model_input_names": ["input_ids", "attention_mask"]}, {"type_vocab_size": 2}, False),
+            ({"model_input_names": "input_ids"}, {}, True),
+            (None, {"type_vocab_size": 1}, False),
+            (None, {"type_vocab_size": 0}, False),
+            (None, {"type_vocab_size": None}, True),
+        ],
+    )
+    def test_where_there_are_several_and_the_tokenizer_gives_them(
+        self, config_of: Read, tokenizer: dict[str, object] | None, config: dict[str, object], reads: bool
+    ) -> None:
+        assert config_of(tokenizer, **config).reads_token_types is reads
+
+
 class TestSentenceTransformers:
     @pytest.fixture(autouse=True)
     def config_json(self, tmp_path: Path) -> None:

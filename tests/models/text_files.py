@@ -6,7 +6,7 @@ from pathlib import Path
 from string import ascii_lowercase
 from typing import Any, Literal
 
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 Style = Literal["bert", "roberta", "mpnet"]
 """Whose special tokens: BERT's [PAD] is 0, RoBERTa's and MPNet's <pad> is 1."""
@@ -47,12 +47,18 @@ def change_json(file: Path, **changes: object) -> None:
 
 
 def write_tokenizer(
-    folder: Path, style: Style = "bert", *, lower_case: bool = True, special_tokens: bool = True, max_length: int = 0
+    folder: Path,
+    style: Style = "bert",
+    *,
+    lower_case: bool = True,
+    special_tokens: bool = True,
+    max_length: int = 0,
+    token_types: bool = False,
 ) -> None:
     """tokenizer.json and tokenizer_config.json of a WordPiece tokenizer over `WORDS` and single letters.
 
     `special_tokens` False: nothing is put around a text, so an empty one has no token at all. `max_length` is
-    written as model_max_length unless it is 0.
+    written as model_max_length unless it is 0. `token_types`: whether token_type_ids are among model_input_names.
     """
     names = SPECIAL_TOKENS[style]
     pieces = [*names, *WORDS, *ascii_lowercase, *(f"##{letter}" for letter in ascii_lowercase)]
@@ -60,18 +66,21 @@ def write_tokenizer(
     tokenizer = Tokenizer(models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token=unknown))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lower_case)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
     first, last = (names[2], names[3]) if style == "bert" else (names[0], names[2])
     pad, mask = (names[0] if style == "bert" else names[1]), names[4]
     if special_tokens:
         tokenizer.post_processor = processors.TemplateProcessing(
-            single=f"{first} $A {last}", special_tokens=[(name, names.index(name)) for name in (first, last)]
+            single=f"{first} $A {last}",
+            pair=f"{first} $A {last} $B:1 {last}:1" if style == "bert" else f"{first} $A {last} {last} $B {last}",
+            special_tokens=[(name, names.index(name)) for name in (first, last)],
         )
     tokenizer.add_special_tokens(list(names))
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_input_names": ["input_ids", "attention_mask"],
+        "model_input_names": ["input_ids", *(["token_type_ids"] if token_types else []), "attention_mask"],
         "pad_token": pad, "unk_token": unknown, "cls_token": first, "sep_token": last, "mask_token": mask,
     }  # fmt: skip
     write_json(folder / "tokenizer_config.json", config | ({"model_max_length": max_length} if max_length else {}))

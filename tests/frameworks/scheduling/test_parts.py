@@ -39,7 +39,12 @@ def join(answers: list[tuple[Part, dict[str, Value]]]) -> dict[str, Value]:
 def run(batch: Batch) -> dict[str, Value]:
     """A model whose outputs follow its rows: tensors of all dtypes, and a list with an item for each row."""
     if isinstance(batch, TokenBatch):
-        return {TEXT_OUTPUT: np.array([[len(ids), sum(ids)] for ids in batch.token_ids], np.int64).reshape(-1, 2)}
+        rows = []
+        every_type = batch.token_type_ids or [[0] * len(ids) for ids in batch.token_ids]
+        for ids, types in zip(batch.token_ids, every_type, strict=True):
+            second = [token_id for token_id, kind in zip(ids, types, strict=True) if kind]
+            rows.append([len(ids), sum(ids), sum(second)])
+        return {TEXT_OUTPUT: np.array(rows, np.int64).reshape(-1, 3)}
     tensors = {name: value for name, value in batch.inputs.items() if isinstance(value, np.ndarray)}
     maps: list[dict[str, object]] = [
         {name: value[row : row + 1].tolist() for name, value in tensors.items()} for row in range(batch.rows)
@@ -75,9 +80,13 @@ def tensor_requests(draw: st.DrawFn) -> list[Batch]:
     return requests
 
 
-text_requests = st.lists(
-    st.builds(TokenBatch, st.lists(st.lists(st.integers(0, 99), max_size=6), max_size=7)), min_size=1, max_size=5
-)
+def _texts(rows: list[list[tuple[int, int]]], are_pairs: bool) -> Batch:
+    types = [[kind for _, kind in row] for row in rows]
+    return TokenBatch([[token_id for token_id, _ in row] for row in rows], types if are_pairs else None)
+
+
+token_rows = st.lists(st.lists(st.tuples(st.integers(0, 99), st.integers(0, 1)), max_size=6), max_size=7)
+text_requests = st.lists(st.builds(_texts, token_rows, st.booleans()), min_size=1, max_size=5)
 
 
 @given(tensor_requests() | text_requests, st.integers(1, 8), st.integers(1, 6), st.randoms(use_true_random=False))
@@ -191,6 +200,12 @@ def test_outputs_follow_rows_where_each_has_as_many(value: Value, expected: bool
 def test_no_texts_are_one_part_without_rows() -> None:
     [part] = cut_of(TokenBatch([]), 8)
     assert (part.rows, merge([part.batch]), merge([part.batch, part.batch])) == (0, TokenBatch([]), TokenBatch([]))
+
+
+def test_texts_alone_make_a_batch_without_types() -> None:
+    assert merge([TokenBatch([[1]]), TokenBatch([[2, 3]])]) == TokenBatch([[1], [2, 3]])
+    pairs = TokenBatch([[4, 5]], [[0, 1]])
+    assert merge([TokenBatch([[1], []]), pairs]) == TokenBatch([[1], [], [4, 5]], [[0], [], [0, 1]])
 
 
 def test_one_part_is_neither_copied_nor_cut() -> None:
