@@ -1,7 +1,7 @@
 """Which version of which model answers a request: found while it is decoded, and held from then on."""
 
 from app.observe import RequestRecord
-from frameworks.errors import ModelAbsent, ModelUnloaded
+from frameworks.errors import InvalidInput, ModelAbsent, ModelUnloaded
 from frameworks.manager import MLFrameworkManager
 from frameworks.scheduling.admission import Permit
 from frameworks.slot import ModelSlot
@@ -36,10 +36,12 @@ class Door:
             pass
 
     def find_spec(self, name: str, version: str | None) -> ModelSpec:
-        """What the version that answers is. Raises what keeps it from that, before body or tensors are read."""
+        """What the version that answers is; of the only model that generates text where `name` is "". Raises what keeps
+        it from answering, before body or tensors are read.
+        """
         chosen = self.version
         if chosen is None:
-            slot = self._manager.slot(name)
+            slot = self._manager.slot(name or self._generating())
             self.record.model, self.record.version = slot.name, slot.version
             chosen = self.version = slot.route() if version is None else slot.version_named(version)
             self.record.version = chosen.version
@@ -47,11 +49,19 @@ class Door:
         try:
             return self._check(chosen)
         except ModelUnloaded:
-            if version is None and self._manager.slot(name).standing is not chosen:
+            if version is None and self._manager.slot(chosen.model.name).standing is not chosen:
                 # It left between two readings of a long body, in a thread; its successor answers.
                 self.version = None
-                return self.find_spec(name, version)
+                return self.find_spec(chosen.model.name, version)
             raise
+
+    def _generating(self) -> str:
+        """The name of the model that generates text. Raises InvalidInput where none does, or several."""
+        names = [slot.name for slot in self._manager.slots if slot.spec is not None and slot.spec.task == "generate"]
+        if len(names) != 1:
+            there = f"{', '.join(names)} generate text" if names else "no model that generates text is loaded"
+            raise InvalidInput("model_name", f"is missing, and {there}; name one")
+        return names[0]
 
     def enter(self, spec: ModelSpec) -> bool:
         """Whether the version that the request was decoded for answers it; else another one may have to."""

@@ -90,6 +90,16 @@ def test_a_seed_gives_the_same_text_whoever_runs_beside_it_also_after_it_had_to_
     assert server.sample("roundhouse_kv_cache_bytes", model="narrow", kind="used") == 0
 
 
+def test_the_only_model_that_generates_need_not_be_named(server: RunningServer) -> None:
+    body = {"prompt": "a", "max_tokens": 1, "temperature": 0}
+    message = assert_refused(server.client.post("/infer", json=body), 400, "invalid_input", "lm, narrow generate text")
+    assert message.startswith("model_name: is missing")
+    server.client.post("/models/narrow/unload")
+    answer = server.client.post("/inference", json=body).json()
+    assert (answer["model_name"], answer["tokens_generated"]) == ("lm", 1)
+    server.client.post("/models/narrow/load")
+
+
 def test_pieces_are_the_whole_text(server: RunningServer) -> None:
     body = {"model_name": "lm", "prompt": "a shed", "max_tokens": 60, "n": 3, "seed": 5}
     whole = server.infer("lm", **body)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from app.api.json_body import Document, Node, Unsure, json_name, parse, parse_exact, read_flat
-from app.api.native.fields import COMMON_FIELDS, FIELDS, OPTIONS, QUESTION_FIELDS
+from app.api.native.fields import COMMON_FIELDS, FIELDS, GENERATION_QUESTIONS, OPTIONS, QUESTION_FIELDS
 from app.api.native.generation import read_generation
 from app.api.native.questions import read_count, read_input_data, read_inputs, read_text
 from app.api.native.tensors import narrow
@@ -46,7 +46,8 @@ def decode(body: bytes, target: Target, find_spec: Callable[[str, str | None], M
     """Reads a body for the model that path or body name.
 
     `find_spec(name, version)` is asked as soon as the name is known, before any tensor is decoded, and raises what
-    keeps the model from answering. Raises InvalidJson, InvalidInput, UnknownField.
+    keeps the model from answering; it is asked for "", the one that generates text, where `prompt` or `messages` come
+    without a name. Raises InvalidJson, InvalidInput, UnknownField.
     """
     flat = read_flat(body)
     if flat is not None:
@@ -168,6 +169,8 @@ def _name_and_version(fields: dict[str, Node], target: Target) -> tuple[str, str
                 field, f'is "{value[:200]}", and the path names "{in_path[:200]}"; leave one of them out'
             )
     model = target.model or name
+    if model is None and not GENERATION_QUESTIONS.isdisjoint(fields):
+        return "", version
     if not model:
         raise InvalidInput("model_name", "is missing; name the model here or post to /models/{name}/infer")
     return model, target.version or version

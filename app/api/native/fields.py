@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from app.api.constraint_fields import CONSTRAINT_FIELDS
 from app.api.generation_fields import SAMPLING_FIELDS, STOPPING_FIELDS
 
+GENERATION_QUESTIONS = frozenset({"prompt", "messages"})
 QUESTION_FIELDS = ("input_data", "inputs", "text", "prompt", "messages")
 """Exactly one of these is in a request."""
 
