@@ -6,10 +6,20 @@ from collections.abc import Awaitable, Callable, Hashable
 
 import numpy as np
 
-from frameworks.types import Answer, Array, ClassifyAnswer, EmbedAnswer, TensorBatch, TextRequest, Value
+from frameworks.types import (
+    Answer,
+    Array,
+    ClassifyAnswer,
+    EmbedAnswer,
+    PairRequest,
+    ScoreAnswer,
+    TensorBatch,
+    TextRequest,
+    Value,
+)
 from memory.result_cache import ResultCache
 
-Question = TensorBatch | TextRequest
+Question = TensorBatch | TextRequest | PairRequest
 # What an object of Python's takes beside its content, and its place in a list or tuple.
 _OBJECT_BYTES = 64
 _CHARACTER_BYTES = 4  # of a text with characters beyond the first 65,536; most take less
@@ -115,6 +125,11 @@ def _key_of(model: str, serving: Hashable, question: Question) -> tuple[tuple[Ha
         size_bytes = _CHARACTER_BYTES * sum(map(len, texts)) + _OBJECT_BYTES * len(texts)
         options = question.normalize, question.truncate, question.top_k, question.dimensions
         return (model, serving, texts, *options), size_bytes
+    if isinstance(question, PairRequest):
+        size_bytes = sum(
+            _CHARACTER_BYTES * (len(one) + len(other)) + 3 * _OBJECT_BYTES for one, other in question.pairs
+        )
+        return (model, serving, tuple(question.pairs), question.truncate), size_bytes
     key: list[Hashable] = [model, serving, question.output_names]
     size_bytes = 0
     for name, value in question.inputs.items():
@@ -143,6 +158,8 @@ def _bytes_of(answer: "Answer | Value") -> int:
         return int(answer.embeddings.nbytes)
     if isinstance(answer, ClassifyAnswer):
         return sum(_OBJECT_BYTES * len(labels) for labels in answer.predictions)
+    if isinstance(answer, ScoreAnswer):
+        return _OBJECT_BYTES * len(answer.scores)
     if isinstance(answer, list):
         return sum(_OBJECT_BYTES + _bytes_of(value) for value in answer)
     return _OBJECT_BYTES

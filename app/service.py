@@ -4,38 +4,25 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
-
-from app.answers_kept import AnswersKept
+from app.answers_kept import AnswersKept, Question
 from app.generating import Generating
 from app.observe import GenerationMetrics
-from frameworks.errors import DeadlineExceeded, InvalidInput
+from app.texts import Texts
+from frameworks.errors import DeadlineExceeded
 from frameworks.generation.types import GenerateRequest, Generation
-from frameworks.runtime import BatchModel
 from frameworks.scheduling.admission import Permit
-from frameworks.scheduling.dispatcher import Dispatcher
-from frameworks.text import normalize_rows, scores
+from frameworks.tokens import DetokenizeRequest, TokenAnswer, TokenizeRequest, TokenQuestion
 from frameworks.types import (
     DEFAULT_PRIORITY,
-    TEXT_OUTPUT,
     Answer,
-    Array,
-    ClassifyAnswer,
-    EmbedAnswer,
-    Task,
-    TensorBatch,
+    PairRequest,
     TextRequest,
-    TextSpec,
     Timings,
-    TokenBatch,
 )
 from frameworks.version import ModelVersion
 
 # Tokenising holds no GIL and uses every core by itself; a second thread lets a short request pass a long one.
 TOKENIZER_THREADS = 2
-# From here on the arithmetic of an answer would hold the loop for about a millisecond, and is done in a thread.
-_MANY_NUMBERS = 64 * 1024
-_NO_ROWS = np.empty((0, 0), dtype=np.float32)
 
 
 class InferenceService:
@@ -45,17 +32,18 @@ class InferenceService:
         """`generation_metrics(model)`: where the times of a model's tokens are added up."""
         self._answers_kept = answers_kept
         self._tokenizing = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenize")
+        self._texts = Texts(self._tokenizing)
         self._generating = Generating(self._tokenizing, generation_metrics)
 
     async def infer(
         self,
         version: ModelVersion,
-        request: TensorBatch | TextRequest,
+        request: Question | TokenQuestion,
         timings: Timings,
         permit: Permit,
         priority: int = DEFAULT_PRIORITY,
         left_s: float | None = None,
-    ) -> Answer:
+    ) -> Answer | TokenAnswer:
         """Runs the request on this version, whose visitor it is, and adds to `timings` what it took.
 
         `permit` is told when the request waits for the model, and when it waits no more; one whose answer is known
@@ -98,11 +86,13 @@ class InferenceService:
     def _kept_or_asked(
         self,
         version: ModelVersion,
-        request: TensorBatch | TextRequest,
+        request: Question | TokenQuestion,
         timings: Timings,
         permit: Permit,
         priority: int,
-    ) -> Awaitable[Answer]:
+    ) -> Awaitable[Answer | TokenAnswer]:
+        if isinstance(request, TokenizeRequest | DetokenizeRequest):
+            return self._texts.ask_tokenizer(version, request, timings, permit)
         if not version.model.entry.cache:
             return self._answer(version, request, timings, permit, priority)
         version.touch()
@@ -117,64 +107,18 @@ class InferenceService:
     async def _answer(
         self,
         version: ModelVersion,
-        request: TensorBatch | TextRequest,
+        request: Question,
         timings: Timings,
         permit: Permit,
         priority: int,
     ) -> Answer:
         permit.queue(version.model.requests)
-        model, dispatcher = version.serving()
         if isinstance(request, TextRequest):
-            return await self._answer_texts(model, dispatcher, request, timings, permit, priority)
+            return await self._texts.answer(version, request, timings, permit, priority)
+        if isinstance(request, PairRequest):
+            return await self._texts.score(version, request, timings, permit, priority)
+        _, dispatcher = version.serving()
         result = await dispatcher.run(request, priority, permit.begin)
         timings.queue_s += result.queue_s
         timings.compute_s += result.compute_s
         return result.outputs
-
-    async def _answer_texts(
-        self,
-        model: BatchModel,
-        dispatcher: Dispatcher,
-        request: TextRequest,
-        timings: Timings,
-        permit: Permit,
-        priority: int,
-    ) -> EmbedAnswer | ClassifyAnswer:
-        tokenizer, text = model.tokenizer, model.spec.text
-        if tokenizer is None or text is None:
-            raise InvalidInput("text", "this model takes no text")
-        if not request.texts:
-            return ClassifyAnswer([]) if model.spec.task == "classify" else EmbedAnswer(_NO_ROWS, tokens=0)
-        loop = asyncio.get_running_loop()
-        started_s = loop.time()
-        token_ids = tokenizer.tokenize_at_once(request.texts, request.truncate)
-        if token_ids is None:
-            token_ids = await loop.run_in_executor(
-                self._tokenizing, tokenizer.tokenize, request.texts, request.truncate
-            )
-        timings.decode_s += loop.time() - started_s
-        result = await dispatcher.run(TokenBatch(token_ids), priority, permit.begin)
-        timings.queue_s += result.queue_s
-        timings.compute_s += result.compute_s
-        rows = result.outputs[TEXT_OUTPUT]
-        assert isinstance(rows, np.ndarray)
-        if rows.size < _MANY_NUMBERS:
-            return _finished(model.spec.task, text, request, rows, token_ids)
-        return await loop.run_in_executor(self._tokenizing, _finished, model.spec.task, text, request, rows, token_ids)
-
-
-def _finished(
-    task: Task, text: TextSpec, request: TextRequest, rows: Array, token_ids: list[list[int]]
-) -> EmbedAnswer | ClassifyAnswer:
-    """The last arithmetic, on the model's rows [texts, embedding size or labels]."""
-    if task == "classify":
-        return ClassifyAnswer(_ranked(scores(rows, text.multi_label), text.labels, request.top_k))
-    normalize = text.normalize if request.normalize is None else request.normalize
-    rows = rows[:, : request.dimensions]
-    return EmbedAnswer(normalize_rows(rows) if normalize else rows, tokens=sum(map(len, token_ids)))
-
-
-def _ranked(probabilities: Array, labels: tuple[str, ...], top_k: int | None) -> list[list[tuple[str, float]]]:
-    """Per text its (label, score) pairs by falling score; equal scores in the order of the labels."""
-    order = np.argsort(-probabilities, axis=1, kind="stable")[:, :top_k]
-    return [[(labels[i], float(row[i])) for i in best] for row, best in zip(probabilities, order.tolist(), strict=True)]

@@ -7,17 +7,18 @@ from contextlib import suppress
 import numpy as np
 import structlog
 
+from app.answers_kept import Question
 from app.service import InferenceService
 from frameworks.errors import RoundhouseError
 from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.slot import ModelSlot
+from frameworks.tokens import TokenAnswer, TokenQuestion
 from frameworks.types import (
     LAST_PRIORITY,
     Answer,
     ClassifyAnswer,
     EmbedAnswer,
-    TensorBatch,
-    TextRequest,
+    ScoreAnswer,
     Timings,
     Value,
 )
@@ -47,7 +48,7 @@ class Shadowing:
         """Those under way."""
         return len(self._copies)
 
-    def copy(self, slot: ModelSlot, request: TensorBatch | TextRequest, answer: Answer) -> None:
+    def copy(self, slot: ModelSlot, request: Question | TokenQuestion, answer: Answer | TokenAnswer) -> None:
         """Asks the shadow version what its model was asked and answered, if the request is one of its share."""
         share = slot.shadow
         if share is None or not share.takes_next():
@@ -67,7 +68,9 @@ class Shadowing:
         with suppress(asyncio.CancelledError):
             await asyncio.gather(*self._copies, return_exceptions=True)
 
-    async def _ask(self, version: ModelVersion, request: TensorBatch | TextRequest, answer: Answer) -> None:
+    async def _ask(
+        self, version: ModelVersion, request: Question | TokenQuestion, answer: Answer | TokenAnswer
+    ) -> None:
         permit = Permit(self._limit)
         outcome = "failed"
         try:
@@ -88,15 +91,17 @@ class Shadowing:
             self._outcomes[version.model.name, version.version, outcome] += 1
 
 
-def is_same(one: Answer, other: Answer) -> bool:
+def is_same(one: Answer | TokenAnswer, other: Answer | TokenAnswer) -> bool:
     """Whether two answers say the same, numbers within a relative 1e-3 and an absolute 1e-4."""
     if isinstance(one, EmbedAnswer) and isinstance(other, EmbedAnswer):
         return _is_same_value(one.embeddings, other.embeddings)
     if isinstance(one, ClassifyAnswer) and isinstance(other, ClassifyAnswer):
         return _is_same_value([dict(labels) for labels in one.predictions], [dict(p) for p in other.predictions])
+    if isinstance(one, ScoreAnswer) and isinstance(other, ScoreAnswer):
+        return _is_same_value(np.array(one.scores), np.array(other.scores))
     if isinstance(one, dict) and isinstance(other, dict):
         return _is_same_value(one, other)
-    return False
+    return one == other
 
 
 def _is_same_value(one: Value | object, other: Value | object) -> bool:

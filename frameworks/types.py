@@ -186,6 +186,13 @@ class ModelSpec:
         required = [spec for spec in self.inputs if spec.required]
         object.__setattr__(self, "sole_input", required[0] if len(required) == 1 else None)
 
+    @property
+    def max_tokens(self) -> int | None:
+        """How many tokens it reads at most, or reads and writes; None for a model that knows none."""
+        if self.generation is not None:
+            return self.generation.max_context_tokens
+        return self.text.max_tokens if self.text is not None else None
+
 
 class TensorBatch(NamedTuple):
     """Named tensors for one run of a model. `output_names` None asks for every output."""
@@ -238,6 +245,14 @@ class TextRequest:
     dimensions: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class PairRequest:
+    """Pairs of texts, each to be scored by how well the second suits the first."""
+
+    pairs: list[tuple[str, str]]
+    truncate: bool = True
+
+
 @dataclass(slots=True)
 class Timings:
     """Where a request's time went, in seconds. Filled on the way, read by headers, log and metrics.
@@ -267,7 +282,17 @@ class ClassifyAnswer:
     predictions: list[list[tuple[str, float]]]
 
 
-Answer = dict[str, Value] | EmbedAnswer | ClassifyAnswer
+@dataclass(frozen=True, slots=True)
+class ScoreAnswer:
+    """A score for each pair, in the order of the question: a cross-encoder's from 0 to 1, the cosine of two embeddings
+    from -1 to 1. `tokens` read in all.
+    """
+
+    scores: list[float]
+    tokens: int
+
+
+Answer = dict[str, Value] | EmbedAnswer | ClassifyAnswer | ScoreAnswer
 """To tensors: output name → value."""
 
 DEFAULT_PRIORITY = 5

@@ -10,7 +10,7 @@ from pathlib import Path
 from frameworks.errors import ModelAbsent, ModelFailed, ModelLoading, ModelUnloaded, OutOfMemory, RoundhouseError
 from frameworks.generation.types import StepFigures
 from frameworks.identity import ModelIdentity
-from frameworks.runtime import LoadedModel
+from frameworks.runtime import BatchModel, LoadedModel, StepModel
 from frameworks.scheduling.admission import Permit
 from frameworks.serving import BatchServing, Serving, StepServing, take_into_service
 from frameworks.types import ModelSpec
@@ -184,6 +184,10 @@ class ModelVersion:
         serving = self._in_service()
         assert isinstance(serving, StepServing), "what was decoded by its spec suits it"
         return serving
+
+    def model_in_service(self) -> BatchModel | StepModel:
+        """The model of either, for a visitor that asks its tokenizer."""
+        return self._in_service().model
 
     @property
     def step_figures(self) -> list[StepFigures]:

@@ -26,7 +26,8 @@ from frameworks.errors import DeadlineExceeded, Draining, ModelAbsent, ModelNotF
 from frameworks.generation.types import GenerateAnswer, GenerateRequest
 from frameworks.manager import MLFrameworkManager
 from frameworks.scheduling.admission import Permit, RequestLimit
-from frameworks.types import ClassifyAnswer, EmbedAnswer
+from frameworks.tokens import TokenizeAnswer
+from frameworks.types import ClassifyAnswer, EmbedAnswer, ScoreAnswer
 
 _MODEL_NAME = re.compile(rb'"model(?:_name)?"\s*:\s*"([^"\\]{1,128})"')
 _GLANCE_BYTES = 4096
@@ -264,4 +265,8 @@ def elements_of(answer: Any) -> int:
         return answer.embeddings.size
     if isinstance(answer, ClassifyAnswer):
         return 2 * sum(map(len, answer.predictions))
+    if isinstance(answer, ScoreAnswer):
+        return 4 * len(answer.scores)
+    if isinstance(answer, TokenizeAnswer):
+        return len(answer.token_ids)
     return len(answer) if isinstance(answer, list) else 1

@@ -1,5 +1,6 @@
 """What a generating model's tokenizer does, whatever library reads its files."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from frameworks.generation.types import Prompt
@@ -29,8 +30,19 @@ class GenerationTokenizer(Protocol):
         """
         ...
 
-    def decode(self, token_ids: tuple[int, ...]) -> str:
-        """The text of token ids, special tokens left out. Raises InvalidInput for an id that is not one."""
+    def ids_of(self, text: str, add_special_tokens: bool) -> Sequence[int]:
+        """All of a text's tokens, with those before and behind it that the model's files say, or without them.
+
+        Raises InvalidInput as `encode`.
+        """
+        ...
+
+    def token_strings(self, token_ids: Sequence[int]) -> Sequence[str]:
+        """Tokens as the vocabulary has them. Raises InvalidInput, with the field `tokens`, for an id that is none."""
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids, special tokens left out. Raises InvalidInput as `token_strings`."""
         ...
 
     def text_of(self, token_id: int) -> str:

@@ -11,7 +11,15 @@ import pytest
 
 from app.answers_kept import AnswersKept, Question, _key_of
 from frameworks.errors import InvalidInput, OutOfMemory
-from frameworks.types import Answer, ClassifyAnswer, EmbedAnswer, TensorBatch, TextRequest
+from frameworks.types import (
+    Answer,
+    ClassifyAnswer,
+    EmbedAnswer,
+    PairRequest,
+    ScoreAnswer,
+    TensorBatch,
+    TextRequest,
+)
 from memory.result_cache import ENTRY_BYTES, ResultCache
 from tests.frameworks.loops import in_loop, task
 
@@ -204,6 +212,9 @@ DIFFERENT: dict[str, tuple[Question, Question]] = {
     "truncate": (ONE, TextRequest(["a", "b"], truncate=False)),
     "top_k": (ONE, TextRequest(["a", "b"], top_k=1)),
     "dimensions": (ONE, TextRequest(["a", "b"], dimensions=1)),
+    "pairs and texts": (ONE, PairRequest([("a", "b")])),
+    "pairs": (PairRequest([("a", "b"), ("a", "c")]), PairRequest([("a", "b"), ("c", "a")])),
+    "truncated pairs": (PairRequest([("a", "b")]), PairRequest([("a", "b")], truncate=False)),
 }
 
 
@@ -274,6 +285,7 @@ class TestWhatIsKept:
             ({"y": [np.zeros(1000), {"a": np.zeros(500)}]}, 12_000),
             (EmbedAnswer(np.zeros((10, 100)), 1), 8000),
             (ClassifyAnswer([[("a", 0.5)] * 10] * 10), 5000),
+            (ScoreAnswer([0.5] * 100, 1), 3000),
         ],
     )
     async def test_what_it_holds_is_counted(self, answer: Answer, least_bytes: int) -> None:
@@ -285,7 +297,12 @@ class TestWhatIsKept:
     @in_loop
     @pytest.mark.parametrize(
         "question",
-        [tensor(*range(2000)), TextRequest(["x" * 2000]), TensorBatch({"x": np.array(["x" * 2000], object)})],
+        [
+            tensor(*range(2000)),
+            TextRequest(["x" * 2000]),
+            PairRequest([("x", "y" * 2000)]),
+            TensorBatch({"x": np.array(["x" * 2000], object)}),
+        ],
     )
     async def test_the_question_is_counted_too(self, question: Question) -> None:
         desk, model = Desk(), Model()

@@ -2,7 +2,7 @@
 
 import codecs
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,13 @@ class ByteTokenizer:
             raise InvalidInput("prompt", f"no token has the id {strangers[0]}")
         return prompt
 
-    def decode(self, token_ids: tuple[int, ...]) -> str:
+    def ids_of(self, text: str, add_special_tokens: bool) -> bytes:
+        return text.encode()
+
+    def token_strings(self, token_ids: Sequence[int]) -> list[str]:
+        return [f"{token_id:02x}" for token_id in token_ids]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
         return bytes(token_ids).decode(errors="replace")
 
     def text_of(self, token_id: int) -> str:

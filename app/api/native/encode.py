@@ -32,7 +32,7 @@ def encode(native: NativeRequest, answer: Answer | GenerateAnswer, context: Answ
         case GenerateAnswer():
             assert isinstance(native.request, GenerateRequest)
             head |= describe_generated(native.request, answer)
-        case _:
+        case dict():
             head["outputs"] = {
                 name: {
                     "dtype": str(native.spec.outputs_by_name[name].type),

@@ -64,9 +64,5 @@ class OpenAiModelsApi:
 
     def _describe(self, slot: ModelSlot) -> dict[str, Any]:
         model = {"id": slot.name, "object": "model", "created": self._created_s, "owned_by": "roundhouse"}
-        spec = slot.spec
-        if spec is not None and spec.generation is not None:
-            return {**model, "max_model_len": spec.generation.max_context_tokens}
-        if spec is not None and spec.text is not None:
-            return {**model, "max_model_len": spec.text.max_tokens}
-        return model
+        max_tokens = slot.spec.max_tokens if slot.spec is not None else None
+        return model if max_tokens is None else {**model, "max_model_len": max_tokens}

@@ -11,7 +11,8 @@ from app.api.native.decode import NativeRequest
 from app.api.native.encode import encode, plain
 from app.api.native.fields import FIELDS, OPTIONS, QUESTION_FIELDS, InferRequest
 from app.api.wire_format import AnswerContext
-from frameworks.types import ClassifyAnswer, EmbedAnswer, TensorBatch, TextRequest, Value
+from frameworks.tokens import TokenizeAnswer
+from frameworks.types import ClassifyAnswer, EmbedAnswer, ScoreAnswer, TensorBatch, TextRequest, Value
 from tests.app.api.native.specs import SPECS
 
 SPEC = SPECS["float32"]
@@ -130,6 +131,8 @@ def test_long_rows_of_embeddings_are_the_same_json() -> None:
         ({"y": np.zeros((3, 4)), "z": [np.zeros(5)] * 2, "w": 1.5}, 15),
         (EmbedAnswer(np.zeros((3, 4)), 1), 12),
         (ClassifyAnswer([[("a", 0.5)] * 3] * 4), 24),
+        (ScoreAnswer([0.5] * 3, 1), 12),
+        (TokenizeAnswer([1, 2, 3], None, 9), 3),
     ],
 )
 def test_elements_are_counted(answer: Any, elements: int) -> None:
