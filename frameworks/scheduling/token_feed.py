@@ -101,7 +101,8 @@ class TokenFeed:
         self._unread.append(ArrivedToken(at_s, token))
         if token.finish_reason is not None:
             del self._aborts[token.sequence_id]
-        if len(self._unread) > self._most_unread:
+        # One that waits here is not slow: the loop has not come round to it.
+        if len(self._unread) > self._most_unread and self._waiter is None:
             self.fail(
                 Overloaded(
                     f"the reader is {len(self._unread)} tokens behind: it reads too slowly, so the rest was given up",

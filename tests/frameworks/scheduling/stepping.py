@@ -54,8 +54,9 @@ async def house_of(model: EchoModel) -> AsyncIterator[House]:
 
 async def read_all(feed: TokenFeed) -> list[GeneratedToken]:
     tokens = []
-    while arrived := await asyncio.wait_for(feed.read(), 5):
-        tokens += [each.token for each in arrived]
+    async with asyncio.timeout(10):
+        while arrived := await feed.read():
+            tokens += [each.token for each in arrived]
     assert feed.is_over
     return tokens
 

@@ -164,6 +164,18 @@ async def test_a_reader_that_is_cancelled_may_come_again() -> None:
 
 
 @in_loop
+async def test_a_reader_that_waits_is_not_slow_when_the_loop_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_feed, "MOST_UNREAD_TOKENS", 20)
+    async with house_of(EchoModel()) as house:
+        reader = task(read_all(house.open("abc", 500)))
+        await asyncio.sleep(0)
+        until_s = time.monotonic() + 5
+        while len(house.model.steps) < 500 and time.monotonic() < until_s:
+            time.sleep(0.001)  # noqa: ASYNC251 - the loop is held up
+        assert text_of(await reader) == echo("abc", 500)
+
+
+@in_loop
 async def test_the_times_of_beginning_and_arrival_ride_along() -> None:
     async with house_of(EchoModel(lambda _: time.sleep(0.02), slots=1)) as house:
         started_s = time.perf_counter()
