@@ -18,7 +18,7 @@ from tests.models.causal_folders import byte_tokenizer, causal_model, save_causa
 
 CONTEXT = 4096
 PROMPTS = [f"{'engines wait ' * (1 + 3 * (i % 4))}{i}" for i in range(16)]
-NEW_TOKENS = 40
+NEW_TOKENS = 24
 
 
 def _entries(folder: Path) -> str:
@@ -133,7 +133,7 @@ def test_a_caller_that_leaves_gives_back_its_place(server: RunningServer) -> Non
             else:
                 with pytest.raises(httpx.ReadTimeout):
                     client.post("/models/lm/infer", json=body, timeout=0.5)
-        wait_until(lambda: _running(server) == 0, timeout_s=5)
+        wait_until(lambda: _running(server) == 0)
     wait_until(lambda: server.sample("roundhouse_requests_total", model="lm", code="499") >= 1)
 
 
@@ -145,7 +145,7 @@ def test_at_the_deadline_it_ends(server: RunningServer) -> None:
     assert answer.status_code == 200
     assert pieces
     assert last["error"]["code"] == "deadline_exceeded"
-    wait_until(lambda: _running(server) == 0, timeout_s=5)
+    wait_until(lambda: _running(server) == 0)
 
 
 def test_a_model_that_generates_is_described_and_counted(server: RunningServer) -> None:
