@@ -62,16 +62,20 @@ def _parser() -> argparse.ArgumentParser:
         "Send one request to a running server.",
         "roundhouse infer minilm --text 'a sentence' 'another'\n"
         "  roundhouse infer digits --data '[[0, 0, 9, …]]'\n"
+        "  roundhouse infer tiny-llama --prompt 'The module' --max-tokens 40\n"
         "  roundhouse infer digits --body @request.json",
     )
     infer.add_argument("name", metavar="NAME", help="the model")
     question = infer.add_mutually_exclusive_group(required=True)
     question.add_argument("--text", nargs="+", help="texts for an embed or classify model")
+    question.add_argument("--prompt", help="the text that a language model goes on with")
+    question.add_argument("--message", help="what a user says to a language model with a chat template")
     question.add_argument(
         "--data", metavar="JSON", help="input_data, flat or nested; @FILE reads a file, @- standard input"
     )
     question.add_argument("--inputs", metavar="JSON", help="named tensors; @FILE likewise")
     question.add_argument("--body", metavar="JSON", help="the whole request; @FILE likewise")
+    infer.add_argument("--max-tokens", type=int, metavar="N", help="with --prompt and --message: how many may come")
     _add_url(infer)
     infer.set_defaults(run=_infer)
     return parser
@@ -158,8 +162,11 @@ def _infer(options: argparse.Namespace) -> int:
     from app.client import call
 
     try:
+        body: Any
         if options.text is not None:
-            body: Any = {"text": options.text}
+            body = {"text": options.text}
+        elif options.prompt is not None or options.message is not None:
+            body = _generation(options)
         elif options.body is not None:
             body = _json_argument(options.body)
         elif options.data is not None:
@@ -172,6 +179,13 @@ def _infer(options: argparse.Namespace) -> int:
     status, answer = call(options.url, "POST", f"/models/{options.name}/infer", body)
     print(json.dumps(answer))
     return 0 if status == 200 else 1
+
+
+def _generation(options: argparse.Namespace) -> dict[str, Any]:
+    body: dict[str, Any] = {} if options.max_tokens is None else {"max_tokens": options.max_tokens}
+    if options.prompt is not None:
+        return body | {"prompt": options.prompt}
+    return body | {"messages": [{"role": "user", "content": options.message}]}
 
 
 def _json_argument(argument: str) -> Any:

@@ -8,8 +8,11 @@ import heapq
 from dataclasses import dataclass, field
 
 from frameworks.generation.blocks import BlockPool, Chain, Copy
-from frameworks.generation.step_cost import StepCost
+from frameworks.generation.step_cost import FEWEST_PROMPT_TOKENS, StepCost
 from frameworks.generation.types import SequenceRequest
+
+# Tokens of a part times those that it sees: of so many products the masks and the sums are in memory at once.
+_MOST_PAIRS = 1 << 22
 
 
 class Sequence:
@@ -176,7 +179,8 @@ class StepScheduler:
         sequence.blocks, sequence.chain, sequence.computed = [], Chain(), 0
 
     def _take_part(self, plan: StepPlan, sequence: Sequence, room: int) -> int:
-        count = min(sequence.missing, room)
+        most = max(FEWEST_PROMPT_TOKENS, _MOST_PAIRS // len(sequence.token_ids))
+        count = min(sequence.missing, room, most)
         plan.parts.append(StepPart(sequence, sequence.computed, count))
         return count
 

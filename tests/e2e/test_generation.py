@@ -12,6 +12,7 @@ import httpx
 import pytest
 import torch
 
+from app.cli import main
 from tests.e2e.conftest import Start
 from tests.e2e.server import RunningServer, assert_refused, serving, wait_until
 from tests.models.causal_folders import byte_tokenizer, causal_model, save_causal_model
@@ -156,6 +157,14 @@ def test_a_model_that_generates_is_described_and_counted(server: RunningServer) 
     narrow = server.client.get("/models/narrow").json()["version_details"]["1"]["max_tokens"]
     too_long = server.client.post("/models/narrow/infer", json={"prompt": "x" * narrow, "max_tokens": 1})
     assert_refused(too_long, 400, "invalid_input", str(narrow))
+
+
+def test_the_command_line_asks_for_text(server: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
+    for question in ("--prompt", "--message"):
+        assert main(["infer", "lm", question, "hello", "--max-tokens", "3", "--url", server.url]) == 0
+        answer = json.loads(capsys.readouterr().out)
+        assert answer["tokens_generated"] <= 3
+        assert answer["prompt_tokens"] == len("hello" if question == "--prompt" else "user: hello\nassistant:")
 
 
 def test_a_stop_and_an_unload_wait_for_the_texts_that_are_under_way(start: Start, tmp_path: Path) -> None:
