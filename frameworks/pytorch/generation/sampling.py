@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from frameworks.errors import InvalidInput, ModelFailed, RoundhouseError
-from frameworks.pytorch.generation.drawing import BLOCK, Cuts, draw, draw_cut, how_many_to_look_at, weigh
+from frameworks.pytorch.generation.drawing import Cuts, Room, draw, draw_cut, how_many_to_look_at, weigh
 from frameworks.pytorch.generation.logprobs import log_probabilities
 from frameworks.pytorch.generation.masking import Masks
 from frameworks.pytorch.generation.sampling_state import SamplingState
@@ -37,8 +37,8 @@ class Sampler:
         self._device = torch.device("cpu") if device.type == "mps" else device
         self._vocabulary_size = vocabulary_size
         self._masks = Masks(self._device, vocabulary_size)
-        self._changed = _Room(self._device, vocabulary_size)
-        self._weights = _Room(self._device, -(-vocabulary_size // BLOCK) * BLOCK)
+        self._changed = torch.empty(0, vocabulary_size, device=self._device)
+        self._room = Room(self._device, vocabulary_size)
 
     def sample(self, logits: torch.Tensor, states: Sequence[SamplingState]) -> list[Sampled | RoundhouseError]:
         """A token for each row, or why there is none for it; the states are as before.
@@ -71,7 +71,9 @@ class Sampler:
         changes = [(row, change) for row, change in changes if len(change.ids)]
         if logits.dtype == torch.float32 and not changes and not constrained:
             return logits
-        values = self._changed.rows(len(states)).copy_(logits)
+        if len(states) > len(self._changed):
+            self._changed = self._changed.new_empty(len(states), self._vocabulary_size)
+        values = self._changed[: len(states)].copy_(logits)
         if constrained:
             self._masks.add_to(values, constrained)
         if changes:
@@ -105,20 +107,20 @@ class Sampler:
         asked = [(state.temperature, state.top_k, state.top_p, state.min_p, state.uniform) for state in states]
         table = torch.tensor(asked, dtype=torch.float64).to(self._device)
         temperatures, top_k, top_p, min_p, uniforms = torch.split(table, 1, dim=-1)
-        weights = self._weights.rows(len(states))
-        of_tokens = weights[:, : self._vocabulary_size]
         are_scaled = any(state.temperature != 1 for state in states)
-        weigh(values, maxima[:, None], temperatures.float() if are_scaled else None, of_tokens)
+        weights = weigh(values, maxima[:, None], temperatures.float() if are_scaled else None, self._room)
         cut = [row for row, state in enumerate(states) if state.is_cut]
+        sums = self._room.sums_of_blocks(weights)
         if not cut:
-            return draw(weights, uniforms)
+            return draw(weights, sums, uniforms)
         candidates = how_many_to_look_at([states[row].top_k for row in cut], self._vocabulary_size)
         cuts = Cuts(top_k.long(), top_p, min_p, *candidates)
+        of_tokens, totals = weights[:, : self._vocabulary_size], sums.sum(dim=-1, keepdim=True)
         if len(cut) == len(states):
-            return draw_cut(of_tokens, uniforms, cuts)
+            return draw_cut(of_tokens, totals, uniforms, cuts)
         index = torch.tensor(cut, device=self._device)
-        drawn = draw_cut(of_tokens.index_select(0, index), uniforms.index_select(0, index), cuts.of(index))
-        return draw(weights, uniforms).index_copy_(0, index, drawn)
+        drawn = draw_cut(of_tokens[index], totals[index], uniforms[index], cuts.of(index))
+        return draw(weights, sums, uniforms).index_copy_(0, index, drawn)
 
     def _results(
         self, states: Sequence[SamplingState], token_ids: torch.Tensor, maxima: torch.Tensor
@@ -145,23 +147,9 @@ class Sampler:
             return
         index = torch.tensor([row for row, _ in asked], device=self._device)
         chosen = token_ids.index_select(0, index)
-        weights = self._weights.rows(len(asked))[:, : self._vocabulary_size]
-        found = log_probabilities(logits.index_select(0, index).float(), chosen, [top for _, top in asked], weights)
+        found = log_probabilities(logits.index_select(0, index).float(), chosen, [top for _, top in asked], self._room)
         for (row, _), token_id, of_row in zip(asked, chosen.tolist(), found, strict=True):
             results[row] = Sampled(token_id, of_row.logprob, of_row.top)
-
-
-class _Room:
-    """A buffer of float32 rows, grown to the largest batch. Fresh pages at every step would cost more than the work."""
-
-    def __init__(self, device: torch.device, columns: int) -> None:
-        self._buffer = torch.zeros(0, columns, device=device)
-
-    def rows(self, count: int) -> torch.Tensor:
-        """Contiguous. What they hold is what was last put there, at first 0."""
-        if count > len(self._buffer):
-            self._buffer = self._buffer.new_zeros(count, self._buffer.shape[1])
-        return self._buffer[:count]
 
 
 def _why_none(state: SamplingState, maximum: float) -> RoundhouseError:

@@ -1,0 +1,37 @@
+"""Both ways of searching in rows, and a tokenizer that has learnt its merges."""
+
+import inspect
+import json
+import random
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from frameworks.pytorch.generation import searches
+
+END_TOKENS = ("</s>", "<|end|>")
+
+
+@pytest.fixture(params=["numpy", "torch"])
+def _searched_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU NumPy searches, elsewhere torch; this makes torch do it here too."""
+    if request.param == "torch":
+        monkeypatch.setattr(searches, "_by_numpy", lambda _: False)
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    """Byte-level BPE of some Python source: <s> is 0, the END_TOKENS 1 and 2."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=900,
+        special_tokens=["<s>", *END_TOKENS],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    texts = [inspect.getsource(module) for module in (json, random)]
+    texts.append('{"name": "é", "list": [1, 2.5, true, null], "a": {"b": "c"}}' * 20)
+    made.train_from_iterator(texts, trainer)
+    return made

@@ -1,0 +1,80 @@
+"""Rows to choose from, and the sequences that ask for them."""
+
+from collections.abc import Sequence
+from copy import copy
+from typing import Any
+
+import numpy as np
+import torch
+
+from frameworks.generation.types import Sampling, SequenceRequest
+from frameworks.pytorch.generation.masking import Words
+from frameworks.pytorch.generation.sampling import Sampled, Sampler
+from frameworks.pytorch.generation.sampling_state import SamplingState
+
+CPU = torch.device("cpu")
+
+
+class AllowedIds:
+    """A constraint that allows the same tokens at every step."""
+
+    def __init__(self, *token_ids: int) -> None:
+        self.token_ids = token_ids
+        self.accepted: list[int] = []
+
+    def fill_mask(self, mask: Words) -> None:
+        bits = np.zeros(mask.size * 32, np.uint8)
+        bits[list(self.token_ids)] = 1
+        mask |= np.packbits(bits, bitorder="little").view(np.int32)
+
+    def accept(self, token_id: int) -> None:
+        self.accepted.append(token_id)
+
+    def copy(self) -> "AllowedIds":
+        return AllowedIds(*self.token_ids)
+
+
+def request_of(sampling: Sampling, **fields: Any) -> SequenceRequest:
+    asked: dict[str, Any] = {"sequence_id": 0, "prompt_ids": (0,), "max_tokens": 100} | fields
+    return SequenceRequest(sampling=sampling, **asked)
+
+
+def state_of(
+    vocabulary_size: int, *, text: Sequence[int] = (), request: dict[str, Any] | None = None, **sampling: Any
+) -> SamplingState:
+    """A sequence that has generated `text`, with these fields of its Sampling."""
+    state = SamplingState(request_of(Sampling(**{"seed": 0} | sampling), **request or {}), vocabulary_size)
+    for token_id in text:
+        state.accept(token_id)
+    return state
+
+
+def random_logits(rows: int, vocabulary_size: int, seed: int = 0, scale: float = 3.0) -> torch.Tensor:
+    return torch.randn(rows, vocabulary_size, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+def sample(logits: torch.Tensor, *states: SamplingState) -> list[Sampled]:
+    """What is sampled for every row; none may fail."""
+    results = Sampler(logits.device, logits.shape[-1]).sample(logits, states)
+    sampled = [result for result in results if isinstance(result, Sampled)]
+    assert len(sampled) == len(results), results
+    return sampled
+
+
+def ids(logits: torch.Tensor, *states: SamplingState) -> list[int]:
+    return [each.token_id for each in sample(logits, *states)]
+
+
+def shares(logits: torch.Tensor, rounds: int, **sampling: Any) -> "np.ndarray[Any, np.dtype[np.float64]]":
+    """How much of the numbers from 0 to 1 draws which token of the one row `logits` [vocabulary], times `rounds`.
+
+    Exact to 1: whatever the order of the tokens, each has one stretch, and `rounds` numbers lie evenly over all.
+    """
+    vocabulary_size = len(logits)
+    text, request = sampling.pop("text", ()), sampling.pop("request", None)
+    one = state_of(vocabulary_size, text=text, request=request, **sampling)
+    states = [copy(one) for _ in range(rounds)]
+    for number, state in enumerate(states):
+        state.uniform = (number + 0.5) / rounds
+    drawn = ids(logits.expand(rounds, vocabulary_size).contiguous(), *states)
+    return np.bincount(drawn, minlength=vocabulary_size).astype(np.float64)

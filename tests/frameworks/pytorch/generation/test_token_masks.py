@@ -1,0 +1,380 @@
+"""Texts under a constraint: random logits, and what comes out is what was asked for."""
+
+import json
+import re
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llguidance import LLTokenizer
+from tokenizers import Tokenizer, decoders, models, normalizers
+
+from frameworks.errors import InvalidInput
+from frameworks.generation.types import Constraint, TokenMatcher
+from frameworks.pytorch.generation import token_masks
+from frameworks.pytorch.generation.sampling import Sampler
+from frameworks.pytorch.generation.token_masks import TokenMasks
+from tests.frameworks.pytorch.generation.sampling_cases import CPU, ids, random_logits, sample, state_of
+
+SIZE = 1000
+"""Of the logits: more than the tokenizer has tokens, and not a multiple of 32."""
+ENDS = (1, 2)
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 3},
+        "of": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/place"}]},
+    },
+    "required": ["name", "age", "of"],
+    "additionalProperties": False,
+    "$defs": {"place": {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]}},
+}
+
+
+@pytest.fixture(scope="module")
+def masks(tokenizer: Tokenizer) -> TokenMasks:
+    return TokenMasks(tokenizer, SIZE, ENDS)
+
+
+def allowed(matcher: TokenMatcher, size: int = SIZE) -> list[int]:
+    mask = np.full(-(-size // 32), -1, np.int32)
+    matcher.fill_mask(mask)
+    bits: list[int] = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
+    return bits
+
+
+def id_of(tokenizer: Tokenizer, text: str) -> int:
+    token_id = tokenizer.token_to_id(text)
+    assert token_id is not None
+    return token_id
+
+
+def schema(**fields: Any) -> Constraint:
+    return Constraint("json_schema", json.dumps(fields))
+
+
+def choice(*texts: str) -> Constraint:
+    return Constraint("choice", json.dumps(texts))
+
+
+def walks(tokenizer: Tokenizer, matchers: Sequence[TokenMatcher], seed: int, haste: float = 6) -> list[str]:
+    """What random logits make of them, all in one batch; what closes or ends is likelier by `haste`."""
+    favoured = [token_id for text in ('"', "}", "]", '"}', "}}", "0") if (token_id := tokenizer.token_to_id(text))]
+    states = [state_of(SIZE, seed=seed + i, request={"matcher": each}) for i, each in enumerate(matchers)]
+    texts: list[list[int]] = [[] for _ in matchers]
+    running = list(range(len(matchers)))
+    sampler = Sampler(CPU, SIZE)
+    for step in range(400):
+        logits = random_logits(len(running), SIZE, seed=1000 * seed + step, scale=2.0)
+        logits[:, [*favoured, *ENDS]] += haste
+        results = sampler.sample(logits, [states[row] for row in running])
+        for row, result in zip(tuple(running), results, strict=True):
+            assert not isinstance(result, Exception), result
+            states[row].accept(result.token_id)
+            if result.token_id in ENDS:
+                running.remove(row)
+            else:
+                texts[row].append(result.token_id)
+        if not running:
+            break
+    assert not running, [tokenizer.decode(texts[row]) for row in running]
+    return [tokenizer.decode(text, skip_special_tokens=False) for text in texts]
+
+
+class TestTexts:
+    def test_any_object(self, tokenizer: Tokenizer, masks: TokenMasks) -> None:
+        texts = walks(tokenizer, [masks.compile(Constraint("json_object")) for _ in range(30)], seed=1)
+        assert all(isinstance(json.loads(text), dict) for text in texts)
+        assert len(set(texts)) > 15
+
+    def test_of_a_schema(self, tokenizer: Tokenizer, masks: TokenMasks) -> None:
+        people = [json.loads(text) for text in walks(tokenizer, [masks.compile(schema(**PERSON))] * 1, seed=2)]
+        people += [
+            json.loads(text) for text in walks(tokenizer, [masks.compile(schema(**PERSON)) for _ in range(30)], 3)
+        ]
+        for person in people:
+            assert {"name", "age", "of"} <= set(person) <= {"name", "age", "of", "tags"}
+            assert isinstance(person["name"], str)
+            assert len(person["name"]) <= 12
+            assert isinstance(person["age"], int)
+            assert 0 <= person["age"] <= 150
+            assert len(person.get("tags", [])) <= 3
+            assert set(person.get("tags", [])) <= {"a", "b"}
+            assert person["of"] is None or isinstance(person["of"]["x"], int | float)
+
+    @pytest.mark.parametrize(
+        "pattern", [r"[a-z]{3,10}-\d{1,5}", r"^(yes|no), [a-zé日_]{1,8}!$", r"(?i)abc|ü.é", r"[^\n]{0,20}\n\t\"\\/"]
+    )
+    def test_of_a_pattern(self, tokenizer: Tokenizer, masks: TokenMasks, pattern: str) -> None:
+        for text in walks(tokenizer, [masks.compile(Constraint("regex", pattern)) for _ in range(20)], seed=4):
+            assert re.fullmatch(pattern, text), text
+
+    def test_of_choices(self, tokenizer: Tokenizer, masks: TokenMasks) -> None:
+        texts = ("yes", "no", "no, never", "", "é \"quoted\" \\ / \n\t\x00 日本 | 'x' /a/ #")
+        found = walks(tokenizer, [masks.compile(choice(*texts)) for _ in range(60)], seed=5, haste=0)
+        assert set(found) == set(texts)
+
+    @settings(max_examples=25)
+    @given(texts=st.lists(st.text(max_size=8), min_size=1, max_size=4), seed=st.integers(0, 99))
+    def test_of_any_choices(self, tokenizer: Tokenizer, masks: TokenMasks, texts: list[str], seed: int) -> None:
+        assert set(walks(tokenizer, [masks.compile(choice(*texts)) for _ in range(3)], seed, 0)) <= set(texts)
+
+    def test_of_many_constraints_in_one_batch(self, tokenizer: Tokenizer, masks: TokenMasks) -> None:
+        asked = [Constraint("json_object"), schema(**PERSON), Constraint("regex", "a{2,}b"), choice("x", "xy")]
+        anything, person, pattern, one = walks(tokenizer, [masks.compile(each) for each in asked], seed=6)
+        assert isinstance(json.loads(anything), dict)
+        assert json.loads(person)["age"] >= 0
+        assert re.fullmatch("a{2,}b", pattern)
+        assert one in ("x", "xy")
+
+    def test_byte_fallback_of_sentencepiece(self) -> None:
+        vocabulary = {"<unk>": 0, "<s>": 1, "</s>": 2} | {f"<0x{byte:02X}>": 3 + byte for byte in range(256)}
+        vocabulary |= {piece: 259 + i for i, piece in enumerate('▁abcxyz{}":,[]0123456789')}
+        made = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+        made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+        made.decoder = decoders.Sequence(
+            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        )
+        matcher = TokenMasks(made, SIZE, [2]).compile(choice("abc é"))
+        text = ""
+        for _ in range(6):
+            token_id = allowed(matcher)[0]
+            matcher.accept(token_id)
+            text += made.id_to_token(token_id) or ""
+        assert text == "abc▁<0xC3><0xA9>"
+        assert allowed(matcher) == [2]
+
+
+class TestEnds:
+    def test_where_nothing_else_can_come_every_end_is_allowed_and_nothing_else(
+        self, tokenizer: Tokenizer, masks: TokenMasks
+    ) -> None:
+        matcher = masks.compile(choice("yes"))
+        for token_id in tokenizer.encode("yes").ids:
+            assert not set(ENDS) & set(allowed(matcher))
+            matcher.accept(token_id)
+        assert allowed(matcher) == [*ENDS]
+        matcher.accept(2)
+        assert allowed(matcher) == [*ENDS]
+
+    def test_where_more_may_come_an_end_may_come_too(self, tokenizer: Tokenizer, masks: TokenMasks) -> None:
+        matcher = masks.compile(Constraint("regex", "[ab]+"))
+        matcher.accept(id_of(tokenizer, "a"))
+        may_come = allowed(matcher)
+        assert {*ENDS, id_of(tokenizer, "b")} <= set(may_come)
+
+    def test_special_tokens_and_padding_are_no_text(self, tokenizer: Tokenizer, masks: TokenMasks) -> None:
+        may_come = allowed(masks.compile(Constraint("regex", r"(?s).*")))
+        assert may_come[-1] < tokenizer.get_vocab_size()
+        assert 0 not in may_come
+        assert len(may_come) > 500
+
+    @pytest.mark.parametrize("size", [512, 700, 899])
+    def test_a_tokenizer_with_more_tokens_than_logits(self, tokenizer: Tokenizer, size: int) -> None:
+        wide = allowed(TokenMasks(tokenizer, SIZE, ENDS).compile(Constraint("regex", r"(?s).*")))
+        narrow = TokenMasks(tokenizer, size, [*ENDS, 2000]).compile(Constraint("regex", r"(?s).*"))
+        assert allowed(narrow, size) == [token_id for token_id in wide if token_id < size]
+        logits = random_logits(1, size)
+        assert ids(logits, state_of(size, temperature=0.0, request={"matcher": narrow.copy()}))[0] in wide
+
+    def test_a_copy_goes_its_own_way(self, tokenizer: Tokenizer, masks: TokenMasks) -> None:
+        first = masks.compile(choice("ab", "ac"))
+        first.accept(id_of(tokenizer, "a"))
+        second = first.copy()
+        first.accept(id_of(tokenizer, "b"))
+        assert allowed(first) == [*ENDS]
+        assert allowed(second) == sorted(id_of(tokenizer, text) for text in "bc")
+
+    def test_a_token_that_was_not_allowed_is_told(self, tokenizer: Tokenizer, masks: TokenMasks) -> None:
+        matcher = masks.compile(choice("ab"))
+        matcher.accept(id_of(tokenizer, "x"))
+        with pytest.raises(InvalidInput, match="doesn't satisfy the grammar") as told:
+            allowed(matcher)
+        assert told.value.field == "constraint"
+
+
+class TestWhitespace:
+    ALLOWED = (
+        '{"a":1,"b":[1,2]}',
+        '{"a": 1, "b": [1, 2]}',
+        '{\n    "a": 1,\n    "b": [\n        1,\n        2\n    ]\n}',
+        '{\n\t"a": 1,\n\t"b": []\n}',
+    )
+    REFUSED = ('{  "a"', "{\n\n", "{ \n", '{"a":\n' + " " * 21, " {", '{"a":1,"b":[]}\n')
+    FIELDS = {  # noqa: RUF012
+        "type": "object",
+        "properties": {"a": {"type": "integer"}, "b": {"type": "array", "items": {"type": "integer"}}},
+        "required": ["a", "b"],
+    }
+
+    def goes_on(self, tokenizer: Tokenizer, matcher: TokenMatcher, text: str) -> bool:
+        for token_id in tokenizer.encode(text).ids:
+            if token_id not in allowed(matcher):
+                return False
+            matcher.accept(token_id)
+        return True
+
+    @pytest.mark.parametrize("text", ALLOWED)
+    def test_as_people_write_it(self, tokenizer: Tokenizer, masks: TokenMasks, text: str) -> None:
+        for constraint in (schema(**self.FIELDS), Constraint("json_object")):
+            matcher = masks.compile(constraint)
+            assert self.goes_on(tokenizer, matcher, text)
+            assert allowed(matcher) == [*ENDS]
+
+    @pytest.mark.parametrize("text", REFUSED)
+    def test_never_without_end(self, tokenizer: Tokenizer, masks: TokenMasks, text: str) -> None:
+        for constraint in (schema(**self.FIELDS), Constraint("json_object")):
+            assert not self.goes_on(tokenizer, masks.compile(constraint), text)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("constraint", "words"),
+        [
+            (Constraint("json_schema", '{"type":'), "EOF while parsing"),
+            (Constraint("json_schema", "[1]"), "Expecting object schema"),
+            (Constraint("json_schema", '{"type": "objec"}'), "Invalid type: objec"),
+            (Constraint("json_schema", '{"not": {"type": "string"}}'), "Unimplemented keys"),
+            (Constraint("json_schema", '{"$ref": "http://a.b/c"}'), "not present"),
+            (Constraint("json_schema", '{"type": "string", "pattern": "("}'), "unclosed group"),
+            (Constraint("json_schema", '{"a":' * 1000), "recursion limit"),
+            (Constraint("json_schema", '{"enum": []}'), "Unsatisfiable"),
+            (Constraint("json_schema", '{"x": "' + "y" * 70_000 + '"}'), "at most 65536"),
+            (Constraint("regex", "("), "unclosed group"),
+            (Constraint("regex", r"(a)\1"), "backreferences are not supported"),
+            (Constraint("regex", "(?=a)b"), "look-around"),
+            (Constraint("regex", "a{1000000}"), "too many expressions"),
+            (Constraint("regex", "\ud800"), "not valid Unicode"),
+            (Constraint("choice", "yes"), "Expecting value"),
+            (Constraint("choice", "[]"), "at least one string"),
+            (Constraint("choice", '["a", 1]'), "at least one string"),
+            (Constraint("choice", '{"a": "b"}'), "at least one string"),
+            (Constraint("choice", "[" * 60_000), "at least one string"),
+            (Constraint("choice", '["\\ud800"]'), "not valid Unicode"),
+        ],
+        ids=lambda value: str(value)[:60],
+    )
+    def test_say_what_cannot_be_read(self, masks: TokenMasks, constraint: Constraint, words: str) -> None:
+        with pytest.raises(InvalidInput) as refused:
+            masks.compile(constraint)
+        assert refused.value.field == "constraint"
+        assert words in refused.value.message
+        assert "non-verbose" not in refused.value.message
+        assert len(refused.value.message) < 600
+
+    @given(
+        kind=st.sampled_from(["json_schema", "regex", "choice"]),
+        definition=st.text(max_size=30) | st.recursive(
+            st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+            lambda inner: st.lists(inner, max_size=2)
+            | st.dictionaries(
+                st.sampled_from(["type", "enum", "items", "properties", "anyOf", "minLength", "pattern", "$ref"]), inner
+            ),
+        ).map(json.dumps),
+    )  # fmt: skip
+    def test_or_what_is_read_begins(self, masks: TokenMasks, kind: Any, definition: str) -> None:
+        try:
+            matcher = masks.compile(Constraint(kind, definition))
+        except InvalidInput:
+            return
+        assert allowed(matcher)
+
+    def test_a_model_whose_texts_have_no_end(self, tokenizer: Tokenizer) -> None:
+        with pytest.raises(InvalidInput, match="no end-of-text token"):
+            TokenMasks(tokenizer, SIZE, [5000]).compile(Constraint("json_object"))
+
+    def test_a_tokenizer_that_cannot_be_constrained(self) -> None:
+        words = Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1, "##b": 2}, unk_token="[UNK]"))
+        with pytest.raises(InvalidInput, match="this model's tokenizer cannot be constrained"):
+            TokenMasks(words, 3, [2]).compile(Constraint("json_object"))
+
+
+class TestCompiling:
+    @pytest.fixture
+    def compiled(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        """The grammars that were compiled since."""
+        grammars: list[str] = []
+        original = token_masks._grammar
+
+        def counted(constraint: Constraint) -> str:
+            grammars.append(constraint.definition)
+            return original(constraint)
+
+        monkeypatch.setattr(token_masks, "_grammar", counted)
+        return grammars
+
+    def test_the_same_is_compiled_once(self, tokenizer: Tokenizer, compiled: list[str]) -> None:
+        masks = TokenMasks(tokenizer, SIZE, ENDS)
+        first = masks.compile(choice("ab"))
+        first.accept(id_of(tokenizer, "a"))
+        assert allowed(masks.compile(choice("ab"))) != allowed(first)
+        threads = [threading.Thread(target=masks.compile, args=(choice("abc"),)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(compiled) == 2
+
+    def test_the_vocabulary_is_read_once(self, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+        original, sizes = LLTokenizer, []
+
+        def counted(text: str, size: int, ends: list[int]) -> Any:
+            sizes.append(size)
+            return original(text, size, ends)
+
+        monkeypatch.setattr(token_masks, "LLTokenizer", counted)
+        masks = TokenMasks(tokenizer, SIZE, ENDS)
+        assert not sizes, "not before it is needed"
+        masks.prepare()
+        masks.prepare()
+        masks.compile(choice("a"))
+        assert sizes == [SIZE]
+        TokenMasks(tokenizer, SIZE, []).prepare()
+
+    def test_what_was_not_used_for_longest_is_forgotten(
+        self, tokenizer: Tokenizer, compiled: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(token_masks, "_MAX_KEPT", 2)
+        masks = TokenMasks(tokenizer, SIZE, ENDS)
+        for text in ("a", "b", "a", "c", "a"):
+            masks.compile(choice(text))
+        assert len(compiled) == 3
+        masks.compile(choice("b"))
+        assert len(compiled) == 4
+
+    def test_one_that_met_its_bound_is_compiled_anew(
+        self, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The lexer's states are shared, and these are more than it may have; a sequence fails, later ones begin."""
+        monkeypatch.setattr(token_masks, "_MAX_LEXER_STATES", 300)
+        masks = TokenMasks(tokenizer, SIZE, ENDS)
+        constraint = Constraint("regex", r"(?s).*a.{14}b")
+        for seed in range(2):
+            state = state_of(SIZE, seed=seed, request={"matcher": masks.compile(constraint)})
+            for step in range(500):
+                (token,) = Sampler(CPU, SIZE).sample(random_logits(1, SIZE, step, scale=0.1), [state])
+                if isinstance(token, Exception):
+                    break
+                state.accept(token.token_id)
+            assert isinstance(token, InvalidInput)
+            assert "too many states" in token.message
+            assert state.num_generated > 3
+
+    def test_free_rows_stay_as_they_are_beside_constrained_ones(self, masks: TokenMasks) -> None:
+        logits = random_logits(3, SIZE)
+        free = [state_of(SIZE, seed=seed, top_logprobs=2) for seed in range(2)]
+        bound = state_of(SIZE, request={"matcher": masks.compile(Constraint("json_object"))})
+        together = sample(logits, free[0], bound, free[1])
+        assert [together[0], together[2]] == sample(logits[[0, 2]], *free)
+
+    def test_half_precision_logits_are_masked(self, tokenizer: Tokenizer, masks: TokenMasks) -> None:
+        matcher = masks.compile(choice("x"))
+        logits = torch.full((1, SIZE), 60_000.0, dtype=torch.float16)
+        assert ids(logits, state_of(SIZE, request={"matcher": matcher})) == [id_of(tokenizer, "x")]
