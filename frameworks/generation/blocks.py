@@ -65,9 +65,9 @@ class BlockPool:
 
     def take(self, count: int, keep: Sequence[int] = ()) -> list[int] | None:
         """`count` blocks for a sequence; None, and nothing has changed, where there are not so many. `keep`: blocks
-        that are to be copied, and not given up for it.
+        of a text's beginning that are to be copied, and not given up for it.
         """
-        for block in keep:
+        for block in reversed(keep):
             if block in self._kept:
                 self._kept.move_to_end(block)
         spare = sum(block in self._kept for block in keep)
