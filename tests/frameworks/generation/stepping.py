@@ -1,0 +1,64 @@
+"""A scheduler of small blocks, sequences for it, and its steps."""
+
+from frameworks.generation.blocks import BlockPool
+from frameworks.generation.scheduler import Sequence, StepPlan, StepScheduler
+from frameworks.generation.step_cost import StepCost
+from frameworks.generation.types import Sampling, SequenceRequest
+from tests.frameworks.generation.block_memory import BlockMemory
+
+BLOCK = 4
+
+
+def scheduler_of(
+    *, blocks: int = 64, max_sequences: int = 8, max_step_tokens: int = 64, ageing_s: float = 1.0
+) -> StepScheduler:
+    return StepScheduler(
+        BlockPool(blocks, BLOCK), StepCost(max_step_tokens), max_sequences, max_step_tokens, ageing_s=ageing_s
+    )
+
+
+def add(
+    scheduler: StepScheduler,
+    sequence_id: int,
+    prompt: int | tuple[int, ...],
+    max_tokens: int = 20,
+    *,
+    priority: int = 5,
+    arrived_s: float = 0.0,
+) -> Sequence:
+    """`prompt`: the tokens, or how many; then no two sequences have one in common."""
+    if isinstance(prompt, int):
+        prompt = tuple(1000 * (sequence_id + 1) + i for i in range(prompt))
+    return scheduler.add(
+        SequenceRequest(sequence_id, prompt, max_tokens, Sampling(), priority=priority, arrived_s=arrived_s)
+    )
+
+
+def parts(plan: StepPlan) -> list[tuple[int, int, int]]:
+    """(sequence, start, count) of each part."""
+    return [(part.sequence.sequence_id, part.start, part.count) for part in plan.parts]
+
+
+def running(scheduler: StepScheduler) -> list[int]:
+    return [sequence.sequence_id for sequence in scheduler.running]
+
+
+def step(scheduler: StepScheduler, memory: BlockMemory | None = None, token_id: int = 0) -> StepPlan:
+    """Carries out one step, in which every sequence that may go on goes on with `token_id`."""
+    plan = scheduler.plan()
+    assert plan.parts, "there is work, and nothing is planned"
+    if memory is not None:
+        memory.carry_out(plan)
+    scheduler.advance(plan)
+    for part in plan.parts:
+        if part.completes:
+            part.sequence.token_ids.append(token_id)
+            if part.sequence.generated >= part.sequence.request.max_tokens:
+                scheduler.remove(part.sequence)
+    scheduler.check_integrity()
+    return plan
+
+
+def run_out(scheduler: StepScheduler) -> None:
+    while scheduler.running or scheduler.waiting:
+        step(scheduler)
