@@ -63,12 +63,17 @@ DIGITS = EMBEDDED.partition('[[models.onnx_models]]\nname = "minilm-onnx"')[0]
 
 
 def text_entries(folder: Path) -> str:
-    """Saves tiny classifiers, of one label out of three and of several at once; the entries that serve them."""
-    from tests.models.text_files import write_json, write_tokenizer
-    from tests.models.torch_folders import save_classifier
+    """Saves tiny classifiers, of one label out of three, of several at once and of pairs, and an embedder whose vectors
+    may be cut; the entries that serve them.
+    """
+    from tests.models.text_files import change_json, write_json, write_tokenizer
+    from tests.models.torch_folders import save_classifier, save_embedder
 
     save_classifier(folder / "classify")
     save_classifier(folder / "classify-many", problem_type="multi_label_classification")
+    save_classifier(folder / "cross-encoder", labels=("LABEL_0",))
+    save_embedder(folder / "embed-cuts")
+    change_json(folder / "embed-cuts" / "config.json", matryoshka_dimensions=[8, 16])
     onnx_folder = folder / "classify-onnx"
     write_tokenizer(onnx_folder)
     labels = {"0": "fast", "1": "slow", "2": "late"}
@@ -80,7 +85,8 @@ def text_entries(folder: Path) -> str:
     return "".join(
         f'[[models.{table}]]\nname = "{name}"\npath = "{folder / name}"\n'
         for table, name in (
-            ("torch_models", "classify"), ("torch_models", "classify-many"), ("onnx_models", "classify-onnx")
+            ("torch_models", "classify"), ("torch_models", "classify-many"), ("onnx_models", "classify-onnx"),
+            ("torch_models", "cross-encoder"), ("torch_models", "embed-cuts"),
         )
     )  # fmt: skip
 

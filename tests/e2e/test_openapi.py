@@ -25,6 +25,10 @@ ROUTES = {
     "/v1/completions": {"post"},
     "/v1/chat/completions": {"post"},
     "/v1/embeddings": {"post"},
+    "/v1/rerank": {"post"},
+    "/v1/score": {"post"},
+    "/v1/tokenize": {"post"},
+    "/v1/detokenize": {"post"},
     "/v1/models": {"get"},
     "/v1/models/{name}": {"get"},
 }
@@ -92,6 +96,9 @@ def test_every_error_code_is_named(document: Any) -> None:
 
 
 def test_answers_have_the_fields_that_are_described(document: Any, house: RunningServer) -> None:
+    def ask(route: str, **body: object) -> Any:
+        return house.client.post(f"/v1/{route}", json={"model": "minilm", **body}).json()
+
     schemas = document["components"]["schemas"]
     answers = {
         "InferResponse": house.infer("digits", inputs={"image": [[0] * 64]})
@@ -105,7 +112,11 @@ def test_answers_have_the_fields_that_are_described(document: Any, house: Runnin
         "OpenAiErrorResponse": house.client.get("/v1/nothing").json(),
         "OpenAiModelList": house.client.get("/v1/models").json(),
         "OpenAiModel": house.client.get("/v1/models/minilm").json(),
-        "EmbeddingsResponse": house.client.post("/v1/embeddings", json={"model": "minilm", "input": "a"}).json(),
+        "EmbeddingsResponse": ask("embeddings", input="a"),
+        "RerankResponse": ask("rerank", query="a", documents=["b"]),
+        "ScoreResponse": ask("score", text_1="a", text_2="b"),
+        "TokenizeResponse": ask("tokenize", prompt="a"),
+        "DetokenizeResponse": ask("detokenize", tokens=[101]),
     }
     for name, answer in answers.items():
         described = schemas[name]["properties"].keys()

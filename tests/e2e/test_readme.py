@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Iterator
 from itertools import takewhile
 from typing import Any
@@ -16,6 +17,7 @@ from tests.e2e.server import ROOT, RunningServer
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```sh\n(.*?)```\n```json\n(.*?)```", README, flags=re.DOTALL)
+PROGRAMS = re.findall(r"```python\n(.*?)```\n```text\n(.*?)```", README, flags=re.DOTALL)
 _ANY = "…"
 _VARIES = {"latency_ms"}
 
@@ -35,10 +37,20 @@ def test_an_example_answers_what_the_readme_says(server: RunningServer, command:
     check_agrees(json.loads(done.stdout), read_elided(answer))
 
 
+@pytest.mark.parametrize(("program", "printed"), PROGRAMS, ids=range(len(PROGRAMS)))
+def test_a_program_prints_what_the_readme_says(server: RunningServer, program: str, printed: str) -> None:
+    assert "http://127.0.0.1:8080" in program
+    here = program.replace("http://127.0.0.1:8080", server.url)
+    words = [sys.executable, "-c", here]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == printed
+
+
 def test_there_is_an_example_for_every_kind_of_question() -> None:
     commands = " ".join(command for command, _ in EXAMPLES)
     assert all(f'"{question}"' in commands for question in ("input_data", "inputs", "text"))
     assert len(EXAMPLES) == README.count("```sh\n")
+    assert len(PROGRAMS) == README.count("```python\n") > 0
 
 
 def test_the_field_table_has_the_fields_of_infer() -> None:

@@ -89,7 +89,7 @@ class _Stream:
         return [orjson.dumps({**self._head, "choices": [], "usage": usage_of(usage)}), b"[DONE]"]
 
     def error(self, status: int, code: str, message: str) -> list[bytes]:
-        return [error_body(status, code, message), b"[DONE]"]
+        return [error_body(status, code, message)]
 
     def _chunk(
         self,

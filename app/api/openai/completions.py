@@ -73,7 +73,7 @@ class _Stream:
         return [*last, b"[DONE]"]
 
     def error(self, status: int, code: str, message: str) -> list[bytes]:
-        return [error_body(status, code, message), b"[DONE]"]
+        return [error_body(status, code, message)]
 
     def _chunk(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> bytes:
         more = {"usage": usage} if self._include_usage else {}

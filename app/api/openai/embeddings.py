@@ -76,4 +76,8 @@ def _in_numbers(row: Array) -> Any:
     return orjson.Fragment(orjson.dumps(np.ascontiguousarray(row), option=orjson.OPT_SERIALIZE_NUMPY))
 
 
-EMBEDDINGS_FORMAT = OpenAiFormat("/v1/embeddings", ("embed",), EMBEDDINGS, _read, _write)
+def _own_name(field: str) -> str:
+    return field.replace("text[", "input[", 1) if field.startswith("text[") else field
+
+
+EMBEDDINGS_FORMAT = OpenAiFormat("/v1/embeddings", ("embed",), EMBEDDINGS, _read, _write, own_name=_own_name)

@@ -43,6 +43,7 @@ class OpenAiFormat:
 
     `tasks`: of the models that the route is for. `read` is given the body's members, less those that are null, in
     Python's own values; it raises InvalidInput, UnknownField. `stream`: None for a route that answers in one piece.
+    `own_name`: what the route calls a field that the service names, which knows texts and pairs alone.
     """
 
     path: str
@@ -51,6 +52,7 @@ class OpenAiFormat:
     read: Callable[[Fields, ModelSpec], Asked]
     write: Callable[[Question, Any, AnswerContext], bytes]
     stream: Callable[[Question, AnswerContext], StreamWriter] | None = None
+    own_name: Callable[[str], str] = str
 
     def decode(self, body: bytes, target: Target, find_spec: Callable[[str, str | None], ModelSpec]) -> Question:
         """Raises InvalidJson, InvalidInput, UnknownField, and what `find_spec` raises."""
@@ -67,6 +69,9 @@ class OpenAiFormat:
         return self.stream(decoded, context)
 
     def error_body(self, status: int, code: str, message: str, request_id: str) -> bytes:
+        if code == "invalid_input":
+            field, colon, words = message.partition(": ")
+            message = f"{self.own_name(field)}{colon}{words}"
         return error_body(status, code, message)
 
     def _decode(

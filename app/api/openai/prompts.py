@@ -8,7 +8,7 @@ from app.api.openai.format import Fields
 from frameworks.errors import InvalidInput
 from frameworks.generation.types import Conversation, GenerationSpec, Prompt
 
-MOST_PROMPTS = 1024
+MOST_PROMPTS = 128
 
 _NO_FUNCTIONS = "functions are not called here; say in the content what was called and what came of it"
 _ONLY_TEXT = "this server reads nothing but text"

@@ -3,6 +3,7 @@
 import base64
 
 import numpy as np
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,6 +53,12 @@ def test_options() -> None:
 def test_what_cannot_be_read(field: str, value: object, word: str) -> None:
     where = "input[1]" if value == ["a", None] else field
     refused(where, word, **{field: value})
+
+
+def test_what_is_wrong_with_a_text_is_told_in_the_caller_s_words() -> None:
+    for field, param in (("text[3]", "input[3]"), ("dimensions", "dimensions")):
+        error = orjson.loads(EMBEDDINGS_FORMAT.error_body(400, "invalid_input", f"{field}: wrong", "abc-1"))["error"]
+        assert (error["param"], error["message"]) == (param, f"{param}: wrong")
 
 
 class TestDimensions:
