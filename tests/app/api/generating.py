@@ -104,6 +104,7 @@ class House:
         self.requests = RequestLimit("the server", 10, None)
         slot = SimpleNamespace(name="writer", version="1", standing=self.version, active=self.version, shadow=None)
         slot.route = lambda: self.version
+        slot.requests = self.version.model.requests
         self.endpoint = Endpoint(
             cast(Any, SimpleNamespace(slot=lambda name: slot)),
             cast(Any, self),
