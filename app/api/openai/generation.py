@@ -6,7 +6,7 @@ from app.api.constraint_fields import read_constraint
 from app.api.generation_fields import read_flag, read_num_choices, read_sampling, read_stopping
 from app.api.json_body import json_name
 from app.api.openai.format import Fields
-from app.api.openai.prompts import MOST_PROMPTS
+from app.generating import MOST_SEQUENCES
 from frameworks.errors import InvalidInput, UnknownField
 from frameworks.generation.types import Constraint, GenerateRequest, GenerationSpec, Prompt, Usage
 from frameworks.types import ModelSpec
@@ -32,9 +32,9 @@ def read_generation(
 ) -> GenerateRequest:
     """Raises InvalidInput, UnknownField."""
     num_choices = read_num_choices(fields)
-    if num_choices * len(prompts) > MOST_PROMPTS:
+    if num_choices * len(prompts) > MOST_SEQUENCES:
         raise InvalidInput(
-            "n", f"{num_choices} texts for each of {len(prompts)} prompts; a request asks for at most {MOST_PROMPTS}"
+            "n", f"{num_choices} texts for each of {len(prompts)} prompts; a request asks for at most {MOST_SEQUENCES}"
         )
     return GenerateRequest(
         prompts,

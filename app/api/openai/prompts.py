@@ -5,10 +5,9 @@ from typing import Any
 from app.api.generation_fields import read_messages
 from app.api.json_body import came
 from app.api.openai.format import Fields
+from app.generating import MOST_SEQUENCES
 from frameworks.errors import InvalidInput
 from frameworks.generation.types import Conversation, GenerationSpec, Prompt
-
-MOST_PROMPTS = 128
 
 _NO_FUNCTIONS = "functions are not called here; say in the content what was called and what came of it"
 _ONLY_TEXT = "this server reads nothing but text"
@@ -36,8 +35,8 @@ def read_prompts(value: Any, vocabulary_size: int) -> tuple[Prompt, ...]:
     kinds = set(map(type, value))
     if kinds == {int}:
         return (read_ids(value, "prompt", vocabulary_size),)
-    if len(value) > MOST_PROMPTS:
-        raise InvalidInput("prompt", f"has {len(value)} prompts; a request takes at most {MOST_PROMPTS}, send several")
+    if len(value) > MOST_SEQUENCES:
+        raise InvalidInput("prompt", f"has {len(value)} of them; a request takes at most {MOST_SEQUENCES}, send several")
     if kinds == {str}:
         return tuple(value)
     if kinds == {list}:
