@@ -1,0 +1,257 @@
+"""The OpenAI API of a model that generates text, asked by OpenAI's own client: sync, async and streaming."""
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from tests.e2e.server import RunningServer, wait_until
+
+MODEL = "tiny-llama"
+PROMPT = "Once upon a time"
+MESSAGES: list[Any] = [{"role": "user", "content": "Tell me a story."}]
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "maximum": 99}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 24}
+
+
+@pytest.fixture(scope="module")
+def client(house: RunningServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{house.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def complete(client: openai.OpenAI, prompt: Any = PROMPT, **options: Any) -> Any:
+    return client.completions.create(model=MODEL, prompt=prompt, **options)
+
+
+def chat(client: openai.OpenAI, messages: Any = None, **options: Any) -> Any:
+    return client.chat.completions.create(model=MODEL, messages=messages or MESSAGES, **options)
+
+
+def tokenize(house: RunningServer, **body: Any) -> list[int]:
+    answer = house.client.post("/v1/tokenize", json={"model": MODEL, **body})
+    assert answer.status_code == 200, answer.text
+    tokens: list[int] = answer.json()["tokens"]
+    return tokens
+
+
+class TestCompletions:
+    def test_it_says_what_infer_says(self, client: openai.OpenAI, house: RunningServer) -> None:
+        infer = house.infer(MODEL, prompt=PROMPT, **GREEDY)
+        answer = complete(client, **GREEDY)
+        assert answer.choices[0].text == infer["text"]
+        assert answer.choices[0].finish_reason == infer["finish_reason"]
+        assert answer.usage.completion_tokens == infer["tokens_generated"]
+        assert answer.usage.prompt_tokens == infer["prompt_tokens"] == len(tokenize(house, prompt=PROMPT))
+        assert answer.usage.total_tokens == infer["prompt_tokens"] + infer["tokens_generated"]
+        assert answer.model == MODEL
+        assert answer.id.startswith("cmpl-")
+
+    def test_sixteen_tokens_unless_more_are_asked_for(self, client: openai.OpenAI) -> None:
+        answer = complete(client, temperature=0, extra_body={"ignore_eos": True})
+        assert (answer.usage.completion_tokens, answer.choices[0].finish_reason) == (16, "length")
+
+    def test_prompts_of_every_kind(self, client: openai.OpenAI, house: RunningServer) -> None:
+        texts = [PROMPT, "The king"]
+        alone = [complete(client, text, **GREEDY).choices[0].text for text in texts]
+        ids = [tokenize(house, prompt=text) for text in texts]
+        assert complete(client, ids[0], **GREEDY).choices[0].text == alone[0]
+        for prompts in (texts, ids):
+            answer = complete(client, prompts, **GREEDY)
+            assert [(choice.index, choice.text) for choice in answer.choices] == list(enumerate(alone))
+            assert answer.usage.prompt_tokens == sum(map(len, ids))
+
+    def test_several_texts_of_one_seed(self, client: openai.OpenAI) -> None:
+        options = {"n": 4, "seed": 7, "temperature": 1.5, "max_tokens": 16}
+        one, again = (complete(client, **options) for _ in range(2))
+        assert [choice.text for choice in one.choices] == [choice.text for choice in again.choices]
+        assert [choice.index for choice in one.choices] == [0, 1, 2, 3]
+        assert len({choice.text for choice in one.choices}) > 1
+
+    def test_logprobs(self, client: openai.OpenAI) -> None:
+        choice = complete(client, logprobs=3, **GREEDY).choices[0]
+        logprobs = choice.logprobs
+        assert logprobs is not None
+        assert "".join(logprobs.tokens).startswith(choice.text)
+        assert logprobs.text_offset == [len("".join(logprobs.tokens[:at])) for at in range(len(logprobs.tokens))]
+        for token, logprob, top in zip(logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, strict=True):
+            assert logprob <= 0
+            assert 1 <= len(top) <= 4
+            assert top[token] == max(top.values()) == pytest.approx(logprob), "greedy takes the likeliest"
+
+    def test_it_stops_before_a_stop_string(self, client: openai.OpenAI) -> None:
+        text = complete(client, **GREEDY).choices[0].text
+        stop = text[len(text) // 2 :][:3]
+        stopped = complete(client, stop=stop, **GREEDY).choices[0]
+        assert (stopped.text, stopped.finish_reason) == (text[: text.index(stop)], "stop")
+
+    def test_a_token_that_is_biased_away(self, client: openai.OpenAI, house: RunningServer) -> None:
+        first = complete(client, temperature=0, max_tokens=1, logprobs=1).choices[0]
+        [token] = set(tokenize(house, prompt=PROMPT + first.text)) - set(tokenize(house, prompt=PROMPT))
+        other = complete(client, temperature=0, max_tokens=1, logit_bias={str(token): -100}).choices[0]
+        assert other.text != first.text
+
+    def test_a_stream_is_the_whole_in_pieces(self, client: openai.OpenAI) -> None:
+        whole = complete(client, n=2, seed=3, max_tokens=24, temperature=1)
+        texts, reasons, usage = ["", ""], [None, None], None
+        stream = complete(
+            client, n=2, seed=3, max_tokens=24, temperature=1, stream=True, stream_options={"include_usage": True}
+        )
+        for chunk in stream:
+            assert usage is None, "it comes last"
+            usage = chunk.usage
+            for choice in chunk.choices:
+                texts[choice.index] += choice.text
+                reasons[choice.index] = choice.finish_reason or reasons[choice.index]
+        assert texts == [choice.text for choice in whole.choices]
+        assert reasons == [choice.finish_reason for choice in whole.choices]
+        assert usage is not None
+        assert (usage.prompt_tokens, usage.completion_tokens) == (
+            whole.usage.prompt_tokens, whole.usage.completion_tokens,
+        )  # fmt: skip
+
+    def test_a_prompt_that_was_read_before_is_counted_as_cached(self, client: openai.OpenAI) -> None:
+        prompt = "the same beginning of a long story " * 8
+        complete(client, prompt, **GREEDY)
+        usage = complete(client, prompt, **GREEDY).usage
+        assert 0 <= usage.prompt_tokens_details.cached_tokens <= usage.prompt_tokens
+
+
+class TestChat:
+    def test_it_says_what_infer_says(self, client: openai.OpenAI, house: RunningServer) -> None:
+        infer = house.infer(MODEL, messages=MESSAGES, **GREEDY)
+        answer = chat(client, **GREEDY)
+        message = answer.choices[0].message
+        assert (message.role, message.content) == ("assistant", infer["text"])
+        assert answer.usage.prompt_tokens == infer["prompt_tokens"] == len(tokenize(house, messages=MESSAGES))
+        assert answer.id.startswith("chatcmpl-")
+
+    def test_a_conversation_goes_on(self, client: openai.OpenAI) -> None:
+        first = chat(client, **GREEDY).choices[0].message
+        messages = [*MESSAGES, first, {"role": "user", "content": [{"type": "text", "text": "And then?"}]}]
+        assert chat(client, messages, **GREEDY).choices[0].finish_reason in ("stop", "length")
+
+    def test_the_newer_name_of_the_bound(self, client: openai.OpenAI) -> None:
+        answer = chat(client, max_completion_tokens=5, temperature=0, extra_body={"ignore_eos": True})
+        assert (answer.usage.completion_tokens, answer.choices[0].finish_reason) == (5, "length")
+
+    def test_logprobs(self, client: openai.OpenAI) -> None:
+        choice = chat(client, logprobs=True, top_logprobs=2, **GREEDY).choices[0]
+        content = choice.logprobs.content
+        assert "".join(token.token for token in content).startswith(choice.message.content)
+        for token in content:
+            assert len(token.top_logprobs) == 2
+            assert token.top_logprobs[0].logprob == pytest.approx(token.logprob)
+            assert token.bytes is None or bytes(token.bytes).decode() == token.token
+
+    def test_a_stream_is_the_whole_in_pieces(self, client: openai.OpenAI) -> None:
+        whole = chat(client, logprobs=True, **GREEDY)
+        options = {"stream_options": {"include_usage": True}, "logprobs": True, **GREEDY}
+        with client.chat.completions.stream(model=MODEL, messages=MESSAGES, **options) as stream:
+            kinds = [event.type for event in stream]
+            final = stream.get_final_completion()
+        assert kinds[0] == "chunk"
+        assert kinds.count("content.delta") > 1, "it came in pieces"
+        assert final.choices[0].message.content == whole.choices[0].message.content
+        assert final.choices[0].finish_reason == whole.choices[0].finish_reason
+        assert final.usage is not None
+        assert final.usage.completion_tokens == whole.usage.completion_tokens
+        assert final.choices[0].logprobs is not None
+        assert final.choices[0].logprobs.content is not None
+        theirs = [(token.token, token.logprob) for token in final.choices[0].logprobs.content]
+        assert [token for token, _ in theirs] == [token.token for token in whole.choices[0].logprobs.content]
+
+    def test_many_at_once_say_what_each_says_alone(self, house: RunningServer, client: openai.OpenAI) -> None:
+        questions = [[{"role": "user", "content": f"Tell me about the number {number}."}] for number in range(12)]
+        alone = [chat(client, question, **GREEDY).choices[0].message.content for question in questions]
+
+        async def all_of_them() -> list[str]:
+            async with openai.AsyncOpenAI(base_url=f"{house.url}/v1", api_key="none") as asking:
+
+                async def one(messages: Any) -> str:
+                    stream = await asking.chat.completions.create(model=MODEL, messages=messages, stream=True, **GREEDY)
+                    return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+                return list(await asyncio.gather(*map(one, questions)))
+
+        assert asyncio.run(all_of_them()) == alone
+
+    def test_a_caller_that_goes_away_is_not_written_for(self, client: openai.OpenAI, house: RunningServer) -> None:
+        stream = chat(client, stream=True, max_tokens=400, extra_body={"ignore_eos": True})
+        next(iter(stream))
+        assert house.inflight(MODEL) == 1
+        stream.close()
+        wait_until(lambda: house.inflight(MODEL) == 0, 5)
+
+
+class TestStructure:
+    def test_a_schema(self, client: openai.OpenAI) -> None:
+        response_format = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}
+        choice = chat(client, response_format=response_format, max_tokens=100, seed=1).choices[0]
+        assert choice.finish_reason == "stop"
+        person = json.loads(choice.message.content)
+        assert person.keys() == {"name", "age"}
+        assert isinstance(person["age"], int)
+
+    @pytest.mark.parametrize(
+        ("fields", "pattern"),
+        [
+            ({"regex": "[0-9]{4}-[0-9]{2}"}, "[0-9]{4}-[0-9]{2}"),
+            ({"choice": ["yes", "no"]}, "yes|no"),
+            ({"structured_outputs": {"choice": ["left", "right"]}}, "left|right"),
+            ({"structured_outputs": {"regex": "(ab)+c"}}, "(ab)+c"),
+        ],
+    )
+    def test_patterns_and_choices(self, client: openai.OpenAI, fields: dict[str, Any], pattern: str) -> None:
+        choice = chat(client, extra_body=fields, max_tokens=60, temperature=0).choices[0]
+        assert choice.finish_reason == "length" or re.fullmatch(pattern, choice.message.content)
+
+    def test_what_cannot_be_followed(self, client: openai.OpenAI) -> None:
+        with pytest.raises(openai.BadRequestError):
+            chat(client, extra_body={"regex": "(unclosed"})
+
+
+class TestTokens:
+    def test_there_and_back(self, house: RunningServer) -> None:
+        ids = tokenize(house, prompt=PROMPT, add_special_tokens=False)
+        answer = house.client.post("/v1/detokenize", json={"model": MODEL, "tokens": ids})
+        assert answer.json() == {"prompt": PROMPT}
+        named = house.client.post("/v1/tokenize", json={"model": MODEL, "prompt": PROMPT, "return_token_strs": True})
+        assert len(named.json()["token_strs"]) == named.json()["count"] >= len(ids)
+
+
+class TestRefusals:
+    def test_what_is_not_served(self, client: openai.OpenAI) -> None:
+        tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+        with pytest.raises(openai.BadRequestError, match="response_format") as refused:
+            chat(client, tools=tools)
+        assert (refused.value.param, refused.value.code) == ("tools", "invalid_input")
+        with pytest.raises(openai.BadRequestError, match="did you mean") as refused:
+            chat(client, extra_body={"temprature": 1})
+        assert (refused.value.param, refused.value.code) == ("temprature", "unknown_field")
+
+    def test_more_than_the_context_holds(self, client: openai.OpenAI) -> None:
+        with pytest.raises(openai.BadRequestError, match="context"):
+            complete(client, max_tokens=10**6)
+        with pytest.raises(openai.BadRequestError, match="context"):
+            complete(client, "word " * 10_000)
+
+    def test_a_model_that_embeds(self, client: openai.OpenAI) -> None:
+        with pytest.raises(openai.BadRequestError, match="task is embed"):
+            client.completions.create(model="minilm", prompt="a")
+        with pytest.raises(openai.BadRequestError, match="task is generate"):
+            client.embeddings.create(model=MODEL, input="a")
+
+    def test_a_deadline(self, client: openai.OpenAI) -> None:
+        with pytest.raises(openai.InternalServerError) as late:
+            chat(client, max_tokens=400, extra_body={"timeout_ms": 1, "ignore_eos": True})
+        assert (late.value.status_code, late.value.code) == (504, "deadline_exceeded")
