@@ -36,7 +36,9 @@ def read_prompts(value: Any, vocabulary_size: int) -> tuple[Prompt, ...]:
     if kinds == {int}:
         return (read_ids(value, "prompt", vocabulary_size),)
     if len(value) > MOST_SEQUENCES:
-        raise InvalidInput("prompt", f"has {len(value)} of them; a request takes at most {MOST_SEQUENCES}, send several")
+        raise InvalidInput(
+            "prompt", f"has {len(value)} of them; a request takes at most {MOST_SEQUENCES}, send several"
+        )
     if kinds == {str}:
         return tuple(value)
     if kinds == {list}:

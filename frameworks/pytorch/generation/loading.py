@@ -46,12 +46,16 @@ _LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
 @dataclass(frozen=True, slots=True)
 class GeneratorShape:
-    """What config.json says: how long a text may be, and what the model keeps of a token."""
+    """What config.json says: how long a text may be, and what the model keeps of a token. `shared_head`: how many
+    numbers its table of embeddings has that is its last product too; 0 where these are two. On a CPU the product is
+    packed, so that it is held twice.
+    """
 
     max_context_tokens: int
     vocabulary_size: int
     cache: CacheShape
     query_heads: int
+    shared_head: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,9 @@ def read_shape(folder: Path, dtype: str) -> GeneratorShape:
         key_heads = int(getattr(config, "num_key_value_heads", None) or heads)
         head_size = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
         cache = CacheShape(int(config.num_hidden_layers), key_heads, head_size, DTYPES[dtype])
-        return GeneratorShape(_context(config), int(config.vocab_size), cache, heads)
+        vocabulary_size = int(config.vocab_size)
+        shared_head = vocabulary_size * int(config.hidden_size) if config.tie_word_embeddings else 0
+        return GeneratorShape(_context(config), vocabulary_size, cache, heads, shared_head)
     except InvalidModel:
         raise
     except Exception as error:
