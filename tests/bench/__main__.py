@@ -15,7 +15,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tests.bench.cores import ALL_CORES
+from tests.bench.generation import measure_generation
+from tests.bench.generation_on_gpu import measure_generation_on_gpu
 from tests.bench.isolation import measure_isolation
+from tests.bench.isolation_generation import measure_isolation_generation
 from tests.bench.lending import measure_lending
 from tests.bench.loads import measure_loads
 from tests.bench.models import write_image_model, write_vector_model
@@ -23,7 +26,9 @@ from tests.bench.overload import measure_overload
 from tests.bench.quantization import measure_quantization
 from tests.bench.requests_cpu import measure_requests
 from tests.bench.servers import ROOT
+from tests.bench.soak import measure_soak
 from tests.bench.startup import measure_startup
+from tests.bench.streams import measure_streams
 from tests.bench.swaps import measure_swaps
 from tests.bench.table import Row, print_table
 from tests.bench.text_throughput import measure_text_throughput
@@ -66,6 +71,10 @@ def _parts(folder: Path) -> dict[str, list[Callable[[], list[Row]]]]:
         "texts": [lambda: measure_text_throughput(_MODELS), lambda: measure_texts(_MODELS)],
         "quantization": [lambda: measure_quantization(_MODELS)],
         "isolation": [lambda: measure_isolation(vector, _MODELS / "minilm-onnx")],
+        "isolation-generation": [lambda: measure_isolation_generation(folder, vector, _MODELS / "minilm-onnx")],
+        "generation": [lambda: measure_generation(folder), lambda: measure_generation_on_gpu(folder)],
+        "streams": [lambda: measure_streams(folder)],
+        "soak": [lambda: measure_soak(folder)],
         "overload": [lambda: measure_overload(folder)],
         "lending": [lambda: measure_lending(folder, _MODELS), lambda: measure_swaps(folder, _MODELS)],
         "loads": [lambda: measure_loads(folder, _MODELS)],

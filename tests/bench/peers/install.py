@@ -12,7 +12,7 @@ from tests.bench.servers import ROOT
 _FOLDER = ROOT / ".bench"
 _REQUIREMENTS = Path(__file__).parent
 # The environments that find the project's packages (torch among them) behind their own.
-_SEES_PROJECT = frozenset({"litserve"})
+_SEES_PROJECT = frozenset({"litserve", "transformers_serve"})
 
 
 def python_of(peer: str) -> Path:

@@ -1,4 +1,4 @@
-"""The servers beside which this one is measured, each started on the server's core."""
+"""The servers beside which this one is measured, each started on the server's core, or where it says so on all."""
 
 import sys
 from collections.abc import Iterator
@@ -35,6 +35,19 @@ def litserve(kind: str, model: Path) -> Iterator[RunningServer]:
 def mlserver(model: Path) -> Iterator[RunningServer]:
     """`POST /v2/models/vector/infer`, the V2 protocol. Raises RuntimeError where it cannot be."""
     with _module(str(python_of("mlserver")), "mlserver_runtime", [str(model)], "/v2/health/ready") as server:
+        yield server
+
+
+@contextmanager
+def transformers_serve(folder: Path, *, continuous_batching: bool) -> Iterator[RunningServer]:
+    """`POST /v1/completions` in fp32, on all cores. Raises RuntimeError where it cannot be."""
+    python = str(python_of("transformers_serve"))
+    command = [python, "-m", "transformers.cli.transformers", "serve", str(folder), "--device", "cpu"]
+    command += ["--dtype", "float32", "--host", "127.0.0.1", "--port", "{port}"]
+    if continuous_batching:
+        # Left to itself it takes most of the machine's memory, and a minute to fill it.
+        command += ["--continuous-batching", "--cb-num-blocks", "512"]
+    with started(command, "/health", None, {"HF_HUB_OFFLINE": "1"}) as server:
         yield server
 
 

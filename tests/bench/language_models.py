@@ -1,0 +1,106 @@
+"""Llamas of the bench: random weights from a fixed seed, and a tokenizer whose words are one token each."""
+
+import itertools
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+VOCABULARY_SIZE = 4096
+CONTEXT_TOKENS = 2048
+SHORTEST_PROMPT, LONGEST_PROMPT = 10, 150
+_BYTES = 256
+_SPACE = "Ġ"  # a byte-level vocabulary's letter for the space
+_END = "<|end|>"
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaShape:
+    """As in a Llama's config.json. `name`: of its folder; `label`: for people."""
+
+    name: str
+    label: str
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_key_value_heads: int
+    intermediate_size: int
+
+
+SMALL = LlamaShape("llama-small", "Llama of 6.5 M parameters", 256, 6, 4, 2, 688)
+LARGE = LlamaShape("llama-large", "Llama of 94 M parameters", 768, 14, 12, 4, 2048)
+BILLION = LlamaShape("llama-billion", "Llama of 1.1 B parameters", 2048, 22, 32, 4, 5632)
+
+
+def save_llama(folder: Path, shape: LlamaShape, dtype: str = "float32") -> Path:
+    """The folder, as transformers itself writes it. `dtype`: as torch calls it. No token ends a text."""
+    import torch
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=VOCABULARY_SIZE,
+        hidden_size=shape.hidden_size,
+        num_hidden_layers=shape.num_layers,
+        num_attention_heads=shape.num_heads,
+        num_key_value_heads=shape.num_key_value_heads,
+        intermediate_size=shape.intermediate_size,
+        max_position_embeddings=CONTEXT_TOKENS,
+        bos_token_id=None,
+        eos_token_id=None,
+        tie_word_embeddings=False,
+    )
+    model: Any = transformers.LlamaForCausalLM(config)
+    with torch.no_grad():
+        # What is no word is never the likeliest: every token is a text of its own, and every piece is one token.
+        model.lm_head.weight[:_BYTES] = 0
+        model.lm_head.weight[-1] = 0
+    model.to(getattr(torch, dtype)).save_pretrained(folder)
+    _tokenizer().save_pretrained(folder)
+    return folder
+
+
+def prompt(num_tokens: int, choose: random.Random) -> str:
+    """A text of so many tokens, drawn from the vocabulary's words."""
+    return "".join(choose.choices(_WORDS, k=num_tokens))
+
+
+def mixed_prompts(count: int, seed: int) -> list[str]:
+    """Of 10 to 150 tokens, evenly spread, in an order of their own; other words for another seed: none is known yet."""
+    choose = random.Random(seed)
+    step = (LONGEST_PROMPT - SHORTEST_PROMPT) / max(1, count - 1)
+    lengths = [round(SHORTEST_PROMPT + place * step) for place in range(count)]
+    choose.shuffle(lengths)
+    return [prompt(length, choose) for length in lengths]
+
+
+def _syllables() -> list[str]:
+    return [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
+
+
+_WORDS = [
+    f" {first}{second}"
+    for first, second in itertools.islice(
+        itertools.product(_syllables(), repeat=2), VOCABULARY_SIZE - _BYTES - 1 - 2 * len(_syllables())
+    )
+]
+
+
+def _tokenizer() -> Any:
+    """Byte-level BPE: bytes, syllables, syllables behind a space, and words of two syllables."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    syllables = _syllables()
+    merges = [
+        *((syllable[0], syllable[1]) for syllable in syllables),
+        *((_SPACE, syllable) for syllable in syllables),
+        *((_SPACE + word[1:3], word[3:]) for word in _WORDS),
+    ]
+    tokens = [*letters, *("".join(merge) for merge in merges), _END]
+    tokenizer = Tokenizer(models.BPE(vocab={token: number for number, token in enumerate(tokens)}, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=_END)
