@@ -259,5 +259,16 @@ class TestFailures:
         assert isinstance(free, Sampled)
         assert bound == Sampled(5)
 
+    def test_the_thread_keeps_its_number_of_threads(self) -> None:
+        before = torch.get_num_threads()
+        try:
+            torch.set_num_threads(3)
+            Sampler(CPU, 8).sample(random_logits(1, 8), [state_of(8)])
+            with pytest.raises(ValueError, match="shorter"):
+                Sampler(CPU, 8).sample(random_logits(1, 8), [state_of(8, temperature=0.0) for _ in range(2)])
+            assert torch.get_num_threads() == 3
+        finally:
+            torch.set_num_threads(before)
+
     def test_nothing_for_no_rows(self) -> None:
         assert Sampler(CPU, 8).sample(torch.empty(0, 8), []) == []

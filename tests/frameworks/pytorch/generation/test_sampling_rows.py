@@ -105,7 +105,7 @@ class TestRowsAreIndependent:
 
     @pytest.mark.parametrize("vocabulary_size", [31, 4097, 32_000])
     def test_long_rows_in_a_large_batch(self, vocabulary_size: int) -> None:
-        """Many numbers are worked on by several threads, in stretches that do not heed the rows."""
+        """Vector instructions take the numbers in stretches that do not heed where a row ends."""
         rows: list[Row] = [
             (Sampling(temperature=0.8, seed=seed, top_logprobs=5, **cuts), False, 0)
             for seed in range(9)
