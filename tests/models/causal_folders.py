@@ -38,6 +38,8 @@ _OF_FAMILY: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": 40},
     "gemma2": {"sliding_window": 40, "query_pre_attn_scalar": 16},
     "gemma3_text": {"sliding_window": 40},
+    "mixtral": {"num_local_experts": 4},
+    "qwen3_moe": {"num_experts": 4, "moe_intermediate_size": 32, "num_experts_per_tok": 2},
 }
 
 
