@@ -1,0 +1,79 @@
+"""The same models on a CUDA device."""
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+
+from frameworks.devices import DeviceManager, SystemProbe
+from frameworks.generation.types import Constraint, Sampling
+from frameworks.pytorch.registry import TorchRegistry
+from frameworks.settings import PerformanceSettings, TorchModelEntry
+from tests.frameworks.conftest import FolderMaker
+from tests.frameworks.loading import GIB, NO_COPIES
+from tests.frameworks.pytorch.generation.generating import ids_of, load_generating, request
+from tests.models.causal_folders import END_ID, save_causal_model
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device that torch can drive"),
+]
+
+PROMPTS = [[(7 * i + j) % 250 for j in range(length)] for i, length in enumerate((1, 31, 33, 70, 120, 120))]
+
+
+def _load_there(folder: Any, **entry: Any) -> Any:
+    registry = TorchRegistry(PerformanceSettings(), GIB, NO_COPIES)
+    settings = TorchModelEntry(name="m", path=folder, device="cuda", **entry)
+    device = DeviceManager(SystemProbe()).candidates("m", registry.needs(settings, folder))[0]
+    assert device.kind == "cuda"
+    [model] = registry.load(settings, folder, device)
+    model.warm_up()
+    return model
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen3", "gpt2", "gemma2"])
+def test_greedy_texts_are_those_of_the_cpu(made_once: FolderMaker, family: str) -> None:
+    folder = made_once(save_causal_model, model_type=family)
+    asked = [request(i, prompt, 12) for i, prompt in enumerate(PROMPTS)]
+    assert ids_of(_load_there(folder, dtype="f32"), *asked) == ids_of(load_generating(folder), *asked)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "int8"])
+def test_narrow_types_generate(made_once: FolderMaker, dtype: str) -> None:
+    """That their logits are near the original's is seen when they are loaded."""
+    model = _load_there(made_once(save_causal_model), dtype=dtype, min_cosine=0.9)
+    texts = ids_of(model, *(request(i, prompt, 12, Sampling(top_p=0.9, seed=i)) for i, prompt in enumerate(PROMPTS)))
+    assert [len(text) for text in texts.values()] == [12] * len(PROMPTS)
+
+
+def test_texts_that_were_put_back_go_on_where_they_were(made_once: FolderMaker) -> None:
+    folder = made_once(save_causal_model)
+    roomy, narrow = _load_there(folder, dtype="f32"), _load_there(folder, dtype="f32", kv_cache=10 * 32 * 512)
+    asked = [request(i, prompt, 60, Sampling(seed=i)) for i, prompt in enumerate(PROMPTS)]
+    assert ids_of(narrow, *asked) == ids_of(roomy, *asked)
+    assert narrow.step().figures.preemptions > 0
+
+
+def test_a_constraint_holds(made_once: FolderMaker) -> None:
+    model = _load_there(made_once(save_causal_model))
+    matcher = model.constrain(Constraint("regex", "[a-z]{3} [0-9]{2}"))
+    ids = ids_of(model, request(1, PROMPTS[1], 20, matcher=matcher, stop_token_ids=frozenset({END_ID})))[1]
+    text = model.tokenizer.decode(tuple(ids))
+    assert len(text) == 6
+    assert text[:3].isalpha()
+    assert text[4:].isdigit()
+
+
+def test_a_model_that_leaves_gives_back_its_memory(made_once: FolderMaker) -> None:
+    folder = made_once(save_causal_model)
+    _load_there(folder).close()
+    gc.collect()
+    before = torch.cuda.memory_allocated()
+    model = _load_there(folder)
+    assert torch.cuda.memory_allocated() - before >= 4 * 2**20
+    model.close()
+    del model
+    gc.collect()
+    assert torch.cuda.memory_allocated() <= before
