@@ -1,0 +1,200 @@
+"""Attention over blocks is torch's own over keys and values that lie in a row."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from frameworks.generation.scheduler import Sequence, StepPart
+from frameworks.generation.types import Sampling, SequenceRequest
+from frameworks.pytorch.generation.attention import BlockAttention
+from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, CacheShape, KeyValueCache, LayoutMaker
+
+CPU = torch.device("cpu")
+BLOCKS = 64
+LAYERS = 2
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
+
+
+@dataclass(frozen=True)
+class Part:
+    """Of a sequence `start` tokens are in the memory, `count` are computed."""
+
+    start: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Form:
+    heads: int = 2
+    group: int = 2
+    head_size: int = 16
+    dtype: torch.dtype = torch.float32
+    window: int | None = None
+    softcap: float | None = None
+
+
+class Case:
+    """Sequences whose blocks lie in any order, in a memory full of what others have left there."""
+
+    def __init__(self, parts: list[Part], form: Form, order: list[int], seed: int = 0) -> None:
+        """`order`: of the blocks, in which they are given out."""
+        self.form = form
+        self._numbers = torch.Generator().manual_seed(seed)
+        self.cache = KeyValueCache(CacheShape(LAYERS, form.heads, form.head_size, form.dtype), BLOCKS, CPU)
+        for keys, values in self.cache.layers:
+            keys.fill_(30)
+            values.fill_(1000)
+        parts = sorted(parts, key=lambda part: part.count > 1)
+        self.keys = [self._random(part.start + part.count, form.heads) for part in parts]
+        self.values = [self._random(part.start + part.count, form.heads) for part in parts]
+        self.queries = [self._random(part.count, form.heads * form.group) for part in parts]
+        free = iter(order)
+        self.parts = [self._placed(number, part, free) for number, part in enumerate(parts)]
+
+    def ours(self, layer: int = 1, scale: float | None = None) -> list[torch.Tensor]:
+        attention = BlockAttention(self.cache, self.form.heads * self.form.group, self.form.head_size**-0.5)
+        attention.layout = LayoutMaker(self.cache.shape, self.form.group, CPU).make(self.parts)
+        own = [slice(part.start, part.start + part.count) for part in self.parts]
+        seen = attention(
+            layer,
+            torch.cat(self.queries),
+            torch.cat([keys[at] for keys, at in zip(self.keys, own, strict=True)]),
+            torch.cat([values[at] for values, at in zip(self.values, own, strict=True)]),
+            self.form.window,
+            scale,
+            self.form.softcap,
+        )
+        assert seen.dtype == self.form.dtype
+        return list(torch.split(seen, [part.count for part in self.parts]))
+
+    def expected(self, scale: float | None = None) -> list[torch.Tensor]:
+        """By torch, sequence by sequence, in double precision."""
+        return [self._dense(number, scale) for number in range(len(self.parts))]
+
+    def _dense(self, number: int, scale: float | None) -> torch.Tensor:
+        part, form = self.parts[number], self.form
+        query, key, value = (
+            states[number].double().transpose(0, 1) for states in (self.queries, self.keys, self.values)
+        )
+        key, value = key.repeat_interleave(form.group, 0), value.repeat_interleave(form.group, 0)
+        own = torch.arange(part.start, part.start + part.count)[:, None]
+        other = torch.arange(part.start + part.count)
+        mask = (other <= own) & (other > own - (form.window or 10**6))
+        if form.softcap is None:
+            seen = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+        else:
+            products = query @ key.transpose(-1, -2) * (form.head_size**-0.5 if scale is None else scale)
+            capped = form.softcap * torch.tanh(products / form.softcap)
+            seen = torch.softmax(capped.masked_fill(~mask, -torch.inf), -1) @ value
+        return seen.transpose(0, 1)
+
+    def _placed(self, number: int, part: Part, free: Iterator[int]) -> StepPart:
+        length = part.start + part.count
+        sequence = Sequence(SequenceRequest(number, (1,) * length, 1, Sampling()), 0.0)
+        sequence.blocks = [next(free) for _ in range(-(-length // BLOCK_TOKENS))]
+        for keys, values in self.cache.layers:
+            for position in range(part.start):
+                block, at = sequence.blocks[position // BLOCK_TOKENS], position % BLOCK_TOKENS
+                keys[block, :, at] = self.keys[number][position]
+                values[block, :, at] = self.values[number][position]
+        return StepPart(sequence, part.start, part.count)
+
+    def _random(self, tokens: int, heads: int) -> torch.Tensor:
+        return torch.randn(tokens, heads, self.form.head_size, generator=self._numbers).to(self.form.dtype)
+
+
+def check(case: Case, scale: float | None = None) -> None:
+    for ours, expected in zip(case.ours(scale=scale), case.expected(scale), strict=True):
+        assert (ours.double() - expected).abs().max() < TOLERANCE[case.form.dtype] * max(
+            1.0, float(expected.abs().max())
+        )
+
+
+MIXED = [Part(0, 1), Part(31, 1), Part(32, 1), Part(100, 1), Part(0, 40), Part(20, 30), Part(64, 2)]
+IN_ROW = list(range(BLOCKS))
+SCATTERED = [*range(0, BLOCKS, 7), *(block for block in range(BLOCKS) if block % 7)]
+
+
+class TestForms:
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+    @pytest.mark.parametrize("window", [None, 1, 2, 31, 32, 33, 40])
+    @pytest.mark.parametrize("softcap", [None, 3.0])
+    def test_dtypes_windows_and_caps(self, dtype: torch.dtype, window: int | None, softcap: float | None) -> None:
+        check(Case(MIXED, Form(dtype=dtype, window=window, softcap=softcap), IN_ROW))
+
+    @pytest.mark.parametrize(("heads", "group"), [(1, 1), (1, 8), (4, 1), (3, 5)])
+    @pytest.mark.parametrize("head_size", [8, 24])
+    def test_heads_and_their_groups(self, heads: int, group: int, head_size: int) -> None:
+        check(Case(MIXED, Form(heads, group, head_size), IN_ROW))
+
+    @pytest.mark.parametrize("window", [None, 40])
+    @pytest.mark.parametrize("order", [IN_ROW, IN_ROW[::-1], SCATTERED], ids=["in a row", "backwards", "scattered"])
+    def test_wherever_the_blocks_lie(self, order: list[int], window: int | None) -> None:
+        check(Case(MIXED, Form(window=window), order))
+
+    @pytest.mark.parametrize("scale", [0.05, 1.0])
+    @pytest.mark.parametrize("softcap", [None, 3.0])
+    def test_a_layer_s_own_scale(self, scale: float, softcap: float | None) -> None:
+        check(Case(MIXED, Form(softcap=softcap), IN_ROW), scale)
+
+    @pytest.mark.parametrize("parts", [[Part(5, 1)], [Part(5, 1), Part(31, 1)], [Part(5, 1), Part(40, 1)]])
+    def test_texts_alone(self, parts: list[Part]) -> None:
+        check(Case(parts, Form(), IN_ROW))
+
+    def test_a_prompt_alone(self) -> None:
+        check(Case([Part(0, 70)], Form(), IN_ROW))
+
+
+class TestMemory:
+    def test_the_step_s_own_keys_and_values_are_written_in_its_layer_alone(self) -> None:
+        case = Case(MIXED, Form(), SCATTERED)
+        before = [(keys.clone(), values.clone()) for keys, values in case.cache.layers]
+        case.ours(layer=1)
+        assert torch.equal(case.cache.layers[0][0], before[0][0])
+        assert torch.equal(case.cache.layers[0][1], before[0][1])
+        expected_keys, expected_values = before[1]
+        for number, part in enumerate(case.parts):
+            for position in range(part.start, part.start + part.count):
+                block, at = part.sequence.blocks[position // BLOCK_TOKENS], position % BLOCK_TOKENS
+                expected_keys[block, :, at] = case.keys[number][position]
+                expected_values[block, :, at] = case.values[number][position]
+        assert torch.equal(case.cache.layers[1][0], expected_keys)
+        assert torch.equal(case.cache.layers[1][1], expected_values)
+
+    def test_a_row_gives_the_same_whoever_is_beside_it(self) -> None:
+        """To the rounding of sums in another order."""
+        case = Case([Part(70, 1), Part(10, 1), Part(33, 1)], Form(), IN_ROW)
+        together = case.ours()[0]
+        for each in (case.parts, case.keys, case.values, case.queries):
+            del each[1:]
+        assert torch.allclose(together, case.ours()[0], atol=1e-6)
+
+    def test_products_as_large_as_float16_has_them(self) -> None:
+        case = Case([Part(40, 1), Part(3, 1), Part(33, 4)], Form(dtype=torch.float16), IN_ROW)
+        for queries in case.queries:
+            queries.mul_(400)
+        assert all(ours.isfinite().all() for ours in case.ours())
+
+
+lengths = st.builds(Part, start=st.integers(0, 130), count=st.just(1)) | st.builds(
+    Part, start=st.integers(0, 130), count=st.integers(2, 40)
+)
+
+
+@settings(max_examples=120)
+@given(
+    parts=st.lists(lengths, min_size=1, max_size=8),
+    order=st.permutations(range(BLOCKS)),
+    window=st.none() | st.integers(1, 140),
+    softcap=st.sampled_from([None, None, 5.0]),
+    group=st.integers(1, 3),
+    seed=st.integers(0, 10),
+)
+def test_any_lengths_anywhere(
+    parts: list[Part], order: list[int], window: int | None, softcap: float | None, group: int, seed: int
+) -> None:
+    check(Case(parts, Form(1, group, 8, window=window, softcap=softcap), order, seed))
