@@ -152,6 +152,7 @@ class GeneratingModel:
         try:
             with torch.inference_mode():
                 parts.cache.copy(plan.copies)
+                parts.cache.clear_begun(plan.parts)
                 logits = parts.decoder.logits(parts.layouts.make(plan.parts))
                 states = [self._sequences[part.sequence.sequence_id][1] for part in plan.parts if part.completes]
                 return parts.sampler.sample(logits, states) if states else []

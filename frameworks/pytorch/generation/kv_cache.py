@@ -108,7 +108,9 @@ class StepLayout:
 
 
 class KeyValueCache:
-    """`blocks` blocks on a device. They are zeroed: what was never written is multiplied by 0, and must be no NaN."""
+    """`blocks` blocks on a device. What is not seen is multiplied by 0, and must be no NaN: they are zeroed, here and
+    when a sequence begins one, for the one before may have left numbers in it that are none.
+    """
 
     def __init__(self, shape: CacheShape, blocks: int, device: torch.device) -> None:
         self.shape = shape
@@ -134,6 +136,17 @@ class KeyValueCache:
             written.add(one.destination)
         if copies[start:]:
             self._copy(copies[start:])
+
+    def clear_begun(self, parts: list[StepPart]) -> None:
+        """Zeroes the blocks of which a step writes the first token and not the last. Before it writes."""
+        ends = [(part, (part.start + part.count) // BLOCK_TOKENS) for part in parts]
+        blocks = [
+            part.sequence.blocks[last]
+            for part, last in ends
+            if part.start <= last * BLOCK_TOKENS < part.start + part.count
+        ]
+        if blocks:
+            self._tensor.index_fill_(2, torch.tensor(blocks, device=self._tensor.device), 0)
 
     def _copy(self, copies: list[Copy]) -> None:
         device = self._tensor.device

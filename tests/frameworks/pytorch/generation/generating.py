@@ -53,13 +53,20 @@ def stepped(model: GeneratingModel) -> StepResult:
     return result
 
 
+def run_out(model: GeneratingModel) -> list[StepResult]:
+    """Steps until nobody is left."""
+    results = []
+    while model.has_work:
+        results.append(stepped(model))
+    return results
+
+
 def tokens_of(model: GeneratingModel, *requests: SequenceRequest) -> dict[int, list[GeneratedToken]]:
     """What the model gives to these and to those that it has already, until all have ended. None may fail."""
     for one in requests:
         model.add(one)
     tokens: dict[int, list[GeneratedToken]] = {one.sequence_id: [] for one in requests}
-    while model.has_work:
-        result = stepped(model)
+    for result in run_out(model):
         assert result.failed == []
         for token in result.tokens:
             tokens.setdefault(token.sequence_id, []).append(token)
