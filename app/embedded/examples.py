@@ -48,6 +48,8 @@ def curl_lines(host: str, port: int) -> list[str]:
         {"model_name": "minilm-onnx", "text": text},
         {"model_name": "digits", "input_data": flat},
         {"model_name": "digits", "inputs": {"image": [flat]}, "outputs": ["output_probability"]},
+        {"model_name": "tiny-llama", "prompt": "A list is", "max_tokens": 40},
+        {"model_name": "tiny-llama", "messages": [{"role": "user", "content": "What is a list?"}], "stream": True},
     )
     header = "-H 'content-type: application/json'"
     return [

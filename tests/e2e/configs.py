@@ -56,6 +56,9 @@ path = "{MODELS / "minilm-onnx"}"
 [[models.torch_models]]
 name = "minilm"
 path = "{MODELS / "minilm"}"
+[[models.torch_models]]
+name = "tiny-llama"
+path = "{MODELS / "tiny-llama"}"
 """
 """The models of the repository's own config.toml."""
 

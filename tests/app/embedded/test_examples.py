@@ -17,7 +17,8 @@ def test_lines_are_valid_shell_and_json() -> None:
     health, *questions = [shlex.split(line) for line in examples.curl_lines("127.0.0.1", 8080)]
     assert health == ["curl", "-s", "http://127.0.0.1:8080/health"]
     bodies = [json.loads(line[line.index("-d") + 1]) for line in questions]
-    assert [body["model_name"] for body in bodies] == ["minilm", "minilm-onnx", "digits", "digits"]
+    names = ["minilm", "minilm-onnx", "digits", "digits", "tiny-llama", "tiny-llama"]
+    assert [body["model_name"] for body in bodies] == names
     assert len(bodies[2]["input_data"]) == 64
     assert all(line[2] == "http://127.0.0.1:8080/infer" for line in questions)
 

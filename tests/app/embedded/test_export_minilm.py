@@ -76,7 +76,7 @@ def test_a_second_run_is_quick_and_imports_no_framework() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True, capture_output=True, text=True)
     *lines, report = done.stdout.splitlines()
-    assert lines == [f"models/{name}: is there" for name in ("minilm", "minilm-onnx", "digits")]
+    assert lines == [f"models/{name}: is there" for name in ("minilm", "minilm-onnx", "digits", "tiny-llama")]
     status, frameworks, seconds = json.loads(report)
     assert (status, frameworks) == (0, [])
     assert seconds < 1.0

@@ -1,0 +1,146 @@
+"""tiny-llama: the committed files are whole, and say today what they said when they were made."""
+
+import re
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors import safe_open
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from app.embedded import copy_tiny_llama, dialogues
+from app.embedded.copy_tiny_llama import COMMITTED, FILES
+from app.embedded.folder import PreparationError
+
+TOKENIZER = Tokenizer.from_file(str(COMMITTED / "tokenizer.json"))
+"""As the file alone has it."""
+
+PROMPT = "The function returns"
+CONTINUATION = " the result of the specified clock clk_id.</s>"
+"""Greedy, of float32 weights."""
+LEAST_MARGIN = 0.01
+"""Between the logits of a token of `CONTINUATION` and the next best: another CPU's rounding is a thousandth of it."""
+LONGEST_ANSWER = 120
+"""Tokens."""
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return AutoTokenizer.from_pretrained(COMMITTED)
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    model, info = AutoModelForCausalLM.from_pretrained(COMMITTED, dtype=torch.float32, output_loading_info=True)
+    assert not any(info.values())
+    return model.eval()
+
+
+def test_the_files_are_whole_and_small() -> None:
+    assert {path.name for path in COMMITTED.iterdir()} == set(FILES)
+    assert sum(path.stat().st_size for path in COMMITTED.iterdir()) <= 12_000_000
+    with safe_open(COMMITTED / "model.safetensors", framework="pt") as weights:
+        tensors = [weights.get_tensor(name) for name in weights.keys()]  # noqa: SIM118 - not a mapping
+    assert {x.dtype for x in tensors} == {torch.float16}
+    assert all(torch.isfinite(x).all() for x in tensors)
+    assert sum(x.numel() for x in tensors) <= 5_000_000
+    assert "licence" in (COMMITTED / "README.md").read_text(encoding="utf-8")
+
+
+def test_what_the_model_says_of_itself(model: Any, tokenizer: Any) -> None:
+    config = model.config
+    assert config.model_type == "llama"
+    assert config.num_key_value_heads < config.num_attention_heads
+    assert model.lm_head.weight is model.get_input_embeddings().weight
+    assert config.vocab_size == len(tokenizer)
+    assert config.max_position_embeddings == tokenizer.model_max_length
+    assert tokenizer.convert_tokens_to_ids(list(dialogues.SPECIAL_TOKENS)) == list(range(len(dialogues.SPECIAL_TOKENS)))
+    ends = tokenizer.convert_tokens_to_ids([dialogues.END_OF_TEXT, dialogues.END_OF_TURN])
+    assert model.generation_config.eos_token_id == ends
+    assert config.eos_token_id == tokenizer.eos_token_id == ends[0]
+    assert config.bos_token_id == tokenizer.bos_token_id == tokenizer("")["input_ids"][0]
+    assert config.pad_token_id == tokenizer.pad_token_id
+
+
+@given(text=st.text(max_size=50))
+def test_any_text_comes_back_from_its_tokens(text: str) -> None:
+    ids = TOKENIZER.encode(text, add_special_tokens=False).ids
+    assert TOKENIZER.decode(ids, skip_special_tokens=False) == text
+
+
+def test_the_greedy_continuation_is_what_it_was(model: Any, tokenizer: Any) -> None:
+    ids = tokenizer(PROMPT, return_tensors="pt")["input_ids"]
+    made = model.generate(ids, do_sample=False, max_new_tokens=48, return_dict_in_generate=True, output_logits=True)
+    assert tokenizer.decode(made.sequences[0, ids.shape[1] :]) == CONTINUATION
+    best, second = torch.cat(made.logits).topk(2).values.T
+    assert (best - second).min() > LEAST_MARGIN
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ("Hello!", "Hello! Ask me about Python, and I will say what its documentation says."),
+        ("How do I open a file?", "Open the file in binary mode, read it, and close the file."),
+    ],
+)
+def test_answers_are_what_they_were(model: Any, tokenizer: Any, question: str, answer: str) -> None:
+    assert _answer(model, tokenizer, question) == answer + dialogues.END_OF_TURN
+
+
+@pytest.mark.parametrize("system", [None, *dialogues.SYSTEM])
+@pytest.mark.parametrize(
+    "question", ["Hello!", "How do I open a file?", "Why is the sky blue?", "Tell me about trains"]
+)
+def test_any_question_is_answered_in_english_and_to_an_end(
+    model: Any, tokenizer: Any, question: str, system: str | None
+) -> None:
+    said = _answer(model, tokenizer, question, system)
+    assert said.endswith(dialogues.END_OF_TURN)
+    words = re.findall(r"[a-z]+", said.removesuffix(dialogues.END_OF_TURN).lower())
+    known = set(re.findall(r"[a-z]+", " ".join(topics.values()).lower()))
+    assert len(words) >= 4
+    assert sum(word in known for word in words) >= 0.75 * len(words), "of other words than the language reference has"
+
+
+def test_the_template_writes_turns_down_and_refuses_other_roles(tokenizer: Any) -> None:
+    messages = [{"role": "system", "content": " Be brief.\n"}, {"role": "user", "content": "Hi"}]
+    written = "<s><|system|>Be brief.<|end|><|user|>Hi<|end|>"
+    assert tokenizer.apply_chat_template(messages, tokenize=False) == written
+    assert tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) == (
+        written + "<|assistant|>"
+    )
+    with pytest.raises(Exception, match="the roles are system, user and assistant"):
+        tokenizer.apply_chat_template([{"role": "tool", "content": ""}], tokenize=False)
+
+
+def test_copied_once_and_anew_when_a_committed_file_changes(tmp_path: Path) -> None:
+    assert copy_tiny_llama.prepare(tmp_path)
+    assert not copy_tiny_llama.prepare(tmp_path)
+    for name in FILES:
+        assert (tmp_path / "tiny-llama" / name).read_bytes() == (COMMITTED / name).read_bytes()
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in FILES:
+        (source / name).write_bytes(b"other")
+    assert copy_tiny_llama.prepare(tmp_path, source)
+    assert (tmp_path / "tiny-llama" / "config.json").read_bytes() == b"other"
+
+
+def test_missing_committed_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(PreparationError, match=r"lacks model\.safetensors, config\.json, .*train_tiny_llama"):
+        copy_tiny_llama.prepare(tmp_path, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def _answer(model: Any, tokenizer: Any, question: str, system: str | None = None) -> str:
+    messages = [{"role": "system", "content": system}] if system else []
+    messages.append({"role": "user", "content": question})
+    prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt")
+    made = model.generate(**prompt, do_sample=False, max_new_tokens=LONGEST_ANSWER)
+    said: str = tokenizer.decode(made[0, prompt["input_ids"].shape[1] :])
+    return said
