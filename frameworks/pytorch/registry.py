@@ -113,9 +113,9 @@ class TorchRegistry:
         return min(tokens, files.entry.max_batch_tokens or tokens) * files.config.hidden_size * DTYPES[dtype].itemsize
 
     def _kv_bytes(self, files: ModelFiles, dtype: str, kind: str) -> int:
-        """Of a language model: its key/value memory, and what it holds twice."""
+        """Of a language model: its key/value memory, and what of its weights is there twice on a CPU."""
         shape = read_shape(files.folder, dtype)
-        twice = shape.shared_head * DTYPES[dtype].itemsize if kind == "cpu" else 0
+        twice = shape.shared_elements * DTYPES[dtype].itemsize if kind == "cpu" and dtype != "f16" else 0
         return kv_bytes(files.entry, shape, self._max_rows(files.entry), kind) + twice
 
     def _wants_int8(self, entry: TorchModelEntry) -> bool:

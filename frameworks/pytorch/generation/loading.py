@@ -21,7 +21,7 @@ from frameworks.pytorch.generation.decoder import Decoder
 from frameworks.pytorch.generation.engine import EngineParts, GeneratingModel
 from frameworks.pytorch.generation.int8_linear import make_int8_linear
 from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, CacheShape, KeyValueCache, LayoutMaker
-from frameworks.pytorch.generation.linear import make_linear
+from frameworks.pytorch.generation.linear import can_pack, make_linear
 from frameworks.pytorch.generation.llama import LlamaDecoder, is_llama
 from frameworks.pytorch.generation.sampling import Sampler
 from frameworks.pytorch.generation.token_masks import TokenMasks
@@ -46,16 +46,15 @@ _LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
 @dataclass(frozen=True, slots=True)
 class GeneratorShape:
-    """What config.json says: how long a text may be, and what the model keeps of a token. `shared_head`: how many
-    numbers its table of embeddings has that is its last product too; 0 where these are two. On a CPU the product is
-    packed, so that it is held twice.
+    """What config.json says: how long a text may be, and what the model keeps of a token. `shared_elements`: of a table
+    of embeddings that is the last layer's weights too.
     """
 
     max_context_tokens: int
     vocabulary_size: int
     cache: CacheShape
     query_heads: int
-    shared_head: int = 0
+    shared_elements: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +83,8 @@ def read_shape(folder: Path, dtype: str) -> GeneratorShape:
         head_size = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
         cache = CacheShape(int(config.num_hidden_layers), key_heads, head_size, DTYPES[dtype])
         vocabulary_size = int(config.vocab_size)
-        shared_head = vocabulary_size * int(config.hidden_size) if config.tie_word_embeddings else 0
-        return GeneratorShape(_context(config), vocabulary_size, cache, heads, shared_head)
+        shared = vocabulary_size * int(config.hidden_size) if config.tie_word_embeddings else 0
+        return GeneratorShape(_context(config), vocabulary_size, cache, heads, shared)
     except InvalidModel:
         raise
     except Exception as error:
@@ -124,10 +123,11 @@ def load_generator(
     tokenizer = HuggingFaceTokenizer(folder, shape.vocabulary_size)
     model: Any = load_causal_model(folder, dtype, device, performance.enable_memory_mapping)
     torch.set_num_threads(performance.intra_op_threads)
-    trial = Trial(model, folder, shape.vocabulary_size, shape.max_context_tokens)
-    sizes = _weight_bytes(model)
     place = torch.device(device.id)
     cache = _cache(folder, entry, shape, performance.max_sequences, place)
+    shape = replace(shape, max_context_tokens=min(shape.max_context_tokens, cache.blocks * BLOCK_TOKENS))
+    trial = Trial(model, folder, shape.vocabulary_size, shape.max_context_tokens)
+    sizes = _weight_bytes(model)
     layouts = LayoutMaker(cache.shape, shape.query_heads // cache.shape.heads, place)
     decoder = _decoder(model, shape, cache, is_int8)
     report: QuantizationReport | None = None
@@ -136,7 +136,7 @@ def load_generator(
         check_cosine(report, entry.min_cosine, folder, 'dtype = "bf16" or "f16" is nearer, left out is the original')
     else:
         trial.check(decoder, layouts)
-    spec = _spec(folder, device, "int8" if is_int8 else dtype, shape, cache, tokenizer.has_chat_template)
+    spec = _spec(folder, device, "int8" if is_int8 else dtype, shape, tokenizer.has_chat_template)
     weight_bytes = sizes.as_int8 if is_int8 else sizes.as_is
     spec = replace(spec, memory_bytes=weight_bytes + cache.size_bytes, quantization=report)
     sequences = performance.max_sequences
@@ -178,9 +178,7 @@ def _cache(
         raise (ours or error) from error
 
 
-def _spec(
-    folder: Path, device: Device, dtype: str, shape: GeneratorShape, cache: KeyValueCache, has_chat_template: bool
-) -> ModelSpec:
+def _spec(folder: Path, device: Device, dtype: str, shape: GeneratorShape, has_chat_template: bool) -> ModelSpec:
     return ModelSpec(
         framework="pytorch",
         task="generate",
@@ -190,7 +188,7 @@ def _spec(
         dtype=DTYPE_NAMES[dtype],
         memory_bytes=0,
         generation=GenerationSpec(
-            max_context_tokens=min(shape.max_context_tokens, cache.blocks * BLOCK_TOKENS),
+            max_context_tokens=shape.max_context_tokens,
             vocabulary_size=shape.vocabulary_size,
             eos_token_ids=frozenset(each for each in eos_token_ids(folder) if each < shape.vocabulary_size),
             has_chat_template=has_chat_template,
@@ -200,10 +198,18 @@ def _spec(
 
 
 def _weight_bytes(model: torch.nn.Module) -> WeightBytes:
+    """What the decoder will hold. Weights that are a table too stay as they are for that, beside those of the product
+    in another order or type.
+    """
     tensors = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
+    tables = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
     products = [module.weight for module in model.modules() if isinstance(module, torch.nn.Linear | Conv1D)]
-    as_is = sum(tensor.nbytes for tensor in tensors.values())
-    return WeightBytes(as_is, as_is - sum(weight.nbytes - weight.numel() for weight in products))
+    each_once = sum(tensor.nbytes for tensor in tensors.values())
+    replaced = sum(weight.nbytes for weight in products if id(weight) not in tables)
+    return WeightBytes(
+        as_is=each_once + sum(weight.nbytes for weight in products if id(weight) in tables and can_pack(weight)),
+        as_int8=each_once - replaced + sum(weight.numel() for weight in products),
+    )
 
 
 def _context(config: Any) -> int:
