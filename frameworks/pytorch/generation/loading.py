@@ -129,7 +129,7 @@ def load_generator(
     trial = Trial(model, folder, shape.vocabulary_size, shape.max_context_tokens)
     sizes = _weight_bytes(model)
     layouts = LayoutMaker(cache.shape, shape.query_heads // cache.shape.heads, place)
-    decoder = _decoder(model, shape, cache, is_int8)
+    decoder = _decoder(folder, model, shape, cache, is_int8)
     report: QuantizationReport | None = None
     if is_int8:
         report = trial.report(decoder, layouts, sizes)
@@ -155,10 +155,14 @@ def load_generator(
     return GeneratingModel(parts, spec, performance.intra_op_threads)
 
 
-def _decoder(model: Any, shape: GeneratorShape, cache: KeyValueCache, is_int8: bool) -> Decoder:
+def _decoder(folder: Path, model: Any, shape: GeneratorShape, cache: KeyValueCache, is_int8: bool) -> Decoder:
     attention = BlockAttention(cache, shape.query_heads, shape.cache.head_size**-0.5)
     make = make_int8_linear if is_int8 else make_linear
-    return LlamaDecoder(model, attention, make) if is_llama(model) else TransformersDecoder(model, attention, make)
+    try:
+        return LlamaDecoder(model, attention, make) if is_llama(model) else TransformersDecoder(model, attention, make)
+    except RuntimeError as error:
+        ours = as_ours(error, f"{folder}: the weights, put in order,", model.device)
+        raise (ours or error) from error
 
 
 def _cache(

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from frameworks.errors import InvalidModel
+from frameworks.errors import InvalidModel, OutOfMemory
 from frameworks.generation.scheduler import Sequence, StepPart
 from frameworks.generation.types import Sampling, SequenceRequest
+from frameworks.pytorch.device_errors import as_ours
 from frameworks.pytorch.generation.decoder import Decoder
 from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, LayoutMaker
 from frameworks.quantization.comparison import row_cosines
@@ -38,8 +39,9 @@ class Trial:
     """Made before anything of the model is changed."""
 
     def __init__(self, model: Any, folder: Path, vocabulary_size: int, max_tokens: int) -> None:
-        """Computes the original's logits. Raises InvalidModel where the model does not run."""
+        """Computes the original's logits. Raises InvalidModel where the model does not run, OutOfMemory."""
         self._folder = folder
+        self._device: torch.device = model.device
         self._dtype: torch.dtype = model.dtype
         counts = [count for end, count in zip(np.cumsum(_PARTS), _PARTS, strict=True) if end <= max_tokens]
         self._counts = counts or [1]
@@ -56,11 +58,12 @@ class Trial:
         try:
             logits, self._original_s = _timed(original)
         except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
+            self._check_memory(error)
             raise InvalidModel(f"{folder}: the model does not run: {error}") from error
         self._logits = logits[np.cumsum(self._counts) - 1].numpy()
 
     def check(self, decoder: Decoder, layouts: LayoutMaker) -> None:
-        """Raises InvalidModel where the decoder computes something else than the model."""
+        """Raises InvalidModel where the decoder computes something else than the model, OutOfMemory."""
         own, _ = self._own(decoder, layouts)
         spread = max(float(self._logits.std()), 1e-6)
         off = float(np.sqrt(np.square(own - self._logits).mean())) / spread
@@ -98,10 +101,17 @@ class Trial:
             rows = [computed(int(end) - count, count) for end, count in zip(ends, self._counts, strict=True)]
             _, seconds = _timed(lambda: computed(0, int(ends[-1])))
         except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
+            self._check_memory(error)
             raise InvalidModel(
                 f"{self._folder}: the model does not run step by step: {error}; its kind of attention is not served"
             ) from error
         return torch.cat(rows).numpy(), seconds
+
+    def _check_memory(self, error: Exception) -> None:
+        """Raises OutOfMemory where that is what is wrong: the model may still be served where there is more room."""
+        ours = as_ours(error, f"{self._folder}: a text of {len(self._token_ids)} tokens", self._device)
+        if isinstance(ours, OutOfMemory):
+            raise ours from error
 
 
 def _timed(run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, float]:

@@ -9,14 +9,14 @@ from structlog.testing import capture_logs
 
 from frameworks.errors import InvalidModel, OutOfMemory
 from frameworks.generation.types import GenerationSpec
-from frameworks.pytorch.generation import loading
 from frameworks.pytorch.generation.engine import GeneratingModel
 from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, CacheShape
+from frameworks.pytorch.generation.llama import LlamaDecoder
 from frameworks.pytorch.generation.loading import GeneratorShape, kv_bytes, read_shape
 from frameworks.pytorch.registry import TorchRegistry
 from frameworks.settings import PerformanceSettings, TorchModelEntry
 from tests.frameworks.conftest import FolderMaker
-from tests.frameworks.fake_probe import GIB
+from tests.frameworks.fake_probe import GIB, FakeProbe
 from tests.frameworks.loading import NO_COPIES
 from tests.frameworks.pytorch.generation.generating import alone, load_generating, request
 from tests.models.causal_folders import CONTEXT_TOKENS, END_ID, VOCABULARY_SIZE, save_causal_model
@@ -146,7 +146,7 @@ class TestDtypes:
         registry = TorchRegistry(PerformanceSettings(intra_op_threads=1, enable_quantization=False), GIB, NO_COPIES)
         entry = TorchModelEntry(name="m", path=folder, dtype="int8")
         with capture_logs() as logs:
-            [model] = registry.load(entry, folder, loading.Device("cpu", 0, "cpu", GIB, GIB))
+            [model] = registry.load(entry, folder, FakeProbe().host())
         assert model.spec.dtype == "float32"
         assert [log["event"] for log in logs] == ["not quantised: performance.enable_quantization is false"]
 
@@ -253,8 +253,8 @@ class TestRefusals:
 
     def test_another_arithmetic(self, made_once: FolderMaker, monkeypatch: pytest.MonkeyPatch) -> None:
         """Whatever we get wrong is found out before the first caller."""
-        rotated = loading.LlamaDecoder._rotation
-        monkeypatch.setattr(loading.LlamaDecoder, "_rotation", lambda own, at, dtype: rotated(own, at + at, dtype))
+        rotated = LlamaDecoder._rotation
+        monkeypatch.setattr(LlamaDecoder, "_rotation", lambda own, at, dtype: rotated(own, at + at, dtype))
         message = refusal(made_once(save_causal_model))
         assert "computed step by step the model's logits are off by" in message
 
@@ -275,17 +275,15 @@ class TestRefusals:
         change_json(folder / "config.json", num_attention_heads="many")
         assert "config.json: transformers cannot read it" in refusal(folder)
 
-    def test_a_model_that_has_no_room_for_its_trial(
-        self, made_once: FolderMaker, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_no_room_for_it_is_not_its_own_fault(self, made_once: FolderMaker, monkeypatch: pytest.MonkeyPatch) -> None:
         def run_out(*_: object, **__: object) -> None:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
         folder = made_once(save_causal_model)
-        for where in ("LlamaDecoder.logits", "LlamaDecoder.__init__"):
+        for where in ("llama.LlamaDecoder.logits", "llama.LlamaDecoder.__init__", "trial._timed"):
             with monkeypatch.context() as patch:
-                patch.setattr(f"frameworks.pytorch.generation.llama.{where}", run_out)
-                with pytest.raises(OutOfMemory):
+                patch.setattr(f"frameworks.pytorch.generation.{where}", run_out)
+                with pytest.raises(OutOfMemory, match="does not fit on cpu"):
                     load_generating(folder)
 
     def test_no_tokenizer(self, copied: FolderMaker) -> None:
