@@ -65,6 +65,8 @@ def causal_model(model_type: str = "llama", seed: int = 0, **changes: Any) -> An
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.normal_(0, _SPREAD)
+            else:  # biases, and weights of norms: not 0 and 1, as which they begin
+                parameter.add_(torch.randn_like(parameter) * _SPREAD)
     return model
 
 

@@ -176,12 +176,13 @@ class TestReleasing:
 
     def test_never_downwards(self) -> None:
         pool = BlockPool(3, 2)
-        below = filled(pool, A)
-        above = filled(pool, B, C)
+        below = pool.take(1)
+        above = filled(pool, A, B)
+        assert below is not None
         pool.release(below)
-        pool.take(1)
-        assert found(pool, *B, *C, 0) == above
         assert pool.release(above) == []
+        assert found(pool, *A, *B, 0) == above
+        assert pool.take(1) == below
 
     def test_nobody_writes_over_what_is_still_to_be_copied(self) -> None:
         """The blocks that a sequence leaves are not each other's new places."""

@@ -1,5 +1,6 @@
 """Who gives up blocks when there are none left, and who begins with what is known."""
 
+from frameworks.generation.scheduler import Sequence, StepScheduler
 from tests.frameworks.generation.block_memory import BlockMemory
 from tests.frameworks.generation.stepping import BLOCK, add, parts, run_out, running, scheduler_of, step
 
@@ -137,6 +138,15 @@ class TestPrefixes:
         add(scheduler, 2, prompt, max_tokens=1)
         assert step(scheduler, memory).begun == [(2, 0)]
 
+    def test_what_is_forgotten_is_not_copied_either(self) -> None:
+        scheduler = scheduler_of()
+        scheduler.remove(_ran(scheduler))
+        assert scheduler.plan().copies
+        scheduler.remove(_ran(scheduler))
+        scheduler.forget()
+        add(scheduler, 2, 5)
+        assert scheduler.plan().copies == []
+
     def test_a_step_that_failed_in_the_middle_is_taken_up_by_nobody(self) -> None:
         scheduler = scheduler_of(max_step_tokens=8)
         failing = add(scheduler, 0, tuple(range(30)))
@@ -146,3 +156,10 @@ class TestPrefixes:
         scheduler.remove(failing)
         add(scheduler, 1, tuple(range(30)))
         assert step(scheduler, BlockMemory(64, BLOCK)).begun == [(1, 0)]
+
+
+def _ran(scheduler: StepScheduler) -> Sequence:
+    """A sequence of which some blocks are known."""
+    sequence = add(scheduler, 1, 20)
+    step(scheduler)
+    return sequence

@@ -114,7 +114,7 @@ def check(case: Case, scale: float | None = None) -> None:
         )
 
 
-MIXED = [Part(0, 1), Part(31, 1), Part(32, 1), Part(100, 1), Part(0, 40), Part(20, 30), Part(64, 2)]
+MIXED = [Part(0, 1), Part(31, 1), Part(32, 1), Part(100, 1), Part(0, 40), Part(0, 41), Part(20, 30), Part(64, 2)]
 IN_ROW = list(range(BLOCKS))
 SCATTERED = [*range(0, BLOCKS, 7), *(block for block in range(BLOCKS) if block % 7)]
 

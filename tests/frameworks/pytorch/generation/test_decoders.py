@@ -69,6 +69,14 @@ def test_also_by_transformers_own_forward(made_once: FolderMaker, monkeypatch: p
     check(made_once(save_causal_model, model_type=family), False, causal_model(family))
 
 
+def test_a_forward_that_gives_the_logits_of_every_token(made_once: FolderMaker) -> None:
+    model = load_generating(made_once(save_causal_model, model_type="gpt2"))
+    model._parts.decoder._keeps_some = False
+    prompts = prompts_of(3, 40, each=2)
+    ours = ids_of(model, *(request(i, prompt, 6) for i, prompt in enumerate(prompts)))
+    assert [ours[i] for i in range(4)] == greedy_texts(causal_model("gpt2"), prompts, 6)
+
+
 @pytest.mark.parametrize(
     ("family", "changes"),
     [

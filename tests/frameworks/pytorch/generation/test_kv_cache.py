@@ -49,6 +49,21 @@ def test_copies_are_made_one_after_the_other(pairs: list[tuple[int, int]]) -> No
         assert torch.equal(values, -keys)
 
 
+@given(copies)
+def test_of_those_made_at_once_none_waits_for_another(pairs: list[tuple[int, int]]) -> None:
+    """A device makes them in any order."""
+    cache = KeyValueCache(SHAPE, 6, CPU)
+    together: list[list[Copy]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cache, "_copy", together.append)
+        cache.copy([Copy(*pair) for pair in pairs])
+    assert [copy for each in together for copy in each] == pairs
+    for each in together:
+        destinations = [copy.destination for copy in each]
+        assert len(set(destinations)) == len(destinations)
+        assert all(copy.source not in destinations[:at] for at, copy in enumerate(each))
+
+
 @pytest.mark.parametrize(
     ("start", "count", "cleared"),
     [

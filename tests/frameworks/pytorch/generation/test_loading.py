@@ -251,6 +251,11 @@ class TestRefusals:
         message = refusal(made_once(save_causal_model, model_type=family, **changes))
         assert "its kind of attention is not served" in message
 
+    def test_attention_that_wants_what_we_do_not_know_of(self, made_once: FolderMaker) -> None:
+        changes = {"num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": 40}
+        message = refusal(made_once(save_causal_model, model_type="gpt_oss", **changes))
+        assert "wants s_aux of its attention" in message
+
     def test_another_arithmetic(self, made_once: FolderMaker, monkeypatch: pytest.MonkeyPatch) -> None:
         """Whatever we get wrong is found out before the first caller."""
         rotated = LlamaDecoder._rotation
