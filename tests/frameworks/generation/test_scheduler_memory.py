@@ -140,9 +140,9 @@ class TestPrefixes:
 
     def test_what_is_forgotten_is_not_copied_either(self) -> None:
         scheduler = scheduler_of()
-        scheduler.remove(_ran(scheduler))
+        scheduler.remove(_ran(scheduler, 0))
         assert scheduler.plan().copies
-        scheduler.remove(_ran(scheduler))
+        scheduler.remove(_ran(scheduler, 1))
         scheduler.forget()
         add(scheduler, 2, 5)
         assert scheduler.plan().copies == []
@@ -158,8 +158,8 @@ class TestPrefixes:
         assert step(scheduler, BlockMemory(64, BLOCK)).begun == [(1, 0)]
 
 
-def _ran(scheduler: StepScheduler) -> Sequence:
+def _ran(scheduler: StepScheduler, sequence_id: int) -> Sequence:
     """A sequence of which some blocks are known."""
-    sequence = add(scheduler, 1, 20)
+    sequence = add(scheduler, sequence_id, 20)
     step(scheduler)
     return sequence
