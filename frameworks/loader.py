@@ -55,7 +55,7 @@ class Loader:
 
         A thread cannot be stopped: what it still brings for a caller that was cancelled is closed.
         """
-        loading = self._threads.submit(self._load, version, device)
+        loading = self._threads.submit(self._load_apart, version, device)
         try:
             return await asyncio.wrap_future(loading)
         except asyncio.CancelledError:
@@ -73,6 +73,14 @@ class Loader:
 
     def _needs(self, version: ModelVersion) -> ModelNeeds:
         return self._registry(version.model.framework).needs(version.model.entry, version.path)
+
+    def _load_apart(self, version: ModelVersion, device: Device) -> Loaded:
+        """In a thread that ends with the load, and with it the OpenMP threads that computed for it. As long as they
+        were there, asleep, OpenMP would count more threads than CPUs and put those of every model to sleep at each of
+        their barriers, which makes a language model's steps two to three times as long.
+        """
+        with ThreadPoolExecutor(1, thread_name_prefix="load") as thread:
+            return thread.submit(self._load, version, device).result()
 
     def _load(self, version: ModelVersion, device: Device) -> Loaded:
         registry = self._registry(version.model.framework)
