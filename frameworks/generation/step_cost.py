@@ -1,7 +1,7 @@
 """What a step costs: how much of a prompt may be computed beside running texts before they are held up. Pure."""
 
 # Beside running texts a step with a part of a prompt may take so many times as long as one without.
-_MOST_TIMES = 1.7
+_MOST_TIMES = 2.6
 # At least so many tokens of a prompt are computed in a step: one that was never begun would wait for ever.
 FEWEST_PROMPT_TOKENS = 16
 _NEWEST_SHARE = 0.2
