@@ -3,7 +3,7 @@
 Data: English sentences out of the documentation that comes with Python (prose.py; PSF licence), and simple dialogues
 made from them (dialogues.py); one source in twenty, drawn by its name, is held out. Tokenizer: byte-level BPE. Model: a
 Llama with grouped-query attention and tied embeddings; in bfloat16 autocast, Muon for the layers' matrices and AdamW
-for the rest; then rounded to float16 and judged as rounded. Loss of the committed file on the held-out text: LOSS nats
+for the rest; then rounded to float16 and judged as rounded. Loss of the committed file on the held-out text: 3.856 nats
 a token. Wants torch >= 2.9.
 """
 
