@@ -83,7 +83,8 @@ def test_the_contracts_example_loads_as_it_stands(tmp_path: Path) -> None:
 def test_the_repositorys_own_config_loads_and_every_key_in_it_has_an_effect() -> None:
     loaded = load_settings(ROOT / "config.toml", {})
     models = loaded.settings.models
-    assert [model.name for model in (*models.onnx_models, *models.torch_models)] == ["digits", "minilm-onnx", "minilm"]
+    names = [model.name for model in (*models.onnx_models, *models.torch_models)]
+    assert names == ["digits", "minilm-onnx", "minilm", "tiny-llama"]
     assert loaded.keys_without_effect == ()
 
 
