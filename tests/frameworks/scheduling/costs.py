@@ -13,6 +13,18 @@ def dear_start(rows: int, length: int) -> float:
     return 1e-3 + 1e-6 * rows * length
 
 
+class _Settled(CostModel):
+    def observe(self, rows: int, length: int, seconds: float) -> None:
+        """What a run really took, a neighbour on the core and all, changes nothing."""
+
+
+def settled() -> CostModel:
+    """Knows what `trained` does and learns no more: for tests that say exactly what is in a batch."""
+    cost = _Settled()
+    vars(cost).update(vars(trained()))
+    return cost
+
+
 def trained(law: Callable[[int, int], float] = dear_start, lengths: Iterable[int] = (1,)) -> CostModel:
     """Has seen batches of up to MOST_ROWS rows, each size twice: that many may go together from now on."""
     cost = CostModel()

@@ -21,7 +21,7 @@ from frameworks.text import TextTokenizer
 from frameworks.types import TEXT_OUTPUT, Batch, ModelSpec, TensorBatch, TokenBatch, Value
 from tests.frameworks.batch_models import Gate
 from tests.frameworks.loops import task
-from tests.frameworks.scheduling.costs import trained
+from tests.frameworks.scheduling.costs import settled
 
 BAD = -1
 HUGE = -2
@@ -142,7 +142,7 @@ async def house_of(
     limits = BatchLimits(max_rows, max_delay_s=max_delay_s)
     dispatcher = Dispatcher("m", lanes, spec, limits, ageing_s, BatchCounts(sizes, split))
     if knows_cost:
-        dispatcher._cost = trained()
+        dispatcher._cost = settled()
     try:
         yield House(dispatcher, lanes, sizes, split)
         assert dispatcher.queue_depth == 0

@@ -21,7 +21,7 @@ from memory.tensor_pool import HOST, TensorPool
 from tests.frameworks.fake_probe import FakeProbe
 from tests.frameworks.loading import GIB, NO_COPIES, placed
 from tests.frameworks.loops import in_loop, soon
-from tests.frameworks.scheduling.costs import trained
+from tests.frameworks.scheduling.costs import settled
 from tests.models import onnx_graphs
 
 WIDTH = PAYS_FROM_BYTES // 4 // 4
@@ -41,7 +41,7 @@ async def test_in_the_steady_state_a_batch_allocates_no_tensor(tmp_path: Path) -
     # Runs wait for all callers: rounds of equal batches.
     limits = BatchLimits(CALLERS, max_delay_s=5.0)
     dispatcher = Dispatcher("m", [BatchLane("m", model)], model.spec, limits, 1.0, BatchCounts(sizes), arrays)
-    dispatcher._cost = trained()
+    dispatcher._cost = settled()
     session = onnx_graphs.session(path)
     questions = [{name: row(2 * caller + i) for i, name in enumerate("ab")} for caller in range(CALLERS)]
     together = {name: np.concatenate([question[name] for question in questions]) for name in "ab"}
@@ -74,7 +74,7 @@ async def test_a_caller_that_keeps_its_answer_keeps_it(tmp_path: Path) -> None:
     model.warm_up()
     limits = BatchLimits(CALLERS, max_delay_s=5.0)
     dispatcher = Dispatcher("m", [BatchLane("m", model)], model.spec, limits, 1.0, BatchCounts(), PooledArrays(pool))
-    dispatcher._cost = trained()
+    dispatcher._cost = settled()
     kept: list[tuple[Array, float]] = []
     try:
         for number in range(3):
