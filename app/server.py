@@ -9,7 +9,7 @@ import structlog
 from fastapi import FastAPI
 
 from app.answers_kept import AnswersKept
-from app.api.endpoint import Endpoint, EndpointBounds
+from app.api.endpoint import Endpoint
 from app.api.front import Front, build_front
 from app.api.health import HealthApi
 from app.api.metrics import Counted, MetricsApi
@@ -20,6 +20,7 @@ from app.api.openai.routes import ROUTES as OPENAI_ROUTES
 from app.api.routes import RouteTable
 from app.config import LoadedSettings
 from app.integrity_watch import IntegrityWatch
+from app.journey import Bounds, Journey
 from app.lifecycle import Lifecycle
 from app.loop_watch import LoopWatch
 from app.observe import Observer
@@ -67,13 +68,13 @@ def build(loaded: LoadedSettings, log_requests: str, probe: DeviceProbe | None =
         lambda: not observer.inflight and not shadowing.copies and manager.residents.is_at_rest,
         [manager.residents.room.check_integrity, manager.residents.check_integrity, pool.check_integrity],
     )
-    endpoint = Endpoint(
+    journey = Journey(
         manager,
         service,
         shadowing,
         observer,
         lifecycle,
-        EndpointBounds(
+        Bounds(
             RequestLimit("the server", settings.scheduling.max_queue_size, settings.scheduling.max_concurrent_requests),
             settings.server.max_body_bytes,
             settings.scheduling.default_timeout_ms,
@@ -100,7 +101,7 @@ def build(loaded: LoadedSettings, log_requests: str, probe: DeviceProbe | None =
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(running_beside(loop_watch.watch()))
             stack.callback(service.close)
-            stack.callback(endpoint.close)
+            stack.callback(journey.close)
             # The ledger only: an instance that was given up may compute on, in what it has leased.
             stack.callback(integrity.look_at, manager.residents.room.check_integrity)
             await stack.enter_async_context(manager)
@@ -113,7 +114,7 @@ def build(loaded: LoadedSettings, log_requests: str, probe: DeviceProbe | None =
             yield
 
     table = RouteTable([*NATIVE_ROUTES, *OPENAI_ROUTES])
-    return Server(build_front(table, endpoint, routers, observer, lifespan), lifecycle)
+    return Server(build_front(table, Endpoint(journey), routers, observer, lifespan), lifecycle)
 
 
 def _manager(loaded: LoadedSettings, devices: DeviceManager, pool: TensorPool) -> MLFrameworkManager:

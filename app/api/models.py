@@ -11,7 +11,8 @@ from fastapi import APIRouter, Request, Response
 from app.api.errors import EmptyBody, Forbidden, InvalidJson
 from app.api.model_descriptions import Deleted, ModelDetail, ModelList, describe, describe_in_detail
 from app.api.native.fields import ErrorResponse
-from app.api.wire import check_media_type, json_answer, read_body
+from app.api.wire import json_answer, read_body
+from app.api.wire_format import check_media_type
 from app.config import ConfigError, parse_model_entry
 from app.lifecycle import Lifecycle
 from app.observe import Observer
@@ -120,7 +121,7 @@ class ModelsApi:
         return describe_in_detail(slot, self._observer.requests)
 
     async def _read_object(self, request: Request) -> dict[str, Any]:
-        check_media_type(request.scope)
+        check_media_type(request.scope["headers"])
         body = await read_body(request.scope, request.receive, self._max_body_bytes)
         try:
             content = orjson.loads(body)

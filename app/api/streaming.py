@@ -7,7 +7,7 @@ from asyncio import CancelledError
 from starlette.types import Send
 
 from app.api.errors import ClientGone
-from app.api.wire import Watched, told
+from app.api.wire import HttpCaller, told
 from app.api.wire_format import StreamWriter
 from app.observe import RequestRecord, server_timing
 from frameworks.errors import Draining
@@ -27,10 +27,10 @@ class EventStream:
         self._last: list[bytes] = []
         self._has_failed = False
 
-    async def send_pieces(self, generation: Generation, watched: Watched) -> None:
+    async def send_pieces(self, generation: Generation, caller: HttpCaller) -> None:
         """Sends all that comes; what is to be said at the end of it is left to `finish`.
 
-        `watched`: the caller, whose leaving cancels this. Raises what keeps the first piece from coming, which an
+        `caller`: whose leaving cancels this. Raises what keeps the first piece from coming, which an
         ordinary answer can tell; ClientGone.
         """
         first = await anext(generation, None)
@@ -45,7 +45,7 @@ class EventStream:
             latency_ms = (time.perf_counter() - self._record.started_s) * 1e3
             self._last = self._writer.end(generation.usage, latency_ms)
         except CancelledError:
-            if watched.gone:
+            if caller.is_gone:
                 raise
             # Only the end of the drain's time cancels a request.
             self._fail(Draining("the server went down before this was at its end; ask another"))

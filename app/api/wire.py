@@ -11,14 +11,13 @@ import structlog
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from app.api.errors import ClientGone, EmptyBody, TooLarge, UnsupportedMediaType, extra_headers, to_http
+from app.api.errors import ClientGone, EmptyBody, TooLarge, extra_headers, to_http
 from app.api.http_protocol import SHORT_WAY
-from app.api.wire_format import ErrorWriter
+from app.api.wire_format import ErrorWriter, Header
 from app.observe import RequestRecord, request_id, server_timing
 
 log = structlog.get_logger(__name__)
 
-Header = tuple[bytes, bytes]
 # A request that is answered sooner is not worth a task that watches for its caller's going away.
 _WATCH_AFTER_S = 0.05
 _CLOSES = (b"connection", b"close")
@@ -32,30 +31,6 @@ def begin(scope: Scope) -> RequestRecord:
     if extensions is not None:
         record.short_way = extensions.get(SHORT_WAY)
     return record
-
-
-def check_media_type(scope: Scope) -> None:
-    """Raises UnsupportedMediaType for a body that says it is no JSON in UTF-8, or is compressed.
-
-    A web page may post text/plain and forms to any server without asking it; so these are not read as JSON.
-    """
-    for name, value in scope["headers"]:
-        if name == b"content-type":
-            if value == b"application/json":
-                continue
-            media_type, _, parameters = value.decode("latin-1").lower().partition(";")
-            media_type = media_type.strip()
-            if media_type != "application/json" and not media_type.endswith("+json"):
-                raise UnsupportedMediaType(
-                    f'content-type is "{media_type[:100]}"; send "content-type: application/json" '
-                    "(curl: -H 'content-type: application/json')"
-                )
-            if "charset" in parameters and "utf-8" not in parameters and "utf8" not in parameters:
-                raise UnsupportedMediaType(f'content-type has "{parameters.strip()[:100]}"; JSON here is UTF-8')
-        elif name == b"content-encoding" and value.lower() not in (b"", b"identity"):
-            raise UnsupportedMediaType(
-                f'content-encoding "{value.decode("latin-1")[:100]}" is not read; send the body as it is'
-            )
 
 
 def body_at_hand(record: RequestRecord, max_body_bytes: int) -> bytes | None:
@@ -101,15 +76,20 @@ async def read_body(
     return body
 
 
-async def send_json(
-    send: Send, record: RequestRecord, status: int, body: bytes, headers: list[Header] | None = None
+async def send_body(
+    send: Send,
+    record: RequestRecord,
+    status: int,
+    body: bytes,
+    content_type: bytes = b"application/json",
+    headers: list[Header] | None = None,
 ) -> None:
     """Sends a whole answer with the headers that every answer carries."""
     record.status = status
     timing = server_timing(record.timings)
     if record.short_way is not None and (not headers or _CLOSES not in headers):
         lines = (
-            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+            f"content-type: {content_type.decode()}\r\ncontent-length: {len(body)}\r\n"
             f"x-request-id: {record.request_id}\r\nserver-timing: {timing}\r\n"
         )
         for name, value in headers or ():
@@ -121,7 +101,7 @@ async def send_json(
             "type": "http.response.start",
             "status": status,
             "headers": [
-                (b"content-type", b"application/json"),
+                (b"content-type", content_type),
                 (b"content-length", str(len(body)).encode()),
                 (b"x-request-id", record.request_id.encode()),
                 (b"server-timing", timing.encode()),
@@ -159,7 +139,7 @@ async def send_error(send: Send, record: RequestRecord, error: BaseException, wr
     headers = extra_headers(error)
     if isinstance(error, TooLarge):
         headers.append(_CLOSES)
-    await send_json(send, record, status, body, headers)
+    await send_body(send, record, status, body, headers=headers)
 
 
 class Watched:
@@ -175,6 +155,34 @@ class Watched:
         self.task = task
         self.watcher: asyncio.Task[None] | None = None
         self.gone = False
+
+
+class HttpCaller:
+    """As Caller of app/journey.py: whoever closes the connection has gone away."""
+
+    __slots__ = ("_gone_watch", "_receive", "_since_s", "_watched")
+
+    def __init__(self, gone_watch: "GoneWatch", receive: Receive, since_s: float) -> None:
+        """`since_s`: when the request began (time.perf_counter)."""
+        self._gone_watch = gone_watch
+        self._receive = receive
+        self._since_s = since_s
+        self._watched: Watched | None = None
+
+    def watch(self) -> None:
+        self._watched = self._gone_watch.begin(self._receive, self._since_s)
+
+    async def unwatch(self) -> None:
+        watched = self._watched
+        assert watched is not None
+        if watched.watcher is None:
+            self._gone_watch.forget(watched)
+        else:
+            await self._gone_watch.end(watched)
+
+    @property
+    def is_gone(self) -> bool:
+        return self._watched is not None and self._watched.gone
 
 
 class GoneWatch:

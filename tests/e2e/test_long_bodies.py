@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 import pytest
 
-from app.api.endpoint import _LONG_BYTES, _LONG_ELEMENTS
+from app.api.wire_format import LONG_BYTES, LONG_ELEMENTS
 from frameworks.types import NUMPY_DTYPES
 from tests.e2e.configs import DIGITS, onnx_entries
 from tests.e2e.conftest import Start
@@ -25,7 +25,7 @@ from tests.models import onnx_graphs
 COUNT = 200_000
 NUMBERS = orjson.dumps(np.random.default_rng(2).standard_normal(COUNT).astype(np.float32), option=16)
 assert len(NUMBERS) > 2_000_000
-assert COUNT > _LONG_ELEMENTS
+assert COUNT > LONG_ELEMENTS
 # Short arrays without end: read by the way that looks at each, for a second or so.
 ARRAYS = b'{"input_data":[' + b",".join([b"[1]"] * 1_500_000) + b"]}"
 
@@ -46,7 +46,7 @@ def json_of(array: Any) -> bytes:
 def test_a_long_tensor_comes_back_as_it_went(shape: tuple[int, ...], house: RunningServer) -> None:
     array = np.array(orjson.loads(NUMBERS), np.float32).reshape(shape)
     body = b'{"input_data":%s}' % json_of(array)
-    assert len(body) > _LONG_BYTES
+    assert len(body) > LONG_BYTES
     answer = house.post("/models/float32/infer", body)
     assert answer.status_code == 200
     assert output_of(answer.content, b"output_data") == json_of(array)
@@ -67,9 +67,9 @@ def test_what_is_no_number_in_a_long_answer_is_null(house: RunningServer) -> Non
 
 
 def test_a_long_answer_to_a_short_question(house: RunningServer) -> None:
-    texts = [f"text {i}" for i in range(2 * _LONG_ELEMENTS // 384)]
+    texts = [f"text {i}" for i in range(2 * LONG_ELEMENTS // 384)]
     together = house.infer("minilm-onnx", text=texts)["embeddings"]
-    assert len(together) * len(together[0]) > _LONG_ELEMENTS
+    assert len(together) * len(together[0]) > LONG_ELEMENTS
     alone = [house.infer("minilm-onnx", text=text)["embeddings"][0] for text in texts[::40]]
     assert np.abs(np.array(together[::40]) - np.array(alone)).max() < 1e-5
 
@@ -107,7 +107,7 @@ def test_what_is_wrong_with_a_long_body_is_said_in_the_same_words(what: str, hou
         error = answer.json()["error"]
         # Where, and how many, differ.
         messages.append((answer.status_code, error["code"], re.sub(r"\d+", "#", error["message"])))
-    assert len(make(NUMBERS[1:-1])) > _LONG_BYTES
+    assert len(make(NUMBERS[1:-1])) > LONG_BYTES
     assert messages[0] == messages[1]
 
 
@@ -234,7 +234,7 @@ class TestGlance:
             first = many.ask("slow", **QUESTION)
             wait_until(lambda: busy.inflight("slow") == 1)
             body = {"model_name": "digits", "input_data": [[0.123456789] * 64] * 2000}
-            assert len(json.dumps(body)) > _LONG_BYTES
+            assert len(json.dumps(body)) > LONG_BYTES
             assert busy.client.post("/infer", json=body).json()["output_shape"] == [2000]
             assert_refused(
                 busy.client.post("/infer", json=body | {"model_name": "slow"}), 503, "overloaded", "max_concurrent"

@@ -1,6 +1,5 @@
 """Step 1, DECODE: the body of /infer → a request for one model. Synchronous: a parsed body lives only within it."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from app.api.json_body import Document, Node, Unsure, json_name, parse, parse_exact, read_flat
@@ -9,6 +8,7 @@ from app.api.native.generation import read_generation
 from app.api.native.questions import read_count, read_input_data, read_inputs, read_text
 from app.api.native.tensors import narrow
 from app.api.wire_format import Target
+from app.journey import FindSpec
 from frameworks.errors import InvalidInput, ModelAbsent, VersionNotFound
 from frameworks.generation.types import GenerateRequest
 from frameworks.types import (
@@ -42,7 +42,7 @@ class NativeRequest(NamedTuple):
     stream: bool = False
 
 
-def decode(body: bytes, target: Target, find_spec: Callable[[str, str | None], ModelSpec]) -> NativeRequest:
+def decode(body: bytes, target: Target, find_spec: FindSpec) -> NativeRequest:
     """Reads a body for the model that path or body name.
 
     `find_spec(name, version)` is asked as soon as the name is known, before any tensor is decoded, and raises what
@@ -70,9 +70,7 @@ def decode(body: bytes, target: Target, find_spec: Callable[[str, str | None], M
     return _read(parse_exact(body), target, find_spec)
 
 
-def _read_flat(
-    name: Any, numbers: Array, target: Target, find_spec: Callable[[str, str | None], ModelSpec]
-) -> NativeRequest | None:
+def _read_flat(name: Any, numbers: Array, target: Target, find_spec: FindSpec) -> NativeRequest | None:
     """The commonest question by itself, in a third of the time; None where it is not as simple as it looked, and where
     it has to be refused, for which `_read` has the words.
     """
@@ -95,7 +93,7 @@ def _read_flat(
     return NativeRequest("input_data", TensorBatch({sole.name: tensor}, spec.first_output), spec, True)
 
 
-def _read(document: Document, target: Target, find_spec: Callable[[str, str | None], ModelSpec]) -> NativeRequest:
+def _read(document: Document, target: Target, find_spec: FindSpec) -> NativeRequest:
     if not document.is_object(document.root):
         raise InvalidInput("body", f"is {json_name(document.root)}; wants a JSON object")
     fields = document.members(document.root, FIELDS)
@@ -143,7 +141,7 @@ def _question_of(names: tuple[str, ...]) -> str:
     return question
 
 
-def _find_spec(fields: dict[str, Node], target: Target, find_spec: Callable[[str, str | None], ModelSpec]) -> ModelSpec:
+def _find_spec(fields: dict[str, Node], target: Target, find_spec: FindSpec) -> ModelSpec:
     try:
         return find_spec(*_name_and_version(fields, target))
     except ModelAbsent as absent:

@@ -7,11 +7,11 @@ from app.api.native.encode import encode
 from app.api.native.fields import ErrorResponse, InferRequest, InferResponse
 from app.api.native.stream import NativeStream
 from app.api.routes import Route, RouteText
-from app.api.wire_format import AnswerContext
+from app.api.wire_format import AnswerContext, JsonFormat
 from frameworks.generation.types import GenerateRequest
 
 
-class NativeFormat:
+class NativeFormat(JsonFormat):
     """The WireFormat of ROUTES."""
 
     decode = staticmethod(decode)

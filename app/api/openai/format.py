@@ -8,7 +8,8 @@ from app.api.generation_fields import read_whole
 from app.api.json_body import Document, Unsure, json_name, parse, parse_exact
 from app.api.openai.errors import error_body
 from app.api.openai.vocabulary import Vocabulary
-from app.api.wire_format import AnswerContext, StreamWriter, Target
+from app.api.wire_format import AnswerContext, JsonFormat, StreamWriter, Target
+from app.journey import FindSpec
 from frameworks.errors import InvalidInput, ModelAbsent
 from frameworks.types import DEFAULT_PRIORITY, LAST_PRIORITY, ModelSpec, Task
 
@@ -27,7 +28,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """As Decoded of app/api/wire_format.py; `form` as of Asked."""
+    """As Decoded of app/journey.py; `form` as of Asked."""
 
     request: Any
     spec: ModelSpec
@@ -38,7 +39,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenAiFormat:
+class OpenAiFormat(JsonFormat):
     """As WireFormat of app/api/wire_format.py.
 
     `tasks`: of the models that the route is for. `read` is given the body's members, less those that are null, in
@@ -54,7 +55,7 @@ class OpenAiFormat:
     stream: Callable[[Question, AnswerContext], StreamWriter] | None = None
     own_name: Callable[[str], str] = str
 
-    def decode(self, body: bytes, target: Target, find_spec: Callable[[str, str | None], ModelSpec]) -> Question:
+    def decode(self, body: bytes, target: Target, find_spec: FindSpec) -> Question:
         """Raises InvalidJson, InvalidInput, UnknownField, and what `find_spec` raises."""
         try:
             return self._decode(parse(body), target, find_spec)
@@ -74,9 +75,7 @@ class OpenAiFormat:
             message = f"{self.own_name(field)}{colon}{words}"
         return error_body(status, code, message)
 
-    def _decode(
-        self, document: Document, target: Target, find_spec: Callable[[str, str | None], ModelSpec]
-    ) -> Question:
+    def _decode(self, document: Document, target: Target, find_spec: FindSpec) -> Question:
         if not document.is_object(document.root):
             raise InvalidInput("body", f"is {json_name(document.root)}; wants a JSON object")
         members = document.members(document.root, self.vocabulary.known)
@@ -94,9 +93,7 @@ class OpenAiFormat:
         asked = self.read(fields, spec)
         return Question(asked.request, spec, priority, timeout_ms, asked.stream, asked.form)
 
-    def _find_spec(
-        self, members: Fields, target: Target, find_spec: Callable[[str, str | None], ModelSpec]
-    ) -> ModelSpec:
+    def _find_spec(self, members: Fields, target: Target, find_spec: FindSpec) -> ModelSpec:
         name = members.get("model", target.model)
         if not isinstance(name, str) or not name:
             given = "is missing" if name is None else "is empty" if name == "" else f"is {json_name(name)}"

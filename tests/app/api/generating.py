@@ -6,10 +6,11 @@ from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
-from app.api.endpoint import Endpoint, EndpointBounds
+from app.api.endpoint import Endpoint
 from app.api.native.wire_format import NativeFormat
 from app.api.routes import Address
 from app.api.wire_format import Target
+from app.journey import Bounds, Journey
 from app.observe import Observer
 from frameworks.generation.types import Choice, GenerateAnswer, Piece, Usage
 from frameworks.scheduling.admission import Permit, RequestLimit
@@ -105,14 +106,15 @@ class House:
         slot = SimpleNamespace(name="writer", version="1", standing=self.version, active=self.version, shadow=None)
         slot.route = lambda: self.version
         slot.requests = self.version.model.requests
-        self.endpoint = Endpoint(
+        journey = Journey(
             cast(Any, SimpleNamespace(slot=lambda name: slot)),
             cast(Any, self),
             cast(Any, None),
             self.observer,
             cast(Any, SimpleNamespace(check_accepting=lambda: None)),
-            EndpointBounds(self.requests, 10_000, None),
+            Bounds(self.requests, 10_000, None),
         )
+        self.endpoint = Endpoint(journey)
 
     async def generate(self, version: object, request: object, *rest: object) -> ScriptedGeneration:
         """As the service does it."""

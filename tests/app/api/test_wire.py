@@ -10,7 +10,8 @@ import pytest
 
 from app.api.errors import ClientGone, EmptyBody, TooLarge, UnsupportedMediaType
 from app.api.native.wire_format import NativeFormat
-from app.api.wire import GoneWatch, Watched, begin, check_media_type, read_body, send_error
+from app.api.wire import GoneWatch, Watched, begin, read_body, send_error
+from app.api.wire_format import check_media_type
 from frameworks.errors import InvalidInput, Overloaded
 
 Messages = list[dict[str, Any]]
@@ -88,10 +89,10 @@ def test_a_body_that_says_it_is_too_large_is_not_read() -> None:
 )
 def test_media_types(header: tuple[bytes, bytes], is_read: bool) -> None:
     if is_read:
-        check_media_type(scope(header))
+        check_media_type(scope(header)["headers"])
     else:
         with pytest.raises(UnsupportedMediaType):
-            check_media_type(scope(header))
+            check_media_type(scope(header)["headers"])
 
 
 def test_an_error_can_be_sent_whatever_it_quotes() -> None:

@@ -6,11 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.api.endpoint import elements_of
 from app.api.native.decode import NativeRequest
 from app.api.native.encode import encode, plain
 from app.api.native.fields import FIELDS, OPTIONS, QUESTION_FIELDS, InferRequest
-from app.api.wire_format import AnswerContext
+from app.api.wire_format import AnswerContext, elements_of
 from frameworks.tokens import TokenizeAnswer
 from frameworks.types import ClassifyAnswer, EmbedAnswer, ScoreAnswer, TensorBatch, TextRequest, Value
 from tests.app.api.native.specs import SPECS
