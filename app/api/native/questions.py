@@ -3,7 +3,8 @@
 import numpy as np
 
 from app.api.json_body import Document, Node, came, json_name
-from app.api.native.tensors import check_shape, read_tensor, read_value
+from app.api.native.tensors import read_tensor, read_value
+from app.api.shapes import check_shape
 from frameworks.errors import InvalidInput, UnknownField
 from frameworks.types import Array, ModelSpec, TensorBatch, TensorType, TextRequest, Value, ValueSpec
 

@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 
 from app.api.json_body import Document, Node, NotNumbers, NumberKind, Ragged, flatten, json_name
+from app.api.shapes import read_sizes
 from frameworks.errors import InvalidInput
 from frameworks.types import NUMPY_DTYPES, Array, MapType, OptionalType, SequenceType, TensorType, Value, ValueType
 
 _TENSOR_FIELDS = ("data", "shape", "dtype")
-_MAX_RANK = 32
-_MAX_ELEMENTS = 2**40
 _BFLOAT16_INFINITY = np.float32(2.0**128 - 2.0**119)  # from here on the nearest bfloat16 is an infinity
 _FEW = 1024
 _SQUARES_THAT_FIT = {"float16": 65504.0**2, "bfloat16": 1.15e77, "float32": 1.15e77}
@@ -55,14 +54,6 @@ def read_tensor(document: Document, node: Node, wanted: TensorType, field: str) 
     return tensor.reshape(shape), len(shape) == 1
 
 
-def check_shape(shape: tuple[int, ...], declared: tuple[int, ...] | None, field: str) -> None:
-    """Raises InvalidInput where a shape does not fit the declared one (-1 is free; None fits everything)."""
-    if declared is None:
-        return
-    if len(shape) != len(declared) or any(d not in (-1, came) for came, d in zip(shape, declared, strict=True)):
-        raise InvalidInput(field, f"has shape {list(shape)}, and the model wants {list(declared)} (-1 is free)")
-
-
 def _read_described(document: Document, node: Node, wanted: TensorType, field: str) -> tuple[Array, bool]:
     members = document.members(node, _TENSOR_FIELDS, within=f"{field}.")
     if "data" not in members:
@@ -77,7 +68,7 @@ def _read_described(document: Document, node: Node, wanted: TensorType, field: s
     tensor, flat = read_tensor(document, data, wanted, f"{field}.data")
     if "shape" not in members:
         return tensor, flat
-    shape = _read_shape(document, members["shape"], f"{field}.shape")
+    shape = read_sizes(document.python(members["shape"]), f"{field}.shape")
     if flat or tensor.ndim == 0:
         if prod(shape) != tensor.size:
             raise InvalidInput(
@@ -87,16 +78,6 @@ def _read_described(document: Document, node: Node, wanted: TensorType, field: s
     if tensor.shape != shape:
         raise InvalidInput(f"{field}.shape", f"is {list(shape)}, and the nested data has {list(tensor.shape)}")
     return tensor, False
-
-
-def _read_shape(document: Document, node: Node, field: str) -> tuple[int, ...]:
-    shape = document.python(node) if document.is_array(node) else None
-    if shape is None or len(shape) > _MAX_RANK or not all(type(d) is int and d >= 0 for d in shape):
-        raise InvalidInput(field, f"wants a list of at most {_MAX_RANK} whole numbers, 0 or more")
-    # numpy multiplies the sizes also where one of them is 0 and the tensor empty.
-    if prod(max(1, d) for d in shape) >= _MAX_ELEMENTS:
-        raise InvalidInput(field, f"{shape} is larger than any tensor")
-    return tuple(shape)
 
 
 def _read_scalar(node: Node, wanted: TensorType, field: str) -> Array:

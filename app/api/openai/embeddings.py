@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 import orjson
 
-from app.api.generation_fields import read_whole
 from app.api.json_body import came
 from app.api.openai.format import Asked, Fields, OpenAiFormat, Question
 from app.api.openai.texts import read_texts, read_truncate
 from app.api.openai.vocabulary import EMBEDDINGS
+from app.api.text_fields import read_dimensions
 from app.api.wire_format import AnswerContext
 from frameworks.errors import InvalidInput
-from frameworks.types import Array, EmbedAnswer, ModelSpec, TextRequest, TextSpec
+from frameworks.types import Array, EmbedAnswer, ModelSpec, TextRequest
 
 _NO_TOKENS = (
     "token ids are not taken, as those of another tokenizer would be read as other words; send text "
@@ -32,24 +32,9 @@ def _read(fields: Fields, spec: ModelSpec) -> Asked:
     request = TextRequest(
         read_texts(texts, "input"),
         truncate=read_truncate(fields),
-        dimensions=_read_dimensions(fields, spec.text),
+        dimensions=read_dimensions(fields, spec.text),
     )
     return Asked(request, form=encoding)
-
-
-def _read_dimensions(fields: Fields, text: TextSpec) -> int | None:
-    """None where all of a vector is wanted."""
-    dimensions = read_whole(fields, "dimensions", 1, 2**31 - 1)
-    size, shorter = text.embedding_size, text.shorter_sizes
-    if dimensions is None or dimensions == size:
-        return None
-    if dimensions in shorter:
-        return dimensions
-    if not shorter:
-        instead = f"send {size} or leave it out" if size else "leave it out"
-        raise InvalidInput("dimensions", f"is {dimensions}; this model's vectors cannot be cut short: {instead}")
-    offer = ", ".join(map(str, shorter[:20])) if len(shorter) <= 20 else f"one from {shorter[0]} to {shorter[-1]}"
-    raise InvalidInput("dimensions", f"is {dimensions}; this model's vectors can be cut to {offer}; send one of these")
 
 
 def _write(question: Question, answer: EmbedAnswer, context: AnswerContext) -> bytes:
