@@ -1,0 +1,10 @@
+"""What is wrong, in the Open Inference Protocol's body: `{"error": "message"}`."""
+
+import orjson
+
+
+def error_body(status: int, code: str, message: str, request_id: str) -> bytes:
+    """As WireFormat.error_body. The protocol has the message alone: status and code ride in the status line, the
+    request id in the header x-request-id.
+    """
+    return orjson.dumps({"error": message})
