@@ -62,42 +62,48 @@ class ClientGone(Exception):
 
 STATUS_CLIENT_GONE = 499
 
-# error class → (HTTP status, code); the first class that an error is an instance of counts.
-_TABLE: tuple[tuple[type[RoundhouseError], int, str], ...] = (
-    (InvalidJson, 400, "invalid_json"),
-    (InvalidInput, 400, "invalid_input"),
-    (UnknownField, 400, "unknown_field"),
-    (InvalidModel, 400, "invalid_input"),
-    (Forbidden, 403, "forbidden"),
-    (ModelNotFound, 404, "model_not_found"),
-    (VersionNotFound, 404, "version_not_found"),
-    (NotFound, 404, "not_found"),
-    (MethodNotAllowed, 405, "method_not_allowed"),
-    (ModelExists, 409, "model_exists"),
-    (TooLarge, 413, "too_large"),
-    (UnsupportedMediaType, 415, "unsupported_media_type"),
-    (Overloaded, 503, "overloaded"),
-    (ModelLoading, 503, "loading"),
-    (ModelUnloaded, 503, "unloaded"),
-    (ModelFailed, 503, "model_failed"),
-    (DeadlineExceeded, 504, "deadline_exceeded"),
-    (Draining, 503, "draining"),
-    (OutOfMemory, 507, "out_of_memory"),
+# error class → (HTTP status, code, gRPC status code); the first class that an error is an instance of counts.
+_TABLE: tuple[tuple[type[RoundhouseError], int, str, str], ...] = (
+    (InvalidJson, 400, "invalid_json", "INVALID_ARGUMENT"),
+    (InvalidInput, 400, "invalid_input", "INVALID_ARGUMENT"),
+    (UnknownField, 400, "unknown_field", "INVALID_ARGUMENT"),
+    (InvalidModel, 400, "invalid_input", "INVALID_ARGUMENT"),
+    (Forbidden, 403, "forbidden", "PERMISSION_DENIED"),
+    (ModelNotFound, 404, "model_not_found", "NOT_FOUND"),
+    (VersionNotFound, 404, "version_not_found", "NOT_FOUND"),
+    (NotFound, 404, "not_found", "UNIMPLEMENTED"),
+    (MethodNotAllowed, 405, "method_not_allowed", "UNIMPLEMENTED"),
+    (ModelExists, 409, "model_exists", "ALREADY_EXISTS"),
+    (TooLarge, 413, "too_large", "RESOURCE_EXHAUSTED"),
+    (UnsupportedMediaType, 415, "unsupported_media_type", "UNIMPLEMENTED"),
+    (Overloaded, 503, "overloaded", "RESOURCE_EXHAUSTED"),
+    (ModelLoading, 503, "loading", "UNAVAILABLE"),
+    (ModelUnloaded, 503, "unloaded", "UNAVAILABLE"),
+    (ModelFailed, 503, "model_failed", "UNAVAILABLE"),
+    (DeadlineExceeded, 504, "deadline_exceeded", "DEADLINE_EXCEEDED"),
+    (Draining, 503, "draining", "UNAVAILABLE"),
+    (OutOfMemory, 507, "out_of_memory", "RESOURCE_EXHAUSTED"),
 )
-_INTERNAL = (500, "internal", "an error of ours; the log has it under this request id")
+_INTERNAL_STATUS, _INTERNAL_CODE, _INTERNAL_GRPC_CODE = 500, "internal", "INTERNAL"
+_INTERNAL_MESSAGE = "an error of ours; the log has it under this request id"
 
 ERROR_CODES: dict[int, list[str]] = {}
-for _, _status, _code in (*_TABLE, (None, _INTERNAL[0], _INTERNAL[1])):
+for _, _status, _code, _ in (*_TABLE, (None, _INTERNAL_STATUS, _INTERNAL_CODE, None)):
     if _code not in ERROR_CODES.setdefault(_status, []):
         ERROR_CODES[_status].append(_code)
 
 
 def to_http(error: BaseException) -> tuple[int, str, str]:
     """Status, code and message for an error. What is not ours is `internal`: its text stays in the log."""
-    for kind, status, code in _TABLE:
+    for kind, status, code, _ in _TABLE:
         if isinstance(error, kind):
             return status, code, error.message
-    return _INTERNAL
+    return _INTERNAL_STATUS, _INTERNAL_CODE, _INTERNAL_MESSAGE
+
+
+def grpc_code(error: BaseException) -> str:
+    """The name of the gRPC status code for an error (grpc/doc/statuscodes.md)."""
+    return next((code for kind, _, _, code in _TABLE if isinstance(error, kind)), _INTERNAL_GRPC_CODE)
 
 
 def is_refusal(status: int) -> bool:
