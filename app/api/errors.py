@@ -56,6 +56,10 @@ class Forbidden(WireError):
     """The server's rules do not allow this, whoever asks."""
 
 
+class NotSupported(WireError):
+    """A part of a protocol that this server does not have; the message says what it has instead."""
+
+
 class ClientGone(Exception):
     """The caller closed the connection; there is nobody to answer. Logged and counted as 499."""
 
@@ -76,6 +80,7 @@ _TABLE: tuple[tuple[type[RoundhouseError], int, str, str], ...] = (
     (ModelExists, 409, "model_exists", "ALREADY_EXISTS"),
     (TooLarge, 413, "too_large", "RESOURCE_EXHAUSTED"),
     (UnsupportedMediaType, 415, "unsupported_media_type", "UNIMPLEMENTED"),
+    (NotSupported, 501, "not_supported", "UNIMPLEMENTED"),
     (Overloaded, 503, "overloaded", "RESOURCE_EXHAUSTED"),
     (ModelLoading, 503, "loading", "UNAVAILABLE"),
     (ModelUnloaded, 503, "unloaded", "UNAVAILABLE"),
