@@ -109,8 +109,6 @@ def build(loaded: LoadedSettings, log_requests: str, probe: DeviceProbe | None =
             stack.push_async_callback(shadowing.close)
             await stack.enter_async_context(running_beside(manager.load_registered()))
             log.info("devices", devices=[f"{d.id} ({d.name})" for d in devices.devices()])
-            if loaded.keys_without_effect:
-                log.warning("keys that have no effect in this version", keys=list(loaded.keys_without_effect))
             yield
 
     table = RouteTable([*NATIVE_ROUTES, *OPENAI_ROUTES])

@@ -105,7 +105,7 @@ class ModelAbsent(ModelLoading):
     def __init__(self, version: "ModelVersion") -> None:
         super().__init__(f"{version} is not loaded")
         self.version = version
-        self.timeout_ms: int | None = None
+        self.timeout_ms: float | None = None
 
 
 class ModelUnloaded(ModelUnavailable):

@@ -174,6 +174,8 @@ class ModelsSettings(BaseModel):
     """Bytes of weights on disk; a larger model is refused."""
     roots: Annotated[tuple[SettingsPath, ...], Field(strict=False)] = (Path("./models"),)
     """The only folders from which models may be registered at run time."""
+    default_model: Annotated[str, Field(min_length=1)] | None = None
+    """Of a gRPC Predict that names none."""
     onnx_models: Annotated[tuple[OnnxModelEntry, ...], Field(strict=False)] = ()
     torch_models: Annotated[tuple[TorchModelEntry, ...], Field(strict=False)] = ()
 

@@ -3,7 +3,6 @@
 from app.config.environment import CONFIG_VARIABLE
 from app.config.faults import ConfigError, Fault, FaultKind
 from app.config.loading import (
-    WITHOUT_EFFECT,
     CacheSettings,
     LoadedSettings,
     LoggingSettings,
@@ -16,7 +15,6 @@ from app.config.loading import (
 
 __all__ = [
     "CONFIG_VARIABLE",
-    "WITHOUT_EFFECT",
     "CacheSettings",
     "ConfigError",
     "Fault",

@@ -1,8 +1,7 @@
 """config.toml, environment and flags → frozen, composed settings; or every fault there is, each with its line."""
 
 import os
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from pydantic import BaseModel, Field
 
 from app.config.checks import check_names, check_paths, validated
 from app.config.environment import find_setting, put_text, read_environment
-from app.config.faults import ConfigError, Fault, Location, dotted, nearest, shown
+from app.config.faults import ConfigError, Fault, nearest, shown
 from app.config.source import Place, Source, read_toml
 from frameworks.settings import (
     ModelsSettings,
@@ -29,8 +28,6 @@ _ENTRY_TYPES: Mapping[str, type[OnnxModelEntry] | type[TorchModelEntry]] = {
     "onnx": OnnxModelEntry,
     "pytorch": TorchModelEntry,
 }
-WITHOUT_EFFECT = frozenset({"server.grpc_port"})
-"""The keys (or single values of a key) that are known and checked, but whose feature this version does not have yet."""
 
 
 class ServerSettings(BaseModel):
@@ -42,6 +39,7 @@ class ServerSettings(BaseModel):
     port: Annotated[int, Field(ge=0, le=65535)] = 8080
     """0: any free port."""
     grpc_port: Annotated[int, Field(ge=0, le=65535)] | None = None
+    """0: no gRPC. None: 8081 where it is free."""
     max_body_bytes: Annotated[Bytes, Field(ge=1)] = 128 * 1024**2
     drain_timeout_s: Annotated[float, Field(ge=0, le=86_400)] = 30.0
 
@@ -92,8 +90,6 @@ class LoadedSettings:
     settings: Settings
     base_dir: Path
     """Absolute: the config file's own folder, or the working directory without a file."""
-    keys_without_effect: tuple[str, ...] = ()
-    """Keys that were set although this version does not do yet what they say: the start-up warns of them."""
 
     def resolve(self, path: Path) -> Path:
         """The absolute form of a path that stands in the settings; symbolic links are left as they are."""
@@ -114,9 +110,7 @@ def load_settings(
     settings = validated(Settings, source, all_settings=Settings)
     if settings is None or source.faults:
         raise ConfigError(source.faults_in_order())
-    without_effect = _without_effect(settings, ())
-    keys = tuple(dotted(source.as_written(location)) + value for location, value in without_effect)
-    return LoadedSettings(settings, _base_dir(file), keys)
+    return LoadedSettings(settings, _base_dir(file))
 
 
 def check_file(file: Path, environ: Mapping[str, str]) -> tuple[Fault, ...]:
@@ -166,19 +160,3 @@ def _read(file: Path | None, environ: Mapping[str, str], overrides: Mapping[str,
 
 def _base_dir(file: Path | None) -> Path:
     return Path.cwd() if file is None else Path(os.path.realpath(file.parent))
-
-
-def _without_effect(model: BaseModel, outer: Location) -> Iterator[tuple[Location, str]]:
-    """The location of each key that was set in vain, and ` = "value"` with it where only that value is in vain."""
-    for name in sorted(model.model_fields_set, key=list(type(model).model_fields).index):
-        location, value = (*outer, name), getattr(model, name)
-        pattern, with_value = re.sub(r"\[[0-9]+\]", "[]", dotted(location)), f' = "{value}"'
-        if isinstance(value, BaseModel):
-            yield from _without_effect(value, location)
-        elif isinstance(value, tuple) and value and isinstance(value[0], BaseModel):
-            for index, item in enumerate(value):
-                yield from _without_effect(item, (*location, index))
-        elif value is not None and pattern in WITHOUT_EFFECT:
-            yield location, ""
-        elif pattern + with_value in WITHOUT_EFFECT:
-            yield location, with_value

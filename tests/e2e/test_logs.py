@@ -90,14 +90,6 @@ def test_start_up_says_devices_models_and_times(house: RunningServer) -> None:
     assert house.events("model ready", model="minilm")[0]["framework"] == "pytorch"
 
 
-def test_keys_that_have_no_effect_yet_are_warned_of(start: Start) -> None:
-    server = start(
-        DIGITS + "[server]\ngrpc_port = 0\n[cache]\nttl_s = 5.0\n[memory]\ngc_threshold = 0.5\n"
-    ).wait_ready()
-    (warning,) = server.events("keys that have no effect in this version", level="warning")
-    assert warning["keys"] == ["server.grpc_port"]
-
-
 def test_every_line_is_json_whatever_a_caller_sends(house: RunningServer) -> None:
     """Also what libraries in C would write: an error of the graph's own run is told to the caller, not to the log."""
     house.client.post("/models/gather/infer", json={"input_data": [99]})

@@ -8,14 +8,12 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from app.config import (
-    WITHOUT_EFFECT,
     ConfigError,
     LoadedSettings,
     Settings,
     load_settings,
     parse_model_entry,
 )
-from app.config.environment import setting_names
 from frameworks.settings import EXECUTION_PROVIDERS, OnnxModelEntry, PerformanceSettings, TorchModelEntry, usable_cpus
 
 ROOT = Path(__file__).parents[3]
@@ -77,15 +75,13 @@ def test_the_contracts_example_loads_as_it_stands(tmp_path: Path) -> None:
     assert settings.memory.max_allocated == 16 * 1024**3
     assert settings.performance.num_intra_op_threads() == 8
     assert loaded.resolve(bert.path) == tmp_path / "models/bert-base.onnx"
-    assert loaded.keys_without_effect == ()
 
 
-def test_the_repositorys_own_config_loads_and_every_key_in_it_has_an_effect() -> None:
+def test_the_repositorys_own_config_loads() -> None:
     loaded = load_settings(ROOT / "config.toml", {})
     models = loaded.settings.models
     names = [model.name for model in (*models.onnx_models, *models.torch_models)]
     assert names == ["digits", "minilm-onnx", "minilm", "tiny-llama"]
-    assert loaded.keys_without_effect == ()
 
 
 def test_with_no_file_the_defaults_serve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -146,23 +142,6 @@ def test_settings_are_frozen_all_the_way_down() -> None:
     check(parse_model_entry("onnx", {"name": "a", "path": "b", "input_shape": [1]}))
     with pytest.raises(dataclasses.FrozenInstanceError):
         load_settings(None, {}).base_dir = Path()  # type: ignore[misc]
-
-
-def test_every_key_without_effect_is_a_real_key() -> None:
-    known = {
-        ".".join(map(str, name)).replace(".0", "[]") for name in setting_names(Settings) if "candle_models" not in name
-    }
-    assert {key.split(" = ")[0] for key in WITHOUT_EFFECT} <= known
-
-
-def test_only_what_was_set_is_named_as_without_effect(tmp_path: Path) -> None:
-    assert load(tmp_path, "[cache]\n[memory]").keys_without_effect == ()
-    has_effect = load(
-        tmp_path, "[cache]\nmax_bytes = 1\n[scheduling]\nmax_concurrent_requests = 1", ROUNDHOUSE_CACHE__TTL_S="3"
-    )
-    assert has_effect.keys_without_effect == ()
-    without = load(tmp_path, "", ROUNDHOUSE_SERVER__GRPC_PORT="5000")
-    assert without.keys_without_effect == ("server.grpc_port",)
 
 
 def test_names_of_providers_dtypes_and_devices_are_normalised() -> None:
