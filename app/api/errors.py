@@ -93,7 +93,7 @@ _INTERNAL_STATUS, _INTERNAL_CODE, _INTERNAL_GRPC_CODE = 500, "internal", "INTERN
 _INTERNAL_MESSAGE = "an error of ours; the log has it under this request id"
 
 ERROR_CODES: dict[int, list[str]] = {}
-for _, _status, _code, _ in (*_TABLE, (None, _INTERNAL_STATUS, _INTERNAL_CODE, None)):
+for _status, _code in (*((entry[1], entry[2]) for entry in _TABLE), (_INTERNAL_STATUS, _INTERNAL_CODE)):
     if _code not in ERROR_CODES.setdefault(_status, []):
         ERROR_CODES[_status].append(_code)
 

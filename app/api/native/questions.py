@@ -74,7 +74,7 @@ def read_input_data(document: Document, fields: dict[str, Node], spec: ModelSpec
         raise InvalidInput("input_data", "is an object; wants numbers, flat or nested (named tensors go in inputs)")
     tensor, flat = read_tensor(document, fields["input_data"], wanted, "input_data")
     if flat and wanted.shape is not None:
-        tensor = _reshape_flat(tensor, wanted.shape, batch_size)
+        tensor = reshape_flat(tensor, wanted.shape, batch_size)
     elif batch_size not in (None, tensor.shape[0] if tensor.ndim else 1):
         raise InvalidInput(
             "batch_size", f"is {batch_size}, and input_data has {tensor.shape[0] if tensor.ndim else 1} rows"
@@ -83,7 +83,7 @@ def read_input_data(document: Document, fields: dict[str, Node], spec: ModelSpec
     return TensorBatch({sole.name: tensor}, names), flat
 
 
-def _reshape_flat(flat: Array, declared: tuple[int, ...], batch_size: int | None) -> Array:
+def reshape_flat(flat: Array, declared: tuple[int, ...], batch_size: int | None, field: str = "input_data") -> Array:
     """A flat list in the declared shape: one free dimension is solved from the count; with several, `batch_size`
     (default 1) fixes the first and at most one other is solved. Raises InvalidInput where that does not come out even.
     """
@@ -93,19 +93,19 @@ def _reshape_flat(flat: Array, declared: tuple[int, ...], batch_size: int | None
     free = [i for i, size in enumerate(shape) if size == -1]
     wants = f"the model wants {list(declared)} (-1 is free)"
     if len(free) > 1:
-        raise InvalidInput("input_data", f"{wants}; a flat list cannot say that shape: send it nested")
+        raise InvalidInput(field, f"{wants}; a flat list cannot say that shape: send it nested")
     known = 1
     for size in shape:
         known *= size if size != -1 else 1
     if free:
         if known == 0 or flat.size % known:
-            raise InvalidInput("input_data", f"holds {flat.size} values, no multiple of {known}; {wants}")
+            raise InvalidInput(field, f"holds {flat.size} values, no multiple of {known}; {wants}")
         shape[free[0]] = flat.size // known
     elif known != flat.size:
-        raise InvalidInput("input_data", f"holds {flat.size} values, and shape {shape} takes {known}; {wants}")
+        raise InvalidInput(field, f"holds {flat.size} values, and shape {shape} takes {known}; {wants}")
     if batch_size is not None and shape[0] != batch_size:
         raise InvalidInput(
-            "batch_size", f"is {batch_size}, and the {flat.size} values of input_data are {shape[0]} rows; {wants}"
+            "batch_size", f"is {batch_size}, and the {flat.size} values of {field} are {shape[0]} rows; {wants}"
         )
     return flat.reshape(shape)
 

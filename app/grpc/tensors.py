@@ -1,0 +1,155 @@
+"""Tensors and parameters of messages: a ModelInferRequest to a question, an answer to a ModelInferResponse."""
+
+from collections.abc import Iterable, Mapping
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from app.api.native.tensors import narrow
+from app.api.open_inference.datatypes import DTYPES, from_raw, numpy_dtype, to_raw
+from app.api.open_inference.types import AnsweredTensor, GivenTensor, InferQuestion, Parameter, WantedOutput
+from app.api.shapes import read_sizes
+from app.grpc.messages import Message, ModelInferResponse
+from frameworks.errors import InvalidInput
+from frameworks.types import NUMPY_DTYPES, Array
+
+
+class _Contents(NamedTuple):
+    """The field of InferTensorContents that a datatype travels in, and the numpy dtype that its elements become."""
+
+    field: str
+    dtype: np.dtype[Any]
+
+
+_INT = _Contents("int_contents", np.dtype(np.int64))
+_UINT = _Contents("uint_contents", np.dtype(np.int64))
+_CONTENTS = {
+    "BOOL": _Contents("bool_contents", np.dtype(np.bool_)),
+    "INT8": _INT,
+    "INT16": _INT,
+    "INT32": _INT,
+    "INT64": _Contents("int64_contents", np.dtype(np.int64)),
+    "UINT8": _UINT,
+    "UINT16": _UINT,
+    "UINT32": _UINT,
+    "UINT64": _Contents("uint64_contents", np.dtype(np.uint64)),
+    "FP32": _Contents("fp32_contents", np.dtype(np.float32)),
+    "FP64": _Contents("fp64_contents", np.dtype(np.float64)),
+    "BYTES": _Contents("bytes_contents", np.dtype(object)),
+}
+_FIELDS = sorted({contents.field for contents in _CONTENTS.values()})
+
+
+def read_question(message: Message) -> InferQuestion:
+    """Raises InvalidInput, which names the field of the message."""
+    raw = message.raw_input_contents
+    inputs = message.inputs
+    if raw and len(raw) != len(inputs):
+        raise InvalidInput(
+            "raw_input_contents", f"has {len(raw)} entries for {len(inputs)} inputs; wants one for each, in their order"
+        )
+    given = [_read_input(tensor, f"inputs[{i}]", raw[i] if raw else None) for i, tensor in enumerate(inputs)]
+    outputs = [_read_output(output, i) for i, output in enumerate(message.outputs)] or None
+    return InferQuestion(given, outputs, message.id, read_parameters(message.parameters))
+
+
+def read_parameters(parameters: Mapping[str, Message]) -> dict[str, Parameter]:
+    """An InferParameter without a value is left out."""
+    if not parameters:
+        return {}
+    chosen = {name: (parameter, parameter.WhichOneof("parameter_choice")) for name, parameter in parameters.items()}
+    return {name: getattr(parameter, choice) for name, (parameter, choice) in chosen.items() if choice}
+
+
+def response_of(
+    question: Message, tensors: Iterable[AnsweredTensor], model: str, version: str, parameters: Mapping[str, Parameter]
+) -> Message:
+    """The answer in the form of the question: raw where that was, and where a tensor travels no other way."""
+    response = ModelInferResponse(model_name=model, model_version=version, id=question.id)
+    tensors = list(tensors)
+    is_raw = not _is_typed(question) or any(tensor.datatype not in _CONTENTS for tensor in tensors)
+    for tensor in tensors:
+        output = response.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.value.shape)
+        if is_raw:
+            response.raw_output_contents.append(bytes(to_raw(tensor.value, tensor.datatype)))
+        else:
+            _write_contents(output.contents, tensor)
+    for name, value in parameters.items():
+        _write_parameter(response.parameters[name], value)
+    return response
+
+
+def _is_typed(question: Message) -> bool:
+    return bool(question.inputs) and not question.raw_input_contents
+
+
+def _read_input(tensor: Message, field: str, raw: bytes | None) -> GivenTensor:
+    shape = read_sizes(list(tensor.shape), f"{field}.shape")
+    if raw is None:
+        value = _read_contents(tensor, shape, field)
+    elif tensor.HasField("contents"):
+        raise InvalidInput(f"{field}.contents", "stands beside raw_input_contents; send one of the two for all inputs")
+    else:
+        value = from_raw(memoryview(raw), tensor.datatype, shape, field)
+    return GivenTensor(tensor.name, tensor.datatype, value, read_parameters(tensor.parameters))
+
+
+def _read_contents(tensor: Message, shape: tuple[int, ...], field: str) -> Array:
+    datatype = tensor.datatype
+    contents = _CONTENTS.get(datatype)
+    if contents is None:
+        numpy_dtype(datatype, field)  # has the words for what is no datatype at all
+        raise InvalidInput(f"{field}.datatype", f"{datatype} travels in raw_input_contents only")
+    elements = getattr(tensor.contents, contents.field)
+    if len(elements) != prod(shape):
+        others = [name for name in _FIELDS if name != contents.field and getattr(tensor.contents, name)]
+        hint = f"; {others[0]} has some, and {datatype} wants {contents.field}" if others else ""
+        came = f"has {len(elements)} elements, and shape {list(shape)} holds {prod(shape)}{hint}"
+        raise InvalidInput(f"{field}.contents.{contents.field}", came)
+    if datatype == "BYTES":
+        return _texts(elements, field).reshape(shape)
+    value = np.array(elements, contents.dtype)
+    return narrow(value, DTYPES[datatype], f"{field}.contents").reshape(shape)
+
+
+def _texts(elements: Iterable[bytes], field: str) -> Array:
+    texts = []
+    for i, element in enumerate(elements):
+        try:
+            texts.append(element.decode())
+        except UnicodeDecodeError as error:
+            raise InvalidInput(
+                f"{field}.contents.bytes_contents[{i}]", f"is no UTF-8 ({error.reason} at byte {error.start})"
+            ) from None
+    array = np.empty(len(texts), NUMPY_DTYPES["string"])
+    array[:] = texts
+    return array
+
+
+def _read_output(output: Message, place: int) -> WantedOutput:
+    if not output.parameters:
+        return WantedOutput(output.name)
+    classes = read_parameters(output.parameters).get("classification", 0)
+    if isinstance(classes, bool) or not isinstance(classes, int) or classes < 0:
+        raise InvalidInput(
+            f"outputs[{place}].parameters.classification", f"is {classes!r:.40}; wants how many classes, a whole number"
+        )
+    return WantedOutput(output.name, classes)
+
+
+def _write_contents(contents: Message, tensor: AnsweredTensor) -> None:
+    elements: Any = tensor.value.reshape(-1).tolist()
+    if tensor.datatype == "BYTES":
+        elements = [element.encode() for element in elements]
+    getattr(contents, _CONTENTS[tensor.datatype].field).extend(elements)
+
+
+def _write_parameter(parameter: Message, value: Parameter) -> None:
+    setters: tuple[tuple[type, str], ...] = (
+        (bool, "bool_param"),
+        (int, "int64_param"),
+        (float, "double_param"),
+        (str, "string_param"),
+    )
+    setattr(parameter, next(name for kind, name in setters if isinstance(value, kind)), value)
