@@ -8,7 +8,8 @@ import numpy as np
 
 from app.api.native.tensors import narrow
 from app.api.open_inference.datatypes import DTYPES, from_raw, numpy_dtype, to_raw
-from app.api.open_inference.types import AnsweredTensor, GivenTensor, InferQuestion, Parameter, WantedOutput
+from app.api.open_inference.questions import read_wanted, refuse_shared_memory
+from app.api.open_inference.types import AnsweredTensor, GivenTensor, InferQuestion, Parameter
 from app.api.shapes import read_sizes
 from app.grpc.messages import Message, ModelInferResponse
 from frameworks.errors import InvalidInput
@@ -50,7 +51,7 @@ def read_question(message: Message) -> InferQuestion:
             "raw_input_contents", f"has {len(raw)} entries for {len(inputs)} inputs; wants one for each, in their order"
         )
     given = [_read_input(tensor, f"inputs[{i}]", raw[i] if raw else None) for i, tensor in enumerate(inputs)]
-    outputs = [_read_output(output, i) for i, output in enumerate(message.outputs)] or None
+    outputs = [read_wanted(output.name, read_parameters(output.parameters)) for output in message.outputs] or None
     return InferQuestion(given, outputs, message.id, read_parameters(message.parameters))
 
 
@@ -85,6 +86,8 @@ def _is_typed(question: Message) -> bool:
 
 
 def _read_input(tensor: Message, field: str, raw: bytes | None) -> GivenTensor:
+    if tensor.parameters:
+        refuse_shared_memory(tensor.parameters, f"{field}.parameters.")
     shape = read_sizes(list(tensor.shape), f"{field}.shape")
     if raw is None:
         value = _read_contents(tensor, shape, field)
@@ -92,6 +95,8 @@ def _read_input(tensor: Message, field: str, raw: bytes | None) -> GivenTensor:
         raise InvalidInput(f"{field}.contents", "stands beside raw_input_contents; send one of the two for all inputs")
     else:
         value = from_raw(memoryview(raw), tensor.datatype, shape, field)
+    if not tensor.parameters:
+        return GivenTensor(tensor.name, tensor.datatype, value)
     return GivenTensor(tensor.name, tensor.datatype, value, read_parameters(tensor.parameters))
 
 
@@ -125,17 +130,6 @@ def _texts(elements: Iterable[bytes], field: str) -> Array:
     array = np.empty(len(texts), NUMPY_DTYPES["string"])
     array[:] = texts
     return array
-
-
-def _read_output(output: Message, place: int) -> WantedOutput:
-    if not output.parameters:
-        return WantedOutput(output.name)
-    classes = read_parameters(output.parameters).get("classification", 0)
-    if isinstance(classes, bool) or not isinstance(classes, int) or classes < 0:
-        raise InvalidInput(
-            f"outputs[{place}].parameters.classification", f"is {classes!r:.40}; wants how many classes, a whole number"
-        )
-    return WantedOutput(output.name, classes)
 
 
 def _write_contents(contents: Message, tensor: AnsweredTensor) -> None:

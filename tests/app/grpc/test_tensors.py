@@ -157,7 +157,7 @@ def test_outputs_are_as_they_are_wanted() -> None:
     question.outputs.add(name="b").parameters["classification"].int64_param = 3
     assert read_question(question).outputs == [WantedOutput("a"), WantedOutput("b", 3)]
     question.outputs.add(name="c").parameters["classification"].string_param = "3"
-    with pytest.raises(InvalidInput, match=r"outputs\[2\]\.parameters\.classification"):
+    with pytest.raises(InvalidInput, match=r"outputs\.c\.classification"):
         read_question(question)
 
 
