@@ -1,11 +1,12 @@
 """What a body says that its text has to be: an expression, one of several texts, JSON, or JSON of a schema."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import orjson
 
-from app.api.json_body import came
+from app.api.generation_fields import read_flag
+from app.api.json_body import came, json_name
 from frameworks.errors import InvalidInput, UnknownField
 from frameworks.generation.types import Constraint
 
@@ -16,6 +17,8 @@ MOST_CHOICES_NAMED = 1024
 LONGEST_DEFINITION = 64 * 1024
 """Characters of a pattern or of a schema's JSON, and of all choices together."""
 
+# vLLM's names of constraints, and ours.
+_STRUCTURED = {"regex": "regex", "choice": "choice", "json": "json_schema", "json_object": "response_format"}
 _RESPONSE_FORMATS = ("text", "json_object", "json_schema")
 
 
@@ -34,6 +37,24 @@ def read_constraint(fields: Mapping[str, Any]) -> Constraint | None:
         first, second, *_ = found
         raise InvalidInput(second, f"does not go with {first}; send one of them")
     return next(iter(found.values()), None)
+
+
+def read_structured_outputs(value: Any, field: str) -> Constraint | None:
+    """vLLM's `structured_outputs`: an object with one of its own names of constraints. `field`: what the caller calls
+    it. Raises InvalidInput, UnknownField.
+    """
+    if not isinstance(value, dict):
+        raise InvalidInput(field, f'is {json_name(value)}; wants an object like {{"choice": ["yes", "no"]}}')
+    _check_members(value, _STRUCTURED, field)
+    flag = f"{field}.json_object"
+    as_json = {"type": "json_object"} if read_flag({flag: value.get("json_object")}, flag) else None
+    named = {_STRUCTURED[name]: each for name, each in value.items() if name != "json_object"}
+    try:
+        return read_constraint({**named, "response_format": as_json})
+    except InvalidInput as error:
+        theirs = next(name for name, ours in _STRUCTURED.items() if error.field.startswith(ours))
+        _, _, message = error.message.partition(": ")
+        raise InvalidInput(f"{field}.{theirs}", message) from None
 
 
 def _read_regex(value: Any) -> Constraint:
@@ -94,7 +115,7 @@ _READERS = {
 }
 
 
-def _check_members(value: dict[str, Any], known: tuple[str, ...], field: str) -> None:
+def _check_members(value: dict[str, Any], known: Collection[str], field: str) -> None:
     for name in value:
         if name not in known:
             raise UnknownField.among(name[:200], known, f"{field}.")

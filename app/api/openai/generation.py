@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from app.api.constraint_fields import read_constraint
+from app.api.constraint_fields import read_constraint, read_structured_outputs
 from app.api.generation_fields import read_flag, read_num_choices, read_sampling, read_stopping
 from app.api.json_body import json_name
 from app.api.openai.format import Fields
@@ -11,8 +11,6 @@ from frameworks.errors import InvalidInput, UnknownField
 from frameworks.generation.types import Constraint, GenerateRequest, GenerationSpec, Prompt, Usage
 from frameworks.types import ModelSpec
 
-# vLLM's names of constraints, and ours.
-_STRUCTURED = {"regex": "regex", "choice": "choice", "json": "json_schema", "json_object": "response_format"}
 _LOWEST_LOGPROB = -9999.0
 
 
@@ -82,23 +80,10 @@ def _read_constraint(fields: Fields) -> Constraint | None:
     structured = fields.get("structured_outputs")
     if structured is None:
         return read_constraint(fields)
-    if not isinstance(structured, dict):
-        raise InvalidInput(
-            "structured_outputs", f'is {json_name(structured)}; wants an object like {{"choice": ["yes", "no"]}}'
-        )
-    for name in structured:
-        if name not in _STRUCTURED:
-            raise UnknownField.among(name[:200], _STRUCTURED, "structured_outputs.")
-    as_json = {"type": "json_object"} if _read_flag_of(structured, "structured_outputs", "json_object") else None
-    named = {_STRUCTURED[name]: value for name, value in structured.items() if name != "json_object"}
-    if read_constraint({**fields, "structured_outputs": None}) is not None:
+    constraint = read_structured_outputs(structured, "structured_outputs")
+    if read_constraint(fields) is not None:
         raise InvalidInput("structured_outputs", "does not go with the other ways to say what the text has to be")
-    try:
-        return read_constraint({**named, "response_format": as_json})
-    except InvalidInput as error:
-        theirs = next(name for name, ours in _STRUCTURED.items() if error.field.startswith(ours))
-        _, _, message = error.message.partition(": ")
-        raise InvalidInput(f"structured_outputs.{theirs}", message) from None
+    return constraint
 
 
 def _read_flag_of(options: dict[str, Any], within: str, name: str) -> bool:
