@@ -15,6 +15,7 @@ from app.api.health import HealthApi
 from app.api.metrics import Counted, MetricsApi
 from app.api.models import ModelsApi
 from app.api.native.wire_format import ROUTES as NATIVE_ROUTES
+from app.api.open_inference.generate import ROUTES as GENERATE_ROUTES
 from app.api.openai.models import OpenAiModelsApi
 from app.api.openai.routes import ROUTES as OPENAI_ROUTES
 from app.api.routes import RouteTable
@@ -111,7 +112,7 @@ def build(loaded: LoadedSettings, log_requests: str, probe: DeviceProbe | None =
             log.info("devices", devices=[f"{d.id} ({d.name})" for d in devices.devices()])
             yield
 
-    table = RouteTable([*NATIVE_ROUTES, *OPENAI_ROUTES])
+    table = RouteTable([*NATIVE_ROUTES, *OPENAI_ROUTES, *GENERATE_ROUTES])
     return Server(build_front(table, Endpoint(journey), routers, observer, lifespan), lifecycle)
 
 

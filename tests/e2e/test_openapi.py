@@ -31,6 +31,10 @@ ROUTES = {
     "/v1/detokenize": {"post"},
     "/v1/models": {"get"},
     "/v1/models/{name}": {"get"},
+    "/v2/models/{name}/generate": {"post"},
+    "/v2/models/{name}/versions/{version}/generate": {"post"},
+    "/v2/models/{name}/generate_stream": {"post"},
+    "/v2/models/{name}/versions/{version}/generate_stream": {"post"},
 }
 # Shown by tests/app/api/native/test_generation.py.
 OF_GENERATED_TEXT = {"text", "finish_reason", "logprobs", "choices", "tokens_generated", "prompt_tokens"}
