@@ -1,6 +1,6 @@
 """What all versions of a model have in common."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 from frameworks.runtime import ModelEntry
@@ -9,6 +9,14 @@ from frameworks.scheduling.batcher import BatchLimits
 from frameworks.scheduling.step_lane import StepCounts
 from frameworks.scheduling.work import BatchCounts
 from memory.pooled_arrays import PooledArrays
+
+
+@dataclass(frozen=True, slots=True)
+class RunCounts:
+    """What has run of one version, in all its loads: the batches, or the steps of one that generates text."""
+
+    batches: BatchCounts = field(default_factory=BatchCounts)
+    generated: StepCounts = field(default_factory=StepCounts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +29,9 @@ class ModelIdentity:
     limits: BatchLimits
     ageing_s: float
     requests: RequestLimit
-    batches: BatchCounts
-    """Of all loads of all versions: a counter that begins anew would look like a restart."""
     loads: Counter[str]
     """By version, also of those whose files have changed since."""
     arrays: PooledArrays | None = None
     """For large batches; None: numpy's own."""
-    generated: StepCounts = field(default_factory=StepCounts)
-    """As `batches`, of a model that generates text."""
+    runs: defaultdict[str, RunCounts] = field(default_factory=lambda: defaultdict(RunCounts))
+    """As `loads`: a counter that begins anew would look like a restart."""

@@ -28,11 +28,12 @@ class StepServing(NamedTuple):
 Serving = BatchServing | StepServing
 
 
-def take_into_service(model: ModelIdentity, instances: LoadedModel) -> Serving:
+def take_into_service(model: ModelIdentity, version: str, instances: LoadedModel) -> Serving:
     """Of instances that are loaded and warmed up. Called in the event loop."""
+    runs = model.runs[version]
     if instances[0].spec.task == "generate":
         generating = cast("Sequence[StepModel]", instances)
-        lanes = [StepLane(model.name, instance, model.generated) for instance in generating]
+        lanes = [StepLane(model.name, instance, runs.generated) for instance in generating]
         return StepServing(generating[0], StepDispatcher(model.name, lanes))
     answering = cast("Sequence[BatchModel]", instances)
     return BatchServing(
@@ -43,7 +44,7 @@ def take_into_service(model: ModelIdentity, instances: LoadedModel) -> Serving:
             answering[0].spec,
             model.limits,
             model.ageing_s,
-            model.batches,
+            runs.batches,
             model.arrays,
         ),
     )

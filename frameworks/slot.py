@@ -11,6 +11,7 @@ from frameworks.identity import ModelIdentity
 from frameworks.runtime import ModelEntry
 from frameworks.scheduling.admission import RequestLimit
 from frameworks.scheduling.batcher import BatchLimits
+from frameworks.scheduling.step_lane import StepCounts
 from frameworks.scheduling.work import BatchCounts
 from frameworks.traffic import Share
 from frameworks.types import ModelSpec
@@ -45,10 +46,7 @@ class ModelSlot:
         self.name = entry.name
         self.limits = limits
         self.requests = RequestLimit(f'model "{entry.name}"', entry.max_queue_size, entry.max_concurrent_requests)
-        self.batches = BatchCounts()
-        self.identity = ModelIdentity(
-            entry.name, framework, entry, limits, ageing_s, self.requests, self.batches, Counter(), arrays
-        )
+        self.identity = ModelIdentity(entry.name, framework, entry, limits, ageing_s, self.requests, Counter(), arrays)
         # Orders to one model (load, unload, delete, roll back, split) are carried out one after the other.
         self.change = asyncio.Lock()
         self.versions: dict[str, ModelVersion] = {}
@@ -88,7 +86,17 @@ class ModelSlot:
     @property
     def generates(self) -> bool:
         """Whether it generates text, as far as it has been loaded."""
-        return self.identity.generated.tokens > 0 or bool(self.step_figures)
+        return self.generated.tokens > 0 or bool(self.step_figures)
+
+    @property
+    def batches(self) -> BatchCounts:
+        """Those that have run of all its versions."""
+        return BatchCounts.total(runs.batches for runs in self.identity.runs.values())
+
+    @property
+    def generated(self) -> StepCounts:
+        """What all its versions have generated."""
+        return StepCounts.total(runs.generated for runs in self.identity.runs.values())
 
     @property
     def step_figures(self) -> list[StepFigures]:
@@ -141,6 +149,14 @@ class ModelSlot:
             return ready[-1] if ready else active
         return active
 
+    @property
+    def answering(self) -> list[str]:
+        """The versions that may be named, oldest first."""
+        names = {self.active.version, *([self.canary.version] if self.canary else [])}
+        if self.entry.version_policy != "latest":
+            names.update(self.served)
+        return sorted(names, key=int)
+
     def route(self) -> ModelVersion:
         """The version that answers the next request that names none; a canary takes its share of them."""
         canary = self.canary
@@ -155,7 +171,7 @@ class ModelSlot:
         """The version that a request names. Raises VersionNotFound for one that is not served."""
         if name == self.active.version:
             return self.active
-        answering = self._answering()
+        answering = self.answering
         if name not in answering:
             raise VersionNotFound(self.name, name, answering)
         return self.versions[name]
@@ -201,13 +217,4 @@ class ModelSlot:
 
     def is_kept(self, version: ModelVersion) -> bool:
         """Whether a version that is not the active one stays loaded."""
-        return version.version in self._answering() or (
-            self.shadow is not None and self.shadow.version == version.version
-        )
-
-    def _answering(self) -> list[str]:
-        """The versions that may be named."""
-        names = {self.active.version, *([self.canary.version] if self.canary else [])}
-        if self.entry.version_policy != "latest":
-            names.update(self.served)
-        return sorted(names, key=int)
+        return version.version in self.answering or (self.shadow is not None and self.shadow.version == version.version)

@@ -62,6 +62,7 @@ class ModelVersion:
         self.last_used_s: float | None = None
         self.ready_since_s = 0.0
         self._serving: Serving | None = None
+        self._last_spec: ModelSpec | None = None
         self._visitors: set[Permit] = set()
         # Visitors too, from when it is loaded on: what is left of the load before does not wait for them.
         self._expecting: set[Permit] = set()
@@ -140,6 +141,14 @@ class ModelVersion:
             return serving.model.spec
         self.check_may_load()
         raise ModelAbsent(self)
+
+    def described(self) -> ModelSpec | None:
+        """What it is, also where it has left to make room; None where it was never loaded, and whoever asks brings it
+        in. Raises what keeps it from answering.
+        """
+        if not self.is_ready:
+            self.check_may_load()
+        return self._last_spec
 
     def enter(self, permit: Permit, spec: ModelSpec) -> bool:
         """Makes the request a visitor, if the version that it was decoded for still answers."""
@@ -239,7 +248,8 @@ class ModelVersion:
 
     def start(self, instances: LoadedModel, load_s: float) -> None:
         """Takes loaded and warmed-up instances into service, each on a thread of its own."""
-        self._serving = take_into_service(self.model, instances)
+        self._serving = take_into_service(self.model, self.version, instances)
+        self._last_spec = self._serving.model.spec
         self._visitors |= self._expecting
         self._expecting.clear()
         self.load_s = load_s

@@ -28,7 +28,7 @@ def _counted(slots: list[ModelSlot]) -> Iterator[object]:
         "roundhouse_preemptions", "Times that a text went back into the line for want of room.", labels=["model"]
     )
     for slot in slots:
-        counts = slot.identity.generated
+        counts = slot.generated
         tokens.add_metric([slot.name], counts.tokens)
         prompts.add_metric([slot.name], counts.prompt_tokens)
         hits.add_metric([slot.name], counts.prefix_hit_tokens)

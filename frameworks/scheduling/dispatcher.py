@@ -61,13 +61,13 @@ class Dispatcher:
         self._sent: Counter[BatchLane] = Counter()
         self._round: asyncio.Handle | None = None
         self._delay: asyncio.TimerHandle | None = None
-        self._batch_sizes = counts.sizes
+        self._counts = counts
         self._arrays = arrays
         self._splitter = Splitter(name, self._ceiling, counts.split)
         # A graph that may run long on the values alone never runs on the loop; nor does one that is to wait for more.
         # Nor does a sequence: requests that differ in length alone are of one shape, and how long they run differs.
         self._light = (
-            LightRound(limits.max_rows, self._idle_lane, self._enter, self._split, self._ceiling, counts.sizes)
+            LightRound(limits.max_rows, self._idle_lane, self._enter, self._split, self._ceiling, counts)
             if spec.runs_by_shape and not limits.max_delay_s and spec.sequence is None
             else None
         )
@@ -241,7 +241,7 @@ class Dispatcher:
         self._ceiling.accepted(rows * length)
         if self._light is not None and isinstance(members[0].part.batch, TensorBatch):
             self._light.runs.learn(members[0].request.outline.shape, max(1, rows), result.thread_s)
-        self._batch_sizes[rows] += 1
+        self._counts.ran(rows, result.compute_s)
         if len(members) > 1 and not follow_rows(result.outputs, rows):
             for member in members:
                 self._put(member, object(), shares=False)

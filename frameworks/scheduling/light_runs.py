@@ -2,14 +2,13 @@
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable, Hashable
 
 from frameworks.errors import InvalidInput, ModelFailed, OutOfMemory
 from frameworks.scheduling.batch_lane import BatchLane, LaneResult, without_frames
 from frameworks.scheduling.ceiling import BatchCeiling
 from frameworks.scheduling.parts import Outline, follow_rows, merge, share
-from frameworks.scheduling.work import Member, Request, whole
+from frameworks.scheduling.work import BatchCounts, Member, Request, whole
 
 LIGHT_S = 0.0003
 """A run shorter than this is light: about what a hand-over costs. It runs on the event loop."""
@@ -74,7 +73,7 @@ class LightRound:
         enter_line: Callable[[Request], None],
         split: Callable[[list[Member], OutOfMemory], None],
         ceiling: BatchCeiling,
-        batch_sizes: Counter[int],
+        counts: BatchCounts,
     ) -> None:
         """`idle_lane`: an instance that nothing else uses or waits for. `enter_line`: the way of all other requests;
         `split`: of those that did not fit together, on their way through the line.
@@ -85,7 +84,7 @@ class LightRound:
         self._enter_line = enter_line
         self._split = split
         self._ceiling = ceiling
-        self._batch_sizes = batch_sizes
+        self._counts = counts
         self._gathered: list[Request] = []
         # One caller that asks again and again is answered at once. Another one in the same round ends that: several are
         # quicker together.
@@ -179,6 +178,7 @@ class LightRound:
             for request in requests:
                 request.fail(failure)
         else:
+            self._counts.ran(sum(counts), compute_s)
             self._learn(requests[0].outline, sum(counts), thread_s)
             for request, outputs in zip(requests, shares, strict=True):
                 request.begin()
@@ -192,6 +192,5 @@ class LightRound:
     def _learn(self, outline: Outline, rows: int, seconds: float) -> None:
         self.runs.learn(outline.shape, rows, seconds)
         self.runs.watch(outline.shape, seconds)
-        self._batch_sizes[rows] += 1
         if self._ceiling.size is not None:
             self._ceiling.accepted(rows * outline.length)

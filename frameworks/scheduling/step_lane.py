@@ -3,33 +3,55 @@
 import asyncio
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from frameworks.errors import Draining, ModelFailed
 from frameworks.generation.types import SequenceRequest, StepFigures, StepResult
 from frameworks.runtime import StepModel
 from frameworks.scheduling.step_thread import Message, StepThread
 from frameworks.scheduling.token_feed import TokenFeed
+from frameworks.scheduling.work import BatchCounts
 
 
 @dataclass(slots=True)
 class StepCounts:
     """What steps have computed: tokens generated, tokens of prompts (those of them that were known already are prefix
-    hits), and sequences that were put back into the line for want of room.
+    hits), sequences that were put back into the line for want of room, and sequences that came to their end. `steps`:
+    by how many sequences ran in them.
     """
 
     tokens: int = 0
     prompt_tokens: int = 0
     prefix_hit_tokens: int = 0
     preemptions: int = 0
+    texts: int = 0
+    steps: BatchCounts = field(default_factory=BatchCounts, compare=False)
 
-    def add(self, result: StepResult, before: StepFigures) -> None:
+    def add(self, result: StepResult, before: StepFigures, compute_s: float) -> None:
         """What a step gave. `before`: the figures of the step before it."""
         after = result.figures
+        texts = sum(token.finish_reason is not None for token in result.tokens)
+        # Those that ended in it run no more.
+        if sequences := after.running + texts + len(result.failed):
+            self.steps.ran(sequences, compute_s)
+        self.texts += texts
         self.tokens += len(result.tokens)
         self.prompt_tokens += after.prompt_tokens - before.prompt_tokens
         self.prefix_hit_tokens += after.prefix_hit_tokens - before.prefix_hit_tokens
         self.preemptions += after.preemptions - before.preemptions
+
+    @classmethod
+    def total(cls, counts: "Iterable[StepCounts]") -> "StepCounts":
+        """All of them together, as they stand now."""
+        total = cls()
+        for each in counts:
+            total.tokens += each.tokens
+            total.prompt_tokens += each.prompt_tokens
+            total.prefix_hit_tokens += each.prefix_hit_tokens
+            total.preemptions += each.preemptions
+            total.texts += each.texts
+            total.steps.merge(each.steps)
+        return total
 
 
 class StepLane:
@@ -94,11 +116,11 @@ class StepLane:
             held = (figures.running, figures.waiting, figures.kv_used_bytes)
             assert held == (0, 0, 0), f'model "{self._name}" holds sequences that nobody reads: {figures}'
 
-    def stepped(self, result: StepResult, started_s: float, num_heard: int) -> None:
+    def stepped(self, result: StepResult, started_s: float, compute_s: float, num_heard: int) -> None:
         """Told by the thread: hands out what a step gave."""
         self._num_heard = num_heard
         # What the model has counted before its first step is of its warm-up.
-        self._counts.add(result, self.figures if self._has_figures else result.figures)
+        self._counts.add(result, self.figures if self._has_figures else result.figures, compute_s)
         self.figures, self._has_figures = result.figures, True
         feeds = self._feeds
         for sequence_id, num_cached_tokens in result.begun:

@@ -96,13 +96,14 @@ class StepThread:
         started_s = time.perf_counter()
         try:
             result = self._model.step()
+            compute_s = time.perf_counter() - started_s
             ended = {token.sequence_id for token in result.tokens if token.finish_reason is not None}
             ended.update(sequence_id for sequence_id, _ in result.failed)
         except Exception as error:  # noqa: BLE001 - handed to the readers
             self._fail(list(self._held), error)
             return
         self._held -= ended
-        self._tell(self._lane.stepped, result, started_s, self._num_heard)
+        self._tell(self._lane.stepped, result, started_s, compute_s, self._num_heard)
         if self._held and not self._model.has_work:
             self._fail(list(self._held), RuntimeError("the model has lost its sequences"))
 

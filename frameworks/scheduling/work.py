@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from frameworks.scheduling.batch_lane import LaneResult, fail
@@ -15,10 +15,33 @@ from frameworks.types import Batch
 
 @dataclass(frozen=True, slots=True)
 class BatchCounts:
-    """How many batches of how many rows have run, and how many did not fit and were halved."""
+    """How many batches of how many rows have run, and how many did not fit and were halved. `seconds`: how long those
+    of so many rows computed, all together.
+    """
 
     sizes: Counter[int] = field(default_factory=Counter)
     split: Counter[int] = field(default_factory=Counter)
+    seconds: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
+
+    def ran(self, rows: int, compute_s: float) -> None:
+        """Counts a batch that was computed."""
+        self.sizes[rows] += 1
+        self.seconds[rows] += compute_s
+
+    @classmethod
+    def total(cls, counts: "Iterable[BatchCounts]") -> "BatchCounts":
+        """All of them together, as they stand now."""
+        total = cls()
+        for each in counts:
+            total.merge(each)
+        return total
+
+    def merge(self, other: "BatchCounts") -> None:
+        """Adds those of another version, as they stand now."""
+        self.sizes.update(other.sizes)
+        self.split.update(other.split)
+        for rows, seconds in other.seconds.items():
+            self.seconds[rows] += seconds
 
 
 class Progress:

@@ -78,7 +78,7 @@ async def test_what_was_computed_is_counted_over_all_loads() -> None:
         await manager.unload("m")
         await manager.load("m")
         await generate(manager, "abcd", 6)
-        assert manager.slot("m").identity.generated == StepCounts(tokens=12, prompt_tokens=8)
+        assert manager.slot("m").generated == StepCounts(tokens=12, prompt_tokens=8, texts=2)
 
 
 @in_loop

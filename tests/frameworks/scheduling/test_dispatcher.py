@@ -48,6 +48,9 @@ class TestBatches:
             assert await answers_of(first, *others) == [[i] for i in range(7)]
         assert model.executed == [[0], [1, 2, 3, 4, 5, 6]]
         assert house.batch_sizes == {1: 1, 6: 1}
+        seconds = house.dispatcher._counts.seconds
+        assert seconds.keys() == {1, 6}
+        assert 0 < seconds[6] < seconds[1], "the first one waited for the gate"
 
     @in_loop
     async def test_other_shapes_never_share_a_batch(self) -> None:

@@ -145,9 +145,29 @@ async def test_what_was_computed_is_counted() -> None:
     model = EchoModel(preempt_at=2, slots=1)
     model.warm_up()
     async with house_of(model) as house:
+        warmed_up = len(model.steps)
         for feed in [house.open("abcd", 4), house.open("abcd", 4)]:
             await read_all(feed)
-        assert house.counts == StepCounts(tokens=8, prompt_tokens=8, prefix_hit_tokens=3, preemptions=2)
+        assert house.counts == StepCounts(tokens=8, prompt_tokens=8, prefix_hit_tokens=3, preemptions=2, texts=2)
+        assert house.counts.steps.sizes.total() == len(model.steps) - warmed_up
+
+
+@in_loop
+async def test_steps_are_counted_by_how_many_sequences_ran() -> None:
+    gate = Gate()
+    async with house_of(EchoModel(gate)) as house:
+        first = house.open("abc", 4)
+        await arrival(gate)
+        second = house.open("xyz", 2)
+        await asyncio.sleep(0.01)
+        gate.open()
+        await asyncio.gather(read_all(first), read_all(second))
+        assert house.model.steps == [[1], [1, 2], [1, 2], [1]]
+        assert house.counts.steps.sizes == {1: 2, 2: 2}
+        assert house.counts.steps.seconds[1] > 0.01
+        assert 0 < house.counts.steps.seconds[2] < 10
+        # The steps that nobody was in, of a model at rest, are none.
+        assert house.model.empty_steps > 0
 
 
 @in_loop
