@@ -61,6 +61,44 @@ class ModelMetrics:
 
 
 @dataclass(slots=True)
+class VersionRequests:
+    """The requests to one version of a model: how many were answered, and failed, and the seconds that they took.
+
+    Of those that were answered `kept` were known already, and `not_kept` had to be run, where answers are kept at all;
+    the seconds of reading, computing and writing are those of the ones that ran. `last_s`: when the last of all began
+    (time.perf_counter).
+    """
+
+    answered: int = 0
+    answered_s: float = 0.0
+    queue_s: float = 0.0
+    decode_s: float = 0.0
+    compute_s: float = 0.0
+    encode_s: float = 0.0
+    failed: int = 0
+    failed_s: float = 0.0
+    kept: int = 0
+    kept_s: float = 0.0
+    not_kept: int = 0
+    last_s: float = 0.0
+
+    def add(self, timings: Timings, total_s: float) -> None:
+        """Counts one that was answered."""
+        self.answered += 1
+        self.answered_s += total_s
+        if timings.was_kept:
+            self.kept += 1
+            self.kept_s += total_s - timings.decode_s - timings.encode_s
+            return
+        if timings.was_kept is not None:
+            self.not_kept += 1
+        self.queue_s += timings.queue_s
+        self.decode_s += timings.decode_s
+        self.compute_s += timings.compute_s
+        self.encode_s += timings.encode_s
+
+
+@dataclass(slots=True)
 class GenerationMetrics:
     """The histograms of one model that generates text: from a request's first byte to its first token, and between the
     tokens of one text.
@@ -112,6 +150,8 @@ class Observer:
         self.requests: Counter[tuple[str, str, int]] = Counter()
         self.rejected: Counter[str] = Counter()
         self.models: dict[str, ModelMetrics] = {}
+        self.versions: dict[tuple[str, str], VersionRequests] = {}
+        """By model and version."""
         self.generations: dict[str, GenerationMetrics] = {}
         self.inflight = 0
         self.cache_hits: Counter[str] = Counter()
@@ -131,7 +171,22 @@ class Observer:
             metrics.request_seconds.observe(total_s)
             metrics.queue_seconds.observe(record.timings.queue_s)
             metrics.compute_seconds.observe(record.timings.compute_s)
+        # A request that names a version which is not there is none to any.
+        if record.model and record.status != 404:
+            self._count_version(record, total_s)
         self.answered(record, total_s)
+
+    def _count_version(self, record: RequestRecord, total_s: float) -> None:
+        key = record.model, record.version
+        requests = self.versions.get(key)
+        if requests is None:
+            requests = self.versions[key] = VersionRequests()
+        requests.last_s = record.started_s
+        if record.status == 200 and not record.code:
+            requests.add(record.timings, total_s)
+        else:
+            requests.failed += 1
+            requests.failed_s += total_s
 
     def answered(self, record: RequestRecord, total_s: float) -> None:
         """Logs one answered request of any kind, as `[logging] requests` says; probes and scrapes are no news.
@@ -173,6 +228,8 @@ class Observer:
         self.models.pop(model, None)
         self.generations.pop(model, None)
         del self.cache_hits[model], self.cache_misses[model]
+        for version in [key for key in self.versions if key[0] == model]:
+            del self.versions[version]
         for counter in (self.requests, self.shadow_outcomes):
             for key in [key for key in counter if key[0] == model]:
                 del counter[key]

@@ -96,13 +96,13 @@ class InferenceService:
         if not version.model.entry.cache:
             return self._answer(version, request, timings, permit, priority)
         version.touch()
-        return self._answers_kept.answer(
-            version.model.name,
-            version.serving_id,
-            request,
-            lambda: self._answer(version, request, timings, permit, priority),
-            permit.begin,
-        )
+        timings.was_kept = True
+
+        def ask() -> Awaitable[Answer]:
+            timings.was_kept = False
+            return self._answer(version, request, timings, permit, priority)
+
+        return self._answers_kept.answer(version.model.name, version.serving_id, request, ask, permit.begin)
 
     async def _answer(
         self,

@@ -257,7 +257,8 @@ class PairRequest:
 class Timings:
     """Where a request's time went, in seconds. Filled on the way, read by headers, log and metrics.
 
-    `started_s`: when its first byte was there (time.perf_counter).
+    `started_s`: when its first byte was there (time.perf_counter). `was_kept`: of a model whose answers are kept,
+    whether this one was known, or asked for by a neighbour; None of any other.
     """
 
     decode_s: float = 0.0
@@ -265,6 +266,7 @@ class Timings:
     compute_s: float = 0.0
     encode_s: float = 0.0
     started_s: float = field(default_factory=time.perf_counter)
+    was_kept: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
