@@ -16,6 +16,7 @@ from app.api.metrics import Counted, MetricsApi
 from app.api.models import ModelsApi
 from app.api.native.wire_format import ROUTES as NATIVE_ROUTES
 from app.api.open_inference.generate import ROUTES as GENERATE_ROUTES
+from app.api.open_inference.wire_format import routes as open_inference_routes
 from app.api.openai.models import OpenAiModelsApi
 from app.api.openai.routes import ROUTES as OPENAI_ROUTES
 from app.api.routes import RouteTable
@@ -112,7 +113,8 @@ def build(loaded: LoadedSettings, log_requests: str, probe: DeviceProbe | None =
             log.info("devices", devices=[f"{d.id} ({d.name})" for d in devices.devices()])
             yield
 
-    table = RouteTable([*NATIVE_ROUTES, *OPENAI_ROUTES, *GENERATE_ROUTES])
+    infer_routes = open_inference_routes(settings.server.max_body_bytes)
+    table = RouteTable([*NATIVE_ROUTES, *OPENAI_ROUTES, *infer_routes, *GENERATE_ROUTES])
     return Server(build_front(table, Endpoint(journey), routers, observer, lifespan), lifecycle)
 
 

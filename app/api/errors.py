@@ -47,6 +47,11 @@ class MethodNotAllowed(WireError):
 class TooLarge(WireError):
     """The body is larger than server.max_body_bytes."""
 
+    def __init__(self, max_body_bytes: int) -> None:
+        super().__init__(
+            f"the body is larger than server.max_body_bytes, {max_body_bytes} bytes; send less at a time or raise it"
+        )
+
 
 class UnsupportedMediaType(WireError):
     """The body's content-type or content-encoding is none that we read."""

@@ -53,7 +53,7 @@ class Unsure(Exception):
 class Document(Protocol):
     """One parsed body. All values must be read before the next await: they die with the document.
 
-    `python` and `numbers` raise Unsure as well.
+    `items`, `python` and `numbers` raise Unsure as well.
     """
 
     @property
@@ -69,6 +69,10 @@ class Document(Protocol):
     def is_array(self, node: Node) -> bool: ...
 
     def is_object(self, node: Node) -> bool: ...
+
+    def items(self, array: Node) -> list[Node]:
+        """What an array holds, if it is to be asked about one by one."""
+        ...
 
     def python(self, node: Node) -> Any:
         """The node in Python's own lists, dicts and scalars."""
@@ -101,25 +105,6 @@ def parse_exact(body: bytes) -> Document:
         return _PlainDocument(orjson.loads(body))
     except orjson.JSONDecodeError as error:
         raise InvalidJson(f"the body is not valid JSON: {error}") from None
-
-
-def read_flat(body: bytes) -> tuple[Any, Array] | None:
-    """The value of `model_name`, None where it is left out, and the float64 numbers of `input_data`, of a short body
-    that has no other member and no nest; None for any other body, which is read by `parse` or refused there.
-    """
-    # One bracket opens one array, and none within it.
-    if simdjson is None or len(body) >= _LONG_BYTES or body.count(b"[") != 1 or not body.startswith(b"{"):
-        return None
-    try:
-        root = simdjson.Parser().parse(body)
-        names = list(root)
-        if names == ["input_data"]:
-            return None, np.frombuffer(root["input_data"].as_buffer(of_type="d"), np.float64)
-        if names == ["model_name", "input_data"]:
-            return root["model_name"], np.frombuffer(root["input_data"].as_buffer(of_type="d"), np.float64)
-    except (ValueError, TypeError, RuntimeError, AttributeError):
-        pass
-    return None
 
 
 def flatten(node: list[Any]) -> tuple[list[Any], tuple[int, ...]]:
@@ -159,6 +144,12 @@ class _SimdDocument:
 
     def is_object(self, node: Node) -> bool:
         return isinstance(node, simdjson.Object)
+
+    def items(self, array: Node) -> list[Node]:
+        self._brackets += 1
+        if len(array) == _LARGEST_COUNT:
+            raise Unsure
+        return list(array)
 
     def python(self, node: Node) -> Any:
         if isinstance(node, simdjson.Array):
@@ -239,6 +230,10 @@ class _PlainDocument:
 
     def is_object(self, node: Node) -> bool:
         return isinstance(node, dict)
+
+    def items(self, array: Node) -> list[Node]:
+        items: list[Node] = array
+        return items
 
     def python(self, node: Node) -> Any:
         return node

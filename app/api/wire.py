@@ -38,7 +38,7 @@ def body_at_hand(record: RequestRecord, max_body_bytes: int) -> bytes | None:
     body = record.short_way.take_body() if record.short_way is not None else None
     if body is not None:
         if len(body) > max_body_bytes:
-            raise _too_large(max_body_bytes)
+            raise TooLarge(max_body_bytes)
         if not body:
             raise EmptyBody(_EMPTY)
     return body
@@ -53,7 +53,7 @@ async def read_body(
     """
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit() and int(value) > max_body_bytes:
-            raise _too_large(max_body_bytes)
+            raise TooLarge(max_body_bytes)
     chunks: list[bytes] = []
     size = 0
     while True:
@@ -63,7 +63,7 @@ async def read_body(
         chunk = message.get("body", b"")
         size += len(chunk)
         if size > max_body_bytes:
-            raise _too_large(max_body_bytes)
+            raise TooLarge(max_body_bytes)
         if not message.get("more_body"):
             chunks.append(chunk)
             break
@@ -237,9 +237,3 @@ async def _watch(watched: Watched) -> None:
     if message["type"] == "http.disconnect":
         watched.gone = True
         watched.task.cancel()
-
-
-def _too_large(max_body_bytes: int) -> TooLarge:
-    return TooLarge(
-        f"the body is larger than server.max_body_bytes, {max_body_bytes} bytes; send less at a time or raise it"
-    )

@@ -186,11 +186,16 @@ def check_frame(answer: httpx.Response) -> None:
 
 
 def check_error(answer: httpx.Response) -> dict[str, str]:
-    """The error of an answer that has to have the contract's form, or OpenAI's below /v1, and is none of ours."""
+    """The error of an answer that has to have the contract's form, OpenAI's below /v1, or the Open Inference Protocol's
+    below /v2, which is the message alone, and is none of ours.
+    """
     body = answer.json()
     assert body.keys() == {"error"}
     error: dict[str, str] = body["error"]
-    if answer.url.path.startswith("/v1"):
+    if answer.url.path.startswith("/v2"):
+        error = {"message": body["error"]}
+        assert isinstance(body["error"], str)
+    elif answer.url.path.startswith("/v1"):
         assert error.keys() == {"message", "type", "param", "code"}
     else:
         assert error.keys() == {"code", "message", "request_id"}

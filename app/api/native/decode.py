@@ -2,7 +2,8 @@
 
 from typing import Any, NamedTuple
 
-from app.api.json_body import Document, Node, Unsure, json_name, parse, parse_exact, read_flat
+from app.api.json_body import Document, Node, json_name
+from app.api.json_reading import read_flat, read_surely
 from app.api.native.fields import COMMON_FIELDS, FIELDS, GENERATION_QUESTIONS, OPTIONS, QUESTION_FIELDS
 from app.api.native.generation import read_generation
 from app.api.native.questions import read_count, read_input_data, read_inputs, read_text
@@ -54,20 +55,7 @@ def decode(body: bytes, target: Target, find_spec: FindSpec) -> NativeRequest:
         request = _read_flat(*flat, target, find_spec)
         if request is not None:
             return request
-    document = parse(body)
-    try:
-        request = _read(document, target, find_spec)
-    except Unsure:
-        return _read(parse_exact(body), target, find_spec)
-    except InvalidInput:
-        if not document.is_proven():
-            # What seemed flat and of the wrong length may be ragged: the slower way then says so instead.
-            _read(parse_exact(body), target, find_spec)
-        raise
-    if document.is_proven():
-        return request
-    # An array that seemed flat may hide a nest, or a bracket stands in a string: the slower way tells.
-    return _read(parse_exact(body), target, find_spec)
+    return read_surely(body, lambda document: _read(document, target, find_spec))
 
 
 def _read_flat(name: Any, numbers: Array, target: Target, find_spec: FindSpec) -> NativeRequest | None:

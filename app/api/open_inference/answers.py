@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from app.api.open_inference.signature import OTHERWISE, batches, tensors_of
+from app.api.open_inference.signature import OTHERWISE, batches, signature_of
 from app.api.open_inference.types import AnsweredTensor, InferRequest, WantedOutput
 from frameworks.errors import InvalidInput
 from frameworks.generation.types import GenerateAnswer
@@ -17,7 +17,7 @@ def answered(request: InferRequest, answer: Any) -> list[AnsweredTensor]:
     labels: tuple[str, ...] = ()
     match answer:
         case dict():
-            signature = tensors_of(spec, of_graph=spec.text is not None)
+            signature = signature_of(request)
             tensors = []
             for wanted in request.outputs:
                 value = answer[wanted.name]

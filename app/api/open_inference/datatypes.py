@@ -31,6 +31,9 @@ DTYPES: dict[str, str] = {
 DATATYPES: dict[str, str] = {dtype: datatype for datatype, dtype in DTYPES.items()}
 """The dtype of frameworks.types → the protocol's name."""
 
+BINARY_ONLY = frozenset({"FP16", "BF16"})
+"""Datatypes that have no form in JSON."""
+
 _LENGTH_BYTES = 4
 # As they travel; BYTES have no size of their own.
 _ITEMS = {name: NUMPY_DTYPES[dtype].newbyteorder("<") for name, dtype in DTYPES.items() if name != "BYTES"}
@@ -44,6 +47,11 @@ def numpy_dtype(datatype: object, field: str) -> "np.dtype[np.generic]":
         given = f'"{datatype[:40]}"' if isinstance(datatype, str) else "no string"
         raise InvalidInput(f"{field}.datatype", f"is {given}; wants one of {', '.join(DTYPES)}")
     return NUMPY_DTYPES[dtype]
+
+
+def item_bytes(datatype: str) -> int:
+    """Of a number as it travels."""
+    return _ITEMS[datatype].itemsize
 
 
 def from_raw(buffer: Raw, datatype: str, shape: tuple[int, ...], field: str) -> Array:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from app.api.constraint_fields import read_constraint
+from app.api.errors import NotSupported
 from app.api.generation_fields import read_num_choices, read_sampling, read_stopping, read_whole
 from app.api.json_body import came
 from app.api.native.generation import DEFAULT_MAX_TOKENS
@@ -89,7 +90,7 @@ def read_timeout_ms(parameters: Parameters) -> float | None:
 
 
 def read_wanted(name: str, parameters: Parameters) -> WantedOutput:
-    """An output by the parameters that it came with. Raises InvalidInput."""
+    """An output by the parameters that it came with. Raises InvalidInput, NotSupported."""
     if not parameters:
         return WantedOutput(name)
     within = f"outputs.{name}."
@@ -104,10 +105,10 @@ def read_wanted(name: str, parameters: Parameters) -> WantedOutput:
 
 
 def refuse_shared_memory(parameters: Parameters, within: str) -> None:
-    """Raises InvalidInput where a tensor lies, or is to be put, in memory that is not the request's own."""
+    """Raises NotSupported where a tensor lies, or is to be put, in memory that is not the request's own."""
     if "shared_memory_region" in parameters:
-        raise InvalidInput(
-            f"{within}shared_memory_region", "shared memory is not served; send and take the tensor itself"
+        raise NotSupported(
+            f"{within}shared_memory_region: shared memory is not served; send and take the tensor itself"
         )
 
 

@@ -5,7 +5,8 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from app.api.open_inference.datatypes import DATATYPES
-from frameworks.types import ModelSpec, OptionalType, TensorType, ValueSpec
+from app.api.open_inference.types import InferRequest
+from frameworks.types import ModelSpec, OptionalType, TensorBatch, TensorType, ValueSpec
 
 TEXT_INPUT = "text"
 """Of embed and classify models; those that generate have PROMPT_INPUT."""
@@ -67,6 +68,12 @@ def tensors_of(spec: ModelSpec, of_graph: bool = False) -> Signature:
         _signatures.clear()
     _signatures[id(spec), of_graph] = spec, signature
     return signature
+
+
+def signature_of(request: InferRequest) -> Signature:
+    """What a request was held against."""
+    spec = request.spec
+    return tensors_of(spec, of_graph=spec.text is not None and type(request.request) is TensorBatch)
 
 
 def batches(spec: ModelSpec) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from app.api.errors import NotSupported
 from app.api.open_inference.datatypes import DATATYPES
 from app.api.open_inference.questions import own_name, read_request, read_wanted
 from app.api.open_inference.signature import batches, tensors_of
@@ -221,13 +222,17 @@ def test_an_output_by_its_parameters(parameters: Mapping[str, Any], wanted: Want
         ({"classification": -1}, "outputs.y.classification: is -1; wants a whole number from 0"),
         ({"classification": "3"}, "outputs.y.classification: is a string"),
         ({"binary_data": 1}, "outputs.y.binary_data: is 1; wants true or false"),
-        ({"shared_memory_region": "r"}, "outputs.y.shared_memory_region: shared memory is not served"),
     ],
 )
 def test_parameters_of_an_output_that_are_wrong(parameters: Mapping[str, Any], words: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         read_wanted("y", parameters)
     assert caught.value.message.startswith(words)
+
+
+def test_shared_memory() -> None:
+    with pytest.raises(NotSupported, match=r"^outputs\.y\.shared_memory_region: shared memory is not served"):
+        read_wanted("y", {"shared_memory_region": "r"})
 
 
 def test_signatures() -> None:

@@ -1,0 +1,174 @@
+"""The protocol's REST form as a wire format: infer, whose bodies are JSON, bytes, or both, and may be compressed."""
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from app.api.compression import LEAST_BYTES, answer_encoding, deflated, inflated, read_encoding
+from app.api.errors import EmptyBody, NotSupported
+from app.api.json_reading import read_surely
+from app.api.open_inference.errors import OpenInferenceErrorResponse, error_body
+from app.api.open_inference.json_answers import HEADER_LENGTH, check_outputs, elements_one_by_one, write_answer
+from app.api.open_inference.json_questions import BinaryData, read_question
+from app.api.open_inference.questions import own_name
+from app.api.open_inference.raw_questions import read_raw_question
+from app.api.open_inference.schemas import OpenInferenceRequest, OpenInferenceResponse
+from app.api.open_inference.types import InferRequest
+from app.api.routes import Route, RouteText
+from app.api.wire_format import (
+    LONG_BYTES,
+    LONG_ELEMENTS,
+    AnswerContext,
+    Header,
+    StreamWriter,
+    Target,
+    Written,
+    check_content_type,
+    elements_of,
+)
+from app.journey import FindSpec
+from frameworks.errors import InvalidInput
+
+_FORMS_REMEMBERED = 256
+_BYTES_TYPE = b"application/octet-stream"
+_LENGTH = re.compile(rb"[0-9]{1,18}")
+# Strings are read one by one; so many bytes of them in about a millisecond.
+_LONG_STRINGS_BYTES = 16 * 1024
+# Compressed: of more than this a millisecond's worth may come.
+_LONG_COMPRESSED_BYTES = 1024
+# Bytes are joined, this many of the largest in about a millisecond.
+_LONG_BINARY_ELEMENTS = 512 * 1024
+# Compressing takes as long as writing more numbers than these.
+_LONG_COMPRESSED_ELEMENTS = 4 * 1024
+
+
+class Form(NamedTuple):
+    """How a request's body is made, as its headers say. `header_length`: of the JSON, in bytes; None: all is JSON.
+
+    `encoding`: of the body; `answer_encoding`: of the answer's. None: as it is.
+    """
+
+    header_length: int | None = None
+    encoding: str | None = None
+    answer_encoding: str | None = None
+
+
+_ALL_JSON = Form()
+
+
+class InferFormat:
+    """As WireFormat of app/api/wire_format.py, for requests of one form."""
+
+    __slots__ = ("_form", "_max_body_bytes")
+
+    def __init__(self, max_body_bytes: int, form: Form = _ALL_JSON) -> None:
+        """`max_body_bytes`: also of a body when it is no more compressed."""
+        self._max_body_bytes = max_body_bytes
+        self._form = form
+
+    def for_headers(self, headers: Sequence[Header]) -> "InferFormat":
+        named = dict(headers)
+        return _of_headers(
+            self._max_body_bytes,
+            named.get(b"content-type"),
+            named.get(b"content-encoding"),
+            named.get(b"accept-encoding"),
+            named.get(HEADER_LENGTH),
+        )
+
+    def is_long_to_read(self, body: bytes) -> bool:
+        length, encoding, _ = self._form
+        if encoding is not None:
+            return len(body) >= _LONG_COMPRESSED_BYTES
+        if length is None:
+            return len(body) >= LONG_BYTES
+        if length >= LONG_BYTES:
+            return True
+        # An escape may hide the name of the datatype.
+        return len(body) - length >= _LONG_STRINGS_BYTES and (
+            not length or body.find(b'"BYTES"', 0, length) >= 0 or body.find(b"\\u", 0, length) >= 0
+        )
+
+    def decode(self, body: bytes, target: Target, find_spec: FindSpec) -> InferRequest:
+        length, encoding, _ = self._form
+        if encoding is not None:
+            body = inflated(body, encoding, self._max_body_bytes)
+            if not body:
+                raise EmptyBody("the body is empty once it is no more compressed; send a JSON object")
+        if length == 0:
+            request = read_raw_question(memoryview(body), target, find_spec)
+        else:
+            binary = BinaryData(None)
+            if length is not None:
+                if length > len(body):
+                    raise InvalidInput(HEADER_LENGTH.decode(), f"is {length}, and the body has {len(body)} bytes")
+                body, binary = body[:length], BinaryData(memoryview(body)[length:])
+            request = read_surely(body, lambda document: read_question(document, binary, target, find_spec))
+        if request.stream:
+            raise NotSupported("inputs.stream: the pieces of a text come from generate_stream; leave it out here")
+        check_outputs(request)
+        return request
+
+    def is_long_to_write(self, decoded: InferRequest, answer: Any) -> bool:
+        if self._form.answer_encoding is not None:
+            return elements_of(answer) >= _LONG_COMPRESSED_ELEMENTS
+        elements = elements_of(answer)
+        return elements >= LONG_ELEMENTS and (
+            elements >= _LONG_BINARY_ELEMENTS or elements_one_by_one(decoded, answer) >= LONG_ELEMENTS
+        )
+
+    def encode(self, decoded: InferRequest, answer: Any, context: AnswerContext) -> Written:
+        written = write_answer(decoded, answer, context)
+        encoding = self._form.answer_encoding
+        if encoding is None or len(written.body) < LEAST_BYTES:
+            return written
+        headers = [*written.headers, (b"content-encoding", encoding.encode()), (b"vary", b"accept-encoding")]
+        return Written(deflated(written.body, encoding), written.content_type, headers)
+
+    def stream_writer(self, decoded: InferRequest, context: AnswerContext) -> StreamWriter:
+        raise AssertionError("a question whose answer comes in pieces is refused")
+
+    def error_body(self, status: int, code: str, message: str, request_id: str) -> bytes:
+        return error_body(status, code, own_name(message), request_id)
+
+
+def routes(max_body_bytes: int) -> tuple[Route, ...]:
+    """The paths of infer, and what the OpenAPI document says of them."""
+    wire_format = InferFormat(max_body_bytes)
+    text = RouteText(
+        "open_inference",
+        "Run a model on tensors or texts, in JSON or in bytes",
+        OpenInferenceRequest,
+        OpenInferenceResponse,
+        OpenInferenceErrorResponse,
+    )
+    return tuple(
+        Route(f"/v2/models/{{name}}{version}/infer", wire_format, text) for version in ("", "/versions/{version}")
+    )
+
+
+# Callers send the same headers again and again.
+@lru_cache(maxsize=_FORMS_REMEMBERED)
+def _of_headers(
+    max_body_bytes: int,
+    content_type: bytes | None,
+    encoding: bytes | None,
+    accepted: bytes | None,
+    header_length: bytes | None,
+) -> InferFormat:
+    """Raises UnsupportedMediaType, InvalidInput."""
+    # tritonclient names no type at all, or bytes even where it sends nothing but JSON.
+    if content_type is not None and not content_type.lower().startswith(_BYTES_TYPE):
+        check_content_type(content_type)
+    length = None
+    if header_length is not None:
+        if not _LENGTH.fullmatch(header_length):
+            raise InvalidInput(HEADER_LENGTH.decode(), "wants the number of bytes that the body's JSON has")
+        length = int(header_length)
+    form = Form(
+        length,
+        None if encoding is None else read_encoding(encoding),
+        None if accepted is None else answer_encoding(accepted),
+    )
+    return InferFormat(max_body_bytes, form)
