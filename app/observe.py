@@ -21,7 +21,7 @@ _ids = itertools.count()
 _prefix = secrets.token_hex(6)
 _SANE_ID_CHARACTERS = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._:/+=-")
 _MAX_ID_LENGTH = 128
-_PROBES = ("/health", "/metrics")
+_PROBES = ("/health", "/metrics", "/v2/health")
 
 
 def request_id(headers: list[tuple[bytes, bytes]]) -> str:

@@ -16,6 +16,8 @@ from app.api.metrics import Counted, MetricsApi
 from app.api.models import ModelsApi
 from app.api.native.wire_format import ROUTES as NATIVE_ROUTES
 from app.api.open_inference.generate import ROUTES as GENERATE_ROUTES
+from app.api.open_inference.management import Management
+from app.api.open_inference.rest import OpenInferenceApi
 from app.api.open_inference.wire_format import routes as open_inference_routes
 from app.api.openai.models import OpenAiModelsApi
 from app.api.openai.routes import ROUTES as OPENAI_ROUTES
@@ -93,6 +95,7 @@ def build(loaded: LoadedSettings, log_requests: str, probe: DeviceProbe | None =
     routers = [
         models.router(),
         OpenAiModelsApi(manager).router(),
+        OpenInferenceApi(Management(journey), settings.server.max_body_bytes).router(),
         HealthApi(manager, observer, lifecycle).router(),
         MetricsApi(Counted(manager, observer, answers_kept, loop_watch, integrity, pool)).router(),
     ]

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from app import VERSION
 from app.api.description import describe
 from app.api.endpoint import Endpoint
 from app.api.errors import STATUS_CLIENT_GONE, ClientGone, MethodNotAllowed, NotFound, extra_headers
@@ -46,7 +47,7 @@ def build_front(
     table: RouteTable, endpoint: Endpoint, routers: list[APIRouter], observer: Observer, lifespan: Lifespan
 ) -> Front:
     """Puts the doors together. `routers` are FastAPI's; `lifespan` starts and stops what stands behind them."""
-    admin = FastAPI(title="Roundhouse", description=_DESCRIPTION, version="0.1.0", lifespan=lifespan, redoc_url=None)
+    admin = FastAPI(title="Roundhouse", description=_DESCRIPTION, version=VERSION, lifespan=lifespan, redoc_url=None)
     for router in routers:
         admin.include_router(router)
     for error in (RoundhouseError, HTTPException, RequestValidationError, ClientGone, Exception):

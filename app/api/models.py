@@ -89,7 +89,7 @@ class ModelsApi:
         self._lifecycle.check_accepting()
         self._manager.slot(name)
         body = await self._read_order(request, "version", "canary", "shadow")
-        with _as_failed_model(name):
+        with as_failed_model(name):
             if not body.keys() & {"canary", "shadow"}:
                 slot = await self._manager.load(name, _read_version(body))
             else:
@@ -102,7 +102,7 @@ class ModelsApi:
     async def roll_model_back(self, name: str) -> Response:
         """Turns the traffic back to the version that answered before; returns when the other one has left."""
         self._lifecycle.check_accepting()
-        with _as_failed_model(name):
+        with as_failed_model(name):
             return json_answer(self._detail(await self._manager.rollback(name)))
 
     async def unload_model(self, name: str, request: Request) -> Response:
@@ -122,14 +122,7 @@ class ModelsApi:
 
     async def _read_object(self, request: Request) -> dict[str, Any]:
         check_media_type(request.scope["headers"])
-        body = await read_body(request.scope, request.receive, self._max_body_bytes)
-        try:
-            content = orjson.loads(body)
-        except orjson.JSONDecodeError as error:
-            raise InvalidJson(f"the body is not valid JSON: {error}") from None
-        if not isinstance(content, dict):
-            raise InvalidInput("body", "wants a JSON object")
-        return content
+        return parse_object(await read_body(request.scope, request.receive, self._max_body_bytes))
 
     async def _read_order(self, request: Request, *known: str) -> dict[str, Any]:
         """The body, which may be left out. Raises UnknownField."""
@@ -164,8 +157,19 @@ class ModelsApi:
         return resolved
 
 
+def parse_object(body: bytes) -> dict[str, Any]:
+    """Raises InvalidJson, InvalidInput."""
+    try:
+        content = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise InvalidJson(f"the body is not valid JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise InvalidInput("body", "wants a JSON object")
+    return content
+
+
 @contextmanager
-def _as_failed_model(name: str) -> Iterator[None]:
+def as_failed_model(name: str) -> Iterator[None]:
     """Files that cannot be served are the model's failure here: the request that orders it loaded is right."""
     try:
         yield
