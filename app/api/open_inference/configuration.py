@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from app.api.open_inference.metadata import BACKENDS, PLATFORMS, Described, told_shape
+from app.api.open_inference.metadata import Described, backend_of, platform_of, told_shape
 from app.api.open_inference.signature import TensorSignature, batches, tensors_of
 from frameworks.settings import VersionPolicy
 from frameworks.slot import ModelSlot
@@ -23,8 +23,8 @@ def model_configuration(described: Described, default_timeout_ms: int | None) ->
     has_rows = batches(spec) and all(told_shape(tensor)[:1] == [-1] and tensor.shape for tensor in tensors)
     configuration = {
         "name": slot.name,
-        "platform": PLATFORMS[slot.framework],
-        "backend": BACKENDS[slot.framework],
+        "platform": platform_of(slot.framework),
+        "backend": backend_of(slot.framework),
         "runtime": "",
         "version_policy": _version_policy(slot.entry.version_policy),
         "max_batch_size": slot.limits.max_rows if has_rows else 0,

@@ -23,9 +23,8 @@ EXTENSIONS = (
 its dependents has unloaded all of them.
 """
 
-PLATFORMS = {"onnx": "onnxruntime_onnx", "pytorch": "pytorch"}
-"""By framework."""
-BACKENDS = {"onnx": "onnxruntime", "pytorch": "pytorch"}
+_PLATFORMS = {"onnx": "onnxruntime_onnx"}
+_BACKENDS = {"onnx": "onnxruntime"}
 
 
 class Described(NamedTuple):
@@ -47,10 +46,19 @@ def model_metadata(described: Described, versions: list[str]) -> dict[str, Any]:
     return {
         "name": described.slot.name,
         "versions": versions,
-        "platform": PLATFORMS[described.slot.framework],
+        "platform": platform_of(described.slot.framework),
         "inputs": [_tensor(each) for each in signature.inputs.values()],
         "outputs": [_tensor(each) for each in signature.outputs.values()],
     }
+
+
+def platform_of(framework: str) -> str:
+    """By Triton's names, where it has one."""
+    return _PLATFORMS.get(framework, framework)
+
+
+def backend_of(framework: str) -> str:
+    return _BACKENDS.get(framework, framework)
 
 
 def told_shape(tensor: TensorSignature) -> list[int]:
