@@ -73,9 +73,9 @@ class Asking:
                 record.status, record.code = STATUS_CLIENT_GONE, "client_gone"
                 raise
             # Perhaps at the end of the drain's time: nobody is left without a word.
-            raise _failure(Draining("the server went down before this was answered; ask another"), record) from None
+            raise failure(Draining("the server went down before this was answered; ask another"), record) from None
         except Exception as error:
-            raise _failure(error, record) from error
+            raise failure(error, record) from error
         finally:
             self._observer.inflight -= 1
             self._observer.inferred(record, time.perf_counter() - record.started_s, is_refusal(record.status))
@@ -102,6 +102,10 @@ class Asking:
         return encoded
 
 
-def _failure(error: BaseException, record: RequestRecord) -> GrpcError:
+def failure(error: BaseException, record: RequestRecord) -> GrpcError:
+    """What ends a call that an error has come to; the record says so too."""
+    if isinstance(error, GrpcError):
+        record.status, record.code = 400, "invalid_input"
+        return error
     record.status, _, message = told(error, record)
     return GrpcError(grpc_code(error), own_name(message))

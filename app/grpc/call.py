@@ -1,5 +1,6 @@
 """What a handler knows of the call that it answers, and how it ends one that fails."""
 
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Protocol
 
 Header = tuple[bytes, bytes]
@@ -22,3 +23,9 @@ class Call(Protocol):
 
     @property
     def headers(self) -> list[Header]: ...
+
+
+Unary = Callable[[bytes, Call], Awaitable[bytes]]
+"""One request, one response, both serialized. Raises GrpcError."""
+Stream = Callable[[AsyncIterator[bytes], Call], AsyncIterator[bytes]]
+"""Any number of each."""

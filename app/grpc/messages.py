@@ -61,8 +61,11 @@ RepositoryModelLoadRequest = _message("RepositoryModelLoadRequest")
 RepositoryModelLoadResponse = _message("RepositoryModelLoadResponse")
 RepositoryModelUnloadRequest = _message("RepositoryModelUnloadRequest")
 RepositoryModelUnloadResponse = _message("RepositoryModelUnloadResponse")
+ServerLiveRequest = _message("ServerLiveRequest")
 ServerLiveResponse = _message("ServerLiveResponse")
+ServerMetadataRequest = _message("ServerMetadataRequest")
 ServerMetadataResponse = _message("ServerMetadataResponse")
+ServerReadyRequest = _message("ServerReadyRequest")
 ServerReadyResponse = _message("ServerReadyResponse")
 
 

@@ -35,8 +35,8 @@ class Prediction:
 class PredictCalls:
     """Owned by the event loop."""
 
-    def __init__(self, asking: Asking, default_model: str) -> None:
-        """`default_model`: for who names none, "" for the only one that there is."""
+    def __init__(self, asking: Asking, default_model: str | None) -> None:
+        """`default_model`: for who names none; None: the only one that there is."""
         self._asking = asking
         self._default_model = default_model
 

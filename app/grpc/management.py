@@ -1,0 +1,100 @@
+"""The calls beside inference: health, metadata, configuration, statistics and the repository."""
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from google.protobuf.json_format import ParseDict
+
+from app.api.open_inference.management import Management
+from app.api.open_inference.metadata import server_metadata
+from app.grpc import messages
+from app.grpc.asking import failure
+from app.grpc.call import Call, Unary
+from app.grpc.messages import INFERENCE_SERVICE, Message, parse
+from app.observe import Observer, RequestRecord, request_id
+
+Answer = Callable[[Message], Awaitable[Message]]
+
+
+class ManagementCalls:
+    """Owned by the event loop."""
+
+    def __init__(self, management: Management, observer: Observer) -> None:
+        self._management = management
+        self._observer = observer
+
+    def table(self) -> dict[str, Unary]:
+        """Method name → handler."""
+        calls: dict[str, tuple[Message, Answer]] = {
+            "ServerLive": (messages.ServerLiveRequest, self._server_live),
+            "ServerReady": (messages.ServerReadyRequest, self._server_ready),
+            "ModelReady": (messages.ModelReadyRequest, self._model_ready),
+            "ServerMetadata": (messages.ServerMetadataRequest, self._server_metadata),
+            "ModelMetadata": (messages.ModelMetadataRequest, self._model_metadata),
+            "ModelConfig": (messages.ModelConfigRequest, self._model_config),
+            "ModelStatistics": (messages.ModelStatisticsRequest, self._model_statistics),
+            "RepositoryIndex": (messages.RepositoryIndexRequest, self._repository_index),
+            "RepositoryModelLoad": (messages.RepositoryModelLoadRequest, self._load),
+            "RepositoryModelUnload": (messages.RepositoryModelUnloadRequest, self._unload),
+        }
+        return {name: self._framed(f"/{INFERENCE_SERVICE}/{name}", *call) for name, call in calls.items()}
+
+    def _framed(self, path: str, kind: Message, answer: Answer) -> Unary:
+        """With a line in the log, and errors as statuses."""
+
+        async def call_framed(request: bytes, call: Call) -> bytes:
+            record = RequestRecord(request_id(call.headers), "gRPC", path, time.perf_counter())
+            try:
+                response: bytes = (await answer(parse(kind, request))).SerializeToString()
+                record.status = 200
+                return response
+            except Exception as error:
+                raise failure(error, record) from error
+            finally:
+                record.timings.compute_s = time.perf_counter() - record.started_s
+                self._observer.answered(record, record.timings.compute_s)
+
+        return call_framed
+
+    async def _server_live(self, _: Message) -> Message:
+        return messages.ServerLiveResponse(live=True)
+
+    async def _server_ready(self, _: Message) -> Message:
+        return messages.ServerReadyResponse(ready=self._management.why_not_ready() is None)
+
+    async def _model_ready(self, request: Message) -> Message:
+        error = self._management.why_model_is_not_ready(request.name, request.version)
+        return messages.ModelReadyResponse(ready=error is None)
+
+    async def _server_metadata(self, _: Message) -> Message:
+        return _filled(messages.ServerMetadataResponse, server_metadata())
+
+    async def _model_metadata(self, request: Message) -> Message:
+        metadata = await self._management.model_metadata(request.name, request.version)
+        return _filled(messages.ModelMetadataResponse, metadata)
+
+    async def _model_config(self, request: Message) -> Message:
+        configuration = await self._management.model_configuration(request.name, request.version)
+        return _filled(messages.ModelConfigResponse, {"config": configuration})
+
+    async def _model_statistics(self, request: Message) -> Message:
+        statistics = self._management.model_statistics(request.name, request.version)
+        return _filled(messages.ModelStatisticsResponse, statistics)
+
+    async def _repository_index(self, request: Message) -> Message:
+        index = self._management.repository_index(request.ready)
+        return _filled(messages.RepositoryIndexResponse, {"models": index})
+
+    async def _load(self, request: Message) -> Message:
+        await self._management.load(request.model_name, request.parameters)
+        return messages.RepositoryModelLoadResponse()
+
+    async def _unload(self, request: Message) -> Message:
+        await self._management.unload(request.model_name)
+        return messages.RepositoryModelUnloadResponse()
+
+
+def _filled(kind: Message, fields: dict[str, Any]) -> Message:
+    """What REST tells beyond the fields of inference.proto is left out."""
+    return ParseDict(fields, kind(), ignore_unknown_fields=True)
