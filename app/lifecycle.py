@@ -15,6 +15,7 @@ class Lifecycle:
         self._startup_models = startup_models
         self._started_s = time.monotonic()
         self.is_draining = False
+        self._draining_since_s = 0.0
 
     @property
     def uptime_s(self) -> float:
@@ -23,6 +24,12 @@ class Lifecycle:
     def drain(self) -> None:
         """From now on /health/ready says 503 and no new request is taken."""
         self.is_draining = True
+        self._draining_since_s = time.monotonic()
+
+    def drain_left_s(self, drain_timeout_s: float) -> float:
+        """How many seconds of the drain's time are left: all of them where there was no order yet; never below 0."""
+        gone_s = time.monotonic() - self._draining_since_s if self.is_draining else 0.0
+        return max(0.0, drain_timeout_s - gone_s)
 
     def check_accepting(self) -> None:
         """Raises Draining once the server is going down."""

@@ -6,12 +6,16 @@ import os
 import socket
 import threading
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import structlog
 import uvicorn
 
+if TYPE_CHECKING:
+    from app.grpc.door import GrpcDoor
+
 from app.api.http_protocol import BoundedHttpProtocol
-from app.config import LoadedSettings
+from app.config import LoadedSettings, ServerSettings
 from app.lifecycle import Lifecycle
 from app.logs import set_up_logs
 from app.server import build
@@ -53,7 +57,8 @@ def serve(loaded: LoadedSettings, log_to_terminal: bool) -> int:
     set_up_logs(settings.logging.level, settings.logging.format)
     log_requests = settings.logging.requests or ("all" if log_to_terminal else "slow_and_failed")
     listener = _listen(settings.server.host, settings.server.port)
-    server = build(loaded, log_requests)
+    grpc_door = _open_grpc_door(settings.server)
+    server = build(loaded, log_requests, grpc_door=grpc_door)
     host, port = listener.getsockname()[:2]
     config = uvicorn.Config(
         server.app,
@@ -71,7 +76,7 @@ def serve(loaded: LoadedSettings, log_to_terminal: bool) -> int:
         backlog=_BACKLOG,
     )
     uvicorn_server = _DrainingServer(config, server.lifecycle)
-    log.info("listening", host=host, port=port, pid=os.getpid())
+    log.info("listening", host=host, port=port, grpc_port=grpc_door.port if grpc_door else 0, pid=os.getpid())
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(uvicorn_server.serve(sockets=[listener]))
     log.info("stopped")
@@ -80,6 +85,21 @@ def serve(loaded: LoadedSettings, log_to_terminal: bool) -> int:
         # A load or a run outlasted the drain's time. A library that is torn down while it computes aborts the process.
         os._exit(status)
     return status
+
+
+def _open_grpc_door(settings: ServerSettings) -> "GrpcDoor | None":
+    """Imported only where it is wanted: grpcio takes memory and a part of the start. Raises CannotListenError."""
+    if settings.grpc_port == 0:
+        return None
+    from app.grpc.door import open_door
+    from app.grpc.transport.server import CannotListen
+
+    try:
+        return open_door(settings)
+    except CannotListen as error:
+        raise CannotListenError(
+            f"server.grpc_port: {error}; choose another, 0 for no gRPC, or end what holds it"
+        ) from error
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import structlog
 from fastapi import FastAPI
@@ -39,6 +40,9 @@ from memory.pooled_arrays import PooledArrays
 from memory.result_cache import ResultCache
 from memory.tensor_pool import TensorPool
 
+if TYPE_CHECKING:
+    from app.grpc.door import GrpcDoor
+
 log = structlog.get_logger(__name__)
 
 
@@ -50,10 +54,13 @@ class Server:
     lifecycle: Lifecycle
 
 
-def build(loaded: LoadedSettings, log_requests: str, probe: DeviceProbe | None = None) -> Server:
+def build(
+    loaded: LoadedSettings, log_requests: str, probe: DeviceProbe | None = None, grpc_door: "GrpcDoor | None" = None
+) -> Server:
     """Wires the parts for these settings; nothing is loaded before the application starts.
 
     `log_requests`: `all`, `slow_and_failed` or `none`. `probe`: which devices there are; this machine's by default.
+    `grpc_door`: opened, and answering while the application runs.
     """
     settings = loaded.settings
     devices = DeviceManager(probe or SystemProbe(), settings.performance.enable_gpu)
@@ -113,6 +120,9 @@ def build(loaded: LoadedSettings, log_requests: str, probe: DeviceProbe | None =
             await stack.enter_async_context(running_beside(integrity.watch()))
             stack.push_async_callback(shadowing.close)
             await stack.enter_async_context(running_beside(manager.load_registered()))
+            if grpc_door is not None:
+                serving = grpc_door.serving(journey, settings.models.default_model, settings.server.drain_timeout_s)
+                await stack.enter_async_context(serving)
             log.info("devices", devices=[f"{d.id} ({d.name})" for d in devices.devices()])
             yield
 

@@ -57,6 +57,10 @@ class InferCalls:
                 if isinstance(response, GrpcError):
                     raise response
                 yield response
+        except CancelledError:
+            if not self._asking.journey.lifecycle.is_draining:
+                raise
+            raise GrpcError("UNAVAILABLE", "the server is going down; ask another") from None
         finally:
             reading.cancel()
             with suppress(CancelledError):
