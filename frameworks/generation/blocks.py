@@ -81,18 +81,20 @@ class BlockPool:
         """The longest known beginning of a prompt, in full blocks; its last token is never among them."""
         blocks: list[int] = []
         node = 0
+        is_coming = False
         for start in range(0, len(token_ids) - self.block_tokens, self.block_tokens):
             key = (node, tuple(token_ids[start : start + self.block_tokens]))
             known = self._node_of.get(key)
             if known is None:
-                return PrefixMatch(blocks, key in self._coming)
+                is_coming = key in self._coming
+                break
             node = known
             blocks.append(self._block_of_node[node])
         # The beginning is asked for whenever what follows is: it is to be kept the longest.
         for block in reversed(blocks):
             if block in self._kept:
                 self._kept.move_to_end(block)
-        return PrefixMatch(blocks, is_coming=False)
+        return PrefixMatch(blocks, is_coming)
 
     def expect(self, chain: "Chain", token_ids: Sequence[int]) -> None:
         """The next full block of a prompt is going to be computed: others may wait for it."""

@@ -67,6 +67,16 @@ class TestTaking:
         assert len(found(pool, *A, *B, 0)) == 1
         assert not found(pool, *C, 0)
 
+    def test_a_beginning_is_used_also_by_who_goes_on_otherwise(self) -> None:
+        pool = BlockPool(3, 2)
+        pool.release(filled(pool, A, B))
+        pool.release(filled(pool, C))
+        kept = found(pool, *A, *D, 0)
+        assert len(kept) == 1
+        pool.take(2)
+        assert found(pool, *A, *D, 0) == kept
+        assert not found(pool, *C, 0)
+
     def test_also_after_a_sequence_has_begun_with_it(self) -> None:
         pool = BlockPool(4, 2)
         pool.release(filled(pool, A, B, C))
