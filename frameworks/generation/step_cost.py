@@ -32,6 +32,8 @@ class StepCost:
 
     def learn(self, texts: int, prompt_tokens: int, seconds: float) -> None:
         """A step of so many texts and tokens of prompts took so long."""
+        if seconds <= 0:
+            return  # the clock has not moved: it says nothing, and what is divided by it would have no end
         if prompt_tokens == 0:
             bucket = texts.bit_length()
             self._texts_s[bucket] = _mixed(self._texts_s.get(bucket), seconds)

@@ -77,7 +77,15 @@ def test_a_part_that_seemed_to_cost_nothing_does_not_open_the_gate_for_ever() ->
     assert cost.most_prompt_tokens(4) < 10**4
 
 
-steps = st.tuples(st.integers(0, 64), st.integers(0, 2048), st.floats(1e-6, 100)).filter(lambda step: step[0] + step[1])
+def test_a_step_in_which_the_clock_did_not_move_teaches_nothing() -> None:
+    steady = [(4, 0, 0.020), (4, 100, 0.030)]
+    assert learnt((4, 0, 0.0), (4, 100, 0.0)).most_prompt_tokens(4) == FEWEST_PROMPT_TOKENS
+    taught = learnt((4, 0, 0.0), (4, 100, 0.0), *steady, (4, 0, 0.0), (4, 100, 0.0))
+    assert taught.most_prompt_tokens(4) == learnt(*steady).most_prompt_tokens(4)
+
+
+seconds = st.just(0.0) | st.floats(1e-6, 100)
+steps = st.tuples(st.integers(0, 64), st.integers(0, 2048), seconds).filter(lambda step: step[0] + step[1])
 
 
 @given(st.lists(steps, max_size=20), st.integers(FEWEST_PROMPT_TOKENS, 4096), st.integers(0, 64))
