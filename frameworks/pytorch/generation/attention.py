@@ -87,7 +87,7 @@ class BlockAttention:
         parts = torch.bmm(shares, values.view(batch, BLOCK_TOKENS, self._size)).view(
             -1, self._heads * self._group, self._size
         )
-        if rows.most == 1 and len(parts) == rows.sequences:
+        if rows.most == 1:
             return parts.index_select(0, rows.table)
         sums = torch.full((len(parts) + 1, self._heads * self._group), unseen(torch.float32), device=scores.device)
         # The logarithm of the sum of the exponentials, from the likeliest of each row: quicker than logsumexp.

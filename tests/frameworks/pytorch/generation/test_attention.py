@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from frameworks.generation.scheduler import Sequence, StepPart
 from frameworks.generation.types import Sampling, SequenceRequest
+from frameworks.pytorch.generation import attention
 from frameworks.pytorch.generation.attention import BlockAttention
 from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, CacheShape, KeyValueCache, LayoutMaker
 
@@ -56,10 +57,10 @@ class Case:
         self.parts = [self._placed(number, part, free) for number, part in enumerate(parts)]
 
     def ours(self, layer: int = 1, scale: float | None = None) -> list[torch.Tensor]:
-        attention = BlockAttention(self.cache, self.form.heads * self.form.group, self.form.head_size**-0.5)
-        attention.layout = LayoutMaker(self.cache.shape, self.form.group, CPU).make(self.parts)
+        blocks = BlockAttention(self.cache, self.form.heads * self.form.group, self.form.head_size**-0.5)
+        blocks.layout = LayoutMaker(self.cache.shape, self.form.group, CPU).make(self.parts)
         own = [slice(part.start, part.start + part.count) for part in self.parts]
-        seen = attention(
+        seen = blocks(
             layer,
             torch.cat(self.queries),
             torch.cat([keys[at] for keys, at in zip(self.keys, own, strict=True)]),
@@ -144,6 +145,12 @@ class TestForms:
     @pytest.mark.parametrize("parts", [[Part(5, 1)], [Part(5, 1), Part(31, 1)], [Part(5, 1), Part(40, 1)]])
     def test_texts_alone(self, parts: list[Part]) -> None:
         check(Case(parts, Form(), IN_ROW))
+
+    def test_texts_of_one_block_need_no_sums(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Wherever their blocks lie: idle ones between them are read, and nobody's."""
+        monkeypatch.setattr(attention, "unseen", lambda dtype: pytest.fail("sums were made"))
+        for order in (IN_ROW, IN_ROW[::-1], IN_ROW[::2], SCATTERED):
+            check(Case([Part(5, 1), Part(31, 1), Part(0, 1)], Form(), order))
 
     def test_a_prompt_alone(self) -> None:
         check(Case([Part(0, 70)], Form(), IN_ROW))
