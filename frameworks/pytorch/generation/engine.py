@@ -109,7 +109,9 @@ class GeneratingModel:
         return StepResult(tokens, plan.begun, failed, self._figures(parts))
 
     def warm_up(self) -> None:
-        """Runs two short sequences to their ends. Raises InvalidModel, OutOfMemory."""
+        """Runs two short sequences to their ends, and reads the vocabulary for those that will be constrained: the
+        first of them would wait for it, and whoever is answered then. Raises InvalidModel, OutOfMemory.
+        """
         spec = self.spec.generation
         assert spec is not None
         for number, wanted in enumerate(_WARM_UP_PROMPTS):
@@ -128,6 +130,7 @@ class GeneratingModel:
             for sequence_id in list(self._sequences):
                 self.abort(sequence_id)
             self._open.scheduler.forget()
+        self._masks.prepare()
 
     def close(self) -> None:
         """As StepModel.close."""

@@ -7,6 +7,7 @@ import torch
 
 from frameworks.errors import InvalidModel, ModelFailed, OutOfMemory
 from frameworks.generation.types import Constraint, Sampling, SequenceRequest
+from frameworks.pytorch.generation import token_masks
 from frameworks.pytorch.generation.engine import GeneratingModel
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.pytorch.generation.generating import (
@@ -161,6 +162,13 @@ class TestStandingReady:
         cost = model._parts.scheduler.cost
         assert cost._texts_s
         assert cost._prompt_token_s is not None
+
+    def test_the_first_constraint_finds_the_vocabulary_read(
+        self, model: GeneratingModel, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        model.warm_up()
+        monkeypatch.setattr(token_masks, "LLTokenizer", lambda *_: pytest.fail("it was read again"))
+        assert model.constrain(Constraint("regex", "[a-z]"))
 
     @pytest.mark.parametrize(
         ("error", "ours", "message"),
