@@ -1,5 +1,6 @@
 """Triton's generate extension as a wire format: what is decoded, and what is answered, whole or in pieces."""
 
+import math
 from typing import Any
 
 import orjson
@@ -21,7 +22,7 @@ USAGE = Usage(prompt_tokens=5, tokens_generated=4)
 COUNTS = {"num_input_tokens": 5, "num_output_tokens": 4}
 TOKENS = (
     TokenText(7, "an", -0.5, ((7, "an", -0.5), (8, "a", -1.5))),
-    TokenText(9, " ox", None, ((4, " a", -0.1),)),
+    TokenText(9, " ox", None, ((4, " a", -0.1), (5, " b", -math.inf))),
 )
 FORM = b"application/x-www-form-urlencoded"
 
@@ -157,6 +158,7 @@ class TestWhole:
             },
             {
                 "4": {"logprob": -0.1, "rank": 1, "decoded_token": " a"},
+                "5": {"logprob": None, "rank": 2, "decoded_token": " b"},
                 "9": {"logprob": None, "rank": None, "decoded_token": " ox"},
             },
         ]

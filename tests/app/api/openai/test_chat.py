@@ -1,5 +1,7 @@
 """/v1/chat/completions: what is asked, and what OpenAI's own client would read."""
 
+import math
+
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
@@ -193,6 +195,14 @@ class TestAnswer:
         given = GenerateAnswer([Choice("é\ufffd", "stop", TOKENS)], Usage(5, 2))
         body = answer(CHAT_FORMAT, chat(logprobs=True, top_logprobs=2), given)
         assert body["choices"][0]["logprobs"] == LOGPROBS
+        check_is(ChatCompletion, body)
+
+    def test_what_is_impossible_has_a_number_too(self) -> None:
+        token = TokenText(7, "a", -0.5, ((7, "a", -0.5), (8, "b", -math.inf)))
+        given = GenerateAnswer([Choice("a", "stop", (token,))], Usage(5, 1))
+        body = answer(CHAT_FORMAT, chat(logprobs=True, top_logprobs=2), given)
+        (told,) = body["choices"][0]["logprobs"]["content"]
+        assert [each["logprob"] for each in told["top_logprobs"]] == [-0.5, -9999.0]
         check_is(ChatCompletion, body)
 
 

@@ -31,6 +31,7 @@ USAGE = {
     "total_tokens": 8,
     "prompt_tokens_details": {"cached_tokens": 4},
 }
+USED = Usage(1, 1)
 TOKENS = (
     TokenText(7, "an", -0.5, ((7, "an", -0.5), (8, "a", -1.5))),
     TokenText(9, " ox", -3.0, ((4, " a", -0.1), (5, " a", -0.2))),
@@ -218,9 +219,11 @@ class TestAnswer:
         check_is(Completion, body)
 
     def test_what_is_impossible_has_a_number_too(self) -> None:
-        given = GenerateAnswer([Choice("x", "stop", (TokenText(1, "x", -math.inf),))], Usage(1, 1))
-        body = answer(COMPLETIONS_FORMAT, completion(logprobs=0), given)
-        assert body["choices"][0]["logprobs"]["token_logprobs"] == [-9999.0]
+        token = TokenText(1, "x", -math.inf, ((1, "x", -math.inf), (2, "y", -math.inf)))
+        body = answer(COMPLETIONS_FORMAT, completion(logprobs=2), GenerateAnswer([Choice("x", "stop", (token,))], USED))
+        logprobs = body["choices"][0]["logprobs"]
+        assert logprobs["token_logprobs"] == [-9999.0]
+        assert logprobs["top_logprobs"] == [{"x": -9999.0, "y": -9999.0}]
         check_is(Completion, body)
 
 
