@@ -144,6 +144,7 @@ def test_what_is_wrong_is_named_as_the_caller_names_it(body: dict[str, Any], mes
         ({"bad_words": ["a"]}, "bad_words: is not served; give their tokens a logit_bias"),
         ({"parameters": {"beam_width": 2}}, "parameters.beam_width: is not served; texts are sampled"),
         ({"skip_special_tokens": False}, "skip_special_tokens: is not served"),
+        ({"beam_width": True}, "beam_width: is not served"),
         ({"image": ["AAAA"]}, "image: is not served; this server reads nothing but text"),
     ],
 )
