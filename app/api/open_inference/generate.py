@@ -12,14 +12,11 @@ from typing import Any, Self
 import orjson
 
 from app.api.json_body import json_name, parse_exact
-from app.api.open_inference.errors import error_body
+from app.api.open_inference.errors import OpenInferenceErrorResponse, error_body
 from app.api.open_inference.generate_answers import Pieces, WholeInOnePiece, describe
-from app.api.open_inference.generate_options import WantedText, gather, read_priority, read_timeout_ms, read_wanted
-from app.api.open_inference.generate_schemas import (
-    GenerateTextRequest,
-    GenerateTextResponse,
-    OpenInferenceErrorResponse,
-)
+from app.api.open_inference.generate_options import WantedText, gather, read_wanted
+from app.api.open_inference.generate_schemas import GenerateTextRequest, GenerateTextResponse
+from app.api.open_inference.questions import own_name, read_priority, read_timeout_ms
 from app.api.routes import Route, RouteText
 from app.api.wire_format import AnswerContext, Header, JsonFormat, StreamWriter, Target, check_media_type
 from app.journey import FindSpec
@@ -95,9 +92,7 @@ class GenerateFormat(JsonFormat):
         return kind(question.wanted, question.id, context)
 
     def error_body(self, status: int, code: str, message: str, request_id: str) -> bytes:
-        if code == "invalid_input" and message.startswith("prompt: "):
-            message = "text_input" + message.removeprefix("prompt")
-        return error_body(status, code, message, request_id)
+        return error_body(status, code, own_name(message), request_id)
 
 
 def _without_curls_form(headers: Sequence[Header]) -> Sequence[Header]:

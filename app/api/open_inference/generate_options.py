@@ -27,7 +27,6 @@ from app.api.json_body import came, json_name
 from app.api.open_inference.generate_constraints import CONSTRAINT_NAMES, read_any_constraint, read_json
 from frameworks.errors import InvalidInput
 from frameworks.generation.types import GenerateRequest, GenerationSpec, Stopping
-from frameworks.types import DEFAULT_PRIORITY, LAST_PRIORITY
 
 DEFAULT_MAX_TOKENS = 20
 """As the generate API of the Open Inference Protocol has it."""
@@ -51,6 +50,7 @@ _FLAGS = frozenset(
         *("return_log_probs", "return_logprobs", "return_cumulative_logprob"),
     }
 )
+_SAMPLING = "sampling_parameters."
 _SINGLE = _NUMBERS | _FLAGS | CONSTRAINT_NAMES | {"text_input"}
 _KNOWN = _SINGLE | SAMPLING_FIELDS | STOPPING_FIELDS | CONSTRAINT_FIELDS
 _NOTHING: tuple[Any, ...] = ("", [], [""])
@@ -84,7 +84,7 @@ _FRACTION = re.compile(r"-?[0-9]{1,20}\.?[0-9]{0,20}(?:[eE][-+]?[0-9]{1,3})?")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`fields`: by our names. `names`: ours → what the caller calls it, where that is something else."""
+    """`fields`: by our names. `names`: what the caller calls them."""
 
     fields: Fields
     names: Mapping[str, str]
@@ -114,38 +114,27 @@ class WantedText:
 
 
 def gather(body: Any) -> Options:
-    """The options of a body, wherever in it they stand. Raises InvalidInput for those that are given twice."""
+    """The options of a body, wherever in it they stand. Raises InvalidInput where two of them do not agree."""
     if not isinstance(body, dict):
         raise InvalidInput("body", f"is {json_name(body)}; wants a JSON object")
     fields: dict[str, Any] = {}
     names: dict[str, str] = {}
     for within, members in _places(body):
-        for name, value in members.items():
+        for name, given in members.items():
             ours = _our_name(name)
-            if value is None or (ours not in _KNOWN and ours not in _NOT_SERVED):
+            if given is None or (ours not in _KNOWN and ours not in _NOT_SERVED):
                 continue
-            if ours == "stop" and value in _NOTHING:
+            if ours == "stop" and given in _NOTHING:
                 continue
-            theirs = within + name
-            if ours in fields:
-                raise InvalidInput(theirs, f"says the same as {names.get(ours, ours)}; send one of them")
-            fields[ours] = _plain(ours, value)
-            if theirs != ours:
-                names[ours] = theirs
+            theirs, value = within + name, _plain(ours, given)
+            # vLLM's own client sends sampling_parameters and parameters, and its backend reads the first.
+            if ours in fields and fields[ours] != value and within != _SAMPLING:
+                raise InvalidInput(theirs, f"says otherwise than {names[ours]}; send one of them")
+            fields[ours] = value
+            names[ours] = theirs
     options = Options(fields, names)
     _check_served(options)
     return options
-
-
-def read_priority(fields: Fields) -> int:
-    """As the schedule policy extension has it: 0 is as good as left out, 1 is first."""
-    return read_whole(fields, "priority", 0, LAST_PRIORITY) or DEFAULT_PRIORITY
-
-
-def read_timeout_ms(fields: Fields) -> float | None:
-    """As the schedule policy extension has it: microseconds, 0 is as good as left out."""
-    timeout_us = read_whole(fields, "timeout", 0, 2**63 - 1)
-    return timeout_us / 1000 if timeout_us else None
 
 
 def read_wanted(options: Options, spec: GenerationSpec) -> WantedText:
@@ -178,15 +167,17 @@ def read_wanted(options: Options, spec: GenerationSpec) -> WantedText:
 def _places(body: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """Where options stand, and what their names begin with there. vLLM's backend has them also as one string."""
     places = [("", body)]
-    for name in ("parameters", "sampling_parameters"):
+    for within in ("parameters.", _SAMPLING):
+        name = within.removesuffix(".")
         value = body.get(name)
-        if name == "sampling_parameters" and isinstance(value, str):
-            value = read_json(value, name)
+        if within == _SAMPLING:
+            value = _without_list(value)
+            value = read_json(value, name) if isinstance(value, str) else value
         if value is None:
             continue
         if not isinstance(value, dict):
             raise InvalidInput(name, f'is {json_name(value)}; wants an object like {{"temperature": 0}}')
-        places.append((f"{name}.", value))
+        places.append((within, value))
     return places
 
 
@@ -197,8 +188,8 @@ def _our_name(name: str) -> str:
 
 def _plain(name: str, value: Any) -> Any:
     """A value without what Triton's tensors and parameters put around it."""
-    if (name in _SINGLE or name in _NOT_SERVED) and isinstance(value, list) and len(value) == 1:
-        value = value[0]
+    if name in _SINGLE or name in _NOT_SERVED:
+        value = _without_list(value)
     if name in _NUMBERS and isinstance(value, str):
         if _WHOLE.fullmatch(value):
             value = int(value)
@@ -209,11 +200,15 @@ def _plain(name: str, value: Any) -> Any:
     return value
 
 
+def _without_list(value: Any) -> Any:
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
+
+
 def _check_served(options: Options) -> None:
     for name, (neutral, remedy) in _NOT_SERVED.items():
         value = options.fields.get(name)
         if value is not None and not any(type(value) is type(each) and value == each for each in neutral):
-            raise InvalidInput(options.names.get(name, name), f"is not served; {remedy}")
+            raise InvalidInput(options.names[name], f"is not served; {remedy}")
 
 
 def _read_stopping(fields: Fields, spec: GenerationSpec) -> Stopping:

@@ -67,9 +67,3 @@ class GenerateTextResponse(BaseModel):
     cum_log_probs: float | list[float] | None = None
     cumulative_logprob: float | list[float] | None = None
     logprobs: str | list[str] | None = None
-
-
-class OpenInferenceErrorResponse(BaseModel):
-    """What was wrong, and what would be right; the status line says the rest."""
-
-    error: str

@@ -73,6 +73,8 @@ class TestQuestion:
     def test_id_priority_and_timeout(self) -> None:
         question = ask(id="mine", parameters={"priority": 9, "timeout": 1500})
         assert (question.id, question.priority, question.timeout_ms) == ("mine", 9, 1.5)
+        question = ask(priority="0", timeout=["2500"])
+        assert (question.priority, question.timeout_ms) == (5, 2.5)
         assert refusal(id=7) == "id: is a number; wants a string, which the answer repeats"
         assert refusal(parameters={"priority": 10}).startswith("parameters.priority: is 10; wants a whole number")
 
@@ -202,4 +204,3 @@ def test_errors_name_the_fields_of_the_extension() -> None:
     assert orjson.loads(WHOLE.error_body(400, "invalid_input", "prompt: is empty", "abc")) == {
         "error": "text_input: is empty"
     }
-    assert orjson.loads(WHOLE.error_body(404, "not_found", "prompt: x", "abc")) == {"error": "prompt: x"}

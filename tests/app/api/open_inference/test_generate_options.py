@@ -7,14 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.api.open_inference.generate_options import (
-    Options,
-    WantedText,
-    gather,
-    read_priority,
-    read_timeout_ms,
-    read_wanted,
-)
+from app.api.open_inference.generate_options import Options, WantedText, gather, read_wanted
 from app.api.open_inference.generate_schemas import GenerateTextRequest
 from frameworks.errors import InvalidInput, RequestError
 from frameworks.generation.types import Constraint, GenerateRequest, Sampling, Stopping
@@ -61,6 +54,7 @@ def test_options_stand_beside_the_text_or_in_parameters_or_in_a_string() -> None
     assert request(**EVERYTHING) == EVERYTHING_ASKED
     assert request(parameters=EVERYTHING) == EVERYTHING_ASKED
     assert request(sampling_parameters=json.dumps(EVERYTHING)) == EVERYTHING_ASKED
+    assert request(sampling_parameters=[json.dumps(EVERYTHING)]) == EVERYTHING_ASKED
     assert request(**{f"sampling_param_{name}": value for name, value in EVERYTHING.items()}) == EVERYTHING_ASKED
     here, there = dict(list(EVERYTHING.items())[::2]), dict(list(EVERYTHING.items())[1::2])
     assert request(**here, parameters=there) == EVERYTHING_ASKED
@@ -139,8 +133,8 @@ def test_what_is_wrong_is_named_as_the_caller_names_it(body: dict[str, Any], mes
         ([], "body: is an array; wants a JSON object"),
         ({"parameters": []}, "parameters: is an array; wants an object"),
         ({"sampling_parameters": "["}, "sampling_parameters: is a string, but not of JSON"),
-        ({"n": 1, "parameters": {"n": 1}}, "parameters.n: says the same as n; send one of them"),
-        ({"stop_words": "a", "stop": "b"}, "stop: says the same as stop_words; send one of them"),
+        ({"n": 1, "parameters": {"n": 2}}, "parameters.n: says otherwise than n; send one of them"),
+        ({"stop_words": "a", "stop": "b"}, "stop: says otherwise than stop_words; send one of them"),
         ({"bad_words": ["a"]}, "bad_words: is not served; give their tokens a logit_bias"),
         ({"parameters": {"beam_width": 2}}, "parameters.beam_width: is not served; texts are sampled"),
         ({"skip_special_tokens": False}, "skip_special_tokens: is not served"),
@@ -159,16 +153,10 @@ def test_what_nobody_knows_changes_nothing_and_null_is_as_good_as_left_out() -> 
     assert wanted(**unknown, parameters=unknown) == wanted() == wanted(parameters=None)
 
 
-def test_priority_and_timeout() -> None:
-    def read(**parameters: Any) -> tuple[int, float | None]:
-        fields = gather({"parameters": parameters}).fields
-        return read_priority(fields), read_timeout_ms(fields)
-
-    assert read() == read(priority=0, timeout=0) == (5, None)
-    assert read(priority=1, timeout=2500) == read(priority="1", timeout="2500") == (1, 2.5)
-    for wrong in ({"priority": 10}, {"priority": -1}, {"timeout": -1}, {"timeout": 0.5}):
-        with pytest.raises(InvalidInput):
-            read(**wrong)
+def test_what_is_said_twice() -> None:
+    """vLLM's own client says everything in `parameters` and in `sampling_parameters`, which its backend reads."""
+    assert request(n=2, parameters={"n": "2"}).num_choices == 2
+    assert request(parameters={"n": 3, "seed": 1}, sampling_parameters='{"n": 2}').num_choices == 2
 
 
 def test_the_description_names_what_is_read() -> None:
