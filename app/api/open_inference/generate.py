@@ -14,7 +14,7 @@ import orjson
 from app.api.json_body import json_name, parse_exact
 from app.api.open_inference.errors import OpenInferenceErrorResponse, error_body
 from app.api.open_inference.generate_answers import Pieces, WholeInOnePiece, describe
-from app.api.open_inference.generate_options import WantedText, gather, read_wanted
+from app.api.open_inference.generate_options import WantedText, gather, read_wanted_text
 from app.api.open_inference.generate_schemas import GenerateTextRequest, GenerateTextResponse
 from app.api.open_inference.questions import own_name, read_priority, read_timeout_ms
 from app.api.routes import Route, RouteText
@@ -64,7 +64,7 @@ class GenerateFormat(JsonFormat):
             spec = _find_spec(target, find_spec, timeout_ms)
             if spec.generation is None:
                 raise InvalidInput("text_input", _what_it_answers(target.model, spec))
-            wanted = read_wanted(options, spec.generation)
+            wanted = read_wanted_text(options, spec.generation)
             if self.streams and wanted.with_input and wanted.stream is not False:
                 raise InvalidInput("exclude_input_in_output", "is false; a stream has the new text alone: leave it out")
             if not self.streams and wanted.stream:

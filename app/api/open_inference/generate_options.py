@@ -137,7 +137,7 @@ def gather(body: Any) -> Options:
     return options
 
 
-def read_wanted(options: Options, spec: GenerationSpec) -> WantedText:
+def read_wanted_text(options: Options, spec: GenerationSpec) -> WantedText:
     """Raises InvalidInput, UnknownField."""
     fields = options.fields
     text = fields.get("text_input")

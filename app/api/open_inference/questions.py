@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-from app.api.constraint_fields import read_constraint
 from app.api.errors import NotSupported
-from app.api.generation_fields import read_num_choices, read_sampling, read_stopping, read_whole
+from app.api.generation_fields import read_whole
 from app.api.json_body import came
-from app.api.native.generation import DEFAULT_MAX_TOKENS
 from app.api.native.questions import MAX_TEXTS
+from app.api.open_inference.generate_options import gather, read_wanted_text
 from app.api.open_inference.signature import (
+    OPTIONS_INPUT,
     PROMPT_INPUT,
     STREAM_INPUT,
     TEXT_INPUT,
@@ -50,7 +50,10 @@ def read_request(question: InferQuestion, spec: ModelSpec) -> InferRequest:
     request: TensorBatch | TextRequest | GenerateRequest
     stream = False
     if spec.generation is not None:
-        request = read_generation(_one(given[PROMPT_INPUT], PROMPT_INPUT), parameters, spec)
+        options = dict(parameters)
+        if OPTIONS_INPUT in given:
+            options[OPTIONS_INPUT] = _one(given[OPTIONS_INPUT], OPTIONS_INPUT)
+        request = read_generation(_one(given[PROMPT_INPUT], PROMPT_INPUT), options, spec)
         stream = STREAM_INPUT in given and bool(_one(given[STREAM_INPUT], STREAM_INPUT))
     elif spec.text is not None and TEXT_INPUT in given:
         request = _read_texts(given[TEXT_INPUT], parameters, spec.text)
@@ -65,17 +68,15 @@ def read_request(question: InferQuestion, spec: ModelSpec) -> InferRequest:
 
 
 def read_generation(prompt: str, parameters: Parameters, spec: ModelSpec) -> GenerateRequest:
-    """What continues a prompt as the parameters say; those that say nothing of it are harmless. Raises InvalidInput,
-    UnknownField.
+    """What continues a prompt as the parameters say, in the words of the generate extension; those that say nothing of
+    it are harmless. Raises InvalidInput, UnknownField.
     """
     assert spec.generation is not None
-    return GenerateRequest(
-        (prompt,),
-        read_sampling(parameters, spec.generation),
-        read_stopping(parameters, spec.generation, DEFAULT_MAX_TOKENS),
-        read_constraint(parameters),
-        read_num_choices(parameters),
-    )
+    options = gather({**parameters, PROMPT_INPUT: prompt})
+    try:
+        return read_wanted_text(options, spec.generation).request
+    except InvalidInput as error:
+        raise options.renamed(error) from None
 
 
 def read_priority(parameters: Parameters) -> int:

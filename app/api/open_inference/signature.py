@@ -15,6 +15,7 @@ SCORES_OUTPUT = "scores"
 
 PROMPT_INPUT = "text_input"
 STREAM_INPUT = "stream"
+OPTIONS_INPUT = "sampling_parameters"
 GENERATED_OUTPUT = "text_output"
 
 
@@ -45,7 +46,11 @@ class Signature(NamedTuple):
 
 
 _GENERATE = (
-    (TensorSignature(PROMPT_INPUT, "BYTES", (1,)), TensorSignature(STREAM_INPUT, "BOOL", (1,), required=False)),
+    (
+        TensorSignature(PROMPT_INPUT, "BYTES", (1,)),
+        TensorSignature(STREAM_INPUT, "BOOL", (1,), required=False),
+        TensorSignature(OPTIONS_INPUT, "BYTES", (1,), required=False),
+    ),
     TensorSignature(GENERATED_OUTPUT, "BYTES", (-1,)),
 )
 OTHERWISE = "ask POST /infer, which writes it in JSON"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.api.open_inference.generate_options import Options, WantedText, gather, read_wanted
+from app.api.open_inference.generate_options import Options, WantedText, gather, read_wanted_text
 from app.api.open_inference.generate_schemas import GenerateTextRequest
 from frameworks.errors import InvalidInput, RequestError
 from frameworks.generation.types import Constraint, GenerateRequest, Sampling, Stopping
@@ -30,7 +30,7 @@ SCHEMA = {"type": "boolean"}
 
 
 def wanted(**body: Any) -> WantedText:
-    return read_wanted(gather({"text_input": "Once", **body}), GENERATION)
+    return read_wanted_text(gather({"text_input": "Once", **body}), GENERATION)
 
 
 def request(**body: Any) -> GenerateRequest:
@@ -40,7 +40,7 @@ def request(**body: Any) -> GenerateRequest:
 def refusal(**body: Any) -> str:
     options = gather({"text_input": "Once", **body})
     with pytest.raises(InvalidInput) as refused:
-        read_wanted(options, GENERATION)
+        read_wanted_text(options, GENERATION)
     return options.renamed(refused.value).message
 
 
@@ -64,7 +64,7 @@ def test_numbers_may_be_strings_and_one_may_be_a_list() -> None:
     as_strings = {name: str(value) if type(value) in (int, float) else value for name, value in EVERYTHING.items()}
     assert request(parameters=as_strings) == EVERYTHING_ASKED
     as_lists = {name: [value] if type(value) in (int, float, bool) else value for name, value in EVERYTHING.items()}
-    assert read_wanted(gather({"text_input": ["Once"], **as_lists}), GENERATION).request == EVERYTHING_ASKED
+    assert read_wanted_text(gather({"text_input": ["Once"], **as_lists}), GENERATION).request == EVERYTHING_ASKED
     assert request(temperature="1e-1").sampling.temperature == 0.1
 
 
@@ -170,7 +170,7 @@ def test_anything_is_read_or_refused(body: dict[str, Any]) -> None:
     options = Options({}, {})
     try:
         options = gather(body)
-        read_wanted(options, GENERATION)
+        read_wanted_text(options, GENERATION)
     except InvalidInput as error:
         options.renamed(error)
     except RequestError:

@@ -1,5 +1,6 @@
 """A question of the Open Inference Protocol held against a model: it suits it, or what is wrong is named."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -178,6 +179,23 @@ def test_a_prompt() -> None:
     )
 
 
+def test_a_prompt_as_clients_of_tritons_backends_ask() -> None:
+    """vLLM's own client sends its options twice, and its numbers as strings."""
+    options: dict[str, Any] = {"temperature": "0.5", "top_p": "0.95", "max_tokens": "7"}
+    tensors = texts("text_input", "Once"), texts("sampling_parameters", json.dumps(options))
+    request = asked("generate", *tensors, **options).request
+    assert isinstance(request, GenerateRequest)
+    assert (request.sampling.temperature, request.sampling.top_p, request.stopping.max_tokens) == (0.5, 0.95, 7)
+    assert asked("generate", *tensors).request == request
+    seeded = asked("generate", texts("text_input", "a"), random_seed=3, end_id=7).request
+    assert isinstance(seeded, GenerateRequest)
+    assert (seeded.sampling.seed, seeded.stopping.token_ids) == (3, frozenset({7}))
+    assert refusal("generate", texts("text_input", "a"), random_seed=-1).startswith("random_seed: is -1")
+    assert refusal("generate", texts("text_input", "a"), texts("sampling_parameters", "{")).startswith(
+        "sampling_parameters: is a string, but not of JSON"
+    )
+
+
 @pytest.mark.parametrize("wanted", [True, False])
 def test_a_prompt_whose_text_is_to_come_in_pieces(wanted: bool) -> None:
     assert asked(WRITER, texts("text_input", "a"), tensor("stream", [wanted], "bool")).stream is wanted
@@ -245,7 +263,7 @@ def test_signatures() -> None:
         ("scores", "FP32", (-1, 2), True)
     ]
     assert tensors_of(SPECS["embed"]).outputs["embeddings"].shape == (-1, -1)
-    assert list(tensors_of(WRITER).inputs) == ["text_input", "stream"]
+    assert list(tensors_of(WRITER).inputs) == ["text_input", "stream", "sampling_parameters"]
     assert tensors_of(SPECS["mixed"]) is tensors_of(SPECS["mixed"])
     assert tensors_of(SPECS["embed-onnx"], of_graph=True).inputs["x"].datatype == "INT64"
     assert not batches(SPECS["matrix"])
