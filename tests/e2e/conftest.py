@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.configs import ALL_KINDS, EMBEDDED, onnx_entries, text_entries
-from tests.e2e.server import RunningServer, serving
+from tests.e2e.server import GRPC_PORT, RunningServer, free_port, serving
 
 Start = Callable[..., RunningServer]
 
@@ -17,7 +17,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """One server for all tests that leave it as it is: the embedded models, and a tiny model of every kind."""
     folder = tmp_path_factory.mktemp("house")
     models = EMBEDDED + onnx_entries(folder, ALL_KINDS) + text_entries(folder)
-    with serving(folder, models + '[logging]\nrequests = "all"\n') as server:
+    with serving(folder, models + '[logging]\nrequests = "all"\n', {GRPC_PORT: free_port()}) as server:
         yield server.wait_ready()
         server.check_log()
 

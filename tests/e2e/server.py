@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -22,6 +23,9 @@ ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "models"
 """The embedded models, as `make models` prepares them."""
 
+GRPC_PORT = "ROUNDHOUSE_SERVER__GRPC_PORT"
+"""The variable that tests which speak gRPC set, to `free_port()`."""
+
 READY_WITHIN_S = 60.0
 _SERVER_TIMING = re.compile(r"(decode|queue|compute|encode);dur=\d+\.\d+(, (queue|compute|encode);dur=\d+\.\d+){3}")
 
@@ -30,12 +34,12 @@ class RunningServer:
     """`python -m app serve …` on a free port. Leaving the block ends it by SIGTERM and holds it to a clean end."""
 
     def __init__(self, arguments: Sequence[str], environ: dict[str, str] | None = None, cwd: Path = ROOT) -> None:
-        """`arguments`: what follows `serve`."""
+        """`arguments`: what follows `serve`. Without a port for gRPC in `environ` there is none."""
         own = {name: value for name, value in os.environ.items() if not name.startswith("ROUNDHOUSE_")}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "app", "serve", *arguments],
             cwd=cwd,
-            env=own | (environ or {}),
+            env=own | {GRPC_PORT: "0"} | (environ or {}),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -45,12 +49,13 @@ class RunningServer:
         self._closed = False
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        self.port = 0
+        self.port = self.grpc_port = 0
         self.client = httpx.Client()
 
     def __enter__(self) -> Self:
         try:
-            self.port = self.wait_for_log("listening")["port"]
+            listening = self.wait_for_log("listening")
+            self.port, self.grpc_port = listening["port"], listening["grpc_port"]
         except BaseException:
             self.kill()
             raise
@@ -166,6 +171,13 @@ def serving(folder: Path, config: str, environ: dict[str, str] | None = None) ->
     file.write_text(config, encoding="utf-8")
     with RunningServer(["--config", str(file), "--port", "0"], environ) as server:
         yield server
+
+
+def free_port() -> str:
+    """One that nobody listens on now."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return str(listener.getsockname()[1])
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:

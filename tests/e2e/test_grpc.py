@@ -1,0 +1,426 @@
+"""The gRPC door over a real socket, asked by Triton's own clients and by grpcio: REST's answers, and its errors."""
+
+import queue
+import struct
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.utils import InferenceServerException
+
+from app.api.open_inference.datatypes import DATATYPES
+from app.grpc.messages import PredictRequest, PredictResponse
+from frameworks.types import NUMPY_DTYPES
+from tests.e2e.configs import DIGITS, onnx_entries
+from tests.e2e.conftest import Start
+from tests.e2e.server import GRPC_PORT, RunningServer, free_port, serving, wait_until
+from tests.e2e.triton_clients import GRPC_KINDS, triton_client
+from tests.models import onnx_graphs
+
+IMAGE = [float(i % 17) for i in range(64)]
+PROMPT = "A list is"
+
+
+@pytest.fixture(params=GRPC_KINDS)
+def client(request: pytest.FixtureRequest, house: RunningServer) -> Iterator[Any]:
+    with triton_client(house, request.param) as client:
+        yield client
+
+
+@pytest.fixture
+def channel(house: RunningServer) -> Iterator[grpc.Channel]:
+    with channel_to(house) as channel:
+        yield channel
+
+
+@contextmanager
+def channel_to(server: RunningServer) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+        yield channel
+
+
+def tensor(name: str, array: Any, datatype: str) -> Any:
+    given = tritonclient.grpc.InferInput(name, list(array.shape), datatype)
+    given.set_data_from_numpy(array)
+    return given
+
+
+def strings(*texts: str) -> Any:
+    array = np.empty(len(texts), dtype=object)
+    array[:] = [text.encode() for text in texts]
+    return array
+
+
+def refusal(code: str, *words: str) -> Any:
+    """What Triton's client raises for a call that ends with this status and all these words."""
+    pattern = rf"(?s)^\[StatusCode\.{code}\]" + "".join(f"(?=.*{word})" for word in words)
+    return pytest.raises(InferenceServerException, match=pattern)
+
+
+class TestModelInfer:
+    @pytest.mark.parametrize("dtype", sorted(set(NUMPY_DTYPES) - {"bfloat16"}))
+    def test_every_datatype_bit_for_bit_as_infer(self, client: Any, house: RunningServer, dtype: str) -> None:
+        if dtype == "string":
+            array, numbers = strings("a", "", "žluťoučký"), ["a", "", "žluťoučký"]
+        else:
+            array = np.array([0, 1, 1, 0] if dtype == "bool" else [3, 0, 1, 120], NUMPY_DTYPES[dtype])
+            numbers = array.tolist()
+        answer = client.infer(dtype, [tensor("x", array, DATATYPES[dtype])], request_id="7")
+        theirs = answer.as_numpy("y")
+        assert theirs.dtype == array.dtype
+        np.testing.assert_array_equal(theirs, array)
+        assert house.infer(dtype, inputs={"x": numbers})["outputs"]["y"]["data"] == numbers
+        assert answer.get_response().id == "7"
+
+    def test_a_model_s_numbers_are_those_of_infer_to_the_last_bit(self, client: Any, house: RunningServer) -> None:
+        questions = np.random.default_rng(3).standard_normal((2, 4), np.float32)
+        given = [tensor(name, questions + i, "FP32") for i, name in enumerate("ab")]
+        answer = client.infer("add", given)
+        inputs = {name: (questions + i).tolist() for i, name in enumerate("ab")}
+        ours = house.infer("add", inputs=inputs)["outputs"]
+        for name in ("sum", "product"):
+            np.testing.assert_array_equal(answer.as_numpy(name), np.array(ours[name]["data"], np.float32), strict=True)
+
+    def test_only_the_outputs_that_are_named(self, client: Any) -> None:
+        given = [tensor(name, np.ones((1, 4), np.float32), "FP32") for name in "ab"]
+        answer = client.infer("add", given, outputs=[tritonclient.grpc.InferRequestedOutput("product")])
+        assert [output.name for output in answer.get_response().outputs] == ["product"]
+
+    def test_classification(self, client: Any) -> None:
+        given = [tensor("x", np.array([0.5, 3.0, 1.0], np.float32), "FP32")]
+        wanted = [tritonclient.grpc.InferRequestedOutput("y", class_count=2)]
+        classes = client.infer("float32", given, outputs=wanted).as_numpy("y")
+        assert [each.decode() for each in classes.reshape(-1)] == ["3.000000:1", "1.000000:2"]
+
+    def test_typed_contents_are_answered_typed(self, channel: grpc.Channel) -> None:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        request = service_pb2.ModelInferRequest(model_name="float32")
+        given = request.inputs.add(name="x", datatype="FP32", shape=[3])
+        given.contents.fp32_contents.extend([1.5, 2.5, -0.0])
+        answer = stub.ModelInfer(request)
+        assert list(answer.outputs[0].contents.fp32_contents) == [1.5, 2.5, -0.0]
+        assert not answer.raw_output_contents
+
+    def test_texts(self, client: Any, house: RunningServer) -> None:
+        texts = ["Engines wait.", "Bread rises."]
+        answer = client.infer("minilm", [tensor("text", strings(*texts), "BYTES")]).as_numpy("embeddings")
+        ours = house.infer("minilm", text=texts)["embeddings"]
+        np.testing.assert_allclose(answer, np.array(ours, np.float32), atol=1e-6)
+
+    def test_a_text_that_is_generated(self, client: Any, house: RunningServer) -> None:
+        options = {"max_tokens": 12, "temperature": 0}
+        answer = client.infer("tiny-llama", [tensor("text_input", strings(PROMPT), "BYTES")], parameters=options)
+        assert answer.as_numpy("text_output")[0].decode() == house.infer("tiny-llama", prompt=PROMPT, **options)["text"]
+
+    @pytest.mark.parametrize(
+        ("model", "version", "options", "code", "words"),
+        [
+            ("nothing", "", {}, "NOT_FOUND", ("nothing",)),
+            ("float32", "9", {}, "NOT_FOUND", ('"9"',)),
+            ("float64", "", {}, "INVALID_ARGUMENT", ("inputs.x", "FP32", "FP64")),
+            ("add", "", {}, "INVALID_ARGUMENT", ("inputs.x",)),
+            ("float32", "", {"priority": 77}, "INVALID_ARGUMENT", ("priority", "77")),
+        ],
+    )
+    def test_errors_have_the_status_and_the_words_of_rest(
+        self, client: Any, model: str, version: str, options: dict[str, Any], code: str, words: tuple[str, ...]
+    ) -> None:
+        with refusal(code, *words):
+            client.infer(model, [tensor("x", np.ones(3, np.float32), "FP32")], model_version=version, **options)
+
+    def test_a_message_that_is_none(self, channel: grpc.Channel) -> None:
+        call: Any = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        with pytest.raises(grpc.RpcError) as told:
+            call(b"\xff\xff\xff\xff")
+        assert told.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+    def test_a_call_that_is_not_here(self, channel: grpc.Channel) -> None:
+        call: Any = channel.unary_unary("/inference.GRPCInferenceService/SystemSharedMemoryStatus")
+        with pytest.raises(grpc.RpcError) as told:
+            call(b"")
+        assert told.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+class TestTheRest:
+    def test_health_and_metadata(self, client: Any) -> None:
+        assert client.is_server_live()
+        assert client.is_server_ready()
+        assert client.is_model_ready("digits")
+        assert client.is_model_ready("digits", "1")
+        assert not client.is_model_ready("nothing")
+        assert client.get_server_metadata().name == "roundhouse"
+        metadata = client.get_model_metadata("digits")
+        assert [(each.name, each.datatype, list(each.shape)) for each in metadata.inputs] == [
+            ("image", "FP32", [-1, 64])
+        ]
+        config = client.get_model_config("digits").config
+        assert (config.max_batch_size, list(config.input[0].dims)) == (32, [64])
+        with refusal("NOT_FOUND", "nothing"):
+            client.get_model_metadata("nothing")
+
+    def test_statistics_count_what_was_asked(self, client: Any) -> None:
+        before = client.get_inference_statistics("digits").model_stats[0].inference_stats.success.count
+        client.infer("digits", [tensor("image", np.array([IMAGE], np.float32), "FP32")])
+        (after,) = client.get_inference_statistics("digits").model_stats
+        assert after.inference_stats.success.count == before + 1
+        assert len(client.get_inference_statistics().model_stats) > 5
+
+    def test_repository(self, start: Start) -> None:
+        server = start(DIGITS, **{GRPC_PORT: free_port()}).wait_ready()
+        with triton_client(server, "grpc") as client:
+            (entry,) = client.get_model_repository_index().models
+            assert (entry.name, entry.version, entry.state) == ("digits", "1", "READY")
+            client.unload_model("digits")
+            assert not client.is_model_ready("digits")
+            with refusal("UNAVAILABLE", "unloaded"):
+                client.infer("digits", [tensor("image", np.array([IMAGE], np.float32), "FP32")])
+            client.load_model("digits")
+            assert client.is_model_ready("digits")
+            with refusal("UNIMPLEMENTED", "config"):
+                client.load_model("digits", config="{}")
+            with refusal("NOT_FOUND", "nothing"):
+                client.load_model("nothing")
+
+    def test_health_service(self, channel: grpc.Channel) -> None:
+        stub = health_pb2_grpc.HealthStub(channel)
+        for service in ("", "inference.GRPCInferenceService", "inference.InferenceService"):
+            answer = stub.Check(health_pb2.HealthCheckRequest(service=service))
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        with pytest.raises(grpc.RpcError) as told:
+            stub.Check(health_pb2.HealthCheckRequest(service="nothing"))
+        assert told.value.code() is grpc.StatusCode.NOT_FOUND
+        watching = stub.Watch(health_pb2.HealthCheckRequest())
+        assert next(watching).status == health_pb2.HealthCheckResponse.SERVING
+        watching.cancel()
+
+    def test_reflection(self, channel: grpc.Channel) -> None:
+        database = ProtoReflectionDescriptorDatabase(channel)
+        services = set(database.get_services())
+        assert {"inference.GRPCInferenceService", "inference.InferenceService", "grpc.health.v1.Health"} <= services
+        file = database.FindFileContainingSymbol("inference.GRPCInferenceService")
+        assert "ModelStreamInfer" in {method.name for service in file.service for method in service.method}
+
+
+class TestPredict:
+    @staticmethod
+    def ask(channel: grpc.Channel, **fields: Any) -> Any:
+        call = channel.unary_unary(
+            "/inference.InferenceService/Predict",
+            request_serializer=PredictRequest.SerializeToString,
+            response_deserializer=PredictResponse.FromString,
+        )
+        return call(PredictRequest(**fields), timeout=30)
+
+    def test_numbers_in_numbers_out(self, channel: grpc.Channel, house: RunningServer) -> None:
+        answer = self.ask(channel, data=IMAGE * 2, model_name="digits")
+        ours = house.infer("digits", input_data=IMAGE * 2)
+        assert list(answer.predictions) == ours["output_data"]
+        assert list(answer.shape) == ours["output_shape"] == [2]
+        shaped = self.ask(channel, data=IMAGE * 2, shape=[2, 64], model_name="digits")
+        assert shaped == answer
+        whole = self.ask(channel, data=[1, -2, 3], model_name="int64")
+        assert list(whole.predictions) == [1, -2, 3]
+
+    @pytest.mark.parametrize(
+        ("fields", "words"),
+        [
+            ({"data": [1.0]}, ("model_name: is missing",)),
+            ({"data": [1.0], "model_name": "digits"}, ("data: holds 1 values", "64")),
+            ({"data": [1.0], "shape": [2], "model_name": "float32"}, ("shape: .2. holds 2 numbers, and data has 1",)),
+            ({"data": [1.0], "shape": [-1], "model_name": "float32"}, ("shape: wants",)),
+            ({"data": [1.5], "model_name": "int64"}, ("data: holds numbers that are not whole",)),
+            ({"data": [300.0], "model_name": "int8"}, ("data: holds 300",)),
+            ({"data": [1.0], "model_name": "string"}, ("data: holds numbers, and the model wants string",)),
+            ({"data": [1.0], "model_name": "minilm"}, ("model_name: Predict is for numbers", "text")),
+            ({"data": [1.0], "model_name": "add"}, ("model_name: Predict fits a model with exactly one",)),
+        ],
+    )
+    def test_what_is_wrong_is_told(self, channel: grpc.Channel, fields: dict[str, Any], words: tuple[str, ...]) -> None:
+        with pytest.raises(grpc.RpcError) as told:
+            self.ask(channel, **fields)
+        assert told.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        for word in words:
+            assert pytest.approx(True) == bool(__import__("re").search(word, told.value.details())), (
+                told.value.details()
+            )
+
+    def test_without_a_name(self, start: Start) -> None:
+        server = start(DIGITS, **{GRPC_PORT: free_port()}).wait_ready()
+        with channel_to(server) as channel:
+            assert len(self.ask(channel, data=IMAGE).predictions) == 1
+
+    def test_without_a_name_where_a_default_is_configured(self, tmp_path_factory: pytest.TempPathFactory) -> None:
+        folder = tmp_path_factory.mktemp("default")
+        entries = onnx_entries(folder, {"one": onnx_graphs.identity(), "other": onnx_graphs.slow(0)})
+        config = f'[models]\ndefault_model = "one"\n{entries}'
+        with serving(folder, config, {GRPC_PORT: free_port()}) as server, channel_to(server.wait_ready()) as channel:
+            assert list(self.ask(channel, data=[1, 2, 3]).predictions) == [1, 2, 3]
+
+
+class TestStream:
+    def test_texts_come_in_pieces_beside_tensors_and_errors(self, house: RunningServer) -> None:
+        responses: queue.Queue[tuple[Any, Any]] = queue.Queue()
+        options = {"max_tokens": 24, "temperature": 0}
+        with triton_client(house, "grpc") as client:
+            client.start_stream(lambda result, error: responses.put((result, error)))
+            prompt = [tensor("text_input", strings(PROMPT), "BYTES")]
+            client.async_stream_infer("tiny-llama", prompt, request_id="text", parameters=options)
+            client.async_stream_infer("nothing", prompt, request_id="error")
+            for i in range(20):
+                given = [tensor("x", np.array([i], np.float32), "FP32")]
+                client.async_stream_infer("float32", given, request_id=f"tensor {i}")
+            pieces: list[str] = []
+            tensors: list[float] = []
+            errors: list[str] = []
+            is_whole = False
+            while not (is_whole and len(tensors) == 20 and errors):
+                result, error = responses.get(timeout=30)
+                if error is not None:
+                    errors.append(str(error))
+                    continue
+                response = result.get_response()
+                if response.id == "text":
+                    pieces.append(result.as_numpy("text_output")[0].decode())
+                    is_whole = response.parameters["triton_final_response"].bool_param
+                else:
+                    tensors.append(float(result.as_numpy("y")[0]))
+            client.stop_stream()
+        assert len(pieces) > 3
+        assert "".join(pieces) == house.infer("tiny-llama", prompt=PROMPT, **options)["text"]
+        assert tensors == list(range(20))
+        assert len(errors) == 1
+        assert "nothing" in errors[0]
+
+    def test_a_text_in_one_piece_where_that_is_wanted(self, channel: grpc.Channel, house: RunningServer) -> None:
+        request = text_request(max_tokens=8)
+        flag = request.inputs.add(name="stream", datatype="BOOL", shape=[1])
+        flag.contents.bool_contents.append(False)
+        (response,) = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(iter([request]))
+        (text,) = response.infer_response.outputs[0].contents.bytes_contents
+        assert text.decode() == house.infer("tiny-llama", prompt=PROMPT, max_tokens=8, temperature=0)["text"]
+
+    def test_a_caller_that_leaves_frees_its_place(self, channel: grpc.Channel, house: RunningServer) -> None:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        never = threading.Event()
+
+        def requests() -> Iterator[Any]:
+            yield text_request(max_tokens=400, ignore_eos=True)
+            never.wait(20)
+
+        stream = stub.ModelStreamInfer(requests())
+        assert next(stream).infer_response.outputs
+        assert house.sample("roundhouse_sequences", model="tiny-llama", state="running") == 1
+        stream.cancel()
+        wait_until(lambda: house.sample("roundhouse_sequences", model="tiny-llama", state="running") == 0, 5)
+        wait_until(lambda: house.sample("roundhouse_inflight") == 0, 5)
+        never.set()
+
+
+def text_request(**options: Any) -> Any:
+    request = service_pb2.ModelInferRequest(model_name="tiny-llama", id="text")
+    request.inputs.add(name="text_input", datatype="BYTES", shape=[1]).contents.bytes_contents.append(PROMPT.encode())
+    request.parameters["temperature"].int64_param = 0
+    for name, value in options.items():
+        setattr(request.parameters[name], "bool_param" if isinstance(value, bool) else "int64_param", value)
+    return request
+
+
+@pytest.fixture(scope="module")
+def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """`slow` takes 300 ms and one request at a time, and lets one more wait."""
+    folder = tmp_path_factory.mktemp("busy")
+    entry = onnx_entries(folder, {"slow": onnx_graphs.slow(300, rows=1)}) + "max_queue_size = 1\n"
+    config = entry + "[server]\nmax_body_bytes = 100_000\n"
+    with serving(folder, config, {GRPC_PORT: free_port()}) as server:
+        yield server.wait_ready()
+
+
+class TestBounds:
+    @staticmethod
+    def ask(server: RunningServer, **options: Any) -> Any:
+        with triton_client(server, "grpc") as client:
+            return client.infer("slow", [tensor("x", np.ones((1, 4), np.float32), "FP32")], **options)
+
+    def test_overload_is_resource_exhausted(self, busy: RunningServer) -> None:
+        with ThreadPoolExecutor(8) as many:
+            outcomes = [each.exception() for each in [many.submit(self.ask, busy) for _ in range(8)]]
+        refused = [str(each) for each in outcomes if each is not None]
+        assert 1 <= len(refused) < 8
+        assert all("[StatusCode.RESOURCE_EXHAUSTED]" in each and "max_queue_size" in each for each in refused)
+
+    def test_the_call_s_deadline_reaches_the_queue(self, busy: RunningServer) -> None:
+        with ThreadPoolExecutor(2) as many:
+            first = many.submit(self.ask, busy)
+            wait_until(lambda: busy.inflight("slow") == 1)
+            with refusal("DEADLINE_EXCEEDED"):
+                self.ask(busy, client_timeout=0.05)
+            wait_until(lambda: busy.inflight("slow") <= 1)
+            assert first.exception() is None
+        wait_until(lambda: busy.inflight("slow") == 0)
+
+    def test_the_request_s_own_deadline(self, busy: RunningServer) -> None:
+        with refusal("DEADLINE_EXCEEDED", "timeout_ms"):
+            self.ask(busy, timeout=1000)
+
+    def test_a_message_beyond_max_body_bytes(self, busy: RunningServer) -> None:
+        large = tensor("x", np.ones((10_000, 4), np.float32), "FP32")
+        with triton_client(busy, "grpc") as client, refusal("RESOURCE_EXHAUSTED"):
+            client.infer("slow", [large])
+
+    def test_a_drain_answers_what_is_under_way(self, tmp_path_factory: pytest.TempPathFactory) -> None:
+        folder = tmp_path_factory.mktemp("drain")
+        entry = onnx_entries(folder, {"slow": onnx_graphs.slow(600, rows=1)})
+        with ThreadPoolExecutor(1) as one, serving(folder, entry, {GRPC_PORT: free_port()}) as server:
+            server.wait_ready()
+            with channel_to(server) as idle:
+                watching = health_pb2_grpc.HealthStub(idle).Watch(health_pb2.HealthCheckRequest())
+                next(watching)
+                under_way = one.submit(self.ask, server)
+                wait_until(lambda: server.inflight("slow") == 1)
+                server.stop(timeout_s=10)
+                assert under_way.exception() is None
+
+    def test_grpc_and_rest_share_batches(self, tmp_path_factory: pytest.TempPathFactory) -> None:
+        folder = tmp_path_factory.mktemp("shared")
+        entry = onnx_entries(folder, {"one": onnx_graphs.identity("float32", ("n", 4))}) + "max_queue_delay_ms = 300\n"
+        with serving(folder, entry, {GRPC_PORT: free_port()}) as server, ThreadPoolExecutor(2) as both:
+            server.wait_ready()
+            for _ in range(6):  # larger batches are tried when smaller ones have run
+                one = both.submit(server.infer, "one", input_data=[1, 2, 3, 4])
+                with triton_client(server, "grpc") as client:
+                    answer = client.infer("one", [tensor("x", np.full((1, 4), 7, np.float32), "FP32")])
+                assert one.result()["output_data"] == [1, 2, 3, 4]
+                assert answer.as_numpy("y").tolist() == [[7] * 4]
+            assert server.sample("roundhouse_batch_size_sum", model="one") == 12
+            assert server.sample("roundhouse_batch_size_count", model="one") < 12
+
+
+def test_a_port_that_is_taken_is_told(start: Start, house: RunningServer) -> None:
+    with pytest.raises(AssertionError, match=r"server\.grpc_port: cannot listen"):
+        start(DIGITS, **{GRPC_PORT: str(house.grpc_port)})
+
+
+def test_lengths_of_strings_that_lie(channel: grpc.Channel) -> None:
+    stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+    for raw in (
+        b"\x01",
+        struct.pack("<I", 5) + b"abc",
+        struct.pack("<I", 2**31) + b"a",
+        struct.pack("<I", 1) + b"\xff",
+    ):
+        request = service_pb2.ModelInferRequest(model_name="string")
+        request.inputs.add(name="x", datatype="BYTES", shape=[1])
+        request.raw_input_contents.append(raw)
+        with pytest.raises(grpc.RpcError) as told:
+            stub.ModelInfer(request)
+        assert told.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "inputs[0]" in str(told.value.details())
