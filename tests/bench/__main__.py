@@ -17,6 +17,7 @@ from pathlib import Path
 from tests.bench.cores import ALL_CORES
 from tests.bench.generation import measure_generation
 from tests.bench.generation_on_gpu import measure_generation_on_gpu
+from tests.bench.grpc_requests import measure_grpc
 from tests.bench.isolation import measure_isolation
 from tests.bench.isolation_generation import measure_isolation_generation
 from tests.bench.lending import measure_lending
@@ -68,6 +69,7 @@ def _parts(folder: Path) -> dict[str, list[Callable[[], list[Row]]]]:
     return {
         "startup": [lambda: measure_startup(vector)],
         "requests": [lambda: measure_throughput(image, vector), lambda: measure_requests(image, vector)],
+        "grpc": [lambda: measure_grpc(vector)],
         "texts": [lambda: measure_text_throughput(_MODELS), lambda: measure_texts(_MODELS)],
         "quantization": [lambda: measure_quantization(_MODELS)],
         "isolation": [lambda: measure_isolation(vector, _MODELS / "minilm-onnx")],

@@ -75,12 +75,15 @@ class RunningServer:
 
 @contextmanager
 def roundhouse(
-    models: Sequence[str] = (), config: Path | None = None, cores: frozenset[int] | None = SERVER_CORES
+    models: Sequence[str] = (),
+    config: Path | None = None,
+    cores: frozenset[int] | None = SERVER_CORES,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[RunningServer]:
     """Roundhouse with these model paths, or with this config file; ready when the block begins."""
     arguments = [*models] if config is None else ["--config", str(config)]
     command = [sys.executable, "-m", "app", "serve", *arguments, "--port", "{port}"]
-    with started(command, "/health/ready", cores) as server:
+    with started(command, "/health/ready", cores, environment) as server:
         yield server
 
 
