@@ -13,7 +13,7 @@ import pytest
 
 from app.api.errors import ERROR_CODES
 from app.api.native.fields import FIELDS
-from tests.e2e.server import ROOT, RunningServer
+from tests.e2e.server import GRPC_PORT, ROOT, RunningServer, free_port
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```sh\n(.*?)```\n```json\n(.*?)```", README, flags=re.DOTALL)
@@ -24,8 +24,8 @@ _VARIES = {"latency_ms"}
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
-    """The repository's own config, as `make serve` starts it, on a free port."""
-    with RunningServer(["--config", "config.toml", "--port", "0"]) as running:
+    """The repository's own config, as `make serve` starts it, on free ports."""
+    with RunningServer(["--config", "config.toml", "--port", "0"], {GRPC_PORT: free_port()}) as running:
         yield running.wait_ready()
 
 
@@ -39,8 +39,9 @@ def test_an_example_answers_what_the_readme_says(server: RunningServer, command:
 
 @pytest.mark.parametrize(("program", "printed"), PROGRAMS, ids=range(len(PROGRAMS)))
 def test_a_program_prints_what_the_readme_says(server: RunningServer, program: str, printed: str) -> None:
-    assert "http://127.0.0.1:8080" in program
-    here = program.replace("http://127.0.0.1:8080", server.url)
+    assert "127.0.0.1:8080" in program or "127.0.0.1:8081" in program
+    here = program.replace("127.0.0.1:8080", f"127.0.0.1:{server.port}")
+    here = here.replace("127.0.0.1:8081", f"127.0.0.1:{server.grpc_port}")
     words = [sys.executable, "-c", here]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
     wanted = re.escape(printed.strip()).replace(_ANY, ".+")
