@@ -41,6 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     serve.add_argument("--host", help="overrides server.host")
     serve.add_argument("--port", type=int, help="overrides server.port; 0 takes any free one")
+    serve.add_argument("--grpc-port", type=int, help="overrides server.grpc_port; 0 is no gRPC")
     serve.set_defaults(run=_serve)
 
     check = _command(
@@ -109,6 +110,8 @@ def _serve(options: argparse.Namespace) -> int:
         overrides["server.host"] = options.host
     if options.port is not None:
         overrides["server.port"] = options.port
+    if options.grpc_port is not None:
+        overrides["server.grpc_port"] = options.grpc_port
     try:
         loaded = load_settings(_config_file(options), os.environ, overrides)
         loaded = replace(loaded, settings=with_models(loaded.settings, options.models))

@@ -22,7 +22,7 @@ from app.grpc.messages import PredictRequest, PredictResponse
 from frameworks.types import NUMPY_DTYPES
 from tests.e2e.configs import DIGITS, onnx_entries
 from tests.e2e.conftest import Start
-from tests.e2e.server import GRPC_PORT, RunningServer, free_port, serving, wait_until
+from tests.e2e.server import GRPC_PORT, MODELS, RunningServer, free_port, serving, wait_until
 from tests.e2e.triton_clients import GRPC_KINDS, triton_client
 from tests.models import onnx_graphs
 
@@ -407,6 +407,14 @@ class TestBounds:
 def test_a_port_that_is_taken_is_told(start: Start, house: RunningServer) -> None:
     with pytest.raises(AssertionError, match=r"server\.grpc_port: cannot listen"):
         start(DIGITS, **{GRPC_PORT: str(house.grpc_port)})
+
+
+def test_a_port_can_be_given_as_a_flag() -> None:
+    port = int(free_port())
+    with RunningServer([str(MODELS / "digits"), "--port", "0", "--grpc-port", str(port)]) as server:
+        assert server.grpc_port == port
+        with triton_client(server.wait_ready(), "grpc") as client:
+            assert client.is_model_ready("digits")
 
 
 def test_lengths_of_strings_that_lie(channel: grpc.Channel) -> None:
