@@ -6,7 +6,7 @@ import orjson
 
 from app.api.native.encode import plain
 from app.api.open_inference.answers import answered
-from app.api.open_inference.datatypes import BINARY_ONLY, to_raw
+from app.api.open_inference.datatypes import to_raw
 from app.api.open_inference.signature import signature_of
 from app.api.open_inference.types import AnsweredTensor, InferRequest
 from app.api.wire_format import AnswerContext, Written, elements_of
@@ -19,12 +19,14 @@ HEADER_LENGTH = b"inference-header-content-length"
 
 def check_outputs(request: InferRequest) -> None:
     """Raises InvalidInput where an output has no form in JSON and is not asked for as bytes."""
-    declared = signature_of(request).outputs
-    for wanted in request.outputs:
-        if not wanted.binary and not wanted.classes and declared[wanted.name].datatype in BINARY_ONLY:
+    signature = signature_of(request)
+    if not signature.binary_only:
+        return
+    for name, classes, binary in request.outputs:
+        if not binary and not classes and name in signature.binary_only:
             raise InvalidInput(
-                f"outputs.{wanted.name}",
-                f'is {declared[wanted.name].datatype}, which travels as binary data only; send "binary_data": true '
+                f"outputs.{name}",
+                f'is {signature.outputs[name].datatype}, which travels as binary data only; send "binary_data": true '
                 'in its parameters, or "binary_data_output": true in the request\'s',
             )
 
@@ -42,16 +44,16 @@ def elements_one_by_one(request: InferRequest, answer: Any) -> int:
     )
 
 
-def write_answer(request: InferRequest, answer: Any, context: AnswerContext) -> Written:
-    """The body of a 200, with the headers that tell of it."""
+def write_answer(request: InferRequest, answer: Any, context: AnswerContext) -> bytes | Written:
+    """The body of a 200; that of JSON alone as plain bytes."""
     raws: list[bytes | memoryview] = []
     head: dict[str, Any] = {"model_name": context.model, "model_version": context.version}
     if request.id:
         head["id"] = request.id
     head["outputs"] = [_written(tensor, raws) for tensor in answered(request, answer)]
     text = orjson.dumps(head, option=orjson.OPT_SERIALIZE_NUMPY)
-    if not any(tensor.binary for tensor in request.outputs):
-        return Written(text, b"application/json", [])
+    if not raws:
+        return text
     headers = [(HEADER_LENGTH, str(len(text)).encode())]
     return Written(b"".join([text, *raws]), b"application/octet-stream", headers)
 

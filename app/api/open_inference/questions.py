@@ -60,7 +60,8 @@ def read_request(question: InferQuestion, spec: ModelSpec) -> InferRequest:
     else:
         values: dict[str, Value] = {}
         values.update(given)
-        request = TensorBatch(values, tuple([output.name for output in outputs]))
+        is_all = outputs is signature.wanted
+        request = TensorBatch(values, signature.output_names if is_all else tuple([each.name for each in outputs]))
     if not parameters:
         return InferRequest(request, spec, outputs, question.id, DEFAULT_PRIORITY, None, stream)
     priority = read_priority(parameters)
@@ -156,7 +157,7 @@ def _outputs(question: InferQuestion, signature: Signature) -> tuple[WantedOutpu
     if binary is not None and not isinstance(binary, bool):
         raise InvalidInput("parameters.binary_data_output", f"is {came(binary)}; wants true or false")
     if not question.outputs:
-        return tuple([WantedOutput(name, 0, binary) for name in signature.output_names])
+        return signature.wanted if binary is None else tuple([w._replace(binary=binary) for w in signature.wanted])
     wanted: dict[str, WantedOutput] = {}
     for output in question.outputs:
         declared = signature.outputs.get(output.name)

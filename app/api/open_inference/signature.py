@@ -1,11 +1,11 @@
 """What a model takes and gives in the protocol's words: questions are held against it, and metadata tell it."""
 
 from collections.abc import Mapping
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from app.api.open_inference.datatypes import DATATYPES
-from app.api.open_inference.types import InferRequest
+from app.api.open_inference.datatypes import BINARY_ONLY, DATATYPES
+from app.api.open_inference.types import InferRequest, WantedOutput
 from frameworks.types import ModelSpec, OptionalType, TensorBatch, TensorType, ValueSpec
 
 TEXT_INPUT = "text"
@@ -30,7 +30,8 @@ class TensorSignature(NamedTuple):
     required: bool = True
 
 
-class Signature(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Signature:
     """By name, in the model's order. `reads_texts`: inputs may come in any shape, their strings are read one by one.
 
     ONNX sequences, maps and optionals cannot be carried, and are not among them: `untold` has their names and types,
@@ -39,10 +40,20 @@ class Signature(NamedTuple):
 
     inputs: dict[str, TensorSignature]
     outputs: dict[str, TensorSignature]
-    output_names: tuple[str, ...]
     reads_texts: bool = False
-    untold: Mapping[str, str] = MappingProxyType({})
+    untold: Mapping[str, str] = field(default_factory=dict)
     refusal: str | None = None
+    output_names: tuple[str, ...] = field(init=False)
+    wanted: tuple[WantedOutput, ...] = field(init=False)
+    """All outputs, where a request says nothing of them."""
+    binary_only: frozenset[str] = field(init=False)
+    """Outputs that have no form in JSON."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "output_names", tuple(self.outputs))
+        object.__setattr__(self, "wanted", tuple(WantedOutput(name) for name in self.outputs))
+        halves = [output.name for output in self.outputs.values() if output.datatype in BINARY_ONLY]
+        object.__setattr__(self, "binary_only", frozenset(halves))
 
 
 _GENERATE = (
@@ -104,7 +115,7 @@ def _signature_of(spec: ModelSpec, of_graph: bool) -> Signature:
             untold[value.name] = str(value.type)
             if value.required:
                 refusal = f'the model wants "{value.name}", {cannot_carry(str(value.type))}'
-    return Signature(inputs, outputs, tuple(outputs), False, untold, refusal)
+    return Signature(inputs, outputs, False, untold, refusal)
 
 
 def cannot_carry(kind: str) -> str:
@@ -113,7 +124,7 @@ def cannot_carry(kind: str) -> str:
 
 
 def _of_texts(inputs: tuple[TensorSignature, ...], output: TensorSignature) -> Signature:
-    return Signature({tensor.name: tensor for tensor in inputs}, {output.name: output}, (output.name,), True)
+    return Signature({tensor.name: tensor for tensor in inputs}, {output.name: output}, True)
 
 
 def _tensor_type(value: ValueSpec) -> TensorType | None:

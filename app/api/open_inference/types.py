@@ -41,8 +41,7 @@ class InferQuestion:
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class InferRequest:
+class InferRequest(NamedTuple):
     """As Decoded of app/journey.py: a question that suits the model whose `spec` it was read by.
 
     `outputs`: those that the answer has, in its order. `timeout_ms` None: the caller named no deadline.

@@ -14,6 +14,7 @@ from app.api.open_inference.json_questions import BinaryData, read_question
 from app.api.open_inference.questions import own_name
 from app.api.open_inference.raw_questions import read_raw_question
 from app.api.open_inference.schemas import OpenInferenceRequest, OpenInferenceResponse
+from app.api.open_inference.short_questions import SHORT_BYTES, read_short_question
 from app.api.open_inference.types import InferRequest
 from app.api.routes import Route, RouteText
 from app.api.wire_format import (
@@ -92,6 +93,10 @@ class InferFormat:
 
     def decode(self, body: bytes, target: Target, find_spec: FindSpec) -> InferRequest:
         length, encoding, _ = self._form
+        if length is None and encoding is None and len(body) < SHORT_BYTES:
+            short = read_short_question(body, target, find_spec)
+            if short is not None:
+                return short
         if encoding is not None:
             body = inflated(body, encoding, self._max_body_bytes)
             if not body:
@@ -118,13 +123,16 @@ class InferFormat:
             elements >= _LONG_BINARY_ELEMENTS or elements_one_by_one(decoded, answer) >= LONG_ELEMENTS
         )
 
-    def encode(self, decoded: InferRequest, answer: Any, context: AnswerContext) -> Written:
+    def encode(self, decoded: InferRequest, answer: Any, context: AnswerContext) -> bytes | Written:
         written = write_answer(decoded, answer, context)
         encoding = self._form.answer_encoding
-        if encoding is None or len(written.body) < LEAST_BYTES:
+        if encoding is None:
             return written
-        headers = [*written.headers, (b"content-encoding", encoding.encode()), (b"vary", b"accept-encoding")]
-        return Written(deflated(written.body, encoding), written.content_type, headers)
+        body, content_type, headers = written if isinstance(written, Written) else (written, b"application/json", [])
+        if len(body) < LEAST_BYTES:
+            return written
+        about = [(b"content-encoding", encoding.encode()), (b"vary", b"accept-encoding")]
+        return Written(deflated(body, encoding), content_type, headers + about)
 
     def stream_writer(self, decoded: InferRequest, context: AnswerContext) -> StreamWriter:
         raise AssertionError("a question whose answer comes in pieces is refused")
