@@ -23,6 +23,7 @@ from tests.bench.isolation_generation import measure_isolation_generation
 from tests.bench.lending import measure_lending
 from tests.bench.loads import measure_loads
 from tests.bench.models import write_image_model, write_vector_model
+from tests.bench.open_inference import measure_open_inference
 from tests.bench.overload import measure_overload
 from tests.bench.quantization import measure_quantization
 from tests.bench.requests_cpu import measure_requests
@@ -69,7 +70,7 @@ def _parts(folder: Path) -> dict[str, list[Callable[[], list[Row]]]]:
     return {
         "startup": [lambda: measure_startup(vector)],
         "requests": [lambda: measure_throughput(image, vector), lambda: measure_requests(image, vector)],
-        "grpc": [lambda: measure_grpc(vector)],
+        "open-inference": [lambda: measure_open_inference(image, vector), lambda: measure_grpc(vector)],
         "texts": [lambda: measure_text_throughput(_MODELS), lambda: measure_texts(_MODELS)],
         "quantization": [lambda: measure_quantization(_MODELS)],
         "isolation": [lambda: measure_isolation(vector, _MODELS / "minilm-onnx")],

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,11 +13,12 @@ from tests.bench.servers import RunningServer
 
 MISSING = "wrk is not installed (apt-get install wrk, brew install wrk)"
 
+_JSON = {"content-type": "application/json"}
 _SCRIPT = """
 local file = io.open("{body}", "rb")
 wrk.method = "POST"
 wrk.body = file:read("*a")
-wrk.headers["content-type"] = "application/json"
+{headers}
 file:close()
 
 function done(summary, latency)
@@ -45,12 +47,15 @@ def is_installed() -> bool:
     return shutil.which("wrk") is not None
 
 
-def press(server: RunningServer, path: str, body: bytes, connections: int, seconds: int) -> Load:
+def press(
+    server: RunningServer, path: str, body: bytes, connections: int, seconds: int, headers: Mapping[str, str] = _JSON
+) -> Load:
     """Posts the body over all connections, each as fast as it is answered. Raises if an answer is no 2xx."""
     with tempfile.TemporaryDirectory() as folder, on_cores(LOAD_CORES):
         script, body_file = Path(folder) / "post.lua", Path(folder) / "body"
         body_file.write_bytes(body)
-        script.write_text(_SCRIPT.format(body=body_file), encoding="utf-8")
+        lines = "\n".join(f'wrk.headers["{name}"] = "{value}"' for name, value in headers.items())
+        script.write_text(_SCRIPT.format(body=body_file, headers=lines), encoding="utf-8")
         command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--timeout", "30s", "-s", str(script)]
         before_s = server.cpu_s()
         output = subprocess.run(

@@ -1,30 +1,24 @@
 """Step 5, ENCODE, of what all doors of the protocol share: an answer as the tensors that its request asked for."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from app.api.open_inference.signature import OTHERWISE, batches, signature_of
-from app.api.open_inference.types import AnsweredTensor, InferRequest, WantedOutput
+from app.api.open_inference.types import AnsweredTensor, InferRequest
 from frameworks.errors import InvalidInput
 from frameworks.generation.types import GenerateAnswer
-from frameworks.types import Array, ClassifyAnswer, EmbedAnswer, TextRequest
+from frameworks.types import Array, ClassifyAnswer, EmbedAnswer, Value
 
 
 def answered(request: InferRequest, answer: Any) -> list[AnsweredTensor]:
     """In the order of the request's outputs. Raises InvalidInput where a model gives what cannot be carried."""
+    if isinstance(answer, dict):
+        return _tensors(request, answer)
     spec = request.spec
     labels: tuple[str, ...] = ()
     match answer:
-        case dict():
-            signature = signature_of(request)
-            tensors = []
-            for wanted in request.outputs:
-                value = answer[wanted.name]
-                if not isinstance(value, np.ndarray):
-                    raise InvalidInput(f"outputs.{wanted.name}", f"is no tensor this time; {OTHERWISE}")
-                tensors.append(_answered(wanted, signature.outputs[wanted.name].datatype, value, labels, request))
-            return tensors
         case EmbedAnswer():
             datatype, value = "FP32", answer.embeddings
         case ClassifyAnswer():
@@ -35,17 +29,27 @@ def answered(request: InferRequest, answer: Any) -> list[AnsweredTensor]:
             datatype, value = "BYTES", _strings([choice.text for choice in answer.choices])
         case _:
             raise AssertionError(f"{type(answer)} answers no request of this protocol")
-    return [_answered(wanted, datatype, value, labels, request) for wanted in request.outputs]
+    return [
+        AnsweredTensor(name, "BYTES", _classified(value, classes, labels, by_row=True), binary)
+        if classes
+        else AnsweredTensor(name, datatype, value, binary)
+        for name, classes, binary in request.outputs
+    ]
 
 
-def _answered(
-    wanted: WantedOutput, datatype: str, value: Array, labels: tuple[str, ...], request: InferRequest
-) -> AnsweredTensor:
-    name, classes, binary = wanted
-    if classes:
-        by_row = value.ndim > 0 and (isinstance(request.request, TextRequest) or batches(request.spec))
-        return AnsweredTensor(name, "BYTES", _classified(value, classes, labels, by_row), binary)
-    return AnsweredTensor(name, datatype, value, binary)
+def _tensors(request: InferRequest, answer: Mapping[str, Value]) -> list[AnsweredTensor]:
+    declared = signature_of(request).outputs
+    tensors = []
+    for name, classes, binary in request.outputs:
+        value = answer[name]
+        if not isinstance(value, np.ndarray):
+            raise InvalidInput(f"outputs.{name}", f"is no tensor this time; {OTHERWISE}")
+        if classes:
+            by_row = value.ndim > 0 and batches(request.spec)
+            tensors.append(AnsweredTensor(name, "BYTES", _classified(value, classes, (), by_row), binary))
+        else:
+            tensors.append(AnsweredTensor(name, declared[name].datatype, value, binary))
+    return tensors
 
 
 def _scores(answer: ClassifyAnswer, labels: tuple[str, ...]) -> Array:

@@ -70,6 +70,7 @@ def _sole_tensor(body: bytes) -> tuple[dict[str, Any], str] | None:
 def _fits(shape: list[Any], declared: tuple[int, ...] | None) -> bool:
     if declared is None or len(shape) != len(declared):
         return False
-    return all(
-        type(size) is int and size >= 0 and wanted in (size, -1) for size, wanted in zip(shape, declared, strict=True)
-    )
+    for size, wanted in zip(shape, declared, strict=True):
+        if type(size) is not int or size < 0 or wanted not in (size, -1):
+            return False
+    return True
