@@ -31,14 +31,46 @@ ROUTES = {
     "/v1/detokenize": {"post"},
     "/v1/models": {"get"},
     "/v1/models/{name}": {"get"},
+    "/v2/models/{name}/infer": {"post"},
+    "/v2/models/{name}/versions/{version}/infer": {"post"},
     "/v2/models/{name}/generate": {"post"},
     "/v2/models/{name}/versions/{version}/generate": {"post"},
     "/v2/models/{name}/generate_stream": {"post"},
     "/v2/models/{name}/versions/{version}/generate_stream": {"post"},
 }
+ROUTES |= {
+    f"/v2{path}": {"get"}
+    for path in (
+        "",
+        "/health/live",
+        "/health/ready",
+        "/models/stats",
+        *(
+            f"/models/{{name}}{version}{part}"
+            for version in ("", "/versions/{version}")
+            for part in ("", "/ready", "/config", "/stats")
+        ),
+    )
+}
+REPOSITORY = tuple(f"/v2/repository/{order}" for order in ("index", "models/{name}/load", "models/{name}/unload"))
+ROUTES |= {path: {"post"} for path in REPOSITORY}
 # Shown by tests/app/api/native/test_generation.py.
 OF_GENERATED_TEXT = {"text", "finish_reason", "logprobs", "choices", "tokens_generated", "prompt_tokens"}
-NO_INFERENCE = ("/models", "/models/{name}", "/models/{name}/load", "/models/{name}/unload", "/models/{name}/rollback")
+NO_INFERENCE = (
+    *("/models", "/models/{name}", "/models/{name}/load", "/models/{name}/unload", "/models/{name}/rollback"),
+    *REPOSITORY,
+)
+TOLD = {
+    "ServerLive": "/health/live",
+    "ServerReady": "/health/ready",
+    "ServerMetadata": "",
+    "ModelReady": "/models/digits/ready",
+    "ModelMetadata": "/models/digits",
+    "ModelConfiguration": "/models/digits/config",
+    "ModelStatisticsList": "/models/digits/stats",
+    "OpenInferenceErrorResponse": "/nothing",
+}
+"""Below /v2: which answer is described by what."""
 INFERENCE = [path for path, methods in ROUTES.items() if methods == {"post"} and path not in NO_INFERENCE]
 
 
@@ -121,11 +153,15 @@ def test_answers_have_the_fields_that_are_described(document: Any, house: Runnin
         "ScoreResponse": ask("score", text_1="a", text_2="b"),
         "TokenizeResponse": ask("tokenize", prompt="a"),
         "DetokenizeResponse": ask("detokenize", tokens=[101]),
+        **{name: house.client.get(f"/v2{path}").json() for name, path in TOLD.items()},
     }
     for name, answer in answers.items():
         described = schemas[name]["properties"].keys()
         assert answer.keys() == described - (OF_GENERATED_TEXT if name == "InferResponse" else set()), name
         assert set(schemas[name].get("required", [])) <= answer.keys()
+    (statistics,) = answers["ModelStatisticsList"]["model_stats"]
+    assert statistics.keys() == schemas["ModelStatistics"]["properties"].keys()
+    assert statistics["inference_stats"].keys() == schemas["InferStatistics"]["properties"].keys()
     (version,) = answers["ModelDetail"]["version_details"].values()
     assert version.keys() == schemas["VersionDetail"]["properties"].keys()
 
