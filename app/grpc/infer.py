@@ -4,7 +4,6 @@ import asyncio
 from asyncio import CancelledError
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -160,9 +159,9 @@ def _decode(message: Message, call: Call, in_pieces: bool, find_spec: FindSpec) 
     question = read_question(message)
     request = read_request(question, spec)
     if in_pieces and spec.generation is not None:
-        request = replace(request, stream=_wants_pieces(question, request))
+        request = request._replace(stream=_wants_pieces(question, request))
     timeout_ms = _sooner_ms(request.timeout_ms, call)
-    return request if timeout_ms == request.timeout_ms else replace(request, timeout_ms=timeout_ms)
+    return request if timeout_ms == request.timeout_ms else request._replace(timeout_ms=timeout_ms)
 
 
 def _wants_pieces(question: InferQuestion, request: InferRequest) -> bool:
