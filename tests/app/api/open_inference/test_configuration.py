@@ -74,6 +74,8 @@ def test_shapes_are_those_of_the_configuration(
         assert shapes == {name: [-1] if value.shape is None else list(value.shape) for name, value in declared.items()}
         for one, other in zip(metadata[f"{kind}s"], configuration[kind], strict=True):
             assert other["data_type"] == "TYPE_" + one["datatype"].replace("BYTES", "STRING")
+    if any(value.shape is None for value in (*inputs.values(), *outputs.values())):
+        assert configuration["max_batch_size"] == 0, "what is of any rank need not have rows"
     assert ("dynamic_batching" in configuration) == (configuration["max_batch_size"] > 0)
     check_message("ModelMetadataResponse", metadata)
     check_message("ModelConfig", configuration)

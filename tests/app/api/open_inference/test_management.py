@@ -220,6 +220,7 @@ class TestWhatIsTold:
                 "m/2": "UNAVAILABLE",
                 "m/3": "READY",
             }
+            assert "version_policy" in index(management)["m/2"][1]
             statistics = management.model_statistics("m")["model_stats"]
             assert [each["version"] for each in statistics] == ["1", "3"]
             # One that is not served can be asked about all the same.
