@@ -115,6 +115,12 @@ class ShortWay(Protocol):
         """The whole body, once, if all of it has come."""
         ...
 
+    def gather(self, most_bytes: int) -> list[bytes]:
+        """What comes of the body from now on, added as it comes; ASGI's `receive` returns when that is all of it, or
+        more than so many bytes, or when the caller leaves.
+        """
+        ...
+
     def respond(self, status: int, header_lines: bytes, body: bytes) -> bool:
         """Sends a whole answer, or says that it did not. `header_lines` end in CRLF each and are sane."""
         ...

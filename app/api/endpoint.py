@@ -69,7 +69,7 @@ class Endpoint:
             glance = self._refuse_at_a_glance
         body = body_at_hand(record, self._max_body_bytes)
         if body is None:
-            body = await read_body(scope, receive, self._max_body_bytes, glance)
+            body = await read_body(scope, receive, self._max_body_bytes, glance, record.short_way)
 
         journey, caller = self._journey, HttpCaller(self._gone_watch, receive, record.started_s)
         is_long = wire_format.is_long_to_read(body)

@@ -29,6 +29,7 @@ _JOINED_BYTES = 16 * 1024
 class BoundedHttpProtocol(HttpToolsProtocol):
     """One connection. Named to uvicorn.Config as its `http` class."""
 
+    _exchange: "_Exchange | None" = None
     _head_bytes = 0
     # Bytes that have come since the parser last gave something on: a header that does not end adds to nothing else.
     _held_bytes = 0
@@ -54,7 +55,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 raise ValueError("the head of the request is too long")
         self._held_bytes = 0
         super().on_headers_complete()
-        self.scope["extensions"] = {SHORT_WAY: _Exchange(self, self.cycle)}  # type: ignore[dict-item]
+        self._exchange = _Exchange(self, self.cycle)
+        self.scope["extensions"] = {SHORT_WAY: self._exchange}  # type: ignore[dict-item]
 
     def on_response_complete(self) -> None:
         """As uvicorn's, with one timer for all the pauses of a connection: to start and stop one for each answer costs
@@ -89,7 +91,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._held_bytes = 0
-        super().on_body(body)
+        assert self._exchange is not None
+        if not self._exchange.gathers(body):
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._held_bytes = 0
@@ -143,11 +147,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 class _Exchange:
     """One request and its answer: the ShortWay of it."""
 
-    __slots__ = ("_cycle", "_protocol")
+    __slots__ = ("_cycle", "_gathered", "_protocol", "_room_bytes")
 
     def __init__(self, protocol: BoundedHttpProtocol, cycle: RequestResponseCycle) -> None:
         self._protocol = protocol
         self._cycle = cycle
+        # None: what comes of the body is left to ASGI's messages.
+        self._gathered: list[bytes] | None = None
+        self._room_bytes = 0
 
     def take_body(self) -> bytes | None:
         """As RequestResponseCycle.receive, of a body that has come to its end."""
@@ -159,6 +166,27 @@ class _Exchange:
         cycle.message_event.clear()
         self._protocol.flow.resume_reading()
         return body
+
+    def gather(self, most_bytes: int) -> list[bytes]:
+        """From now on what comes of the body goes into this list, and no reading pauses, up to so many bytes. ASGI's
+        `receive` then returns at the body's end, at the first byte too many, and when the caller leaves.
+
+        A task that wakes for every 64 KiB takes longer than all that is done with them.
+        """
+        self._room_bytes = most_bytes
+        self._gathered = []
+        return self._gathered
+
+    def gathers(self, piece: bytes) -> bool:
+        """Whether the piece that has come was taken; else it is the cycle's."""
+        if self._gathered is None or self._cycle.response_complete:
+            return False
+        self._gathered.append(piece)
+        self._room_bytes -= len(piece)
+        if self._room_bytes < 0:
+            self._protocol.flow.pause_reading()
+            self._cycle.message_event.set()
+        return True
 
     def respond(self, status: int, header_lines: bytes, body: bytes) -> bool:
         """As RequestResponseCycle.send, of a whole answer."""

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from app.api.errors import ClientGone, EmptyBody, TooLarge, extra_headers, to_http
 from app.api.http_protocol import SHORT_WAY
 from app.api.wire_format import ErrorWriter, Header
-from app.observe import RequestRecord, request_id, server_timing
+from app.observe import RequestRecord, ShortWay, request_id, server_timing
 
 log = structlog.get_logger(__name__)
 
@@ -45,16 +45,19 @@ def body_at_hand(record: RequestRecord, max_body_bytes: int) -> bytes | None:
 
 
 async def read_body(
-    scope: Scope, receive: Receive, max_body_bytes: int, glance: Callable[[bytes], None] | None = None
+    scope: Scope,
+    receive: Receive,
+    max_body_bytes: int,
+    glance: Callable[[bytes], None] | None = None,
+    short_way: ShortWay | None = None,
 ) -> bytes:
     """The whole body. Raises TooLarge (before reading, where content-length says so), ClientGone, EmptyBody.
 
     `glance` is given the beginning of a body that comes in pieces, before the rest is read; it may raise a refusal.
     """
-    for name, value in scope["headers"]:
-        if name == b"content-length" and value.isdigit() and int(value) > max_body_bytes:
-            raise TooLarge(max_body_bytes)
+    _check_length(scope["headers"], max_body_bytes)
     chunks: list[bytes] = []
+    gathered: list[bytes] = []
     size = 0
     while True:
         message = await receive()
@@ -62,18 +65,26 @@ async def read_body(
             raise ClientGone
         chunk = message.get("body", b"")
         size += len(chunk)
-        if size > max_body_bytes:
+        if size + sum(map(len, gathered)) > max_body_bytes:
             raise TooLarge(max_body_bytes)
-        if not message.get("more_body"):
-            chunks.append(chunk)
-            break
-        if glance is not None and not chunks:
-            glance(chunk)
         chunks.append(chunk)
-    body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        if not message.get("more_body"):
+            break
+        if len(chunks) == 1:
+            if glance is not None:
+                glance(chunk)
+            if short_way is not None:
+                gathered = short_way.gather(max_body_bytes - size)
+    body = b"".join([*chunks, *gathered]) if len(chunks) > 1 else chunks[0]
     if not body:
         raise EmptyBody(_EMPTY)
     return body
+
+
+def _check_length(headers: list[Header], max_body_bytes: int) -> None:
+    for name, value in headers:
+        if name == b"content-length" and value.isdigit() and int(value) > max_body_bytes:
+            raise TooLarge(max_body_bytes)
 
 
 async def send_body(
