@@ -1,8 +1,8 @@
-"""The threads in which gRPC calls wait: as many as there are calls, the one that waited last is taken first."""
+"""The threads in which gRPC calls wait: as many as there are calls."""
 
 import threading
-from collections import deque
 from collections.abc import Callable
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import structlog
@@ -20,9 +20,13 @@ class CallThreads:
 
     def __init__(self, idle_s: float = _IDLE_S) -> None:
         self._idle_s = idle_s
-        # Several threads take from these and add to them, each in one step.
-        self._idle: list[_Waiter] = []
-        self._backlog: deque[Work] = deque()
+        # None: a thread is to end.
+        self._queue: SimpleQueue[Work | None] = SimpleQueue()
+        # Threads add to it and take from it, each in one step. There is always a thread for each in it, if the system
+        # gives one; of those that grow and shrink one at a time.
+        self._unfinished: set[Work] = set()
+        self._growing = threading.Lock()
+        self._number = 0
         self._is_closed = False
 
     def submit(self, function: Callable[..., object], *arguments: Any) -> "Work":
@@ -30,72 +34,60 @@ class CallThreads:
         server does not survive an error here.
         """
         work = Work(function, arguments)
-        if not self._hand_over(work):
+        self._unfinished.add(work)
+        if not self._are_enough():
             log.warning("no thread could be started: a call waits for one that is free")
-            self._backlog.append(work)
-            self._take_up_backlog()
+        self._queue.put(work)
         return work
 
     def try_run(self, function: Callable[[], object]) -> bool:
         """Runs `function` in a thread; False if there is none for it."""
-        return self._hand_over(Work(function, ()))
-
-    def close(self) -> None:
-        """Ends the threads that wait, and each other one when it has nothing more to do."""
-        self._is_closed = True
-        while True:
-            try:
-                self._idle.pop().hand(None)
-            except IndexError:
-                return
-
-    def _hand_over(self, work: "Work") -> bool:
-        try:
-            waiter = self._idle.pop()
-        except IndexError:
-            waiter = _Waiter()
-            thread = threading.Thread(target=self._run, args=(waiter,), name="grpc-call", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError:
-                return False
-        waiter.hand(work)
+        work = Work(function, ())
+        self._unfinished.add(work)
+        if not self._are_enough():
+            self._unfinished.discard(work)
+            return False
+        self._queue.put(work)
         return True
 
-    def _run(self, waiter: "_Waiter") -> None:
-        while (work := self._next(waiter)) is not None:
+    def close(self) -> None:
+        """Ends each thread when it has nothing more to do."""
+        with self._growing:
+            self._is_closed = True
+            for _ in range(self._number):
+                self._queue.put(None)
+
+    def _are_enough(self) -> bool:
+        """Starts a thread if there is none for each that is unfinished; whether there is now."""
+        if len(self._unfinished) <= self._number:
+            return True
+        with self._growing:
+            if len(self._unfinished) > self._number:
+                try:
+                    threading.Thread(target=self._run, name="grpc-call", daemon=True).start()
+                except RuntimeError:
+                    return False
+                self._number += 1
+        return True
+
+    def _run(self) -> None:
+        while (work := self._next()) is not None:
             work.run()
+            self._unfinished.discard(work)
             # A thread that waits does not hold on to its last call.
             del work
-            self._idle.append(waiter)
-            if self._backlog:
-                self._take_up_backlog()
-            if self._is_closed:
-                self.close()
 
-    def _next(self, waiter: "_Waiter") -> "Work | None":
-        """What is to be done next; None: nothing, for too long or for ever."""
-        if not waiter.is_handed.acquire(timeout=self._idle_s):
+    def _next(self) -> "Work | None":
+        """What is to be done next; None where there is no need of this thread any more."""
+        while True:
             try:
-                self._idle.remove(waiter)
-            except ValueError:
-                # Taken this moment: the work is on its way.
-                waiter.is_handed.acquire()
-            else:
-                return None
-        work, waiter.work = waiter.work, None
-        return work
-
-    def _take_up_backlog(self) -> None:
-        """Hands on what waits if a thread is free."""
-        try:
-            waiter = self._idle.pop()
-        except IndexError:
-            return
-        try:
-            waiter.hand(self._backlog.popleft())
-        except IndexError:
-            self._idle.append(waiter)
+                return self._queue.get(timeout=self._idle_s)
+            except Empty:
+                with self._growing:
+                    # What came this moment has been promised this thread.
+                    if self._is_closed or len(self._unfinished) < self._number:
+                        self._number -= 1
+                        return None
 
 
 class Work:
@@ -123,21 +115,6 @@ class Work:
         self._callback = callback
         if not self._is_second.acquire(blocking=False):
             callback(self)
-
-
-class _Waiter:
-    """A thread that waits to be handed something."""
-
-    __slots__ = ("is_handed", "work")
-
-    def __init__(self) -> None:
-        self.is_handed = threading.Lock()
-        self.is_handed.acquire()
-        self.work: Work | None = None
-
-    def hand(self, work: Work | None) -> None:
-        self.work = work
-        self.is_handed.release()
 
 
 def _nothing(_: Work) -> None:

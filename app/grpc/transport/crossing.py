@@ -18,6 +18,7 @@ class Crossing:
         self._loop = loop
         self._work: deque[Callable[[], object]] = deque()
         self._is_woken = False
+        self._was_many = False
         self._waiting: list[threading.Lock] = []
 
     def to_loop(self, work: Callable[[], object]) -> None:
@@ -42,11 +43,15 @@ class Crossing:
 
     def _do_all(self) -> None:
         # The first thread to ask has woken the loop while others are about to ask. On one core they would be served one
-        # by one, each with a change of threads: that doubles what a call takes.
-        _let_others_run()
+        # by one, each with changes of threads: that takes up to twice the CPU. A caller who is alone waits for nobody:
+        # where other work keeps the core busy, that work would run for some milliseconds first.
+        if self._was_many or len(self._work) > 1:
+            _let_others_run()
         # From here on whoever asks wakes the loop again: first this, then the count.
         self._is_woken = False
-        for _ in range(len(self._work)):
+        count = len(self._work)
+        self._was_many = count > 1
+        for _ in range(count):
             self._work.popleft()()
 
     def _wake_all(self) -> None:

@@ -12,12 +12,16 @@ class OpenCalls:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def begin(self, handler: Coroutine[Any, Any, Any], done: Callable[[asyncio.Task[Any]], None]) -> asyncio.Task[Any]:
-        """Runs a handler; `done` is called when it has ended in whatever way, even if it was cancelled unbegun."""
+        """Runs a handler. `done` is called when it has ended in whatever way, even if it was cancelled unbegun, and
+        calls `end`.
+        """
         task = asyncio.get_running_loop().create_task(handler)
         self._tasks.add(task)
         task.add_done_callback(done)
-        task.add_done_callback(self._tasks.discard)
         return task
+
+    def end(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
 
     def cancel_all(self) -> None:
         for task in self._tasks:

@@ -1,7 +1,6 @@
 """What is told of a call to its handler, and to its client about its end."""
 
 import asyncio
-import time
 from typing import Any, Never
 
 import grpc
@@ -18,17 +17,15 @@ _NEVER_S = 10 * 365 * 86_400.0
 class ReceivedCall:
     """As Call of app/grpc/call.py, of grpcio's context."""
 
-    __slots__ = ("_context", "_deadline_s")
+    __slots__ = ("_context",)
 
     def __init__(self, context: grpc.ServicerContext) -> None:
         self._context = context
-        left_s = context.time_remaining()
-        self._deadline_s = time.monotonic() + left_s if left_s < _NEVER_S else None
 
     @property
     def left_s(self) -> float | None:
-        """Below 0 when it has passed."""
-        return None if self._deadline_s is None else self._deadline_s - time.monotonic()
+        left_s = self._context.time_remaining()
+        return left_s if left_s < _NEVER_S else None
 
     @property
     def headers(self) -> list[Header]:

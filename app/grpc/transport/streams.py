@@ -109,6 +109,7 @@ class _Visit:
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._error = error_of(task, self._calls.path)
+        self._calls.open_calls.end(task)
         self._is_over = True
         self._calls.crossing.wake(self._news)
 

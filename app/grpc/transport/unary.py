@@ -61,6 +61,7 @@ class _Visit:
         self.error = error_of(task, self._calls.path)
         if self.error is None:
             self.response = task.result()
+        self._calls.open_calls.end(task)
         self._is_over = True
         self._calls.crossing.wake(self.answered)
 
