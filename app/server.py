@@ -79,17 +79,15 @@ def build(
         lambda: not observer.inflight and not shadowing.copies and manager.residents.is_at_rest,
         [manager.residents.room.check_integrity, manager.residents.check_integrity, pool.check_integrity],
     )
+    scheduling = settings.scheduling
+    requests = RequestLimit("the server", scheduling.max_queue_size, scheduling.max_concurrent_requests)
     journey = Journey(
         manager,
         service,
         shadowing,
         observer,
         lifecycle,
-        Bounds(
-            RequestLimit("the server", settings.scheduling.max_queue_size, settings.scheduling.max_concurrent_requests),
-            settings.server.max_body_bytes,
-            settings.scheduling.default_timeout_ms,
-        ),
+        Bounds(requests, settings.server.max_body_bytes, scheduling.default_timeout_ms),
     )
     models = ModelsApi(
         manager,
@@ -104,7 +102,7 @@ def build(
         OpenAiModelsApi(manager).router(),
         OpenInferenceApi(Management(journey), settings.server.max_body_bytes).router(),
         HealthApi(manager, observer, lifecycle).router(),
-        MetricsApi(Counted(manager, observer, answers_kept, loop_watch, integrity, pool)).router(),
+        MetricsApi(Counted(manager, requests, observer, answers_kept, loop_watch, integrity, pool)).router(),
     ]
 
     @asynccontextmanager

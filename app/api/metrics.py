@@ -13,6 +13,7 @@ from app.loop_watch import LoopWatch
 from app.observe import Histogram, ModelMetrics, Observer
 from frameworks.devices import Device
 from frameworks.manager import MLFrameworkManager
+from frameworks.scheduling.admission import RequestLimit
 from frameworks.slot import ModelState
 from memory.tensor_pool import TensorPool
 
@@ -22,6 +23,7 @@ class Counted:
     """Where the figures are added up."""
 
     manager: MLFrameworkManager
+    requests: RequestLimit
     observer: Observer
     answers_kept: AnswersKept
     loop_watch: LoopWatch
@@ -81,6 +83,7 @@ class _Scrape:
         inflight = GaugeMetricFamily("roundhouse_inflight", "Requests to models that are being answered.")
         inflight.add_metric([], self._counted.observer.inflight)
         yield inflight
+        yield self._queue_limits()
         yield from self._of_models()
         yield from self._histograms()
         yield self._batch_sizes()
@@ -127,6 +130,20 @@ class _Scrape:
         )
         failures.add_metric([], self._counted.integrity.failures)
         yield failures
+
+    def _queue_limits(self) -> object:
+        from prometheus_client.core import GaugeMetricFamily
+
+        family = GaugeMetricFamily(
+            "roundhouse_queue_limit",
+            'How many requests may wait: for a model with a bound of its own, and with model="" for all together.',
+            labels=["model"],
+        )
+        limits = {"": self._counted.requests} | {slot.name: slot.requests for slot in self._counted.manager.slots}
+        for model, limit in limits.items():
+            if limit.max_queue_size is not None:
+                family.add_metric([model], limit.max_queue_size)
+        return family
 
     def _of_models(self) -> Iterable[object]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily

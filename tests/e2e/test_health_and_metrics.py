@@ -18,6 +18,7 @@ FAMILIES = {
     "roundhouse_rejected": "counter",
     "roundhouse_inflight": "gauge",
     "roundhouse_queue_depth": "gauge",
+    "roundhouse_queue_limit": "gauge",
     "roundhouse_model_state": "gauge",
     "roundhouse_model_memory_bytes": "gauge",
     "roundhouse_model_loads": "counter",
@@ -175,6 +176,14 @@ def test_gauges_show_models_and_devices(house: RunningServer) -> None:
     assert house.sample("roundhouse_queue_depth") == 0
     total = house.sample("roundhouse_device_memory_bytes", device="cpu", kind="total")
     assert total >= house.sample("roundhouse_device_memory_bytes", device="cpu", kind="free") > 0
+
+
+def test_the_queue_s_bounds_are_shown(start: Start) -> None:
+    """Of all models together, and of those that have one of their own."""
+    unbounded = DIGITS.replace('"digits"', '"digits-2"', 1)
+    server = start(f"{DIGITS}max_queue_size = 3\n{unbounded}[scheduling]\nmax_queue_size = 70\n")
+    samples = server.metrics()["roundhouse_queue_limit"].samples
+    assert {sample.labels["model"]: sample.value for sample in samples} == {"": 70, "digits": 3}
 
 
 def test_the_pool_of_large_tensors_is_counted(start: Start, tmp_path: Path) -> None:
