@@ -1,0 +1,137 @@
+#!/usr/bin/env bash
+# Builds the images where no Docker engine runs, starts each as a container would be, asks it and ends it; what came of
+# it goes to build-check.json. The tests hold the inputs recorded there against today's: run this when they say so.
+#
+#   docker/build-check.sh [onnx] [cpu] [cuda]      all three unless named; minutes each, cuda wants 40 GB of disk
+#   docker/build-check.sh --inputs                 what the images are made from, as one hash
+#
+# Wants root on Debian with buildah, debootstrap and iproute2, and the same Python as that Debian has. In the place of
+# the two base images stands a debootstrap'd Debian root. pip's and debootstrap's own settings hold, so mirrors do too;
+# TORCH_INDEX_URL is the Dockerfile's. BUILD_CHECK_DIR keeps the root and the wheels for the next time.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+PYTHON=${PYTHON:-python3}
+BUILD_CHECK_DIR=${BUILD_CHECK_DIR:-/var/tmp/roundhouse-build-check}
+TORCH_INDEX_URL=${TORCH_INDEX_URL:-https://download.pytorch.org/whl/cpu}
+RELEASE=bookworm
+BASE=localhost/debian-root
+RECORD=docker/build-check.json
+
+main() {
+    if [[ "${1:-}" == --inputs ]]; then
+        inputs
+        return
+    fi
+    check_tools
+    trap 'rm -rf "$BUILD_CHECK_DIR/storage" "$BUILD_CHECK_DIR/run"' EXIT
+    make_base
+    [[ $# -gt 0 ]] || set -- onnx cpu cuda
+    local variant
+    for variant in "$@"; do check "$variant"; done
+}
+
+# Everything that decides what is in the images but this repository's own code.
+inputs() {
+    local device frameworks
+    {
+        sha256sum .dockerignore docker/Dockerfile docker/constraints.txt docker/requirements.py docker/healthcheck.py \
+            docker/config/*.toml
+        for device in cpu gpu; do
+            for frameworks in all onnx; do "$PYTHON" docker/requirements.py "$device" "$frameworks"; done
+        done
+    } | sha256sum | cut -d ' ' -f 1
+}
+
+check_tools() {
+    local tool
+    for tool in buildah debootstrap ip unshare chroot; do
+        command -v "$tool" > /dev/null || {
+            echo "$tool is missing; apt-get install --no-install-recommends buildah debootstrap iproute2" >&2
+            exit 2
+        }
+    done
+    [[ $EUID == 0 ]] || { echo 'wants root: debootstrap and chroot isolation do' >&2; exit 2; }
+}
+
+# The Debian root as an image, without what the slim images of Docker leave out either.
+make_base() {
+    local root=$BUILD_CHECK_DIR/root-$RELEASE container
+    if [[ ! -e $root/made ]]; then
+        rm -rf "$root"
+        mkdir -p "$root"
+        say "debootstrap $RELEASE"
+        debootstrap --variant=minbase --include=ca-certificates,python3,python3-pip "$RELEASE" "$root" > "$root.log"
+        rm -rf "$root"/var/cache/apt/* "$root"/var/lib/apt/lists/* "$root"/var/log/* \
+            "$root"/usr/share/{doc,man,locale}/*
+        touch "$root/made"
+    fi
+    container=$(buildah_here from scratch)
+    buildah_here copy --quiet "$container" "$root" / > /dev/null
+    buildah_here commit --quiet "$container" "$BASE" > /dev/null
+    buildah_here rm "$container" > /dev/null
+}
+
+check() {
+    local variant=$1 target=cpu frameworks=all image=localhost/roundhouse:$1 started container root
+    case $variant in
+        onnx) frameworks=onnx ;;
+        cpu) ;;
+        cuda) target=cuda ;;
+        *) echo "there are onnx, cpu and cuda, not $variant" >&2; exit 2 ;;
+    esac
+    fetch_wheels "$variant" "$target" "$frameworks"
+    say "$variant: building"
+    started=$SECONDS
+    build "$target" "$frameworks" "$image" "$BUILD_CHECK_DIR/wheels-$variant" > "$BUILD_CHECK_DIR/$variant.log" 2>&1 || {
+        tail -n 40 "$BUILD_CHECK_DIR/$variant.log" >&2
+        exit 1
+    }
+    say "$variant: built in $((SECONDS - started)) s; starting it"
+    container=$(buildah_here from "$image")
+    root=$(buildah_here mount "$container")
+    buildah_here inspect --type image "$image" > "$BUILD_CHECK_DIR/$variant-image.json"
+    # A network and mounts of its own: the image's own address and port are free there, and nobody else reaches them.
+    unshare --net --mount "$PYTHON" -m tests.docker.container_check "$variant" "$(inputs)" "$root" \
+        "$BUILD_CHECK_DIR/$variant-image.json" "$RECORD"
+    buildah_here rm "$container" > /dev/null
+    buildah_here rmi --force "$image" > /dev/null
+}
+
+# Outside the build, by this machine's own pip. Of torch, === takes this build only: to pip 2.13.0+cpu is a 2.13.0 too.
+fetch_wheels() {
+    local variant=$1 device=${2/cuda/gpu} frameworks=$3 folder=$BUILD_CHECK_DIR/wheels-$1 torch
+    local -a download=("$PYTHON" -m pip download --quiet --quiet --only-binary=:all: --dest "$folder"
+        --find-links "$folder" --constraint docker/constraints.txt) exact=()
+    say "$variant: fetching wheels"
+    rm -rf "$folder"
+    mkdir -p "$folder"
+    torch=$(sed -n 's/^torch==//p' docker/constraints.txt)
+    "$PYTHON" docker/requirements.py "$device" "$frameworks" > "$BUILD_CHECK_DIR/$variant-requirements.txt"
+    case $variant in
+        cpu)
+            exact=("torch===$torch+cpu")
+            "${download[@]}" --no-deps --retries 1 --index-url "$TORCH_INDEX_URL" "${exact[@]}"
+            ;;
+        cuda) exact=("torch===$torch") ;;
+    esac
+    "${download[@]}" --requirement "$BUILD_CHECK_DIR/$variant-requirements.txt" setuptools "${exact[@]}"
+}
+
+build() {
+    local target=$1 frameworks=$2 image=$3 wheels=$4
+    buildah_here bud --isolation chroot --network host --pull-never --format docker --file docker/Dockerfile \
+        --target "$target" --tag "$image" --volume "$wheels:/mnt:ro" \
+        --build-arg BASE_IMAGE="$BASE" --build-arg CPU_BASE_IMAGE="$BASE" --build-arg FRAMEWORKS="$frameworks" \
+        --build-arg PIP_NO_INDEX=1 --build-arg PIP_FIND_LINKS=/mnt .
+}
+
+buildah_here() {
+    buildah --storage-driver vfs --root "$BUILD_CHECK_DIR/storage" --runroot "$BUILD_CHECK_DIR/run" "$@"
+}
+
+say() {
+    echo "[$(date +%T)] $*" >&2
+}
+
+main "$@"

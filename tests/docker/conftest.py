@@ -1,0 +1,80 @@
+"""Servers in trouble, and the Prometheus that watches them."""
+
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from threading import Event
+
+import httpx
+import pytest
+
+from tests.docker.prometheus import RunningPrometheus, program, running_prometheus
+from tests.e2e.configs import DIGITS, onnx_entries
+from tests.e2e.server import MODELS, RunningServer, serving, wait_until
+from tests.models import onnx_graphs
+
+CALLERS = 12
+QUEUE_BOUND = 4
+_MISSING = '[[models.onnx_models]]\nname = "missing"\npath = "./nowhere"\n'
+_LLAMA = f'[[models.torch_models]]\nname = "tiny-llama"\npath = "{MODELS / "tiny-llama"}"\n'
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """`busy`: a server of several models, one of them with more callers than it bears. `failed`: one whose only model
+    cannot be loaded. `gone`: the address of one that is not there.
+    """
+
+    prometheus: RunningPrometheus
+    busy: RunningServer
+    failed: RunningServer
+    gone: str
+
+
+@pytest.fixture(scope="session")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    """Shared, and in trouble from the first test to the last."""
+    program("prometheus")
+    folders = [tmp_path_factory.mktemp(name) for name in ("busy", "failed", "prometheus")]
+    slow = onnx_entries(folders[0], {"slow": onnx_graphs.slow(20, rows=1)}) + f"max_queue_size = {QUEUE_BOUND}\n"
+    with ExitStack() as stack:
+        busy = stack.enter_context(serving(folders[0], DIGITS + "cache = true\n" + _LLAMA + slow)).wait_ready()
+        failed = stack.enter_context(serving(folders[1], _MISSING))
+        failed.wait_for_log("model failed to load", model="missing")
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            gone = f"127.0.0.1:{free.getsockname()[1]}"
+        targets = [f"127.0.0.1:{server.port}" for server in (busy, failed)]
+        prometheus = stack.enter_context(running_prometheus(folders[2], [*targets, gone]))
+        # What happens before it has looked for the first time would be no change to it.
+        wait_until(lambda: len(prometheus.query("roundhouse_inflight")) == len(targets))
+        stack.enter_context(more_callers_than_it_bears(busy))
+        for number in (1, 2, 2):
+            busy.infer("digits", input_data=[number] * 64)
+        busy.infer("tiny-llama", prompt="A list is", max_tokens=8)
+        wait_until(lambda: bool(prometheus.query("rate(roundhouse_tokens_generated_total[1m]) > 0")))
+        yield Watched(prometheus, busy, failed, gone)
+
+
+@contextmanager
+def more_callers_than_it_bears(server: RunningServer) -> Iterator[None]:
+    """While the block lasts `slow` is asked by more callers than may wait for it; who is refused asks again."""
+    over = Event()
+
+    def ask() -> None:
+        with httpx.Client(base_url=server.url, timeout=30, trust_env=False) as client:
+            while not over.is_set():
+                answer = client.post("/models/slow/infer", json={"input_data": [1, 2, 3, 4]})
+                assert answer.status_code in (200, 503), answer.text
+                if answer.status_code == 503:
+                    over.wait(0.05)
+
+    with ThreadPoolExecutor(CALLERS) as pool:
+        asked = [pool.submit(ask) for _ in range(CALLERS)]
+        try:
+            yield
+        finally:
+            over.set()
+            for each in asked:
+                each.result()

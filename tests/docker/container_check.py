@@ -1,0 +1,245 @@
+"""Runs an image's root as a container would be run, asks it, ends it, and notes what came of it.
+
+docker/build-check.sh starts it, in a network and with mounts of its own. The server is the first process, without
+root's rights, on a root that is read-only but for the volume and /tmp; command, user and environment are the image's.
+"""
+
+import http.client
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, Self
+
+READY_WITHIN_S = 60
+STARTS = 3
+DIGIT = {
+    "input_data": [
+        0, 0, 9, 16, 10, 1, 0, 0, 0, 0, 8, 3, 16, 4, 0, 0, 0, 0, 0, 5, 14, 2, 0, 0, 0, 0, 2, 16, 15, 7, 0, 0,
+        0, 0, 0, 0, 3, 15, 2, 0, 0, 4, 6, 0, 0, 13, 7, 0, 0, 6, 13, 1, 5, 16, 3, 0, 0, 0, 10, 16, 15, 5, 0, 0,
+    ]
+}  # fmt: skip
+"""A handwritten 3."""
+ONE_MODEL = "/opt/roundhouse/embedded/digits"
+NOT_IN_AN_IMAGE = ("gcc", "cc", "c++", "make", "git")
+PARTS = ("torch", "nvidia", "triton", "transformers", "sympy", "onnxruntime", "onnx", "numpy")
+"""Packages whose share of the image is noted, the largest of those that there may be."""
+
+
+class Image:
+    """The unpacked root of an image, and what its config says of how to run it."""
+
+    def __init__(self, root: Path, inspected: dict[str, Any]) -> None:
+        """`inspected`: what `buildah inspect` says of the image."""
+        self.root = root
+        self.config: dict[str, Any] = inspected["Docker"]["config"]
+        self.environment: list[str] = self.config["Env"]
+        self.user, _, self.group = self.config["User"].partition(":")
+
+    def mount(self) -> None:
+        """As a container with `--read-only --tmpfs /tmp` has it; the mounts go with this process's own namespace."""
+        mount("--bind", self.root, self.root)
+        mount("--options", "remount,bind,ro", self.root)
+        for folder in ("dev", "sys"):
+            mount("--rbind", f"/{folder}", self.root / folder)
+        mount("--types", "tmpfs", "tmpfs", self.root / "tmp")
+        (volume,) = self.config["Volumes"]
+        owned = f"uid={self.user},gid={self.group}"
+        mount("--types", "tmpfs", "--options", owned, "tmpfs", self.root / volume.lstrip("/"))
+
+    def command(self, words: Sequence[str]) -> list[str]:
+        """Runs `words` in the image, as its user, in its folder, with its environment and nothing else."""
+        inside = ["chroot", f"--userspec={self.user}:{self.group}", "--groups=", str(self.root)]
+        return [
+            *inside,
+            "env",
+            "--ignore-environment",
+            f"--chdir={self.config['WorkingDir']}",
+            *self.environment,
+            *words,
+        ]
+
+    def is_healthy(self) -> bool:
+        """What the image's HEALTHCHECK says now."""
+        kind, *words = self.config["Healthcheck"]["Test"]
+        assert kind == "CMD", kind
+        return subprocess.run(self.command(words), stdout=subprocess.DEVNULL, check=False).returncode == 0
+
+    def check_contents(self) -> None:
+        """Nothing is in it that only a build wants."""
+        paths = [path for each in self.environment if each.startswith("PATH=") for path in each[5:].split(":")]
+        there = [word for word in NOT_IN_AN_IMAGE for path in paths if (self.root / path.lstrip("/") / word).exists()]
+        caches = [folder for folder in ("root/.cache", "app/.cache", "build") if (self.root / folder).exists()]
+        lists = list((self.root / "var/lib/apt/lists").glob("*_Packages*"))
+        assert [there, caches, lists] == [[], [], []], (there, caches, lists)
+        stale = [path for path in self.packages().glob("[a-z]*/__pycache__/*.pyc") if not is_compiled(path)]
+        assert not stale, f"compiled anew at each start: {stale[:3]}"
+        assert self.user.isdigit(), "a user by name cannot be told from root"
+        assert self.user != "0"
+
+    def sizes_mb(self) -> dict[str, Any]:
+        """Millions of bytes: of the image, of what it is based on, and of its largest packages."""
+        total, installed = megabytes(self.root), megabytes(self.root / "opt/roundhouse")
+        packages = self.packages()
+        parts = {part: megabytes(packages / part) for part in PARTS if (packages / part).exists()}
+        return {"image_mb": total, "of_these_mb": {"base": total - installed, **parts}}
+
+    def packages(self) -> Path:
+        """Where what pip has installed lies."""
+        (folder,) = (self.root / "opt/roundhouse/lib").glob("python3*/site-packages")
+        return folder
+
+
+class Container:
+    """A process tree of its own whose first process is the image's command."""
+
+    def __init__(self, image: Image, arguments: Sequence[str]) -> None:
+        """`arguments`: what stands after the image's name in `docker run`; its own CMD where there are none."""
+        words = image.config["Entrypoint"] + list(arguments or image.config["Cmd"])
+        apart = ["unshare", "--pid", "--fork", "--kill-child", f"--mount-proc={image.root / 'proc'}"]
+        self.started_s = time.monotonic()
+        self.process = subprocess.Popen([*apart, *image.command(words)], stderr=subprocess.PIPE)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def seconds_to_ready(self) -> float:
+        """From its start until /health/ready says 200."""
+        while time.monotonic() - self.started_s < READY_WITHIN_S:
+            if self.process.poll() is not None:
+                raise SystemExit(f"the server ended: {self.rest_of_log()}")
+            try:
+                if ask("GET", "/health/ready")[0] == http.client.OK:
+                    return time.monotonic() - self.started_s
+            except OSError:
+                time.sleep(0.01)
+        raise SystemExit("the server did not become ready")
+
+    def stop(self, stop_signal: str) -> float:
+        """Ends it as `docker stop` does, with a question half sent: that one is answered, the exit status is 0. Returns
+        how long it took, in seconds.
+        """
+        body = json.dumps(DIGIT).encode()
+        head = b"POST /models/digits/infer HTTP/1.1\r\nhost: roundhouse\r\ncontent-length: %d\r\n\r\n" % len(body)
+        with socket.create_connection(("127.0.0.1", 8080), timeout=10) as half_sent:
+            half_sent.sendall(head + body[:20])
+            time.sleep(0.1)
+            stopped_s = time.monotonic()
+            os.kill(self.first_process(), signal.Signals[stop_signal])
+            time.sleep(0.1)
+            half_sent.sendall(body[20:])
+            answer = half_sent.makefile("rb").read()
+        assert answer.startswith(b"HTTP/1.1 200 "), answer
+        assert b'"output_data":[3]' in answer.replace(b" ", b""), answer
+        log = self.rest_of_log()
+        assert self.process.wait(30) == 0, log
+        assert "Traceback" not in log, log
+        return time.monotonic() - stopped_s
+
+    def first_process(self) -> int:
+        """The server's process id out here; in there it is 1."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text(encoding="ascii")
+        (child,) = children.split()
+        return int(child)
+
+    def rest_of_log(self) -> str:
+        """What it has written, once it has ended."""
+        assert self.process.stderr is not None
+        return self.process.stderr.read().decode("utf-8", "replace")
+
+
+def main(variant: str, inputs: str, root: str, inspected: str, record: str) -> int:
+    """`inputs`: their hash; `inspected` and `record`: files, of what buildah says of the image, and to note it all."""
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+    image = Image(Path(root), json.loads(Path(inspected).read_text(encoding="utf-8")))
+    image.check_contents()
+    found: dict[str, Any] = {"inputs": inputs, "checked_on": time.strftime("%Y-%m-%d"), **image.sizes_mb()}
+    image.mount()
+    found |= try_all_models(image)
+    found["ready_with_all_models_s"] = round(median(start_once(image, []) for _ in range(STARTS)), 2)
+    found["ready_with_one_onnx_model_s"] = round(
+        median(start_once(image, ["serve", ONE_MODEL]) for _ in range(STARTS)), 2
+    )
+    noted = json.loads(Path(record).read_text(encoding="utf-8")) if Path(record).exists() else {}
+    Path(record).write_text(json.dumps(noted | {variant: found}, indent=2) + "\n", encoding="utf-8")
+    print(json.dumps({variant: found}, indent=2))
+    return 0
+
+
+def try_all_models(image: Image) -> dict[str, Any]:
+    """Starts what the image starts by itself, asks every model, ends it."""
+    with Container(image, []) as container:
+        assert not image.is_healthy(), "it cannot be ready yet"
+        seconds = container.seconds_to_ready()
+        assert image.is_healthy()
+        answers = {"digits": answer_of("digits", DIGIT)["output_data"]}
+        assert answers["digits"] == [3], answers
+        _, models = ask("GET", "/models")
+        if "tiny-llama" in [model["name"] for model in models["models"]]:
+            question = {"prompt": "A list is", "max_tokens": 20, "temperature": 0}
+            answers["tiny-llama"] = answer_of("tiny-llama", question)["text"]
+            assert answers["tiny-llama"], answers
+        assert "roundhouse_requests_total" in ask("GET", "/metrics")[1]
+        stopped = container.stop(image.config["StopSignal"])
+    return {"ready_at_first_start_s": round(seconds, 2), "answers": answers, "drained_in_s": round(stopped, 2)}
+
+
+def start_once(image: Image, arguments: Sequence[str]) -> float:
+    """Seconds until a server with these arguments is ready."""
+    with Container(image, arguments) as container:
+        seconds = container.seconds_to_ready()
+        container.stop(image.config["StopSignal"])
+    return seconds
+
+
+def answer_of(model: str, question: object) -> Any:
+    """The answer to a question that must be answered with 200."""
+    status, answer = ask("POST", f"/models/{model}/infer", question)
+    assert status == http.client.OK, answer
+    return answer
+
+
+def is_compiled(path: Path) -> bool:
+    """Whether Python takes this .pyc for what its source is (PEP 552: flags 0, then the source's time and size)."""
+    source = path.parent.parent / f"{path.name.partition('.')[0]}.py"
+    _, flags, seconds, size = struct.unpack("<4sIII", path.read_bytes()[:16])
+    found = source.stat()
+    return bool(flags) or (seconds, size) == (int(found.st_mtime), found.st_size)
+
+
+def megabytes(path: Path) -> int:
+    """Millions of bytes below a folder, each hard-linked file once."""
+    done = subprocess.run(["du", "--summarize", "--bytes", path], stdout=subprocess.PIPE, text=True, check=True)
+    return round(int(done.stdout.split()[0]) / 1e6)
+
+
+def mount(*words: object) -> None:
+    """mount(8) with these words."""
+    subprocess.run(["mount", *map(str, words)], check=True)
+
+
+def ask(method: str, path: str, body: object = None) -> tuple[int, Any]:
+    """The status and the decoded answer of the server at the image's own port. Raises OSError if there is none."""
+    connection = http.client.HTTPConnection("127.0.0.1", 8080, timeout=30)
+    try:
+        connection.request(method, path, body=None if body is None else json.dumps(body))
+        answer = connection.getresponse()
+        text = answer.read()
+    finally:
+        connection.close()
+    return answer.status, json.loads(text) if text.startswith((b"{", b"[")) else text.decode()
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

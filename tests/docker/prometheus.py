@@ -1,0 +1,103 @@
+"""A real Prometheus in a process of its own, and promtool: Debian's, which `make test` fetches where it can."""
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from tests.docker.files import read_yaml
+from tests.e2e.server import wait_until
+
+
+def program(name: str) -> str:
+    """Where `prometheus` or `promtool` is. Skips the test where there is none, but not in CI."""
+    beside = Path(sys.executable).parent
+    found = shutil.which(name, path=os.pathsep.join([str(beside), os.environ.get("PATH", "")]))
+    if found:
+        return found
+    if os.environ.get("CI"):
+        pytest.fail(f"CI has no {name}; make dev fetches it from Debian's package prometheus")
+    pytest.skip(f"wants {name}, of Debian's package prometheus")
+
+
+def promtool(*arguments: str) -> str:
+    """What promtool says; it has to be content."""
+    done = subprocess.run([program("promtool"), *arguments], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+class RunningPrometheus:
+    """What can be asked of a Prometheus."""
+
+    def __init__(self, port: int) -> None:
+        self._client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def is_ready(self) -> bool:
+        try:
+            return self._client.get("/-/ready").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def query(self, expression: str) -> list[dict[str, Any]]:
+        """The samples of an instant query."""
+        answer = self._client.post("/api/v1/query", data={"query": expression}).json()
+        assert answer["status"] == "success", (expression, answer)
+        found: list[dict[str, Any]] = answer["data"]["result"]
+        return found
+
+    def firing(self) -> dict[str, list[dict[str, str]]]:
+        """The labels of the alerts that fire, by the alert's name."""
+        found: dict[str, list[dict[str, str]]] = {}
+        for alert in self._client.get("/api/v1/alerts").json()["data"]["alerts"]:
+            if alert["state"] == "firing":
+                found.setdefault(alert["labels"]["alertname"], []).append(alert["labels"])
+        return found
+
+
+@contextmanager
+def running_prometheus(folder: Path, targets: Sequence[str]) -> Iterator[RunningPrometheus]:
+    """One with docker/prometheus.yml and docker/alerts.yml, that asks these `host:port`s and is in a hurry: its minutes
+    are seconds, and it asks four times a second.
+    """
+    config = dict(read_yaml("prometheus.yml"))
+    config["global"] = dict.fromkeys(config["global"], "250ms")
+    (job,) = config["scrape_configs"]
+    config["scrape_configs"] = [job | {"static_configs": [{"targets": list(targets)}]}]
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    rules = json.dumps(read_yaml("alerts.yml"))
+    hurried = re.sub(r"\b(\d+)m\b", r"\1s", re.sub(r"\b(\d+)h\b", r"\1m", rules))
+    (folder / "alerts.yml").write_text(yaml.safe_dump(json.loads(hurried)), encoding="utf-8")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    arguments = (
+        f"--config.file={folder / 'prometheus.yml'}",
+        f"--storage.tsdb.path={folder / 'data'}",
+        f"--web.listen-address=127.0.0.1:{port}",
+    )
+    log = folder / "prometheus.log"
+    with log.open("wb") as lines:
+        process = subprocess.Popen([program("prometheus"), *arguments], stdin=subprocess.DEVNULL, stderr=lines)
+    prometheus = RunningPrometheus(port)
+    try:
+        wait_until(lambda: prometheus.is_ready() or process.poll() is not None)
+        assert process.poll() is None, log.read_text(encoding="utf-8")
+        yield prometheus
+    finally:
+        prometheus.close()
+        process.terminate()
+        process.wait(20)

@@ -1,0 +1,66 @@
+"""Grafana's dashboard: what its panels ask for is there, and it fits on the page."""
+
+import re
+from itertools import combinations
+
+import pytest
+
+from tests.docker.conftest import Watched
+from tests.docker.files import dashboard, filled_in, metrics_in, panels, read_yaml
+from tests.e2e.server import wait_until
+
+EXPRESSIONS = [
+    pytest.param(target["expr"], target["legendFormat"], id=f"{panel['title']}-{target['refId']}")
+    for panel in panels()
+    for target in panel["targets"]
+]
+
+
+@pytest.mark.parametrize(("expression", "legend"), EXPRESSIONS)
+def test_a_panel_shows_something_of_a_busy_server(watched: Watched, expression: str, legend: str) -> None:
+    """Every label that a legend names is in what comes back."""
+    wait_until(lambda: bool(watched.prometheus.query(filled_in(expression))))
+    for found in watched.prometheus.query(filled_in(expression)):
+        assert set(re.findall(r"{{(\w+)}}", legend)) <= found["metric"].keys(), found
+
+
+def test_the_choices_and_marks_on_it_are_of_metrics_that_there_are(watched: Watched) -> None:
+    live = {sample.name for family in watched.busy.metrics().values() for sample in family.samples}
+    for variable in dashboard()["templating"]["list"]:
+        label = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"]["query"])
+        assert label
+        assert metrics_in(label[1]) <= live
+        assert all(label[2] in found["metric"] for found in watched.prometheus.query(filled_in(label[1])))
+    (marks,) = dashboard()["annotations"]["list"]
+    wait_until(lambda: bool(watched.prometheus.query(marks["expr"])))
+
+
+def test_it_shows_what_an_operator_looks_for() -> None:
+    shown = {name for panel in panels() for target in panel["targets"] for name in metrics_in(target["expr"])}
+    assert {
+        "roundhouse_requests_total", "roundhouse_request_seconds_bucket", "roundhouse_queue_seconds_bucket",
+        "roundhouse_compute_seconds_bucket", "roundhouse_batch_size_bucket", "roundhouse_rejected_total",
+        "roundhouse_queue_depth", "roundhouse_model_state", "roundhouse_model_memory_bytes",
+        "roundhouse_model_budget_bytes", "roundhouse_tokens_generated_total",
+        "roundhouse_time_to_first_token_seconds_bucket",
+    } <= shown  # fmt: skip
+
+
+def test_it_asks_the_prometheus_that_comes_with_it() -> None:
+    (source,) = read_yaml("grafana/provisioning/datasources/prometheus.yml")["datasources"]
+    asked = [panel["datasource"] for panel in panels()]
+    asked += [target["datasource"] for panel in panels() for target in panel["targets"]]
+    asked += [variable["datasource"] for variable in dashboard()["templating"]["list"]]
+    asked += [marks["datasource"] for marks in dashboard()["annotations"]["list"]]
+    assert all(one == {"type": "prometheus", "uid": source["uid"]} for one in asked)
+    assert source["jsonData"]["timeInterval"] == read_yaml("prometheus.yml")["global"]["scrape_interval"]
+
+
+def test_no_panel_lies_on_another() -> None:
+    places = [panel["gridPos"] for panel in dashboard()["panels"]]
+    assert all(place["x"] >= 0 and place["x"] + place["w"] <= 24 for place in places)
+    for one, other in combinations(places, 2):
+        beside = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
+        above = one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
+        assert beside or above, (one, other)
+    assert len({panel["id"] for panel in dashboard()["panels"]}) == len(places)

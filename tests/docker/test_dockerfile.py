@@ -1,0 +1,143 @@
+"""The Dockerfile and what goes into the images; docker/build-check.sh builds and runs them."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.config import check_file
+from tests.docker.files import DOCKER
+from tests.e2e.configs import DIGITS
+from tests.e2e.server import ROOT, serving, wait_until
+
+DOCKERFILE = (DOCKER / "Dockerfile").read_text(encoding="utf-8")
+STAGES = dict(re.findall(r"^FROM \S+ AS (\S+)\n(.*?)(?=^FROM |\Z)", DOCKERFILE, flags=re.DOTALL | re.MULTILINE))
+VARIANTS = ("onnx", "cpu", "cuda")
+
+
+def run(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """A program in the repository's root."""
+    return subprocess.run(
+        words, cwd=ROOT, env=os.environ | environ, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def requirements(device: str, frameworks: str) -> list[str]:
+    """The lines that docker/requirements.py prints."""
+    done = run(sys.executable, "docker/requirements.py", device, frameworks)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_hadolint_finds_nothing_wrong() -> None:
+    beside = Path(sys.executable).parent
+    hadolint = shutil.which("hadolint", path=os.pathsep.join([str(beside), os.environ.get("PATH", "")]))
+    if hadolint is None:
+        pytest.skip("wants hadolint")
+    done = run(hadolint, "docker/Dockerfile")
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_images_were_built_and_run_from_what_is_here(variant: str) -> None:
+    recorded = json.loads((DOCKER / "build-check.json").read_text(encoding="utf-8"))[variant]
+    today = run("docker/build-check.sh", "--inputs", PYTHON=sys.executable).stdout.strip()
+    assert recorded["inputs"] == today, f"what images are made from has changed: run docker/build-check.sh {variant}"
+
+
+@pytest.mark.parametrize(("variant", "limit_mb"), [("cpu", 1600), ("onnx", 450)])
+def test_the_images_are_as_small_and_as_quick_as_promised(variant: str, limit_mb: int) -> None:
+    recorded = json.loads((DOCKER / "build-check.json").read_text(encoding="utf-8"))[variant]
+    assert recorded["image_mb"] <= limit_mb
+    assert recorded["ready_with_one_onnx_model_s"] <= 3
+
+
+def test_both_images_are_run_alike() -> None:
+    cpu, cuda = STAGES["cpu"], STAGES["cuda"]
+    assert cpu.strip() == cuda.replace("cuda-", "cpu-").strip()
+    assert STAGES["cpu-code"].strip() == STAGES["cuda-code"].strip()
+    assert list(STAGES)[-1] == "cuda"
+
+
+@pytest.mark.parametrize("stage", ["cpu", "cuda"])
+def test_an_image_runs_without_root_and_is_watched(stage: str) -> None:
+    lines = re.sub(r"\\\n\s*", "", STAGES[stage]).splitlines()
+    (user,) = [line.split()[1] for line in lines if line.startswith("USER ")]
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user)
+    assert "STOPSIGNAL SIGTERM" in lines
+    assert "EXPOSE 8080 8081" in lines
+    assert 'VOLUME ["/app/models"]' in lines
+    assert any(line.startswith("HEALTHCHECK ") and "healthcheck.py" in line for line in lines)
+    assert not any("pip" in line or "apt-get" in line for line in lines)
+
+
+def test_a_change_of_code_rebuilds_no_dependency() -> None:
+    """What is copied before the last dependency is installed is none of our code."""
+    for device in ("cpu", "cuda"):
+        copied = re.findall(r"^COPY (.*)$", STAGES[f"{device}-dependencies"], flags=re.MULTILINE)
+        assert copied == ["pyproject.toml docker/constraints.txt docker/requirements.py ./"]
+
+
+def test_a_build_sees_what_it_copies_and_nothing_else() -> None:
+    ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    seen = {line.removeprefix("!") for line in ignored if line.startswith("!")}
+    copied = re.findall(r"^COPY (?!--from)(.*) \S+$", DOCKERFILE, flags=re.MULTILINE)
+    wanted = {source.replace("/${FRAMEWORKS}.toml", "") for line in copied for source in line.split()}
+    assert seen == wanted
+    assert ignored[1] == "*"
+    assert all((ROOT / path).exists() for path in seen)
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_an_image_installs_what_the_package_declares(device: str) -> None:
+    names = {re.split(r"[^\w.-]", line)[0] for line in requirements(device, "all")}
+    assert {"torch", "transformers", "fastapi", {"cpu": "onnxruntime", "gpu": "onnxruntime-gpu"}[device]} <= names
+    lean = requirements(device, "onnx")
+    assert names - {re.split(r"[^\w.-]", line)[0] for line in lean} == {
+        "jinja2", "llguidance", "safetensors", "torch", "transformers"
+    }  # fmt: skip
+    assert [line for line in lean if "[" in line] == (["onnxruntime-gpu[cuda,cudnn]>=1.24"] if device == "gpu" else [])
+
+
+@pytest.mark.parametrize("words", [("tpu", "all"), ("cpu", "jax"), ("cpu",), ()])
+def test_what_no_image_is_made_of_is_refused(words: tuple[str, ...]) -> None:
+    done = run(sys.executable, "docker/requirements.py", *words)
+    assert done.returncode == 1
+    assert not done.stdout
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("frameworks", ["all", "onnx"])
+def test_the_images_configs_are_right(frameworks: str, tmp_path: Path) -> None:
+    """Their models are in the image; here those that they come from stand for them."""
+    text = (DOCKER / f"config/{frameworks}.toml").read_text(encoding="utf-8")
+    served = re.findall(r'^path = "/opt/roundhouse/embedded/(\w+)"$', text, flags=re.MULTILINE)
+    assert served == (["digits", "tiny_llama"] if frameworks == "all" else ["digits"])
+    file = tmp_path / "config.toml"
+    here = text.replace("/opt/roundhouse", str(ROOT / "app")).replace("/app/models", str(tmp_path))
+    file.write_text(here, encoding="utf-8")
+    assert not check_file(file, {})
+    assert ("torch_models" in text.replace("# ", "#")) == (frameworks == "all")
+
+
+def test_the_health_check_says_whether_the_server_is_ready(tmp_path: Path) -> None:
+    missing = '[[models.onnx_models]]\nname = "missing"\npath = "./nowhere"\n'
+    with serving(tmp_path, missing + DIGITS) as server:
+        environ = {"ROUNDHOUSE_SERVER__HOST": "0.0.0.0", "ROUNDHOUSE_SERVER__PORT": str(server.port)}
+
+        def check() -> tuple[int, str, str]:
+            done = run(sys.executable, "-I", "docker/healthcheck.py", **environ)
+            return done.returncode, done.stdout, done.stderr
+
+        wait_until(lambda: server.client.get("/models/digits").json()["state"] == "ready")
+        assert check() == (1, '{"status":"degraded","waits_for":["missing"]}\n', "")
+        assert server.client.delete("/models/missing").status_code == 200
+        assert check() == (0, '{"status":"ready"}\n', "")
+    status, said, complained = check()
+    assert (status, complained) == (1, "")
+    assert said.startswith("no answer from 0.0.0.0:")
