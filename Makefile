@@ -61,7 +61,7 @@ clean:
 	rm -rf $(VENV) build dist .bench .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info
 	find app frameworks memory tests -name __pycache__ -prune -exec rm -rf {} +
 
-dev: $(STAMPS)/dev
+dev: $(STAMPS)/dev $(STAMPS)/prometheus
 
 # An environment that does not run, because it is half made or its Python is gone, is made anew.
 $(STAMPS)/python: $(CONSTRAINTS)
@@ -90,3 +90,16 @@ $(STAMPS)/dev: $(STAMPS)/install-$(EXTRA) $(PINNED)
 	@echo 'installing what checks and tests need'
 	@$(PIP_INSTALL) --no-build-isolation --editable '.[$(EXTRA),dev]'
 	@touch $@
+
+# For the tests of alerts and dashboard, where Prometheus is not there already: Debian's, out of its package without
+# installing it, as that would start a service. Where it cannot be had those tests are skipped.
+$(STAMPS)/prometheus: $(STAMPS)/python
+	@if command -v prometheus >/dev/null && command -v promtool >/dev/null; then touch $@; \
+	elif command -v apt-get >/dev/null; then \
+		echo 'fetching prometheus and promtool from Debian'; \
+		rm -rf $(VENV)/debian && mkdir -p $(VENV)/debian && cd $(VENV)/debian && \
+		fetch='apt-get -qq -o APT::Sandbox::User=root download prometheus' && \
+		{ $$fetch 2>/dev/null || { apt-get -qq update && $$fetch; }; } && \
+		dpkg-deb --extract prometheus_*.deb . && mv usr/bin/prometheus usr/bin/promtool ../bin/ && \
+		rm -r ../debian && touch ../stamps/prometheus || echo 'failed: the tests that want it are skipped'; \
+	else echo 'no prometheus and no apt-get here: the tests that want it are skipped'; fi
