@@ -72,10 +72,10 @@ class RunningPrometheus:
 @contextmanager
 def running_prometheus(folder: Path, targets: Sequence[str]) -> Iterator[RunningPrometheus]:
     """One with docker/prometheus.yml and docker/alerts.yml, that asks these `host:port`s and is in a hurry: its minutes
-    are seconds, and it asks four times a second.
+    are seconds, and it asks twice a second.
     """
     config = dict(read_yaml("prometheus.yml"))
-    config["global"] = dict.fromkeys(config["global"], "250ms")
+    config["global"] = dict.fromkeys(config["global"], "500ms")
     (job,) = config["scrape_configs"]
     config["scrape_configs"] = [job | {"static_configs": [{"targets": list(targets)}]}]
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config), encoding="utf-8")

@@ -42,7 +42,7 @@ def test_prometheus_finds_the_server_whichever_runs(server: str) -> None:
     (target,) = job["static_configs"][0]["targets"]
     name, _, port = target.partition(":")
     assert SERVICES[server]["networks"]["default"]["aliases"] == [name]
-    assert [entry.rpartition(":")[2] for entry in SERVICES[server]["ports"]] == [port]
+    assert port in [entry.rpartition(":")[2] for entry in SERVICES[server]["ports"]]
 
 
 def test_a_server_is_built_from_its_target_and_may_write_nothing_but_models() -> None:

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from threading import Event
 
 import httpx
-import pytest
 
 from tests.docker.prometheus import RunningPrometheus, program, running_prometheus
 from tests.e2e.configs import DIGITS, onnx_entries
@@ -33,11 +33,13 @@ class Watched:
     gone: str
 
 
-@pytest.fixture(scope="session")
-def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
-    """Shared, and in trouble from the first test to the last."""
+@contextmanager
+def watched_servers(folder: Path) -> Iterator[Watched]:
+    """In trouble while the block lasts."""
     program("prometheus")
-    folders = [tmp_path_factory.mktemp(name) for name in ("busy", "failed", "prometheus")]
+    folders = [folder / name for name in ("busy", "failed", "prometheus")]
+    for each in folders:
+        each.mkdir()
     slow = onnx_entries(folders[0], {"slow": onnx_graphs.slow(20, rows=1)}) + f"max_queue_size = {QUEUE_BOUND}\n"
     with ExitStack() as stack:
         busy = stack.enter_context(serving(folders[0], DIGITS + "cache = true\n" + _LLAMA + slow)).wait_ready()
