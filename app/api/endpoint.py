@@ -67,9 +67,10 @@ class Endpoint:
             door.look(target.model, target.version)
         else:
             glance = self._refuse_at_a_glance
-        body = body_at_hand(record, self._max_body_bytes)
+        lead_bytes = wire_format.lead_bytes
+        body = body_at_hand(record, self._max_body_bytes, lead_bytes)
         if body is None:
-            body = await read_body(scope, receive, self._max_body_bytes, glance, record.short_way)
+            body = await read_body(scope, receive, self._max_body_bytes, glance, record.short_way, lead_bytes)
 
         journey, caller = self._journey, HttpCaller(self._gone_watch, receive, record.started_s)
         is_long = wire_format.is_long_to_read(body)

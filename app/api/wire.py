@@ -33,15 +33,16 @@ def begin(scope: Scope) -> RequestRecord:
     return record
 
 
-def body_at_hand(record: RequestRecord, max_body_bytes: int) -> bytes | None:
-    """The whole body, where the connection has it already. Raises TooLarge, EmptyBody."""
+def body_at_hand(record: RequestRecord, max_body_bytes: int, lead_bytes: int = 0) -> bytes | None:
+    """The whole body behind so many bytes, where the connection has it already. Raises TooLarge, EmptyBody."""
     body = record.short_way.take_body() if record.short_way is not None else None
-    if body is not None:
-        if len(body) > max_body_bytes:
-            raise TooLarge(max_body_bytes)
-        if not body:
-            raise EmptyBody(_EMPTY)
-    return body
+    if body is None:
+        return None
+    if len(body) > max_body_bytes:
+        raise TooLarge(max_body_bytes)
+    if not body:
+        raise EmptyBody(_EMPTY)
+    return bytes(lead_bytes) + body if lead_bytes else body
 
 
 async def read_body(
@@ -50,8 +51,10 @@ async def read_body(
     max_body_bytes: int,
     glance: Callable[[bytes], None] | None = None,
     short_way: ShortWay | None = None,
+    lead_bytes: int = 0,
 ) -> bytes:
-    """The whole body. Raises TooLarge (before reading, where content-length says so), ClientGone, EmptyBody.
+    """The whole body behind so many bytes. Raises TooLarge (before reading, where content-length says so), ClientGone,
+    EmptyBody.
 
     `glance` is given the beginning of a body that comes in pieces, before the rest is read; it may raise a refusal.
     """
@@ -75,10 +78,11 @@ async def read_body(
                 glance(chunk)
             if short_way is not None:
                 gathered = short_way.gather(max_body_bytes - size)
-    body = b"".join([*chunks, *gathered]) if len(chunks) > 1 else chunks[0]
-    if not body:
+    if not size and not gathered:
         raise EmptyBody(_EMPTY)
-    return body
+    if len(chunks) == 1 and not lead_bytes:
+        return chunks[0]
+    return b"".join([bytes(lead_bytes), *chunks, *gathered])
 
 
 def _check_length(headers: list[Header], max_body_bytes: int) -> None:

@@ -69,6 +69,13 @@ class StreamWriter(Protocol):
 class WireFormat(Protocol):
     """One protocol's questions of one kind. Holds no state: any thread may call it."""
 
+    @property
+    def lead_bytes(self) -> int:
+        """How many bytes, of any kind, stand before the body in what the methods are given. What comes behind a head of
+        known length then lies in memory where numbers have to.
+        """
+        ...
+
     def for_headers(self, headers: Sequence[Header]) -> "WireFormat":
         """What reads and answers a request with these headers. Raises UnsupportedMediaType, InvalidInput."""
         ...
@@ -104,6 +111,10 @@ class JsonFormat:
     """What wire formats have in common that read and write JSON and nothing else."""
 
     __slots__ = ()
+
+    @property
+    def lead_bytes(self) -> int:
+        return 0
 
     def for_headers(self, headers: Sequence[Header]) -> Self:
         check_media_type(headers)

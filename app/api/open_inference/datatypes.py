@@ -70,13 +70,13 @@ def from_raw(buffer: Raw, datatype: str, shape: tuple[int, ...], field: str) -> 
             field,
             f"has {len(buffer)} bytes, and {datatype} of shape {list(shape)} takes {count * item.itemsize}",
         )
-    array: Array = np.frombuffer(buffer, item).reshape(shape) if count else np.empty(shape, item)
+    flat: Array = np.frombuffer(buffer, item) if count else np.empty(0, item)
     if datatype == "BF16":
-        return (array.astype(np.uint32) << 16).view(np.float32)
-    if datatype == "BOOL" and count and array.view(np.uint8).max() > 1:
-        raise InvalidInput(field, f"holds the byte {array.view(np.uint8).max()}; BOOL is 0 or 1")
-    # What computes on it may rely on that its numbers stand where such numbers do.
-    return array if array.flags.aligned else array.copy()
+        flat = (flat.astype(np.uint32) << 16).view(np.float32)
+    elif datatype == "BOOL" and count and flat.view(np.uint8).max() > 1:
+        raise InvalidInput(field, f"holds the byte {flat.view(np.uint8).max()}; BOOL is 0 or 1")
+    # What computes on it may rely on that its numbers stand where such numbers do; what does not is slow besides.
+    return (flat if flat.flags.aligned else flat.copy()).reshape(shape)
 
 
 def to_raw(array: Array, datatype: str) -> bytes | memoryview:

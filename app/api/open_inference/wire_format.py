@@ -32,6 +32,8 @@ from app.journey import FindSpec
 from frameworks.errors import InvalidInput
 
 _FORMS_REMEMBERED = 256
+# What the largest number takes, and the first that comes behind the JSON may be one.
+_ALIGNED_BYTES = 8
 _BYTES_TYPE = b"application/octet-stream"
 _LENGTH = re.compile(rb"[0-9]{1,18}")
 # Strings are read one by one; so many bytes of them in about a millisecond.
@@ -61,12 +63,14 @@ _ALL_JSON = Form()
 class InferFormat:
     """As WireFormat of app/api/wire_format.py, for requests of one form."""
 
-    __slots__ = ("_form", "_max_body_bytes")
+    __slots__ = ("_form", "_max_body_bytes", "lead_bytes")
 
     def __init__(self, max_body_bytes: int, form: Form = _ALL_JSON) -> None:
         """`max_body_bytes`: also of a body when it is no more compressed."""
         self._max_body_bytes = max_body_bytes
         self._form = form
+        # The bytes behind the JSON: views on them are tensors.
+        self.lead_bytes = -form.header_length % _ALIGNED_BYTES if form.header_length and form.encoding is None else 0
 
     def for_headers(self, headers: Sequence[Header]) -> "InferFormat":
         named = dict(headers)
@@ -87,8 +91,9 @@ class InferFormat:
         if length >= LONG_BYTES:
             return True
         # An escape may hide the name of the datatype.
-        return len(body) - length >= _LONG_STRINGS_BYTES and (
-            not length or body.find(b'"BYTES"', 0, length) >= 0 or body.find(b"\\u", 0, length) >= 0
+        end = self.lead_bytes + length
+        return len(body) - end >= _LONG_STRINGS_BYTES and (
+            not length or body.find(b'"BYTES"', 0, end) >= 0 or body.find(b"\\u", 0, end) >= 0
         )
 
     def decode(self, body: bytes, target: Target, find_spec: FindSpec) -> InferRequest:
@@ -106,9 +111,12 @@ class InferFormat:
         else:
             binary = BinaryData(None)
             if length is not None:
-                if length > len(body):
-                    raise InvalidInput(HEADER_LENGTH.decode(), f"is {length}, and the body has {len(body)} bytes")
-                body, binary = body[:length], BinaryData(memoryview(body)[length:])
+                lead, end = self.lead_bytes, self.lead_bytes + length
+                if end > len(body):
+                    raise InvalidInput(
+                        HEADER_LENGTH.decode(), f"is {length}, and the body has {len(body) - lead} bytes"
+                    )
+                body, binary = body[lead:end], BinaryData(memoryview(body)[end:])
             request = read_surely(body, lambda document: read_question(document, binary, target, find_spec))
         if request.stream:
             raise NotSupported("inputs.stream: the pieces of a text come from generate_stream; leave it out here")

@@ -52,6 +52,15 @@ def test_a_body_in_one_part_or_many() -> None:
     assert read(3, {"type": "http.request", "body": b"abc"}) == b"abc"
 
 
+def test_a_body_behind_a_lead() -> None:
+    for messages in ([part(b"abc")], [part(b"a", True), part(b"bc")]):
+        assert asyncio.run(read_body(scope(), receiver(*messages), 3, lead_bytes=2)) == b"\0\0abc"
+        with pytest.raises(TooLarge):
+            asyncio.run(read_body(scope(), receiver(*messages), 2, lead_bytes=2))
+    with pytest.raises(EmptyBody):
+        asyncio.run(read_body(scope(), receiver(part(b"")), 3, lead_bytes=2))
+
+
 def test_a_body_that_cannot_be() -> None:
     for messages in ([part(b"")], [part(b"", True), part(b"")], [{"type": "http.request"}]):
         with pytest.raises(EmptyBody):

@@ -56,6 +56,7 @@ def test_numbers_travel_to_the_last_bit(data: st.DataObject) -> None:
 @given(arrays.arrays(np.uint16, arrays.array_shapes(min_dims=0, min_side=0)))
 def test_bfloat16_travels_to_the_last_bit(bits: Array) -> None:
     came = from_raw(bits.tobytes(), "BF16", bits.shape, "x")
+    assert isinstance(came, np.ndarray)
     assert came.dtype == np.float32
     assert came.shape == bits.shape
     assert bytes(to_raw(came, "BF16")) == bits.tobytes()

@@ -34,7 +34,8 @@ def read(name: str, body: object, **headers: str | int) -> InferRequest:
     """`body` as bytes, as text or as what JSON makes of it."""
     text = body if isinstance(body, bytes | str) else json.dumps(body)
     data = text.encode() if isinstance(text, str) else text
-    return formed(**headers).decode(data, Target(name), find_spec)
+    form = formed(**headers)
+    return form.decode(bytes(form.lead_bytes) + data, Target(name), find_spec)
 
 
 def read_binary(name: str, head: object, *tensors: bytes, more: int = 0) -> InferRequest:
@@ -193,13 +194,15 @@ def test_null_is_as_good_as_left_out() -> None:
     assert tensors(read("float32", body))["x"].tolist() == [1]
 
 
-def test_binary_tensors_are_views_on_the_body() -> None:
-    head = json.dumps({"inputs": [in_bytes(12, shape=[1, 3])]}).encode()
-    head += b" " * (-len(head) % 8)
-    body = head + np.array([1, 2, 3], np.float32).tobytes()
-    value = tensors(read("matrix", body, inference_header_content_length=len(head)))["x"]
-    assert value.tolist() == [[1, 2, 3]]
+@pytest.mark.parametrize("blanks", range(9))
+def test_binary_tensors_are_views_on_the_body(blanks: int) -> None:
+    head = json.dumps({"inputs": [in_bytes(24, "FP64", shape=[3])]}).encode() + b" " * blanks
+    form = formed(inference_header_content_length=len(head))
+    body = bytes(form.lead_bytes) + head + np.array([1, 2, 3], np.float64).tobytes()
+    value = tensors(form.decode(body, Target("float64"), find_spec))["x"]
+    assert value.tolist() == [1, 2, 3]
     assert np.shares_memory(value, np.frombuffer(body, np.uint8))
+    assert formed(inference_header_content_length=len(head), content_encoding="gzip").lead_bytes == 0
 
 
 def test_binary_and_json_side_by_side() -> None:
@@ -377,14 +380,16 @@ def test_what_is_long_to_read() -> None:
     one = '{"inputs":[{"name":"x","shape":[150528],"datatype":"FP32","parameters":{"binary_data_size":602112}}]}'
     assert not formed().is_long_to_read(bytes(200_000))
     assert formed().is_long_to_read(bytes(300_000))
-    image = one.encode() + bytes(602112)
-    assert not formed(inference_header_content_length=len(one)).is_long_to_read(image)
-    assert formed(inference_header_content_length=300_000).is_long_to_read(image)
+    form = formed(inference_header_content_length=len(one))
+    lead = bytes(form.lead_bytes)
+    assert not form.is_long_to_read(lead + one.encode() + bytes(602112))
+    assert formed(inference_header_content_length=300_000).is_long_to_read(bytes(602112))
     for name in ("BYTES", r"\u0042YTES"):
         strings = one.replace("FP32", name).encode()
         form = formed(inference_header_content_length=len(strings))
-        assert form.is_long_to_read(strings + bytes(20_000))
-        assert not form.is_long_to_read(strings + bytes(2_000))
+        lead = bytes(form.lead_bytes)
+        assert form.is_long_to_read(lead + strings + bytes(20_000))
+        assert not form.is_long_to_read(lead + strings + bytes(2_000))
     assert formed(inference_header_content_length=0).is_long_to_read(bytes(20_000))
     assert formed(content_encoding="gzip").is_long_to_read(bytes(1024))
     assert not formed(content_encoding="gzip").is_long_to_read(bytes(1023))

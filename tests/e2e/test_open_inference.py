@@ -1,0 +1,354 @@
+"""The Open Inference Protocol over REST, asked by Triton's own clients: every answer is /infer's, bit for bit."""
+
+import asyncio
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from tritonclient import http
+from tritonclient.http import aio
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+
+from app.api.open_inference.datatypes import DATATYPES, DTYPES
+from frameworks.types import NUMPY_DTYPES, Array
+from tests.e2e.configs import ALL_KINDS, onnx_entries
+from tests.e2e.conftest import Start
+from tests.e2e.server import RunningServer
+from tests.e2e.test_tensors import EXTREMES
+from tests.models import onnx_graphs
+
+Client = Any
+LENGTH = "inference-header-content-length"
+IN_JSON = tuple(dtype for dtype in DTYPES.values() if dtype not in ("float16", "bfloat16"))
+
+
+@pytest.fixture(scope="module")
+def client(house: RunningServer) -> Iterator[Client]:
+    with http.InferenceServerClient(f"127.0.0.1:{house.port}") as client:
+        yield client
+
+
+def given(name: str, array: Array, binary: bool = True) -> http.InferInput:
+    tensor = http.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
+    tensor.set_data_from_numpy(array, binary_data=binary)
+    return tensor
+
+
+def array_of(dtype: str, values: Any) -> Array:
+    """As Triton's client wants it."""
+    return np.array(values, ml_dtypes.bfloat16 if dtype == "bfloat16" else NUMPY_DTYPES[dtype])
+
+
+def strings_of(array: Array) -> list[str]:
+    """The client gives strings as bytes, or as they stood in JSON."""
+    return [each.decode() if isinstance(each, bytes) else each for each in array.reshape(-1).tolist()]
+
+
+def refused(client: Client, status: int, model: str, *inputs: http.InferInput, **options: Any) -> str:
+    with pytest.raises(InferenceServerException) as caught:
+        client.infer(model, list(inputs), **options)
+    assert caught.value.status() == str(status)
+    message: str = caught.value.message()
+    return message
+
+
+@pytest.mark.parametrize("dtype", EXTREMES)
+def test_a_datatype_goes_in_and_out(dtype: str, client: Client) -> None:
+    values = EXTREMES[dtype]
+    for shape in ((len(values),), (2, len(values)), (1, 1, len(values), 1)):
+        array = np.resize(array_of(dtype, values), shape)
+        for sent_in_bytes in (True, False) if dtype in IN_JSON else (True,):
+            for wanted_in_bytes in (True, False) if dtype in IN_JSON else (True,):
+                outputs = [http.InferRequestedOutput("y", binary_data=wanted_in_bytes)]
+                answer = client.infer(dtype, [given("x", array, sent_in_bytes)], outputs=outputs)
+                came = answer.as_numpy("y")
+                assert came.shape == shape
+                assert answer.get_output("y")["datatype"] == DATATYPES[dtype]
+                if dtype == "string":
+                    assert strings_of(came) == strings_of(array)
+                else:
+                    assert came.astype(array.dtype).tobytes() == array.tobytes()
+
+
+@pytest.mark.parametrize("dtype", EXTREMES)
+def test_a_scalar_and_an_empty_tensor(dtype: str, client: Client, house: RunningServer) -> None:
+    scalar = array_of(dtype, EXTREMES[dtype][-1])
+    answer = client.infer(dtype, [given("x", scalar)])
+    assert answer.get_output("y")["shape"] == []
+    if dtype == "string":
+        assert strings_of(answer.as_numpy("y")) == [scalar.item()]
+    else:
+        assert answer.as_numpy("y").astype(scalar.dtype).tobytes() == scalar.tobytes()
+    for shape in ((0,), (0, 3), (3, 0)):
+        empty = array_of(dtype, []).reshape(shape)
+        for binary in (True, False) if dtype in IN_JSON else (True,):
+            outputs = [http.InferRequestedOutput("y", binary_data=binary)]
+            answer = client.infer(dtype, [given("x", empty, binary)], outputs=outputs)
+            assert answer.get_output("y")["shape"] == list(shape)
+            assert answer.as_numpy("y").shape == shape
+
+
+@pytest.mark.parametrize("name", ["add", "log"])
+def test_answers_are_infers_bit_for_bit(name: str, client: Client, house: RunningServer) -> None:
+    random = np.random.default_rng(3)
+    names = [each.name for each in ALL_KINDS[name].graph.input]
+    feeds = {each: random.lognormal(0, 20, (50, 4)).astype(np.float32) for each in names}
+    answer = client.infer(name, [given(each, array) for each, array in feeds.items()])
+    told = house.infer(name, inputs={each: array.tolist() for each, array in feeds.items()})["outputs"]
+    assert [output["name"] for output in answer.get_response()["outputs"]] == list(told)
+    raw = onnx_graphs.session(ALL_KINDS[name])
+    for output in told:
+        if output in ("float16", "bfloat16"):
+            continue
+        (wanted,) = raw.run([output], feeds)
+        assert answer.as_numpy(output).tobytes() == wanted.tobytes()
+        in_json = [[np.nan if value is None else value for value in row] for row in told[output]["data"]]
+        assert np.array_equal(np.array(in_json, wanted.dtype)[np.isfinite(wanted)], wanted[np.isfinite(wanted)])
+
+
+def test_several_inputs_and_outputs_of_several_datatypes(client: Client) -> None:
+    strings, numbers = np.array(["x", "ü"], object), np.array([[1, 2], [3, 4]], np.int32)
+    inputs = [given("c", numbers), given("a", strings, binary=False), given("b", np.array(["z"], object))]
+    outputs = [http.InferRequestedOutput("doubled", binary_data=False), http.InferRequestedOutput("joined")]
+    answer = client.infer("concat", inputs, outputs=outputs, request_id="seven")
+    assert strings_of(answer.as_numpy("joined")) == ["x", "ü", "z"]
+    assert answer.as_numpy("doubled").tolist() == [[1, 2, 1, 2], [3, 4, 3, 4]]
+    response = answer.get_response()
+    assert [output["name"] for output in response["outputs"]] == ["doubled", "joined"]
+    assert (response["id"], response["model_name"], response["model_version"]) == ("seven", "concat", "1")
+    only = client.infer("concat", inputs, outputs=[http.InferRequestedOutput("joined")])
+    assert only.as_numpy("doubled") is None
+
+
+def test_what_may_be_left_out(client: Client) -> None:
+    x = given("x", np.array([1, 2], np.float32))
+    assert client.infer("scaled", [x]).as_numpy("y").tolist() == [2, 4]
+    assert client.infer("scaled", [given("factor", np.array([10], np.float32)), x]).as_numpy("y").tolist() == [10, 20]
+    answer = client.infer("optional-in", [])
+    assert (answer.as_numpy("given").item(), answer.as_numpy("y").tolist()) == (False, [-1])
+
+
+def test_what_is_no_tensor_is_left_to_infer(client: Client) -> None:
+    image = given("image", np.zeros((2, 64), np.float32))
+    answer = client.infer("digits", [image])
+    assert [output["name"] for output in answer.get_response()["outputs"]] == ["output_label"]
+    assert answer.as_numpy("output_label").shape == (2,)
+    message = refused(client, 400, "digits", image, outputs=[http.InferRequestedOutput("output_probability")])
+    assert message.startswith("outputs.output_probability: is a sequence(map(int64, float32)), which this protocol")
+    assert "ask POST /infer" in message
+    for model, words in (("sequence-in", '"parts", a sequence(float32)'), ("maps-by-string", "none of the model's")):
+        assert words in refused(client, 400, model, given("scores", np.zeros((1, 3), np.float32)))
+
+
+def test_a_model_s_versions(start: Start, tmp_path: Path) -> None:
+    for version in (1, 2):
+        (tmp_path / "m" / str(version)).mkdir(parents=True)
+        onnx_graphs.save(onnx_graphs.scaled(version), tmp_path / "m" / str(version))
+    server = start(
+        f'[[models.onnx_models]]\nname = "m"\npath = "{tmp_path / "m"}"\nversion_policy = "all"\n'
+    ).wait_ready()
+    x = given("x", np.array([3], np.float32))
+    with http.InferenceServerClient(f"127.0.0.1:{server.port}") as client:
+        for number in ("1", "2"):
+            answer = client.infer("m", [x], model_version=number)
+            assert answer.as_numpy("y").tolist() == [3 * int(number)]
+            assert answer.get_response()["model_version"] == number
+        assert "has no version" in refused(client, 404, "m", x, model_version="3")
+
+
+def test_classification(client: Client, house: RunningServer) -> None:
+    numbers = np.array([[1, 5, 10, 4], [3, 3, 0, 7]], np.float32)
+    inputs = [given("a", numbers), given("b", np.zeros((2, 4), np.float32))]
+    for binary in (True, False):
+        outputs = [http.InferRequestedOutput("sum", binary_data=binary, class_count=2)]
+        answer = client.infer("add", inputs, outputs=outputs)
+        assert answer.get_output("sum")["datatype"] == "BYTES"
+        assert answer.as_numpy("sum").shape == (2, 2)
+        assert strings_of(answer.as_numpy("sum")) == ["10.000000:2", "5.000000:1", "7.000000:3", "3.000000:0"]
+    text = given("text", np.array(["a text"], object))
+    answer = client.infer("classify", [text], outputs=[http.InferRequestedOutput("scores", class_count=1)])
+    (best,) = strings_of(answer.as_numpy("scores"))
+    score, _, label = best.split(":")
+    told = house.infer("classify", text="a text", top_k=1)["predictions"][0][0]
+    assert label == told["label"]
+    assert float(score) == pytest.approx(told["score"], abs=1e-6)
+
+
+@pytest.mark.parametrize("model", ["minilm", "minilm-onnx"])
+def test_texts_of_an_embed_model(model: str, client: Client, house: RunningServer) -> None:
+    texts = ["a text", "", "Straße 漢"]
+    told = np.array(house.infer(model, text=texts)["embeddings"], np.float32)
+    for shape in ((3,), (3, 1), (1, 3)):
+        for binary in (True, False):
+            answer = client.infer(model, [given("text", np.array(texts, object).reshape(shape), binary)])
+            vectors = answer.as_numpy("embeddings")
+            assert vectors.dtype == np.float32
+            assert np.abs(vectors - told).max() < 1e-6
+    raw = client.infer(model, [given("text", np.array(texts, object))], parameters={"normalize": False})
+    assert np.abs(np.linalg.norm(raw.as_numpy("embeddings"), axis=1) - 1).max() > 0.01
+    long = given("text", np.array(["word " * 600], object))
+    assert "tokens, and the model reads at most" in refused(client, 400, model, long, parameters={"truncate": False})
+
+
+@pytest.mark.parametrize("model", ["classify", "classify-many", "classify-onnx"])
+def test_texts_of_a_classifier(model: str, client: Client, house: RunningServer) -> None:
+    labels = house.client.get(f"/models/{model}").json()["version_details"]["1"]["labels"]
+    texts = ["late again", "a fast engine"]
+    scores = client.infer(model, [given("text", np.array(texts, object))]).as_numpy("scores")
+    for row, predictions in zip(scores, house.infer(model, text=texts)["predictions"], strict=True):
+        told = {prediction["label"]: prediction["score"] for prediction in predictions}
+        assert row.tolist() == pytest.approx([told[label] for label in labels], abs=1e-6)
+
+
+def test_a_text_models_graph_takes_tensors_too(client: Client) -> None:
+    ids = np.array([[101, 7592, 102]])
+    inputs = [given(name, array) for name, array in (
+        ("input_ids", ids), ("attention_mask", np.ones_like(ids)), ("token_type_ids", np.zeros_like(ids))
+    )]  # fmt: skip
+    assert client.infer("minilm-onnx", inputs).as_numpy("last_hidden_state").shape == (1, 3, 384)
+
+
+def test_a_prompt(client: Client, house: RunningServer) -> None:
+    told = house.infer("tiny-llama", prompt="The engine", max_tokens=8, temperature=0)["text"]
+    for shape in ((1,), (1, 1)):
+        prompt = given("text_input", np.array(["The engine"], object).reshape(shape))
+        answer = client.infer("tiny-llama", [prompt], parameters={"max_tokens": 8, "temperature": 0, "unknown": "x"})
+        assert strings_of(answer.as_numpy("text_output")) == [told]
+        several = client.infer("tiny-llama", [prompt], parameters={"max_tokens": 2, "n": 3})
+        assert several.as_numpy("text_output").shape == (3,)
+    prompt = given("text_input", np.array(["The engine"], object))
+    stream = given("stream", np.array([True]))
+    assert "generate_stream" in refused(client, 501, "tiny-llama", prompt, stream)
+    assert refused(client, 400, "tiny-llama", prompt, parameters={"max_tokens": 0}).startswith("max_tokens: is 0")
+    long = given("text_input", np.array(["engine " * 9000], object))
+    assert refused(client, 400, "tiny-llama", long).startswith("text_input: ")
+
+
+def test_priority_and_timeout(client: Client) -> None:
+    x = given("x", np.ones((1, 4), np.float32))
+    assert client.infer("slow", [x], priority=1, timeout=20_000_000).as_numpy("y").tolist() == [[1, 1, 1, 1]]
+    assert "did not answer within" in refused(client, 504, "slow", x, timeout=20_000)
+    assert refused(client, 400, "slow", x, priority=10).startswith("priority: is 10; wants a whole number from 0 to 9")
+
+
+def test_refusals(client: Client, house: RunningServer) -> None:
+    x = given("x", np.ones((1, 3), np.float32))
+    assert 'model "float33" is not registered; there is float32' in refused(client, 404, "float33", x)
+    assert refused(client, 400, "fixed", x) == ("inputs.x: has shape [1, 3], and the model wants [2, 3] (-1 is free)")
+    assert refused(client, 400, "float64", x) == "inputs.x: is FP32, and the model wants FP64"
+    assert refused(client, 400, "gather", given("indices", np.array([3]))).startswith("inputs: the graph refuses")
+    shared = http.InferInput("x", [1], "FP32")
+    shared.set_shared_memory("region", 4)
+    assert "shared memory is not served" in refused(client, 501, "float32", shared)
+    for path, status in (("/v2/models/float32/infer", 405), ("/v2/models/float32/infer/nothing", 404)):
+        answer = house.client.get(path)
+        assert answer.status_code == status
+        assert isinstance(answer.json()["error"], str)
+    assert house.client.post("/v2/models/float32/infer", content=b"").status_code == 400
+
+
+def test_asked_by_asyncio(house: RunningServer) -> None:
+    numbers = np.random.default_rng(4).random((500, 3), dtype=np.float32)
+
+    async def ask() -> None:
+        async with aio.InferenceServerClient(f"127.0.0.1:{house.port}") as client:
+            answers = await asyncio.gather(
+                *(client.infer("float32", [given("x", numbers * i, binary=i % 2 == 0)]) for i in range(6))
+            )
+            for i, answer in enumerate(answers):
+                # The client's library asks for compressed answers by itself.
+                assert answer.as_numpy("y").tobytes() == (numbers * i).tobytes()
+            short = given("x", np.array([1, 2], np.float32), binary=False)
+            outputs = [http.InferRequestedOutput("y", binary_data=False)]
+            assert (await client.infer("float32", [short], outputs=outputs)).as_numpy("y").tolist() == [1, 2]
+            with pytest.raises(InferenceServerException, match="is not registered") as caught:
+                await client.infer("nothing", [short])
+            assert caught.value.status() == "404"
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize("sent", ["gzip", "deflate", None])
+@pytest.mark.parametrize("wanted", ["gzip", "deflate", None])
+def test_compressed_both_ways(sent: str | None, wanted: str | None, client: Client) -> None:
+    numbers = np.arange(60_000, dtype=np.float32).reshape(200, 300)
+    for binary in (True, False):
+        answer = client.infer(
+            "float32",
+            [given("x", numbers, binary)],
+            outputs=[http.InferRequestedOutput("y", binary_data=binary)],
+            request_compression_algorithm=sent,
+            response_compression_algorithm=wanted,
+        )
+        assert answer.as_numpy("y").tobytes() == numbers.tobytes()
+
+
+def test_bombs(start: Start, tmp_path: Path) -> None:
+    config = "[server]\nmax_body_bytes = 2000000\n" + onnx_entries(tmp_path, {"m": onnx_graphs.identity()})
+    server = start(config).wait_ready()
+    head = json.dumps(
+        {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "parameters": {"binary_data_size": 4}}]}
+    )
+    for name, bomb in (("gzip", gzip.compress(bytes(10**8))), ("deflate", zlib.compress(head.encode() + bytes(10**8)))):
+        assert len(bomb) < 200_000
+        answer = server.client.post(
+            "/v2/models/m/infer", content=bomb, headers={"content-encoding": name, LENGTH: str(len(head))}
+        )
+        assert answer.status_code == 413, answer.text
+        assert "larger than server.max_body_bytes, 2000000 bytes" in answer.json()["error"]
+    fits = gzip.compress(head.encode() + bytes(4))
+    answer = server.client.post(
+        "/v2/models/m/infer", content=fits, headers={"content-encoding": "gzip", LENGTH: str(len(head))}
+    )
+    assert answer.json()["outputs"][0]["data"] == [0]
+    assert server.client.post("/infer", content=fits, headers={"content-encoding": "gzip"}).status_code == 415
+
+
+def test_a_body_of_bytes_alone(house: RunningServer) -> None:
+    def raw(model: str, body: bytes) -> tuple[dict[str, Any], bytes]:
+        answer = house.client.post(f"/v2/models/{model}/infer", content=body, headers={LENGTH: "0"})
+        assert answer.status_code == 200, answer.text
+        length = int(answer.headers[LENGTH])
+        (output,) = json.loads(answer.content[:length])["outputs"]
+        return output, answer.content[length:]
+
+    numbers = np.arange(6, dtype=np.float32)
+    output, data = raw("free-n", numbers.tobytes())
+    assert output == {"name": "y", "datatype": "FP32", "shape": [2, 3], "parameters": {"binary_data_size": 24}}
+    assert data == numbers.tobytes()
+    output, data = raw("minilm", b"a text")
+    wanted = np.array(house.infer("minilm", text="a text")["embeddings"], np.float32)
+    assert output["shape"] == [1, 384]
+    assert np.abs(np.frombuffer(data, np.float32) - wanted).max() < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("length", "body", "words"),
+    [
+        ("999", b"{}", "inference-header-content-length: is 999, and the body has 2 bytes"),
+        ("-1", b"{}", "inference-header-content-length: wants the number of bytes"),
+        ("2", b"{}", "inputs: is missing"),
+        ("1", b"{}", "the body is not valid JSON"),
+        ("0", b"123", "inputs.x: the body has 3 bytes, no multiple of 4"),
+    ],
+)
+def test_frames_that_lie(length: str, body: bytes, words: str, house: RunningServer) -> None:
+    answer = house.client.post("/v2/models/float32/infer", content=body, headers={LENGTH: length})
+    assert answer.status_code == 400
+    assert words in answer.json()["error"]
+    assert house.client.get("/health").json()["status"] == "healthy"
+
+
+def test_a_long_frame_that_lies_leaves_the_server_well(house: RunningServer) -> None:
+    tensor = {"name": "x", "datatype": "FP32", "shape": [150_528], "parameters": {"binary_data_size": 602_112}}
+    head = json.dumps({"inputs": [tensor]}).encode()
+    for cut in (0, 1, 602_111, -4):
+        body = head + bytes(602_112 - cut)
+        answer = house.client.post("/v2/models/float32/infer", content=body, headers={LENGTH: str(len(head))})
+        assert answer.status_code == (200 if not cut else 400), answer.text
