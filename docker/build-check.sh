@@ -33,14 +33,17 @@ main() {
 
 # Everything that decides what is in the images but this repository's own code.
 inputs() {
-    local device frameworks
+    local file device frameworks
     {
-        sha256sum .dockerignore docker/Dockerfile docker/constraints.txt docker/requirements.py docker/healthcheck.py \
-            docker/config/*.toml
+        for file in .dockerignore docker/Dockerfile docker/constraints.txt docker/{requirements,healthcheck}.py \
+            docker/config/*.toml; do
+            echo "$file"
+            cat "$file"
+        done
         for device in cpu gpu; do
             for frameworks in all onnx; do "$PYTHON" docker/requirements.py "$device" "$frameworks"; done
         done
-    } | sha256sum | cut -d ' ' -f 1
+    } | "$PYTHON" -c 'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest())'
 }
 
 check_tools() {
@@ -54,26 +57,28 @@ check_tools() {
     [[ $EUID == 0 ]] || { echo 'wants root: debootstrap and chroot isolation do' >&2; exit 2; }
 }
 
-# The Debian root as an image, without what the slim images of Docker leave out either.
+# The Debian root as an image, without what Docker's slim images do without, apt's own caches among it.
 make_base() {
-    local root=$BUILD_CHECK_DIR/root-$RELEASE container
-    if [[ ! -e $root/made ]]; then
+    local root=$BUILD_CHECK_DIR/making container
+    if [[ ! -e $BUILD_CHECK_DIR/root-$RELEASE ]]; then
         rm -rf "$root"
         mkdir -p "$root"
         say "debootstrap $RELEASE"
-        debootstrap --variant=minbase --include=ca-certificates,python3,python3-pip "$RELEASE" "$root" > "$root.log"
+        debootstrap --variant=minbase --include=ca-certificates,python3,python3-pip "$RELEASE" "$root" \
+            > "$BUILD_CHECK_DIR/debootstrap.log"
         rm -rf "$root"/var/cache/apt/* "$root"/var/lib/apt/lists/* "$root"/var/log/* \
             "$root"/usr/share/{doc,man,locale}/*
-        touch "$root/made"
+        printf 'Dir::Cache::pkgcache "";\nDir::Cache::srcpkgcache "";\n' > "$root/etc/apt/apt.conf.d/no-caches"
+        mv "$root" "$BUILD_CHECK_DIR/root-$RELEASE"
     fi
     container=$(buildah_here from scratch)
-    buildah_here copy --quiet "$container" "$root" / > /dev/null
+    buildah_here copy --quiet "$container" "$BUILD_CHECK_DIR/root-$RELEASE" / > /dev/null
     buildah_here commit --quiet "$container" "$BASE" > /dev/null
     buildah_here rm "$container" > /dev/null
 }
 
 check() {
-    local variant=$1 target=cpu frameworks=all image=localhost/roundhouse:$1 started container root
+    local variant=$1 target=cpu frameworks=all image=localhost/roundhouse:$1 started container root log
     case $variant in
         onnx) frameworks=onnx ;;
         cpu) ;;
@@ -83,8 +88,9 @@ check() {
     fetch_wheels "$variant" "$target" "$frameworks"
     say "$variant: building"
     started=$SECONDS
-    build "$target" "$frameworks" "$image" "$BUILD_CHECK_DIR/wheels-$variant" > "$BUILD_CHECK_DIR/$variant.log" 2>&1 || {
-        tail -n 40 "$BUILD_CHECK_DIR/$variant.log" >&2
+    log=$BUILD_CHECK_DIR/$variant.log
+    build "$target" "$frameworks" "$image" "$BUILD_CHECK_DIR/wheels-$variant" > "$log" 2>&1 || {
+        tail -n 40 "$log" >&2
         exit 1
     }
     say "$variant: built in $((SECONDS - started)) s; starting it"

@@ -57,6 +57,13 @@ def test_the_images_are_as_small_and_as_quick_as_promised(variant: str, limit_mb
     assert recorded["ready_with_one_onnx_model_s"] <= 3
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_readme_says_how_large_an_image_is(variant: str) -> None:
+    recorded = json.loads((DOCKER / "build-check.json").read_text(encoding="utf-8"))[variant]
+    target = {"onnx": "`--target cpu`, `FRAMEWORKS=onnx`", "cpu": "`--target cpu`", "cuda": "`--target cuda`"}[variant]
+    assert f"\n| {target} | {recorded['image_mb']:,} MB |" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
 def test_both_images_are_run_alike() -> None:
     cpu, cuda = STAGES["cpu"], STAGES["cuda"]
     assert cpu.strip() == cuda.replace("cuda-", "cpu-").strip()
