@@ -13,7 +13,8 @@ from app.grpc.transport.crossing import Crossing
 class Requests:
     """One is read when it is asked for, none ahead: the client waits for the handler.
 
-    Who stops waiting for one, by a timeout for example, finds it at the next time of asking.
+    Who stops waiting for one, by a timeout for example, finds it at the next time of asking. Where the client is gone
+    they may end a moment before the handler is cancelled: grpcio tells the two ends in no order.
     """
 
     def __init__(self, requests: Iterator[bytes], crossing: Crossing, threads: CallThreads) -> None:
@@ -45,7 +46,7 @@ class Requests:
         try:
             request = next(self._requests, None)
         except grpc.RpcError:
-            # The client is gone. The handler is cancelled: this is not the end of what it was to read.
+            # The client is gone, and the handler is about to be cancelled.
             return
         self._crossing.to_loop(lambda: self._received(request))
 
