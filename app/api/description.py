@@ -42,14 +42,17 @@ def describe(admin: FastAPI, routes: Sequence[Route]) -> dict[str, Any]:
 
 def _operation(route: Route) -> dict[str, Any]:
     text = route.text
-    answers = _json_of(text.answer)
+    questions, answers = _json_of(text.question), _json_of(text.answer)
     if text.streams:
         answers["text/event-stream"] = {"schema": {"type": "string"}}
+    if text.in_bytes:
+        for content in (questions, answers):
+            content["application/octet-stream"] = {"schema": {"type": "string", "format": "binary"}}
     operation: dict[str, Any] = {
         "tags": [text.tag],
         "summary": text.summary,
         "operationId": "_".join([text.tag, *(part.strip("{}") for part in route.path.strip("/").split("/"))]),
-        "requestBody": {"required": True, "content": _json_of(text.question)},
+        "requestBody": {"required": True, "content": questions},
         "responses": {
             "200": {"description": "The answer mirrors the question.", "content": answers},
             **{

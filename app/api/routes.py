@@ -12,7 +12,9 @@ _PATHS_REMEMBERED = 1024
 
 
 class RouteText(NamedTuple):
-    """What the OpenAPI document says of a route. `streams`: the answer may come as server-sent events."""
+    """What the OpenAPI document says of a route. `streams`: the answer may come as server-sent events. `in_bytes`:
+    question and answer may be JSON with bytes behind it.
+    """
 
     tag: str
     summary: str
@@ -20,6 +22,7 @@ class RouteText(NamedTuple):
     answer: type[BaseModel]
     error: type[BaseModel]
     streams: bool = False
+    in_bytes: bool = False
 
 
 class Route(NamedTuple):

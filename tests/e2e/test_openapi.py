@@ -120,6 +120,12 @@ def test_the_question_has_the_fields_that_are_read(document: Any) -> None:
     assert all("description" in field for name, field in schema["properties"].items())
 
 
+def test_tensors_may_be_bytes(document: Any) -> None:
+    operation = document["paths"]["/v2/models/{name}/infer"]["post"]
+    for content in (operation["requestBody"]["content"], operation["responses"]["200"]["content"]):
+        assert content.keys() == {"application/json", "application/octet-stream"}
+
+
 def test_every_error_code_is_named(document: Any) -> None:
     for path in INFERENCE:
         responses = document["paths"][path]["post"]["responses"]
@@ -136,6 +142,8 @@ def test_answers_have_the_fields_that_are_described(document: Any, house: Runnin
         return house.client.post(f"/v1/{route}", json={"model": "minilm", **body}).json()
 
     schemas = document["components"]["schemas"]
+    tensor = {"name": "x", "shape": [1], "datatype": "FP32", "data": [1]}
+    v2_question = {"id": "7", "inputs": [tensor]}
     answers = {
         "InferResponse": house.infer("digits", inputs={"image": [[0] * 64]})
         | house.infer("digits", input_data=[0] * 64)
@@ -152,6 +160,8 @@ def test_answers_have_the_fields_that_are_described(document: Any, house: Runnin
         "RerankResponse": ask("rerank", query="a", documents=["b"]),
         "ScoreResponse": ask("score", text_1="a", text_2="b"),
         "TokenizeResponse": ask("tokenize", prompt="a"),
+        "OpenInferenceResponse": house.client.post("/v2/models/float32/infer", json=v2_question).json(),
+        "OpenInferenceErrorResponse": house.client.get("/v2/nothing").json(),
         "DetokenizeResponse": ask("detokenize", tokens=[101]),
         **{name: house.client.get(f"/v2{path}").json() for name, path in TOLD.items()},
     }

@@ -18,9 +18,9 @@ from frameworks.types import Array, ModelSpec, TensorType
 Parameters = Mapping[str, Parameter]
 
 # The path names the model; clients that write its name into the body as well are common.
-_FIELDS = frozenset({"id", "inputs", "outputs", "parameters", "model_name", "model_version"})
-_INPUT_FIELDS = frozenset({"name", "shape", "datatype", "parameters", "data"})
-_OUTPUT_FIELDS = frozenset({"name", "parameters"})
+FIELDS = frozenset({"id", "inputs", "outputs", "parameters", "model_name", "model_version"})
+INPUT_FIELDS = frozenset({"name", "shape", "datatype", "parameters", "data"})
+OUTPUT_FIELDS = frozenset({"name", "parameters"})
 _NONE: Parameters = {}
 
 
@@ -28,7 +28,7 @@ def read_question(document: Document, binary: "BinaryData", target: Target, find
     """The question of a parsed body. Raises InvalidInput, UnknownField, and what `find_spec` raises."""
     if not document.is_object(document.root):
         raise InvalidInput("body", f"is {json_name(document.root)}; wants a JSON object")
-    fields = document.members(document.root, _FIELDS)
+    fields = document.members(document.root, FIELDS)
     parameters = _read_parameters(document, fields, "parameters")
     spec = find_spec_for(target, parameters, find_spec)
     given = fields.get("inputs")
@@ -90,7 +90,7 @@ def _read_input(document: Document, node: Node, place: int, binary: BinaryData) 
     field = f"inputs[{place}]"
     if not document.is_object(node):
         raise InvalidInput(field, f"is {json_name(node)}; wants an object")
-    members = document.members(node, _INPUT_FIELDS, within=f"{field}.")
+    members = document.members(node, INPUT_FIELDS, within=f"{field}.")
     name, datatype = _read_name(members, field), members.get("datatype")
     field = f"inputs.{name[:200]}"
     numpy_dtype(datatype, field)
@@ -139,7 +139,7 @@ def _read_outputs(document: Document, fields: dict[str, Node]) -> list[WantedOut
 def _read_output(document: Document, node: Node, field: str) -> WantedOutput:
     if not document.is_object(node):
         raise InvalidInput(field, f"is {json_name(node)}; wants an object")
-    members = document.members(node, _OUTPUT_FIELDS, within=f"{field}.")
+    members = document.members(node, OUTPUT_FIELDS, within=f"{field}.")
     name = _read_name(members, field)
     return read_wanted(name, _read_parameters(document, members, f"outputs.{name[:200]}.parameters"))
 

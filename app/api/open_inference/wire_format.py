@@ -158,6 +158,7 @@ def routes(max_body_bytes: int) -> tuple[Route, ...]:
         OpenInferenceRequest,
         OpenInferenceResponse,
         OpenInferenceErrorResponse,
+        in_bytes=True,
     )
     return tuple(
         Route(f"/v2/models/{{name}}{version}/infer", wire_format, text) for version in ("", "/versions/{version}")

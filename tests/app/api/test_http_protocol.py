@@ -13,27 +13,25 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from app.api import http_protocol
+from app.api.errors import ClientGone, TooLarge
 from app.api.http_protocol import LEAST_READ_BYTES, MAX_HEAD_BYTES, SHORT_WAY, BoundedHttpProtocol
+from app.api.wire import read_body
 from tests.frameworks.loops import in_loop, soon
 
 IDLE_S = 0.2
+MOST_BYTES = 2_000_000
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
     """/short/1000 and /long/1000 answer with so many bytes, by either way out, after `x-wait` seconds; /echo with what
-    came. The short way says in its answer whether it was open.
+    came, /gathered with what was gathered of at most MOST_BYTES. The short way says in its answer whether it was open.
     """
-    body = b""
-    while True:
-        message = await receive()
-        body += message.get("body", b"")
-        if not message.get("more_body"):
-            break
     headers = dict(scope["headers"])
-    await asyncio.sleep(float(headers.get(b"x-wait", b"0")))
     _, way, *size = scope["path"].split("/")
-    answer = body if way == "echo" else (b"%d " % int(size[0])).ljust(int(size[0]), b"x")
+    body = await _gathered(scope, receive) if way == "gathered" else await _received(receive)
+    await asyncio.sleep(float(headers.get(b"x-wait", b"0")))
+    answer = body if way in ("echo", "gathered") else (b"%d " % int(size[0])).ljust(int(size[0]), b"x")
     if way != "long" and scope["extensions"][SHORT_WAY].respond(
         200, b"content-length: %d\r\nx-way: short\r\n" % len(answer), answer
     ):
@@ -41,6 +39,34 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
     lines = [(b"content-length", b"%d" % len(answer)), (b"x-way", b"long")]
     await send({"type": "http.response.start", "status": 200, "headers": lines})
     await send({"type": "http.response.body", "body": answer})
+
+
+async def _received(receive: Receive) -> bytes:
+    body = b""
+    while True:
+        message = await receive()
+        piece: bytes = message.get("body", b"")
+        body += piece
+        if not message.get("more_body"):
+            return body
+
+
+async def _gathered(scope: Scope, receive: Receive) -> bytes:
+    """What came, or why it was not read; `messages` counts how often a task had to wake for it."""
+
+    def counted() -> Any:
+        messages.append(scope["path"])
+        return receive()
+
+    try:
+        return await read_body(scope, counted, MOST_BYTES, None, scope["extensions"][SHORT_WAY])
+    except (ClientGone, TooLarge) as error:
+        outcomes.append(type(error).__name__)
+        return b"-"
+
+
+messages: list[str] = []
+outcomes: list[str] = []
 
 
 class Quick(BoundedHttpProtocol):
@@ -65,6 +91,8 @@ class Quick(BoundedHttpProtocol):
 async def connected() -> AsyncIterator[Connection]:
     """A server of one connection, and the other end of it."""
     Quick.made = []
+    messages.clear()
+    outcomes.clear()
     config = uvicorn.Config(app, lifespan="off", log_config=None)
     config.load()
     server = await asyncio.get_running_loop().create_server(lambda: Quick(config), "127.0.0.1", 0)
@@ -78,7 +106,7 @@ async def connected() -> AsyncIterator[Connection]:
         await soon(lambda: all(each.transport.is_closing() for each in Quick.made))
 
 
-def request(path: str, body: bytes = b"", *lines: str, version: str = "1.1") -> bytes:
+def request(path: str, body=b"", *lines: str, version: str = "1.1") -> bytes:
     head = [f"POST {path} HTTP/{version}", "host: x", f"content-length: {len(body)}", *lines]
     return "\r\n".join(head).encode() + b"\r\n\r\n" + body
 
@@ -198,6 +226,49 @@ class TestAnswers:
             for size in (0, 1, 16 * 1024, 70_000, 1_000_000):
                 body = bytes(range(256)) * (size // 256) + b"z" * (size % 256)
                 assert (await ask(connection, "/echo", body))[2] == body
+
+    @in_loop
+    async def test_a_long_body_is_gathered(self) -> None:
+        async with connected() as connection:
+            for size in (1, 70_000, MOST_BYTES, 600_000):
+                body = bytes(range(256)) * (size // 256) + b"z" * (size % 256)
+                messages.clear()
+                assert (await ask(connection, "/gathered", body))[2] == body
+                assert len(messages) <= 2
+                assert (await ask(connection, "/echo", b"between"))[2] == b"between"
+
+    @in_loop
+    async def test_a_body_in_pieces_is_gathered_with_what_follows_left_alone(self) -> None:
+        pieces = [b"a" * 100_000, b"b", b"c" * 100_000, b"d" * 7]
+        whole = request("/gathered", b"".join(pieces))
+        chunked = b"POST /gathered HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+        chunked += b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
+        for asked in (whole, chunked):
+            async with connected() as connection:
+                behind = asked + request("/echo", b"next")
+                for start in range(0, len(behind), 90_000):
+                    connection[1].write(behind[start : start + 90_000])
+                    await asyncio.sleep(0.01)
+                assert (await answer_of(connection))[2] == b"".join(pieces)
+                assert (await answer_of(connection))[2] == b"next"
+
+    @in_loop
+    async def test_a_body_is_gathered_up_to_its_bound(self) -> None:
+        async with connected() as connection:
+            connection[1].write(b"POST /gathered HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+            piece = bytes(100_000)
+            for _ in range(MOST_BYTES // len(piece) + 1):
+                connection[1].write(b"%x\r\n%b\r\n" % (len(piece), piece))
+            assert (await answer_of(connection))[2] == b"-"
+            assert outcomes == ["TooLarge"]
+
+    @in_loop
+    async def test_a_caller_that_leaves_while_its_body_is_gathered(self) -> None:
+        async with connected() as connection:
+            connection[1].write(request("/gathered", bytes(500_000))[:-1])
+            await soon(lambda: len(messages) == 2)
+            connection[1].close()
+            await soon(lambda: outcomes == ["ClientGone"])
 
     @in_loop
     async def test_behind_an_answer_that_is_not_read_the_next_waits_for_its_turn(self) -> None:

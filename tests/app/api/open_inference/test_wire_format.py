@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from app.api.compression import deflated
 from app.api.errors import EmptyBody, InvalidJson, NotSupported, TooLarge, UnsupportedMediaType
+from app.api.open_inference import json_questions
+from app.api.open_inference.schemas import OpenInferenceInput, OpenInferenceOutput, OpenInferenceRequest
 from app.api.open_inference.types import InferRequest
 from app.api.open_inference.wire_format import InferFormat, routes
 from app.api.wire_format import AnswerContext, Target, Written
@@ -485,6 +487,15 @@ def test_the_paths() -> None:
         "/v2/models/{name}/infer",
         "/v2/models/{name}/versions/{version}/infer",
     ]
+
+
+def test_the_fields_that_are_read_are_those_that_are_described() -> None:
+    for schema, described in (
+        (OpenInferenceRequest, json_questions.FIELDS),
+        (OpenInferenceInput, json_questions.INPUT_FIELDS),
+        (OpenInferenceOutput, json_questions.OUTPUT_FIELDS),
+    ):
+        assert schema.model_fields.keys() == described
 
 
 def test_models_without_inputs_can_be_asked() -> None:
