@@ -1,13 +1,5 @@
 """Reads a transformers encoder from its folder onto a device, and makes sure that no weight was made up."""
 
-import os
-
-# Nothing is ever fetched, whatever a config.json says; transformers reads this when it is imported.
-os.environ["HF_HUB_OFFLINE"] = "1"
-# GNU OpenMP's threads wait for the next product awake for so many turns, about 0.3 ms, and then go to sleep; the
-# library reads it when torch is imported. By default it is 3 ms, in which they keep the event loop from its CPU.
-os.environ.setdefault("GOMP_SPINCOUNT", "30000")
-
 from pathlib import Path
 
 import torch

@@ -40,12 +40,16 @@ class BlockAttention:
         scale: float | None = None,
         softcap: float | None = None,
     ) -> torch.Tensor:
-        """Writes the tokens' keys and values [tokens, heads, head size] and gives [tokens, query heads, head size].
+        """Writes the tokens' keys and values [rows, heads, head size] and gives [rows, query heads, head size], zeros
+        for rows that are no token's.
 
-        `query`: [tokens, query heads, head size]. `window`: how many tokens are seen, the own included.
+        `query`: [rows, query heads, head size]. `window`: how many tokens are seen, the own included.
         """
         layout = self.layout
         assert layout is not None
+        filling = len(query) - layout.tokens
+        if filling:
+            key, value = key[: layout.tokens], value[: layout.tokens]
         keys, values = self._cache.layers[layer]
         keys.view(-1, self._size).index_copy_(0, layout.writes, key.reshape(-1, self._size))
         values.view(-1, self._size).index_copy_(0, layout.writes, value.reshape(-1, self._size))
@@ -61,6 +65,8 @@ class BlockAttention:
             else:
                 past_key, past_value = self._past(keys, part), self._past(values, part)
             seen.append(self._prompt(query[own], past_key, past_value, part.mask(window, query.dtype), scale, softcap))
+        if filling:
+            seen.append(query.new_zeros(filling, *query.shape[1:]))
         return seen[0] if len(seen) == 1 else torch.cat(seen)
 
     def _texts(

@@ -10,6 +10,7 @@ import torch
 
 from frameworks.generation.blocks import Copy
 from frameworks.generation.scheduler import StepPart
+from frameworks.pytorch.generation.linear import filled_rows
 
 BLOCK_TOKENS = 32
 """Tokens in a block: what two prompts have in common is found in such steps, and half a block is wasted on average."""
@@ -86,12 +87,14 @@ class PromptPart:
 class StepLayout:
     """Where a step's tokens belong. The tokens of sequences that compute one token, the texts, come first.
 
-    `token_ids`, `positions`: int64 [tokens]. `writes`: int64 [tokens * heads], where keys and values go: rows of
-    `head_size` numbers in a layer. `last`: int64, the tokens behind which the next one is chosen.
+    `token_ids`, `positions`: int64 [rows]; behind the tokens they are filled up, with what belongs to nobody.
+    `writes`: int64 [tokens * heads], where keys and values go: rows of `head_size` numbers in a layer. `last`: int64,
+    the tokens behind which the next one is chosen.
     """
 
     token_ids: torch.Tensor
     positions: torch.Tensor
+    tokens: int
     writes: torch.Tensor
     last: torch.Tensor
     texts: int
@@ -181,9 +184,12 @@ class LayoutMaker:
             :, None
         ]
         ends = np.cumsum([part.count for part in parts])
+        tokens = len(token_ids)
+        filling = (0, filled_rows(tokens, self._device) - tokens)
         return StepLayout(
-            token_ids=self._on_device(np.asarray(token_ids)),
-            positions=self._on_device(positions),
+            token_ids=self._on_device(np.pad(np.asarray(token_ids), filling)),
+            positions=self._on_device(np.pad(positions, filling)),
+            tokens=tokens,
             writes=self._on_device(writes.reshape(-1)),
             last=self._on_device((ends - 1)[[part.completes for part in parts]]),
             texts=texts,

@@ -14,6 +14,21 @@ import torch
 # oneDNN chooses the order of the weights by a number of rows; what is best for 64 is as good for 1 to 256, while what
 # is chosen for 1 is half as fast at 16.
 _ROWS_HINT = 64
+# Up to here each number of rows is computed as it is: these are the batches of texts, one row each.
+_MOST_EXACT_ROWS = 32
+_ROUNDING_BITS = 4
+
+
+def filled_rows(rows: int, device: torch.device) -> int:
+    """With how many rows so many are computed, at least as many: one more in 25 on average, one in 9 at most.
+
+    On a CPU oneDNN makes machine code for each number of rows and each shape of weights, which takes 0.3 ms, and keeps
+    it, which takes 0.6 MB. Of 512 numbers 64 are left, and soon none is new.
+    """
+    if device.type != "cpu" or rows <= _MOST_EXACT_ROWS:
+        return rows
+    step = 1 << (rows.bit_length() - _ROUNDING_BITS)
+    return -(-rows // step) * step
 
 
 class Linear(Protocol):

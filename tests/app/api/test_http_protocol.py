@@ -106,7 +106,7 @@ async def connected() -> AsyncIterator[Connection]:
         await soon(lambda: all(each.transport.is_closing() for each in Quick.made))
 
 
-def request(path: str, body=b"", *lines: str, version: str = "1.1") -> bytes:
+def request(path: str, body: bytes = b"", *lines: str, version: str = "1.1") -> bytes:
     head = [f"POST {path} HTTP/{version}", "host: x", f"content-length: {len(body)}", *lines]
     return "\r\n".join(head).encode() + b"\r\n\r\n" + body
 
