@@ -12,6 +12,7 @@ from frameworks.types import Array
 
 Read = TypeVar("Read")
 SHORT_BYTES = 16 * 1024
+"""Below this a body may be worth a way of its own."""
 
 
 def read_surely(body: bytes, read: Callable[[Document], Read]) -> Read:

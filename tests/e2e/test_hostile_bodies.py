@@ -11,7 +11,10 @@ from app.api.native.fields import FIELDS
 from tests.app.api.strategies import json_values, mutated, requests
 from tests.e2e.server import RunningServer
 
-PATHS = ("/infer", "/inference", "/models/float32/infer", "/models/concat/infer", "/models/minilm-onnx/infer")
+PATHS = (
+    *("/infer", "/inference", "/models/float32/infer", "/models/concat/infer", "/models/minilm-onnx/infer"),
+    *("/v2/models/float32/infer", "/v2/models/concat/infer"),
+)
 ADMIN_PATHS = ("/models", "/models/float32/load")
 
 

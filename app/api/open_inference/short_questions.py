@@ -13,8 +13,6 @@ from app.api.wire_format import Target
 from app.journey import FindSpec
 from frameworks.types import DEFAULT_PRIORITY, TensorBatch
 
-SHORT_BYTES = 16 * 1024
-
 _INPUTS = {"inputs"}
 _INPUTS_AND_ID = {"id", "inputs"}
 _TENSOR = {"name", "shape", "datatype", "data"}

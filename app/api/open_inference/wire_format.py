@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 
 from app.api.compression import LEAST_BYTES, answer_encoding, deflated, inflated, read_encoding
 from app.api.errors import EmptyBody, NotSupported
-from app.api.json_reading import read_surely
+from app.api.json_reading import SHORT_BYTES, read_surely
 from app.api.open_inference.errors import OpenInferenceErrorResponse, error_body
 from app.api.open_inference.json_answers import HEADER_LENGTH, check_outputs, elements_one_by_one, write_answer
 from app.api.open_inference.json_questions import BinaryData, read_question
 from app.api.open_inference.questions import own_name
 from app.api.open_inference.raw_questions import read_raw_question
 from app.api.open_inference.schemas import OpenInferenceRequest, OpenInferenceResponse
-from app.api.open_inference.short_questions import SHORT_BYTES, read_short_question
+from app.api.open_inference.short_questions import read_short_question
 from app.api.open_inference.types import InferRequest
 from app.api.routes import Route, RouteText
 from app.api.wire_format import (
@@ -38,6 +38,8 @@ _BYTES_TYPE = b"application/octet-stream"
 _LENGTH = re.compile(rb"[0-9]{1,18}")
 # Strings are read one by one; so many bytes of them in about a millisecond.
 _LONG_STRINGS_BYTES = 16 * 1024
+# Numbers are looked through where they are booleans, and widened where they are BF16.
+_LONG_BINARY_BYTES = 4 * 1024 * 1024
 # Compressed: of more than this a millisecond's worth may come.
 _LONG_COMPRESSED_BYTES = 1024
 # Bytes are joined, this many of the largest in about a millisecond.
@@ -90,11 +92,13 @@ class InferFormat:
             return len(body) >= LONG_BYTES
         if length >= LONG_BYTES:
             return True
-        # An escape may hide the name of the datatype.
         end = self.lead_bytes + length
-        return len(body) - end >= _LONG_STRINGS_BYTES and (
-            not length or body.find(b'"BYTES"', 0, end) >= 0 or body.find(b"\\u", 0, end) >= 0
-        )
+        binary_bytes = len(body) - end
+        if binary_bytes < _LONG_STRINGS_BYTES or not length:
+            return binary_bytes >= _LONG_BINARY_BYTES
+        # An escape may hide the name of the datatype.
+        may_be_strings = body.find(b'"BYTES"', 0, end) >= 0 or body.find(b"\\u", 0, end) >= 0
+        return may_be_strings or binary_bytes >= _LONG_BINARY_BYTES
 
     def decode(self, body: bytes, target: Target, find_spec: FindSpec) -> InferRequest:
         length, encoding, _ = self._form

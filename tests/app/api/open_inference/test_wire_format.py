@@ -392,7 +392,9 @@ def test_what_is_long_to_read() -> None:
         lead = bytes(form.lead_bytes)
         assert form.is_long_to_read(lead + strings + bytes(20_000))
         assert not form.is_long_to_read(lead + strings + bytes(2_000))
-    assert formed(inference_header_content_length=0).is_long_to_read(bytes(20_000))
+    assert form.is_long_to_read(lead + one.encode() + bytes(5_000_000))
+    assert not formed(inference_header_content_length=0).is_long_to_read(bytes(602_112))
+    assert formed(inference_header_content_length=0).is_long_to_read(bytes(5_000_000))
     assert formed(content_encoding="gzip").is_long_to_read(bytes(1024))
     assert not formed(content_encoding="gzip").is_long_to_read(bytes(1023))
 
