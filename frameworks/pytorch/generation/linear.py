@@ -20,7 +20,7 @@ _ROUNDING_BITS = 4
 
 
 def filled_rows(rows: int, device: torch.device) -> int:
-    """With how many rows so many are computed, at least as many: one more in 25 on average, one in 9 at most.
+    """With how many rows so many are computed, at least as many: one more in 25 on average, one in 8 at most.
 
     On a CPU oneDNN makes machine code for each number of rows and each shape of weights, which takes 0.3 ms, and keeps
     it, which takes 0.6 MB. Of 512 numbers 64 are left, and soon none is new.

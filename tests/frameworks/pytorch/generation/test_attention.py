@@ -12,7 +12,7 @@ from frameworks.generation.scheduler import Sequence, StepPart
 from frameworks.generation.types import Sampling, SequenceRequest
 from frameworks.pytorch.generation import attention
 from frameworks.pytorch.generation.attention import BlockAttention
-from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, CacheShape, KeyValueCache, LayoutMaker
+from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, CacheShape, KeyValueCache, LayoutMaker, StepLayout
 
 CPU = torch.device("cpu")
 BLOCKS = 64
@@ -58,19 +58,20 @@ class Case:
 
     def ours(self, layer: int = 1, scale: float | None = None) -> list[torch.Tensor]:
         blocks = BlockAttention(self.cache, self.form.heads * self.form.group, self.form.head_size**-0.5)
-        blocks.layout = LayoutMaker(self.cache.shape, self.form.group, CPU).make(self.parts)
+        layout = blocks.layout = LayoutMaker(self.cache.shape, self.form.group, CPU).make(self.parts)
         own = [slice(part.start, part.start + part.count) for part in self.parts]
         seen = blocks(
             layer,
-            torch.cat(self.queries),
-            torch.cat([keys[at] for keys, at in zip(self.keys, own, strict=True)]),
-            torch.cat([values[at] for values, at in zip(self.values, own, strict=True)]),
+            filled(self.queries, layout),
+            filled([keys[at] for keys, at in zip(self.keys, own, strict=True)], layout),
+            filled([values[at] for values, at in zip(self.values, own, strict=True)], layout),
             self.form.window,
             scale,
             self.form.softcap,
         )
         assert seen.dtype == self.form.dtype
-        return list(torch.split(seen, [part.count for part in self.parts]))
+        assert not seen[layout.tokens :].any(), "what is no token's is nothing, not even NaN"
+        return list(torch.split(seen[: layout.tokens], [part.count for part in self.parts]))
 
     def expected(self, scale: float | None = None) -> list[torch.Tensor]:
         """By torch, sequence by sequence, in double precision."""
@@ -106,6 +107,12 @@ class Case:
 
     def _random(self, tokens: int, heads: int) -> torch.Tensor:
         return torch.randn(tokens, heads, self.form.head_size, generator=self._numbers).to(self.form.dtype)
+
+
+def filled(states: list[torch.Tensor], layout: StepLayout) -> torch.Tensor:
+    """Of the step's tokens, and behind them rows that are no token's: whatever is in those."""
+    rows = len(layout.positions)
+    return torch.cat([*states, torch.full((rows - layout.tokens, *states[0].shape[1:]), torch.nan)]).to(states[0].dtype)
 
 
 def check(case: Case, scale: float | None = None) -> None:

@@ -111,6 +111,16 @@ def test_a_step_s_tokens_and_where_they_go() -> None:
     assert layout.writes.tolist() == rows
 
 
+def test_what_fills_a_step_up_goes_nowhere() -> None:
+    """33 tokens are computed as 36; what is written, and whose next token is chosen, is as without."""
+    layout = LayoutMaker(SHAPE, 2, CPU).make([part_of([4, 1], 5, 1), part_of([3, 0], 2, 32)])
+    assert layout.tokens == 33
+    assert layout.token_ids.tolist() == [105, *range(102, 134), 0, 0, 0]
+    assert layout.positions.tolist() == [5, *range(2, 34), 0, 0, 0]
+    assert len(layout.writes) == 33 * SHAPE.heads
+    assert layout.last.tolist() == [0, 32]
+
+
 def test_what_a_step_without_any_end_gives() -> None:
     layout = LayoutMaker(SHAPE, 2, CPU).make([part_of([0], 0, 4, is_last=False)])
     assert layout.last.tolist() == []
