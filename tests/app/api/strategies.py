@@ -64,9 +64,8 @@ requests: st.SearchStrategy[dict[str, Any]] = st.one_of(
         optional={"normalize": st.booleans(), "truncate": st.booleans(), "top_k": st.integers(-1, 3)},
     ),
     st.fixed_dictionaries(
-        {"prompt": strings},
+        {"prompt": strings, "max_tokens": st.integers(-1, 20)},
         optional={
-            "max_tokens": st.integers(0, 300),
             "temperature": st.floats(0, 2) | st.integers(-1, 2),
             "stop": strings | st.lists(strings, max_size=3),
             "logit_bias": st.dictionaries(st.integers(-1, 120).map(str), st.integers(-101, 101), max_size=3),
@@ -76,8 +75,15 @@ requests: st.SearchStrategy[dict[str, Any]] = st.one_of(
         },
     ),
     st.fixed_dictionaries(
-        {"messages": st.lists(st.fixed_dictionaries({"role": strings, "content": strings}), max_size=2)},
-        optional={"seed": st.integers(-1, 2**64), "n": st.integers(0, 130), "logprobs": st.integers(-1, 21)},
+        {
+            "messages": st.lists(st.fixed_dictionaries({"role": strings, "content": strings}), max_size=2),
+            "max_tokens": st.integers(-1, 20),
+        },
+        optional={
+            "seed": st.integers(-1, 2**64),
+            "n": st.sampled_from([0, 1, 3, 129, 130]),
+            "logprobs": st.integers(-1, 21),
+        },
     ),
 )
 """Questions as a caller may well mean them."""
