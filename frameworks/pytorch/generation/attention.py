@@ -7,15 +7,8 @@ what the rows of a sequence give is added up by the share of each in the softmax
 
 import torch
 
-from frameworks.pytorch.generation.kv_cache import (
-    BLOCK_TOKENS,
-    KeyValueCache,
-    PromptPart,
-    StepLayout,
-    TextRows,
-    causal_mask,
-    unseen,
-)
+from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, KeyValueCache, unseen
+from frameworks.pytorch.generation.step_layout import PromptPart, StepLayout, TextRows, causal_mask
 
 
 class BlockAttention:
@@ -34,25 +27,25 @@ class BlockAttention:
         self,
         layer: int,
         query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        key_value: torch.Tensor,
         window: int | None = None,
         scale: float | None = None,
         softcap: float | None = None,
     ) -> torch.Tensor:
-        """Writes the tokens' keys and values [rows, heads, head size] and gives [rows, query heads, head size], zeros
-        for rows that are no token's.
+        """Writes the tokens' keys and values and gives [rows, query heads, head size], zeros for rows that are no
+        token's.
 
-        `query`: [rows, query heads, head size]. `window`: how many tokens are seen, the own included.
+        `query`: [rows, query heads, head size]. `key_value`: [rows, 2 * heads, head size], the keys first. `window`:
+        how many tokens are seen, the own included.
         """
         layout = self.layout
         assert layout is not None
         filling = len(query) - layout.tokens
         if filling:
-            key, value = key[: layout.tokens], value[: layout.tokens]
+            key_value = key_value[: layout.tokens]
+        self._cache.rows[layer].index_copy_(0, layout.writes, key_value.reshape(-1, self._size))
         keys, values = self._cache.layers[layer]
-        keys.view(-1, self._size).index_copy_(0, layout.writes, key.reshape(-1, self._size))
-        values.view(-1, self._size).index_copy_(0, layout.writes, value.reshape(-1, self._size))
+        key, value = key_value[:, : self._heads], key_value[:, self._heads :]
         scale = self._scale if scale is None else scale
         seen: list[torch.Tensor] = []
         if layout.texts:
@@ -89,23 +82,36 @@ class BlockAttention:
             scores = torch.baddbmm(rows.bias, queries, keys, alpha=scale)
         else:
             scores = torch.tanh(torch.bmm(queries, keys).mul_(scale / softcap)).mul_(softcap).add_(rows.bias)
+        values = values.view(batch, BLOCK_TOKENS, self._size)
+        # What has few bits is slow to search and inexact to add up.
+        scores = scores.float()
+        seen = self._of_one(scores, values) if rows.is_one_text else self._of_many(scores, values, rows)
+        return seen.to(query.dtype)
+
+    def _of_one(self, scores: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """All rows are of one sequence: one softmax over all of them. Float32 [1, query heads, head size]."""
+        heads = self._heads * self._group
+        blocks = len(values) // self._heads
+        in_order = scores.view(blocks, heads, BLOCK_TOKENS).transpose(0, 1).reshape(heads, -1)
+        shares = torch.softmax(in_order, -1).view(heads, blocks, BLOCK_TOKENS).transpose(0, 1)
+        parts = torch.bmm(shares.reshape(-1, self._group, BLOCK_TOKENS).to(values.dtype), values)
+        return parts.view(blocks, heads, self._size).sum(0, keepdim=True, dtype=torch.float32)
+
+    def _of_many(self, scores: torch.Tensor, values: torch.Tensor, rows: TextRows) -> torch.Tensor:
+        """Float32 [sequences, query heads, head size]."""
+        heads = self._heads * self._group
         shares = torch.softmax(scores, -1)
-        parts = torch.bmm(shares, values.view(batch, BLOCK_TOKENS, self._size)).view(
-            -1, self._heads * self._group, self._size
-        )
+        if rows.most > 1:
+            # The logarithm of the sum of the exponentials, from the likeliest of each row: quicker than logsumexp.
+            sums = (scores.amax(-1) - shares.amax(-1).log_()).view(-1, heads)
+            sums = torch.cat((sums, sums.new_full((1, heads), unseen(torch.float32))))
+            weights = torch.softmax(sums.index_select(0, rows.table).view(rows.sequences, rows.most, heads), 1)
+            shares *= weights.view(-1, heads).index_select(0, rows.places).view(-1, self._group, 1)
+        parts = torch.bmm(shares.to(values.dtype), values).view(-1, heads, self._size)
         if rows.most == 1:
             return parts.index_select(0, rows.table)
-        sums = torch.full((len(parts) + 1, self._heads * self._group), unseen(torch.float32), device=scores.device)
-        # The logarithm of the sum of the exponentials, from the likeliest of each row: quicker than logsumexp.
-        likeliest = scores.amax(-1).float() - shares.amax(-1).float().log_()
-        sums[:-1] = likeliest.view(len(parts), -1)
-        weights = torch.softmax(sums.index_select(0, rows.table).view(rows.sequences, rows.most, -1), 1)
-        weights = weights.view(rows.sequences * rows.most, -1).index_select(0, rows.places)
-        whole = torch.zeros(
-            (rows.sequences + 1, self._heads * self._group, self._size), dtype=torch.float32, device=scores.device
-        )
-        whole.index_add_(0, rows.owner, parts * weights[..., None])
-        return whole[:-1].to(query.dtype)
+        whole = torch.zeros((rows.sequences + 1, heads, self._size), dtype=torch.float32, device=scores.device)
+        return whole.index_add_(0, rows.owner, parts.float())[:-1]
 
     def _past(self, states: torch.Tensor, part: PromptPart) -> torch.Tensor:
         """[tokens, heads, head size] of a sequence up to the part's end."""

@@ -4,14 +4,14 @@ from typing import Protocol
 
 import torch
 
-from frameworks.pytorch.generation.kv_cache import StepLayout
+from frameworks.pytorch.generation.step_layout import StepLayout
 
 
 class Decoder(Protocol):
     """A causal language model over the blocks of a key/value memory. One thread uses it."""
 
     def logits(self, layout: StepLayout) -> torch.Tensor:
-        """Computes the step's tokens, writes their keys and values, and gives [layout.last, vocabulary]: the logits of
-        what comes behind them.
+        """Computes the step's tokens, writes their keys and values, and gives [layout.num_last, vocabulary]: the
+        logits of what comes behind the tokens in `layout.last`.
         """
         ...

@@ -20,9 +20,10 @@ from frameworks.generation.types import (
 )
 from frameworks.pytorch.device_errors import as_ours
 from frameworks.pytorch.generation.decoder import Decoder
-from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, KeyValueCache, LayoutMaker
+from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, KeyValueCache
 from frameworks.pytorch.generation.sampling import Sampled, Sampler
 from frameworks.pytorch.generation.sampling_state import SamplingState
+from frameworks.pytorch.generation.step_layout import LayoutMaker
 from frameworks.pytorch.generation.token_masks import TokenMasks
 from frameworks.types import ModelSpec
 

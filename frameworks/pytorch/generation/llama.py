@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from frameworks.pytorch.generation.attention import BlockAttention
-from frameworks.pytorch.generation.kv_cache import StepLayout
 from frameworks.pytorch.generation.linear import Linear, MakeLinear
+from frameworks.pytorch.generation.norm import RootMeanSquareNorm
+from frameworks.pytorch.generation.step_layout import StepLayout
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 # Of these the frequencies do not depend on how long the texts are that are computed together.
@@ -38,15 +39,17 @@ class LlamaDecoder:
         config = model.config
         self._attention = attention
         self._embedding: torch.Tensor = body.embed_tokens.weight
-        self._inverse_frequencies: torch.Tensor = body.rotary_emb.inv_freq
+        frequencies: torch.Tensor = body.rotary_emb.inv_freq.float()
+        # The sine has the sign of the half of a head that it is for, and the cosine does not mind.
+        self._frequencies = torch.cat((-frequencies, frequencies))
         self._rope_scale = float(body.rotary_emb.attention_scaling)
-        self._final_norm: torch.Tensor = body.norm.weight
-        self._epsilon = float(config.rms_norm_eps)
+        epsilon = float(config.rms_norm_eps)
+        self._final_norm = RootMeanSquareNorm(body.norm.weight, epsilon)
         # Where it is the embedding too it is packed beside it: the two are read in different orders.
         self._head = make_linear(model.lm_head.weight, model.lm_head.bias)
         self._layers: list[_Layer] = []
         for index, layer in enumerate(body.layers):
-            self._layers.append(_Layer(layer, index, attention, self._epsilon, make_linear))
+            self._layers.append(_Layer(layer, index, attention, epsilon, make_linear))
             body.layers[index] = torch.nn.Identity()
 
     def logits(self, layout: StepLayout) -> torch.Tensor:
@@ -54,19 +57,21 @@ class LlamaDecoder:
         self._attention.layout = layout
         states = torch.nn.functional.embedding(layout.token_ids, self._embedding)
         cosine, sine = self._rotation(layout.positions, states.dtype)
-        for layer in self._layers:
+        *layers, last_layer = self._layers
+        for layer in layers:
             states = layer(states, cosine, sine)
-        if len(layout.last) != len(states):
-            states = states.index_select(0, layout.last)
-        if not len(states):
+        states = last_layer(states, cosine, sine, layout.wanted)
+        if not layout.num_last:
             return states.new_empty(0, len(self._embedding))
-        return self._head(torch.nn.functional.rms_norm(states, self._final_norm.shape, self._final_norm, self._epsilon))
+        return self._head(self._final_norm(states))[: layout.num_last]
 
     def _rotation(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines, and sines with the sign of the half that they are for: [tokens, 1, head size] each."""
-        angles = positions[:, None, None].float() * self._inverse_frequencies
-        cosine, sine = angles.cos() * self._rope_scale, angles.sin() * self._rope_scale
-        return torch.cat((cosine, cosine), -1).to(dtype), torch.cat((-sine, sine), -1).to(dtype)
+        angles = positions[:, None, None] * self._frequencies
+        cosine, sine = angles.cos(), angles.sin()
+        if self._rope_scale != 1:
+            cosine, sine = cosine * self._rope_scale, sine * self._rope_scale
+        return cosine.to(dtype), sine.to(dtype)
 
 
 class _Layer:
@@ -76,7 +81,6 @@ class _Layer:
         own = layer.self_attn
         self._index = index
         self._attention = attention
-        self._epsilon = epsilon
         self._size = int(own.head_dim)
         self._key_heads = own.k_proj.out_features // self._size
         self._query_heads = own.q_proj.out_features // self._size
@@ -84,41 +88,41 @@ class _Layer:
         if own.config.model_type == "mistral":
             window = own.config.sliding_window
         self._window: int | None = window
-        self._query_norm: torch.Tensor | None = own.q_norm.weight if hasattr(own, "q_norm") else None
-        self._key_norm: torch.Tensor | None = own.k_norm.weight if hasattr(own, "k_norm") else None
+        self._query_norm = RootMeanSquareNorm(own.q_norm.weight, epsilon) if hasattr(own, "q_norm") else None
+        self._key_norm = RootMeanSquareNorm(own.k_norm.weight, epsilon) if hasattr(own, "k_norm") else None
         self._query_key_value = _joined([own.q_proj, own.k_proj, own.v_proj], make_linear)
         self._output = make_linear(own.o_proj.weight, own.o_proj.bias)
         self._gate = make_linear(layer.mlp.gate_proj.weight, layer.mlp.gate_proj.bias)
         self._up = make_linear(layer.mlp.up_proj.weight, layer.mlp.up_proj.bias)
         self._down = make_linear(layer.mlp.down_proj.weight, layer.mlp.down_proj.bias)
-        self._input_norm: torch.Tensor = layer.input_layernorm.weight
-        self._middle_norm: torch.Tensor = layer.post_attention_layernorm.weight
+        self._input_norm = RootMeanSquareNorm(layer.input_layernorm.weight, epsilon)
+        self._middle_norm = RootMeanSquareNorm(layer.post_attention_layernorm.weight, epsilon)
 
-    def __call__(self, states: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
-        """[tokens, hidden size] → the same."""
-        joined = self._query_key_value(self._normed(states, self._input_norm))
+    def __call__(
+        self, states: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, wanted: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """[rows, hidden size] → the same, or only those of the rows that are `wanted`, int64."""
+        joined = self._query_key_value(self._input_norm(states))
         heads = joined.view(len(states), self._query_heads + 2 * self._key_heads, self._size)
-        rotated = self._rotated(heads[:, : self._query_heads + self._key_heads], cosine, sine)
-        seen = self._attention(
-            self._index,
-            rotated[:, : self._query_heads],
-            rotated[:, self._query_heads :],
-            heads[:, self._query_heads + self._key_heads :],
-            self._window,
-        )
-        states = self._output.plus(seen.view(len(states), -1), states)
-        middle = self._normed(states, self._middle_norm)
+        self._rotate(heads[:, : self._query_heads + self._key_heads], cosine, sine)
+        seen = self._attention(self._index, heads[:, : self._query_heads], heads[:, self._query_heads :], self._window)
+        seen = seen.view(len(states), -1)
+        if wanted is not None:
+            # All have left their keys and values; of what nobody reads nothing more is computed.
+            seen, states = seen.index_select(0, wanted), states.index_select(0, wanted)
+            if not len(wanted):
+                return states
+        states = self._output.plus(seen, states)
+        middle = self._middle_norm(states)
         return self._down.plus(self._up.times(middle, self._gate.silu(middle)), states)
 
-    def _rotated(self, heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
-        """Queries and keys turned by their positions (Su et al. 2021), halves of a head together as Llama has it."""
+    def _rotate(self, heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> None:
+        """Turns queries and keys by their positions (Su et al. 2021), halves of a head together as Llama has it."""
+        turned = heads
         if self._query_norm is not None and self._key_norm is not None:
             query, key = heads[:, : self._query_heads], heads[:, self._query_heads :]
-            heads = torch.cat((self._normed(query, self._query_norm), self._normed(key, self._key_norm)), 1)
-        return torch.addcmul(heads * cosine, heads.roll(self._size // 2, -1), sine)
-
-    def _normed(self, states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.rms_norm(states, weight.shape, weight, self._epsilon)
+            turned = torch.cat((self._query_norm(query), self._key_norm(key)), 1)
+        torch.addcmul(turned * cosine, turned.roll(self._size // 2, -1), sine, out=heads)
 
 
 def _joined(projections: list[Any], make_linear: MakeLinear) -> Linear:

@@ -20,10 +20,11 @@ from frameworks.pytorch.generation.attention import BlockAttention
 from frameworks.pytorch.generation.decoder import Decoder
 from frameworks.pytorch.generation.engine import EngineParts, GeneratingModel
 from frameworks.pytorch.generation.int8_linear import make_int8_linear
-from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, CacheShape, KeyValueCache, LayoutMaker
+from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, CacheShape, KeyValueCache
 from frameworks.pytorch.generation.linear import can_pack, make_linear
 from frameworks.pytorch.generation.llama import LlamaDecoder, is_llama
 from frameworks.pytorch.generation.sampling import Sampler
+from frameworks.pytorch.generation.step_layout import LayoutMaker
 from frameworks.pytorch.generation.token_masks import TokenMasks
 from frameworks.pytorch.generation.tokenizer import HuggingFaceTokenizer
 from frameworks.pytorch.generation.transformers_decoder import TransformersDecoder
@@ -128,7 +129,7 @@ def load_generator(
     shape = replace(shape, max_context_tokens=min(shape.max_context_tokens, cache.blocks * BLOCK_TOKENS))
     trial = Trial(model, folder, shape.vocabulary_size, shape.max_context_tokens)
     sizes = _weight_bytes(model)
-    layouts = LayoutMaker(cache.shape, shape.query_heads // cache.shape.heads, place)
+    layouts = LayoutMaker(cache, shape.query_heads // cache.shape.heads, place)
     decoder = _decoder(folder, model, shape, cache, is_int8)
     report: QuantizationReport | None = None
     if is_int8:

@@ -12,8 +12,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.pytorch_utils import Conv1D
 
 from frameworks.pytorch.generation.attention import BlockAttention
-from frameworks.pytorch.generation.kv_cache import StepLayout
 from frameworks.pytorch.generation.linear import Linear, MakeLinear
+from frameworks.pytorch.generation.step_layout import StepLayout
 
 _ATTENTION = "roundhouse_blocks"
 _OURS = "_roundhouse_attention"
@@ -44,13 +44,13 @@ class TransformersDecoder:
         """As Decoder.logits, in the model's dtype."""
         self._attention.layout = layout
         # One at least: what multiplies no rows at all is not asked for in any model's tests.
-        last = layout.last if len(layout.last) else layout.positions.new_zeros(1)
+        last = layout.last if layout.num_last else layout.positions.new_zeros(1)
         options: dict[str, Any] = {"logits_to_keep": last} if self._keeps_some else {}
         output = self._model(
             input_ids=layout.token_ids[None], position_ids=layout.positions[None], use_cache=False, **options
         )
         logits: torch.Tensor = output.logits[0]
-        return logits[: len(layout.last)] if self._keeps_some else logits.index_select(0, layout.last)
+        return (logits if self._keeps_some else logits.index_select(0, layout.last))[: layout.num_last]
 
 
 class _LinearModule(torch.nn.Module):
@@ -95,9 +95,8 @@ def _attend(
         raise ValueError(f"{type(module).__name__} wants {', '.join(strange) or 'a mask'} of its attention")
     attention: BlockAttention = getattr(module, _OURS)
     index: Any = module.layer_idx
-    seen = attention(
-        index, query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1), window, scaling, softcap
-    )
+    key_value = torch.cat((key[0], value[0])).transpose(0, 1)
+    seen = attention(index, query[0].transpose(0, 1), key_value, window, scaling, softcap)
     return seen[None], None
 
 

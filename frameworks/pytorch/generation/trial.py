@@ -15,7 +15,8 @@ from frameworks.generation.scheduler import Sequence, StepPart
 from frameworks.generation.types import Sampling, SequenceRequest
 from frameworks.pytorch.device_errors import as_ours
 from frameworks.pytorch.generation.decoder import Decoder
-from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, LayoutMaker
+from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS
+from frameworks.pytorch.generation.step_layout import LayoutMaker
 from frameworks.quantization.comparison import row_cosines
 from frameworks.types import QuantizationReport
 

@@ -12,7 +12,8 @@ from frameworks.generation.scheduler import Sequence, StepPart
 from frameworks.generation.types import Sampling, SequenceRequest
 from frameworks.pytorch.generation import attention
 from frameworks.pytorch.generation.attention import BlockAttention
-from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, CacheShape, KeyValueCache, LayoutMaker, StepLayout
+from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, CacheShape, KeyValueCache
+from frameworks.pytorch.generation.step_layout import LayoutMaker, StepLayout
 
 CPU = torch.device("cpu")
 BLOCKS = 64
@@ -58,13 +59,18 @@ class Case:
 
     def ours(self, layer: int = 1, scale: float | None = None) -> list[torch.Tensor]:
         blocks = BlockAttention(self.cache, self.form.heads * self.form.group, self.form.head_size**-0.5)
-        layout = blocks.layout = LayoutMaker(self.cache.shape, self.form.group, CPU).make(self.parts)
+        layout = blocks.layout = LayoutMaker(self.cache, self.form.group, CPU).make(self.parts)
         own = [slice(part.start, part.start + part.count) for part in self.parts]
         seen = blocks(
             layer,
             filled(self.queries, layout),
-            filled([keys[at] for keys, at in zip(self.keys, own, strict=True)], layout),
-            filled([values[at] for values, at in zip(self.values, own, strict=True)], layout),
+            filled(
+                [
+                    torch.cat((keys[at], values[at]), 1)
+                    for keys, values, at in zip(self.keys, self.values, own, strict=True)
+                ],
+                layout,
+            ),
             self.form.window,
             scale,
             self.form.softcap,
@@ -158,6 +164,16 @@ class TestForms:
         monkeypatch.setattr(attention, "unseen", lambda dtype: pytest.fail("sums were made"))
         for order in (IN_ROW, IN_ROW[::-1], IN_ROW[::2], SCATTERED):
             check(Case([Part(5, 1), Part(31, 1), Part(0, 1)], Form(), order))
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+    @pytest.mark.parametrize("window", [None, 1, 33, 40, 100])
+    @pytest.mark.parametrize("order", [IN_ROW, IN_ROW[::-1], SCATTERED], ids=["in a row", "backwards", "scattered"])
+    @pytest.mark.parametrize("start", [0, 31, 32, 100, 127])
+    def test_a_text_alone_needs_no_sums(
+        self, start: int, order: list[int], window: int | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(attention, "unseen", lambda dtype: pytest.fail("sums were made"))
+        check(Case([Part(start, 1)], Form(window=window, dtype=dtype), order))
 
     def test_a_prompt_alone(self) -> None:
         check(Case([Part(0, 70)], Form(), IN_ROW))

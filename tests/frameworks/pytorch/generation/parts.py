@@ -1,0 +1,11 @@
+"""Parts of sequences in a step, whose blocks the test chooses."""
+
+from frameworks.generation.scheduler import Sequence, StepPart
+from frameworks.generation.types import Sampling, SequenceRequest
+
+
+def part_of(blocks: list[int], start: int, count: int, *, is_last: bool = True) -> StepPart:
+    token_ids = tuple(range(100, 100 + start + count + (not is_last)))
+    sequence = Sequence(SequenceRequest(0, token_ids, 1, Sampling()), 0.0)
+    sequence.blocks = blocks
+    return StepPart(sequence, start, count)

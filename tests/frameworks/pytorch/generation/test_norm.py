@@ -1,0 +1,32 @@
+"""The norm of Llama is torch's own."""
+
+import pytest
+import torch
+
+from frameworks.pytorch.generation.norm import RootMeanSquareNorm
+
+# By double precision. What is rounded to the dtype at the end has half a unit of its last place.
+TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("shape", [(1, 24), (7, 24), (3, 5, 24), (0, 24)])
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 200.0])
+def test_it_is_torch_s_own(dtype: torch.dtype, shape: tuple[int, ...], scale: float) -> None:
+    numbers = torch.Generator().manual_seed(0)
+    states = (torch.randn(shape, generator=numbers) * scale).to(dtype)
+    weight = torch.rand(24, generator=numbers).to(dtype) + 0.5
+    expected = torch.nn.functional.rms_norm(states.double(), (24,), weight.double(), 1e-5)
+    ours = RootMeanSquareNorm(weight, 1e-5)(states)
+    assert ours.dtype == dtype
+    assert torch.allclose(ours.double(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+def test_nothing_becomes_nothing() -> None:
+    assert not RootMeanSquareNorm(torch.ones(8), 1e-6)(torch.zeros(2, 8)).any()
+
+
+def test_the_states_are_not_changed() -> None:
+    states = torch.ones(2, 8)
+    RootMeanSquareNorm(torch.full((8,), 2.0), 1e-6)(states)
+    assert torch.equal(states, torch.ones(2, 8))

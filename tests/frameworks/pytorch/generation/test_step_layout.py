@@ -1,0 +1,84 @@
+"""Where a step's tokens belong in the key/value memory, and what of it they read."""
+
+import pytest
+import torch
+
+from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, CacheShape, KeyValueCache
+from frameworks.pytorch.generation.step_layout import LayoutMaker, causal_mask
+from tests.frameworks.pytorch.generation.parts import part_of
+
+CPU = torch.device("cpu")
+SHAPE = CacheShape(layers=2, heads=3, head_size=4, dtype=torch.float32)
+CACHE = KeyValueCache(SHAPE, 6, CPU)
+LAYOUTS = LayoutMaker(CACHE, 2, CPU)
+
+
+def test_a_step_s_tokens_and_where_they_go() -> None:
+    text = part_of([4, 1], BLOCK_TOKENS + 2, 1)
+    prompt = part_of([3, 0], BLOCK_TOKENS - 1, 3)
+    unfinished = part_of([5], 0, 2, is_last=False)
+    layout = LAYOUTS.make([text, prompt, unfinished])
+    assert layout.token_ids.tolist() == [134, 131, 132, 133, 100, 101]
+    assert layout.positions.tolist() == [34, 31, 32, 33, 0, 1]
+    assert layout.texts == 1
+    assert layout.last.tolist() == [0, 3]
+    assert layout.num_last == 2
+    assert layout.wanted is layout.last
+    assert layout.last.dtype == torch.int64
+    assert [(each.first, each.count, each.start, each.blocks.tolist()) for each in layout.prompts] == [
+        (1, 3, 31, [3, 0]),
+        (4, 2, 0, [5]),
+    ]
+    places = [(1, 2), (3, 31), (0, 0), (0, 1), (5, 0), (5, 1)]
+    keys = [[(block * SHAPE.heads + head) * BLOCK_TOKENS + at for head in range(SHAPE.heads)] for block, at in places]
+    behind_keys = CACHE.blocks * SHAPE.heads * BLOCK_TOKENS
+    assert layout.writes.tolist() == [row for own in keys for row in (*own, *(row + behind_keys for row in own))]
+    written = CACHE.rows[1].index_fill(0, layout.writes, 1).view_as(torch.stack(CACHE.layers[1]))
+    assert {(int(block), int(at)) for _, block, _, at, _ in written.nonzero()} == set(places)
+
+
+def test_what_fills_a_step_up_goes_nowhere() -> None:
+    """33 tokens are computed as 36; what is written, and whose next token is chosen, is as without."""
+    layout = LAYOUTS.make([part_of([4, 1], 5, 1), part_of([3, 0], 2, 32)])
+    assert layout.tokens == 33
+    assert layout.token_ids.tolist() == [105, *range(102, 134), 0, 0, 0]
+    assert layout.positions.tolist() == [5, *range(2, 34), 0, 0, 0]
+    assert len(layout.writes) == 33 * 2 * SHAPE.heads
+    assert layout.last.tolist() == [0, 32]
+
+
+def test_what_a_step_without_any_end_gives() -> None:
+    layout = LAYOUTS.make([part_of([0], 0, 4, is_last=False)])
+    assert layout.last.tolist() == []
+    assert layout.last.dtype == torch.int64
+
+
+@pytest.mark.parametrize(("blocks", "is_one_piece"), [([0, 1], True), ([2, 5], True), ([0, 60], False)])
+def test_blocks_that_lie_together_are_read_in_one_piece(blocks: list[int], is_one_piece: bool) -> None:
+    rows = LAYOUTS.make([part_of(blocks, BLOCK_TOKENS, 1)]).text_rows(None)
+    assert isinstance(rows.blocks, slice) == is_one_piece
+
+
+def test_only_the_blocks_within_a_window_are_read() -> None:
+    layout = LAYOUTS.make([part_of([7, 8, 9], 2 * BLOCK_TOKENS, 1)])
+    assert [layout.text_rows(window).blocks for window in (1, 2, BLOCK_TOKENS + 1, BLOCK_TOKENS + 2, None)] == [
+        slice(9, 10), slice(8, 10), slice(8, 10), slice(7, 10), slice(7, 10),
+    ]  # fmt: skip
+    assert layout.text_rows(2) is layout.text_rows(2)
+
+
+@pytest.mark.parametrize("window", [None, 1, 2, 3, 9])
+def test_the_mask_of_a_part(window: int | None) -> None:
+    mask = causal_mask(3, 7, window, torch.float32, CPU)
+    for row in range(3):
+        own = 4 + row
+        seen = [own - other < (window or 99) and other <= own for other in range(7)]
+        assert [value == 0 for value in mask[row].tolist()] == seen
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_what_is_not_seen_has_no_share_in_any_dtype(dtype: torch.dtype) -> None:
+    mask = causal_mask(2, 2, None, dtype, CPU)
+    assert mask.dtype == dtype
+    assert mask.isfinite().all()
+    assert torch.softmax(mask, -1)[0].tolist() == [1, 0]
