@@ -61,6 +61,7 @@ class Generating:
         permit: Permit,
         priority: int,
         left_s: float | None,
+        in_pieces: bool,
     ) -> GeneratedAnswer:
         """As InferenceService.generate."""
         permit.queue(version.model.requests)
@@ -83,7 +84,7 @@ class Generating:
         if deadline_s is not None and loop.time() >= deadline_s:
             raise late
         assert model.spec.generation is not None
-        sequences = _sequences(request, prepared, model.spec.generation, priority)
+        sequences = _sequences(request, prepared, model.spec.generation, priority, in_pieces)
         answer = GeneratedAnswer(
             dispatcher.open(sequences, permit.begin),
             sequences[0].sequence_id,
@@ -134,7 +135,7 @@ def _prepare(model: StepModel, request: GenerateRequest) -> _Prepared:
 
 
 def _sequences(
-    request: GenerateRequest, prepared: _Prepared, spec: GenerationSpec, priority: int
+    request: GenerateRequest, prepared: _Prepared, spec: GenerationSpec, priority: int, in_pieces: bool
 ) -> list[SequenceRequest]:
     """One for each choice, with ids in order of their index. Raises InvalidInput where one does not fit the context.
 
@@ -149,7 +150,16 @@ def _sequences(
         max_tokens = _max_tokens(request, place, prompt_ids, spec.max_context_tokens)
         seed = secrets.randbelow(_SEEDS) if request.sampling.seed is None else request.sampling.seed
         first = SequenceRequest(
-            0, prompt_ids, max_tokens, request.sampling, stop_token_ids, stopping.min_tokens, None, priority, arrived_s
+            0,
+            prompt_ids,
+            max_tokens,
+            request.sampling,
+            stop_token_ids,
+            stopping.min_tokens,
+            priority=priority,
+            arrived_s=arrived_s,
+            # A stop string is to be found before much is computed behind it.
+            is_read_whole=not (in_pieces or stopping.strings),
         )
         sequences += [
             replace(

@@ -134,7 +134,7 @@ class Journey:
         assert version is not None
         left_s = self._left_s(decoded.timeout_ms, record)
         return await self._service.generate(
-            version, decoded.request, record.timings, door.permit, decoded.priority, left_s
+            version, decoded.request, record.timings, door.permit, decoded.priority, left_s, decoded.stream
         )
 
     async def encode(self, door: Door, write: Callable[[], Encoded], is_long: bool) -> Encoded:

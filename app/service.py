@@ -69,15 +69,17 @@ class InferenceService:
         permit: Permit,
         priority: int = DEFAULT_PRIORITY,
         left_s: float | None = None,
+        in_pieces: bool = True,
     ) -> Generation:
         """Begins to generate text on this version, whose visitor the request is until the answer's end. Generated
         answers are not kept.
 
         Returns when the prompts are read. The caller iterates the answer or waits for its whole, closes it in any
         case, and finds in `timings` what it took when it has ended. `permit`, `left_s`: as for `infer`; at the deadline
-        what runs is ended too. Raises InvalidInput, DeadlineExceeded, Overloaded and the other ModelUnavailable's.
+        what runs is ended too. `in_pieces`: the answer will be iterated, and each piece is waited for. Raises
+        InvalidInput, DeadlineExceeded, Overloaded and the other ModelUnavailable's.
         """
-        return await self._generating.begin(version, request, timings, permit, priority, left_s)
+        return await self._generating.begin(version, request, timings, permit, priority, left_s, in_pieces)
 
     def close(self) -> None:
         """Ends the tokenizing threads; texts that wait for them are dropped."""

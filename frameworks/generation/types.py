@@ -128,6 +128,7 @@ class SequenceRequest:
     `sequence_id`: another one for each. `max_tokens`: at least 1, and within the context. `stop_token_ids`: those of
     the end of text among them, unless they are to be ignored; none of them is chosen before `min_tokens`.
     `sampling.seed` is set. `arrived_s`: time.perf_counter; one that waits gains a level of `priority` as it ages.
+    `is_read_whole`: nobody waits for its single tokens, which may come to its reader a few together.
     """
 
     sequence_id: int
@@ -139,6 +140,7 @@ class SequenceRequest:
     matcher: TokenMatcher | None = None
     priority: int = DEFAULT_PRIORITY
     arrived_s: float = 0.0
+    is_read_whole: bool = False
 
 
 class GeneratedToken(NamedTuple):

@@ -5,12 +5,12 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
 from frameworks.errors import OutOfMemory, RoundhouseError
-from frameworks.generation.types import SequenceRequest
+from frameworks.generation.types import SequenceRequest, StepResult
 from frameworks.runtime import StepModel
 from frameworks.scheduling.batch_lane import without_frames
 
@@ -19,15 +19,28 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+# What nobody waits for is told at the latest after so long: by then a step's figures are old.
+_LONGEST_SILENCE_S = 0.05
+
 Message = SequenceRequest | int | None
 """A sequence that joins, the id of one that is let go, or that nothing more will come."""
+
+
+class StepDone(NamedTuple):
+    """A step and when it was computed (time.perf_counter). `num_heard`: the messages acted upon before it."""
+
+    result: StepResult
+    started_s: float
+    ended_s: float
+    num_heard: int
 
 
 class StepThread:
     """Acts upon messages between the model's steps, and steps while the model has sequences; else it sleeps.
 
     Before the first sequence, and after the last was let go, there is one step without any: it says how the model
-    stands then.
+    stands then. The lane is told of each step at once where somebody reads a text in pieces, or something began or
+    ended in it; else of several together, for it takes turns with this thread, and would hold up every step.
     """
 
     def __init__(self, name: str, model: StepModel, lane: "StepLane") -> None:
@@ -40,6 +53,9 @@ class StepThread:
         self._num_heard = 0
         # Sequences that the model was given and that have not ended.
         self._held: set[int] = set()
+        # Those of them whose reader waits for each token.
+        self._read_in_pieces: set[int] = set()
+        self._untold: list[StepDone] = []
         self._owes_figures = False
         self._is_ending = False
         threading.Thread(target=self._work, name=f"lane-{name}", daemon=True).start()
@@ -57,6 +73,7 @@ class StepThread:
             # CancelledError, SystemExit and the like out of a model end the thread; the loop then fails the readers.
             log.exception("device thread ended", model=self._name)
         finally:
+            self._tell_steps()
             try:
                 self._model.close()
             except BaseException:
@@ -72,10 +89,12 @@ class StepThread:
                 self._is_ending = True
             elif isinstance(message, int):
                 self._owes_figures = True
-                self._held.discard(message)
+                self._drop({message})
                 self._let_go(message)
             else:
                 self._held.add(message.sequence_id)
+                if not message.is_read_whole:
+                    self._read_in_pieces.add(message.sequence_id)
                 self._add(message)
         return bool(self._held) or (self._owes_figures and not self._is_ending)
 
@@ -96,16 +115,24 @@ class StepThread:
         started_s = time.perf_counter()
         try:
             result = self._model.step()
-            compute_s = time.perf_counter() - started_s
+            ended_s = time.perf_counter()
             ended = {token.sequence_id for token in result.tokens if token.finish_reason is not None}
             ended.update(sequence_id for sequence_id, _ in result.failed)
         except Exception as error:  # noqa: BLE001 - handed to the readers
             self._fail(list(self._held), error)
             return
-        self._held -= ended
-        self._tell(self._lane.stepped, result, started_s, compute_s, self._num_heard)
+        self._drop(ended)
+        self._untold.append(StepDone(result, started_s, ended_s, self._num_heard))
+        is_waited_for = self._read_in_pieces or ended or result.begun or not self._held
+        if is_waited_for or ended_s - self._untold[0].ended_s > _LONGEST_SILENCE_S:
+            self._tell_steps()
         if self._held and not self._model.has_work:
             self._fail(list(self._held), RuntimeError("the model has lost its sequences"))
+
+    def _drop(self, sequence_ids: set[int]) -> None:
+        """These are the model's no more."""
+        self._held -= sequence_ids
+        self._read_in_pieces -= sequence_ids
 
     def _fail(self, sequence_ids: list[int], error: Exception) -> None:
         """Sequences that end with an error, one of their own or a step's."""
@@ -115,10 +142,16 @@ class StepThread:
             log.error("sequences failed", model=self._name, sequences=len(sequence_ids), exc_info=error)
         for sequence_id in sequence_ids:
             self._let_go(sequence_id)
-        self._held.difference_update(sequence_ids)
+        self._drop(set(sequence_ids))
         self._owes_figures = bool(sequence_ids)
+        self._tell_steps()
         # While a step is to follow the lane runs: its last message counts as unheard.
         self._tell(self._lane.failed, sequence_ids, _for_readers(error), self._num_heard - self._owes_figures)
+
+    def _tell_steps(self) -> None:
+        if self._untold:
+            untold, self._untold = self._untold, []
+            self._tell(self._lane.stepped, untold)
 
     def _tell(self, callback: Callable[..., None], *arguments: object) -> None:
         try:

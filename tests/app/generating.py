@@ -30,20 +30,22 @@ class House:
 
     @asynccontextmanager
     async def begin(
-        self, request: GenerateRequest, left_s: float | None = None, priority: int = 5
+        self, request: GenerateRequest, left_s: float | None = None, priority: int = 5, in_pieces: bool = True
     ) -> AsyncIterator[Generation]:
         """What an endpoint does: the model, a permit, an answer that is closed in the end."""
         with permit() as held:
             version = await opened(self.manager, held)
             self.last_timings = Timings()
-            generation = await self.service.generate(version, request, self.last_timings, held, priority, left_s)
+            generation = await self.service.generate(
+                version, request, self.last_timings, held, priority, left_s, in_pieces
+            )
             try:
                 yield generation
             finally:
                 generation.close()
 
     async def whole(self, request: GenerateRequest, left_s: float | None = None) -> GenerateAnswer:
-        async with self.begin(request, left_s) as generation:
+        async with self.begin(request, left_s, in_pieces=False) as generation:
             return await generation.whole()
 
     async def pieces(self, request: GenerateRequest, left_s: float | None = None) -> list[Piece]:

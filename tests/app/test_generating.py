@@ -26,6 +26,17 @@ CONVERSATION = Conversation((Message("user", "hi"), Message("assistant", "ho")))
 
 
 @in_loop
+async def test_only_what_nobody_reads_in_pieces_may_come_late() -> None:
+    """A stop string is looked for in each piece, also where the caller waits for the whole."""
+    async with generating() as house:
+        await house.whole(asks("abc"))
+        await house.pieces(asks("abc"))
+        await house.whole(asks("abc", stop=("xx",)))
+        await house.pieces(asks("abc", stop=("xx",)))
+        assert [given.is_read_whole for given in house.made[0].given[-4:]] == [True, False, False, False]
+
+
+@in_loop
 async def test_a_whole_answer() -> None:
     async with generating() as house:
         answer = await house.whole(asks("abc", max_tokens=7))

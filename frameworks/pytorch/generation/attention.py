@@ -10,6 +10,10 @@ import torch
 from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, KeyValueCache, unseen
 from frameworks.pytorch.generation.step_layout import PromptPart, StepLayout, TextRows, causal_mask
 
+# Tokens of a prompt in bfloat16 that is computed by plain products, and what they are rounded up to.
+_SHORTEST_PRODUCT, _LONGEST_PRODUCT = 33, 256
+_PRODUCT_STEP = 16
+
 
 class BlockAttention:
     """Of one model; the step's layout is set before its layers ask."""
@@ -53,11 +57,15 @@ class BlockAttention:
             seen.append(self._texts(query[: layout.texts], keys, values, rows, scale, softcap))
         for part in layout.prompts:
             own = slice(part.first, part.first + part.count)
+            mask = part.mask(window, query.dtype)
+            if mask is None and softcap is None and _is_short_in_bfloat16(part, query):
+                seen.append(self._short_prompt(query[own], key_value[own], part, scale))
+                continue
             if part.start == 0:
                 past_key, past_value = key[own], value[own]
             else:
                 past_key, past_value = self._past(keys, part), self._past(values, part)
-            seen.append(self._prompt(query[own], past_key, past_value, part.mask(window, query.dtype), scale, softcap))
+            seen.append(self._prompt(query[own], past_key, past_value, mask, scale, softcap))
         if filling:
             seen.append(query.new_zeros(filling, *query.shape[1:]))
         return seen[0] if len(seen) == 1 else torch.cat(seen)
@@ -118,6 +126,23 @@ class BlockAttention:
         blocks = states.index_select(0, part.blocks).transpose(1, 2)
         return blocks.reshape(-1, self._heads, self._size)[: part.start + part.count]
 
+    def _short_prompt(
+        self, query: torch.Tensor, key_value: torch.Tensor, part: PromptPart, scale: float
+    ) -> torch.Tensor:
+        """Of a whole prompt: plain products, of a few sizes only, each of which is machine code of its own."""
+        rows = -(-part.count // _PRODUCT_STEP) * _PRODUCT_STEP
+        queries = query.new_zeros(self._heads, self._group, rows, self._size)
+        queries[:, :, : part.count] = query.view(-1, self._heads, self._group, self._size).permute(1, 2, 0, 3)
+        keys_values = query.new_zeros(2 * self._heads, rows, self._size)
+        keys_values[:, : part.count] = key_value.transpose(0, 1)
+        mask = part.square_mask(rows, self._group, query.dtype).expand(self._heads, -1, -1)
+        scores = torch.baddbmm(
+            mask, queries.view(self._heads, -1, self._size), keys_values[: self._heads].transpose(1, 2), alpha=scale
+        )
+        seen = torch.bmm(torch.softmax(scores, -1), keys_values[self._heads :])
+        seen = seen.reshape(self._heads, self._group, rows, self._size)[:, :, : part.count]
+        return seen.permute(2, 0, 1, 3).reshape(part.count, -1, self._size)
+
     def _prompt(
         self,
         query: torch.Tensor,
@@ -142,3 +167,9 @@ class BlockAttention:
             scores = torch.tanh(torch.matmul(queries, keys.transpose(-1, -2)) * (scale / softcap)) * softcap + mask
             seen = torch.matmul(torch.softmax(scores.float(), -1).to(query.dtype), values)
         return seen.permute(2, 0, 1, 3).reshape(count, self._heads * self._group, self._size)
+
+
+def _is_short_in_bfloat16(part: PromptPart, query: torch.Tensor) -> bool:
+    """Whether oneDNN's products of bfloat16 are faster: torch's own attention on a CPU does not ask for them."""
+    is_on_cpu = query.dtype == torch.bfloat16 and query.device.type == "cpu"
+    return is_on_cpu and _SHORTEST_PRODUCT <= part.count <= _LONGEST_PRODUCT

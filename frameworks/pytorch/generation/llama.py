@@ -106,7 +106,7 @@ class _Layer:
         heads = joined.view(len(states), self._query_heads + 2 * self._key_heads, self._size)
         self._rotate(heads[:, : self._query_heads + self._key_heads], cosine, sine)
         seen = self._attention(self._index, heads[:, : self._query_heads], heads[:, self._query_heads :], self._window)
-        seen = seen.view(len(states), -1)
+        seen = seen.reshape(len(states), -1)
         if wanted is not None:
             # All have left their keys and values; of what nobody reads nothing more is computed.
             seen, states = seen.index_select(0, wanted), states.index_select(0, wanted)

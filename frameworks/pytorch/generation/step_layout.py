@@ -55,6 +55,7 @@ class PromptPart:
         self.start = start
         self.blocks = blocks
         self._masks: dict[int | None, torch.Tensor] = {}
+        self._square_mask: torch.Tensor | None = None
 
     def mask(self, window: int | None, dtype: torch.dtype) -> torch.Tensor | None:
         """[count, start + count], added to the products; None where each token simply sees those before it."""
@@ -65,6 +66,13 @@ class PromptPart:
         if mask is None:
             mask = self._masks[window] = causal_mask(self.count, length, window, dtype, self.blocks.device)
         return mask
+
+    def square_mask(self, rows: int, times: int, dtype: torch.dtype) -> torch.Tensor:
+        """[times * rows, rows], added to the products: each of so many rows sees those before it. Always the same."""
+        if self._square_mask is None:
+            mask = causal_mask(rows, rows, None, dtype, self.blocks.device)
+            self._square_mask = mask.repeat(times, 1)
+        return self._square_mask
 
 
 @dataclass(slots=True)

@@ -23,19 +23,32 @@ class House:
         self._last_id = 0
 
     def open(
-        self, prompt: str = "abc", max_tokens: int = 5, priority: int = 5, feed: TokenFeed | None = None
+        self,
+        prompt: str = "abc",
+        max_tokens: int = 5,
+        priority: int = 5,
+        feed: TokenFeed | None = None,
+        is_read_whole: bool = False,
     ) -> TokenFeed:
         self._last_id += 1
         sequence_id = self._last_id
         feed = feed or TokenFeed(lambda: self.begun.append(sequence_id))
-        self.lane.open(asked(sequence_id, prompt, max_tokens, priority), feed)
+        self.lane.open(asked(sequence_id, prompt, max_tokens, priority, is_read_whole), feed)
         return feed
 
 
-def asked(sequence_id: int, prompt: str, max_tokens: int, priority: int = 5) -> SequenceRequest:
+def asked(
+    sequence_id: int, prompt: str, max_tokens: int, priority: int = 5, is_read_whole: bool = False
+) -> SequenceRequest:
     """Ends at an END byte, else at max_tokens."""
     return SequenceRequest(
-        sequence_id, tuple(prompt.encode()), max_tokens, Sampling(), frozenset({END}), priority=priority
+        sequence_id,
+        tuple(prompt.encode()),
+        max_tokens,
+        Sampling(),
+        frozenset({END}),
+        priority=priority,
+        is_read_whole=is_read_whole,
     )
 
 

@@ -118,10 +118,16 @@ class AnyOrder(RuleBasedStateMachine):
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return self.runner.run(work)
 
-    @rule(sequences=st.lists(st.tuples(st.sampled_from(PROMPTS), LENGTHS), min_size=1, max_size=3))
-    def ask(self, sequences: list[tuple[str, int]]) -> None:
+    @rule(
+        sequences=st.lists(st.tuples(st.sampled_from(PROMPTS), LENGTHS), min_size=1, max_size=3),
+        is_read_whole=st.booleans(),
+    )
+    def ask(self, sequences: list[tuple[str, int]], is_read_whole: bool) -> None:
         async def opening() -> None:
-            requests = [asked(next(self.ids), prompt, max_tokens) for prompt, max_tokens in sequences]
+            requests = [
+                asked(next(self.ids), prompt, max_tokens, is_read_whole=is_read_whole)
+                for prompt, max_tokens in sequences
+            ]
             begun: list[None] = []
             try:
                 feed = self.dispatcher.open(requests, lambda: begun.append(None))
@@ -191,7 +197,7 @@ class AnyOrder(RuleBasedStateMachine):
 
         self.closing: list[asyncio.Task[None]] = []
         self.run(ending())
-        self.ask([("a", 3)])
+        self.ask([("a", 3)], is_read_whole=True)
         self.settle()
         self.run(asyncio.wait_for(self.dispatcher.close(), 3))
         assert all(model.is_closed for model in self.models)

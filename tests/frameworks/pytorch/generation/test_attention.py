@@ -178,6 +178,17 @@ class TestForms:
     def test_a_prompt_alone(self) -> None:
         check(Case([Part(0, 70)], Form(), IN_ROW))
 
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    @pytest.mark.parametrize("length", [2, 32, 33, 47, 48, 49, 255, 256, 257])
+    @pytest.mark.parametrize("scale", [None, 1.0])
+    def test_whole_prompts(self, length: int, dtype: torch.dtype, scale: float | None) -> None:
+        """Those of medium length are computed otherwise in bfloat16, and beside others."""
+        check(Case([Part(0, length), Part(40, 1), Part(0, 40)], Form(2, 3, 24, dtype), IN_ROW), scale)
+
+    def test_a_whole_prompt_in_a_window_that_holds_it_and_in_one_that_does_not(self) -> None:
+        for window in (99, 100, 101):
+            check(Case([Part(0, 100)], Form(dtype=torch.bfloat16, window=window), IN_ROW))
+
 
 class TestMemory:
     def test_the_step_s_own_keys_and_values_are_written_in_its_layer_alone(self) -> None:
