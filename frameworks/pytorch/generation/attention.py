@@ -8,7 +8,7 @@ what the rows of a sequence give is added up by the share of each in the softmax
 import torch
 
 from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, KeyValueCache, unseen
-from frameworks.pytorch.generation.step_layout import PromptPart, StepLayout, TextRows, causal_mask
+from frameworks.pytorch.generation.step_layout import BlockViews, PromptPart, StepLayout, TextRows, causal_mask
 
 # Tokens of a prompt in bfloat16 that is computed by plain products, and what they are rounded up to.
 _SHORTEST_PRODUCT, _LONGEST_PRODUCT = 33, 256
@@ -44,17 +44,19 @@ class BlockAttention:
         """
         layout = self.layout
         assert layout is not None
-        filling = len(query) - layout.tokens
+        num_rows = query.shape[0]
+        filling = num_rows - layout.tokens
         if filling:
             key_value = key_value[: layout.tokens]
         self._cache.rows[layer].index_copy_(0, layout.writes, key_value.reshape(-1, self._size))
-        keys, values = self._cache.layers[layer]
-        key, value = key_value[:, : self._heads], key_value[:, self._heads :]
         scale = self._scale if scale is None else scale
+        if layout.texts == num_rows:
+            return self._texts(query, layer, layout.text_rows(window), scale, softcap)
         seen: list[torch.Tensor] = []
         if layout.texts:
-            rows = layout.text_rows(window)
-            seen.append(self._texts(query[: layout.texts], keys, values, rows, scale, softcap))
+            seen.append(self._texts(query[: layout.texts], layer, layout.text_rows(window), scale, softcap))
+        keys, values = self._cache.layers[layer]
+        key, value = key_value[:, : self._heads], key_value[:, self._heads :]
         for part in layout.prompts:
             own = slice(part.first, part.first + part.count)
             mask = part.mask(window, query.dtype)
@@ -73,33 +75,33 @@ class BlockAttention:
     def _texts(
         self,
         query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
+        layer: int,
         rows: TextRows,
         scale: float,
         softcap: float | None,
     ) -> torch.Tensor:
-        if isinstance(rows.blocks, slice):
-            keys, values = keys[rows.blocks], values[rows.blocks]
-        else:
-            keys, values = keys.index_select(0, rows.blocks), values.index_select(0, rows.blocks)
-        batch = len(keys) * self._heads
-        queries = query.index_select(0, rows.asks).view(batch, self._group, self._size)
-        keys = keys.view(batch, BLOCK_TOKENS, self._size).transpose(1, 2)
+        keys, values = self._of_blocks(layer, rows)
+        queries = query.index_select(0, rows.asks).view(-1, self._group, self._size)
         if softcap is None:
             scores = torch.baddbmm(rows.bias, queries, keys, alpha=scale)
         else:
             scores = torch.tanh(torch.bmm(queries, keys).mul_(scale / softcap)).mul_(softcap).add_(rows.bias)
-        values = values.view(batch, BLOCK_TOKENS, self._size)
         # What has few bits is slow to search and inexact to add up.
         scores = scores.float()
-        seen = self._of_one(scores, values) if rows.is_one_text else self._of_many(scores, values, rows)
+        seen = self._of_one(scores, values, rows) if rows.is_one_text else self._of_many(scores, values, rows)
         return seen.to(query.dtype)
 
-    def _of_one(self, scores: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    def _of_blocks(self, layer: int, rows: TextRows) -> tuple[torch.Tensor, torch.Tensor]:
+        """[rows * heads, head size, block tokens] and [rows * heads, block tokens, head size]."""
+        if isinstance(rows.blocks, BlockViews):
+            return rows.blocks.keys[layer], rows.blocks.values[layer]
+        keys, values = (each.index_select(0, rows.blocks).flatten(0, 1) for each in self._cache.layers[layer])
+        return keys.transpose(1, 2), values
+
+    def _of_one(self, scores: torch.Tensor, values: torch.Tensor, rows: TextRows) -> torch.Tensor:
         """All rows are of one sequence: one softmax over all of them. Float32 [1, query heads, head size]."""
         heads = self._heads * self._group
-        blocks = len(values) // self._heads
+        blocks = rows.most
         in_order = scores.view(blocks, heads, BLOCK_TOKENS).transpose(0, 1).reshape(heads, -1)
         shares = torch.softmax(in_order, -1).view(heads, blocks, BLOCK_TOKENS).transpose(0, 1)
         parts = torch.bmm(shares.reshape(-1, self._group, BLOCK_TOKENS).to(values.dtype), values)

@@ -50,6 +50,11 @@ class KeyValueCache:
     def size_bytes(self) -> int:
         return self._tensor.nbytes
 
+    def blocks_of_all_layers(self, low: int, high: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of a piece of it: [layers, blocks * heads, BLOCK_TOKENS, head_size] each."""
+        piece = self._tensor[:, :, low:high].flatten(2, 3)
+        return piece[:, 0], piece[:, 1]
+
     def copy(self, copies: list[Copy]) -> None:
         """Makes them in their order, as many at a time as do not wait for one another."""
         start = 0

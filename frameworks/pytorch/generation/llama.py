@@ -84,6 +84,7 @@ class _Layer:
         self._size = int(own.head_dim)
         self._key_heads = own.k_proj.out_features // self._size
         self._query_heads = own.q_proj.out_features // self._size
+        self._query_and_key_value_heads = [self._query_heads, 2 * self._key_heads]
         window = getattr(own, "sliding_window", None)
         if own.config.model_type == "mistral":
             window = own.config.sliding_window
@@ -102,11 +103,11 @@ class _Layer:
         self, states: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, wanted: torch.Tensor | None = None
     ) -> torch.Tensor:
         """[rows, hidden size] → the same, or only those of the rows that are `wanted`, int64."""
-        joined = self._query_key_value(self._input_norm(states))
-        heads = joined.view(len(states), self._query_heads + 2 * self._key_heads, self._size)
+        rows = states.shape[0]
+        heads = self._query_key_value(self._input_norm(states)).view(rows, -1, self._size)
         self._rotate(heads[:, : self._query_heads + self._key_heads], cosine, sine)
-        seen = self._attention(self._index, heads[:, : self._query_heads], heads[:, self._query_heads :], self._window)
-        seen = seen.reshape(len(states), -1)
+        query, key_value = torch.split_with_sizes(heads, self._query_and_key_value_heads, 1)
+        seen = self._attention(self._index, query, key_value, self._window).reshape(rows, -1)
         if wanted is not None:
             # All have left their keys and values; of what nobody reads nothing more is computed.
             seen, states = seen.index_select(0, wanted), states.index_select(0, wanted)

@@ -18,30 +18,39 @@ _MOST_IDLE_ROWS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
+class BlockViews:
+    """Blocks that lie together, `low` to `high`, of each layer: a view of the cache, made once for all of them.
+
+    `keys`: [blocks * heads, head size, block tokens]. `values`: [blocks * heads, block tokens, head size].
+    """
+
+    low: int
+    high: int
+    keys: tuple[torch.Tensor, ...]
+    values: tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TextRows:
     """The blocks that the sequences of one token read, one row for each.
 
-    `blocks`: a piece of the cache, or the blocks' numbers where they lie too far apart. `owner`: int64 [rows], the
-    sequence of each row, and the number of sequences for a row of none; `asks`: the same, but any sequence for a row of
-    none. `bias`: [rows * heads, queries per head, block
-    tokens], 0 where a token is seen. `table`: int64 [sequences * most], the rows of each sequence, and the number of
-    rows where it has fewer than `most`. `places`: int64 [rows], where in the table each row stands; for a row of none
-    the first place.
+    `blocks`: a piece of the cache, or int64 the blocks' numbers where they lie too far apart. `owner`: int64 [rows],
+    the sequence of each row, and the number of sequences for a row of none; `asks`: the same, but any sequence for a
+    row of none. `bias`: [rows * heads, queries per head, block tokens], 0 where a token is seen. `table`: int64
+    [sequences * most], the rows of each sequence, and the number of rows where it has fewer than `most`. `places`:
+    int64 [rows], where in the table each row stands; for a row of none the first place. `is_one_text`: there is one
+    sequence, and every row is of it.
     """
 
     sequences: int
-    blocks: slice | torch.Tensor
+    blocks: BlockViews | torch.Tensor
     owner: torch.Tensor
     asks: torch.Tensor
     bias: torch.Tensor
     most: int
     table: torch.Tensor
     places: torch.Tensor
-
-    @property
-    def is_one_text(self) -> bool:
-        """Whether every row is of the one sequence that there is."""
-        return self.sequences == 1 and self.most == len(self.owner)
+    is_one_text: bool
 
 
 class PromptPart:
@@ -112,6 +121,7 @@ class LayoutMaker:
     """Says for each step where its tokens belong."""
 
     def __init__(self, cache: KeyValueCache, queries_per_head: int, device: torch.device) -> None:
+        self._cache = cache
         self._shape = shape = cache.shape
         self._queries_per_head = queries_per_head
         self._device = device
@@ -172,13 +182,14 @@ class LayoutMaker:
         order = torch.arange(count, device=self._device)
         return TextRows(
             sequences=1,
-            blocks=slice(low, low + count),
+            blocks=self._views(low, low + count),
             owner=nobody_else,
             asks=nobody_else,
             bias=self._bias(hidden),
             most=count,
             table=order,
             places=order,
+            is_one_text=True,
         )
 
     def _rows_of_many(self, parts: list[StepPart], window: int | None) -> TextRows:
@@ -213,14 +224,19 @@ class LayoutMaker:
         places[rows] = np.asarray(owners) * most + column
         return TextRows(
             sequences=len(parts),
-            blocks=slice(low, high) if is_together else self._on_device(np.asarray(blocks)),
+            blocks=self._views(low, high) if is_together else self._on_device(np.asarray(blocks)),
             owner=self._on_device(owner_of),
             asks=self._on_device(np.minimum(owner_of, len(parts) - 1)),
             bias=self._bias(np.where(is_seen, np.float32(0), np.float32(unseen(self._shape.dtype)))),
             most=most,
             table=self._on_device(table.reshape(-1)),
             places=self._on_device(places),
+            is_one_text=len(parts) == 1 and count == most,
         )
+
+    def _views(self, low: int, high: int) -> BlockViews:
+        keys, values = self._cache.blocks_of_all_layers(low, high)
+        return BlockViews(low, high, keys.transpose(-1, -2).unbind(0), values.unbind(0))
 
     def _bias(self, hidden: "np.ndarray[Any, np.dtype[np.float32]]") -> torch.Tensor:
         """[rows, block tokens] → the same for each query of each head, as TextRows has it."""
