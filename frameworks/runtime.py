@@ -40,6 +40,10 @@ class BatchModel(Protocol):
         """
         ...
 
+    def rest(self) -> None:
+        """Nothing has come for a moment: lets go of what would be in the way of other models. It may be used again."""
+        ...
+
     def close(self) -> None:
         """Lets go of weights and device memory. Nothing is called after it."""
         ...
@@ -84,6 +88,10 @@ class StepModel(Protocol):
 
     def warm_up(self) -> None:
         """As BatchModel.warm_up."""
+        ...
+
+    def rest(self) -> None:
+        """As BatchModel.rest."""
         ...
 
     def close(self) -> None:

@@ -204,6 +204,9 @@ class OnnxModel:
             return
         self._try_batching({name: value.shape for name, value in values.items() if isinstance(value, np.ndarray)})
 
+    def rest(self) -> None:
+        """As BatchModel.rest: ONNX Runtime's threads are in nobody's way while they sleep."""
+
     def close(self) -> None:
         self._session = None
 

@@ -125,6 +125,9 @@ class OnnxTextModel:
             sequence=raw.sequence,
         )
 
+    def rest(self) -> None:
+        """As BatchModel.rest: ONNX Runtime's threads are in nobody's way while they sleep."""
+
     def close(self) -> None:
         self._model.close()
 

@@ -7,6 +7,7 @@ import torch
 
 from frameworks.errors import InvalidInput, InvalidModel, ModelFailed
 from frameworks.pytorch.device_errors import as_ours
+from frameworks.pytorch.openmp import let_threads_go
 from frameworks.pytorch.pinned import pinned_arrays
 from frameworks.text import PaddedTokens, TextTokenizer, pad
 from frameworks.types import TEXT_OUTPUT, Array, Batch, ModelSpec, TokenBatch, Value
@@ -75,6 +76,11 @@ class EncoderModel:
             self.infer(TokenBatch(self.tokenizer.tokenize(["", "warm up"], truncate=True)))
         except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
             raise InvalidModel(f"the model does not run on text: {error}") from error
+
+    def rest(self) -> None:
+        """As BatchModel.rest."""
+        if self._device.type == "cpu":
+            let_threads_go()
 
     def close(self) -> None:
         self._model = None

@@ -12,6 +12,7 @@ import structlog
 
 from frameworks.errors import Draining, ModelFailed, OutOfMemory
 from frameworks.runtime import BatchModel
+from frameworks.scheduling.resting import next_of
 from frameworks.types import Batch, Value
 
 log = structlog.get_logger(__name__)
@@ -91,7 +92,7 @@ class BatchLane:
 
     def _work(self) -> None:
         try:
-            while (job := self._jobs.get()) is not None:
+            while (job := next_of(self._jobs, self._model.rest)) is not None:
                 if not job.future.done():
                     self._run_one(job)
                 del job

@@ -13,6 +13,7 @@ from frameworks.errors import OutOfMemory, RoundhouseError
 from frameworks.generation.types import SequenceRequest, StepResult
 from frameworks.runtime import StepModel
 from frameworks.scheduling.batch_lane import without_frames
+from frameworks.scheduling.resting import next_of
 
 if TYPE_CHECKING:
     from frameworks.scheduling.step_lane import StepLane
@@ -83,7 +84,7 @@ class StepThread:
     def _act_upon_messages(self) -> bool:
         """Those that have come; where there is nothing to do it waits for one. False: it is time to end."""
         while not self._messages.empty() or not (self._held or self._owes_figures or self._is_ending):
-            message = self._messages.get()
+            message = next_of(self._messages, self._model.rest)
             self._num_heard += 1
             if message is None:
                 self._is_ending = True

@@ -27,6 +27,8 @@ class DoublingModel:
         self.executed: list[list[object]] = []
         self.threads: set[str] = set()
         self.warm_ups = 0
+        self.rests: list[str] = []
+        """In which thread each time."""
         self.is_closed = False
 
     def infer(self, batch: Batch) -> dict[str, Value]:
@@ -44,6 +46,9 @@ class DoublingModel:
 
     def warm_up(self) -> None:
         self.warm_ups += 1
+
+    def rest(self) -> None:
+        self.rests.append(threading.current_thread().name)
 
     def close(self) -> None:
         assert not self.is_closed, "closed once"

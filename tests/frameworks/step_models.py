@@ -147,6 +147,8 @@ class EchoModel:
         self.given: list[SequenceRequest] = []
         self.aborted: list[int] = []
         self.warm_ups = 0
+        self.rests: list[str] = []
+        """In which thread each time."""
         self.is_closed = False
         self._seen: set[tuple[int, ...]] = set()
         self._figures = StepFigures()
@@ -213,6 +215,9 @@ class EchoModel:
     def warm_up(self) -> None:
         self.warm_ups += 1
         self._figures = StepFigures(prompt_tokens=100, prefix_hit_tokens=10, preemptions=1)
+
+    def rest(self) -> None:
+        self.rests.append(threading.current_thread().name)
 
     def close(self) -> None:
         assert not self.is_closed, "closed once"

@@ -25,6 +25,7 @@ from frameworks.pytorch.generation.sampling import Sampled, Sampler
 from frameworks.pytorch.generation.sampling_state import SamplingState
 from frameworks.pytorch.generation.step_layout import LayoutMaker
 from frameworks.pytorch.generation.token_masks import TokenMasks
+from frameworks.pytorch.openmp import let_threads_go
 from frameworks.types import ModelSpec
 
 # Two prompts, computed beside each other in parts, and what follows them.
@@ -132,6 +133,11 @@ class GeneratingModel:
                 self.abort(sequence_id)
             self._open.scheduler.forget()
         self._masks.prepare()
+
+    def rest(self) -> None:
+        """As StepModel.rest."""
+        if self._device.type == "cpu":
+            let_threads_go()
 
     def close(self) -> None:
         """As StepModel.close."""

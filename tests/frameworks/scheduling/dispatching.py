@@ -83,6 +83,8 @@ class RowModel:
 
     def warm_up(self) -> None: ...
 
+    def rest(self) -> None: ...
+
     def close(self) -> None:
         self.is_closed = True
 
