@@ -23,6 +23,7 @@ from tests.bench.isolation_generation import measure_isolation_generation
 from tests.bench.lending import measure_lending
 from tests.bench.loads import measure_loads
 from tests.bench.models import write_image_model, write_vector_model
+from tests.bench.neighbours import measure_neighbours
 from tests.bench.open_inference import measure_open_inference
 from tests.bench.overload import measure_overload
 from tests.bench.quantization import measure_quantization
@@ -76,6 +77,7 @@ def _parts(folder: Path) -> dict[str, list[Callable[[], list[Row]]]]:
         "isolation": [lambda: measure_isolation(vector, _MODELS / "minilm-onnx")],
         "isolation-generation": [lambda: measure_isolation_generation(folder, vector, _MODELS / "minilm-onnx")],
         "generation": [lambda: measure_generation(folder), lambda: measure_generation_on_gpu(folder)],
+        "neighbours": [lambda: measure_neighbours(folder, _MODELS / "minilm")],
         "streams": [lambda: measure_streams(folder)],
         "soak": [lambda: measure_soak(folder)],
         "overload": [lambda: measure_overload(folder)],

@@ -42,7 +42,7 @@ class _Load:
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
+class Way:
     """A server with the model, paused unless it is measured. `fields`: what its requests have beside the prompt."""
 
     server: RunningServer
@@ -101,17 +101,17 @@ def _rows(folder: Path, shape: LlamaShape, load: _Load, target: str) -> list[Row
     ]
 
 
-def _started(stack: ExitStack, folder: Path, model: Path) -> dict[str, _Way]:
+def _started(stack: ExitStack, folder: Path, model: Path) -> dict[str, Way]:
     """All that run here. Raises RuntimeError where one generates something else than the first of them."""
     asks = {"model": _MODEL, "ignore_eos": True}
     ways = {
-        _OURS: _Way(enter(stack, serving(folder, model)), asks),
-        _BF16: _Way(enter(stack, serving(folder, model, "bf16")), asks),
+        _OURS: Way(enter(stack, serving(folder, model)), asks),
+        _BF16: Way(enter(stack, serving(folder, model, "bf16")), asks),
     }
     for name, batching in ((_BATCHING, True), (_PLAIN, False)):
         peer = enter_peer(stack, name, transformers_serve(model, continuous_batching=batching))
         if peer is not None:
-            ways[name] = _Way(peer, {})
+            ways[name] = Way(peer, {})
     texts = {name: _text(way) for name, way in ways.items()}
     for name, text in texts.items():
         if name != _BF16 and text != texts[_OURS]:
@@ -119,7 +119,7 @@ def _started(stack: ExitStack, folder: Path, model: Path) -> dict[str, _Way]:
     return ways
 
 
-def _text(way: _Way) -> list[str]:
+def _text(way: Way) -> list[str]:
     """The first words, of which none is nearly as likely as another. The first request also makes a peer ready."""
     fields = way.fields | {"prompt": mixed_prompts(1, 0)[0], "max_tokens": _NEW_TOKENS, "temperature": 0}
     way.server.connection.close()  # the server may have closed it while it was paused; another is opened
@@ -131,7 +131,7 @@ def _text(way: _Way) -> list[str]:
     return words[:4]
 
 
-def _measures(ways: dict[str, _Way], steps: DecodeSteps, load: _Load) -> dict[str, Callable[[], float]]:
+def _measures(ways: dict[str, Way], steps: DecodeSteps, load: _Load) -> dict[str, Callable[[], float]]:
     """In a round all have the same prompts."""
     measures: dict[str, Callable[[], float]] = {}
 

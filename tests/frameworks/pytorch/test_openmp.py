@@ -52,13 +52,15 @@ def test_those_of_another_thread_stay() -> None:
 
     thread = threading.Thread(target=other)
     thread.start()
-    assert done.wait(10)
-    before = num_threads()
-    let_threads_go()
-    assert in_thread(let_threads_go, compute, let_threads_go) == [None, 400 * 400 * 401.0, None]
-    assert num_threads() >= before
-    checked.set()
-    thread.join()
+    try:
+        assert done.wait(10)
+        let_threads_go()
+        before = num_threads()
+        assert in_thread(let_threads_go, compute, let_threads_go) == [None, 400 * 400 * 401.0, None]
+        assert num_threads() == before
+    finally:
+        checked.set()
+        thread.join()
 
 
 def test_who_has_none_may_let_them_go_too() -> None:
