@@ -10,8 +10,8 @@ import torch
 from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, KeyValueCache, unseen
 from frameworks.pytorch.generation.step_layout import BlockViews, PromptPart, StepLayout, TextRows, causal_mask
 
-# Tokens of a prompt in bfloat16 that is computed by plain products, and what they are rounded up to.
-_SHORTEST_PRODUCT, _LONGEST_PRODUCT = 33, 256
+# Prompts in bfloat16 that are computed by plain products have so many tokens, and are rounded up to a multiple.
+_FEWEST_TOKENS, _MOST_TOKENS = 33, 256
 _PRODUCT_STEP = 16
 
 
@@ -59,14 +59,14 @@ class BlockAttention:
         key, value = key_value[:, : self._heads], key_value[:, self._heads :]
         for part in layout.prompts:
             own = slice(part.first, part.first + part.count)
-            mask = part.mask(window, query.dtype)
-            if mask is None and softcap is None and _is_short_in_bfloat16(part, query):
-                seen.append(self._short_prompt(query[own], key_value[own], part, scale))
+            if softcap is None and _are_products_faster(part, query):
+                seen.append(self._by_products(query[own], keys, values, part, window, scale))
                 continue
             if part.start == 0:
                 past_key, past_value = key[own], value[own]
             else:
                 past_key, past_value = self._past(keys, part), self._past(values, part)
+            mask = part.mask(window, query.dtype)
             seen.append(self._prompt(query[own], past_key, past_value, mask, scale, softcap))
         if filling:
             seen.append(query.new_zeros(filling, *query.shape[1:]))
@@ -128,20 +128,28 @@ class BlockAttention:
         blocks = states.index_select(0, part.blocks).transpose(1, 2)
         return blocks.reshape(-1, self._heads, self._size)[: part.start + part.count]
 
-    def _short_prompt(
-        self, query: torch.Tensor, key_value: torch.Tensor, part: PromptPart, scale: float
+    def _by_products(
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        part: PromptPart,
+        window: int | None,
+        scale: float,
     ) -> torch.Tensor:
-        """Of a whole prompt: plain products, of a few sizes only, each of which is machine code of its own."""
+        """As _prompt, by plain products of few sizes, for each is machine code of its own: whole blocks of the cache,
+        and tokens rounded up.
+        """
         rows = -(-part.count // _PRODUCT_STEP) * _PRODUCT_STEP
         queries = query.new_zeros(self._heads, self._group, rows, self._size)
         queries[:, :, : part.count] = query.view(-1, self._heads, self._group, self._size).permute(1, 2, 0, 3)
-        keys_values = query.new_zeros(2 * self._heads, rows, self._size)
-        keys_values[:, : part.count] = key_value.transpose(0, 1)
-        mask = part.square_mask(rows, self._group, query.dtype).expand(self._heads, -1, -1)
-        scores = torch.baddbmm(
-            mask, queries.view(self._heads, -1, self._size), keys_values[: self._heads].transpose(1, 2), alpha=scale
+        past_keys, past_values = (
+            states.index_select(0, part.blocks).transpose(0, 1).reshape(self._heads, -1, self._size)
+            for states in (keys, values)
         )
-        seen = torch.bmm(torch.softmax(scores, -1), keys_values[self._heads :])
+        mask = part.padded_mask(window, rows, self._group, query.dtype).expand(self._heads, -1, -1)
+        scores = torch.baddbmm(mask, queries.view(self._heads, -1, self._size), past_keys.transpose(1, 2), alpha=scale)
+        seen = torch.bmm(torch.softmax(scores, -1), past_values)
         seen = seen.reshape(self._heads, self._group, rows, self._size)[:, :, : part.count]
         return seen.permute(2, 0, 1, 3).reshape(part.count, -1, self._size)
 
@@ -165,13 +173,14 @@ class BlockAttention:
                 queries, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale
             )
         else:
-            mask = causal_mask(count, length, None, query.dtype, query.device) if mask is None else mask
+            mask = causal_mask(0, count, length, None, query.dtype, query.device) if mask is None else mask
             scores = torch.tanh(torch.matmul(queries, keys.transpose(-1, -2)) * (scale / softcap)) * softcap + mask
             seen = torch.matmul(torch.softmax(scores.float(), -1).to(query.dtype), values)
         return seen.permute(2, 0, 1, 3).reshape(count, self._heads * self._group, self._size)
 
 
-def _is_short_in_bfloat16(part: PromptPart, query: torch.Tensor) -> bool:
+def _are_products_faster(part: PromptPart, query: torch.Tensor) -> bool:
     """Whether oneDNN's products of bfloat16 are faster: torch's own attention on a CPU does not ask for them."""
-    is_on_cpu = query.dtype == torch.bfloat16 and query.device.type == "cpu"
-    return is_on_cpu and _SHORTEST_PRODUCT <= part.count <= _LONGEST_PRODUCT
+    if query.dtype != torch.bfloat16 or query.device.type != "cpu":
+        return False
+    return (part.count >= _FEWEST_TOKENS or part.start > 0) and part.start + part.count <= _MOST_TOKENS

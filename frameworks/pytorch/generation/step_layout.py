@@ -64,7 +64,7 @@ class PromptPart:
         self.start = start
         self.blocks = blocks
         self._masks: dict[int | None, torch.Tensor] = {}
-        self._square_mask: torch.Tensor | None = None
+        self._padded_masks: dict[int | None, torch.Tensor] = {}
 
     def mask(self, window: int | None, dtype: torch.dtype) -> torch.Tensor | None:
         """[count, start + count], added to the products; None where each token simply sees those before it."""
@@ -73,15 +73,19 @@ class PromptPart:
             return None
         mask = self._masks.get(window)
         if mask is None:
-            mask = self._masks[window] = causal_mask(self.count, length, window, dtype, self.blocks.device)
+            mask = self._masks[window] = causal_mask(self.start, self.count, length, window, dtype, self.blocks.device)
         return mask
 
-    def square_mask(self, rows: int, times: int, dtype: torch.dtype) -> torch.Tensor:
-        """[times * rows, rows], added to the products: each of so many rows sees those before it. Always the same."""
-        if self._square_mask is None:
-            mask = causal_mask(rows, rows, None, dtype, self.blocks.device)
-            self._square_mask = mask.repeat(times, 1)
-        return self._square_mask
+    def padded_mask(self, window: int | None, rows: int, times: int, dtype: torch.dtype) -> torch.Tensor:
+        """[times * rows, all tokens of its blocks], added to the products of `rows` tokens, the part's own and some
+        behind them that are nobody's. `rows`, `times`, `dtype`: of one part always the same.
+        """
+        mask = self._padded_masks.get(window)
+        if mask is None:
+            length = len(self.blocks) * BLOCK_TOKENS
+            mask = causal_mask(self.start, rows, length, window, dtype, self.blocks.device).repeat(times, 1)
+            self._padded_masks[window] = mask
+        return mask
 
 
 @dataclass(slots=True)
@@ -268,9 +272,11 @@ def _seen_of(part: StepPart, window: int | None) -> _Seen:
     return _Seen(first, first // BLOCK_TOKENS, -(-length // BLOCK_TOKENS))
 
 
-def causal_mask(count: int, length: int, window: int | None, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """[count, length]: the last `count` tokens of a sequence see what is before them, as far as the window goes."""
-    own = torch.arange(length - count, length, device=device)[:, None]
+def causal_mask(
+    start: int, count: int, length: int, window: int | None, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """[count, length]: the tokens of a sequence from `start` on see what is before them, as far as the window goes."""
+    own = torch.arange(start, start + count, device=device)[:, None]
     other = torch.arange(length, device=device)
     is_seen = other <= own
     if window is not None:

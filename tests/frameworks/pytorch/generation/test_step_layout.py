@@ -70,7 +70,7 @@ def test_only_the_blocks_within_a_window_are_read() -> None:
 
 @pytest.mark.parametrize("window", [None, 1, 2, 3, 9])
 def test_the_mask_of_a_part(window: int | None) -> None:
-    mask = causal_mask(3, 7, window, torch.float32, CPU)
+    mask = causal_mask(4, 3, 7, window, torch.float32, CPU)
     for row in range(3):
         own = 4 + row
         seen = [own - other < (window or 99) and other <= own for other in range(7)]
@@ -79,7 +79,7 @@ def test_the_mask_of_a_part(window: int | None) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_what_is_not_seen_has_no_share_in_any_dtype(dtype: torch.dtype) -> None:
-    mask = causal_mask(2, 2, None, dtype, CPU)
+    mask = causal_mask(0, 2, 2, None, dtype, CPU)
     assert mask.dtype == dtype
     assert mask.isfinite().all()
     assert torch.softmax(mask, -1)[0].tolist() == [1, 0]
