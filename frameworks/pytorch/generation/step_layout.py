@@ -19,13 +19,11 @@ _MOST_IDLE_ROWS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class BlockViews:
-    """Blocks that lie together, `low` to `high`, of each layer: a view of the cache, made once for all of them.
+    """Blocks that lie together, of each layer: a view of the cache, made once for all of them.
 
     `keys`: [blocks * heads, head size, block tokens]. `values`: [blocks * heads, block tokens, head size].
     """
 
-    low: int
-    high: int
     keys: tuple[torch.Tensor, ...]
     values: tuple[torch.Tensor, ...]
 
@@ -240,7 +238,7 @@ class LayoutMaker:
 
     def _views(self, low: int, high: int) -> BlockViews:
         keys, values = self._cache.blocks_of_all_layers(low, high)
-        return BlockViews(low, high, keys.transpose(-1, -2).unbind(0), values.unbind(0))
+        return BlockViews(keys.transpose(-1, -2).unbind(0), values.unbind(0))
 
     def _bias(self, hidden: "np.ndarray[Any, np.dtype[np.float32]]") -> torch.Tensor:
         """[rows, block tokens] → the same for each query of each head, as TextRows has it."""
