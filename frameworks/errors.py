@@ -25,7 +25,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from frameworks.version import ModelVersion
+    from frameworks.models.version import ModelVersion
 
 
 class RoundhouseError(Exception):

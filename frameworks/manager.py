@@ -17,18 +17,18 @@ from frameworks.errors import (
     RoundhouseError,
     VersionNotFound,
 )
-from frameworks.loader import Loader
-from frameworks.residents import Residents
+from frameworks.models.loader import Loader
+from frameworks.models.residency import ModelResidency
+from frameworks.models.rollout import Rollout
+from frameworks.models.slot import ModelSlot
+from frameworks.models.traffic import Share
+from frameworks.models.version import ModelState, ModelVersion
+from frameworks.models.version_folders import find_versions
+from frameworks.models.watcher import FolderWatcher
 from frameworks.runtime import ModelEntry, Registry
 from frameworks.scheduling.admission import Permit
-from frameworks.scheduling.batcher import BatchLimits
+from frameworks.scheduling.batch.batcher import BatchLimits
 from frameworks.settings import PerformanceSettings, SchedulingSettings
-from frameworks.slot import ModelSlot
-from frameworks.traffic import Share
-from frameworks.turnover import Turnover
-from frameworks.version import ModelState, ModelVersion
-from frameworks.version_folders import find_versions
-from frameworks.watching import FolderWatch
 from memory.budget import Budget
 from memory.pooled_arrays import PooledArrays
 
@@ -61,10 +61,10 @@ class MLFrameworkManager:
         self._max_model_bytes = max_model_bytes
         self._slots: dict[str, ModelSlot] = {}
         self._loader = Loader(registries, devices)
-        self.residents = Residents(self._loader, devices)
-        self.when_unloaded = self.residents.when_unloaded
-        self._turnover = Turnover(self.residents)
-        self._folders = FolderWatch(self.refresh)
+        self.residency = ModelResidency(self._loader, devices)
+        self.when_unloaded = self.residency.when_unloaded
+        self._turnover = Rollout(self.residency)
+        self._folders = FolderWatcher(self.refresh)
         self._is_open = False
 
     @property
@@ -101,8 +101,8 @@ class MLFrameworkManager:
         return slot
 
     async def wait_for(self, version: ModelVersion, permit: Permit) -> None:
-        """Brings in a version for a request; see `Residents.wait_for`."""
-        await self.residents.wait_for(version, permit)
+        """Brings in a version for a request; see `ModelResidency.wait_for`."""
+        await self.residency.wait_for(version, permit)
 
     async def load(self, name: str, version: str | None = None) -> ModelSlot:
         """Loads and warms up a model, or one version of it beside the one that serves, and turns the traffic over.
@@ -114,7 +114,7 @@ class MLFrameworkManager:
         Raises ModelNotFound, VersionNotFound, Draining, InvalidModel or OutOfMemory; after the last two that version is
         `failed` with the reason.
         """
-        return await self.residents.finish(self._load(self.slot(name), version))
+        return await self.residency.finish(self._load(self.slot(name), version))
 
     async def _load(self, slot: ModelSlot, version: str | None) -> ModelSlot:
         async with slot.change:
@@ -139,7 +139,7 @@ class MLFrameworkManager:
         """Turns the traffic back to the version that answered before. Raises as `load`; VersionNotFound where there is
         none.
         """
-        return await self.residents.finish(self._roll_back(self.slot(name)))
+        return await self.residency.finish(self._roll_back(self.slot(name)))
 
     async def _roll_back(self, slot: ModelSlot) -> ModelSlot:
         async with slot.change:
@@ -147,7 +147,7 @@ class MLFrameworkManager:
             if slot.previous is None:
                 raise VersionNotFound(slot.name, "before", slot.versions)
             back = slot.find(slot.previous.version)
-            await self._turnover.turn_to(slot, back)
+            await self._turnover.switch_to(slot, back)
         return slot
 
     async def split(self, name: str, kind: str, share: Share | None) -> ModelSlot:
@@ -156,7 +156,7 @@ class MLFrameworkManager:
 
         Raises as `load`, and InvalidInput for the active version.
         """
-        return await self.residents.finish(self._split(self.slot(name), kind, share))
+        return await self.residency.finish(self._split(self.slot(name), kind, share))
 
     async def _split(self, slot: ModelSlot, kind: str, share: Share | None) -> ModelSlot:
         async with slot.change:
@@ -166,7 +166,7 @@ class MLFrameworkManager:
                 version = slot.find(share.version)
                 if version is slot.active:
                     raise InvalidInput(kind, f'version "{share.version}" answers already; name another one')
-                await self.residents.bring(version, beside=slot.active)
+                await self.residency.load(version, beside=slot.active)
             if kind == "canary":
                 slot.canary = share
             else:
@@ -200,7 +200,7 @@ class MLFrameworkManager:
                 for share in (slot.canary, slot.shadow):
                     if share is not None and share.version == each.version:
                         slot.end(share)
-            await asyncio.gather(*(self.residents.send_out(each) for each in going))
+            await asyncio.gather(*(self.residency.unload(each) for each in going))
             self._turnover.choose_another(slot)
         log.info("model unloaded", model=name, versions=[each.version for each in going])
         return slot
@@ -228,7 +228,7 @@ class MLFrameworkManager:
             if self._slots.get(entry.name) is slot:
                 del self._slots[entry.name]
             for version in slot.versions.values():
-                await self.residents.retire(version)
+                await self.residency.retire(version)
             raise
         return slot
 
@@ -242,7 +242,7 @@ class MLFrameworkManager:
                 continue
             for version in slot.served:
                 try:
-                    await self.residents.bring(slot.versions[version], may_evict=False)
+                    await self.residency.load(slot.versions[version], may_evict=False)
                 except NoRoomNow as error:
                     log.warning("model is not loaded at start-up", model=slot.name, reason=error.message)
                 except RoundhouseError as error:
@@ -252,7 +252,7 @@ class MLFrameworkManager:
 
     async def __aenter__(self) -> Self:
         limits = await asyncio.to_thread(self.devices.memory_limits, self._max_model_bytes)
-        self.residents.room.budget = Budget(limits)
+        self.residency.ledger.budget = Budget(limits)
         self._is_open = True
         for slot in self.slots:
             self._folders.follow(slot)
@@ -264,20 +264,20 @@ class MLFrameworkManager:
         """Lets every model finish what it has, for the drain's time at most, then unloads it."""
         self._is_open = False
         await self._folders.close()
-        self.residents.close()
+        self.residency.close()
         versions = [version for slot in self.slots for version in slot.versions.values()]
         try:
             async with asyncio.timeout(self._drain_timeout_s):
-                await asyncio.gather(*(self.residents.send_out(version) for version in versions))
-                await self.residents.empty()
+                await asyncio.gather(*(self.residency.unload(version) for version in versions))
+                await self.residency.empty()
         except TimeoutError:
             log.warning(
                 "drain timed out", inflight={s.name: s.requests.inflight for s in self.slots if s.requests.inflight}
             )
         message = "the server went down before this was answered"
-        await self.residents.give_up(message)
+        await self.residency.abort(message)
         for version in versions:
-            version.give_up(message)
+            version.abort(message)
         self._loader.close()
 
     async def _look(self, slot: ModelSlot) -> list[str]:

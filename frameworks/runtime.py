@@ -8,7 +8,7 @@ from frameworks.devices import Device, ModelNeeds
 from frameworks.generation.tokenizer import GenerationTokenizer
 from frameworks.generation.types import Constraint, SequenceRequest, StepResult, TokenMatcher
 from frameworks.settings import OnnxModelEntry, TorchModelEntry
-from frameworks.text import TextTokenizer
+from frameworks.text.tokenizer import TextTokenizer
 from frameworks.types import Batch, ModelSpec, Value
 
 ModelEntry = OnnxModelEntry | TorchModelEntry
@@ -40,7 +40,7 @@ class BatchModel(Protocol):
         """
         ...
 
-    def rest(self) -> None:
+    def on_idle(self) -> None:
         """Nothing has come for a moment: lets go of what would be in the way of other models. It may be used again."""
         ...
 
@@ -90,7 +90,7 @@ class StepModel(Protocol):
         """As BatchModel.warm_up."""
         ...
 
-    def rest(self) -> None:
+    def on_idle(self) -> None:
         """As BatchModel.rest."""
         ...
 

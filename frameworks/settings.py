@@ -143,7 +143,7 @@ class OnnxModelEntry(ModelEntry):
         Annotated[tuple[tuple[str, float], ...], PlainValidator(_pad_values), AfterValidator(_beside_sequence_axis)]
         | None
     ) = None
-    """Written as a table of input name and number; an input that is not named is padded with 0."""
+    """EncodedResponse as a table of input name and number; an input that is not named is padded with 0."""
     mask_input: Annotated[str, Field(min_length=1), AfterValidator(_beside_sequence_axis)] | None = None
     """The input that is 1 on what is real and 0 on padding; a caller may leave it out."""
 

@@ -257,7 +257,7 @@ class PairRequest:
 class Timings:
     """Where a request's time went, in seconds. Filled on the way, read by headers, log and metrics.
 
-    `started_s`: when its first byte was there (time.perf_counter). `was_kept`: of a model whose answers are kept,
+    `started_s`: when its first byte was there (time.perf_counter). `cache_hit`: of a model whose answers are kept,
     whether this one was known, or asked for by a neighbour; None of any other.
     """
 
@@ -266,7 +266,7 @@ class Timings:
     compute_s: float = 0.0
     encode_s: float = 0.0
     started_s: float = field(default_factory=time.perf_counter)
-    was_kept: bool | None = None
+    cache_hit: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,8 +55,8 @@ def in_use_bytes() -> int | None:
     if measure is None:
         return None
     measure.restype = _Mallinfo2
-    figures = measure()
-    return int(figures.uordblks) + int(figures.hblkhd)
+    stats = measure()
+    return int(stats.uordblks) + int(stats.hblkhd)
 
 
 class _Mallinfo2(ctypes.Structure):

@@ -4,7 +4,7 @@ from collections.abc import Hashable, Iterator, Mapping
 
 
 class BudgetExceeded(Exception):
-    """There is not so much left. The figures are in bytes."""
+    """There is not so much left. The stats are in bytes."""
 
     def __init__(self, device: str, wanted_bytes: int, free_bytes: int) -> None:
         super().__init__(f"{device}: {wanted_bytes} bytes wanted, {free_bytes} free")

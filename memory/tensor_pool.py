@@ -21,7 +21,7 @@ class TensorTooLarge(Exception):
     """A tensor of more than max_tensor_size; the message has both sizes."""
 
 
-class PoolFigures(NamedTuple):
+class PoolStats(NamedTuple):
     """Of one device. `hits` and `misses`: leases that found an idle buffer, and that did not. `leases`: in force now,
     those included that are beyond the ceiling, whose bytes count nowhere. `freed_bytes`: dropped in `gc_runs` runs.
     """
@@ -80,15 +80,15 @@ class TensorPool:
 
     def check_integrity(self) -> None:
         """For when nothing runs: raises AssertionError, with what is wrong, where a lease is in force."""
-        for device, figures in self.figures().items():
-            leased = f"{figures.leases} leases of {format_size(figures.leased_bytes)} are in force on {device}"
-            assert (figures.leases, figures.leased_bytes) == (0, 0), f"{leased}, and nothing runs"
+        for device, stats in self.stats().items():
+            leased = f"{stats.leases} leases of {format_size(stats.leased_bytes)} are in force on {device}"
+            assert (stats.leases, stats.leased_bytes) == (0, 0), f"{leased}, and nothing runs"
 
-    def figures(self) -> dict[str, PoolFigures]:
+    def stats(self) -> dict[str, PoolStats]:
         """The counters of every device, as they stand now."""
         self._settle()
         with self._lock:
-            return {device: shelf.figures() for device, shelf in self._shelves.items()}
+            return {device: shelf.stats() for device, shelf in self._shelves.items()}
 
     def _take(self, device: str, size_class: int) -> tuple[Buffer | None, bool]:
         """An idle buffer, or None and whether there was room for a new one; it is accounted for already."""
@@ -191,8 +191,8 @@ class _Shelf:
         self.leased_bytes -= size_bytes
         self.idle_bytes += size_bytes
 
-    def figures(self) -> PoolFigures:
-        return PoolFigures(
+    def stats(self) -> PoolStats:
+        return PoolStats(
             self.leased_bytes,
             self.idle_bytes,
             self.leases,

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from app.config.environment import find_setting, model_within, setting_names
-from app.config.faults import Location, dotted, in_plain_words, nearest, shown
+from app.config.faults import Location, describe_fault, dotted, nearest, shown
 from app.config.source import Source
 
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -29,7 +29,7 @@ def validated(model: type[_Model], source: Source, all_settings: type[BaseModel]
             elif error["type"] == "missing":
                 source.fault(location, "is missing: every model needs one", "missing")
             else:
-                source.fault(location, in_plain_words(error), "invalid")
+                source.fault(location, describe_fault(error), "invalid")
         return None
 
 

@@ -110,7 +110,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return by_lower[near[0]] if near else None
 
 
-def in_plain_words(error: Mapping[str, Any]) -> str:
+def describe_fault(error: Mapping[str, Any]) -> str:
     """One of pydantic's errors (neither a missing nor an unknown key) as: what is wanted, what came, the remedy."""
     error_type, came, context, remedy = error["type"], error["input"], error.get("ctx") or {}, ""
     if error_type == "literal_error":

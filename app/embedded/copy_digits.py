@@ -18,7 +18,7 @@ def prepare(into: Path, source: Path = COMMITTED) -> bool:
     Raises: PreparationError if the committed graph is missing.
     """
     if not source.is_file():
-        raise PreparationError(f"{source} is missing; restore it, or run: python -m app.embedded.train_digits")
+        raise PreparationError(f"{source} is missing; restore it, or run: python -m app.embedded.training.train_digits")
     recipe = {"sha256": hashlib.sha256(source.read_bytes()).hexdigest()}
     return prepare_folder(into / NAME, recipe, lambda folder: _copy(source, folder / GRAPH))
 

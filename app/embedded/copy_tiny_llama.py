@@ -28,7 +28,7 @@ def prepare(into: Path, source: Path = COMMITTED) -> bool:
     missing = [name for name in FILES if not (source / name).is_file()]
     if missing:
         raise PreparationError(
-            f"{source} lacks {', '.join(missing)}; restore it, or run: python -m app.embedded.train_tiny_llama"
+            f"{source} lacks {', '.join(missing)}; restore it, or run: python -m app.embedded.training.train_tiny_llama"
         )
     recipe = {name: hashlib.sha256((source / name).read_bytes()).hexdigest() for name in FILES}
     return prepare_folder(into / NAME, recipe, lambda folder: _copy(source, folder))

@@ -1,1 +1,1 @@
-"""The gRPC door: the Open Inference Protocol and Predict, on the same journey as the REST doors."""
+"""The gRPC door: the Open Inference Protocol and Predict, on the same pipeline as the REST doors."""

@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from app.api.open_inference.answers import answered
-from app.api.open_inference.questions import read_request
-from app.api.open_inference.signature import GENERATED_OUTPUT, STREAM_INPUT
-from app.api.open_inference.types import AnsweredTensor, InferQuestion, InferRequest
-from app.api.wire_format import LONG_BYTES
-from app.grpc.asking import Asking, Question
 from app.grpc.call import Call, GrpcError
+from app.grpc.handler import GrpcHandler, Question
 from app.grpc.messages import INFERENCE_SERVICE, Message, ModelInferRequest, ModelStreamInferResponse, parse
 from app.grpc.tensors import read_question, response_of
-from app.journey import FindSpec
-from app.observe import RequestRecord
+from app.inference.pipeline import FindSpec
+from app.observability.metrics import RequestRecord
+from app.protocols.codec import LONG_BYTES
+from app.protocols.open_inference.outputs import answered
+from app.protocols.open_inference.requests import read_request
+from app.protocols.open_inference.signature import GENERATED_OUTPUT, STREAM_INPUT
+from app.protocols.open_inference.types import AnsweredTensor, InferQuestion, InferRequest
 from frameworks.errors import ModelAbsent
 from frameworks.generation.types import Generation
 from frameworks.types import Answer
@@ -38,7 +38,7 @@ Write = Callable[[RequestRecord, InferRequest, Any], bytes]
 class InferCalls:
     """Owned by the event loop."""
 
-    def __init__(self, asking: Asking) -> None:
+    def __init__(self, asking: GrpcHandler) -> None:
         self._asking = asking
 
     async def model_infer(self, request: bytes, call: Call) -> bytes:
@@ -57,7 +57,7 @@ class InferCalls:
                     raise response
                 yield response
         except CancelledError:
-            if not self._asking.journey.lifecycle.is_draining:
+            if not self._asking.pipeline.lifecycle.is_draining:
                 raise
             raise GrpcError("UNAVAILABLE", "the server is going down; ask another") from None
         finally:
@@ -69,7 +69,7 @@ class InferCalls:
 class _Stream:
     """One ModelStreamInfer call."""
 
-    def __init__(self, asking: Asking, call: Call) -> None:
+    def __init__(self, asking: GrpcHandler, call: Call) -> None:
         self._asking = asking
         self._call = call
         self._room = asyncio.Semaphore(_MOST_AT_ONCE)

@@ -6,13 +6,13 @@ from typing import Any
 
 from google.protobuf.json_format import ParseDict
 
-from app.api.open_inference.management import Management
-from app.api.open_inference.metadata import server_metadata
+from app.admin.open_inference.management import Management
+from app.admin.open_inference.metadata import server_metadata
 from app.grpc import messages
-from app.grpc.asking import failure
 from app.grpc.call import Call, Unary
+from app.grpc.handler import failure
 from app.grpc.messages import INFERENCE_SERVICE, Message, parse
-from app.observe import Observer, RequestRecord, request_id
+from app.observability.metrics import Observer, RequestRecord, request_id
 
 Answer = Callable[[Message], Awaitable[Message]]
 

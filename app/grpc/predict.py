@@ -6,15 +6,15 @@ from math import prod
 
 import numpy as np
 
-from app.api.native.questions import reshape_flat, what_it_answers
-from app.api.native.tensors import narrow
-from app.api.shapes import check_shape, read_sizes
-from app.api.wire_format import LONG_BYTES
-from app.grpc.asking import Asking, Question
 from app.grpc.call import Call
+from app.grpc.handler import GrpcHandler, Question
 from app.grpc.messages import PREDICT_SERVICE, Message, PredictRequest, PredictResponse, parse
-from app.journey import FindSpec
-from app.observe import RequestRecord
+from app.inference.pipeline import FindSpec
+from app.observability.metrics import RequestRecord
+from app.protocols.codec import LONG_BYTES
+from app.protocols.json_tensors import narrow
+from app.protocols.native.inputs import reshape_flat, what_it_answers
+from app.protocols.shapes import check_shape, read_sizes
 from frameworks.errors import InvalidInput, ModelAbsent
 from frameworks.types import DEFAULT_PRIORITY, Answer, Array, ModelSpec, TensorBatch, TensorType
 
@@ -23,7 +23,7 @@ _PREDICT = f"/{PREDICT_SERVICE}/Predict"
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """As Decoded of app/journey.py."""
+    """As DecodedRequest of app/inference/pipeline.py."""
 
     request: TensorBatch
     spec: ModelSpec
@@ -35,7 +35,7 @@ class Prediction:
 class PredictCalls:
     """Owned by the event loop."""
 
-    def __init__(self, asking: Asking, default_model: str | None) -> None:
+    def __init__(self, asking: GrpcHandler, default_model: str | None) -> None:
         """`default_model`: for who names none; None: the only one that there is."""
         self._asking = asking
         self._default_model = default_model
@@ -75,7 +75,7 @@ class PredictCalls:
     def _only_model(self) -> str:
         if self._default_model:
             return self._default_model
-        names = [slot.name for slot in self._asking.journey.manager.slots]
+        names = [slot.name for slot in self._asking.pipeline.manager.slots]
         if len(names) == 1:
             return names[0]
         there = f"there are {', '.join(names[:10])}" if names else "there are none"

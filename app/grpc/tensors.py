@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from app.api.native.tensors import narrow
-from app.api.open_inference.datatypes import DTYPES, from_raw, numpy_dtype, to_raw
-from app.api.open_inference.questions import read_wanted, refuse_shared_memory
-from app.api.open_inference.types import AnsweredTensor, GivenTensor, InferQuestion, Parameter
-from app.api.shapes import read_sizes
 from app.grpc.messages import Message, ModelInferResponse
+from app.protocols.json_tensors import narrow
+from app.protocols.open_inference.datatypes import DTYPES, from_raw, numpy_dtype, to_raw
+from app.protocols.open_inference.requests import read_wanted, refuse_shared_memory
+from app.protocols.open_inference.types import AnsweredTensor, GivenTensor, InferQuestion, Parameter
+from app.protocols.shapes import read_sizes
 from frameworks.errors import InvalidInput
 from frameworks.types import NUMPY_DTYPES, Array
 

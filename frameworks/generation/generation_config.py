@@ -11,7 +11,7 @@ from typing import Any
 
 from frameworks.errors import InvalidModel
 from frameworks.generation.types import Sampling
-from frameworks.text_config import read_json
+from frameworks.text.config import read_json
 
 _GENERATION_CONFIG = "generation_config.json"
 _EOS = "eos_token_id"

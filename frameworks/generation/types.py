@@ -158,7 +158,7 @@ class GeneratedToken(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class StepFigures:
+class StepStats:
     """How a generating model stands after a step. The last three only grow, for as long as it is loaded."""
 
     running: int = 0
@@ -182,7 +182,7 @@ class StepResult:
     tokens: list[GeneratedToken]
     begun: list[tuple[int, int]]
     failed: list[tuple[int, Exception]]
-    figures: StepFigures
+    stats: StepStats
 
 
 class TokenText(NamedTuple):

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from frameworks.batches.rows import merge, split_outputs
 from frameworks.errors import InvalidModel, RoundhouseError
 from frameworks.onnx.trials import Run, is_same, random_row, tolerance_of, trial_inputs
-from frameworks.scheduling.parts import merge, share
 from frameworks.settings import OnnxModelEntry
 from frameworks.types import (
     NUMPY_DTYPES,
@@ -98,7 +98,7 @@ def _why_not_padded(
         outputs = run(together.inputs)
     except RoundhouseError as error:
         return f"a trial with a padded row failed: {error.message}"
-    for got, alone in zip(share(outputs, [1, 1], lengths, padded), apart, strict=True):
+    for got, alone in zip(split_outputs(outputs, [1, 1], lengths, padded), apart, strict=True):
         for name, value in got.items():
             if not is_same(value, alone[name], tolerance_of(spec, name)):
                 hint = "" if padded.mask else "; if the graph reads a mask, name it as mask_input"

@@ -8,6 +8,7 @@ import numpy as np
 import onnxruntime as ort
 import structlog
 
+from frameworks.batches.padding import missing_mask
 from frameworks.errors import InvalidInput, InvalidModel, ModelFailed, OutOfMemory
 from frameworks.onnx.batching import why_not_batched
 from frameworks.onnx.binding import OutputBinding
@@ -16,9 +17,8 @@ from frameworks.onnx.padding import read_sequence, tried
 from frameworks.onnx.providers import ProviderChoice
 from frameworks.onnx.trials import trial_inputs
 from frameworks.onnx.value_types import read_type
-from frameworks.scheduling.sequences import missing_mask
 from frameworks.settings import OnnxModelEntry
-from frameworks.text import TextTokenizer
+from frameworks.text.tokenizer import TextTokenizer
 from frameworks.types import (
     NUMPY_DTYPES,
     Array,
@@ -204,8 +204,8 @@ class OnnxModel:
             return
         self._try_batching({name: value.shape for name, value in values.items() if isinstance(value, np.ndarray)})
 
-    def rest(self) -> None:
-        """As BatchModel.rest: ONNX Runtime's threads are in nobody's way while they sleep."""
+    def on_idle(self) -> None:
+        """As BatchModel.on_idle: ONNX Runtime's threads are in nobody's way while they sleep."""
 
     def close(self) -> None:
         self._session = None

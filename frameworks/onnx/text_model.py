@@ -9,8 +9,8 @@ import structlog
 from frameworks.errors import InvalidModel, OutOfMemory
 from frameworks.onnx.session import OnnxModel
 from frameworks.runtime import BatchModel
-from frameworks.text import PaddedTokens, TextTokenizer, pad, pool
-from frameworks.text_config import TextConfig, read_text_config
+from frameworks.text.config import TextConfig, read_text_config
+from frameworks.text.tokenizer import PaddedTokens, TextTokenizer, pad, pool
 from frameworks.types import (
     NUMPY_DTYPES,
     TEXT_OUTPUT,
@@ -125,8 +125,8 @@ class OnnxTextModel:
             sequence=raw.sequence,
         )
 
-    def rest(self) -> None:
-        """As BatchModel.rest: ONNX Runtime's threads are in nobody's way while they sleep."""
+    def on_idle(self) -> None:
+        """As BatchModel.on_idle: ONNX Runtime's threads are in nobody's way while they sleep."""
 
     def close(self) -> None:
         self._model.close()

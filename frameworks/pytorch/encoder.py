@@ -9,7 +9,7 @@ from frameworks.errors import InvalidInput, InvalidModel, ModelFailed
 from frameworks.pytorch.device_errors import as_ours
 from frameworks.pytorch.openmp import let_threads_go
 from frameworks.pytorch.pinned import pinned_arrays
-from frameworks.text import PaddedTokens, TextTokenizer, pad
+from frameworks.text.tokenizer import PaddedTokens, TextTokenizer, pad
 from frameworks.types import TEXT_OUTPUT, Array, Batch, ModelSpec, TokenBatch, Value
 from memory.tensor_pool import TensorPool
 
@@ -77,7 +77,7 @@ class EncoderModel:
         except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
             raise InvalidModel(f"the model does not run on text: {error}") from error
 
-    def rest(self) -> None:
+    def on_idle(self) -> None:
         """As BatchModel.rest."""
         if self._device.type == "cpu":
             let_threads_go()
@@ -118,7 +118,7 @@ class EncoderModel:
         if self._pooling == "cls":
             return hidden[:, 0]
         if self._pooling == "max":
-            # As `frameworks.text.pool`, on a number that f16 cannot hold.
+            # As `frameworks.text.tokenizer.pool`, on a number that f16 cannot hold.
             return hidden.float().masked_fill(mask.unsqueeze(-1) == 0, -1e9).amax(dim=1)
         # The sum is taken in float32 also where the states are f16: 512 of them would lose the last digits.
         weights = mask.unsqueeze(-1).float()

@@ -12,8 +12,8 @@ from frameworks.pytorch.quantize import quantize_encoder
 from frameworks.pytorch.weights import WeightFiles
 from frameworks.quantization.copies import QuantizedCopies
 from frameworks.settings import TorchModelEntry
-from frameworks.text import TextTokenizer
-from frameworks.text_config import TextConfig
+from frameworks.text.config import TextConfig
+from frameworks.text.tokenizer import TextTokenizer
 from frameworks.types import ModelSpec, TensorType, TextSpec, ValueSpec
 from memory.tensor_pool import TensorPool
 

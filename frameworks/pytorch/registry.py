@@ -18,7 +18,7 @@ from frameworks.pytorch.weights import read_weight_files
 from frameworks.quantization.copies import QuantizedCopies
 from frameworks.runtime import ModelEntry
 from frameworks.settings import PerformanceSettings, TorchModelEntry
-from frameworks.text_config import TextConfig, read_text_config, transformer_folder
+from frameworks.text.config import TextConfig, read_text_config, transformer_folder
 from memory.sizes import format_size
 from memory.tensor_pool import TensorPool
 

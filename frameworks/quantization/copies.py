@@ -13,7 +13,7 @@ import structlog
 from filelock import FileLock, Timeout
 
 from frameworks.errors import InvalidModel
-from frameworks.quantization.contents import contents_name, file_digest
+from frameworks.files import contents_name, file_digest
 from frameworks.types import QuantizationReport
 
 log = structlog.get_logger(__name__)

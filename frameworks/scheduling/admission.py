@@ -88,7 +88,7 @@ class RequestLimit:
         return Overloaded(message, retry_after_s=wait_s)
 
 
-class Visited(Protocol):
+class Releasable(Protocol):
     """What stays while a request uses it: a loaded version of a model."""
 
     def leave(self, permit: "Permit") -> None: ...
@@ -107,7 +107,7 @@ class Permit:
         self._model: RequestLimit | None = None
         self._waits = False
         self._began = False
-        self._visited: Visited | None = None
+        self._visited: Releasable | None = None
 
     def check_room(self, model: RequestLimit) -> None:
         """Raises Overloaded where the model would refuse the request; not if it waits there already."""
@@ -134,13 +134,13 @@ class Permit:
         self._began = True
         self._stop_waiting()
 
-    def visit(self, visited: Visited) -> None:
+    def visit(self, visited: Releasable) -> None:
         """What the request uses from now on, until its answer has left."""
         if self._visited is not visited:
-            self.end_visit()
+            self.release_model()
             self._visited = visited
 
-    def end_visit(self) -> None:
+    def release_model(self) -> None:
         """It uses it no more."""
         if self._visited is not None:
             visited, self._visited = self._visited, None
@@ -149,7 +149,7 @@ class Permit:
     def release(self) -> None:
         """The answer has left, or the caller has."""
         self._stop_waiting()
-        self.end_visit()
+        self.release_model()
         if self._model is not None:
             self._model.leave(self._began)
         self._server.leave(self._began)

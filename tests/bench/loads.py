@@ -107,7 +107,7 @@ def _server(folder: Path, name: str) -> Iterator[RunningServer]:
     if name == "onnx":
         write_vector_model(small / "model.onnx")
     else:
-        from tests.models.torch_folders import save_embedder
+        from tests.support.models.torch_folders import save_embedder
 
         save_embedder(small)
     table = "onnx_models" if name == "onnx" else "torch_models"
@@ -155,7 +155,7 @@ def _peak_bytes() -> int:
 
 def main(name: str, folder: str, mapping: str) -> None:
     """In a process of its own."""
-    from tests.frameworks.loading import load_onnx, load_torch
+    from tests.frameworks.models.loading import load_onnx, load_torch
 
     keep_freed_memory()
     load = load_onnx if name == "onnx" else load_torch

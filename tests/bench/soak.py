@@ -49,7 +49,7 @@ class _Seen:
 
 def measure_soak(folder: Path) -> list[Row]:
     """Raises where a request is answered with an error that it did not ask for."""
-    from tests.models.causal_folders import save_causal_model
+    from tests.support.models.causal_folders import save_causal_model
 
     seconds = float(os.environ.get("BENCH_SOAK_SECONDS", _DEFAULT_SECONDS))
     model = save_causal_model(folder / "soak")

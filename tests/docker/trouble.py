@@ -13,7 +13,7 @@ import httpx
 from tests.docker.prometheus import RunningPrometheus, program, running_prometheus
 from tests.e2e.configs import DIGITS, onnx_entries
 from tests.e2e.server import MODELS, RunningServer, serving, wait_until
-from tests.models import onnx_graphs
+from tests.support.models import onnx_graphs
 
 CALLERS = 12
 QUEUE_BOUND = 4

@@ -7,8 +7,8 @@ import onnx
 from onnx import helper
 
 from tests.e2e.server import MODELS
-from tests.models import onnx_encoders, onnx_graphs
-from tests.models.onnx_graphs import ONNX_DTYPES
+from tests.support.models import onnx_encoders, onnx_graphs
+from tests.support.models.onnx_graphs import ONNX_DTYPES
 
 
 def logarithms() -> onnx.ModelProto:
@@ -69,8 +69,8 @@ def text_entries(folder: Path) -> str:
     """Saves tiny classifiers, of one label out of three, of several at once and of pairs, and an embedder whose vectors
     may be cut; the entries that serve them.
     """
-    from tests.models.text_files import change_json, write_json, write_tokenizer
-    from tests.models.torch_folders import save_classifier, save_embedder
+    from tests.support.models.text_files import change_json, write_json, write_tokenizer
+    from tests.support.models.torch_folders import save_classifier, save_embedder
 
     save_classifier(folder / "classify")
     save_classifier(folder / "classify-many", problem_type="multi_label_classification")

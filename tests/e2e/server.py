@@ -122,7 +122,7 @@ class RunningServer:
         return sum(s.value for s in samples if s.name == name and labels.items() <= s.labels.items())
 
     def inflight(self, model: str) -> int:
-        """Decoded requests to this model that have not been answered."""
+        """DecodedRequest requests to this model that have not been answered."""
         inflight: int = self.client.get(f"/models/{model}").json()["requests"]["inflight"]
         return inflight
 

@@ -13,7 +13,7 @@ from tests.e2e.configs import DIGITS, onnx_entries
 from tests.e2e.conftest import Start
 from tests.e2e.server import MODELS, RunningServer, assert_refused, serving, wait_until
 from tests.e2e.test_scheduling import QUESTION, ROW, Callers, batches, callers
-from tests.models import onnx_graphs
+from tests.support.models import onnx_graphs
 
 IMAGE: dict[str, Any] = {"input_data": [[1] * 64]}
 TEXTS: dict[str, Any] = {"text": ["the engine waits", "in its shed"]}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from app.cli import main
+from app.cli.commands import main
 from tests.e2e.server import ROOT, RunningServer
 
 COMMANDS = ("serve", "check", "models", "infer")
@@ -30,7 +30,7 @@ def answer(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0)
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_has_an_example_that_parses(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    from app.cli import _parser
+    from app.cli.commands import _parser
 
     with pytest.raises(SystemExit) as ended:
         main([command, "--help"])

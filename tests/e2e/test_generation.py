@@ -12,10 +12,10 @@ import httpx
 import pytest
 import torch
 
-from app.cli import main
+from app.cli.commands import main
 from tests.e2e.conftest import Start
 from tests.e2e.server import RunningServer, assert_refused, serving, wait_until
-from tests.models.causal_folders import byte_tokenizer, causal_model, save_causal_model
+from tests.support.models.causal_folders import byte_tokenizer, causal_model, save_causal_model
 
 CONTEXT = 4096
 PROMPTS = [f"{'engines wait ' * (1 + 3 * (i % 4))}{i}" for i in range(16)]

@@ -17,14 +17,14 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
-from app.api.open_inference.datatypes import DATATYPES
 from app.grpc.messages import PredictRequest, PredictResponse
+from app.protocols.open_inference.datatypes import DATATYPES
 from frameworks.types import NUMPY_DTYPES
 from tests.e2e.configs import DIGITS, onnx_entries
 from tests.e2e.conftest import Start
 from tests.e2e.server import GRPC_PORT, MODELS, RunningServer, free_port, serving, wait_until
 from tests.e2e.triton_clients import GRPC_KINDS, triton_client
-from tests.models import onnx_graphs
+from tests.support.models import onnx_graphs
 
 IMAGE = [float(i % 17) for i in range(64)]
 PROMPT = "A list is"

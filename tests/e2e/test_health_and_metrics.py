@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.e2e.configs import DIGITS, onnx_entries
 from tests.e2e.conftest import Start
 from tests.e2e.server import RunningServer, wait_until
-from tests.models import onnx_graphs
+from tests.support.models import onnx_graphs
 
 FAMILIES = {
     "roundhouse_requests": "counter",

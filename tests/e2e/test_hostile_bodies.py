@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.api.native.fields import FIELDS
-from tests.app.api.strategies import json_values, mutated, requests
+from app.protocols.native.fields import FIELDS
+from tests.app.protocols.strategies import json_values, mutated, requests
 from tests.e2e.server import RunningServer
 
 PATHS = (

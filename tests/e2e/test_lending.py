@@ -13,7 +13,7 @@ import psutil
 
 from tests.e2e.conftest import Start
 from tests.e2e.server import RunningServer, assert_refused, wait_until
-from tests.models import onnx_graphs
+from tests.support.models import onnx_graphs
 
 MEGABYTES = 20
 SIDE = onnx_graphs.side(MEGABYTES)

@@ -14,7 +14,7 @@ import pytest
 from tests.e2e.configs import DIGITS, onnx_entries
 from tests.e2e.conftest import Start
 from tests.e2e.server import ROOT, RunningServer, wait_until
-from tests.models import onnx_graphs
+from tests.support.models import onnx_graphs
 
 IMAGE = {"input_data": [0] * 64}
 LINE = {

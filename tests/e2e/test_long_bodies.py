@@ -13,14 +13,14 @@ import numpy as np
 import orjson
 import pytest
 
-from app.api.wire_format import LONG_BYTES, LONG_ELEMENTS
+from app.protocols.codec import LONG_BYTES, LONG_ELEMENTS
 from frameworks.types import NUMPY_DTYPES
 from tests.e2e.configs import DIGITS, onnx_entries
 from tests.e2e.conftest import Start
 from tests.e2e.server import RunningServer, assert_refused, serving, wait_until
 from tests.e2e.test_raw_sockets import HEAD, connected, one_answer
 from tests.e2e.test_scheduling import QUESTION, ROW, callers
-from tests.models import onnx_graphs
+from tests.support.models import onnx_graphs
 
 COUNT = 200_000
 NUMBERS = orjson.dumps(np.random.default_rng(2).standard_normal(COUNT).astype(np.float32), option=16)

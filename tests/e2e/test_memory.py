@@ -10,7 +10,7 @@ from onnx import helper
 
 from tests.e2e.configs import DIGITS
 from tests.e2e.server import RunningServer, serving
-from tests.models import onnx_graphs
+from tests.support.models import onnx_graphs
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the allocator that is told and asked is glibc's")
 
@@ -42,7 +42,7 @@ def save_encoder(folder: Path, layers: int) -> None:
     import torch
     from transformers import BertConfig, BertModel
 
-    from tests.models.text_files import VOCABULARY_SIZE, write_tokenizer
+    from tests.support.models.text_files import VOCABULARY_SIZE, write_tokenizer
 
     config = BertConfig(vocab_size=VOCABULARY_SIZE, num_hidden_layers=layers, max_position_embeddings=40)
     with torch.device("meta"):  # no time for random numbers

@@ -15,7 +15,7 @@ import pytest
 from tests.e2e.configs import DIGITS, onnx_entries
 from tests.e2e.conftest import Start
 from tests.e2e.server import MODELS, RunningServer, assert_refused, serving, wait_until
-from tests.models import onnx_graphs
+from tests.support.models import onnx_graphs
 
 DESCRIBED = {
     "name", "framework", "task", "state", "reason", "versions", "device", "dtype", "quantized", "quantization",

@@ -15,13 +15,13 @@ from tritonclient import http
 from tritonclient.http import aio
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from app.api.open_inference.datatypes import DATATYPES, DTYPES
+from app.protocols.open_inference.datatypes import DATATYPES, DTYPES
 from frameworks.types import NUMPY_DTYPES, Array
 from tests.e2e.configs import ALL_KINDS, onnx_entries
 from tests.e2e.conftest import Start
 from tests.e2e.server import RunningServer
 from tests.e2e.test_tensors import EXTREMES
-from tests.models import onnx_graphs
+from tests.support.models import onnx_graphs
 
 Client = Any
 LENGTH = "inference-header-content-length"

@@ -12,12 +12,12 @@ import pytest
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-from tests.app.api.open_inference.messages import check_message
+from tests.app.protocols.open_inference.messages import check_message
 from tests.e2e.configs import DIGITS, onnx_entries
 from tests.e2e.conftest import Start
 from tests.e2e.server import RunningServer, serving, wait_until
 from tests.e2e.triton_clients import KINDS, triton_client
-from tests.models import onnx_graphs
+from tests.support.models import onnx_graphs
 
 EXTENSIONS = {"binary_tensor_data", "classification", "model_repository", "model_configuration", "statistics"}
 

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from tests.e2e.server import RunningServer, check_error
-from tests.models.text_files import TEXTS
+from tests.support.models.text_files import TEXTS
 
 QUERY = "Where do engines wait?"
 DOCUMENTS = ["Bread rises overnight.", "Locomotives are kept in a shed.", "A roundhouse is where engines wait."]

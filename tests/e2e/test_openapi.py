@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from app.api.errors import ERROR_CODES
-from app.api.native.fields import FIELDS
+from app.protocols.errors import ERROR_CODES
+from app.protocols.native.fields import FIELDS
 from tests.e2e.server import RunningServer
 
 ROUTES = {
@@ -54,7 +54,7 @@ ROUTES |= {
 }
 REPOSITORY = tuple(f"/v2/repository/{order}" for order in ("index", "models/{name}/load", "models/{name}/unload"))
 ROUTES |= {path: {"post"} for path in REPOSITORY}
-# Shown by tests/app/api/native/test_generation.py.
+# Shown by tests/app/protocols/native/test_generation.py.
 OF_GENERATED_TEXT = {"text", "finish_reason", "logprobs", "choices", "tokens_generated", "prompt_tokens"}
 NO_INFERENCE = (
     *("/models", "/models/{name}", "/models/{name}/load", "/models/{name}/unload", "/models/{name}/rollback"),

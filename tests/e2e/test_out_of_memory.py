@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from tests.e2e.server import RunningServer, assert_refused, serving
-from tests.models import onnx_graphs
+from tests.support.models import onnx_graphs
 
 
 @pytest.fixture(scope="module")

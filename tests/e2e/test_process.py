@@ -16,11 +16,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.cli import main
+from app.cli.commands import main
 from tests.e2e.configs import DIGITS, onnx_entries
 from tests.e2e.conftest import Start
 from tests.e2e.server import MODELS, ROOT, RunningServer, assert_refused, wait_until
-from tests.models import onnx_graphs
+from tests.support.models import onnx_graphs
 
 QUESTION = {"input_data": [1, 2, 3, 4]}
 LINUX = pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="wants Linux's /proc")
@@ -217,8 +217,8 @@ def test_a_server_of_pytorch_models_never_imports_onnxruntime(start: Start) -> N
 def test_what_a_server_of_onnx_models_imports() -> None:
     """By the import system's own word, the modules written in Python included."""
     code = (
-        "import asyncio, httpx, pathlib, sys; from app.config import load_settings; from app.server import build;"
-        "from app.model_paths import with_models; from dataclasses import replace;"
+        "import asyncio, httpx, pathlib, sys; from app.config import load_settings; from app.server.build import build;"
+        "from app.cli.model_paths import with_models; from dataclasses import replace;"
         "loaded = load_settings(None, {}); "
         "loaded = replace(loaded, settings=with_models(loaded.settings, [sys.argv[1]])); "
         "from frameworks.onnx.registry import OnnxRegistry; build(loaded, 'none')"

@@ -6,7 +6,7 @@ import numpy as np
 
 from frameworks.quantization.comparison import row_cosines
 from tests.e2e.server import MODELS, assert_refused, serving
-from tests.models.torch_folders import save_embedder
+from tests.support.models.torch_folders import save_embedder
 
 TEXTS = ["A roundhouse is where engines wait.", "Locomotives are kept in a shed.", "def f(x): return x"]
 FIGURES = {"scheme", "cosine_min", "cosine_mean", "speedup", "bytes_before", "bytes_after"}

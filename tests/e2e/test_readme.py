@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from app.api.errors import ERROR_CODES
-from app.api.native.fields import FIELDS
+from app.protocols.errors import ERROR_CODES
+from app.protocols.native.fields import FIELDS
 from tests.e2e.server import GRPC_PORT, ROOT, RunningServer, free_port
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")

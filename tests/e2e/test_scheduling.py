@@ -19,7 +19,7 @@ from tests.e2e.configs import DIGITS, onnx_entries
 from tests.e2e.conftest import Start
 from tests.e2e.server import MODELS, RunningServer, assert_refused, wait_until
 from tests.e2e.test_text import EMBEDDERS, WORDS
-from tests.models import onnx_graphs
+from tests.support.models import onnx_graphs
 
 CALLERS = 64
 ROW = [1.0, 2.0, 3.0, 4.0]
@@ -50,7 +50,7 @@ def batches(server: RunningServer, model: str) -> tuple[float, float]:
 
 
 def teach(server: RunningServer, model: str, row: list[float]) -> None:
-    """Shows a model's lane that many rows cost no more than one: its first batches would else be small."""
+    """Shows a model's worker that many rows cost no more than one: its first batches would else be small."""
     for _ in range(2):
         server.infer(model, input_data=[row] * 32)
 

@@ -9,7 +9,7 @@ import onnxruntime as ort
 import pytest
 
 from tests.e2e.server import RunningServer, assert_refused, serving
-from tests.models import onnx_encoders, onnx_graphs
+from tests.support.models import onnx_encoders, onnx_graphs
 
 MASKED = onnx_encoders.encoder(("last_hidden_state", "sentence_embedding"), vocabulary_size=128)
 UNMASKED = onnx_encoders.encoder(("sentence_embedding",), inputs=("input_ids",), vocabulary_size=128)

@@ -9,7 +9,7 @@ import pytest
 from frameworks.types import NUMPY_DTYPES
 from tests.e2e.configs import ALL_KINDS
 from tests.e2e.server import MODELS, RunningServer, assert_refused
-from tests.models import onnx_graphs
+from tests.support.models import onnx_graphs
 
 EXTREMES: dict[str, list[Any]] = {
     "bool": [True, False],

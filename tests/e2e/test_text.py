@@ -9,7 +9,7 @@ import pytest
 
 from frameworks.types import Array
 from tests.e2e.server import MODELS, RunningServer, assert_refused
-from tests.models.onnx_graphs import session
+from tests.support.models.onnx_graphs import session
 
 EMBEDDERS = ("minilm", "minilm-onnx")
 CLASSIFIERS = ("classify", "classify-many", "classify-onnx")

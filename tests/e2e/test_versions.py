@@ -14,7 +14,7 @@ import pytest
 
 from tests.e2e.conftest import Start
 from tests.e2e.server import RunningServer, assert_refused, wait_until
-from tests.models import onnx_graphs
+from tests.support.models import onnx_graphs
 
 SIDE = onnx_graphs.side(0.1)
 ONES = {"input_data": [1] * SIDE}

@@ -7,7 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from frameworks.devices import Device, DeviceManager, ModelNeeds, SystemProbe, visible_positions
-from tests.frameworks.fake_probe import GIB, FakeProbe, cuda
+from tests.support.fake_probe import GIB, FakeProbe, cuda
 
 MPS = Device("mps", 0, "Apple GPU", 16 * GIB, 8 * GIB)
 

@@ -20,13 +20,13 @@ from frameworks.errors import (
     VersionNotFound,
 )
 from frameworks.manager import MLFrameworkManager
-from frameworks.scheduling.batcher import BatchLimits
+from frameworks.models.slot import ModelState
+from frameworks.scheduling.batch.batcher import BatchLimits
 from frameworks.settings import PerformanceSettings, SchedulingSettings
-from frameworks.slot import ModelState
-from tests.frameworks.batch_models import FakeRegistry, Gate
-from tests.frameworks.fake_probe import FakeProbe
-from tests.frameworks.loops import in_loop, soon, task
-from tests.frameworks.managing import ask, entry, make_manager, permitted, register, serving
+from tests.support.batch_models import FakeRegistry, Gate
+from tests.support.fake_probe import FakeProbe
+from tests.support.loops import in_loop, soon, task
+from tests.support.managing import ask, entry, make_manager, permitted, register, serving
 
 
 class TestLoading:

@@ -15,12 +15,12 @@ from structlog.testing import capture_logs
 from frameworks.devices import DeviceManager
 from frameworks.errors import InvalidInput, InvalidModel, ModelExists, ModelNotFound, ModelUnavailable
 from frameworks.manager import MLFrameworkManager
+from frameworks.models.slot import ModelState
 from frameworks.settings import OnnxModelEntry, PerformanceSettings, SchedulingSettings
-from frameworks.slot import ModelState
-from tests.frameworks.batch_models import FakeRegistry, numbers
-from tests.frameworks.fake_probe import FakeProbe
-from tests.frameworks.loops import lanes_end, soon
-from tests.frameworks.managing import entry, opened, permit
+from tests.support.batch_models import FakeRegistry, numbers
+from tests.support.fake_probe import FakeProbe
+from tests.support.loops import lanes_end, soon
+from tests.support.managing import entry, opened, permit
 
 NAMES = st.sampled_from("ab")
 MAX_REQUESTS = 3
@@ -143,7 +143,7 @@ class AnyOrder(RuleBasedStateMachine):
         if tasks:
             self.runner.run(asyncio.wait(tasks, timeout=3))
         # A load whose caller has left goes on to its end.
-        self.runner.run(soon(lambda: self.manager.residents.is_at_rest))
+        self.runner.run(soon(lambda: self.manager.residency.is_at_rest))
         for x, task in self.questions:
             self.check_ended(task, (ModelUnavailable, ModelNotFound, *([InvalidInput] if x == "bad" else [])))
             if not task.cancelled() and task.exception() is None:

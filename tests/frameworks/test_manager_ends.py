@@ -11,10 +11,10 @@ from frameworks.errors import (
     ModelNotFound,
     ModelUnloaded,
 )
-from frameworks.slot import ModelState
-from tests.frameworks.batch_models import FakeRegistry, Gate
-from tests.frameworks.loops import in_loop, soon, task
-from tests.frameworks.managing import ask, make_manager, permitted, register, serving
+from frameworks.models.slot import ModelState
+from tests.support.batch_models import FakeRegistry, Gate
+from tests.support.loops import in_loop, soon, task
+from tests.support.managing import ask, make_manager, permitted, register, serving
 
 
 class TestUnloading:

@@ -20,7 +20,7 @@ def pool() -> TensorPool:
 def test_from_some_size_on_to_the_largest_that_is_pooled(pool: TensorPool, elements: int, leases: int) -> None:
     array = PooledArrays(pool).empty((PAYS_FROM_BYTES // 4 + elements,), FLOAT32)
     assert (array.dtype, array.shape) == (FLOAT32, (PAYS_FROM_BYTES // 4 + elements,))
-    assert pool.figures()[HOST].leases == leases
+    assert pool.stats()[HOST].leases == leases
 
 
 def test_objects_are_numpys_own(pool: TensorPool) -> None:
@@ -28,7 +28,7 @@ def test_objects_are_numpys_own(pool: TensorPool) -> None:
     words = np.full((PAYS_FROM_BYTES // 8,), "a", object)
     assert arrays.concatenate([words, words]).tolist() == ["a"] * (2 * len(words))
     assert arrays.empty(words.shape, words.dtype).tolist() == [None] * len(words)
-    assert pool.figures()[HOST].leases == 0
+    assert pool.stats()[HOST].leases == 0
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5])
@@ -37,12 +37,12 @@ def test_joined_is_what_numpy_joins(pool: TensorPool, rows: int) -> None:
     parts = [random.standard_normal(ROW, np.float32) for _ in range(rows)]
     joined = PooledArrays(pool).concatenate(parts)
     np.testing.assert_array_equal(joined, np.concatenate(parts), strict=True)
-    assert pool.figures()[HOST].leases == (rows in (2, 5))
+    assert pool.stats()[HOST].leases == (rows in (2, 5))
 
 
 def test_in_the_steady_state_nothing_is_allocated(pool: TensorPool) -> None:
     arrays, parts = PooledArrays(pool), [np.ones(ROW, np.float32)] * 3
     for _ in range(20):
         assert arrays.concatenate(parts).sum() == 3 * ROW[1]
-    figures = pool.figures()[HOST]
-    assert (figures.misses, figures.hits, figures.leased_bytes) == (1, 19, 0)
+    stats = pool.stats()[HOST]
+    assert (stats.misses, stats.hits, stats.leased_bytes) == (1, 19, 0)

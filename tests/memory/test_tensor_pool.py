@@ -9,7 +9,7 @@ import pytest
 from memory.buffers import ALIGNMENT_BYTES, Array, size_classes
 from memory.lease import LeaseEnded
 from memory.settings import MemorySettings
-from memory.tensor_pool import HOST, PoolFigures, TensorPool, TensorTooLarge
+from memory.tensor_pool import HOST, PoolStats, TensorPool, TensorTooLarge
 
 FLOAT32 = np.dtype(np.float32)
 KIB = 1024
@@ -21,8 +21,8 @@ def pool_of(checks: bool = True, **settings: object) -> TensorPool:
     return TensorPool(MemorySettings.model_validate(given), checks)
 
 
-def of_host(pool: TensorPool) -> PoolFigures:
-    return pool.figures()[HOST]
+def of_host(pool: TensorPool) -> PoolStats:
+    return pool.stats()[HOST]
 
 
 def bytes_of(size_bytes: int) -> tuple[tuple[int, ...], np.dtype[np.uint8]]:
@@ -52,7 +52,7 @@ class TestSizes:
         pool = pool_of()
         with pytest.raises(TensorTooLarge, match=r"8\.5 KiB; memory\.max_tensor_size is 8 KiB"):
             pool.lease(*bytes_of(8 * KIB + 512))
-        assert of_host(pool) == PoolFigures(0, 0, 0, 0, 0, 0, 0)
+        assert of_host(pool) == PoolStats(0, 0, 0, 0, 0, 0, 0)
 
     def test_objects_have_no_bytes_to_lease(self) -> None:
         with pytest.raises(ValueError, match="object"):
@@ -74,13 +74,13 @@ class TestLeases:
         pool = pool_of()
         lease = pool.lease((16, 16), FLOAT32)
         address = lease.array.ctypes.data
-        assert of_host(pool) == PoolFigures(KIB, 0, 1, 0, 1, 0, 0)
+        assert of_host(pool) == PoolStats(KIB, 0, 1, 0, 1, 0, 0)
         lease.release()
-        assert of_host(pool) == PoolFigures(0, KIB, 0, 0, 1, 0, 0)
+        assert of_host(pool) == PoolStats(0, KIB, 0, 0, 1, 0, 0)
         with pool.lease((2, 100), FLOAT32) as again:
             assert again.array.ctypes.data == address
-            assert of_host(pool) == PoolFigures(KIB, 0, 1, 1, 1, 0, 0)
-        assert of_host(pool) == PoolFigures(0, KIB, 0, 1, 1, 0, 0)
+            assert of_host(pool) == PoolStats(KIB, 0, 1, 1, 1, 0, 0)
+        assert of_host(pool) == PoolStats(0, KIB, 0, 1, 1, 0, 0)
 
     def test_two_leases_are_two_buffers(self) -> None:
         pool = pool_of()
@@ -107,7 +107,7 @@ class TestLeases:
         lease.release()
         other = pool.lease((1,), FLOAT32)
         lease.release()
-        assert of_host(pool) == PoolFigures(KIB, 0, 1, 1, 1, 0, 0)
+        assert of_host(pool) == PoolStats(KIB, 0, 1, 1, 1, 0, 0)
         other.release()
 
     def test_an_ended_lease_gives_no_array(self) -> None:
@@ -146,7 +146,7 @@ class TestViews:
         assert of_host(pool).leased_bytes == KIB
         assert (rows[0] == 7).all()
         rows.pop()
-        assert of_host(pool) == PoolFigures(0, KIB, 0, 0, 1, 0, 0)
+        assert of_host(pool) == PoolStats(0, KIB, 0, 0, 1, 0, 0)
 
     def test_it_goes_back_in_whatever_thread_that_is(self) -> None:
         pool = pool_of()
@@ -167,7 +167,7 @@ class TestViews:
                 gc.collect()
         finally:
             gc.enable()
-        assert of_host(pool) == PoolFigures(0, KIB, 0, 0, 1, 0, 0)
+        assert of_host(pool) == PoolStats(0, KIB, 0, 0, 1, 0, 0)
 
     def test_the_memory_outlives_a_lease_that_ended_too_early(self) -> None:
         pool = pool_of(max_tensor_size=32 * 1024 * KIB, max_allocated=32 * 1024 * KIB, gc_threshold=0.1)
@@ -189,10 +189,10 @@ class TestThresholds:
         # 7 idle and 4 more are past 8 of 16; that which was released first goes, then the next.
         first, second = pool.lease(*bytes_of(4 * KIB)), pool.lease(*bytes_of(4 * KIB))
         assert first.array.ctypes.data == addresses[2]
-        assert of_host(pool) == PoolFigures(8 * KIB, 0, 2, 1, 4, 1, 3 * KIB)
+        assert of_host(pool) == PoolStats(8 * KIB, 0, 2, 1, 4, 1, 3 * KIB)
         second.release()
         first.release()
-        assert of_host(pool) == PoolFigures(0, 8 * KIB, 0, 1, 4, 1, 3 * KIB)
+        assert of_host(pool) == PoolStats(0, 8 * KIB, 0, 1, 4, 1, 3 * KIB)
 
     def test_of_all_sizes_the_oldest_goes_first_and_no_more_than_down_to_half(self) -> None:
         pool = pool_of(max_allocated=16 * KIB, gc_threshold=0.75)
@@ -200,7 +200,7 @@ class TestThresholds:
             lease.release()
         lease = pool.lease(*bytes_of(2 * KIB))
         # 13 are past 12; without the first two there are 8 of 16.
-        assert of_host(pool) == PoolFigures(2 * KIB, 6 * KIB, 1, 0, 6, 1, 5 * KIB)
+        assert of_host(pool) == PoolStats(2 * KIB, 6 * KIB, 1, 0, 6, 1, 5 * KIB)
         lease.release()
 
     def test_of_idle_buffers_the_latest_is_leased_and_the_oldest_dropped(self) -> None:
@@ -212,30 +212,30 @@ class TestThresholds:
         held = pool.lease(*bytes_of(KIB))
         assert held.array.ctypes.data == addresses[2]
         other = pool.lease(*bytes_of(2 * KIB))
-        assert of_host(pool) == PoolFigures(3 * KIB, 0, 2, 1, 4, 1, 2 * KIB)
+        assert of_host(pool) == PoolStats(3 * KIB, 0, 2, 1, 4, 1, 2 * KIB)
         del other
 
     def test_below_the_threshold_nothing_goes(self) -> None:
         pool = pool_of(gc_threshold=0.5)
         for lease in [pool.lease(*bytes_of(8 * KIB)) for _ in range(2)]:
             lease.release()
-        assert of_host(pool) == PoolFigures(0, 16 * KIB, 0, 0, 2, 0, 0)
+        assert of_host(pool) == PoolStats(0, 16 * KIB, 0, 0, 2, 0, 0)
 
     def test_past_the_ceiling_a_lease_is_plain_memory(self) -> None:
         pool = pool_of(max_allocated=8 * KIB)
         one, other = (pool.lease(*bytes_of(8 * KIB)) for _ in range(2))
-        assert of_host(pool) == PoolFigures(8 * KIB, 0, 2, 0, 2, 0, 0)
+        assert of_host(pool) == PoolStats(8 * KIB, 0, 2, 0, 2, 0, 0)
         other.array[:] = 1
         other.release()
-        assert of_host(pool) == PoolFigures(8 * KIB, 0, 1, 0, 2, 0, 0)
+        assert of_host(pool) == PoolStats(8 * KIB, 0, 1, 0, 2, 0, 0)
         one.release()
-        assert of_host(pool) == PoolFigures(0, 8 * KIB, 0, 0, 2, 0, 0)
+        assert of_host(pool) == PoolStats(0, 8 * KIB, 0, 0, 2, 0, 0)
 
     def test_an_idle_buffer_makes_room_first(self) -> None:
         pool = pool_of(max_allocated=8 * KIB)
         pool.lease(*bytes_of(4 * KIB)).release()
         lease = pool.lease(*bytes_of(8 * KIB))
-        assert of_host(pool) == PoolFigures(8 * KIB, 0, 1, 0, 2, 1, 4 * KIB)
+        assert of_host(pool) == PoolStats(8 * KIB, 0, 1, 0, 2, 1, 4 * KIB)
         lease.release()
 
 
@@ -252,7 +252,7 @@ class TestDevices:
         pool.add_device("other", Source())
         host, other = (pool.lease(*bytes_of(8 * KIB), device) for device in (HOST, "other"))
         assert made == [8 * KIB]
-        assert {device: figures.leased_bytes for device, figures in pool.figures().items()} == {
+        assert {device: stats.leased_bytes for device, stats in pool.stats().items()} == {
             HOST: 8 * KIB,
             "other": 8 * KIB,
         }
@@ -271,4 +271,4 @@ class TestDevices:
         pool.add_device("full", Full())
         with pytest.raises(MemoryError):
             pool.lease((1,), FLOAT32, "full")
-        assert pool.figures()["full"] == PoolFigures(0, 0, 0, 0, 1, 0, 0)
+        assert pool.stats()["full"] == PoolStats(0, 0, 0, 0, 1, 0, 0)

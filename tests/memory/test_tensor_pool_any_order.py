@@ -1,4 +1,4 @@
-"""The pool under leases, releases and dying views in any order and thread: no byte twice, figures that add up."""
+"""The pool under leases, releases and dying views in any order and thread: no byte twice, stats that add up."""
 
 import random
 import threading
@@ -82,24 +82,24 @@ class Pooled(RuleBasedStateMachine):
 
     @invariant()
     def the_figures_add_up(self) -> None:
-        figures = self.pool.figures()[HOST]
+        stats = self.pool.stats()[HOST]
         whole = {id(view.base.base if isinstance(view.base, np.ndarray) else view.base) for view, _ in self.views}
-        assert figures.leases == len(self.held) + len(whole)
-        assert figures.hits + figures.misses == self.asked
-        assert figures.leased_bytes + figures.idle_bytes <= SETTINGS.max_allocated
+        assert stats.leases == len(self.held) + len(whole)
+        assert stats.hits + stats.misses == self.asked
+        assert stats.leased_bytes + stats.idle_bytes <= SETTINGS.max_allocated
         shelf = self.pool._shelves[HOST]
         idle = [size for size, buffers in zip(self.pool._classes, shelf.idle, strict=True) for _ in buffers]
-        assert figures.idle_bytes == sum(idle)
+        assert stats.idle_bytes == sum(idle)
         assert not self.pool._returned
         # Of idle ones alone there is never more than the threshold.
-        assert figures.idle_bytes <= SETTINGS.gc_threshold * SETTINGS.max_allocated
+        assert stats.idle_bytes <= SETTINGS.gc_threshold * SETTINGS.max_allocated
 
     def teardown(self) -> None:
         for lease, _ in self.held.values():
             lease.release()
         self.views.clear()
-        figures = self.pool.figures()[HOST]
-        assert (figures.leased_bytes, figures.leases) == (0, 0)
+        stats = self.pool.stats()[HOST]
+        assert (stats.leased_bytes, stats.leases) == (0, 0)
 
 
 TestPooled = Pooled.TestCase
@@ -128,8 +128,8 @@ def test_threads_at_once_never_share_a_byte() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
-    figures = pool.figures()[HOST]
-    assert (figures.leased_bytes, figures.leases, figures.hits + figures.misses) == (0, 0, 8 * 400)
+    stats = pool.stats()[HOST]
+    assert (stats.leased_bytes, stats.leases, stats.hits + stats.misses) == (0, 0, 8 * 400)
 
 
 def run(action: object, elsewhere: bool) -> None:

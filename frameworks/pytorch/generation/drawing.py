@@ -18,7 +18,7 @@ _MORE = 16
 _LEAST = -60.0  # the exponential of it weighs nothing; below -87 the CPU takes 30 times as long for one
 
 
-class Room:
+class SamplingWorkspace:
     """Buffers for a batch, grown to the largest: fresh pages at every step would cost more than the work.
 
     `weights` are whole blocks long; behind the columns they are 0.
@@ -74,7 +74,9 @@ def one(columns: int) -> float:
     return float(1 << (_EXACT_BITS - max(columns - 1, 1).bit_length()))
 
 
-def weigh(logits: torch.Tensor, maxima: torch.Tensor, temperatures: torch.Tensor | None, room: Room) -> torch.Tensor:
+def weigh(
+    logits: torch.Tensor, maxima: torch.Tensor, temperatures: torch.Tensor | None, room: SamplingWorkspace
+) -> torch.Tensor:
     """Whole numbers in proportion to the probabilities, the greatest of a row `one(columns)`: the room's weights.
 
     `logits`: float32 [rows, columns]; `maxima` and `temperatures` float32 [rows, 1], None for 1 in every row. What is
@@ -90,7 +92,7 @@ def weigh(logits: torch.Tensor, maxima: torch.Tensor, temperatures: torch.Tensor
     return weights
 
 
-def log_totals(logits: torch.Tensor, maxima: torch.Tensor, room: Room) -> torch.Tensor:
+def log_totals(logits: torch.Tensor, maxima: torch.Tensor, room: SamplingWorkspace) -> torch.Tensor:
     """The logarithm of the sum of each row's exponentials, float64 [rows, 1]; shapes as for `weigh`."""
     total = room.sums_of_blocks(weigh(logits, maxima, None, room)).sum(dim=-1, keepdim=True)
     return (total / one(room.columns)).log_() + maxima
@@ -99,7 +101,7 @@ def log_totals(logits: torch.Tensor, maxima: torch.Tensor, room: Room) -> torch.
 def draw(weights: torch.Tensor, sums: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """The inverse of the cumulative distribution in the order of the columns.
 
-    `weights` and their `sums` as a Room gives them; `uniforms` float64 [rows, 1]; int64 [rows].
+    `weights` and their `sums` as a SamplingWorkspace gives them; `uniforms` float64 [rows, 1]; int64 [rows].
     """
     rows, blocks = sums.shape
     ends = sums.cumsum(dim=-1)

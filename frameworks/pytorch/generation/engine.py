@@ -14,8 +14,8 @@ from frameworks.generation.types import (
     GeneratedToken,
     Sampling,
     SequenceRequest,
-    StepFigures,
     StepResult,
+    StepStats,
     TokenMatcher,
 )
 from frameworks.pytorch.device_errors import as_ours
@@ -134,7 +134,7 @@ class GeneratingModel:
             self._open.scheduler.forget()
         self._masks.prepare()
 
-    def rest(self) -> None:
+    def on_idle(self) -> None:
         """As StepModel.rest."""
         if self._device.type == "cpu":
             let_threads_go()
@@ -193,10 +193,10 @@ class GeneratingModel:
             self.abort(request.sequence_id)
         return GeneratedToken(request.sequence_id, finish_reason=finish, is_text=not is_stop, **chosen._asdict())
 
-    def _figures(self, parts: EngineParts) -> StepFigures:
+    def _figures(self, parts: EngineParts) -> StepStats:
         scheduler, pool = parts.scheduler, parts.scheduler.pool
         block_bytes = parts.cache.shape.token_bytes * BLOCK_TOKENS
-        return StepFigures(
+        return StepStats(
             running=len(scheduler.running),
             waiting=scheduler.waiting,
             kv_used_bytes=pool.used * block_bytes,

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import torch
 
-from frameworks.pytorch.generation.drawing import Room, log_totals
+from frameworks.pytorch.generation.drawing import SamplingWorkspace, log_totals
 from frameworks.pytorch.generation.searches import largest_places
 
 
@@ -15,7 +15,9 @@ class LogProbabilities(NamedTuple):
     top: tuple[tuple[int, float], ...]
 
 
-def log_probabilities(logits: torch.Tensor, chosen: torch.Tensor, top: list[int], room: Room) -> list[LogProbabilities]:
+def log_probabilities(
+    logits: torch.Tensor, chosen: torch.Tensor, top: list[int], room: SamplingWorkspace
+) -> list[LogProbabilities]:
     """For each row of `logits`, float32 [rows, columns] without NaN, of the token `chosen`, int64 [rows], and of the
     `top` most likely, equal ones by their ids.
     """

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from frameworks.errors import InvalidInput, ModelFailed, RoundhouseError
-from frameworks.pytorch.generation.drawing import Cuts, Room, draw, draw_cut, how_many_to_look_at, weigh
+from frameworks.pytorch.generation.drawing import Cuts, SamplingWorkspace, draw, draw_cut, how_many_to_look_at, weigh
 from frameworks.pytorch.generation.logprobs import log_probabilities
 from frameworks.pytorch.generation.masking import Masks
 from frameworks.pytorch.generation.sampling_state import SamplingState
@@ -39,7 +39,7 @@ class Sampler:
         self._vocabulary_size = vocabulary_size
         self._masks = Masks(self._device, vocabulary_size)
         self._changed = torch.empty(0, vocabulary_size, device=self._device)
-        self._room = Room(self._device, vocabulary_size)
+        self._room = SamplingWorkspace(self._device, vocabulary_size)
 
     def sample(self, logits: torch.Tensor, states: Sequence[SamplingState]) -> list[Sampled | RoundhouseError]:
         """A token for each row, or why there is none for it; the states are as before.

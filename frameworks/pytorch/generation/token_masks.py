@@ -127,12 +127,12 @@ def _begin(matcher: LLMatcher) -> str:
 class _GrammarMatcher:
     """As TokenMatcher. Where the text has come to its end, the end-of-text tokens alone are allowed."""
 
-    def __init__(self, matcher: LLMatcher, num_tokens: int, vocabulary_size: int, give_up: Callable[[], None]) -> None:
-        """`num_tokens`: how many the matcher's own masks have. `give_up`: called where the matcher has failed."""
+    def __init__(self, matcher: LLMatcher, num_tokens: int, vocabulary_size: int, abort: Callable[[], None]) -> None:
+        """`num_tokens`: how many the matcher's own masks have. `abort`: called where the matcher has failed."""
         self._matcher = matcher
         self._num_tokens = num_tokens
         self._vocabulary_size = vocabulary_size
-        self._give_up = give_up
+        self._give_up = abort
 
     def fill_mask(self, mask: Words) -> None:
         """Raises InvalidInput, with the field `constraint`, where the text has become too complex to go on with, and

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from app.config import ConfigError, Fault, check_file, load_settings
-from app.config.faults import in_plain_words, shown
+from app.config.faults import describe_fault, shown
 
 
 def faults_of(folder: Path, text: str | bytes) -> tuple[Fault, ...]:
@@ -251,4 +251,4 @@ def test_a_fault_can_be_printed_whatever_came() -> None:
     assert shown("\n\x9b\u2028é") == '"\\n\\x9b\\u2028é"'
     values: list[object] = [None, {}, [1], 1.5]
     assert [shown(value) for value in values] == ["nothing (null)", "a table", "a list", "1.5"]
-    assert in_plain_words({"type": "new_in_pydantic", "input": 1}) == "wants another kind of value, but 1 came"
+    assert describe_fault({"type": "new_in_pydantic", "input": 1}) == "wants another kind of value, but 1 came"

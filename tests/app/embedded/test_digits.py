@@ -6,8 +6,9 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from app.embedded import copy_digits, examples, train_digits
+from app.embedded import copy_digits, examples
 from app.embedded.folder import PreparationError
+from app.embedded.training import train_digits
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,10 @@ from safetensors import safe_open
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from app.embedded import copy_tiny_llama, dialogues
+from app.embedded import copy_tiny_llama
 from app.embedded.copy_tiny_llama import COMMITTED, FILES
 from app.embedded.folder import PreparationError
+from app.embedded.training import dialogues
 
 TOKENIZER = Tokenizer.from_file(str(COMMITTED / "tokenizer.json"))
 """As the file alone has it."""

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
-from app.api.open_inference.datatypes import DATATYPES, to_raw
-from app.api.open_inference.types import AnsweredTensor, WantedOutput
 from app.grpc.messages import ModelInferRequest, ModelInferResponse
 from app.grpc.tensors import read_parameters, read_question, response_of
+from app.protocols.open_inference.datatypes import DATATYPES, to_raw
+from app.protocols.open_inference.types import AnsweredTensor, WantedOutput
 from frameworks.errors import InvalidInput
 from frameworks.types import NUMPY_DTYPES
 

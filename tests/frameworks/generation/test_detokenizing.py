@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders
 
 from frameworks.generation.detokenizing import ByteDetokenizer, Detokenizer, JoinedDetokenizer, detokenizer_of
-from tests.models.generation_tokenizers import Kind, make_tokenizer
+from tests.support.models.generation_tokenizers import Kind, make_tokenizer
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 OF_BYTES: tuple[Kind, ...] = ("gpt2", "llama2", "gemma")

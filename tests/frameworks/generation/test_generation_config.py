@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from frameworks.errors import InvalidModel
 from frameworks.generation.generation_config import default_sampling, eos_token_ids
 from frameworks.generation.types import Sampling
-from tests.models.text_files import write_json
+from tests.support.models.text_files import write_json
 
 KEYS = ("eos_token_id", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "do_sample", "text_config")
 junk = st.recursive(

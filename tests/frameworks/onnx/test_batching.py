@@ -8,13 +8,13 @@ import onnx
 import pytest
 from onnx import helper
 
+from frameworks.batches.rows import merge, signature_of, split_outputs
 from frameworks.onnx.batching import why_not_batched
 from frameworks.onnx.session import OnnxModel
-from frameworks.scheduling.parts import merge, outline_of, share
 from frameworks.types import NUMPY_DTYPES, Array, ModelSpec, TensorBatch, TensorType, Value, ValueSpec
-from tests.frameworks.loading import load_onnx
-from tests.models import onnx_graphs
-from tests.models.onnx_graphs import model_of
+from tests.frameworks.models.loading import load_onnx
+from tests.support.models import onnx_graphs
+from tests.support.models.onnx_graphs import model_of
 
 FREE = ("n", 4)
 
@@ -95,11 +95,13 @@ def test_what_is_batched_gives_each_caller_what_it_gets_alone(
         TensorBatch({name: numbers(dtype, (rows, *shape), rows) for name, (dtype, shape) in inputs.items()})
         for rows in (1, 3, 2)
     ]
-    outlines = [outline_of(request, model.spec.batched_inputs) for request in requests]
-    assert all(outline.shares for outline in outlines)
-    assert len({outline.shape for outline in outlines}) == 1
+    signatures = [signature_of(request, model.spec.batched_inputs) for request in requests]
+    assert all(signature.shares for signature in signatures)
+    assert len({signature.shape for signature in signatures}) == 1
     outputs = model.infer(merge(requests))
-    for request, got in zip(requests, share(outputs, [outline.rows for outline in outlines]), strict=True):
+    for request, got in zip(
+        requests, split_outputs(outputs, [signature.rows for signature in signatures]), strict=True
+    ):
         for name, alone in model.infer(request).items():
             assert plain(got[name]) == plain(alone)
 

@@ -15,12 +15,12 @@ from frameworks.settings import OnnxModelEntry, PerformanceSettings
 from frameworks.types import TEXT_OUTPUT, Array, TensorBatch, TokenBatch, Value
 from memory.pooled_arrays import PAYS_FROM_BYTES, PooledArrays
 from memory.settings import MemorySettings
-from memory.tensor_pool import HOST, PoolFigures, TensorPool
-from tests.frameworks.fake_probe import FakeProbe
-from tests.frameworks.loading import GIB, NO_COPIES, load_onnx, placed
-from tests.models import onnx_encoders, onnx_graphs
-from tests.models.onnx_graphs import model_of
-from tests.models.text_files import write_tokenizer
+from memory.tensor_pool import HOST, PoolStats, TensorPool
+from tests.frameworks.models.loading import GIB, NO_COPIES, load_onnx, placed
+from tests.support.fake_probe import FakeProbe
+from tests.support.models import onnx_encoders, onnx_graphs
+from tests.support.models.onnx_graphs import model_of
+from tests.support.models.text_files import write_tokenizer
 
 WIDTH = 2**18
 ROWS = PAYS_FROM_BYTES // (4 * WIDTH)
@@ -38,8 +38,8 @@ class Bound:
         self.model = placed(registry, OnnxModelEntry(name="m", path=path), path, devices)
 
     @property
-    def figures(self) -> PoolFigures:
-        return self.pool.figures()[HOST]
+    def stats(self) -> PoolStats:
+        return self.pool.stats()[HOST]
 
     def infer(self, inputs: dict[str, Value], *output_names: str) -> dict[str, Value]:
         return self.model.infer(TensorBatch(inputs, output_names or None))
@@ -70,18 +70,18 @@ def test_bit_for_bit_what_a_plain_run_gives(shape: onnx_graphs.Shape, tmp_path: 
         assert list(outputs) == ["sine", "mean"]
         np.testing.assert_array_equal(np.asarray(outputs["sine"]), sine, strict=True)
         np.testing.assert_array_equal(np.asarray(outputs["mean"]), mean, strict=True)
-        assert house.figures.leases == 1
+        assert house.stats.leases == 1
         del outputs
-    assert (house.figures.misses, house.figures.hits, house.figures.leases) == (1, 2, 0)
+    assert (house.stats.misses, house.stats.hits, house.stats.leases) == (1, 2, 0)
 
 
 def test_small_runs_and_outputs_that_nobody_asked_for_lease_nothing(tmp_path: Path) -> None:
     house = bound(sines(("n", WIDTH)), tmp_path)
     house.infer({"x": rows_of(ROWS - 1)})
     house.infer({"x": rows_of(ROWS)}, "mean")
-    assert (house.figures.misses, house.figures.hits) == (0, 0)
+    assert (house.stats.misses, house.stats.hits) == (0, 0)
     house.infer({"x": rows_of(ROWS)}, "sine")
-    assert house.figures.misses == 1
+    assert house.stats.misses == 1
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float64", "int8", "uint16", "int64", "bool"])
@@ -89,7 +89,7 @@ def test_every_dtype_of_numpy(dtype: str, tmp_path: Path) -> None:
     house = bound(onnx_graphs.identity(dtype), tmp_path)
     x = (np.arange(PAYS_FROM_BYTES) % 3).astype(dtype)
     np.testing.assert_array_equal(np.asarray(house.infer({"x": x})["y"]), x, strict=True)
-    assert house.figures.misses == 1
+    assert house.stats.misses == 1
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "string"])
@@ -97,7 +97,7 @@ def test_other_dtypes_run_as_ever(dtype: str, tmp_path: Path) -> None:
     house = bound(onnx_graphs.identity(dtype), tmp_path)
     x = np.ones(PAYS_FROM_BYTES // 2, np.float32) if dtype == "bfloat16" else np.full(PAYS_FROM_BYTES // 8, "a", object)
     assert (np.asarray(house.infer({"x": x})["y"]) == x).all()
-    assert house.figures.misses == 0
+    assert house.stats.misses == 0
 
 
 def test_rows_that_lie_apart_are_read_as_they_are(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_shape_that_is_not_what_the_graph_declares_is_seen_once(tmp_path: Path
     x = rows_of(2 * ROWS)
     for _ in range(3):
         np.testing.assert_array_equal(np.asarray(house.infer({"x": x})["y"]), x[::2], strict=True)
-    assert (house.figures.misses, house.figures.hits, house.figures.leases) == (1, 0, 0)
+    assert (house.stats.misses, house.stats.hits, house.stats.leases) == (1, 0, 0)
 
 
 def test_what_the_graph_refuses_is_told_as_ever_and_leaves_no_lease(tmp_path: Path) -> None:
@@ -129,10 +129,10 @@ def test_what_the_graph_refuses_is_told_as_ever_and_leaves_no_lease(tmp_path: Pa
         messages.append(caught.value.message)
         del caught
     assert messages[0] == messages[1]
-    assert house.figures.leases == 0
+    assert house.stats.leases == 0
     right = house.infer({"a": rows_of(ROWS), "b": rows_of(ROWS)}, "sum")
     np.testing.assert_array_equal(np.asarray(right["sum"]), 2 * rows_of(ROWS), strict=True)
-    assert house.figures.hits == 1
+    assert house.stats.hits == 1
 
 
 def test_in_the_steady_state_numpy_allocates_no_output(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_in_the_steady_state_numpy_allocates_no_output(tmp_path: Path) -> None:
     finally:
         tracemalloc.stop()
     assert peak_bytes < PAYS_FROM_BYTES / 16
-    assert (house.figures.misses, house.figures.hits) == (1, 5)
+    assert (house.stats.misses, house.stats.hits) == (1, 5)
 
 
 def test_the_states_of_texts_are_leased_until_they_are_pooled(tmp_path: Path) -> None:
@@ -158,6 +158,6 @@ def test_the_states_of_texts_are_leased_until_they_are_pooled(tmp_path: Path) ->
     batch = TokenBatch([[2, 5, 3] * (tokens // 3 + 1 - i % 2) for i in range(64)])
     for _ in range(3):
         rows = house.model.infer(batch)[TEXT_OUTPUT]
-        assert house.figures.leases == 0
+        assert house.stats.leases == 0
         np.testing.assert_array_equal(np.asarray(rows), np.asarray(plain.infer(batch)[TEXT_OUTPUT]), strict=True)
-    assert (house.figures.misses, house.figures.hits) == (1, 2)
+    assert (house.stats.misses, house.stats.hits) == (1, 2)

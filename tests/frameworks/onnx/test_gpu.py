@@ -13,9 +13,9 @@ from frameworks.types import TensorBatch
 from memory.pooled_arrays import PAYS_FROM_BYTES, PooledArrays
 from memory.settings import MemorySettings
 from memory.tensor_pool import HOST, TensorPool
-from tests.frameworks.loading import NO_COPIES, load_onnx, placed, rows_of
-from tests.models import onnx_encoders, onnx_graphs
-from tests.models.text_files import TEXTS, write_tokenizer
+from tests.frameworks.models.loading import NO_COPIES, load_onnx, placed, rows_of
+from tests.support.models import onnx_encoders, onnx_graphs
+from tests.support.models.text_files import TEXTS, write_tokenizer
 
 pytestmark = [
     pytest.mark.gpu,
@@ -73,8 +73,8 @@ def test_large_outputs_come_into_leased_buffers(tmp_path: Path) -> None:
         np.testing.assert_allclose(answer["sum"], a + b, rtol=1e-6)  # type: ignore[arg-type]
         np.testing.assert_allclose(answer["product"], a * b, rtol=1e-6)  # type: ignore[arg-type]
         del answer
-        figures = pool.figures()[HOST]
-        assert (figures.misses, figures.hits, figures.leases) == (2, hits, 0)
+        stats = pool.stats()[HOST]
+        assert (stats.misses, stats.hits, stats.leases) == (2, hits, 0)
     model.close()
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from frameworks.onnx.graph_outline import read_outline
-from tests.models import onnx_encoders, onnx_graphs
+from tests.support.models import onnx_encoders, onnx_graphs
 
 
 def tensor(location: str) -> TensorProto:

@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from frameworks.batches.rows import merge, signature_of, split_outputs
 from frameworks.errors import InvalidInput, InvalidModel
 from frameworks.onnx.padding import tried
 from frameworks.onnx.session import OnnxModel
 from frameworks.onnx.text_model import OnnxTextModel
-from frameworks.scheduling.parts import merge, outline_of, share
 from frameworks.types import NUMPY_DTYPES, Array, ModelSpec, SequenceSpec, TensorBatch, TensorType, Value, ValueSpec
-from tests.frameworks.loading import load_onnx
-from tests.models import onnx_encoders, onnx_graphs
-from tests.models.text_files import write_tokenizer
+from tests.frameworks.models.loading import load_onnx
+from tests.support.models import onnx_encoders, onnx_graphs
+from tests.support.models.text_files import write_tokenizer
 
 ENCODER = onnx_encoders.encoder(("last_hidden_state", "sentence_embedding"), vocabulary_size=128)
 UNMASKED = onnx_encoders.encoder(("last_hidden_state", "sentence_embedding"), inputs=("input_ids",))
@@ -57,12 +57,12 @@ def because(model: OnnxModel) -> str | None:
 def answers_together(model: OnnxModel, requests: Sequence[TensorBatch]) -> list[dict[str, Value]]:
     """What the requests get, which must be of one group, from one run."""
     spec = model.spec
-    outlines = [outline_of(request, spec.batched_inputs, spec.sequence) for request in requests]
-    assert all(outline.shares for outline in outlines)
-    assert len({outline.shape for outline in outlines}) == 1
+    outlines = [signature_of(request, spec.batched_inputs, spec.sequence) for request in requests]
+    assert all(signature.shares for signature in outlines)
+    assert len({signature.shape for signature in outlines}) == 1
     outputs = model.infer(merge(requests, spec.sequence))
-    counts, lengths = [outline.rows for outline in outlines], [outline.length for outline in outlines]
-    return share(outputs, counts, lengths, spec.sequence)
+    counts, lengths = [signature.rows for signature in outlines], [signature.length for signature in outlines]
+    return split_outputs(outputs, counts, lengths, spec.sequence)
 
 
 def assert_as_alone(model: OnnxModel, requests: Sequence[TensorBatch], relative: float = 1e-5) -> None:
@@ -132,8 +132,8 @@ def test_a_graph_without_a_mask_says_why_it_is_not_padded(unmasked: OnnxModel) -
     )
     spec = unmasked.spec
     assert spec.unbatched_because is None
-    lengths = [outline_of(tokens(1, length), spec.batched_inputs, spec.sequence) for length in (5, 6)]
-    assert [outline.length for outline in lengths] == [5, 6]
+    lengths = [signature_of(tokens(1, length), spec.batched_inputs, spec.sequence) for length in (5, 6)]
+    assert [signature.length for signature in lengths] == [5, 6]
     assert lengths[0].shape != lengths[1].shape
 
 

@@ -7,7 +7,7 @@ from structlog.testing import capture_logs
 
 from frameworks.devices import Device
 from frameworks.onnx.providers import ProviderChoice, ProviderRules, choose_providers, drives_cuda
-from tests.frameworks.fake_probe import GIB, cuda
+from tests.support.fake_probe import GIB, cuda
 
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"

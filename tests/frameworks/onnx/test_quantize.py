@@ -14,9 +14,9 @@ from frameworks.onnx.quantization.cpu import needs_reduced_range
 from frameworks.onnx.session import OnnxModel
 from frameworks.quantization.comparison import row_cosines
 from frameworks.types import Array, TensorBatch
-from tests.frameworks.loading import load_onnx, rows_of
-from tests.models import onnx_encoders, onnx_graphs, onnx_perceptrons
-from tests.models.text_files import TEXTS, write_json, write_tokenizer
+from tests.frameworks.models.loading import load_onnx, rows_of
+from tests.support.models import onnx_encoders, onnx_graphs, onnx_perceptrons
+from tests.support.models.text_files import TEXTS, write_json, write_tokenizer
 
 ROOT = Path(__file__).parents[3]
 X = np.random.default_rng(1).random((20, onnx_perceptrons.SIZE)).astype(np.float32)
@@ -120,7 +120,7 @@ def test_nor_is_any_where_it_is_switched_off(folder: Path, tmp_path: Path) -> No
 def test_a_copy_that_is_there_costs_no_import_of_onnx_and_says_the_same(folder: Path, tmp_path: Path) -> None:
     first = load_onnx(folder, quantized=True, cache_dir=tmp_path / "cache").spec.quantization
     code = (
-        "import sys; from pathlib import Path; from tests.frameworks.loading import load_onnx\n"
+        "import sys; from pathlib import Path; from tests.frameworks.models.loading import load_onnx\n"
         f"model = load_onnx(Path({str(folder)!r}), quantized=True, cache_dir=Path({str(tmp_path / 'cache')!r}))\n"
         "assert 'onnx' not in sys.modules, 'imported'; print(repr(model.spec.quantization))"
     )

@@ -5,8 +5,8 @@ import pytest
 
 from frameworks.onnx.quantization.mixed import fewest, outliers
 from frameworks.onnx.quantization.sensitivity import Sensitivity, round_input, round_weight
-from tests.models import onnx_graphs
-from tests.models.onnx_perceptrons import dynamically_rounded
+from tests.support.models import onnx_graphs
+from tests.support.models.onnx_perceptrons import dynamically_rounded
 
 ERRORS = [5.0, 3.0, 1.0, 0.5, 0.3, 0.2]
 

@@ -26,8 +26,8 @@ from frameworks.types import (
     Value,
     ValueSpec,
 )
-from tests.frameworks.loading import listed, load_onnx
-from tests.models import onnx_encoders, onnx_graphs
+from tests.frameworks.models.loading import listed, load_onnx
+from tests.support.models import onnx_encoders, onnx_graphs
 
 INTEGERS = [dtype for dtype in onnx_graphs.ONNX_DTYPES if "int" in dtype]
 FLOATS = ["float16", "bfloat16", "float32", "float64"]

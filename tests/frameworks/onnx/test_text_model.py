@@ -13,9 +13,9 @@ from frameworks.errors import InvalidInput, InvalidModel, OutOfMemory
 from frameworks.onnx.session import OnnxModel
 from frameworks.onnx.text_model import OnnxTextModel
 from frameworks.types import Array, TensorBatch, TokenBatch
-from tests.frameworks.loading import load_onnx, rows_of
-from tests.models import onnx_encoders, onnx_graphs
-from tests.models.text_files import TEXTS, change_json, write_json, write_sentence_transformers, write_tokenizer
+from tests.frameworks.models.loading import load_onnx, rows_of
+from tests.support.models import onnx_encoders, onnx_graphs
+from tests.support.models.text_files import TEXTS, change_json, write_json, write_sentence_transformers, write_tokenizer
 
 MakeModel = Callable[..., OnnxTextModel]
 

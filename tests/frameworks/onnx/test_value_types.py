@@ -7,7 +7,7 @@ import pytest
 from frameworks.errors import InvalidModel
 from frameworks.onnx.value_types import read_type
 from frameworks.types import MapType, OptionalType, SequenceType, TensorType, ValueType
-from tests.models import onnx_graphs
+from tests.support.models import onnx_graphs
 
 
 @dataclass

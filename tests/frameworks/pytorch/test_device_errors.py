@@ -10,8 +10,8 @@ from frameworks.errors import ModelFailed, OutOfMemory
 from frameworks.pytorch.encoder import EncoderModel
 from frameworks.types import TokenBatch
 from tests.frameworks.conftest import FolderMaker
-from tests.frameworks.loading import answered_through_a_dispatcher, load_torch
-from tests.models.torch_folders import save_embedder
+from tests.frameworks.models.loading import answered_through_a_dispatcher, load_torch
+from tests.support.models.torch_folders import save_embedder
 
 BATCH = TokenBatch([[2, 5, 3], [2, 5, 6, 3]])
 
@@ -49,11 +49,11 @@ def test_texts_that_do_not_fit_at_once_are_answered_in_halves(model: EncoderMode
 
 
 def test_a_device_gives_up(model: EncoderModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    def give_up(**_: object) -> None:
+    def abort(**_: object) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be …")
 
     assert model._model is not None
-    monkeypatch.setattr(model._model, "forward", give_up)
+    monkeypatch.setattr(model._model, "forward", abort)
     # On a CPU it is a bug of ours, and stays what it is.
     with pytest.raises(RuntimeError, match="illegal memory access"):
         model.infer(BATCH)

@@ -15,12 +15,12 @@ from sentence_transformers import SentenceTransformer
 
 from frameworks.errors import InvalidInput, InvalidModel, ModelFailed, OutOfMemory
 from frameworks.pytorch.encoder import EncoderModel
-from frameworks.text import normalize_rows, scores
+from frameworks.text.tokenizer import normalize_rows, scores
 from frameworks.types import TEXT_OUTPUT, Array, TensorBatch, TokenBatch
 from tests.frameworks.conftest import FolderMaker
-from tests.frameworks.loading import load_torch, rows_of
-from tests.models.text_files import TEXTS, change_json, write_sentence_transformers, write_tokenizer
-from tests.models.torch_folders import (
+from tests.frameworks.models.loading import load_torch, rows_of
+from tests.support.models.text_files import TEXTS, change_json, write_sentence_transformers, write_tokenizer
+from tests.support.models.torch_folders import (
     FAMILIES,
     HIDDEN_SIZE,
     MAX_TOKENS,

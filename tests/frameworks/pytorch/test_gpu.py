@@ -13,14 +13,14 @@ from frameworks.errors import OutOfMemory
 from frameworks.pytorch.pinned import PINNED, PinnedBuffers
 from frameworks.pytorch.registry import TorchRegistry
 from frameworks.settings import PerformanceSettings, TorchModelEntry
-from frameworks.text import normalize_rows
+from frameworks.text.tokenizer import normalize_rows
 from frameworks.types import TEXT_OUTPUT, TokenBatch
 from memory.settings import MemorySettings
 from memory.tensor_pool import TensorPool
 from tests.frameworks.conftest import FolderMaker
-from tests.frameworks.loading import GIB, NO_COPIES, answered_through_a_dispatcher, load_torch, placed, rows_of
-from tests.models.text_files import TEXTS, write_sentence_transformers
-from tests.models.torch_folders import FAMILIES, Family, save_classifier, save_embedder
+from tests.frameworks.models.loading import GIB, NO_COPIES, answered_through_a_dispatcher, load_torch, placed, rows_of
+from tests.support.models.text_files import TEXTS, write_sentence_transformers
+from tests.support.models.torch_folders import FAMILIES, Family, save_classifier, save_embedder
 
 pytestmark = [
     pytest.mark.gpu,
@@ -75,8 +75,8 @@ class TestPinned:
             random = np.random.default_rng(seed)
             texts = [TEXTS[i] for i in random.integers(0, len(TEXTS), 8)]
             np.testing.assert_array_equal(rows_of(through, texts), rows_of(plain, texts))
-        figures = pool.figures()[PINNED]
-        assert (figures.leases, figures.misses, figures.hits) == (0, 2, 98)
+        stats = pool.stats()[PINNED]
+        assert (stats.leases, stats.misses, stats.hits) == (0, 2, 98)
 
 
 class TestMemory:

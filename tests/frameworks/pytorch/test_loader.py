@@ -10,12 +10,12 @@ from frameworks.devices import Device
 from frameworks.errors import InvalidModel, OutOfMemory
 from frameworks.pytorch import loader
 from frameworks.pytorch.loader import default_dtype, load_encoder
-from frameworks.text import normalize_rows
+from frameworks.text.tokenizer import normalize_rows
 from tests.frameworks.conftest import FolderMaker
-from tests.frameworks.fake_probe import GIB, FakeProbe, cuda
-from tests.frameworks.loading import load_torch, rows_of
-from tests.models.text_files import TEXTS, change_json, write_sentence_transformers
-from tests.models.torch_folders import HIDDEN_SIZE, rewrite_weights, save_classifier, save_embedder
+from tests.frameworks.models.loading import load_torch, rows_of
+from tests.support.fake_probe import GIB, FakeProbe, cuda
+from tests.support.models.text_files import TEXTS, change_json, write_sentence_transformers
+from tests.support.models.torch_folders import HIDDEN_SIZE, rewrite_weights, save_classifier, save_embedder
 
 CPU = FakeProbe().host()
 MPS = Device("mps", 0, "Apple GPU", 16 * GIB, 8 * GIB)

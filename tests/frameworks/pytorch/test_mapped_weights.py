@@ -9,9 +9,9 @@ import pytest
 
 from frameworks.pytorch.encoder import EncoderModel
 from tests.frameworks.conftest import FolderMaker
-from tests.frameworks.loading import load_torch, rows_of
-from tests.models.text_files import TEXTS
-from tests.models.torch_folders import save_embedder
+from tests.frameworks.models.loading import load_torch, rows_of
+from tests.support.models.text_files import TEXTS
+from tests.support.models.torch_folders import save_embedder
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/maps")
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from frameworks.pytorch.pinned import PINNED, pinned_arrays
-from frameworks.text import pad
+from frameworks.text.tokenizer import pad
 from memory.buffers import Array, HostBuffers
 from memory.settings import MemorySettings
 from memory.tensor_pool import TensorPool
@@ -24,9 +24,9 @@ def test_the_leases_end_with_the_block_and_are_used_again() -> None:
             tokens = pad(TOKENS, 9, empty=empty)
             assert tokens.input_ids.tolist() == [[1, 2, 3], [4, 9, 9], [9, 9, 9]]
             assert tokens.attention_mask.tolist() == [[1, 1, 1], [1, 0, 0], [0, 0, 0]]
-            assert pool.figures()[PINNED].leases == 2
-        figures = pool.figures()[PINNED]
-        assert (figures.leases, figures.misses, figures.hits) == (0, 2, hits)
+            assert pool.stats()[PINNED].leases == 2
+        stats = pool.stats()[PINNED]
+        assert (stats.leases, stats.misses, stats.hits) == (0, 2, hits)
 
 
 def test_without_such_memory_the_tokens_lie_where_they_always_did() -> None:

@@ -11,9 +11,9 @@ from frameworks.errors import InvalidModel
 from frameworks.pytorch.quantize import Int8Linear, check_int8_runs_on
 from frameworks.quantization.comparison import row_cosines
 from tests.frameworks.conftest import FolderMaker
-from tests.frameworks.loading import load_torch, rows_of
-from tests.models.text_files import TEXTS
-from tests.models.torch_folders import save_classifier, save_embedder
+from tests.frameworks.models.loading import load_torch, rows_of
+from tests.support.models.text_files import TEXTS
+from tests.support.models.torch_folders import save_classifier, save_embedder
 
 
 def linear(bias: bool = True) -> torch.nn.Linear:

@@ -14,10 +14,10 @@ from frameworks.pytorch.encoder import EncoderModel
 from frameworks.pytorch.registry import TorchRegistry
 from frameworks.settings import PerformanceSettings, TorchModelEntry
 from tests.frameworks.conftest import FolderMaker
-from tests.frameworks.fake_probe import GIB, FakeProbe
-from tests.frameworks.loading import NO_COPIES, load_torch, rows_of
-from tests.models.text_files import change_json, write_json, write_sentence_transformers, write_tokenizer
-from tests.models.torch_folders import HIDDEN_SIZE, MAX_TOKENS, rewrite_weights, save_classifier, save_embedder
+from tests.frameworks.models.loading import NO_COPIES, load_torch, rows_of
+from tests.support.fake_probe import GIB, FakeProbe
+from tests.support.models.text_files import change_json, write_json, write_sentence_transformers, write_tokenizer
+from tests.support.models.torch_folders import HIDDEN_SIZE, MAX_TOKENS, rewrite_weights, save_classifier, save_embedder
 
 
 def refusal(folder: Path, **entry: Any) -> str:

@@ -13,9 +13,9 @@ from safetensors.torch import save_file
 from frameworks.errors import InvalidModel
 from frameworks.pytorch.weights import read_weight_files
 from tests.frameworks.conftest import FolderMaker
-from tests.frameworks.loading import load_torch
-from tests.models.text_files import change_json, write_json
-from tests.models.torch_folders import save_embedder
+from tests.frameworks.models.loading import load_torch
+from tests.support.models.text_files import change_json, write_json
+from tests.support.models.torch_folders import save_embedder
 
 INDEX = "model.safetensors.index.json"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from frameworks.errors import InvalidModel
-from frameworks.quantization.contents import contents_name
+from frameworks.files import contents_name
 from frameworks.quantization.copies import QuantizedCopies
 from frameworks.types import QuantizationReport
 

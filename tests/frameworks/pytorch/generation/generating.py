@@ -14,8 +14,8 @@ from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS
 from frameworks.pytorch.generation.loading import read_shape
 from frameworks.pytorch.registry import TorchRegistry
 from frameworks.settings import PerformanceSettings, TorchModelEntry
-from tests.frameworks.fake_probe import GIB, FakeProbe
-from tests.frameworks.loading import NO_COPIES
+from tests.frameworks.models.loading import NO_COPIES
+from tests.support.fake_probe import GIB, FakeProbe
 
 GREEDY = Sampling(temperature=0)
 

@@ -9,7 +9,7 @@ import transformers
 from frameworks.errors import InvalidInput, InvalidModel
 from frameworks.generation.types import Message
 from frameworks.pytorch.generation.chat_template import ChatTemplate
-from tests.models.generation_tokenizers import CHAT_TEMPLATE, write_generation_tokenizer
+from tests.support.models.generation_tokenizers import CHAT_TEMPLATE, write_generation_tokenizer
 
 TALK = (
     Message("system", "You are an engine."),

@@ -13,7 +13,7 @@ from frameworks.pytorch.generation.llama import LlamaDecoder
 from frameworks.pytorch.generation.transformers_decoder import TransformersDecoder
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.pytorch.generation.generating import greedy_texts, ids_of, load_generating, request, tokens_of
-from tests.models.causal_folders import VOCABULARY_SIZE, causal_model, save_causal_model
+from tests.support.models.causal_folders import VOCABULARY_SIZE, causal_model, save_causal_model
 
 OWN = ["llama", "mistral", "qwen2", "qwen3"]
 THEIRS = [
@@ -48,9 +48,9 @@ def test_sixty_four_prompts_sixteen_at_a_time(made_once: FolderMaker) -> None:
     asked += [request(100 + i, prompt, 16) for i, prompt in enumerate(short)]
     ours = ids_of(model, *asked)
     assert is_own(model)
-    figures = model.step().figures
-    assert figures.preemptions > 0
-    assert figures.prefix_hit_tokens > 0
+    stats = model.step().stats
+    assert stats.preemptions > 0
+    assert stats.prefix_hit_tokens > 0
     reference = causal_model()
     expected = greedy_texts(reference, long, 80) + greedy_texts(reference, short, 16)
     assert [ours[one.sequence_id] for one in asked] == expected

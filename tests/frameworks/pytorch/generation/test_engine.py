@@ -19,7 +19,7 @@ from tests.frameworks.pytorch.generation.generating import (
     stepped,
     tokens_of,
 )
-from tests.models.causal_folders import END_ID, save_causal_model
+from tests.support.models.causal_folders import END_ID, save_causal_model
 
 PROMPT = tuple((7 * i + 3) % 250 for i in range(45))
 OTHER = tuple((11 * i + 5) % 250 for i in range(45))
@@ -31,7 +31,7 @@ def model(made_once: FolderMaker) -> Any:
 
 
 def block_bytes(model: GeneratingModel) -> int:
-    return model.step().figures.kv_total_bytes // 24
+    return model.step().stats.kv_total_bytes // 24
 
 
 class TestEnds:
@@ -87,7 +87,7 @@ class TestLeaving:
             assert {token.sequence_id for token in result.tokens} <= {2}
             given += [token.token_id for token in result.tokens]
         assert given == neighbour
-        assert model.step().figures.kv_used_bytes == 0
+        assert model.step().stats.kv_used_bytes == 0
 
     def test_twice_or_never_there(self, model: GeneratingModel) -> None:
         model.add(request(1, PROMPT))
@@ -103,8 +103,8 @@ class TestLeaving:
         model.abort(1)
         result = model.step()
         assert (result.tokens, result.begun, result.failed) == ([], [], [])
-        assert (result.figures.running, result.figures.waiting, result.figures.kv_used_bytes) == (0, 0, 0)
-        assert result.figures.kv_cached_bytes > 0
+        assert (result.stats.running, result.stats.waiting, result.stats.kv_used_bytes) == (0, 0, 0)
+        assert result.stats.kv_cached_bytes > 0
 
     def test_what_one_who_left_had_computed_is_known_to_the_next(self, model: GeneratingModel) -> None:
         expected = alone(model, request(1, PROMPT, 6))
@@ -123,22 +123,22 @@ class TestFigures:
         one = block_bytes(model)
         for i in range(6):
             model.add(request(i, [i, *PROMPT[:29]], 4))
-        figures = stepped(model).figures
-        assert (figures.running, figures.waiting) == (2, 4), "forty tokens a step"
-        assert (figures.kv_used_bytes, figures.prompt_tokens) == (2 * one, 60)
-        assert (figures.kv_total_bytes, figures.kv_cached_bytes) == (24 * one, 0)
+        stats = stepped(model).stats
+        assert (stats.running, stats.waiting) == (2, 4), "forty tokens a step"
+        assert (stats.kv_used_bytes, stats.prompt_tokens) == (2 * one, 60)
+        assert (stats.kv_total_bytes, stats.kv_cached_bytes) == (24 * one, 0)
         while model.has_work:
-            figures = stepped(model).figures
-        assert (figures.running, figures.waiting, figures.kv_used_bytes) == (0, 0, 0)
-        assert (figures.prompt_tokens, figures.prefix_hit_tokens, figures.preemptions) == (180, 0, 0)
-        assert figures.kv_cached_bytes == 6 * one
+            stats = stepped(model).stats
+        assert (stats.running, stats.waiting, stats.kv_used_bytes) == (0, 0, 0)
+        assert (stats.prompt_tokens, stats.prefix_hit_tokens, stats.preemptions) == (180, 0, 0)
+        assert stats.kv_cached_bytes == 6 * one
 
     def test_hits_are_counted(self, model: GeneratingModel) -> None:
         alone(model, request(1, PROMPT, 2))
         model.add(request(2, PROMPT, 2))
         result = stepped(model)
         assert result.begun == [(2, 32)]
-        assert (result.figures.prompt_tokens, result.figures.prefix_hit_tokens) == (90, 32)
+        assert (result.stats.prompt_tokens, result.stats.prefix_hit_tokens) == (90, 32)
 
     def test_who_begins_is_told_in_its_first_step(self, model: GeneratingModel) -> None:
         model.add(request(1, PROMPT, 2))
@@ -151,9 +151,9 @@ class TestFigures:
 class TestStandingReady:
     def test_warm_up_leaves_nothing(self, model: GeneratingModel) -> None:
         model.warm_up()
-        figures = model.step().figures
+        stats = model.step().stats
         assert not model.has_work
-        assert (figures.running, figures.waiting, figures.kv_used_bytes, figures.kv_cached_bytes) == (0, 0, 0, 0)
+        assert (stats.running, stats.waiting, stats.kv_used_bytes, stats.kv_cached_bytes) == (0, 0, 0, 0)
         model.check_integrity()
 
     def test_it_teaches_what_steps_cost(self, model: GeneratingModel) -> None:

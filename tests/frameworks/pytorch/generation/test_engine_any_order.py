@@ -19,7 +19,7 @@ from tests.frameworks.pytorch.generation.generating import (
     run_out,
     stepped,
 )
-from tests.models.causal_folders import END_ID, save_causal_model
+from tests.support.models.causal_folders import END_ID, save_causal_model
 
 COMMON = tuple((5 * i + 1) % 250 for i in range(90))
 SAMPLINGS = {
@@ -126,7 +126,7 @@ def test_each_text_is_what_it_is_alone(
             given_ids[token.sequence_id].append(token.token_id)
         clock += 1
     assert len(begun) == len(set(begun))
-    assert small.step().figures.kv_used_bytes == 0
+    assert small.step().stats.kv_used_bytes == 0
     for number, arrival in enumerate(coming):
         expected = reference.of(arrival.text)
         if arrival.leaves_after is None:
@@ -141,9 +141,9 @@ def test_texts_that_are_put_back_go_on_where_they_were(
 ) -> None:
     """Also what was drawn: a sequence's random numbers are its own."""
     wanted = [Text(0, 30, first, 40, sampling) for first in range(4)]
-    before = small.step().figures.preemptions
+    before = small.step().stats.preemptions
     together = ids_of(small, *(text.request(small, number) for number, text in enumerate(wanted)))
-    assert small.step().figures.preemptions > before
+    assert small.step().stats.preemptions > before
     assert together == {number: reference.of(text) for number, text in enumerate(wanted)}
 
 

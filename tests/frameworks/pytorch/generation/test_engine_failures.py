@@ -10,7 +10,7 @@ from frameworks.generation.types import Sampling
 from frameworks.pytorch.generation.engine import GeneratingModel
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.pytorch.generation.generating import alone, load_generating, request, run_out, stepped
-from tests.models.causal_folders import VOCABULARY_SIZE, save_causal_model
+from tests.support.models.causal_folders import VOCABULARY_SIZE, save_causal_model
 
 PROMPT = tuple((7 * i + 3) % 250 for i in range(45))
 OTHER = tuple((11 * i + 5) % 250 for i in range(45))
@@ -71,7 +71,7 @@ class TestFailingAlone:
         assert [token.token_id for result in results for token in result.tokens] == expected
         [(sequence_id, error)] = [each for result in results for each in result.failed]
         assert (sequence_id, type(error)) == (3, ModelFailed)
-        assert model.step().figures.kv_used_bytes == 0
+        assert model.step().stats.kv_used_bytes == 0
 
     def test_nobody_suffers_who_gets_its_memory_afterwards(self, model: GeneratingModel) -> None:
         """What has no share is multiplied by 0, which makes no number of what is none."""
@@ -133,8 +133,8 @@ class TestFailedSteps:
         self.break_after(model, monkeypatch, Broken())
         self.fail(model, Broken)
         assert not model.has_work
-        assert model.step().figures.kv_used_bytes == 0
-        assert model.step().figures.kv_cached_bytes == 0
+        assert model.step().stats.kv_used_bytes == 0
+        assert model.step().stats.kv_cached_bytes == 0
         model.add(request(4, PROMPT, 6))
         first = stepped(model)
         assert first.begun == [(4, 0)]

@@ -11,9 +11,9 @@ from frameworks.generation.types import Constraint, Sampling
 from frameworks.pytorch.registry import TorchRegistry
 from frameworks.settings import PerformanceSettings, TorchModelEntry
 from tests.frameworks.conftest import FolderMaker
-from tests.frameworks.loading import GIB, NO_COPIES
+from tests.frameworks.models.loading import GIB, NO_COPIES
 from tests.frameworks.pytorch.generation.generating import ids_of, load_generating, request
-from tests.models.causal_folders import END_ID, save_causal_model
+from tests.support.models.causal_folders import END_ID, save_causal_model
 
 pytestmark = [
     pytest.mark.gpu,
@@ -53,7 +53,7 @@ def test_texts_that_were_put_back_go_on_where_they_were(made_once: FolderMaker) 
     roomy, narrow = _load_there(folder, dtype="f32"), _load_there(folder, dtype="f32", kv_cache=10 * 32 * 512)
     asked = [request(i, prompt, 60, Sampling(seed=i)) for i, prompt in enumerate(PROMPTS)]
     assert ids_of(narrow, *asked) == ids_of(roomy, *asked)
-    assert narrow.step().figures.preemptions > 0
+    assert narrow.step().stats.preemptions > 0
 
 
 def test_a_constraint_holds(made_once: FolderMaker) -> None:

@@ -16,12 +16,12 @@ from frameworks.pytorch.generation.loading import GeneratorShape, kv_bytes, read
 from frameworks.pytorch.registry import TorchRegistry
 from frameworks.settings import PerformanceSettings, TorchModelEntry
 from tests.frameworks.conftest import FolderMaker
-from tests.frameworks.fake_probe import GIB, FakeProbe
-from tests.frameworks.loading import NO_COPIES
+from tests.frameworks.models.loading import NO_COPIES
 from tests.frameworks.pytorch.generation.generating import alone, load_generating, request
-from tests.models.causal_folders import CONTEXT_TOKENS, END_ID, VOCABULARY_SIZE, save_causal_model
-from tests.models.text_files import change_json
-from tests.models.torch_folders import rewrite_weights
+from tests.support.fake_probe import GIB, FakeProbe
+from tests.support.models.causal_folders import CONTEXT_TOKENS, END_ID, VOCABULARY_SIZE, save_causal_model
+from tests.support.models.text_files import change_json
+from tests.support.models.torch_folders import rewrite_weights
 
 TOKEN_BYTES = 2 * 2 * 2 * 16 * 4
 """Keys and values of two layers with two heads of 16 float32 numbers."""

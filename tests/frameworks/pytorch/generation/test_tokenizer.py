@@ -13,8 +13,8 @@ from frameworks.generation.tokenizer import GenerationTokenizer
 from frameworks.generation.types import Conversation, Message
 from frameworks.pytorch.generation.tokenizer import HuggingFaceTokenizer
 from tests.frameworks.conftest import FolderMaker
-from tests.models.generation_tokenizers import CHAT_TEMPLATE, Kind, write_generation_tokenizer
-from tests.models.text_files import change_json, write_json
+from tests.support.models.generation_tokenizers import CHAT_TEMPLATE, Kind, write_generation_tokenizer
+from tests.support.models.text_files import change_json, write_json
 
 KINDS: tuple[Kind, ...] = ("gpt2", "llama2", "gemma")
 VOCABULARY_SIZE = 512

@@ -1,0 +1,195 @@
+"""What /models shows of a model: the form, for the OpenAPI document, and the filling of it."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from frameworks.models.slot import ModelSlot
+from frameworks.models.traffic import Share
+from frameworks.models.version import ModelVersion
+from frameworks.types import ValueSpec
+
+
+class TensorDescription(BaseModel):
+    """One input or output of a model. `shape` has -1 for a free dimension and is null where none is declared."""
+
+    name: str
+    dtype: str
+    shape: list[int] | None
+
+
+class Quantization(BaseModel):
+    """What quantising the model gave; the cosines are to the original, over the rows of the warm-up inputs."""
+
+    scheme: str
+    cosine_min: float
+    cosine_mean: float
+    speedup: float = Field(description="median time of the original by that of the quantised model, when it was made")
+    bytes_before: int
+    bytes_after: int
+
+
+class RequestCounts(BaseModel):
+    """Requests that named the model, since the server started."""
+
+    total: int
+    failed: int
+    inflight: int
+
+
+class ModelDescription(BaseModel):
+    """A registered model; what only a loaded model has is null while it is not loaded."""
+
+    model_config = ConfigDict(protected_namespaces=())
+
+    name: str
+    framework: str
+    task: str | None
+    state: str
+    reason: str | None
+    versions: list[str]
+    device: str | None
+    dtype: str | None
+    quantized: bool
+    quantization: Quantization | None
+    memory_bytes: int | None
+    inputs: list[TensorDescription] | None
+    outputs: list[TensorDescription] | None
+    last_used: str | None = Field(description="ISO 8601, UTC")
+    requests: RequestCounts
+
+
+class VersionDetail(BaseModel):
+    """One version of a model."""
+
+    state: str
+    reason: str | None
+    memory_bytes: int | None
+    device: str | None
+    providers: list[str]
+    max_tokens: int | None = Field(description="of a text; of a model that generates: prompt and text together")
+    labels: list[str] | None
+    loads: int
+    load_seconds: float
+    batching: str = Field(description="on, or why requests of tensors never share a run")
+    padding: str | None = Field(
+        description="on, or why only tensors of one length share a run; null where no sequence_axis is declared"
+    )
+    max_batch_size: int
+    instances: int
+    queue_depth: int
+    path: str
+
+
+class TrafficShare(BaseModel):
+    """A version that gets a share of the requests that name none."""
+
+    version: str
+    percent: float
+
+
+class ModelDetail(ModelDescription):
+    """A registered model with its versions. `active_version` answers who names none."""
+
+    active_version: str
+    previous_version: str | None = Field(description="what a rollback goes back to")
+    canary: TrafficShare | None
+    shadow: TrafficShare | None
+    version_details: dict[str, VersionDetail]
+
+
+class ModelList(BaseModel):
+    """Every registered model."""
+
+    models: list[ModelDescription]
+
+
+class Deleted(BaseModel):
+    """The name that is free again."""
+
+    deleted: str
+
+
+def describe(slot: ModelSlot, requests: Mapping[tuple[str, str, int], int]) -> dict[str, Any]:
+    """What /models shows of one model. `requests`: how many were answered, by model, version and HTTP status."""
+    spec = slot.spec
+    unused_s = slot.seconds_unused
+    counts = {status: n for (name, _, status), n in requests.items() if name == slot.name}
+    return {
+        "name": slot.name,
+        "framework": slot.framework,
+        "task": spec.task if spec else None,
+        "state": slot.state.value,
+        "reason": _printable(slot.reason) if slot.reason else None,
+        "versions": list(slot.versions),
+        "device": spec.device if spec else None,
+        "dtype": spec.dtype if spec else None,
+        "quantized": bool(spec and spec.quantization),
+        "quantization": asdict(spec.quantization) if spec and spec.quantization else None,
+        "memory_bytes": slot.memory_bytes if spec else None,
+        "inputs": _tensors(spec.inputs) if spec else None,
+        "outputs": _tensors(spec.outputs) if spec else None,
+        "last_used": None if unused_s is None else (datetime.now(UTC) - timedelta(seconds=unused_s)).isoformat(),
+        "requests": {
+            "total": sum(counts.values()),
+            "failed": sum(n for status, n in counts.items() if status >= 400),
+            "inflight": slot.requests.inflight,
+        },
+    }
+
+
+def describe_in_detail(slot: ModelSlot, requests: Mapping[tuple[str, str, int], int]) -> dict[str, Any]:
+    """As `describe`, with what is known of each version."""
+    return describe(slot, requests) | {
+        "active_version": slot.version,
+        "previous_version": slot.previous.version if slot.previous else None,
+        "canary": _share(slot.canary),
+        "shadow": _share(slot.shadow),
+        "version_details": {name: _version_detail(slot, version) for name, version in slot.versions.items()},
+    }
+
+
+def _share(share: Share | None) -> dict[str, Any] | None:
+    return {"version": share.version, "percent": share.percent} if share else None
+
+
+def _version_detail(slot: ModelSlot, version: ModelVersion) -> dict[str, Any]:
+    spec = version.spec
+    text, generation = (spec.text, spec.generation) if spec else (None, None)
+    max_tokens = generation.max_context_tokens if generation else text.max_tokens if text else None
+    return {
+        "state": version.state.value,
+        "reason": _printable(version.reason) if version.reason else None,
+        "memory_bytes": version.memory_bytes if spec else None,
+        "device": spec.device if spec else None,
+        "providers": list(spec.providers) if spec else [],
+        "max_tokens": max_tokens,
+        "labels": list(text.labels) if text and text.labels else None,
+        "loads": version.loads,
+        "load_seconds": round(version.load_s, 3),
+        "batching": (spec.unbatched_because if spec else None) or "on",
+        "padding": (spec.sequence.unpadded_because or "on") if spec and spec.sequence else None,
+        "max_batch_size": slot.limits.max_rows,
+        "instances": slot.entry.instances,
+        "queue_depth": slot.queue_depth,
+        "path": _printable(_path_of(slot, version)),
+    }
+
+
+def _path_of(slot: ModelSlot, version: ModelVersion) -> str:
+    """As the entry has it, with the version's own folder."""
+    return str(slot.entry.path / version.path.relative_to(slot.path))
+
+
+def _printable(text: str) -> str:
+    """A file's name may hold bytes that are no UTF-8, for which JSON has no place."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _tensors(specs: tuple[ValueSpec, ...]) -> list[dict[str, Any]]:
+    return [
+        {"name": s.name, "dtype": str(s.type), "shape": list(s.shape) if s.shape is not None else None} for s in specs
+    ]

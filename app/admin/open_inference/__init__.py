@@ -1,0 +1,1 @@
+"""The Open Inference Protocol beside inference: metadata, configuration, statistics and the model repository."""

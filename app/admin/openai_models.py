@@ -1,0 +1,68 @@
+"""/v1/models: the registered models, as OpenAI's clients list them."""
+
+import time
+from typing import Any
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+from starlette.responses import Response
+
+from app.http.wire import json_answer
+from app.protocols.openai.schemas import OpenAiErrorResponse
+from frameworks.manager import MLFrameworkManager
+from frameworks.models.slot import ModelSlot
+
+
+class OpenAiModel(BaseModel):
+    """One registered model."""
+
+    id: str
+    object: str = "model"
+    created: int = Field(description="Unix time of the server's start.")
+    owned_by: str = "roundhouse"
+    max_model_len: int | None = Field(
+        None, description="Tokens that it reads, and writes, at most; left out while it is not loaded."
+    )
+
+
+class OpenAiModelList(BaseModel):
+    """Every registered model, loaded or not."""
+
+    object: str = "list"
+    data: list[OpenAiModel]
+
+
+class OpenAiModelsApi:
+    """The handlers of /v1/models."""
+
+    def __init__(self, manager: MLFrameworkManager) -> None:
+        self._manager = manager
+        self._created_s = int(time.time())
+
+    def router(self) -> APIRouter:
+        router = APIRouter(tags=["openai"])
+        failures: dict[int | str, dict[str, Any]] = {
+            "4XX": {"model": OpenAiErrorResponse},
+            "5XX": {"model": OpenAiErrorResponse},
+        }
+        router.add_api_route(
+            "/v1/models", self.list_openai_models, methods=["GET"], responses={200: {"model": OpenAiModelList}}
+        )
+        router.add_api_route(
+            "/v1/models/{name}", self.show_openai_model, methods=["GET"],
+            responses={200: {"model": OpenAiModel}, **failures},
+        )  # fmt: skip
+        return router
+
+    async def list_openai_models(self) -> Response:
+        """Every registered model, in OpenAI's words."""
+        return json_answer({"object": "list", "data": [self._describe(slot) for slot in self._manager.slots]})
+
+    async def show_openai_model(self, name: str) -> Response:
+        """One model, in OpenAI's words."""
+        return json_answer(self._describe(self._manager.slot(name)))
+
+    def _describe(self, slot: ModelSlot) -> dict[str, Any]:
+        model = {"id": slot.name, "object": "model", "created": self._created_s, "owned_by": "roundhouse"}
+        max_tokens = slot.spec.max_tokens if slot.spec is not None else None
+        return model if max_tokens is None else {**model, "max_model_len": max_tokens}

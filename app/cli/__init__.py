@@ -1,0 +1,5 @@
+"""The command line: serve, check, models, infer."""
+
+from app.cli.commands import main
+
+__all__ = ["main"]

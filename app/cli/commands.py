@@ -1,0 +1,201 @@
+"""The command line: serve, check, models, infer."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+_DEFAULT_URL = "http://127.0.0.1:8080"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit status: 0, 1 for what failed, 2 for a command or a config that is wrong."""
+    options = _parser().parse_args(arguments)
+    run: Any = options.run
+    status: int = run(options)
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="roundhouse", description="One server for ONNX and PyTorch models.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    serve = _command(
+        commands,
+        "serve",
+        "Serve models until a signal ends it.",
+        "roundhouse serve --config config.toml\n  roundhouse serve ./models/digits/model.onnx --port 9000",
+    )
+    serve.add_argument(
+        "models", nargs="*", metavar="MODEL_PATH", help="an .onnx file, or a folder with model.onnx or *.safetensors"
+    )
+    serve.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="default: ROUNDHOUSE_CONFIG, else ./config.toml if it is there and no MODEL_PATH is given",
+    )
+    serve.add_argument("--host", help="overrides server.host")
+    serve.add_argument("--port", type=int, help="overrides server.port; 0 takes any free one")
+    serve.add_argument("--grpc-port", type=int, help="overrides server.grpc_port; 0 is no gRPC")
+    serve.set_defaults(run=_serve)
+
+    check = _command(
+        commands, "check", "Say everything that is wrong with a config file.", "roundhouse check config.toml"
+    )
+    check.add_argument("file", type=Path)
+    check.set_defaults(run=_check)
+
+    models = _command(
+        commands, "models", "List the models of a running server.", "roundhouse models --url http://127.0.0.1:8080"
+    )
+    models.add_argument("--json", action="store_true", help="the server's whole answer")
+    _add_url(models)
+    models.set_defaults(run=_models)
+
+    infer = _command(
+        commands,
+        "infer",
+        "Send one request to a running server.",
+        "roundhouse infer minilm --text 'a sentence' 'another'\n"
+        "  roundhouse infer digits --data '[[0, 0, 9, …]]'\n"
+        "  roundhouse infer tiny-llama --prompt 'The module' --max-tokens 40\n"
+        "  roundhouse infer digits --body @request.json",
+    )
+    infer.add_argument("name", metavar="NAME", help="the model")
+    question = infer.add_mutually_exclusive_group(required=True)
+    question.add_argument("--text", nargs="+", help="texts for an embed or classify model")
+    question.add_argument("--prompt", help="the text that a language model goes on with")
+    question.add_argument("--message", help="what a user says to a language model with a chat template")
+    question.add_argument(
+        "--data", metavar="JSON", help="input_data, flat or nested; @FILE reads a file, @- standard input"
+    )
+    question.add_argument("--inputs", metavar="JSON", help="named tensors; @FILE likewise")
+    question.add_argument("--body", metavar="JSON", help="the whole request; @FILE likewise")
+    infer.add_argument("--max-tokens", type=int, metavar="N", help="with --prompt and --message: how many may come")
+    _add_url(infer)
+    infer.set_defaults(run=_infer)
+    return parser
+
+
+def _command(commands: Any, name: str, description: str, example: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=description,
+        description=description,
+        epilog=f"example:\n  {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    return parser
+
+
+def _add_url(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", default=_DEFAULT_URL, help="the server; default: %(default)s")
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from app.cli.model_paths import with_models
+    from app.config import ConfigError, load_settings
+    from app.server.process import CannotListenError, serve
+
+    if not sys.stderr:
+        # Started with its standard error closed. Its number must not go to a socket: libraries in C write there.
+        sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - for as long as the process lives
+    overrides: dict[str, object] = {}
+    if options.host is not None:
+        overrides["server.host"] = options.host
+    if options.port is not None:
+        overrides["server.port"] = options.port
+    if options.grpc_port is not None:
+        overrides["server.grpc_port"] = options.grpc_port
+    try:
+        loaded = load_settings(_config_file(options), os.environ, overrides)
+        loaded = replace(loaded, settings=with_models(loaded.settings, options.models))
+        return serve(loaded, log_to_terminal=sys.stderr.isatty())
+    except (ConfigError, CannotListenError) as error:
+        print(error, file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+
+
+def _config_file(options: argparse.Namespace) -> Path | None:
+    if options.config is not None:
+        file: Path = options.config
+        return file
+    if named := os.environ.get("ROUNDHOUSE_CONFIG"):
+        return Path(named)
+    # A model named on the command line needs no config, and a config lying about should not bring others with it.
+    here = Path("config.toml")
+    return here if here.is_file() and not options.models else None
+
+
+def _check(options: argparse.Namespace) -> int:
+    from app.config import check_file
+
+    faults = check_file(options.file, os.environ)
+    for fault in faults:
+        print(fault)
+    if not faults:
+        print(f"{options.file}: nothing is wrong")
+    return 2 if faults else 0
+
+
+def _models(options: argparse.Namespace) -> int:
+    from app.cli.client import call
+    from memory.sizes import format_size
+
+    status, answer = call(options.url, "GET", "/models")
+    if status != 200 or options.json:
+        print(json.dumps(answer, indent=2))
+        return 0 if status == 200 else 1
+    rows: list[tuple[str, ...]] = [("NAME", "FRAMEWORK", "TASK", "STATE", "DEVICE", "DTYPE", "MEMORY")]
+    for model in answer["models"]:
+        memory = format_size(model["memory_bytes"]) if model["memory_bytes"] is not None else "-"
+        rows.append((*(model[key] or "-" for key in ("name", "framework", "task", "state", "device", "dtype")), memory))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    return 0
+
+
+def _infer(options: argparse.Namespace) -> int:
+    from app.cli.client import call
+
+    try:
+        body: Any
+        if options.text is not None:
+            body = {"text": options.text}
+        elif options.prompt is not None or options.message is not None:
+            body = _generation(options)
+        elif options.body is not None:
+            body = _json_argument(options.body)
+        elif options.data is not None:
+            body = {"input_data": _json_argument(options.data)}
+        else:
+            body = {"inputs": _json_argument(options.inputs)}
+    except (OSError, ValueError) as error:
+        print(f"not readable as JSON: {error}", file=sys.stderr)
+        return 2
+    status, answer = call(options.url, "POST", f"/models/{options.name}/infer", body)
+    print(json.dumps(answer))
+    return 0 if status == 200 else 1
+
+
+def _generation(options: argparse.Namespace) -> dict[str, Any]:
+    body: dict[str, Any] = {} if options.max_tokens is None else {"max_tokens": options.max_tokens}
+    if options.prompt is not None:
+        return body | {"prompt": options.prompt}
+    return body | {"messages": [{"role": "user", "content": options.message}]}
+
+
+def _json_argument(argument: str) -> Any:
+    if argument == "@-":
+        return json.load(sys.stdin)
+    return json.loads(Path(argument[1:]).read_text(encoding="utf-8") if argument.startswith("@") else argument)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

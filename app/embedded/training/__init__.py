@@ -1,0 +1,1 @@
+"""The scripts that trained the embedded models."""

@@ -1,0 +1,1 @@
+"""One request, for every protocol: context, pipeline, service, generation and response cache."""

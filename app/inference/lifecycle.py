@@ -1,0 +1,56 @@
+"""Whether the server is starting, serving or draining: asked by health and at the door, told by the process."""
+
+import time
+
+from frameworks.errors import Draining
+from frameworks.manager import MLFrameworkManager
+from frameworks.models.slot import ModelState
+
+
+class Lifecycle:
+    """Owned by the event loop."""
+
+    def __init__(self, manager: MLFrameworkManager, startup_models: tuple[str, ...]) -> None:
+        self._manager = manager
+        self._startup_models = startup_models
+        self._started_s = time.monotonic()
+        self.is_draining = False
+        self._draining_since_s = 0.0
+
+    @property
+    def uptime_s(self) -> float:
+        return time.monotonic() - self._started_s
+
+    def drain(self) -> None:
+        """From now on /health/ready says 503 and no new request is taken."""
+        self.is_draining = True
+        self._draining_since_s = time.monotonic()
+
+    def drain_left_s(self, drain_timeout_s: float) -> float:
+        """How many seconds of the drain's time are left: all of them where there was no order yet; never below 0."""
+        gone_s = time.monotonic() - self._draining_since_s if self.is_draining else 0.0
+        return max(0.0, drain_timeout_s - gone_s)
+
+    def check_accepting(self) -> None:
+        """Raises Draining once the server is going down."""
+        if self.is_draining:
+            raise Draining("the server is going down; ask another")
+
+    def status(self) -> str:
+        """`draining`, `starting` (a start-up model is on its way), `degraded` (a model failed) or `healthy`."""
+        if self.is_draining:
+            return "draining"
+        slots = self._manager.slots
+        if any(slot.is_awaited for slot in slots if slot.name in self._startup_models):
+            return "starting"
+        return "degraded" if any(slot.state is ModelState.FAILED for slot in slots) else "healthy"
+
+    def waits_for(self) -> list[str]:
+        """The start-up models that keep the server from being ready. One that a caller unloaded or deleted does not,
+        nor one that has left to make room.
+        """
+        return [
+            slot.name
+            for slot in self._manager.slots
+            if slot.name in self._startup_models and (slot.is_awaited or slot.state is ModelState.FAILED)
+        ]

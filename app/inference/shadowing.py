@@ -1,0 +1,120 @@
+"""Copies of requests to a shadow version: never answered to anybody, their differences counted."""
+
+import asyncio
+from collections import Counter
+from contextlib import suppress
+
+import numpy as np
+import structlog
+
+from app.inference.response_cache import Question
+from app.inference.service import InferenceService
+from frameworks.errors import RoundhouseError
+from frameworks.models.slot import ModelSlot
+from frameworks.models.version import ModelVersion
+from frameworks.scheduling.admission import Permit, RequestLimit
+from frameworks.text.tokens import TokenAnswer, TokenQuestion
+from frameworks.types import (
+    LAST_PRIORITY,
+    Answer,
+    ClassifyAnswer,
+    EmbedAnswer,
+    ScoreAnswer,
+    Timings,
+    Value,
+)
+
+log = structlog.get_logger(__name__)
+
+# Copies under way at once: a shadow that is slower than the version it follows loses copies, not memory.
+_MOST_COPIES = 64
+# Two versions of one model that differ by less are the same for those who compare them.
+_RELATIVE, _ABSOLUTE = 1e-3, 1e-4
+
+
+class ShadowTraffic:
+    """Owned by the event loop."""
+
+    def __init__(self, service: InferenceService, outcomes: Counter[tuple[str, str, str]]) -> None:
+        """`outcomes`: by model, version and outcome (`same`, `different`, `failed`, `dropped`), added up there."""
+        self._service = service
+        self._outcomes = outcomes
+        self._copies: set[asyncio.Task[None]] = set()
+        # Its own: a copy takes no caller's place.
+        self._limit = RequestLimit("shadow copies", None, None)
+
+    @property
+    def copies(self) -> int:
+        """Those under way."""
+        return len(self._copies)
+
+    def copy(self, slot: ModelSlot, request: Question | TokenQuestion, answer: Answer | TokenAnswer) -> None:
+        """Asks the shadow version what its model was asked and answered, if the request is one of its share."""
+        share = slot.shadow
+        if share is None or not share.takes_next():
+            return
+        version = slot.versions.get(share.version)
+        if version is None or not version.is_ready or len(self._copies) >= _MOST_COPIES:
+            self._outcomes[slot.name, share.version, "dropped"] += 1
+            return
+        copy = asyncio.get_running_loop().create_task(self._ask(version, request, answer))
+        self._copies.add(copy)
+        copy.add_done_callback(self._copies.discard)
+
+    async def close(self) -> None:
+        """Ends the copies that are under way."""
+        for copy in self._copies:
+            copy.cancel()
+        with suppress(asyncio.CancelledError):
+            await asyncio.gather(*self._copies, return_exceptions=True)
+
+    async def _ask(
+        self, version: ModelVersion, request: Question | TokenQuestion, answer: Answer | TokenAnswer
+    ) -> None:
+        permit = Permit(self._limit)
+        outcome = "failed"
+        try:
+            permit.queue(self._limit)
+            spec = version.spec
+            if spec is None or not version.enter(permit, spec):
+                outcome = "dropped"
+                return
+            theirs = await self._service.infer(version, request, Timings(), permit, LAST_PRIORITY)
+            # In a thread: answers may be long, and nobody waits for this.
+            outcome = "same" if await asyncio.to_thread(is_same, answer, theirs) else "different"
+        except RoundhouseError as error:
+            log.debug("shadow failed", model=version.model.name, version=version.version, reason=error.message)
+        except Exception:
+            log.exception("shadow failed", model=version.model.name, version=version.version)
+        finally:
+            permit.release()
+            self._outcomes[version.model.name, version.version, outcome] += 1
+
+
+def is_same(one: Answer | TokenAnswer, other: Answer | TokenAnswer) -> bool:
+    """Whether two answers say the same, numbers within a relative 1e-3 and an absolute 1e-4."""
+    if isinstance(one, EmbedAnswer) and isinstance(other, EmbedAnswer):
+        return _is_same_value(one.embeddings, other.embeddings)
+    if isinstance(one, ClassifyAnswer) and isinstance(other, ClassifyAnswer):
+        return _is_same_value([dict(labels) for labels in one.predictions], [dict(p) for p in other.predictions])
+    if isinstance(one, ScoreAnswer) and isinstance(other, ScoreAnswer):
+        return _is_same_value(np.array(one.scores), np.array(other.scores))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return _is_same_value(one, other)
+    return one == other
+
+
+def _is_same_value(one: Value | object, other: Value | object) -> bool:
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        if one.shape != other.shape:
+            return False
+        if one.dtype.kind == "f" and other.dtype.kind == "f":
+            return bool(np.allclose(one, other, _RELATIVE, _ABSOLUTE, equal_nan=True))
+        return bool(np.array_equal(one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_is_same_value(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_is_same_value, one, other))
+    if isinstance(one, float) and isinstance(other, float):
+        return bool(np.isclose(one, other, _RELATIVE, _ABSOLUTE, equal_nan=True))
+    return one == other

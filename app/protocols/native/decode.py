@@ -1,0 +1,162 @@
+"""Step 1, DECODE: the body of /infer → a request for one model. Synchronous: a parsed body lives only within it."""
+
+from typing import Any, NamedTuple
+
+from app.inference.pipeline import FindSpec
+from app.protocols.codec import Target
+from app.protocols.json_body import Document, Node, json_name
+from app.protocols.json_reading import read_flat, read_surely
+from app.protocols.json_tensors import narrow
+from app.protocols.native.fields import COMMON_FIELDS, FIELDS, GENERATION_QUESTIONS, OPTIONS, QUESTION_FIELDS
+from app.protocols.native.generation import read_generation
+from app.protocols.native.inputs import read_count, read_input_data, read_inputs, read_text
+from frameworks.errors import InvalidInput, ModelAbsent, VersionNotFound
+from frameworks.generation.types import GenerateRequest
+from frameworks.types import (
+    DEFAULT_PRIORITY,
+    LAST_PRIORITY,
+    Array,
+    ModelSpec,
+    TensorBatch,
+    TensorType,
+    TextRequest,
+)
+
+# Fields that were found to go together, in their order → the question: callers ask in the same words again and again.
+_questions: dict[tuple[str, ...], str] = {}
+_MOST_QUESTIONS = 256
+
+
+class NativeRequest(NamedTuple):
+    """What was asked, and in which form the answer mirrors it.
+
+    `spec`: of the model that it is for. `flat`: input_data came as a flat list. `timeout_ms` None: the caller named no
+    deadline.
+    """
+
+    question: str
+    request: TensorBatch | TextRequest | GenerateRequest
+    spec: ModelSpec
+    flat: bool = False
+    priority: int = DEFAULT_PRIORITY
+    timeout_ms: int | None = None
+    stream: bool = False
+
+
+def decode(body: bytes, target: Target, find_spec: FindSpec) -> NativeRequest:
+    """Reads a body for the model that path or body name.
+
+    `find_spec(name, version)` is asked as soon as the name is known, before any tensor is decoded, and raises what
+    keeps the model from answering; it is asked for "", the one that generates text, where `prompt` or `messages` come
+    without a name. Raises InvalidJson, InvalidInput, UnknownField.
+    """
+    flat = read_flat(body)
+    if flat is not None:
+        request = _read_flat(*flat, target, find_spec)
+        if request is not None:
+            return request
+    return read_surely(body, lambda document: _read(document, target, find_spec))
+
+
+def _read_flat(name: Any, numbers: Array, target: Target, find_spec: FindSpec) -> NativeRequest | None:
+    """The commonest question by itself, in a third of the time; None where it is not as simple as it looked, and where
+    it has to be refused, for which `_read` has the words.
+    """
+    model = target.model if name is None else name
+    if type(model) is not str or target.model not in (None, model):
+        return None
+    spec = find_spec(model, target.version)
+    sole = spec.sole_input
+    if sole is None or not isinstance(sole.type, TensorType) or spec.framework == "pytorch":
+        return None
+    shape = sole.type.shape
+    if shape is None or shape.count(-1) != 1 or "float" not in sole.type.dtype:
+        return None
+    tensor = narrow(numbers, sole.type.dtype, "input_data")
+    try:
+        # numpy solves the one free dimension.
+        tensor = tensor.reshape(shape)
+    except ValueError:
+        return None
+    return NativeRequest("input_data", TensorBatch({sole.name: tensor}, spec.first_output), spec, True)
+
+
+def _read(document: Document, target: Target, find_spec: FindSpec) -> NativeRequest:
+    if not document.is_object(document.root):
+        raise InvalidInput("body", f"is {json_name(document.root)}; wants a JSON object")
+    fields = document.members(document.root, FIELDS)
+    names = tuple(fields)
+    question = _questions.get(names)
+    spec = _find_spec(fields, target, find_spec)
+    if question is None:
+        question = _question_of(names)
+        if len(_questions) < _MOST_QUESTIONS:
+            _questions[names] = question
+    flat = stream = False
+    request: TensorBatch | TextRequest | GenerateRequest
+    match question:
+        case "text":
+            request = read_text(document, fields, spec)
+        case "inputs":
+            request = read_inputs(document, fields, spec)
+        case "prompt" | "messages":
+            request, stream = read_generation(document, fields, spec, question)
+        case _:
+            request, flat = read_input_data(document, fields, spec)
+    if len(names) == 1:
+        return NativeRequest(question, request, spec, flat)
+    priority = read_count(fields, "priority") or DEFAULT_PRIORITY
+    if priority > LAST_PRIORITY:
+        raise InvalidInput("priority", f"is {priority}; wants a whole number from 1 (first) to {LAST_PRIORITY}")
+    return NativeRequest(question, request, spec, flat, priority, read_count(fields, "timeout_ms"), stream)
+
+
+def _question_of(names: tuple[str, ...]) -> str:
+    """The question that a body with these fields asks. Raises InvalidInput where they do not go together."""
+    questions = [name for name in QUESTION_FIELDS if name in names]
+    if len(questions) != 1:
+        came = " and ".join(questions) or "none of them came"
+        raise InvalidInput(
+            questions[-1] if questions else "input_data",
+            f"exactly one of {', '.join(QUESTION_FIELDS)} is wanted; {came}",
+        )
+    question = questions[0]
+    for name in names:
+        if name not in OPTIONS[question] and name not in COMMON_FIELDS and name != question:
+            raise InvalidInput(
+                name, f"does not go with {question}, whose options are {', '.join(sorted(OPTIONS[question]))}"
+            )
+    return question
+
+
+def _find_spec(fields: dict[str, Node], target: Target, find_spec: FindSpec) -> ModelSpec:
+    try:
+        return find_spec(*_name_and_version(fields, target))
+    except ModelAbsent as absent:
+        # Who waits for a load waits no longer than this.
+        absent.timeout_ms = read_count(fields, "timeout_ms")
+        raise
+    except VersionNotFound as error:
+        if target.version is not None:
+            raise
+        # As a field of the body this is a wrong value.
+        raise InvalidInput("version", error.message) from None
+
+
+def _name_and_version(fields: dict[str, Node], target: Target) -> tuple[str, str | None]:
+    if target.model is not None and "model_name" not in fields and "version" not in fields:
+        return target.model, target.version
+    name, version = fields.get("model_name"), fields.get("version")
+    for field, value, in_path in (("model_name", name, target.model), ("version", version, target.version)):
+        if field in fields and not isinstance(value, str):
+            raise InvalidInput(field, f"is {json_name(value)}; wants a string")
+        if in_path is not None and value not in (None, in_path):
+            raise InvalidInput(
+                field, f'is "{value[:200]}", and the path names "{in_path[:200]}"; leave one of them out'
+            )
+    model = target.model or name
+    if model is None and not GENERATION_QUESTIONS.isdisjoint(fields):
+        return "", version
+    if not model:
+        raise InvalidInput("model_name", "is missing; name the model here or post to /models/{name}/infer")
+    return model, target.version or version

@@ -1,0 +1,1 @@
+"""Rows and padding: what both frameworks and the schedulers know about a batch."""

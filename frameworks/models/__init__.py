@@ -1,0 +1,1 @@
+"""One model: its versions, their traffic, and which of them are in memory."""

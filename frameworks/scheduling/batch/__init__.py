@@ -1,0 +1,1 @@
+"""Batching: queue, batch formation, cost model, dispatcher and worker threads."""

@@ -1,0 +1,1 @@
+"""Step scheduling for language models: dispatcher, worker thread and token feed."""

@@ -1,0 +1,1 @@
+"""Texts: tokenizer, configuration files of text models, and token requests."""

@@ -1,0 +1,225 @@
+"""Text in and scores out: tokenising, padding, pooling, and the last arithmetic of embed and classify models."""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Encoding, Tokenizer, normalizers
+
+from frameworks.errors import InvalidInput, InvalidModel
+from frameworks.text.config import Pooling, TextConfig
+from frameworks.types import Array, TokenBatch
+
+# Tokenized in less time, about 0.2 ms, than the loop and a thread lose over handing it to and fro.
+_FEW_TEXTS = 4
+_FEW_CHARACTERS = 1000
+# The library's ids have 32 bits.
+_LARGEST_ID = 2**32 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedTokens:
+    """`input_ids` and `attention_mask`: int64 [texts, longest]. The mask is 1 on tokens and 0 on padding.
+
+    `token_type_ids`: as large, where there are pairs of texts; else None.
+    """
+
+    input_ids: Array
+    attention_mask: Array
+    token_type_ids: Array | None = None
+
+
+class TextTokenizer:
+    """A folder's tokenizer.json, cut at the model's limit. It blocks while it works."""
+
+    def __init__(self, folder: Path, config: TextConfig) -> None:
+        """Raises InvalidModel where tokenizer.json is absent or cannot be read."""
+        file = folder / "tokenizer.json"
+        if not file.is_file():
+            raise InvalidModel(
+                f"{file}: not there; a text model needs it beside its weights "
+                "(transformers writes it with AutoTokenizer.from_pretrained(…).save_pretrained(folder))"
+            )
+        try:
+            self._tokenizer = Tokenizer.from_file(str(file))
+        except Exception as error:  # the library raises bare Exception
+            raise InvalidModel(f"{file}: not a tokenizer: {error}") from error
+        # The file may carry the padding and truncation of its training; ours are the model's limit and no padding.
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        if config.lower_case:
+            # Within the tokenizer, as sentence-transformers does it: the prompt too, and [MASK] in a text stays one.
+            steps = [normalizers.Lowercase(), self._tokenizer.normalizer]
+            self._tokenizer.normalizer = normalizers.Sequence([step for step in steps if step is not None])
+        special = self._tokenizer.num_special_tokens_to_add(False)
+        if config.max_tokens <= special:
+            raise InvalidModel(
+                f"{folder}: a limit of {config.max_tokens} tokens leaves no room beside {special} special ones"
+            )
+        self._config = config
+        self._num_special_of_pair = self._tokenizer.num_special_tokens_to_add(True)
+        self._truncates = False
+        # Truncation is a state of the tokenizer, so one caller at a time; within a call Rust uses every core.
+        self._lock = threading.Lock()
+
+    def tokenize(self, texts: list[str], truncate: bool) -> list[list[int]]:
+        """Token ids per text, special tokens included. Waits while another thread tokenizes.
+
+        Raises InvalidInput, with both lengths, where `truncate` is False and a text is longer than the model's limit.
+        """
+        with self._lock:
+            return self._tokenize(texts, truncate)
+
+    def tokenize_at_once(self, texts: list[str], truncate: bool) -> list[list[int]] | None:
+        """As `tokenize`, for the event loop's thread: None where it would have to wait, or where there is too much."""
+        if len(texts) > _FEW_TEXTS or sum(map(len, texts)) > _FEW_CHARACTERS or not self._lock.acquire(blocking=False):
+            return None
+        try:
+            return self._tokenize(texts, truncate)
+        finally:
+            self._lock.release()
+
+    def tokenize_pairs(self, pairs: Sequence[tuple[str, str]], truncate: bool) -> TokenBatch:
+        """Pairs of texts, each as one, as cross-encoders read them. Where a pair is too long, the longer of its texts
+        is cut first. Waits while another thread tokenizes.
+
+        Raises InvalidInput as `tokenize`; also where the model's limit leaves a pair no room.
+        """
+        if self._config.max_tokens <= self._num_special_of_pair:
+            raise InvalidInput("text", f"the model reads {self._config.max_tokens} tokens, too few for pairs of texts")
+        with self._lock:
+            # The prompt is the first text's, as sentence-transformers has it.
+            encodings = self._encodings([(self._config.prompt + first, second) for first, second in pairs], truncate)
+        types = [encoding.type_ids for encoding in encodings] if self._config.reads_token_types else None
+        return TokenBatch([encoding.ids for encoding in encodings], types)
+
+    def ids_of(self, text: str, add_special_tokens: bool) -> list[int]:
+        """All of the text's tokens, whatever the model's limit, without its prompt; with those that the files put
+        around a text, or without them. Waits while another thread tokenizes. Raises InvalidInput: not Unicode.
+        """
+        with self._lock:
+            self._set_truncation(False)
+            try:
+                [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            except TypeError as error:
+                raise _not_unicode([text]) from error
+        ids: list[int] = encoding.ids
+        return ids
+
+    def token_strings(self, token_ids: Sequence[int]) -> list[str]:
+        """Tokens as the vocabulary has them. Raises InvalidInput, with the field `tokens`, for an id that is none."""
+        return [self._name_of(token_id) for token_id in token_ids]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids, special tokens left out. Raises InvalidInput as `token_strings`."""
+        self.token_strings(token_ids)
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+
+    def _tokenize(self, texts: list[str], truncate: bool) -> list[list[int]]:
+        if self._config.prompt:
+            texts = [self._config.prompt + text for text in texts]
+        return [encoding.ids for encoding in self._encodings(texts, truncate)]
+
+    def _encodings(self, texts: list[str] | list[tuple[str, str]], truncate: bool) -> list[Encoding]:
+        self._set_truncation(truncate)
+        try:
+            encodings = self._tokenizer.encode_batch_fast(texts)
+        except TypeError as error:
+            raise _not_unicode(texts) from error
+        if not truncate:
+            for position, encoding in enumerate(encodings):
+                if len(encoding) > self._config.max_tokens:
+                    raise InvalidInput(
+                        f"text[{position}]",
+                        f"{len(encoding)} tokens, and the model reads at most {self._config.max_tokens}; "
+                        "shorten the text or leave out truncate = false",
+                    )
+        return encodings
+
+    def _set_truncation(self, truncate: bool) -> None:
+        if truncate and not self._truncates:
+            self._tokenizer.enable_truncation(self._config.max_tokens)
+        elif self._truncates and not truncate:
+            self._tokenizer.no_truncation()
+        self._truncates = truncate
+
+    def _name_of(self, token_id: int) -> str:
+        name = self._tokenizer.id_to_token(token_id) if 0 <= token_id <= _LARGEST_ID else None
+        if name is None:
+            raise InvalidInput("tokens", f"token {token_id}: the model's vocabulary does not have it")
+        return name
+
+
+def _not_unicode(texts: Sequence[str | tuple[str, str]]) -> InvalidInput:
+    """A str may hold half of a surrogate pair, which no encoding of Unicode can."""
+    halves = (i for i, text in enumerate(texts) if any("\ud800" <= c <= "\udfff" for c in "".join(text)))
+    return InvalidInput(f"text[{next(halves, 0)}]", "not valid Unicode: it holds half of a surrogate pair")
+
+
+def pad(
+    token_ids: list[list[int]],
+    pad_token_id: int,
+    min_length: int = 1,
+    empty: Callable[..., Array] = np.empty,
+    token_type_ids: list[list[int]] | None = None,
+) -> PaddedTokens:
+    """Puts texts of different length into one array, padded on the right to the longest, or to `min_length`.
+
+    `empty(shape, dtype)` makes it, that of the mask, and that of the types of pairs' tokens.
+    """
+    longest = max(1, min_length, max(map(len, token_ids), default=1))
+    shape, dtype = (len(token_ids), longest), np.dtype(np.int64)
+    input_ids, attention_mask = empty(shape, dtype), empty(shape, dtype)
+    input_ids.fill(pad_token_id)
+    attention_mask.fill(0)
+    for row, ids in enumerate(token_ids):
+        input_ids[row, : len(ids)] = ids
+        attention_mask[row, : len(ids)] = 1
+    if token_type_ids is None:
+        return PaddedTokens(input_ids, attention_mask)
+    types = empty(shape, dtype)
+    types.fill(0)
+    for row, own in enumerate(token_type_ids):
+        types[row, : len(own)] = own
+    return PaddedTokens(input_ids, attention_mask, types)
+
+
+def pool(hidden: Array, attention_mask: Array, pooling: Pooling) -> Array:
+    """One float32 vector per text [texts, size] from its tokens' states `hidden` [texts, longest, size].
+
+    As sentence-transformers' Pooling module defines mean, cls and max.
+    """
+    hidden = hidden.astype(np.float32, copy=False)
+    match pooling:
+        case "cls":
+            first: Array = hidden[:, 0]
+            return np.ascontiguousarray(first)
+        case "max":
+            # Of a text without any token -inf would remain, and normalising it gives NaN.
+            highest: Array = np.where(attention_mask[:, :, None] == 0, -1e9, hidden).max(axis=1)
+            return highest.astype(np.float32)
+        case "mean":
+            mask = attention_mask.astype(np.float32)
+            count = np.maximum(mask.sum(axis=1, keepdims=True), 1e-9)
+            mean: Array = np.matmul(mask[:, None, :], hidden)[:, 0] / count
+            return mean
+
+
+def normalize_rows(vectors: Array) -> Array:
+    """Each row at L2 length 1, as torch.nn.functional.normalize: a row of zeros stays zeros."""
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return np.asarray(vectors / np.maximum(lengths, 1e-12), dtype=np.float32)
+
+
+def scores(logits: Array, multi_label: bool) -> Array:
+    """Probabilities [texts, labels] from raw logits: sigmoid per label if several may hold, else softmax over them."""
+    logits = logits.astype(np.float64)
+    if multi_label:
+        # exp of a negative number only, so that no logit overflows.
+        decay = np.exp(-np.abs(logits))
+        return np.where(logits >= 0, 1.0, decay) / (1.0 + decay)
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    result: Array = powers / powers.sum(axis=1, keepdims=True)
+    return result

@@ -1,0 +1,116 @@
+"""What has been asked and has run is told for each version."""
+
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.admin.open_inference.statistics import counted_versions, version_statistics
+from app.observability.metrics import Observer, RequestRecord
+from frameworks.models.slot import ModelSlot
+from frameworks.scheduling.batch.batcher import BatchLimits
+from frameworks.settings import OnnxModelEntry
+from frameworks.types import Timings
+from tests.app.protocols.open_inference.messages import as_message, check_message
+
+PARTS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
+
+
+def slot_at(path: Path) -> ModelSlot:
+    return ModelSlot("onnx", OnnxModelEntry(name="m", path=path), path, BatchLimits(max_rows=8), ageing_s=1.0)
+
+
+def answered(observer: Observer, total_s: float, timings: Timings, status: int = 200, version: str = "1") -> None:
+    started_s = time.perf_counter() - total_s
+    observer.inferred(RequestRecord("id", "POST", "/", started_s, "m", version, status, "", timings), total_s, False)
+
+
+def test_a_version_that_nobody_asked(tmp_path: Path) -> None:
+    slot = slot_at(tmp_path)
+    told = version_statistics(slot, slot.active, Observer("none", 1000))
+    assert told["inference_stats"] == {part: {"count": 0, "ns": 0} for part in PARTS}
+    assert (told["last_inference"], told["inference_count"], told["execution_count"]) == (0, 0, 0)
+    assert (told["batch_stats"], told["memory_usage"]) == ([], [])
+    check_message("ModelStatisticsResponse", {"model_stats": [told]})
+
+
+def test_requests_are_told_by_what_became_of_them(tmp_path: Path) -> None:
+    slot, observer = slot_at(tmp_path), Observer("none", 1000)
+    before_ms = time.time() * 1000
+    answered(observer, 1.0, Timings(0.1, 0.2, 0.3, 0.4))
+    answered(observer, 2.0, Timings(0.1, 0.0, 0.5, 0.1, cache_hit=False))
+    answered(observer, 0.5, Timings(0.1, 0.0, 0.0, 0.2, cache_hit=True))
+    answered(observer, 0.25, Timings(0.1), status=400)
+    answered(observer, 0.25, Timings(0.1), status=503)
+    told = version_statistics(slot, slot.active, observer)
+    seconds = {part: (each["count"], each["ns"] / 1e9) for part, each in told["inference_stats"].items()}
+    assert seconds == {
+        "success": (3, pytest.approx(3.5)),
+        "fail": (2, pytest.approx(0.5)),
+        "queue": (3, pytest.approx(0.2)),
+        "compute_input": (2, pytest.approx(0.2)),
+        "compute_infer": (2, pytest.approx(0.8)),
+        "compute_output": (2, pytest.approx(0.5)),
+        "cache_hit": (1, pytest.approx(0.2)),
+        "cache_miss": (1, 0.0),
+    }
+    # The last one came 0.25 s ago.
+    assert before_ms - 300 < told["last_inference"] < time.time() * 1000 - 200
+    check_message("ModelStatisticsResponse", {"model_stats": [told]})
+
+
+def test_an_answer_that_broke_off_has_failed_and_an_unknown_version_is_nobody_s(tmp_path: Path) -> None:
+    slot, observer = slot_at(tmp_path), Observer("none", 1000)
+    broken_off = RequestRecord("id", "POST", "/", 0.0, "m", "1", 200, "model_failed")
+    observer.inferred(broken_off, 0.5, rejected=False)
+    answered(observer, 0.1, Timings(), status=404)
+    observer.inferred(RequestRecord("id", "POST", "/", 0.0, status=404), 0.1, rejected=False)
+    assert observer.versions.keys() == {("m", "1")}
+    statistics = version_statistics(slot, slot.active, observer)["inference_stats"]
+    assert (statistics["success"]["count"], statistics["fail"]) == (0, {"count": 1, "ns": 500_000_000})
+    observer.forget("m")
+    assert observer.versions == {}
+
+
+@given(st.lists(st.tuples(st.integers(1, 8), st.floats(0, 1))))
+def test_batches_are_told_by_size(ran: list[tuple[int, float]]) -> None:
+    slot = slot_at(Path("files"))
+    for rows, seconds in ran:
+        slot.identity.runs["1"].batches.ran(rows, seconds)
+    told = version_statistics(slot, slot.active, Observer("none", 1000))
+    assert told["inference_count"] == sum(rows for rows, _ in ran)
+    assert told["execution_count"] == len(ran)
+    assert [each["batch_size"] for each in told["batch_stats"]] == sorted({rows for rows, _ in ran})
+    for each in told["batch_stats"]:
+        counts = {each[part]["count"] for part in ("compute_input", "compute_infer", "compute_output")}
+        assert counts == {sum(rows == each["batch_size"] for rows, _ in ran)}
+    computed_s = sum(each["compute_infer"]["ns"] for each in told["batch_stats"]) / 1e9
+    assert computed_s == pytest.approx(sum(seconds for _, seconds in ran), abs=1e-6)
+    check_message("ModelStatisticsResponse", {"model_stats": [told]})
+
+
+def test_a_model_that_generates_is_told_by_its_steps_and_texts() -> None:
+    slot = slot_at(Path("files"))
+    generated = slot.identity.runs["1"].generated
+    for sequences in (1, 2, 2, 1):
+        generated.steps.ran(sequences, 0.5)
+    generated.texts = 2
+    told = version_statistics(slot, slot.active, Observer("none", 1000))
+    assert (told["inference_count"], told["execution_count"]) == (2, 4)
+    (one, two) = as_message("ModelStatisticsResponse", {"model_stats": [told]}).model_stats[0].batch_stats
+    assert (one.batch_size, one.compute_infer.count, one.compute_infer.ns) == (1, 2, 10**9)
+    assert (two.batch_size, two.compute_infer.count) == (2, 2)
+
+
+def test_a_version_is_told_of_that_answers_or_was_asked(tmp_path: Path) -> None:
+    for version in ("1", "2", "3", "4"):
+        (tmp_path / version).mkdir()
+    slot, observer = slot_at(tmp_path), Observer("none", 1000)
+    answered(observer, 0.1, Timings(), version="1")
+    slot.identity.runs["3"].batches.ran(1, 0.1)
+    assert [version.version for version in counted_versions(slot, observer)] == ["1", "3", "4"]
+    assert version_statistics(slot, slot.versions["1"], observer)["inference_stats"]["success"]["count"] == 1
+    assert version_statistics(slot, slot.versions["4"], observer)["inference_stats"]["success"]["count"] == 0
+    assert version_statistics(slot, slot.versions["3"], observer)["execution_count"] == 1

@@ -1,0 +1,80 @@
+"""What /metrics and /models say of a model that generates text."""
+
+import asyncio
+import time
+from typing import Any
+
+from app.admin.generation_metrics import generation_families
+from app.admin.model_descriptions import describe_in_detail
+from tests.app.inference.generating import House, asks, generating
+from tests.support.batch_models import FakeRegistry
+from tests.support.loops import in_loop, soon, task
+from tests.support.managing import ask, serving
+from tests.support.step_models import CONTEXT, KV_BYTES_PER_TOKEN
+
+KV_TOTAL = 4 * CONTEXT * KV_BYTES_PER_TOKEN
+
+
+def scraped(house: House) -> dict[tuple[str, str], float]:
+    """Name and last label's value → value; of histograms their counts and sums."""
+    families: list[Any] = list(generation_families(house.manager.slots, house.observer.generations))
+    samples = [sample for family in families for sample in family.samples if not sample.name.endswith("_bucket")]
+    assert {sample.labels["model"] for sample in samples} <= {"m"}
+    return {
+        (sample.name.removeprefix("roundhouse_"), [*sample.labels.values()][-1]): sample.value for sample in samples
+    }
+
+
+@in_loop
+async def test_what_was_generated_is_counted() -> None:
+    async with generating(lambda _: time.sleep(0.001)) as house:
+        await house.whole(asks("abc", n=2, max_tokens=4))
+        await asyncio.gather(*(house.whole(asks("abcd", "xyz", max_tokens=4)) for _ in range(3)))
+        await soon(lambda: not house.manager.slot("m").active.is_running)
+        samples = scraped(house)
+        assert samples["tokens_generated_total", "m"] == 2 * 4 + 6 * 4
+        assert samples["prompt_tokens_total", "m"] == 2 * 3 + 3 * 7
+        assert samples["prefix_cache_hit_tokens_total", "m"] == 2 + 2 * (3 + 2)
+        assert samples["preemptions_total", "m"] == 0
+        assert samples["time_to_first_token_seconds_count", "m"] == 4
+        assert samples["inter_token_seconds_count", "m"] == 8 * 3
+        assert 8 * 3 * 0.001 < samples["inter_token_seconds_sum", "m"] < 20
+        await house.manager.unload("m")
+        assert scraped(house)["tokens_generated_total", "m"] == 32
+        assert scraped(house)["kv_cache_bytes", "free"] == 0
+
+
+@in_loop
+async def test_gauges_show_who_runs_and_who_waits() -> None:
+    async with generating(lambda _: time.sleep(0.001)) as house:
+        idle = scraped(house)
+        assert [idle["sequences", state] for state in ("running", "waiting")] == [0, 0]
+        reader = task(house.whole(asks(*(["ab"] * 6), max_tokens=2000)))
+        await soon(lambda: scraped(house)["sequences", "running"] == 4)
+        samples = scraped(house)
+        assert samples["sequences", "waiting"] == 2
+        kinds = [samples["kv_cache_bytes", kind] for kind in ("used", "cached", "free")]
+        assert kinds[0] >= 4 * 3 * KV_BYTES_PER_TOKEN
+        assert kinds[1] == KV_BYTES_PER_TOKEN
+        assert sum(kinds) == KV_TOTAL
+        reader.cancel()
+        await soon(lambda: scraped(house)["sequences", "running"] == 0)
+        assert scraped(house)["kv_cache_bytes", "used"] == 0
+        assert scraped(house)["sequences", "waiting"] == 0
+
+
+@in_loop
+async def test_models_of_batches_have_no_such_series() -> None:
+    async with serving(FakeRegistry()) as manager:
+        await ask(manager)
+        families: list[Any] = list(generation_families(manager.slots, {}))
+        assert len(families) == 8
+        assert [family.samples for family in families] == [[]] * 8
+
+
+@in_loop
+async def test_a_version_s_detail_says_how_long_prompt_and_text_may_be() -> None:
+    async with generating() as house:
+        detail = describe_in_detail(house.manager.slot("m"), {})
+        assert detail["task"] == "generate"
+        assert detail["version_details"]["1"]["max_tokens"] == CONTEXT

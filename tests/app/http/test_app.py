@@ -1,0 +1,125 @@
+"""Bugs of ours, wherever they are: a 500 in the contract's form, the traceback in the log and in no answer."""
+
+import asyncio
+import io
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import structlog
+
+from app.config import LoadedSettings, Settings
+from app.observability.logs import configure_logging
+from app.server.build import build
+from frameworks.devices import Device
+from frameworks.manager import MLFrameworkManager
+from tests.support.fake_probe import FakeProbe
+
+
+class Breaking(FakeProbe):
+    """A probe of devices with a bug that shows after the start."""
+
+    is_broken = False
+
+    def host(self) -> Device:
+        if self.is_broken:
+            raise RuntimeError("secret of the server")
+        return super().host()
+
+
+@pytest.fixture
+def log() -> Iterator[io.StringIO]:
+    """What is logged meanwhile."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    stream = io.StringIO()
+    configure_logging("info", "json", stream)
+    yield stream
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    structlog.reset_defaults()
+
+
+def ask(method: str, path: str, is_broken: bool = False) -> httpx.Response:
+    """One request to a server of no models, in this process. `is_broken`: its devices cannot be asked any more."""
+    probe = Breaking()
+    server = build(LoadedSettings(Settings(), Path.cwd()), "all", probe)
+    probe.is_broken = is_broken
+
+    async def call() -> httpx.Response:
+        transport = httpx.ASGITransport(server.app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.request(method, path, content=b"{}", headers={"x-request-id": "mine"})
+
+    return asyncio.run(call())
+
+
+def check_told(answer: httpx.Response, log: io.StringIO) -> None:
+    assert answer.status_code == 500
+    assert answer.json() == {
+        "error": {
+            "code": "internal",
+            "message": "an error of ours; the log has it under this request id",
+            "request_id": "mine",
+        }
+    }
+    assert answer.headers["x-request-id"] == "mine"
+    assert answer.headers["server-timing"].startswith("decode;dur=")
+    events = [json.loads(line) for line in log.getvalue().splitlines()]
+    (error,) = [event for event in events if event["level"] == "error"]
+    assert (error["event"], error["request_id"]) == ("internal error", "mine")
+    assert "secret of the server" in error["exception"]
+    assert "Traceback" in error["exception"]
+    if answer.request.url.path not in ("/health", "/metrics"):
+        assert [event["status"] for event in events if event["event"] == "request"] == [500]
+
+
+@pytest.mark.parametrize("path", ["/health", "/metrics"])
+def test_a_bug_behind_fastapi(path: str, log: io.StringIO) -> None:
+    check_told(ask("GET", path, is_broken=True), log)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("POST", "/models/x/infer"), ("GET", "/models/x"), ("POST", "/models/x/unload"), ("DELETE", "/models/x")],
+)
+def test_a_bug_behind_a_model(method: str, path: str, log: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: object, name: str) -> None:
+        raise RuntimeError("secret of the server")
+
+    monkeypatch.setattr(MLFrameworkManager, "slot", broken)
+    check_told(ask(method, path), log)
+
+
+def test_a_websocket_finds_no_door() -> None:
+    server = build(LoadedSettings(Settings(), Path.cwd()), "none")
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "websocket.connect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def call() -> None:
+        scope = {"type": "websocket", "path": "/infer", "headers": [], "query_string": b"", "scheme": "ws"}
+        await server.app(scope, receive, send)
+
+    asyncio.run(call())
+    assert [message["type"] for message in sent] == ["websocket.close"]
+
+
+def test_the_document_is_made_once() -> None:
+    server = build(LoadedSettings(Settings(), Path.cwd()), "none")
+    assert isinstance(server.app._admin.openapi(), dict)
+    assert server.app._admin.openapi() is server.app._admin.openapi()
+
+
+def test_a_server_without_models_is_healthy() -> None:
+    assert ask("GET", "/health").json()["status"] == "healthy"
+    assert ask("GET", "/health/ready").status_code == 200
+    assert ask("GET", "/models").json() == {"models": []}

@@ -1,0 +1,153 @@
+"""Streams over real sockets: what is on the wire, connections that go on, readers that are slow or stop."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+import uvicorn
+from uvicorn.server import ServerState
+
+from app.http import protocol as http_protocol
+from app.http import sse
+from app.http.protocol import BoundedHttpProtocol
+from frameworks.errors import Overloaded
+from frameworks.generation.types import Piece
+from tests.app.protocols.generating import Endless, House, ScriptedGeneration, events_of
+from tests.support.loops import in_loop, soon
+
+PATH = "/models/writer/infer"
+PIECES = [Piece(0, f"{i} ") for i in range(50)] + [Piece(0, "", "stop")]
+
+
+class SmallBuffers(BoundedHttpProtocol):
+    """The system holds next to nothing for a reader; by itself it takes millions of bytes."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+
+
+@asynccontextmanager
+async def serving(house: House) -> AsyncIterator[tuple[str, int]]:
+    """The address of a server that is this house. At the end nobody is connected."""
+    config = uvicorn.Config(house.app, interface="asgi3", lifespan="off", log_config=None)
+    config.load()
+    state = ServerState()
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: SmallBuffers(config, state, {}), "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()
+        await soon(lambda: not state.tasks and not state.connections)
+    finally:
+        server.close()
+
+
+@asynccontextmanager
+async def asking(address: tuple[str, int], **body: object) -> AsyncIterator[socket.socket]:
+    """A connection on which a stream was asked for, read by nobody but the test."""
+    content = json.dumps({"prompt": "a", "stream": True} | body).encode()
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(connection, address)
+        head = f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n"
+        await loop.sock_sendall(connection, head.encode() + content)
+        yield connection
+
+
+async def all_of(connection: socket.socket) -> bytes:
+    """What comes until the connection ends, or the stream does."""
+    received = b""
+    loop = asyncio.get_running_loop()
+    while not received.endswith(b"\r\n0\r\n\r\n") and (chunk := await loop.sock_recv(connection, 2**16)):
+        received += chunk
+    return received
+
+
+@in_loop
+async def test_a_client_reads_streams_one_after_another_on_one_connection() -> None:
+    house = House(ScriptedGeneration())
+    async with serving(house) as (host, port), httpx.AsyncClient(base_url=f"http://{host}:{port}") as client:
+        for _ in range(3):
+            house.generation = ScriptedGeneration(*PIECES)
+            async with client.stream("POST", PATH, json={"prompt": "a", "stream": True}) as answer:
+                assert answer.headers["transfer-encoding"] == "chunked"
+                assert "content-length" not in answer.headers
+                events = events_of(await answer.aread())
+            assert "".join(event["text"] for event in events[:-1]) == "".join(piece.text for piece in PIECES)
+            assert events[-1] == "[DONE]"
+            whole = await client.post(PATH, json={"prompt": "a"})
+            assert whole.json()["finish_reason"] == "stop"
+    assert house.observer.requests == {("writer", "1", 200): 6}
+
+
+@in_loop
+async def test_a_connection_that_is_cut_ends_its_text_at_once() -> None:
+    house = House(ScriptedGeneration(Piece(0, "a"), asyncio.Event()))
+    async with serving(house) as address:
+        async with asking(address) as connection:
+            await asyncio.get_running_loop().sock_recv(connection, 2**16)
+            assert house.version.references
+        await soon(lambda: house.generation.is_closed)
+    house.check_left(499)
+
+
+@in_loop
+async def test_a_reader_that_stops_loses_its_connection_and_its_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_protocol, "STALL_S", 0.1)
+    house = House(Endless())
+    async with serving(house) as address, asking(address):
+        await soon(lambda: house.observer.inflight == 1)
+        await soon(lambda: house.observer.inflight == 0)
+    house.check_left(499)
+
+
+@in_loop
+async def test_a_slow_reader_reads_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_protocol, "STALL_S", 0.1)
+    text = "x" * 1000
+    house = House(ScriptedGeneration(*[Piece(0, text)] * 500, Piece(0, "", "stop")))
+    async with serving(house) as address, asking(address) as connection:
+        received = b""
+        while not received.endswith(b"\r\n0\r\n\r\n"):
+            received += await asyncio.get_running_loop().sock_recv(connection, 5000)
+            await asyncio.sleep(0.003)
+        connection.close()
+    assert received.count(text.encode()) == 500
+    assert b"data: [DONE]\n\n" in received
+    house.check_left(200)
+
+
+class TestGivenUp:
+    """The text of a reader that is too far behind was given up."""
+
+    ERROR = Overloaded("the reader is 1024 tokens behind", retry_after_s=1)
+
+    @in_loop
+    async def test_who_reads_again_is_told(self) -> None:
+        house = House(generation := Endless())
+        async with serving(house) as address, asking(address) as connection:
+            await asyncio.sleep(0.05)
+            generation.error = self.ERROR
+            received = await all_of(connection)
+            connection.close()
+        assert b'data: {"error":{"code":"overloaded","message":"the reader is 1024 tokens behind"' in received
+        assert b"[DONE]" not in received
+        house.check_left(200)
+
+    @in_loop
+    async def test_who_does_not_loses_the_connection(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sse, "LAST_WORD_S", 0.1)
+        house = House(ScriptedGeneration(Piece(0, "x" * 200_000), self.ERROR))
+        async with serving(house) as address, asking(address) as connection:
+            await soon(lambda: house.observer.inflight == 1)
+            await soon(lambda: house.observer.inflight == 0)
+            received = await all_of(connection)
+        assert received.startswith(b"HTTP/1.1 200 OK")
+        assert b"error" not in received
+        house.check_left(200)

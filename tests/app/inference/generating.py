@@ -1,0 +1,85 @@
+"""The service over a manager with the generating model "m", and a caller of it."""
+
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from app.inference.response_cache import ResponseCache
+from app.inference.service import InferenceService
+from app.observability.metrics import Observer
+from frameworks.generation.types import GenerateAnswer, GenerateRequest, Generation, Piece, Prompt, Sampling, Stopping
+from frameworks.manager import MLFrameworkManager
+from frameworks.types import Timings
+from memory.result_cache import ResultCache
+from tests.support.loops import soon
+from tests.support.managing import opened, permit, serving
+from tests.support.step_models import EchoModel, EchoRegistry
+
+
+@dataclass
+class House:
+    """`made`: the instances of the model."""
+
+    manager: MLFrameworkManager
+    service: InferenceService
+    observer: Observer
+    made: list[EchoModel]
+    last_timings: Timings = field(default_factory=Timings)
+
+    @asynccontextmanager
+    async def begin(
+        self, request: GenerateRequest, left_s: float | None = None, priority: int = 5, in_pieces: bool = True
+    ) -> AsyncIterator[Generation]:
+        """What an endpoint does: the model, a permit, an answer that is closed in the end."""
+        with permit() as held:
+            version = await opened(self.manager, held)
+            self.last_timings = Timings()
+            generation = await self.service.generate(
+                version, request, self.last_timings, held, priority, left_s, in_pieces
+            )
+            try:
+                yield generation
+            finally:
+                generation.close()
+
+    async def whole(self, request: GenerateRequest, left_s: float | None = None) -> GenerateAnswer:
+        async with self.begin(request, left_s, in_pieces=False) as generation:
+            return await generation.whole()
+
+    async def pieces(self, request: GenerateRequest, left_s: float | None = None) -> list[Piece]:
+        async with self.begin(request, left_s) as generation:
+            return [piece async for piece in generation]
+
+
+@asynccontextmanager
+async def generating(
+    behaviour: Callable[[list[str]], None] | None = None, registry: EchoRegistry | None = None, **settings: Any
+) -> AsyncIterator[House]:
+    """At its end nobody waits, and the model holds nothing. `settings`: further keys of its entry."""
+    registry = registry or EchoRegistry(behaviour)
+    observer = Observer("none", 1000)
+    service = InferenceService(ResponseCache(ResultCache(0, None), Counter(), Counter()), observer.generation)
+    try:
+        async with serving(registry, **settings) as manager:
+            yield House(manager, service, observer, registry.made)
+            await soon(lambda: manager.residency.is_at_rest)
+            await soon(lambda: not any(model.has_work and not model.is_closed for model in registry.made))
+            manager.residency.check_integrity()
+            requests = manager.slot("m").requests
+            assert (requests.inflight, requests.waiting) == (0, 0)
+    finally:
+        service.close()
+
+
+async def read(generation: Generation, texts: list[str]) -> None:
+    """Adds what comes to `texts`, to the end or to the error."""
+    async for piece in generation:
+        texts.append(piece.text)  # noqa: PERF401 - what came before an error counts
+
+
+def asks(
+    *prompts: Prompt, n: int = 1, max_tokens: int | None = 5, stop: tuple[str, ...] = (), **sampling: Any
+) -> GenerateRequest:
+    return GenerateRequest(prompts, Sampling(**sampling), Stopping(max_tokens, strings=stop), num_choices=n)

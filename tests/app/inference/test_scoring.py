@@ -1,0 +1,70 @@
+"""The arithmetic of scores, against a plain loop and torch."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as np_st
+
+from app.inference.scoring import PAIR_FIELD, cosines, in_pairs, paired, probabilities
+from frameworks.errors import InvalidInput
+from frameworks.text.tokenizer import normalize_rows
+from frameworks.types import EmbedAnswer, PairRequest, TokenBatch
+
+TEXT = st.sampled_from("abcdef")
+
+
+@given(st.lists(st.tuples(TEXT, TEXT), max_size=20))
+def test_each_text_is_embedded_once(pairs: list[tuple[str, str]]) -> None:
+    found = paired(PairRequest(pairs))
+    assert len(found.texts) == len(set(found.texts))
+    assert [(found.texts[i], found.texts[j]) for i, j in zip(found.firsts, found.seconds, strict=True)] == pairs
+    assert set(found.texts) == {text for pair in pairs for text in pair}
+
+
+@given(
+    st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=20),
+    np_st.arrays(np.float32, (6, 4), elements=st.floats(-1, 1, width=32)),
+)
+def test_cosines(pairs: list[tuple[str, str]], vectors: "np.ndarray[tuple[int, int], np.dtype[np.float32]]") -> None:
+    found = paired(PairRequest(pairs))
+    rows = vectors[["abcdef".index(text) for text in found.texts]]
+    answer = cosines(found, EmbedAnswer(normalize_rows(rows), tokens=7))
+    assert answer.tokens == 7
+    for (one, other), score in zip(pairs, answer.scores, strict=True):
+        a, b = (torch.tensor(vectors["abcdef".index(text)]) for text in (one, other))
+        assert -1 <= score <= 1
+        assert score == pytest.approx(torch.cosine_similarity(a, b, dim=0, eps=1e-12).item(), abs=1e-5)
+
+
+def test_more_pairs_than_are_multiplied_at_one_go() -> None:
+    pairs = [("a", "b"), ("b", "b"), ("a", "a")] * 1000
+    rows = normalize_rows(np.array([[1, 0], [3, 4]], np.float32))
+    assert cosines(paired(PairRequest(pairs)), EmbedAnswer(rows, 1)).scores == pytest.approx([0.6, 1, 1] * 1000)
+
+
+@given(np_st.arrays(np.float32, (5, 1), elements=st.floats(-200, 200, width=32)))
+def test_probabilities(logits: "np.ndarray[tuple[int, int], np.dtype[np.float32]]") -> None:
+    wanted = torch.sigmoid(torch.tensor(logits, dtype=torch.float64))[:, 0]
+    answer = probabilities(logits, TokenBatch([[1, 2]] * 5))
+    assert answer.scores == pytest.approx(wanted.tolist())
+    assert answer.tokens == 10
+
+
+@pytest.mark.parametrize(
+    ("field", "told"),
+    [("text[0]", "pairs[0][0]"), ("text[2]", "pairs[1][1]"), ("text[1]", "pairs[1][0]"), ("other", "other")],
+)
+def test_what_is_wrong_with_an_embedded_text_is_told_of_its_pair(field: str, told: str) -> None:
+    found = paired(PairRequest([("a", "b"), ("b", "c")]))
+    error = found.in_its_pair(InvalidInput(field, "too long: by far"))
+    assert (error.field, error.message) == (told, f"{told}: too long: by far")
+    assert (PAIR_FIELD.fullmatch(told) is None) == (told == field)
+
+
+@pytest.mark.parametrize(("field", "told"), [("text[7]", "pairs[7]"), ("text", "text")])
+def test_what_is_wrong_with_a_pair_is_told_by_its_place(field: str, told: str) -> None:
+    error = in_pairs(InvalidInput(field, "too long: by far"))
+    assert (error.field, error.message) == (told, f"{told}: too long: by far")
+    assert (PAIR_FIELD.fullmatch(told) is None) == (told == field)

@@ -1,0 +1,118 @@
+"""One form for structlog's events and the standard library's records, and a log that breaks nothing."""
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+import pytest
+import structlog
+
+from app.observability.logs import configure_logging
+
+
+@pytest.fixture(autouse=True)
+def put_back() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    structlog.reset_defaults()
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def lines(stream: io.StringIO) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_events_and_records_have_one_form() -> None:
+    stream = io.StringIO()
+    configure_logging("info", "json", stream)
+    structlog.get_logger("x").info("model ready", model="m", nothing=None, size=np.int64(3), path=Path("/a"))
+    logging.getLogger("library").warning("careful with %s", "this", extra={"more": 1})
+    first, second = lines(stream)
+    assert first.items() >= {"event": "model ready", "level": "info", "model": "m", "size": 3, "path": "/a"}.items()
+    assert "nothing" not in first
+    assert second.items() >= {"event": "careful with this", "level": "warning", "more": 1}.items()
+    assert first["timestamp"].endswith("Z")
+
+
+def test_an_exception_is_one_line() -> None:
+    stream = io.StringIO()
+    configure_logging("info", "json", stream)
+    try:
+        raise ValueError("first line\nsecond line")
+    except ValueError as error:
+        structlog.get_logger().error("failed", exc_info=error)
+        logging.getLogger("library").exception("failed")
+    for event in lines(stream):
+        assert "ValueError: first line\nsecond line" in event["exception"]
+    assert len(lines(stream)) == 2
+
+
+def test_what_json_has_no_form_for_is_written_as_text() -> None:
+    stream = io.StringIO()
+    configure_logging("info", "json", stream)
+    structlog.get_logger().info("odd", value={1: {2}, None: object}, number=2**70, bad="\ud800", line="a\nb\x1b[0m")
+    structlog.get_logger().info("number", value=np.float32(0.5), number=2**64 - 1)
+    odd, number = lines(stream)
+    assert (odd["event"], odd["number"], odd["bad"], odd["line"]) == ("odd", 2**70, "\ud800", "a\nb\x1b[0m")
+    assert (number["value"], number["number"]) == (0.5, 2**64 - 1)
+
+
+@pytest.mark.parametrize(
+    ("level", "wanted"),
+    [
+        ("debug", ["d", "i", "w", "e", "quiet unless debugging", "lib"]),
+        ("info", ["i", "w", "e", "lib"]),
+        ("warning", ["w", "e", "lib"]),
+        ("error", ["e"]),
+    ],
+)
+def test_levels(level: str, wanted: list[str]) -> None:
+    stream = io.StringIO()
+    configure_logging(level, "json", stream)
+    log = structlog.get_logger()
+    log.debug("d")
+    log.info("i")
+    log.warning("w")
+    log.error("e")
+    logging.getLogger("library").info("quiet unless debugging")
+    logging.getLogger("library").warning("lib")
+    assert [event["event"] for event in lines(stream)] == wanted
+
+
+def test_people_are_written_to_on_a_terminal_only() -> None:
+    for form, stream, is_json in (
+        ("auto", io.StringIO(), True),
+        ("auto", Terminal(), False),
+        ("json", Terminal(), True),
+        ("console", io.StringIO(), False),
+    ):
+        configure_logging("info", form, stream)
+        structlog.get_logger().info("model ready", model="m")
+        assert stream.getvalue().startswith("{") is is_json
+        assert ("\x1b" in stream.getvalue()) is (stream.isatty() and not is_json)
+
+
+class Full(io.StringIO):
+    def write(self, text: str) -> int:
+        raise OSError(28, "No space left on device")
+
+
+def test_a_log_that_cannot_be_written_costs_its_lines_only() -> None:
+    closed = io.StringIO()
+    closed.close()
+    streams: tuple[TextIO, ...] = (Full(), closed)
+    for stream in streams:
+        configure_logging("info", "json", stream)
+        structlog.get_logger().info("lost")
+        logging.getLogger("library").warning("lost too")

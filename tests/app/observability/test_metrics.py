@@ -1,0 +1,106 @@
+"""What is counted and logged."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import structlog
+from structlog.testing import LogCapture
+
+from app.observability.metrics import SECONDS_BUCKETS, Histogram, Observer, RequestRecord, request_id, server_timing
+from frameworks.types import Timings
+
+
+@pytest.fixture
+def logged() -> Iterator[list[Any]]:
+    """The events logged meanwhile."""
+    capture = LogCapture()
+    structlog.configure(processors=[capture], cache_logger_on_first_use=False)
+    yield capture.entries
+    structlog.reset_defaults()
+
+
+def record(status: int, path: str = "/infer", model: str = "m") -> RequestRecord:
+    return RequestRecord("id", "POST", path, 0.0, model, "1", status, timings=Timings(0.1, 0.2, 0.3, 0.4))
+
+
+def test_request_ids() -> None:
+    header = b"x-request-id"
+    for sane in (b"a", b"A-1._:/+=", b"x" * 128):
+        assert request_id([(b"host", b"x"), (header, sane)]) == sane.decode()
+    made = [request_id([]), request_id([])]
+    insane = (b"", b" ", b"x" * 129, b"a b", b"\xff", b"a\n", b'"', b"{}")
+    made.extend(request_id([(header, each)]) for each in insane)
+    assert request_id([(header, b"first"), (header, b"second")]) == "first"
+    made.append(request_id([(header, b"b d"), (header, b"good")]))
+    assert len(set(made)) == len(made)
+    assert all(request_id([(header, each.encode())]) == each for each in made)
+
+
+def test_histogram_bounds_belong_to_the_bucket_below() -> None:
+    histogram = Histogram()
+    for value in (0, 0.0005, 0.00050001, 60, 61, 1e9):
+        histogram.observe(value)
+    assert len(histogram.counts) == len(SECONDS_BUCKETS) + 1
+    assert (histogram.counts[0], histogram.counts[1], histogram.counts[-2], histogram.counts[-1]) == (2, 1, 1, 2)
+    assert sum(histogram.counts) == 6
+    assert histogram.total == pytest.approx(1e9 + 121.00100001)
+
+
+def test_server_timing_is_in_milliseconds() -> None:
+    header = server_timing(Timings(0.0011, 0.5, 1.25, 0))
+    assert header == "decode;dur=1.100, queue;dur=500.000, compute;dur=1250.000, encode;dur=0.000"
+
+
+def test_counts_by_model_version_and_status() -> None:
+    observer = Observer("none", 1000)
+    for status in (200, 200, 400, 503):
+        observer.inferred(record(status), 0.1, rejected=status == 503)
+    assert observer.requests == {("m", "1", 200): 2, ("m", "1", 400): 1, ("m", "1", 503): 1}
+    assert observer.rejected == {"": 1}
+    metrics = observer.models["m"]
+    # Only what was answered is timed: refusals are quick, and would make a slow model look good.
+    assert [sum(h.counts) for h in (metrics.request_seconds, metrics.queue_seconds, metrics.compute_seconds)] == [2] * 3
+    assert metrics.queue_seconds.total == pytest.approx(0.4)
+    assert metrics.compute_seconds.total == pytest.approx(0.6)
+    broken_off = record(200)
+    broken_off.code = "model_failed"
+    observer.inferred(broken_off, 0.1, rejected=False)
+    assert observer.requests["m", "1", 200] == 3
+    assert sum(metrics.request_seconds.counts) == 2
+    observer.inferred(record(200, model="other"), 0.1, rejected=False)
+    observer.forget("m")
+    assert observer.requests == {("other", "1", 200): 1}
+    assert observer.models.keys() == {"other"}
+
+
+@pytest.mark.parametrize(
+    ("policy", "wanted"),
+    [
+        ("all", ["ok", "slow", "failed", "broke off"]),
+        ("slow_and_failed", ["slow", "failed", "broke off"]),
+        ("none", []),
+    ],
+)
+def test_request_lines_as_asked(policy: str, wanted: list[str], logged: list[Any]) -> None:
+    observer = Observer(policy, 1000)
+    for name, status, code, total_s in (
+        ("ok", 200, "", 0.999),
+        ("slow", 200, "", 1.0),
+        ("failed", 404, "not_found", 0.0),
+        ("broke off", 200, "model_failed", 0.0),
+    ):
+        one = record(status)
+        one.request_id, one.code = name, code
+        observer.answered(one, total_s)
+        for probe in ("/health", "/health/ready", "/metrics"):
+            observer.answered(record(status, probe), total_s)
+    assert [event["request_id"] for event in logged] == wanted
+
+
+def test_a_request_line(logged: list[Any]) -> None:
+    Observer("all", 1000).answered(record(200), 1.0)
+    (event,) = logged
+    assert {name: event[f"{name}_ms"] for name in ("decode", "queue", "compute", "encode", "total")} == {
+        "decode": 100, "queue": 200, "compute": 300, "encode": 400, "total": 1000,
+    }  # fmt: skip

@@ -1,0 +1,203 @@
+"""An endpoint before a model that generates what a test says: the parts around it are real, the model is not."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+from app.http.endpoint import Endpoint
+from app.inference.pipeline import Bounds, Pipeline
+from app.observability.metrics import Observer
+from app.protocols.codec import Target
+from app.protocols.native.codec import NativeCodec
+from app.protocols.routes import ResolvedRoute
+from frameworks.generation.types import Choice, GenerateAnswer, Piece, Usage
+from frameworks.scheduling.admission import Permit, RequestLimit
+from frameworks.types import ModelSpec
+from tests.app.protocols.native.specs import WRITER
+
+ADDRESS = ResolvedRoute(NativeCodec(), Target("writer"))
+GONE = {"type": "http.disconnect"}
+Script = Piece | Exception | asyncio.Event
+
+
+class ScriptedGeneration:
+    """Gives its script in order: pieces; what it raises; and waits for events. Then it is at its end."""
+
+    def __init__(self, *script: Script) -> None:
+        self._script = list(script)
+        self.usage = Usage(prompt_tokens=3, tokens_generated=2)
+        self.is_closed = False
+
+    def __aiter__(self) -> "ScriptedGeneration":
+        return self
+
+    async def __anext__(self) -> Piece:
+        while self._script:
+            item = self._script.pop(0)
+            if isinstance(item, Piece):
+                return item
+            if isinstance(item, Exception):
+                raise item
+            await item.wait()
+        raise StopAsyncIteration
+
+    def ready(self) -> list[Piece]:
+        pieces: list[Piece] = []
+        while self._script and isinstance(piece := self._script[0], Piece):
+            pieces.append(piece)
+            del self._script[0]
+        return pieces
+
+    async def whole(self) -> GenerateAnswer:
+        text = "".join([piece.text async for piece in self])
+        return GenerateAnswer([Choice(text, "stop")], self.usage)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Endless(ScriptedGeneration):
+    """Never at its end by itself; `error`, when it is there, ends it."""
+
+    error: Exception | None = None
+
+    async def __anext__(self) -> Piece:
+        await asyncio.sleep(0)
+        if self.error is not None:
+            raise self.error
+        return Piece(0, "x" * 1000)
+
+
+class Version:
+    """A version that is loaded. `references`: the permits of those who use it."""
+
+    version = "1"
+
+    def __init__(self) -> None:
+        self.references: set[Permit] = set()
+        limit = RequestLimit('model "writer"', None, None)
+        self.model = SimpleNamespace(name="writer", requests=limit, entry=SimpleNamespace(cache=False))
+
+    def spec_for(self, permit: Permit) -> ModelSpec:
+        return WRITER
+
+    def enter(self, permit: Permit, spec: ModelSpec) -> bool:
+        self.references.add(permit)
+        permit.visit(self)
+        return True
+
+    def leave(self, permit: Permit) -> None:
+        self.references.discard(permit)
+
+
+class House:
+    """The endpoint, and what a test may look at."""
+
+    def __init__(self, generation: ScriptedGeneration, refusal: Exception | None = None) -> None:
+        """`refusal`: raised in the place of giving the generation."""
+        self.generation = generation
+        self.refusal = refusal
+        self.asked: list[Any] = []
+        self.version = Version()
+        self.observer = Observer("none", 1000)
+        self.requests = RequestLimit("the server", 10, None)
+        slot = SimpleNamespace(name="writer", version="1", standing=self.version, active=self.version, shadow=None)
+        slot.route = lambda: self.version
+        slot.requests = self.version.model.requests
+        pipeline = Pipeline(
+            cast(Any, SimpleNamespace(slot=lambda name: slot)),
+            cast(Any, self),
+            cast(Any, None),
+            self.observer,
+            cast(Any, SimpleNamespace(check_accepting=lambda: None)),
+            Bounds(self.requests, 10_000, None),
+        )
+        self.endpoint = Endpoint(pipeline)
+
+    async def generate(self, version: object, request: object, *rest: object) -> ScriptedGeneration:
+        """As the service does it."""
+        assert version is self.version
+        self.asked.append(request)
+        if self.refusal is not None:
+            raise self.refusal
+        return self.generation
+
+    async def app(self, scope: Any, receive: Any, send: Any) -> None:
+        await self.endpoint(scope, receive, send, ADDRESS)
+
+    def check_left(self, status: int) -> None:
+        """One request was here: it was counted once, with this status, and nothing of it is left."""
+        assert self.observer.requests == {("writer", "1", status): 1}
+        assert self.observer.inflight == 0
+        assert self.requests.inflight == 0
+        assert not self.version.references
+        assert self.generation.is_closed or self.refusal is not None
+        assert not asyncio.all_tasks() - {asyncio.current_task()}
+
+
+class Caller:
+    """One request to a house, over ASGI's messages."""
+
+    def __init__(self, house: House, **body: object) -> None:
+        self._house = house
+        self._body = json.dumps({"prompt": "a"} | body).encode()
+        self._has_asked = False
+        self._has_left = asyncio.Event()
+        self.messages: list[Any] = []
+        self.on_send: Callable[[], Awaitable[None]] | None = None
+        """Called for each message, before it counts as sent."""
+
+    async def ask(self) -> None:
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/models/writer/infer",
+            "headers": [(b"x-request-id", b"mine")],
+        }
+        await self._house.app(scope, self._receive, self._send)
+
+    def leave(self) -> None:
+        self._has_left.set()
+
+    @property
+    def status(self) -> int:
+        status: int = self.messages[0]["status"]
+        return status
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {name.decode(): value.decode() for name, value in self.messages[0]["headers"]}
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return [message["body"] for message in self.messages[1:]]
+
+    @property
+    def is_at_end(self) -> bool:
+        return len(self.messages) > 1 and not self.messages[-1].get("more_body", False)
+
+    @property
+    def events(self) -> list[Any]:
+        return events_of(b"".join(self.bodies))
+
+    async def _receive(self) -> Any:
+        if not self._has_asked:
+            self._has_asked = True
+            return {"type": "http.request", "body": self._body}
+        await self._has_left.wait()
+        return GONE
+
+    async def _send(self, message: Any) -> None:
+        if self.on_send is not None:
+            await self.on_send()
+        self.messages.append(message)
+
+
+def events_of(body: bytes) -> list[Any]:
+    """The data of each event of a stream, in what JSON makes of it where it is JSON."""
+    *events, rest = body.decode().split("\n\n")
+    assert rest == "", rest
+    assert all(event.startswith("data: ") and "\n" not in event for event in events)
+    return [event[6:] if event == "data: [DONE]" else json.loads(event[6:]) for event in events]

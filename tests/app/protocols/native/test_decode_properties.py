@@ -1,0 +1,180 @@
+"""Whatever JSON comes: a request, or an error of ours; and both ways of reading see the same."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from app.protocols import json_body
+from app.protocols.codec import Target
+from app.protocols.native.decode import NativeRequest, decode
+from app.protocols.native.fields import QUESTION_FIELDS
+from frameworks.errors import RoundhouseError
+from frameworks.generation.types import GenerateRequest
+from frameworks.types import NUMPY_DTYPES, TensorBatch, TensorType, TextRequest, Value
+from tests.app.protocols.native.specs import SPECS, find_spec
+from tests.app.protocols.strategies import json_values, mutated, nests, numbers, requests, scalars, strings
+
+models = st.sampled_from(sorted(SPECS))
+
+
+@contextmanager
+def without_simdjson() -> Iterator[None]:
+    """As on a Python for which pysimdjson has no wheel."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_body, "simdjson", None)
+        yield
+
+
+def read(model: str, body: bytes) -> NativeRequest | RoundhouseError:
+    """The request, or the error of ours; anything else fails the test."""
+    try:
+        native = decode(body, Target(model), find_spec)
+    except RoundhouseError as refusal:
+        error = refusal
+    else:
+        check_whole(model, native)
+        return native
+    assert len(error.message.encode()) < 2000
+    return error
+
+
+def check_whole(model: str, native: NativeRequest) -> None:
+    """What the frameworks may rely on."""
+    spec = SPECS[model]
+    if isinstance(native.request, TextRequest):
+        assert spec.text is not None
+        assert all(type(text) is str for text in native.request.texts)
+        return
+    if isinstance(native.request, GenerateRequest):
+        assert spec.generation is not None
+        assert len(native.request.prompts) == 1
+        assert 1 <= native.request.num_choices <= 128
+        assert native.request.stopping.max_tokens is not None
+        return
+    assert isinstance(native.request, TensorBatch)
+    assert native.request.inputs.keys() <= spec.inputs_by_name.keys()
+    assert {s.name for s in spec.inputs if s.required} <= native.request.inputs.keys()
+    for name, value in native.request.inputs.items():
+        declared = spec.inputs_by_name[name]
+        if isinstance(declared.type, TensorType):
+            assert isinstance(value, np.ndarray)
+            assert value.dtype == NUMPY_DTYPES[declared.type.dtype]
+            assert value.flags.c_contiguous
+            assert value.dtype.kind != "f" or np.isfinite(value).all()
+            assert declared.shape is None or len(declared.shape) == value.ndim
+
+
+def same(one: Value, other: Value) -> bool:
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        if one.dtype != other.dtype or one.shape != other.shape:
+            return False
+        return one.tolist() == other.tolist() if one.dtype == object else one.tobytes() == other.tobytes()
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+def check_ways_agree(model: str, body: bytes) -> None:
+    quick = read(model, body)
+    with without_simdjson():
+        exact = read(model, body)
+    if isinstance(quick, NativeRequest) and isinstance(exact, NativeRequest):
+        assert (quick.question, quick.flat, quick.stream) == (exact.question, exact.flat, exact.stream)
+        if isinstance(quick.request, TensorBatch) and isinstance(exact.request, TensorBatch):
+            assert quick.request.output_names == exact.request.output_names
+            assert quick.request.inputs.keys() == exact.request.inputs.keys()
+            assert all(same(value, exact.request.inputs[name]) for name, value in quick.request.inputs.items())
+        else:
+            assert quick.request == exact.request
+    else:
+        assert type(quick) is type(exact), (quick, exact)
+
+
+@given(models, st.binary(max_size=100))
+def test_any_bytes(model: str, body: bytes) -> None:
+    read(model, body)
+
+
+@given(models, json_values)
+@settings(max_examples=200)
+def test_any_json(model: str, value: Any) -> None:
+    read(model, json.dumps(value).encode())
+
+
+@given(models, st.sampled_from(QUESTION_FIELDS), json_values)
+@settings(max_examples=300)
+def test_any_question(model: str, question: str, value: Any) -> None:
+    read(model, json.dumps({question: value}).encode())
+
+
+@given(models, requests.flatmap(mutated))
+@settings(max_examples=300)
+def test_questions_with_bytes_changed(model: str, body: bytes) -> None:
+    read(model, body)
+
+
+DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "uint64", "int8", "bool", "string")
+
+
+@given(
+    st.sampled_from([*DTYPES, "matrix", "fixed", "free", "zero"]),
+    st.one_of(nests(numbers), nests(st.integers(-2, 2)), nests(scalars), nests(strings)),
+)
+@settings(max_examples=400)
+@example("float32", [[1], [[2]]])
+@example("float32", [[], [1]])
+@example("float32", [1, [2], 3])
+@example("int64", [2**63])
+@example("uint64", [2**64])
+@example("float64", [10**30])
+@example("string", ["[", ["]"]])
+def test_both_ways_read_a_nest_alike(model: str, nest: Any) -> None:
+    check_ways_agree(model, json.dumps({"input_data": nest}).encode())
+
+
+@given(nests(st.integers(-2, 2)), nests(strings), nests(st.booleans()))
+@settings(max_examples=200)
+@example([[1, 2], [3, [4]]], ["["], [])
+@example([1, [2]], [], [True])
+def test_both_ways_read_several_tensors_alike(x: Any, s: Any, b: Any) -> None:
+    check_ways_agree("mixed", json.dumps({"inputs": {"x": x, "s": s, "b": b}}).encode())
+
+
+@given(models, requests)
+@settings(max_examples=300)
+def test_both_ways_read_a_question_alike(model: str, request: dict[str, Any]) -> None:
+    check_ways_agree(model, json.dumps(request).encode())
+
+
+@given(
+    st.sampled_from(["sequence", "sequences", "maps", "int-map", "string-map", "optional"]),
+    st.one_of(json_values, nests(st.integers(0, 3)), st.dictionaries(strings | st.just("1"), scalars, max_size=3)),
+)
+@settings(max_examples=300)
+def test_both_ways_read_sequences_and_maps_alike(model: str, value: Any) -> None:
+    check_ways_agree(model, json.dumps({"inputs": {"x": value}}).encode())
+
+
+@given(st.sampled_from(DTYPES[:4]), nests(st.floats(-60000, 60000, width=16)))
+@settings(max_examples=200)
+def test_a_whole_nest_is_read_as_numpy_reads_it(dtype: str, nest: Any) -> None:
+    try:
+        wanted = np.array(nest, dtype=np.float64)
+    except ValueError:
+        wanted = None  # ragged
+    came = read(dtype, json.dumps({"inputs": {"x": nest}}).encode())
+    if wanted is None or wanted.ndim > 32:
+        assert isinstance(came, RoundhouseError)
+    else:
+        assert isinstance(came, NativeRequest)
+        assert isinstance(came.request, TensorBatch)
+        value = came.request.inputs["x"]
+        assert isinstance(value, np.ndarray)
+        assert value.shape == wanted.shape
+        assert (value == wanted.astype(NUMPY_DTYPES[dtype])).all()

@@ -1,0 +1,144 @@
+"""An answer becomes the JSON that mirrors the question."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app.protocols.codec import AnswerContext, elements_of
+from app.protocols.native.decode import NativeRequest
+from app.protocols.native.encode import encode, plain
+from app.protocols.native.fields import FIELDS, OPTIONS, QUESTION_FIELDS, InferRequest
+from frameworks.text.tokens import TokenizeAnswer
+from frameworks.types import ClassifyAnswer, EmbedAnswer, ScoreAnswer, TensorBatch, TextRequest, Value
+from tests.app.protocols.native.specs import SPECS
+
+SPEC = SPECS["float32"]
+CONTEXT = AnswerContext("m", "1", "id", 1.23456, 0)
+
+
+def encoded(native: NativeRequest, answer: dict[str, Value] | EmbedAnswer | ClassifyAnswer) -> Any:
+    body = json.loads(encode(native, answer, CONTEXT))
+    assert (body.pop("model_name"), body.pop("version"), body.pop("latency_ms")) == ("m", "1", 1.235)
+    return body
+
+
+def test_input_data_flat_and_nested() -> None:
+    value = np.array([[1, 2], [3, np.nan]], np.float32)
+    request = TensorBatch({}, ("y",))
+    flat = encoded(NativeRequest("input_data", request, SPEC, flat=True), {"y": value})
+    assert flat == {"output_data": [1, 2, 3, None], "output_shape": [2, 2]}
+    nested = encoded(NativeRequest("input_data", request, SPEC), {"y": value})
+    assert nested == {"output_data": [[1, 2], [3, None]], "output_shape": [2, 2]}
+    scalar = encoded(NativeRequest("input_data", request, SPEC, flat=True), {"y": np.array(5, np.int64)})
+    assert scalar == {"output_data": [5], "output_shape": []}
+    sequence = encoded(NativeRequest("input_data", request, SPEC, flat=True), {"y": [{1: 0.5}, {2: np.float32(1)}]})
+    assert sequence == {"output_data": [{"1": 0.5}, {"2": 1.0}], "output_shape": [2]}
+
+
+def test_inputs() -> None:
+    native = NativeRequest("inputs", TensorBatch({}), SPEC)
+    answer: dict[str, Value] = {"z": np.array([2**63 - 1]), "y": np.array(np.inf)}
+    assert encoded(native, answer) == {
+        "outputs": {
+            "z": {"dtype": "int64", "shape": [1], "data": [2**63 - 1]},
+            "y": {"dtype": "float32", "shape": [], "data": None},
+        }
+    }
+
+
+def test_text() -> None:
+    native = NativeRequest("text", TextRequest(["a"]), SPEC)
+    rows = np.array([[0.25, 1]], np.float32)
+    assert encoded(native, EmbedAnswer(rows, tokens=3)) == {"embeddings": [[0.25, 1]], "tokens": 3}
+    assert encoded(native, EmbedAnswer(np.empty((0, 0), np.float32), tokens=0)) == {"embeddings": [], "tokens": 0}
+    predictions = encoded(native, ClassifyAnswer([[("b", 0.75), ("a", 0.25)], []]))
+    assert predictions == {"predictions": [[{"label": "b", "score": 0.75}, {"label": "a", "score": 0.25}], []]}
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [
+        (None, None),
+        ([], []),
+        ({}, {}),
+        ([np.array([1.5]), None, {"a": [np.array([[True]])]}], [[1.5], None, {"a": [[[True]]]}]),
+        ({3: np.int64(2**62), -1: "x"}, {"3": 2**62, "-1": "x"}),
+        (np.array(["a", ""], dtype=object), ["a", ""]),
+        (np.array("a", dtype=object), "a"),
+        (np.array([["ä", "🚂"]]), [["ä", "🚂"]]),
+        (np.array([np.nan, np.inf, -np.inf, 0]), [None, None, None, 0]),
+        (np.array([65504, np.nan], np.float16), [65504, None]),
+        (np.array(np.nan, np.float16), None),
+        (np.array(2**64 - 1, np.uint64), 2**64 - 1),
+        (np.array(False), False),
+        (np.empty((2, 0, 3), np.int8), [[], []]),
+        (np.arange(6).reshape(2, 3).T, [[0, 3], [1, 4], [2, 5]]),
+        (np.arange(8)[::2], [0, 2, 4, 6]),
+    ],
+)
+def test_values_in_what_json_has(value: Value, wanted: Any) -> None:
+    import orjson
+
+    assert json.loads(orjson.dumps(plain(value), option=orjson.OPT_SERIALIZE_NUMPY)) == wanted
+
+
+def test_every_dtype_is_written_to_the_last_bit() -> None:
+    import orjson
+
+    random = np.random.default_rng(5)
+    for dtype in ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "?"):
+        array = np.frombuffer(random.bytes(8 * 512), dtype="u1" if dtype == "?" else dtype)
+        array = array % 2 == 1 if dtype == "?" else array[np.isfinite(array)]
+        came = json.loads(orjson.dumps(plain(array), option=orjson.OPT_SERIALIZE_NUMPY))
+        assert np.array(came, dtype=dtype).tobytes() == array.tobytes()
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (16 * 1024,), (16 * 1024 + 1,), (100_000,), (40_000, 1), (1, 40_000), (2, 40_000), (3, 16 * 1024), (300, 384),
+        (40_000, 2, 2), (7, 1, 50_000), (2, 3, 4, 5000), (50_000, 0), (0, 50_000),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("dtype", ["f4", "f8", "f2", "i8", "?"])
+def test_a_long_array_in_blocks_is_the_same_json(shape: tuple[int, ...], dtype: str) -> None:
+    import orjson
+
+    random = np.random.default_rng(1)
+    array = (random.standard_normal(shape) * 3).astype(dtype)
+    if array.dtype.kind == "f" and array.size:
+        array.reshape(-1)[[0, array.size // 2, -1]] = np.nan, np.inf, -np.inf
+    whole = orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY)
+    for same in (array, np.asfortranarray(array)):
+        assert orjson.dumps(plain(same), option=orjson.OPT_SERIALIZE_NUMPY) == whole
+
+
+def test_long_rows_of_embeddings_are_the_same_json() -> None:
+    import orjson
+
+    rows = np.random.default_rng(1).standard_normal((300, 384)).astype(np.float32)
+    body = encode(NativeRequest("text", TextRequest(["a"]), SPEC), EmbedAnswer(rows, tokens=3), CONTEXT)
+    assert b'"embeddings":' + orjson.dumps(rows, option=orjson.OPT_SERIALIZE_NUMPY) + b',"tokens":3' in body
+
+
+@pytest.mark.parametrize(
+    ("answer", "elements"),
+    [
+        ({}, 0),
+        ({"y": np.zeros((3, 4)), "z": [np.zeros(5)] * 2, "w": 1.5}, 15),
+        (EmbedAnswer(np.zeros((3, 4)), 1), 12),
+        (ClassifyAnswer([[("a", 0.5)] * 3] * 4), 24),
+        (ScoreAnswer([0.5] * 3, 1), 12),
+        (TokenizeAnswer([1, 2, 3], None, 9), 3),
+    ],
+)
+def test_elements_are_counted(answer: Any, elements: int) -> None:
+    assert elements_of(answer) == elements
+
+
+def test_the_tables_of_fields_agree() -> None:
+    assert InferRequest.model_fields.keys() == FIELDS
+    assert OPTIONS.keys() == set(QUESTION_FIELDS)
+    assert OPTIONS["prompt"] == OPTIONS["messages"]

@@ -1,0 +1,142 @@
+"""`prompt` and `messages` become a request for text, and a whole answer the JSON of it."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.protocols.codec import AnswerContext, Target
+from app.protocols.native.decode import NativeRequest, decode
+from app.protocols.native.encode import encode
+from app.protocols.native.fields import GENERATION_FIELDS, InferResponse
+from frameworks.errors import InvalidInput, RequestError
+from frameworks.generation.types import (
+    Choice,
+    Constraint,
+    Conversation,
+    GenerateAnswer,
+    GenerateRequest,
+    Message,
+    Sampling,
+    Stopping,
+    TokenText,
+    Usage,
+)
+from tests.app.protocols.native.specs import GENERATION, find_spec
+from tests.app.protocols.strategies import json_values
+
+
+def read(body: dict[str, Any], model: str = "generate") -> NativeRequest:
+    return decode(json.dumps(body).encode(), Target(model), find_spec)
+
+
+def request(body: dict[str, Any]) -> GenerateRequest:
+    asked = read(body).request
+    assert isinstance(asked, GenerateRequest)
+    return asked
+
+
+def test_a_prompt_alone() -> None:
+    asked = read({"prompt": "a"})
+    assert asked.request == GenerateRequest(("a",), GENERATION.sampling, Stopping(256, may_be_fewer=True))
+    assert (asked.question, asked.stream, asked.priority, asked.timeout_ms) == ("prompt", False, 5, None)
+
+
+def test_every_option() -> None:
+    asked = read(
+        {
+            "messages": [{"role": "user", "content": "a"}],
+            "max_tokens": 7,
+            "temperature": 0,
+            "top_k": -1,
+            "stop": "b",
+            "seed": 1,
+            "n": 2,
+            "logprobs": 3,
+            "regex": "[a-z]",
+            "stream": True,
+            "priority": 1,
+            "timeout_ms": 100,
+        }
+    )
+    assert asked.request == GenerateRequest(
+        (Conversation((Message("user", "a"),)),),
+        Sampling(temperature=0.0, seed=1, top_logprobs=3),
+        Stopping(7, strings=("b",)),
+        Constraint("regex", "[a-z]"),
+        2,
+    )
+    assert (asked.question, asked.stream, asked.priority, asked.timeout_ms) == ("messages", True, 1, 100)
+
+
+@pytest.mark.parametrize(
+    ("model", "body", "message"),
+    [
+        ("generate", {"prompt": ["a"]}, "prompt: is an array; wants a string .a conversation goes in messages."),
+        ("generate", {"prompt": 1}, "prompt: is 1; wants a string"),
+        ("generate", {"messages": "a"}, "messages: is a string; wants a list"),
+        ("generate-plain", {"messages": [{"role": "user", "content": "a"}]}, "messages: this model has no chat templ"),
+        ("generate", {"text": "a"}, "text: this model's task is generate; send the field prompt, or messages"),
+        ("generate", {"input_data": [1]}, "input_data: this model's task is generate; send the field prompt"),
+        ("generate", {"inputs": {}}, "inputs: this model's task is generate; send the field prompt"),
+        ("embed", {"prompt": "a"}, "prompt: this model's task is embed; send the field text"),
+        ("embed-onnx", {"prompt": "a"}, "prompt: this model's task is embed; send the field text"),
+        ("matrix", {"prompt": "a"}, r"prompt: this model takes no text; its inputs are x: float32 \[-1, 3\]"),
+        ("generate", {"prompt": "a", "normalize": True}, "normalize: does not go with prompt, whose options are"),
+        ("generate", {"prompt": "a", "messages": []}, "messages: exactly one of .*; prompt and messages"),
+        ("generate", {"prompt": "a", "stream": "yes"}, "stream: is a string; wants true or false"),
+        ("generate", {"prompt": "a", "priority": 10}, "priority: is 10"),
+        ("generate", {"prompt": "a", "regex": "a", "choice": ["a"]}, "choice: does not go with regex"),
+    ],
+)
+def test_what_is_wrong(model: str, body: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        read(body, model)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(GENERATION_FIELDS)), json_values | st.integers(-2, 200), max_size=3))
+def test_whatever_options_come(options: dict[str, Any]) -> None:
+    refusal = None
+    try:
+        assert request({"prompt": "a"} | options).prompts == ("a",)
+    except RequestError as error:
+        refusal = error.message
+    assert refusal is None or refusal.startswith(tuple(options))
+
+
+def encoded(answer: GenerateAnswer, **options: Any) -> Any:
+    native = read({"prompt": "a"} | options)
+    body = json.loads(encode(native, answer, AnswerContext("m", "1", "id", 1.23456, 0)))
+    assert body.keys() <= InferResponse.model_fields.keys()
+    InferResponse.model_validate(body)
+    assert (body.pop("model_name"), body.pop("version"), body.pop("latency_ms")) == ("m", "1", 1.235)
+    return body
+
+
+def test_one_text() -> None:
+    answer = GenerateAnswer([Choice("hällo", "stop")], Usage(3, 2))
+    assert encoded(answer) == {"text": "hällo", "finish_reason": "stop", "tokens_generated": 2, "prompt_tokens": 3}
+
+
+def test_several_texts() -> None:
+    answer = GenerateAnswer([Choice("a", "stop"), Choice("b", "length")], Usage(3, 4))
+    assert encoded(answer, n=2) == {
+        "choices": [
+            {"index": 0, "text": "a", "finish_reason": "stop"},
+            {"index": 1, "text": "b", "finish_reason": "length"},
+        ],
+        "tokens_generated": 4,
+        "prompt_tokens": 3,
+    }
+
+
+def test_log_probabilities() -> None:
+    token = TokenText(7, "a", -0.5, ((7, "a", -0.5), (8, "b", float("-inf"))))
+    told = {"token": "a", "token_id": 7, "logprob": -0.5}
+    impossible = {"token": "b", "token_id": 8, "logprob": None}
+    answer = GenerateAnswer([Choice("a", "length", (token,))], Usage(3, 1))
+    assert encoded(answer, logprobs=2)["logprobs"] == [told | {"top": [told, impossible]}]
+    assert encoded(GenerateAnswer([Choice("", "stop")], Usage(3, 1)), logprobs=True)["logprobs"] == []
+    assert "logprobs" not in encoded(GenerateAnswer([Choice("", "stop")], Usage(3, 1)))

@@ -1,0 +1,69 @@
+"""A streamed answer in the native format: a piece an event, the counts with the last, an error in its place."""
+
+import json
+from typing import Any
+
+from app.protocols.native.stream import NativeStream
+from frameworks.generation.types import Piece, TokenText, Usage
+
+
+def read(payloads: list[bytes]) -> list[Any]:
+    return [payload.decode() if payload == b"[DONE]" else json.loads(payload) for payload in payloads]
+
+
+def test_one_text() -> None:
+    writer = NativeStream(1, "id")
+    assert writer.begin() == []
+    assert read(writer.piece(Piece(0, "Hä"))) == [{"text": "Hä", "index": 0}]
+    assert writer.piece(Piece(0, "!", "stop")) == []
+    assert read(writer.end(Usage(3, 2), 1.23456)) == [
+        {
+            "text": "!",
+            "index": 0,
+            "finish_reason": "stop",
+            "tokens_generated": 2,
+            "prompt_tokens": 3,
+            "latency_ms": 1.235,
+        },
+        "[DONE]",
+    ]
+
+
+def test_several_texts_end_one_by_one() -> None:
+    writer = NativeStream(2, "id")
+    assert read(writer.piece(Piece(1, "a", "length"))) == [{"text": "a", "index": 1, "finish_reason": "length"}]
+    assert read(writer.piece(Piece(0, "b"))) == [{"text": "b", "index": 0}]
+    assert writer.piece(Piece(0, "", "stop")) == []
+    last, done = read(writer.end(Usage(3, 2), 1))
+    assert (last["index"], last["text"], last["finish_reason"], last["tokens_generated"]) == (0, "", "stop", 2)
+    assert done == "[DONE]"
+
+
+def test_log_probabilities() -> None:
+    token = TokenText(7, " a", -0.5, ((7, " a", -0.5), (8, " b", float("-inf"))))
+    assert read(NativeStream(1, "id").piece(Piece(0, " a", tokens=(token,)))) == [
+        {
+            "text": " a",
+            "index": 0,
+            "logprobs": [
+                {
+                    "token": " a",
+                    "token_id": 7,
+                    "logprob": -0.5,
+                    "top": [
+                        {"token": " a", "token_id": 7, "logprob": -0.5},
+                        {"token": " b", "token_id": 8, "logprob": None},
+                    ],
+                }
+            ],
+        }
+    ]
+
+
+def test_an_error_is_the_last_word() -> None:
+    told = {"error": {"code": "model_failed", "message": "m", "request_id": "id"}}
+    writer = NativeStream(2, "id")
+    writer.piece(Piece(0, "a", "stop"))
+    assert read(writer.error(503, "model_failed", "m")) == [told]
+    writer.piece(Piece(1, "b", "stop"))
+    assert read(writer.error(503, "model_failed", "m")) == [{"text": "b", "index": 1, "finish_reason": "stop"}, told]

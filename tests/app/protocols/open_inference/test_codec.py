@@ -1,0 +1,505 @@
+"""Bodies of the protocol's REST form become requests, or what is wrong is named; answers become bodies."""
+
+import json
+import struct
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.protocols.codec import AnswerContext, EncodedResponse, Target
+from app.protocols.compression import deflated
+from app.protocols.errors import EmptyBody, InvalidJson, NotSupported, TooLarge, UnsupportedMediaType
+from app.protocols.open_inference import json_requests
+from app.protocols.open_inference.codec import InferCodec, routes
+from app.protocols.open_inference.schemas import OpenInferenceInput, OpenInferenceOutput, OpenInferenceRequest
+from app.protocols.open_inference.types import InferRequest
+from frameworks.errors import InvalidInput, ModelAbsent, RoundhouseError, UnknownField
+from frameworks.types import Array, EmbedAnswer, ModelSpec, TensorBatch, TensorType, TextRequest, ValueSpec
+from tests.app.protocols.native.specs import SPECS, find_spec, model
+from tests.app.protocols.strategies import json_values
+
+CONTEXT = AnswerContext("m", "1", "id", 1.23456, 0)
+FORMAT = InferCodec(10**6)
+LENGTH = "inference-header-content-length"
+
+
+def formed(**headers: str | int) -> InferCodec:
+    """The format for a request with these headers, `_` in their names for `-`."""
+    return FORMAT.for_headers([(n.replace("_", "-").encode(), str(v).encode()) for n, v in headers.items()])
+
+
+def read(name: str, body: object, **headers: str | int) -> InferRequest:
+    """`body` as bytes, as text or as what JSON makes of it."""
+    text = body if isinstance(body, bytes | str) else json.dumps(body)
+    data = text.encode() if isinstance(text, str) else text
+    form = formed(**headers)
+    return form.decode(bytes(form.lead_bytes) + data, Target(name), find_spec)
+
+
+def read_binary(name: str, head: object, *tensors: bytes, more: int = 0) -> InferRequest:
+    text = json.dumps(head).encode()
+    return read(name, text + b"".join(tensors), inference_header_content_length=len(text) + more)
+
+
+def tensors(request: InferRequest) -> dict[str, Any]:
+    assert isinstance(request.request, TensorBatch)
+    return request.request.inputs
+
+
+def x(value: Any, datatype: str = "FP32", shape: list[Any] | None = None, **more: object) -> dict[str, Any]:
+    """The input `x` in JSON."""
+    return {"name": "x", "shape": list(np.shape(value)) if shape is None else shape, "datatype": datatype,
+            "data": value} | more  # fmt: skip
+
+
+def in_bytes(size: object, datatype: str = "FP32", shape: list[int] | None = None, name: str = "x") -> dict[str, Any]:
+    parameters = {"binary_data_size": size}
+    return {"name": name, "shape": shape or [2], "datatype": datatype, "parameters": parameters}
+
+
+def refusal(name: str, body: object, kind: type[RoundhouseError] = InvalidInput, **headers: str | int) -> str:
+    with pytest.raises(kind) as caught:
+        read(name, body, **headers)
+    assert type(caught.value) is kind
+    return caught.value.message
+
+
+def refusal_binary(name: str, head: object, *tensors: bytes) -> str:
+    with pytest.raises(InvalidInput) as caught:
+        read_binary(name, head, *tensors)
+    return caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("data", "shape"),
+    [([1, 2, 3, 4, 5, 6], [2, 3]), ([[1, 2, 3], [4, 5, 6]], [2, 3]), ([], [0, 3]), ([[], [], []], [3, 0])],
+)
+def test_numbers_flat_or_nested(data: list[Any], shape: list[int]) -> None:
+    extras: list[dict[str, Any]] = [{}, {"parameters": {}}, {"id": "7"}, {"model_name": "else", "model_version": "9"}]
+    for extra in extras:
+        request = read("float32", {"inputs": [x(data, shape=shape)], **extra})
+        value = tensors(request)["x"]
+        assert value.dtype == np.float32
+        assert value.shape == tuple(shape)
+        assert value.ravel().tolist() == np.ravel(data).tolist()
+        assert request.id == extra.get("id", "")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "datatype", "values"),
+    [
+        ("bool", "BOOL", [True, False]),
+        ("uint8", "UINT8", [0, 255]),
+        ("int8", "INT8", [-128, 127]),
+        ("int64", "INT64", [-(2**63), 2**63 - 1]),
+        ("uint64", "UINT64", [0, 2**64 - 1]),
+        ("float64", "FP64", [0.1, -5e-324]),
+        ("string", "BYTES", ["", "Ωß🚂"]),
+    ],
+)
+def test_datatypes_in_json(dtype: str, datatype: str, values: list[Any]) -> None:
+    value = tensors(read(dtype, {"inputs": [x(values, datatype)]}))["x"]
+    assert value.tolist() == values
+    scalar = tensors(read(dtype, {"inputs": [x([values[0]], datatype, shape=[])]}))["x"]
+    assert (scalar.shape, scalar.item()) == ((), values[0])
+
+
+def test_the_short_way_reads_as_the_long_one() -> None:
+    """What is read by itself, and the same with a word more, which others read."""
+    for tensor in (x([[0.1, 1, -2]]), x([0.1, 1, 1e30], shape=[1, 3]), x([], shape=[0, 3])):
+        short, long = read("matrix", {"inputs": [tensor]}), read("matrix", {"inputs": [tensor], "parameters": {}})
+        assert short[1:] == long[1:]
+        first, second = tensors(short)["x"], tensors(long)["x"]
+        assert (first.dtype, first.shape, first.tobytes()) == (second.dtype, second.shape, second.tobytes())
+        assert isinstance(short.request, TensorBatch)
+        assert isinstance(long.request, TensorBatch)
+        assert short.request.output_names == long.request.output_names
+    for tensor in (x([1, 2]), x([1, "2", 3], shape=[1, 3]), x([1, 2, 3], shape=[1, -3]), x([1, 2, 3], "FP64", [1, 3]),
+                   x([1, True, 3], shape=[1, 3]), x([1, 10**300, 3], shape=[1, 3]), x([1, 1e39, 3], shape=[1, 3]),
+                   x([1, None, 3], shape=[1, 3]), x([1, 2, 3], shape=[1, 3.0]), x([1, 2], shape=[1, 3])):  # fmt: skip
+        assert refusal("matrix", {"inputs": [tensor]}) == refusal("matrix", {"inputs": [tensor], "parameters": {}})
+
+
+def test_a_body_may_be_long() -> None:
+    values = np.random.default_rng(0).random((300, 3), dtype=np.float32)
+    for data in (values.tolist(), values.ravel().tolist()):
+        assert tensors(read("matrix", {"inputs": [x(data, shape=[300, 3])]}))["x"].tobytes() == values.tobytes()
+    ragged = values.tolist()
+    ragged[7] = [1, [2], 3]
+    assert refusal("matrix", {"inputs": [x(ragged, shape=[300, 3])]}).startswith("inputs.x.data: the array is ragged")
+
+
+def test_brackets_in_strings_are_no_nests() -> None:
+    request = read("string", {"id": "[[", "inputs": [x(["[", "]]"], "BYTES", parameters={"a": "[" * 9})]})
+    assert tensors(request)["x"].tolist() == ["[", "]]"]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ([], "body: is an array; wants a JSON object"),
+        ({}, "inputs: is missing; wants a list of tensors"),
+        ({"inputs": {}}, "inputs: is an object"),
+        ({"inputs": [1]}, "inputs[0]: is a number; wants an object"),
+        ({"inputs": [{}]}, "inputs[0].name: is missing"),
+        ({"inputs": [x([1]) | {"name": 3}]}, "inputs[0].name: is a number; wants a string"),
+        ({"inputs": [{"name": "x"}]}, "inputs.x.datatype: is no string; wants one of BOOL"),
+        ({"inputs": [x([1], "float32")]}, 'inputs.x.datatype: is "float32"; wants one of BOOL'),
+        ({"inputs": [{"name": "x", "datatype": "FP32"}]}, "inputs.x.shape: wants a list of at most 32 whole"),
+        ({"inputs": [x([1], shape=[-1])]}, "inputs.x.shape: wants a list of at most 32 whole numbers, 0 or more"),
+        ({"inputs": [x([1], shape=[1] * 33)]}, "inputs.x.shape: wants a list of at most 32"),
+        ({"inputs": [x([], shape=[2**40, 2**40, 0])]}, "inputs.x.shape: [1099511627776, 1099511627776, 0] is larger"),
+        ({"inputs": [x([1], shape=[1.0])]}, "inputs.x.shape: wants a list"),
+        ({"inputs": [x([1], shape=[True])]}, "inputs.x.shape: wants a list"),
+        ({"inputs": [x([1, 2, 3], shape=[2])]}, "inputs.x: has 3 elements, and shape [2] holds 2"),
+        ({"inputs": [x([[1, 2]], shape=[2])]}, "inputs.x: has nested data of shape [1, 2], and its shape is [2]"),
+        ({"inputs": [x(1, shape=[])]}, "inputs.x.data: is a number; wants a list, flat or nested"),
+        ({"inputs": [x({"data": [1]}, shape=[1])]}, "inputs.x.data: is an object; wants a list"),
+        ({"inputs": [x(None, shape=[1])]}, "inputs.x.data: is null; wants a list"),
+        ({"inputs": [{"name": "x", "shape": [1], "datatype": "FP32"}]}, "inputs.x: has no data; send it, or binary_da"),
+        ({"inputs": [x(["a"])]}, "inputs.x.data: it holds a string"),
+        ({"inputs": [x([1e39])]}, "inputs.x.data: holds 1e+39, out of the range of float32"),
+        ({"inputs": [x([1], "FP16")]}, "inputs.x: is FP16, which travels as binary data only (binary_data_size)"),
+        ({"inputs": [x([1], "BF16")]}, "inputs.x: is BF16, which travels as binary data only"),
+        ({"inputs": [x([1], parameters=[])]}, "inputs.x.parameters: is an array; wants an object"),
+        ({"inputs": [x([1], parameters={"binary_data_size": 4})]}, "inputs.x: has data in the JSON and bi"),
+        ({"inputs": [in_bytes(8)]}, "inputs.x.binary_data_size: wants the header Inference-Header-Content-Length"),
+        ({"inputs": [x([1]), x([1])]}, "inputs.x: is given twice; leave one"),
+        ({"inputs": [x([1])], "id": 7}, "id: is a number; wants a string"),
+        ({"inputs": [x([1])], "parameters": 7}, "parameters: is a number; wants an object"),
+        ({"inputs": [x([1])], "outputs": {}}, "outputs: is an object; wants a list of objects"),
+        ({"inputs": [x([1])], "outputs": ["y"]}, "outputs[0]: is a string; wants an object"),
+        ({"inputs": [x([1])], "outputs": [{}]}, "outputs[0].name: is missing"),
+        ({"inputs": [x([1])], "parameters": {"priority": 10}}, "priority: is 10; wants a whole number from 0 to 9"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(body: object, words: str) -> None:
+    assert refusal("float32", body).startswith(words)
+
+
+def test_a_field_that_there_is_not() -> None:
+    for body, words in (
+        ({"inputs": [x([1])], "ouputs": []}, 'ouputs: unknown field; did you mean "outputs"?'),
+        ({"inputs": [x([1], dtype="FP32")]}, 'inputs[0].dtype: unknown field; did you mean "inputs[0].datatype"?'),
+        ({"inputs": [x([1])], "outputs": [{"name": "y", "binary": 1}]}, "outputs[0].binary: unknown field; known"),
+    ):
+        assert refusal("float32", body, UnknownField).startswith(words)
+    assert refusal("float32", b"{", InvalidJson).startswith("the body is not valid JSON")
+
+
+def test_null_is_as_good_as_left_out() -> None:
+    body = {"id": None, "parameters": None, "outputs": None, "inputs": [x([1], parameters=None)]}
+    assert tensors(read("float32", body))["x"].tolist() == [1]
+
+
+@pytest.mark.parametrize("blanks", range(9))
+def test_binary_tensors_are_views_on_the_body(blanks: int) -> None:
+    head = json.dumps({"inputs": [in_bytes(24, "FP64", shape=[3])]}).encode() + b" " * blanks
+    form = formed(inference_header_content_length=len(head))
+    body = bytes(form.lead_bytes) + head + np.array([1, 2, 3], np.float64).tobytes()
+    value = tensors(form.decode(body, Target("float64"), find_spec))["x"]
+    assert value.tolist() == [1, 2, 3]
+    assert np.shares_memory(value, np.frombuffer(body, np.uint8))
+    assert formed(inference_header_content_length=len(head), content_encoding="gzip").lead_bytes == 0
+
+
+def test_binary_and_json_side_by_side() -> None:
+    strings = struct.pack("<I", 2) + "ä".encode()
+    head = {
+        "id": "mixed",
+        "inputs": [in_bytes(len(strings), "BYTES", [1, 1], "s"), x([[0.5]]), in_bytes(1, "BOOL", [1], "b")],
+    }
+    request = read_binary("mixed", head, strings, b"\1")
+    assert {name: value.tolist() for name, value in tensors(request).items()} == {
+        "x": [[0.5]],
+        "s": [["ä"]],
+        "b": [True],
+    }
+    assert request.id == "mixed"
+
+
+@pytest.mark.parametrize(
+    ("head", "sizes", "words"),
+    [
+        ([in_bytes(8)], [7], "inputs.x.binary_data_size: is 8, and 7 bytes are left of the body"),
+        ([in_bytes(8)], [], "inputs.x.binary_data_size: is 8, and 0 bytes are left"),
+        ([in_bytes(8)], [9], "inputs: 1 bytes come behind the JSON that no binary_data_size speaks of"),
+        ([x([1])], [4], "inputs: 4 bytes come behind the JSON"),
+        ([in_bytes(4)], [4], "inputs.x: has 4 bytes, and FP32 of shape [2] takes 8"),
+        ([in_bytes(8), in_bytes(8)], [8], "inputs.x.binary_data_size: is 8, and 0 bytes are left"),
+        ([in_bytes(-1)], [8], "inputs.x.binary_data_size: wants a whole number, 0 or more"),
+        ([in_bytes("8")], [8], "inputs.x.binary_data_size: wants a whole number"),
+        ([in_bytes(True)], [1], "inputs.x.binary_data_size: wants a whole number"),
+        ([in_bytes(2**70)], [8], "inputs.x.binary_data_size: wants a whole number"),
+        ([in_bytes(2**62)], [8], "inputs.x.binary_data_size: is 4611686018427387904, and 8 bytes are left"),
+        ([in_bytes(8, shape=[2**39])], [8], "inputs.x: has 8 bytes, and FP32 of shape [549755813888] takes"),
+    ],
+)
+def test_frames_that_lie(head: list[Any], sizes: list[int], words: str) -> None:
+    assert refusal_binary("float32", {"inputs": head}, *map(bytes, sizes)).startswith(words)
+
+
+def test_header_lengths_that_lie() -> None:
+    body = json.dumps({"inputs": [x([1])]})
+    message = refusal("float32", body, inference_header_content_length=len(body) + 1)
+    assert message == f"{LENGTH}: is {len(body) + 1}, and the body has {len(body)} bytes"
+    assert refusal("float32", body, InvalidJson, inference_header_content_length=5).startswith("the body is not valid")
+    for wrong in ("-1", "x", "", "1.0", "1" * 30, "+5", "٣"):
+        with pytest.raises(InvalidInput, match=f"^{LENGTH}: wants the number of bytes"):
+            formed(inference_header_content_length=wrong)
+
+
+@given(st.data())
+def test_whatever_comes_is_read_or_refused(data: st.DataObject) -> None:
+    """Frames by the rules with one thing changed: never anything but a request or a word to the caller."""
+    datatype = data.draw(st.sampled_from(["FP32", "BYTES", "INT64", "BOOL", "FP99"]))
+    shape = data.draw(st.lists(st.integers(-1, 3) | st.integers(2**38, 2**70), max_size=3))
+    size: Any = data.draw(st.integers(-2, 40) | json_values)
+    head = {"inputs": [{"name": "x", "shape": shape, "datatype": datatype, "parameters": {"binary_data_size": size}}]}
+    if data.draw(st.booleans()):
+        head |= data.draw(st.dictionaries(st.sampled_from(["id", "outputs", "parameters", "inputs"]), json_values))
+    text = orjson.dumps(head, option=orjson.OPT_NON_STR_KEYS) if _fits_64_bits(head) else b"{}"
+    rest = data.draw(st.binary(max_size=40))
+    length = data.draw(st.sampled_from([len(text), 0, len(text) - 1, len(text) + 1, len(text) + len(rest)]))
+    name = {"BYTES": "string", "INT64": "int64", "BOOL": "bool"}.get(datatype, "float32")
+    try:
+        request = read(name, text + rest, inference_header_content_length=max(0, length))
+    except RoundhouseError:
+        return
+    assert isinstance(request.request, TensorBatch)
+
+
+def _fits_64_bits(value: Any) -> bool:
+    try:
+        orjson.dumps(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def test_a_body_of_bytes_alone() -> None:
+    numbers = np.arange(6, dtype=np.float32)
+
+    def raw(name: str, body: bytes) -> InferRequest:
+        return read(name, body, inference_header_content_length=0)
+
+    request = raw("matrix", numbers.tobytes())
+    assert tensors(request)["x"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert [output.binary for output in request.outputs] == [True, True]
+    assert tensors(raw("float32", numbers.tobytes()))["x"].tolist() == numbers.tolist()
+    assert tensors(raw("free", numbers.tobytes()))["x"].shape == (1, 3, 2)
+    assert tensors(raw("string", "Ωß".encode()))["x"].tolist() == ["Ωß"]
+    assert raw("embed", b"a text").request == TextRequest(["a text"])
+    for name, body, words in (
+        ("matrix", bytes(13), "inputs.x: the body has 13 bytes, no multiple of 12; the model wants FP32 [-1, 3]"),
+        ("fixed", bytes(8), "inputs.x: has 8 bytes, and INT64 of shape [2, 3] takes 48"),
+        ("free-nml", bytes(8), "inputs.x: the model wants FP32 [-1, -1, -1]; bytes alone cannot say that shape"),
+        ("zero", bytes(8), "inputs.x: the body has 8 bytes, no multiple of 0"),
+        ("mixed", bytes(8), "inputs: a body of bytes alone is for models with one input"),
+        ("string", b"\xff", "inputs.x: the body is no UTF-8"),
+        ("sequence", b"\0", "inputs: a body of bytes alone is for models with one input"),
+    ):
+        assert refusal(name, body, inference_header_content_length=0).startswith(words)
+
+
+def test_compressed_bodies() -> None:
+    body = json.dumps({"inputs": [x([1, 2])]}).encode()
+    for encoding in ("gzip", "deflate"):
+        request = read("float32", deflated(body, encoding), content_encoding=encoding)
+        assert tensors(request)["x"].tolist() == [1, 2]
+        head = json.dumps({"inputs": [in_bytes(8)]}).encode()
+        binary = deflated(head + bytes(8), encoding)
+        request = read("float32", binary, content_encoding=encoding, inference_header_content_length=len(head))
+        assert tensors(request)["x"].tolist() == [0, 0]
+        assert refusal("float32", deflated(b"", encoding), EmptyBody, content_encoding=encoding)
+        refusal("float32", deflated(bytes(10**6 + 1), encoding), TooLarge, content_encoding=encoding)
+
+
+@pytest.mark.parametrize(
+    ("content_type", "is_read"),
+    [
+        ("application/json", True),
+        ("application/json; charset=utf-8", True),
+        ("application/octet-stream", True),
+        ("Application/Octet-Stream", True),
+        ("application/vnd.api+json", True),
+        ("text/plain", False),
+        ("application/x-www-form-urlencoded", False),
+        ("multipart/form-data", False),
+    ],
+)
+def test_media_types(content_type: str, is_read: bool) -> None:
+    if is_read:
+        assert formed(content_type=content_type)
+    else:
+        with pytest.raises(UnsupportedMediaType):
+            formed(content_type=content_type)
+
+
+def test_a_text_in_pieces_comes_elsewhere() -> None:
+    inputs = [
+        {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["a"]},
+        {"name": "stream", "shape": [1], "datatype": "BOOL", "data": [True]},
+    ]
+    assert refusal("generate", {"inputs": inputs}, NotSupported).startswith("inputs.stream: the pieces of a text come")
+
+
+def test_who_waits_for_a_load_waits_no_longer_than_the_timeout() -> None:
+    absent = ModelAbsent.__new__(ModelAbsent)
+    absent.timeout_ms = None
+
+    def is_absent(name: str, version: str | None) -> ModelSpec:
+        raise absent
+
+    body = json.dumps({"inputs": [x([1])], "parameters": {"timeout": 1_500_000}}).encode()
+    with pytest.raises(ModelAbsent):
+        FORMAT.decode(body, Target("m"), is_absent)
+    assert absent.timeout_ms == 1500
+
+
+def test_halves_have_no_form_in_json() -> None:
+    halves = ModelSpec(
+        "onnx", "tensor", SPECS["float32"].inputs, (ValueSpec("y", TensorType("float16", None)),), "cpu", "f", 0
+    )
+
+    def decoded(**more: object) -> InferRequest:
+        body = json.dumps({"inputs": [x([1])], **more}).encode()
+        return FORMAT.decode(body, Target("m"), lambda name, version: halves)
+
+    for more in ({}, {"parameters": {"binary_data_output": False}}, {"outputs": [{"name": "y"}]}):
+        with pytest.raises(InvalidInput, match=r"^outputs\.y: is FP16, which travels as binary data only; send"):
+            decoded(**more)
+    assert decoded(parameters={"binary_data_output": True}).outputs[0].binary
+    assert decoded(outputs=[{"name": "y", "parameters": {"binary_data": True}}]).outputs[0].binary
+    assert decoded(outputs=[{"name": "y", "parameters": {"classification": 1}}]).outputs[0].classes == 1
+
+
+def test_what_is_long_to_read() -> None:
+    one = '{"inputs":[{"name":"x","shape":[150528],"datatype":"FP32","parameters":{"binary_data_size":602112}}]}'
+    assert not formed().is_long_to_read(bytes(200_000))
+    assert formed().is_long_to_read(bytes(300_000))
+    form = formed(inference_header_content_length=len(one))
+    lead = bytes(form.lead_bytes)
+    assert not form.is_long_to_read(lead + one.encode() + bytes(602112))
+    assert formed(inference_header_content_length=300_000).is_long_to_read(bytes(602112))
+    for name in ("BYTES", r"\u0042YTES"):
+        strings = one.replace("FP32", name).encode()
+        form = formed(inference_header_content_length=len(strings))
+        lead = bytes(form.lead_bytes)
+        assert form.is_long_to_read(lead + strings + bytes(20_000))
+        assert not form.is_long_to_read(lead + strings + bytes(2_000))
+    assert form.is_long_to_read(lead + one.encode() + bytes(5_000_000))
+    assert not formed(inference_header_content_length=0).is_long_to_read(bytes(602_112))
+    assert formed(inference_header_content_length=0).is_long_to_read(bytes(5_000_000))
+    assert formed(content_encoding="gzip").is_long_to_read(bytes(1024))
+    assert not formed(content_encoding="gzip").is_long_to_read(bytes(1023))
+
+
+def test_what_is_long_to_write() -> None:
+    def is_long(size: int, binary: bool, **headers: str) -> bool:
+        body = {"inputs": [x([1])], "parameters": {"binary_data_output": binary}}
+        answer = {"y": np.zeros(size, np.float32), "z": np.zeros(1, np.int64)}
+        return formed(**headers).is_long_to_write(read("float32", body), answer)
+
+    assert not is_long(30_000, binary=False)
+    assert is_long(40_000, binary=False)
+    assert not is_long(160_000, binary=True)
+    assert is_long(1_000_000, binary=True)
+    assert is_long(5_000, binary=True, accept_encoding="gzip")
+    assert not is_long(3_000, binary=True, accept_encoding="gzip")
+    embed = read(
+        "embed", {"inputs": [x(["a"], "BYTES") | {"name": "text"}], "parameters": {"binary_data_output": True}}
+    )
+    assert not formed().is_long_to_write(embed, EmbedAnswer(np.zeros((100, 384), np.float32), 1))
+
+
+def written(request: InferRequest, answer: dict[str, Any], **headers: str) -> EncodedResponse:
+    encoded = formed(**headers).encode(request, answer, CONTEXT)
+    return encoded if isinstance(encoded, EncodedResponse) else EncodedResponse(encoded, b"application/json", [])
+
+
+Y: Array = np.array([[1, np.nan], [np.inf, 2]], np.float32)
+Z: Array = np.array([3, 4], np.int64)
+
+
+def test_an_answer_in_json() -> None:
+    body, content_type, headers = written(read("float32", {"id": "7", "inputs": [x([1])]}), {"y": Y, "z": Z})
+    assert (content_type, headers) == (b"application/json", [])
+    assert json.loads(body) == {
+        "model_name": "m",
+        "model_version": "1",
+        "id": "7",
+        "outputs": [
+            {"name": "y", "datatype": "FP32", "shape": [2, 2], "data": [1, None, None, 2]},
+            {"name": "z", "datatype": "INT64", "shape": [2], "data": [3, 4]},
+        ],
+    }
+    scalar = {"y": np.array(0.5, np.float32), "z": np.empty((0, 2), np.int64)}
+    outputs = json.loads(written(read("float32", {"inputs": [x([1])]}), scalar).body)["outputs"]
+    assert [(output["shape"], output["data"]) for output in outputs] == [([], [0.5]), ([0, 2], [])]
+
+
+def test_an_answer_in_bytes_and_json() -> None:
+    wanted = [{"name": "z"}, {"name": "y", "parameters": {"binary_data": True}}]
+    body, content_type, headers = written(read("float32", {"inputs": [x([1])], "outputs": wanted}), {"y": Y, "z": Z})
+    assert content_type == b"application/octet-stream"
+    ((name, length),) = headers
+    assert name == LENGTH.encode()
+    head = json.loads(body[: int(length)])
+    assert head["outputs"] == [
+        {"name": "z", "datatype": "INT64", "shape": [2], "data": [3, 4]},
+        {"name": "y", "datatype": "FP32", "shape": [2, 2], "parameters": {"binary_data_size": 16}},
+    ]
+    assert body[int(length) :] == Y.tobytes()
+
+
+def test_an_empty_answer_in_bytes_says_where_they_would_begin() -> None:
+    request = read("float32", {"inputs": [x([1])], "parameters": {"binary_data_output": True}})
+    body, _, headers = written(request, {"y": Y[:0], "z": Z[:0]})
+    assert dict(headers) == {LENGTH.encode(): str(len(body)).encode()}
+
+
+def test_compressed_answers() -> None:
+    long = np.zeros(1000, np.float32)
+    request = read("float32", {"inputs": [x([1])], "outputs": [{"name": "y"}]})
+    plain = written(request, {"y": long})
+    for encoding in ("gzip", "deflate"):
+        body, content_type, headers = written(request, {"y": long}, accept_encoding=encoding)
+        assert content_type == b"application/json"
+        assert dict(headers) == {b"content-encoding": encoding.encode(), b"vary": b"accept-encoding"}
+        assert body == deflated(plain.body, encoding)
+        short = written(request, {"y": long[:9]}, accept_encoding=encoding)
+        assert short.headers == []
+    request = read("float32", {"inputs": [x([1])], "parameters": {"binary_data_output": True}})
+    _, content_type, headers = written(request, {"y": long, "z": Z}, accept_encoding="gzip")
+    assert content_type == b"application/octet-stream"
+    assert {name for name, _ in headers} == {LENGTH.encode(), b"content-encoding", b"vary"}
+
+
+def test_errors_are_the_message_alone() -> None:
+    assert FORMAT.error_body(400, "invalid_input", "prompt: is empty", "id") == b'{"error":"text_input: is empty"}'
+
+
+def test_the_paths() -> None:
+    assert [route.path for route in routes(10)] == [
+        "/v2/models/{name}/infer",
+        "/v2/models/{name}/versions/{version}/infer",
+    ]
+
+
+def test_the_fields_that_are_read_are_those_that_are_described() -> None:
+    for schema, described in (
+        (OpenInferenceRequest, json_requests.FIELDS),
+        (OpenInferenceInput, json_requests.INPUT_FIELDS),
+        (OpenInferenceOutput, json_requests.OUTPUT_FIELDS),
+    ):
+        assert schema.model_fields.keys() == described
+
+
+def test_models_without_inputs_can_be_asked() -> None:
+    assert tensors(read("none", {"inputs": []})) == {}
+    assert model().inputs == ()

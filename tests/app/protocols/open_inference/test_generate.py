@@ -1,0 +1,206 @@
+"""Triton's generate extension as a wire format: what is decoded, and what is answered, whole or in pieces."""
+
+import math
+from typing import Any
+
+import orjson
+import pytest
+
+from app.protocols.codec import AnswerContext, Target
+from app.protocols.errors import InvalidJson, UnsupportedMediaType
+from app.protocols.open_inference.generate import GenerateCodec, GenerateQuestion
+from app.protocols.open_inference.generate_schemas import GenerateTextResponse
+from frameworks.errors import InvalidInput, ModelAbsent, ModelNotFound
+from frameworks.generation.types import Choice, FinishReason, GenerateAnswer, Piece, TokenText, Usage
+from frameworks.types import ModelSpec
+from tests.app.protocols.native.specs import SPECS, find_spec
+
+WHOLE, STREAM = GenerateCodec(False), GenerateCodec(True)
+CONTEXT = AnswerContext("generate", "3", "abc", 1.5, 1_700_000_000)
+HEAD = {"model_name": "generate", "model_version": "3"}
+USAGE = Usage(prompt_tokens=5, tokens_generated=4)
+COUNTS = {"num_input_tokens": 5, "num_output_tokens": 4}
+TOKENS = (
+    TokenText(7, "an", -0.5, ((7, "an", -0.5), (8, "a", -1.5))),
+    TokenText(9, " ox", None, ((4, " a", -0.1), (5, " b", -math.inf))),
+)
+FORM = b"application/x-www-form-urlencoded"
+
+
+def ask(codec: GenerateCodec = WHOLE, model: str = "generate", **body: Any) -> GenerateQuestion:
+    return codec.decode(orjson.dumps({"text_input": "Once", **body}), Target(model), find_spec)
+
+
+def refusal(codec: GenerateCodec = WHOLE, model: str = "generate", **body: Any) -> str:
+    with pytest.raises(InvalidInput) as refused:
+        ask(codec, model, **body)
+    return refused.value.message
+
+
+def answer(*texts: str, **body: Any) -> Any:
+    question = ask(**body)
+    choices = [Choice(text, "stop", TOKENS) for text in texts]
+    content = orjson.loads(WHOLE.encode(question, GenerateAnswer(choices, USAGE), CONTEXT))
+    GenerateTextResponse.model_validate(content, strict=True)
+    return content
+
+
+def events(pieces: list[Piece], error: bool = False, **body: Any) -> list[Any]:
+    """What the caller of generate_stream reads."""
+    writer = STREAM.stream_writer(ask(STREAM, **body), CONTEXT)
+    payloads = writer.begin() + [payload for piece in pieces for payload in writer.piece(piece)]
+    payloads += writer.error(504, "deadline_exceeded", "too late") if error else writer.end(USAGE, 1.0)
+    return [orjson.loads(payload) for payload in payloads]
+
+
+def event(text: Any, reason: Any = None, done: bool = False, **more: Any) -> dict[str, Any]:
+    return {**HEAD, "text_output": text, "finish_reason": reason, "done": done, **more}
+
+
+def split(reason: FinishReason | None = "stop") -> list[Piece]:
+    return [Piece(0, "Ha", None, TOKENS[:1]), Piece(0, "llo", reason, TOKENS[1:])]
+
+
+class TestQuestion:
+    def test_alone(self) -> None:
+        question = ask()
+        assert question.request.prompts == ("Once",)
+        assert (question.spec, question.id, question.priority, question.timeout_ms, question.stream) == (
+            SPECS["generate"], "", 5, None, False,
+        )  # fmt: skip
+        assert (ask(STREAM).stream, ask(STREAM).in_pieces, ask(STREAM, stream=False).in_pieces) == (True, True, False)
+
+    def test_id_priority_and_timeout(self) -> None:
+        question = ask(id="mine", parameters={"priority": 9, "timeout": 1500})
+        assert (question.id, question.priority, question.timeout_ms) == ("mine", 9, 1.5)
+        question = ask(priority="0", timeout=["2500"])
+        assert (question.priority, question.timeout_ms) == (5, 2.5)
+        assert refusal(id=7) == "id: is a number; wants a string, which the answer repeats"
+        assert refusal(parameters={"priority": 10}).startswith("parameters.priority: is 10; wants a whole number")
+
+    def test_a_stream_is_asked_for_at_its_own_path(self) -> None:
+        assert "generate_stream" in refusal(stream=True)
+        assert not ask(stream=False).stream
+
+    def test_a_stream_has_no_text_of_the_callers(self) -> None:
+        assert refusal(STREAM, exclude_input_in_output=False).startswith("exclude_input_in_output: is false; a stream")
+        assert ask(STREAM, exclude_input_in_output=False, stream=False).wanted.with_input
+        assert ask(STREAM, exclude_input_in_output=True).in_pieces
+
+    @pytest.mark.parametrize(("model", "task"), [("matrix", "tensor"), ("embed", "embed"), ("classify", "classify")])
+    def test_another_kind_of_model_is_refused_with_the_remedy(self, model: str, task: str) -> None:
+        message = refusal(model=model)
+        assert message.startswith(f'text_input: model "{model}" writes no text, its task is {task}; post its inputs to')
+        assert f"/v2/models/{model}/infer" in message
+
+    def test_what_keeps_the_model_from_answering_comes_first(self) -> None:
+        with pytest.raises(ModelNotFound):
+            ask(model="nobody", temperature=-1)
+
+    def test_who_waits_for_a_load_says_for_how_long(self) -> None:
+        class Absent(ModelAbsent):
+            def __init__(self) -> None:
+                self.timeout_ms = None
+
+        def absent(name: str, version: str | None) -> ModelSpec:
+            assert (name, version) == ("generate", "2")
+            raise Absent
+
+        for body, timeout_ms in (({}, None), ({"parameters": {"timeout": 1500}}, 2)):
+            with pytest.raises(Absent) as raised:
+                WHOLE.decode(orjson.dumps(body), Target("generate", "2"), absent)
+            assert raised.value.timeout_ms == timeout_ms
+
+    def test_no_json(self) -> None:
+        with pytest.raises(InvalidJson):
+            WHOLE.decode(b"{", Target("generate"), find_spec)
+
+
+class TestHeaders:
+    def test_curl_calls_its_json_a_form(self) -> None:
+        for headers in ([], [(b"content-type", FORM)], [(b"content-type", b"application/json")]):
+            assert WHOLE.for_headers(headers) is WHOLE
+
+    @pytest.mark.parametrize(
+        "headers",
+        [
+            [(b"origin", b"http://a.example"), (b"content-type", FORM)],
+            [(b"content-type", FORM), (b"origin", b"null")],
+            [(b"content-type", b"text/plain")],
+            [(b"content-type", FORM), (b"content-encoding", b"br")],
+        ],
+    )
+    def test_a_web_page_that_posts_a_form_is_refused(self, headers: Any) -> None:
+        with pytest.raises(UnsupportedMediaType):
+            WHOLE.for_headers(headers)
+
+
+class TestWhole:
+    def test_it_has_the_new_text(self) -> None:
+        assert answer("Hallo") == {**HEAD, "text_output": "Hallo", "finish_reason": "stop", **COUNTS}
+        assert answer("Hallo", id="7")["id"] == "7"
+
+    def test_with_the_input(self) -> None:
+        assert answer(" a", exclude_input_in_output=False)["text_output"] == "Once a"
+        assert answer(" a", exclude_input_in_output=True)["text_output"] == " a"
+
+    def test_several_are_lists(self) -> None:
+        content = answer("a", "b", n=2, return_cumulative_logprob=True)
+        assert (content["text_output"], content["finish_reason"]) == (["a", "b"], ["stop", "stop"])
+        assert content["cumulative_logprob"] == [-0.5, -0.5]
+
+    def test_log_probabilities_as_each_backend_has_them(self) -> None:
+        content = answer("an ox", return_log_probs=True)
+        assert (content["output_log_probs"], content["cum_log_probs"]) == ([-0.5, None], -0.5)
+        content = answer("an ox", logprobs=2, return_logprobs=True)
+        assert orjson.loads(content["logprobs"]) == [
+            {
+                "7": {"logprob": -0.5, "rank": 1, "decoded_token": "an"},
+                "8": {"logprob": -1.5, "rank": 2, "decoded_token": "a"},
+            },
+            {
+                "4": {"logprob": -0.1, "rank": 1, "decoded_token": " a"},
+                "5": {"logprob": None, "rank": 2, "decoded_token": " b"},
+                "9": {"logprob": None, "rank": None, "decoded_token": " ox"},
+            },
+        ]
+        assert answer("an ox", return_logprobs=True).keys() == answer("an ox").keys()
+
+
+class TestStream:
+    def test_an_event_for_each_piece_and_the_counts_with_the_last(self) -> None:
+        assert events(split()) == [event("Ha"), event("llo", "stop", True, **COUNTS)]
+        assert [each["id"] for each in events(split(), id="7")] == ["7", "7"]
+
+    def test_an_error_stands_alone(self) -> None:
+        assert events(split(None), error=True) == [event("Ha"), event("llo"), {"error": "too late"}]
+        assert events(split(), error=True) == [event("Ha"), event("llo", "stop"), {"error": "too late"}]
+        assert events(split(), error=True, stream=False) == [{"error": "too late"}]
+
+    def test_of_several_texts_each_has_its_place(self) -> None:
+        pieces = [Piece(1, "b"), Piece(0, "a", "stop"), Piece(1, "c", "length")]
+        assert events(pieces, n=2) == [
+            event(["", "b"], [None, None]),
+            event(["a", ""], ["stop", None]),
+            event(["", "c"], [None, "length"], True, **COUNTS),
+        ]
+
+    def test_log_probabilities_come_with_their_pieces(self) -> None:
+        first, last = events(split(), return_log_probs=True)
+        assert (first["output_log_probs"], first["cum_log_probs"]) == ([-0.5], -0.5)
+        assert (last["output_log_probs"], last["cum_log_probs"]) == ([None], -0.5)
+
+    def test_it_may_be_one_event(self) -> None:
+        assert events(split(), stream=False) == [event("Hallo", "stop", True, **COUNTS)]
+        (only,) = events([Piece(1, "b", "stop"), Piece(0, "a", "stop")], stream=False, n=2)
+        assert only["text_output"] == ["a", "b"]
+
+    def test_every_event_is_as_described(self) -> None:
+        for each in events(split(), return_log_probs=True, return_cumulative_logprob=True, id="7"):
+            GenerateTextResponse.model_validate(each, strict=True)
+
+
+def test_errors_name_the_fields_of_the_extension() -> None:
+    assert orjson.loads(WHOLE.error_body(400, "invalid_input", "prompt: is empty", "abc")) == {
+        "error": "text_input: is empty"
+    }

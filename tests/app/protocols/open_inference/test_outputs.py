@@ -1,0 +1,93 @@
+"""Answers as the tensors that were asked for."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app.protocols.open_inference.outputs import answered
+from app.protocols.open_inference.types import AnsweredTensor, InferRequest, WantedOutput
+from frameworks.errors import InvalidInput
+from frameworks.generation.types import Choice, GenerateAnswer, GenerateRequest, Usage
+from frameworks.types import Array, ClassifyAnswer, EmbedAnswer, ModelSpec, TensorBatch, TextRequest
+from tests.app.protocols.native.specs import SPECS
+
+MATRIX = SPECS["matrix"]
+BATCHES = replace(MATRIX, batched_inputs=frozenset({"x"}))
+
+
+def told(spec: ModelSpec, request: Any, answer: Any, *outputs: WantedOutput) -> list[AnsweredTensor]:
+    return answered(InferRequest(request, spec, outputs, "", 5, None), answer)
+
+
+def classes(value: Array, count: int, spec: ModelSpec = BATCHES) -> Any:
+    (tensor,) = told(spec, TensorBatch({}), {"y": value}, WantedOutput("y", count))
+    assert (tensor.name, tensor.datatype) == ("y", "BYTES")
+    return tensor.value.tolist()
+
+
+def test_tensors_in_the_order_that_was_asked_for() -> None:
+    y, z = np.ones((2, 3), np.float32), np.array([1, 2])
+    first, second = told(MATRIX, TensorBatch({}), {"y": y, "z": z}, WantedOutput("z", 0, True), WantedOutput("y"))
+    assert first[:2] == ("z", "INT64")
+    assert first.value is z
+    assert first.binary is True
+    assert second[:2] == ("y", "FP32")
+    assert second.value is y
+    assert second.binary is None
+
+
+def test_what_is_no_tensor_after_all() -> None:
+    with pytest.raises(InvalidInput, match=r"^outputs\.y: is no tensor this time; ask POST /infer"):
+        told(MATRIX, TensorBatch({}), {"y": None}, WantedOutput("y"))
+
+
+def test_embeddings() -> None:
+    vectors = np.ones((2, 4), np.float32)
+    (tensor,) = told(
+        SPECS["embed"], TextRequest(["a", "b"]), EmbedAnswer(vectors, 5), WantedOutput("embeddings", 0, True)
+    )
+    assert (tensor.name, tensor.datatype, tensor.binary) == ("embeddings", "FP32", True)
+    assert tensor.value is vectors
+
+
+def test_scores_are_in_the_labels_order() -> None:
+    answer = ClassifyAnswer([[("b", 0.75), ("a", 0.25)], [("a", 0.5), ("b", 0.5)]])
+    request = TextRequest(["x", "y"])
+    (tensor,) = told(SPECS["classify"], request, answer, WantedOutput("scores"))
+    assert tensor.datatype == "FP32"
+    assert tensor.value.dtype == np.float32
+    assert tensor.value.tolist() == [[0.25, 0.75], [0.5, 0.5]]
+    (none,) = told(SPECS["classify"], TextRequest([]), ClassifyAnswer([]), WantedOutput("scores"))
+    assert none.value.shape == (0, 2)
+    (best,) = told(SPECS["classify"], request, answer, WantedOutput("scores", 1))
+    assert best.value.tolist() == [["0.750000:1:b"], ["0.500000:0:a"]]
+
+
+def test_generated_texts() -> None:
+    answer = GenerateAnswer([Choice("one", "stop"), Choice("two", "length")], Usage(1, 2))
+    (tensor,) = told(SPECS["generate"], GenerateRequest(("a",)), answer, WantedOutput("text_output"))
+    assert (tensor.name, tensor.datatype, tensor.value.tolist()) == ("text_output", "BYTES", ["one", "two"])
+
+
+def test_the_highest_are_told_with_their_place() -> None:
+    numbers = np.array([[1, 5, 10, 4], [3, 3, -np.inf, 7]], np.float32)
+    assert classes(numbers, 2) == [["10.000000:2", "5.000000:1"], ["7.000000:3", "3.000000:0"]]
+    assert classes(numbers, 1, MATRIX) == ["10.000000:2"]
+    assert classes(numbers.reshape(2, 2, 2), 9)[0] == ["10.000000:2", "5.000000:1", "4.000000:3", "1.000000:0"]
+    assert classes(numbers[0], 3, MATRIX) == ["10.000000:2", "5.000000:1", "4.000000:3"]
+    assert classes(numbers[0, :3], 3) == [["1.000000:0"], ["5.000000:0"], ["10.000000:0"]]
+
+
+def test_any_numbers_can_be_compared() -> None:
+    assert classes(np.array([[np.nan, 1, np.nan, 2]], np.float64), 4) == [
+        ["2.000000:3", "1.000000:1", "nan:0", "nan:2"]
+    ]
+    assert classes(np.array([[0, 2**64 - 1, 3]], np.uint64), 3) == [["18446744073709551615:1", "3:2", "0:0"]]
+    assert classes(np.array([[-128, 127]], np.int8), 2) == [["127:1", "-128:0"]]
+    assert classes(np.array([[False, True]]), 2) == [["1:1", "0:0"]]
+    assert classes(np.array([[0.5, 2]], np.float16), 1) == [["2.000000:1"]]
+    assert classes(np.empty((3, 0), np.float32), 2) == [[], [], []]
+    assert classes(np.empty((0, 3), np.float32), 2) == []
+    assert classes(np.array(4, np.int32), 2, MATRIX) == ["4:0"]

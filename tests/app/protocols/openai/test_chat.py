@@ -1,0 +1,258 @@
+"""/v1/chat/completions: what is asked, and what OpenAI's own client would read."""
+
+import math
+
+import pytest
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from app.protocols.openai.chat import CHAT_FORMAT
+from app.protocols.openai.codec import Question
+from frameworks.errors import UnknownField
+from frameworks.generation.types import (
+    Choice,
+    Constraint,
+    Conversation,
+    GenerateAnswer,
+    GenerateRequest,
+    Message,
+    Piece,
+    Sampling,
+    Stopping,
+    TokenText,
+    Usage,
+)
+from tests.app.protocols.openai.requests import CONTEXT, answer, ask, assert_refused, check_is, events, refusal
+
+MESSAGES = [{"role": "user", "content": "Hello"}]
+CONVERSATION = Conversation((Message("user", "Hello"),))
+TOKENS = (TokenText(7, "é", -0.5, ((7, "é", -0.5), (8, "\ufffd", -1.5))), TokenText(9, "\ufffd", -3.0))
+LOGPROBS = {
+    "content": [
+        {
+            "token": "é", "logprob": -0.5, "bytes": [195, 169],
+            "top_logprobs": [
+                {"token": "é", "logprob": -0.5, "bytes": [195, 169]},
+                {"token": "\ufffd", "logprob": -1.5, "bytes": None},
+            ],
+        },
+        {"token": "\ufffd", "logprob": -3.0, "bytes": None, "top_logprobs": []},
+    ],
+    "refusal": None,
+}  # fmt: skip
+
+
+def chat(**fields: object) -> Question:
+    return ask(CHAT_FORMAT, **{"model": "llama", "messages": MESSAGES, **fields})
+
+
+def refused(field: str, *words: str, **fields: object) -> None:
+    assert_refused(CHAT_FORMAT, field, *words, **{"model": "llama", "messages": MESSAGES, **fields})
+
+
+class TestQuestion:
+    def test_alone(self) -> None:
+        assert chat().request == GenerateRequest((CONVERSATION,), Sampling(temperature=0.7, top_k=40), Stopping(None))
+
+    def test_the_fields_that_chat_has_of_its_own(self) -> None:
+        question = chat(
+            max_completion_tokens=9, logprobs=True, top_logprobs=20, n=3, seed=1,
+            response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "null"}}},
+        )  # fmt: skip
+        assert question.request == GenerateRequest(
+            (CONVERSATION,),
+            Sampling(temperature=0.7, top_k=40, seed=1, top_logprobs=20),
+            Stopping(9),
+            Constraint("json_schema", '{"type":"null"}'),
+            3,
+        )
+
+    def test_both_names_of_the_bound(self) -> None:
+        for name in ("max_tokens", "max_completion_tokens"):
+            assert chat(**{name: 7}).request.stopping.max_tokens == 7
+            refused(name, "whole number", **{name: 0})
+        assert chat(max_tokens=7, max_completion_tokens=7).request.stopping.max_tokens == 7
+        refused("max_tokens", "max_completion_tokens", max_tokens=7, max_completion_tokens=8)
+
+    def test_logprobs(self) -> None:
+        assert chat(logprobs=True).request.sampling.top_logprobs == 0
+        assert chat(logprobs=False).request.sampling.top_logprobs is None
+        refused("top_logprobs", '"logprobs": true', top_logprobs=3)
+        refused("top_logprobs", "0 to 20", logprobs=True, top_logprobs=21)
+        refused("logprobs", "true or false", logprobs=3)
+
+    def test_a_model_without_a_chat_template(self) -> None:
+        refused("messages", '"untalkative"', "/v1/completions", model="untalkative")
+
+    @pytest.mark.parametrize(
+        "neutral",
+        [
+            {"tools": [], "tool_choice": "none", "parallel_tool_calls": False},
+            {"functions": [], "function_call": "auto"},
+            {"modalities": ["text"], "audio": None, "prediction": None},
+            {"store": False, "metadata": {"run": "1"}, "user": "me", "safety_identifier": "s", "prompt_cache_key": "k"},
+            {"service_tier": "auto", "reasoning_effort": "none", "verbosity": "medium"},
+            {"add_generation_prompt": True, "echo": False, "top_logprobs": None, "response_format": {"type": "text"}},
+        ],
+    )
+    def test_what_asks_for_nothing_passes(self, neutral: dict[str, object]) -> None:
+        assert chat(**neutral).request == chat().request
+
+    @pytest.mark.parametrize(
+        ("field", "value", "word"),
+        [
+            ("tools", [{"type": "function", "function": {"name": "f"}}], "response_format"),
+            ("tool_choice", "required", '"required"'),
+            ("functions", [{"name": "f"}], "response_format"),
+            ("audio", {"voice": "ash", "format": "wav"}, "text"),
+            ("modalities", ["text", "audio"], "text"),
+            ("prediction", {"type": "content", "content": "x"}, "leave it out"),
+            ("web_search_options", {}, "message"),
+            ("reasoning_effort", "low", '"low"'),
+            ("store", True, "leave it out"),
+            ("store", 0, "leave it out"),
+            ("service_tier", "flex", "priority"),
+            ("moderation", {"model": "m"}, "leave it out"),
+            ("chat_template", "{{ messages }}", "/v1/completions"),
+        ],
+    )
+    def test_what_is_not_served_is_named(self, field: str, value: object, word: str) -> None:
+        refused(field, "is not served", word, **{field: value})
+
+    def test_what_nobody_knows_is_named_too(self) -> None:
+        error = refusal(CHAT_FORMAT, model="llama", messages=MESSAGES, temprature=1)
+        assert isinstance(error, UnknownField)
+        assert 'did you mean "temperature"?' in error.message
+
+
+class TestMessages:
+    def test_roles_and_parts(self) -> None:
+        messages = [
+            {"role": "developer", "content": "Be short."},
+            {"role": "user", "content": [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]},
+            {"role": "assistant", "content": "Yes?", "refusal": None, "tool_calls": [], "annotations": []},
+        ]
+        assert chat(messages=messages).request.prompts == (
+            Conversation((Message("system", "Be short."), Message("user", "Hello"), Message("assistant", "Yes?"))),
+        )
+
+    def test_an_answer_can_be_sent_back(self) -> None:
+        body = answer(CHAT_FORMAT, chat(), GenerateAnswer([Choice("Yes?", "stop")], Usage(1, 1)))
+        message = check_is(ChatCompletion, body).choices[0].message.model_dump()
+        assert chat(messages=[*MESSAGES, message]).request.prompts[0].messages[1] == Message("assistant", "Yes?")
+
+    @pytest.mark.parametrize(
+        ("message", "field", "word"),
+        [
+            ("Hello", "messages[1]", "a string"),
+            ({"role": "user"}, "messages[1].content", "string"),
+            ({"role": "assistant", "content": None}, "messages[1].content", "null"),
+            ({"role": "user", "content": "x", "name": "Ann"}, "messages[1].name", "content"),
+            ({"role": "tool", "content": "x"}, "messages[1].role", "functions"),
+            ({"role": "tool", "content": "x", "tool_call_id": "1"}, "messages[1].tool_call_id", "functions"),
+            ({"role": "assistant", "content": "x", "tool_calls": [{}]}, "messages[1].tool_calls", "functions"),
+            ({"role": 1, "content": "x"}, "messages[1].role", "string"),
+            (
+                {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
+                "messages[1].content[0]",
+                '"image_url"',
+            ),
+            ({"role": "user", "content": [{"type": "text"}]}, "messages[1].content[0]", "text"),
+            ({"role": "user", "content": ["x"]}, "messages[1].content[0]", "text"),
+        ],
+    )
+    def test_what_is_no_message(self, message: object, field: str, word: str) -> None:
+        refused(field, word, messages=[MESSAGES[0], message])
+
+    @pytest.mark.parametrize("messages", [None, [], "Hello", {"role": "user", "content": "x"}])
+    def test_what_are_no_messages(self, messages: object) -> None:
+        refused("messages", "wants a list", messages=messages)
+
+    def test_a_member_that_nobody_knows(self) -> None:
+        error = refusal(CHAT_FORMAT, model="llama", messages=[{"role": "user", "content": "x", "weight": 1}])
+        assert isinstance(error, UnknownField)
+        assert error.field == "messages[0].weight"
+
+
+class TestAnswer:
+    def test_texts(self) -> None:
+        given = GenerateAnswer([Choice("Hi", "length"), Choice("Ho", "stop")], Usage(5, 3, 4))
+        body = answer(CHAT_FORMAT, chat(n=2), given)
+        assert {name: body[name] for name in ("id", "object", "created", "model")} == {
+            "id": "chatcmpl-abc-1", "object": "chat.completion", "created": 1_700_000_000, "model": "llama"
+        }  # fmt: skip
+        assert body["choices"][1] == {
+            "index": 1,
+            "message": {"role": "assistant", "content": "Ho", "refusal": None},
+            "logprobs": None,
+            "finish_reason": "stop",
+        }
+        completion = check_is(ChatCompletion, body)
+        assert completion.usage is not None
+        assert completion.usage.prompt_tokens_details is not None
+        assert completion.usage.prompt_tokens_details.cached_tokens == 4
+
+    def test_logprobs(self) -> None:
+        given = GenerateAnswer([Choice("é\ufffd", "stop", TOKENS)], Usage(5, 2))
+        body = answer(CHAT_FORMAT, chat(logprobs=True, top_logprobs=2), given)
+        assert body["choices"][0]["logprobs"] == LOGPROBS
+        check_is(ChatCompletion, body)
+
+    def test_what_is_impossible_has_a_number_too(self) -> None:
+        token = TokenText(7, "a", -0.5, ((7, "a", -0.5), (8, "b", -math.inf)))
+        given = GenerateAnswer([Choice("a", "stop", (token,))], Usage(5, 1))
+        body = answer(CHAT_FORMAT, chat(logprobs=True, top_logprobs=2), given)
+        (told,) = body["choices"][0]["logprobs"]["content"]
+        assert [each["logprob"] for each in told["top_logprobs"]] == [-0.5, -9999.0]
+        check_is(ChatCompletion, body)
+
+
+class TestStream:
+    def test_role_then_texts_then_ends(self) -> None:
+        writer = CHAT_FORMAT.stream_writer(chat(stream=True, n=2), CONTEXT)
+        payloads = [
+            *writer.begin(),
+            *writer.piece(Piece(1, "Hi")),
+            *writer.piece(Piece(0, "Ho", "stop")),
+            *writer.piece(Piece(1, "", "length")),
+            *writer.end(Usage(5, 3), 1.0),
+        ]
+        *chunks, done = events(payloads)
+        assert done == b"[DONE]"
+        assert all("usage" not in chunk for chunk in chunks)
+        said = [
+            (choice.index, choice.delta.role, choice.delta.content, choice.finish_reason)
+            for chunk in chunks
+            for choice in check_is(ChatCompletionChunk, chunk).choices
+        ]
+        assert said == [
+            (0, "assistant", "", None),
+            (1, "assistant", "", None),
+            (1, None, "Hi", None),
+            (0, None, "Ho", None),
+            (0, None, None, "stop"),
+            (1, None, None, "length"),
+        ]
+
+    def test_usage_comes_last_without_choices(self) -> None:
+        question = chat(stream=True, stream_options={"include_usage": True})
+        writer = CHAT_FORMAT.stream_writer(question, CONTEXT)
+        payloads = [*writer.begin(), *writer.piece(Piece(0, "a", "stop")), *writer.end(Usage(5, 3), 1.0)]
+        *chunks, last, done = events(payloads)
+        assert [chunk["usage"] for chunk in chunks] == [None, None, None]
+        usage = check_is(ChatCompletionChunk, last)
+        assert usage.choices == []
+        assert usage.usage is not None
+        assert usage.usage.total_tokens == 8
+        assert done == b"[DONE]"
+
+    def test_logprobs_come_with_the_texts_of_their_tokens(self) -> None:
+        writer = CHAT_FORMAT.stream_writer(chat(stream=True, logprobs=True), CONTEXT)
+        chunks = events([*writer.piece(Piece(0, "é\ufffd", "stop", TOKENS)), *writer.piece(Piece(0, "", None, TOKENS))])
+        assert [chunk["choices"][0]["logprobs"] for chunk in chunks] == [LOGPROBS, None, LOGPROBS]
+        for chunk in chunks:
+            check_is(ChatCompletionChunk, chunk)
+
+    def test_an_error(self) -> None:
+        writer = CHAT_FORMAT.stream_writer(chat(stream=True), CONTEXT)
+        (error,) = events(writer.error(503, "draining", "going down"))
+        assert error["error"]["code"] == "draining"

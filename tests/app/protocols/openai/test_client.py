@@ -1,0 +1,135 @@
+"""What OpenAI's own client makes of texts that come whole, in pieces, or not to their end."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+from app.protocols.openai.routes import ROUTES
+from app.protocols.routes import RouteTable
+from frameworks.errors import DeadlineExceeded, ModelFailed, Overloaded
+from frameworks.generation.types import Piece
+from tests.app.protocols.generating import House, ScriptedGeneration
+from tests.support.loops import in_loop
+
+PIECES = (Piece(0, "Hal"), Piece(0, "lo"), Piece(0, "!", "stop"))
+MESSAGES: list[Any] = [{"role": "user", "content": "Hello"}]
+find = RouteTable(ROUTES).find
+
+
+@asynccontextmanager
+async def asking(house: House) -> AsyncIterator[openai.AsyncOpenAI]:
+    """OpenAI's client before a house whose model is called `writer`."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        address = find(scope["path"])
+        assert address is not None
+        await house.endpoint(scope, receive, send, address)
+
+    transport = httpx2.ASGITransport(app)
+    async with openai.AsyncOpenAI(
+        base_url="http://test/v1",
+        api_key="none",
+        max_retries=0,
+        http_client=openai.DefaultAsyncHttpxClient(transport=transport),
+    ) as client:
+        yield client
+
+
+@in_loop
+async def test_a_completion() -> None:
+    house = House(ScriptedGeneration(*PIECES))
+    async with asking(house) as client:
+        answer = await client.completions.create(model="writer", prompt=["Once"], max_tokens=5)
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("Hallo!", "stop")
+    assert answer.usage is not None
+    assert answer.usage.total_tokens == 5
+    assert house.asked[0].stopping.max_tokens == 5
+    house.check_left(200)
+
+
+@in_loop
+async def test_a_completion_in_pieces() -> None:
+    house = House(ScriptedGeneration(*PIECES))
+    async with asking(house) as client:
+        stream = await client.completions.create(model="writer", prompt="Once", stream=True)
+        choices = [chunk.choices[0] async for chunk in stream]
+    assert [choice.text for choice in choices] == ["Hal", "lo", "!"]
+    # Of a piece that is not the last OpenAI's own servers too say null, which their client's type does not.
+    assert [choice.finish_reason for choice in choices] == [None, None, "stop"]
+    house.check_left(200)
+
+
+@in_loop
+async def test_a_chat() -> None:
+    house = House(ScriptedGeneration(*PIECES))
+    async with asking(house) as client:
+        answer = await client.chat.completions.create(model="writer", messages=MESSAGES)
+    assert (answer.choices[0].message.role, answer.choices[0].message.content) == ("assistant", "Hallo!")
+    house.check_left(200)
+
+
+@in_loop
+async def test_a_chat_in_pieces_is_put_together_by_the_client() -> None:
+    house = House(ScriptedGeneration(*PIECES))
+    options: Any = {"stream_options": {"include_usage": True}}
+    async with (
+        asking(house) as client,
+        client.chat.completions.stream(model="writer", messages=MESSAGES, **options) as stream,
+    ):
+        deltas = [event.delta async for event in stream if event.type == "content.delta"]
+        final = await stream.get_final_completion()
+    assert "".join(deltas) == "Hallo!"
+    assert (final.choices[0].message.content, final.choices[0].finish_reason) == ("Hallo!", "stop")
+    assert final.usage is not None
+    assert (final.usage.prompt_tokens, final.usage.completion_tokens) == (3, 2)
+    house.check_left(200)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "kind", "status"),
+    [
+        (Overloaded("full", 7.0), openai.InternalServerError, 503),
+        (DeadlineExceeded("late"), openai.InternalServerError, 504),
+    ],
+)
+def test_what_is_refused_before_the_first_piece(refusal: Exception, kind: Any, status: int) -> None:
+    @in_loop
+    async def test() -> None:
+        house = House(ScriptedGeneration(), refusal)
+        async with asking(house) as client:
+            with pytest.raises(kind) as refused:
+                await client.chat.completions.create(model="writer", messages=MESSAGES, stream=True)
+        assert refused.value.status_code == status
+        assert refused.value.response.headers.get("retry-after") == ("7" if status == 503 else None)
+        house.check_left(status)
+
+    test()
+
+
+@pytest.mark.parametrize("path", ["completions", "chat"])
+def test_what_goes_wrong_after_the_first_piece(path: str) -> None:
+    @in_loop
+    async def test() -> None:
+        house = House(ScriptedGeneration(PIECES[0], ModelFailed("its thread ended")))
+        texts = []
+
+        async def read(stream: Any) -> None:
+            async for chunk in stream:
+                choice = chunk.choices[0]
+                texts.append((choice.delta.content or "") if path == "chat" else choice.text)
+
+        async with asking(house) as client:
+            if path == "chat":
+                stream: Any = await client.chat.completions.create(model="writer", messages=MESSAGES, stream=True)
+            else:
+                stream = await client.completions.create(model="writer", prompt="Once", stream=True)
+            with pytest.raises(openai.APIError, match="its thread ended") as failed:
+                await read(stream)
+        assert "".join(texts) == "Hal"
+        assert failed.value.code == "model_failed"
+
+    test()

@@ -1,0 +1,149 @@
+"""What all routes of the OpenAI API share: bodies, models, null, errors."""
+
+from collections.abc import Callable
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openai.types.shared import ErrorObject
+
+from app.protocols.codec import Target
+from app.protocols.errors import InvalidJson
+from app.protocols.openai.codec import OpenAiCodec
+from app.protocols.openai.completions import COMPLETIONS_FORMAT
+from app.protocols.openai.embeddings import EMBEDDINGS_FORMAT
+from app.protocols.openai.errors import error_body
+from frameworks.errors import InvalidInput, ModelAbsent, ModelNotFound, RequestError, UnknownField
+from frameworks.types import ModelSpec
+from tests.app.protocols.openai.requests import SPECS, ask, assert_refused, check_is, find_spec, refusal
+
+
+class TestBody:
+    @pytest.mark.parametrize(
+        "body",
+        [
+            b"",
+            b"{",
+            b'{"model": "llama", "prompt": NaN}',
+            b'{"model": "llama", "temperature": 1e999}',
+            b'{"model": "llama", "prompt": "\\ud800"}',
+            b'{"model":' * 2000 + b"1" + b"}" * 2000,
+            b"[" * 2000 + b"]" * 2000,
+        ],
+    )
+    def test_what_is_no_json(self, body: bytes) -> None:
+        assert isinstance(refusal(COMPLETIONS_FORMAT, body), InvalidJson)
+
+    @pytest.mark.parametrize("body", [b"[]", b'"llama"', b"1", b"null"])
+    def test_what_is_no_object(self, body: bytes) -> None:
+        error = refusal(COMPLETIONS_FORMAT, body)
+        assert isinstance(error, InvalidInput)
+        assert error.field == "body"
+
+    def test_a_member_given_twice(self) -> None:
+        error = refusal(COMPLETIONS_FORMAT, b'{"model": "llama", "prompt": "a", "prompt": "b"}')
+        assert isinstance(error, InvalidInput)
+        assert error.field == "prompt"
+
+    def test_a_schema_that_is_nested_without_end(self) -> None:
+        deep = b'{"a":' * 1000 + b"1" + b"}" * 1000
+        body = b'{"model": "llama", "prompt": "a", "json_schema": ' + deep + b"}"
+        error = refusal(COMPLETIONS_FORMAT, body)
+        assert isinstance(error, InvalidInput)
+        assert error.field == "json_schema"
+
+    @given(
+        st.dictionaries(
+            st.sampled_from(sorted(COMPLETIONS_FORMAT.vocabulary.known)) | st.text(max_size=8),
+            st.recursive(
+                st.none() | st.booleans() | st.integers(-9, 99) | st.floats(-3, 3) | st.text(max_size=4),
+                lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+                max_leaves=5,
+            ),
+            max_size=6,
+        )
+    )
+    def test_any_object_is_read_or_refused(self, fields: dict[str, object]) -> None:
+        try:
+            ask(COMPLETIONS_FORMAT, **{"model": "llama", "prompt": "a", **fields})
+        except RequestError as error:
+            assert isinstance(error, ModelNotFound | InvalidInput | UnknownField)  # noqa: PT017 - any other is a bug
+
+
+class TestModel:
+    @pytest.mark.parametrize(("model", "word"), [(None, "missing"), ("", "empty"), (1, "a number"), ([], "an array")])
+    def test_what_names_no_model(self, model: object, word: str) -> None:
+        assert_refused(COMPLETIONS_FORMAT, "model", word, "/v1/models", model=model, prompt="a")
+
+    def test_a_model_that_is_not_there(self) -> None:
+        assert isinstance(refusal(COMPLETIONS_FORMAT, model="lama", prompt="a"), ModelNotFound)
+
+    @pytest.mark.parametrize(
+        ("codec", "model"),
+        [(COMPLETIONS_FORMAT, "embed"), (COMPLETIONS_FORMAT, "tensors"), (EMBEDDINGS_FORMAT, "llama")],
+    )
+    def test_a_model_for_other_questions(self, codec: OpenAiCodec, model: str) -> None:
+        assert_refused(codec, "model", f"task is {SPECS[model].task}", codec.path, model=model)
+
+    def test_it_is_found_before_the_rest_is_read(self) -> None:
+        assert isinstance(refusal(COMPLETIONS_FORMAT, model="lama", prompt=7), ModelNotFound)
+
+    def test_who_waits_for_its_load_says_how_long(self) -> None:
+        def absent(name: str, version: str | None) -> ModelSpec:
+            raise ModelAbsent("a version")  # type: ignore[arg-type]
+
+        with pytest.raises(ModelAbsent) as raised:
+            COMPLETIONS_FORMAT.decode(b'{"model": "llama", "timeout_ms": 7}', Target(), absent)
+        assert raised.value.timeout_ms == 7
+
+    def test_the_body_s_word_goes_before_the_path_s(self) -> None:
+        asked: list[tuple[str, str | None]] = []
+
+        def found(name: str, version: str | None) -> ModelSpec:
+            asked.append((name, version))
+            return find_spec(name, version)
+
+        COMPLETIONS_FORMAT.decode(b'{"model": "llama", "prompt": "a"}', Target(), found)
+        assert asked == [("llama", None)]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("priority", 0), ("priority", 10), ("priority", "1"), ("timeout_ms", 0), ("timeout_ms", 0.5)]
+)
+def test_priority_and_deadline(field: str, value: object) -> None:
+    assert_refused(COMPLETIONS_FORMAT, field, "whole number", model="llama", prompt="a", **{field: value})
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("status", "code", "kind"),
+        [
+            (400, "invalid_json", "invalid_request_error"),
+            (403, "forbidden", "permission_error"),
+            (404, "model_not_found", "not_found_error"),
+            (405, "method_not_allowed", "invalid_request_error"),
+            (413, "too_large", "invalid_request_error"),
+            (429, "quota_exceeded", "rate_limit_error"),
+            (500, "internal", "server_error"),
+            (503, "overloaded", "server_error"),
+            (507, "out_of_memory", "server_error"),
+        ],
+    )
+    def test_types(self, status: int, code: str, kind: str) -> None:
+        body = orjson.loads(COMPLETIONS_FORMAT.error_body(status, code, "why: because", "abc-1"))
+        assert body == {"error": {"message": "why: because", "type": kind, "param": None, "code": code}}
+        check_is(ErrorObject, body["error"])
+
+    @pytest.mark.parametrize(
+        ("make", "param"),
+        [
+            (lambda: InvalidInput("messages[1].role", "is 3"), "messages[1].role"),
+            (lambda: UnknownField.among("temprature", ["temperature"]), "temprature"),
+            (lambda: UnknownField.among("not a name", ["temperature"]), None),
+        ],
+    )
+    def test_the_field_is_named(self, make: Callable[[], InvalidInput | UnknownField], param: str | None) -> None:
+        error = make()
+        code = "invalid_input" if isinstance(error, InvalidInput) else "unknown_field"
+        assert orjson.loads(error_body(400, code, error.message))["error"]["param"] == param

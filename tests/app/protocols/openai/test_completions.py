@@ -1,0 +1,275 @@
+"""/v1/completions: what is asked, and what OpenAI's own client would read."""
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openai.types import Completion
+
+from app.protocols.openai.codec import Question
+from app.protocols.openai.completions import COMPLETIONS_FORMAT
+from frameworks.errors import InvalidInput
+from frameworks.generation.types import (
+    Choice,
+    Constraint,
+    GenerateAnswer,
+    GenerateRequest,
+    Piece,
+    Sampling,
+    Stopping,
+    TokenText,
+    Usage,
+)
+from tests.app.protocols.openai.requests import (
+    CONTEXT,
+    SPECS,
+    VOCABULARY_SIZE,
+    answer,
+    ask,
+    assert_refused,
+    check_is,
+    events,
+)
+
+HEAD = {"id": "cmpl-abc-1", "object": "text_completion", "created": 1_700_000_000, "model": "llama"}
+USAGE = {
+    "prompt_tokens": 5,
+    "completion_tokens": 3,
+    "total_tokens": 8,
+    "prompt_tokens_details": {"cached_tokens": 4},
+}
+USED = Usage(1, 1)
+TOKENS = (
+    TokenText(7, "an", -0.5, ((7, "an", -0.5), (8, "a", -1.5))),
+    TokenText(9, " ox", -3.0, ((4, " a", -0.1), (5, " a", -0.2))),
+)
+
+
+def completion(**fields: object) -> Question:
+    return ask(COMPLETIONS_FORMAT, **{"model": "llama", "prompt": "Once", **fields})
+
+
+def refused(field: str, *words: str, **fields: object) -> None:
+    assert_refused(COMPLETIONS_FORMAT, field, *words, **{"model": "llama", "prompt": "Once", **fields})
+
+
+class TestQuestion:
+    def test_alone(self) -> None:
+        question = completion()
+        assert question.request == GenerateRequest(
+            ("Once",), Sampling(temperature=0.7, top_k=40), Stopping(max_tokens=16, may_be_fewer=True)
+        )
+        assert (question.spec, question.stream, question.priority, question.timeout_ms) == (
+            SPECS["llama"], False, 5, None,
+        )  # fmt: skip
+
+    def test_everything_that_is_honoured(self) -> None:
+        question = completion(
+            prompt=["a", "b"], n=2, max_tokens=9, min_tokens=1, temperature=0, top_p=0.5, top_k=0, min_p=0.1, seed=3,
+            repetition_penalty=1.1, frequency_penalty=0.5, presence_penalty=-0.5, logit_bias={"5": -100}, logprobs=5,
+            stop=["x", "y"], stop_token_ids=[4], ignore_eos=True, stream=True, stream_options={"include_usage": True},
+            regex="[a-z]+", priority=1, timeout_ms=500, user="me",
+        )  # fmt: skip
+        assert question.request == GenerateRequest(
+            ("a", "b"),
+            Sampling(1.1, 0.5, -0.5, {5: -100.0}, 0.0, None, 0.5, 0.1, 3, 5),
+            Stopping(9, 1, ("x", "y"), frozenset({4}), True),
+            Constraint("regex", "[a-z]+"),
+            2,
+        )
+        assert (question.stream, question.form, question.priority, question.timeout_ms) == (True, True, 1, 500)
+
+    def test_null_is_as_good_as_left_out(self) -> None:
+        names = ("temperature", "stop", "logprobs", "n", "stream", "stream_options", "suffix", "best_of", "user")
+        assert completion(**dict.fromkeys(names)).request == completion().request
+
+    @given(st.text(max_size=20) | st.lists(st.text(max_size=20), min_size=1, max_size=5))
+    def test_texts(self, prompt: str | list[str]) -> None:
+        assert completion(prompt=prompt).request.prompts == ((prompt,) if isinstance(prompt, str) else tuple(prompt))
+
+    @given(st.lists(st.lists(st.integers(0, VOCABULARY_SIZE - 1), min_size=1, max_size=8), min_size=1, max_size=4))
+    def test_token_ids(self, ids: list[list[int]]) -> None:
+        assert completion(prompt=ids).request.prompts == tuple(map(tuple, ids))
+        assert completion(prompt=ids[0]).request.prompts == (tuple(ids[0]),)
+
+    @given(
+        st.recursive(
+            st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False) | st.text(max_size=3),
+            lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+            max_leaves=8,
+        )
+    )
+    def test_any_prompt_is_read_or_refused(self, prompt: Any) -> None:
+        def is_ids(value: Any) -> bool:
+            return bool(value) and all(type(i) is int and 0 <= i < VOCABULARY_SIZE for i in value)
+
+        as_list = isinstance(prompt, list) and prompt != []
+        is_right = (
+            isinstance(prompt, str)
+            or (as_list and (all(isinstance(p, str) for p in prompt) or is_ids(prompt)))
+            or (as_list and all(isinstance(p, list) and is_ids(p) for p in prompt))
+        )
+        if is_right:
+            assert completion(prompt=prompt).request.prompts
+        else:
+            with pytest.raises(InvalidInput, match=r"^prompt"):
+                completion(prompt=prompt)
+
+    @pytest.mark.parametrize(
+        ("prompt", "field", "word"),
+        [
+            (None, "prompt", "missing"),
+            ([], "prompt", "empty"),
+            (["a", 1], "prompt[1]", "1"),
+            ([1, True], "prompt[1]", "true or false"),
+            ([[1], []], "prompt[1]", "empty"),
+            ([1, VOCABULARY_SIZE], "prompt[1]", "0 to 99"),
+            ([[1], [-1]], "prompt[1][0]", "-1"),
+            ({"text": "a"}, "prompt", "an object"),
+            (["a"] * 129, "prompt", "128"),
+        ],
+    )
+    def test_what_is_no_prompt(self, prompt: object, field: str, word: str) -> None:
+        refused(field, word, prompt=prompt)
+
+    def test_too_many_texts_in_all(self) -> None:
+        refused("n", "128", prompt=["a"] * 2, n=65)
+
+    @pytest.mark.parametrize("logprobs", [6, -1, True, "all", 1.5])
+    def test_logprobs(self, logprobs: object) -> None:
+        refused("logprobs", "0 to 5", logprobs=logprobs)
+
+    @pytest.mark.parametrize(
+        "neutral", [{"echo": False}, {"suffix": ""}, {"best_of": 1}, {"skip_special_tokens": True}]
+    )
+    def test_what_asks_for_nothing_passes(self, neutral: dict[str, object]) -> None:
+        assert completion(**neutral).request == completion().request
+
+    @pytest.mark.parametrize(
+        ("field", "value", "word"),
+        [
+            ("echo", True, "put it before"),
+            ("suffix", "end", "leave it out"),
+            ("best_of", 3, "with n"),
+            ("use_beam_search", True, "temperature 0"),
+        ],
+    )
+    def test_what_is_not_served_is_named(self, field: str, value: object, word: str) -> None:
+        refused(field, "is not served", word, **{field: value})
+
+
+class TestConstraints:
+    @pytest.mark.parametrize(
+        ("fields", "constraint"),
+        [
+            ({"response_format": {"type": "text"}}, None),
+            ({"response_format": {"type": "json_object"}}, Constraint("json_object")),
+            ({"structured_outputs": {"json_object": True}}, Constraint("json_object")),
+            ({"structured_outputs": {"json_object": False}}, None),
+            ({"structured_outputs": {"regex": "a+"}}, Constraint("regex", "a+")),
+            ({"structured_outputs": {"choice": ["a", "b"]}}, Constraint("choice", '["a","b"]')),
+            ({"structured_outputs": {"json": {"type": "null"}}}, Constraint("json_schema", '{"type":"null"}')),
+            ({"choice": ["a"]}, Constraint("choice", '["a"]')),
+        ],
+    )
+    def test_each_way_to_say_it(self, fields: dict[str, object], constraint: Constraint | None) -> None:
+        assert completion(**fields).request.constraint == constraint
+
+    @pytest.mark.parametrize(
+        ("fields", "field"),
+        [
+            ({"structured_outputs": []}, "structured_outputs"),
+            ({"structured_outputs": {"json": "{}"}}, "structured_outputs.json"),
+            ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+            ({"structured_outputs": {"regex": "a", "json_object": True}}, "structured_outputs.json_object"),
+            ({"structured_outputs": {"regex": "a"}, "choice": ["a"]}, "structured_outputs"),
+            ({"regex": "a", "choice": ["a"]}, "choice"),
+        ],
+    )
+    def test_what_cannot_be_followed(self, fields: dict[str, object], field: str) -> None:
+        refused(field, **fields)
+
+
+class TestStreamOptions:
+    def test_they_go_with_a_stream(self) -> None:
+        refused("stream_options", '"stream": true', stream_options={"include_usage": True})
+        refused("stream_options", "an array", stream=True, stream_options=[])
+        refused("stream_options.include_obfuscation", stream=True, stream_options={"include_obfuscation": True})
+        refused("stream_options.include_usage", "true or false", stream=True, stream_options={"include_usage": 1})
+        assert not completion(stream=True, stream_options={"include_obfuscation": False}).form
+
+
+class TestAnswer:
+    def test_texts(self) -> None:
+        given = GenerateAnswer([Choice(" upon", "length"), Choice(" a", "stop")], Usage(5, 3, 4))
+        body = answer(COMPLETIONS_FORMAT, completion(n=2), given)
+        assert body == {
+            **HEAD,
+            "choices": [
+                {"index": 0, "text": " upon", "logprobs": None, "finish_reason": "length"},
+                {"index": 1, "text": " a", "logprobs": None, "finish_reason": "stop"},
+            ],
+            "usage": USAGE,
+        }
+        check_is(Completion, body)
+
+    def test_logprobs(self) -> None:
+        given = GenerateAnswer([Choice("an ox", "stop", TOKENS)], Usage(5, 3, 4))
+        body = answer(COMPLETIONS_FORMAT, completion(logprobs=2), given)
+        assert body["choices"][0]["logprobs"] == {
+            "tokens": ["an", " ox"],
+            "token_logprobs": [-0.5, -3.0],
+            # Of two tokens with one text the likelier, and the chosen one in any case.
+            "top_logprobs": [{"an": -0.5, "a": -1.5}, {" a": -0.1, " ox": -3.0}],
+            "text_offset": [0, 2],
+        }
+        check_is(Completion, body)
+
+    def test_what_is_impossible_has_a_number_too(self) -> None:
+        token = TokenText(1, "x", -math.inf, ((1, "x", -math.inf), (2, "y", -math.inf)))
+        body = answer(COMPLETIONS_FORMAT, completion(logprobs=2), GenerateAnswer([Choice("x", "stop", (token,))], USED))
+        logprobs = body["choices"][0]["logprobs"]
+        assert logprobs["token_logprobs"] == [-9999.0]
+        assert logprobs["top_logprobs"] == [{"x": -9999.0, "y": -9999.0}]
+        check_is(Completion, body)
+
+
+class TestStream:
+    def test_pieces(self) -> None:
+        writer = COMPLETIONS_FORMAT.stream_writer(completion(stream=True, n=2), CONTEXT)
+        assert writer.begin() == []
+        (first,) = events(writer.piece(Piece(1, " upon")))
+        assert first == {
+            **HEAD, "choices": [{"index": 1, "text": " upon", "logprobs": None, "finish_reason": None}]
+        }  # fmt: skip
+        (last,) = events(writer.piece(Piece(0, "", "stop")))
+        assert last["choices"] == [{"index": 0, "text": "", "logprobs": None, "finish_reason": "stop"}]
+        assert events(writer.end(Usage(5, 3, 4), 1.0)) == [b"[DONE]"]
+
+    def test_usage(self) -> None:
+        question = completion(stream=True, stream_options={"include_usage": True})
+        writer = COMPLETIONS_FORMAT.stream_writer(question, CONTEXT)
+        (piece,) = events(writer.piece(Piece(0, "a")))
+        assert piece["usage"] is None
+        usage, done = events(writer.end(Usage(5, 3, 4), 1.0))
+        assert usage == {**HEAD, "choices": [], "usage": USAGE}
+        assert done == b"[DONE]"
+        check_is(Completion, usage)
+
+    def test_offsets_go_on_from_piece_to_piece(self) -> None:
+        writer = COMPLETIONS_FORMAT.stream_writer(completion(stream=True, logprobs=1, n=2), CONTEXT)
+        offsets = []
+        for piece in (Piece(0, "an", tokens=TOKENS[:1]), Piece(1, "a", tokens=TOKENS[:1]), Piece(0, "", tokens=TOKENS)):
+            (event,) = events(writer.piece(piece))
+            check_is(Completion, {**event, "choices": [{**event["choices"][0], "finish_reason": "stop"}]})
+            offsets.append(event["choices"][0]["logprobs"]["text_offset"])
+        assert offsets == [[0], [0], [2, 4]]
+
+    def test_an_error(self) -> None:
+        writer = COMPLETIONS_FORMAT.stream_writer(completion(stream=True), CONTEXT)
+        (error,) = events(writer.error(504, "deadline_exceeded", "too late"))
+        assert error == {
+            "error": {"message": "too late", "type": "server_error", "param": None, "code": "deadline_exceeded"}
+        }

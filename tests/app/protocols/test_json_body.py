@@ -1,0 +1,123 @@
+"""Both ways of reading a body, each by itself."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app.protocols import json_body
+from app.protocols.errors import InvalidJson
+from app.protocols.json_body import Document, NotNumbers, NumberKind, Ragged, flatten, json_name, parse, parse_exact
+from frameworks.errors import InvalidInput, UnknownField
+
+Reader = Callable[[bytes], Document]
+both = pytest.mark.parametrize("reader", [parse, parse_exact])
+
+
+def numbers(reader: Reader, data: str, kind: NumberKind) -> Any:
+    document = reader(f'{{"x": {data}}}'.encode())
+    flat, shape = document.numbers(document.members(document.root, {"x"})["x"], kind)
+    assert document.is_proven()
+    return flat.reshape(shape)
+
+
+@both
+def test_numbers_of_every_kind(reader: Reader) -> None:
+    for kind, dtype in (("float", np.float64), ("int", np.int64), ("uint", np.uint64)):
+        array = numbers(reader, "[[1, 2, 3], [4, 5, 6]]", kind)  # type: ignore[arg-type]
+        assert (array.dtype, array.tolist()) == (dtype, [[1, 2, 3], [4, 5, 6]])
+    assert numbers(reader, "[0.1, -0.0, 5e-324, 1.7976931348623157e308]", "float").tolist() == [
+        0.1, -0.0, 5e-324, 1.7976931348623157e308,
+    ]  # fmt: skip
+    assert numbers(reader, "[-9223372036854775808, 9223372036854775807]", "int").tolist() == [-(2**63), 2**63 - 1]
+    assert numbers(reader, "[18446744073709551615]", "uint").tolist() == [2**64 - 1]
+    assert numbers(reader, "[[], []]", "int").shape == (2, 0)
+
+
+@both
+@pytest.mark.parametrize(
+    ("data", "kind", "words"),
+    [
+        ("[1, true]", "float", "true or false"),
+        ('["1"]', "float", "a string"),
+        ("[null]", "int", "null"),
+        ("[{}]", "uint", "an object"),
+        ("[1.5]", "int", "1.5, which is no integer"),
+        ("[1e3]", "uint", "1000.0, which is no integer"),
+        ("[9223372036854775808]", "int", "9223372036854775808, outside -9223372036854775808 to"),
+        ("[-1]", "uint", "-1, outside 0 to 18446744073709551615"),
+        ("[18446744073709551616]", "uint", "no integer of 64 bits"),
+    ],
+)
+def test_what_is_no_number_of_the_kind(reader: Reader, data: str, kind: NumberKind, words: str) -> None:
+    with pytest.raises(NotNumbers, match=words):
+        numbers(reader, data, kind)
+
+
+@both
+def test_members(reader: Reader) -> None:
+    document = reader(b'{"a": 1, "b": [2], "c": {"d": null}}')
+    members = document.members(document.root, {"a", "b", "c"})
+    assert members["a"] == 1
+    assert document.is_array(members["b"])
+    assert document.python(members["b"]) == [2]
+    assert document.is_object(members["c"])
+    assert document.python(members["c"]) == {"d": None}
+    assert not document.is_array(members["c"])
+    assert not document.is_object(members["a"])
+    assert document.python(members["a"]) == 1
+    with pytest.raises(UnknownField, match="c: unknown field"):
+        document.members(document.root, {"a", "b"})
+
+
+def test_a_name_given_twice_is_told_at_whatever_length() -> None:
+    document = parse(b'{"a": 1, ' + b'"b": 1, ' * 100_000 + b'"a": 2}')
+    with pytest.raises(InvalidInput, match=r"b: given twice"):
+        document.members(document.root, {"a", "b"})
+
+
+@both
+def test_what_is_not_json_is_told_with_its_place(reader: Reader) -> None:
+    for body in (b'{"a": }', b"\xef\xbb\xbf{}", b"", b"{}{}", b'"\xff"', b'"\\ud800"'):
+        with pytest.raises(InvalidJson, match="line 1 column"):
+            reader(body)
+
+
+def test_a_flat_array_is_doubted_where_a_bracket_is_unexplained() -> None:
+    for body, is_proven in (
+        (b'{"x": [1, 2]}', True),
+        (b'{"x": [[1], [2]]}', True),
+        (b'{"x": [1, [2]]}', False),
+        (b'{"x": [1, 2], "[": 0}', False),
+        (b'{"x": [1, 2], "y": []}', False),
+    ):
+        document = parse(body)
+        document.numbers(document.members(document.root, {"x", "y", "["})["x"], "int")
+        assert document.is_proven() is is_proven
+
+
+def test_the_exact_way_stands_in_where_simdjson_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_body, "simdjson", None)
+    assert isinstance(parse(b"{}").root, dict)
+
+
+def test_flatten() -> None:
+    assert flatten([]) == ([], (0,))
+    assert flatten([[1, 2], [3, 4]]) == ([1, 2, 3, 4], (2, 2))
+    assert flatten([[[]]]) == ([], (1, 1, 0))
+    ragged: list[list[Any]] = [[1, [2]], [[1], 2], [[1], [2, 3]], [[[1]], [2]], [[], 1]]
+    for nest in ragged:
+        with pytest.raises(Ragged):
+            flatten(nest)
+
+
+def test_values_have_names_that_callers_use() -> None:
+    document = parse(b'{"a": [], "o": {}}')
+    members = document.members(document.root, {"a", "o"})
+    names: dict[str, tuple[Any, ...]] = {
+        "an array": ([], members["a"]), "an object": ({}, members["o"]), "null": (None,), "a string": ("",),
+        "a number": (1, 1.5), "true or false": (True,),
+    }  # fmt: skip
+    for name, values in names.items():
+        assert [json_name(value) for value in values] == [name] * len(values)

@@ -1,0 +1,60 @@
+"""A path leads to the format of its route, and errors are worded by the protocol whose paths begin so."""
+
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from app.protocols.codec import Target
+from app.protocols.native.codec import ROUTES, NativeCodec
+from app.protocols.routes import Route, RouteDescription, RouteTable
+
+
+class Other(NativeCodec):
+    """Another protocol, which only words its errors otherwise."""
+
+    def error_body(self, status: int, code: str, message: str, request_id: str) -> bytes:
+        return b"other"
+
+
+class Nothing(BaseModel):
+    pass
+
+
+OTHER = Other()
+TEXT = RouteDescription("other", "Other", Nothing, Nothing, Nothing)
+TABLE = RouteTable(
+    [*ROUTES, *(Route(path, OTHER, TEXT) for path in ("/v9/ask", "/v9/ask/{version}", "/v9/{name}/answers"))]
+)
+NATIVE = ROUTES[0].codec
+
+
+@pytest.mark.parametrize(
+    ("path", "address"),
+    [
+        ("/infer", (NATIVE, Target())),
+        ("/inference", (NATIVE, Target())),
+        ("/models/a/infer", (NATIVE, Target("a"))),
+        ("/models/infer/infer", (NATIVE, Target("infer"))),
+        ("/models/a/versions/2/infer", (NATIVE, Target("a", "2"))),
+        ("/v9/ask", (OTHER, Target())),
+        ("/v9/ask/2", (OTHER, Target(None, "2"))),
+        ("/v9/a/answers", (OTHER, Target("a"))),
+        ("/v9/ask/answers", (OTHER, Target(None, "answers"))),
+        *((path, None) for path in ("", "/", "infer", "//infer", "/infer/", "/models/infer", "/models//infer")),
+        *((path, None) for path in ("/models/a/infer/", "/models/a/versions//infer", "/models/{name}", "/v9/a/b")),
+    ],
+)
+def test_what_a_path_leads_to(path: str, address: Any) -> None:
+    assert TABLE.find(path) == address
+    assert TABLE.find(path) is TABLE.find(path)
+
+
+@pytest.mark.parametrize("path", ["/v9/ask", "/v9", "/v9/", "/v9/nothing/at/all"])
+def test_errors_below_a_protocol_s_paths_are_its_own(path: str) -> None:
+    assert TABLE.error_writer(path)(404, "not_found", "m", "id") == b"other"
+
+
+@pytest.mark.parametrize("path", ["/infer", "/models/a", "/nothing", "", "/", "v9/ask", "/v99"])
+def test_all_other_errors_are_native(path: str) -> None:
+    assert TABLE.error_writer(path)(404, "not_found", "m", "id").startswith(b'{"error":{"code":"not_found"')

@@ -1,0 +1,108 @@
+"""Batches of large tensors are put together, and answered, in leased buffers: none is allocated in the steady state."""
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+from frameworks.batches.rows import merge
+from frameworks.devices import DeviceManager
+from frameworks.onnx.registry import OnnxRegistry
+from frameworks.scheduling.batch.batcher import BatchLimits
+from frameworks.scheduling.batch.dispatcher import Dispatcher
+from frameworks.scheduling.batch.request import BatchCounts
+from frameworks.scheduling.batch.worker import BatchWorker
+from frameworks.settings import OnnxModelEntry, PerformanceSettings
+from frameworks.types import Array, SequenceSpec, TensorBatch
+from memory.pooled_arrays import PAYS_FROM_BYTES, PooledArrays
+from memory.settings import MemorySettings
+from memory.tensor_pool import HOST, TensorPool
+from tests.frameworks.models.loading import GIB, NO_COPIES, placed
+from tests.frameworks.scheduling.batch.costs import settled
+from tests.support.fake_probe import FakeProbe
+from tests.support.loops import in_loop, soon
+from tests.support.models import onnx_graphs
+
+WIDTH = PAYS_FROM_BYTES // 4 // 4
+CALLERS = 8
+
+
+@in_loop
+async def test_in_the_steady_state_a_batch_allocates_no_tensor(tmp_path: Path) -> None:
+    pool = TensorPool(MemorySettings())
+    arrays = PooledArrays(pool)
+    path = onnx_graphs.save(onnx_graphs.add(("n", WIDTH)), tmp_path)
+    devices = DeviceManager(FakeProbe())
+    registry = OnnxRegistry(devices, PerformanceSettings(intra_op_threads=1), GIB, NO_COPIES, arrays=arrays)
+    model = placed(registry, OnnxModelEntry(name="m", path=path), path, devices)
+    model.warm_up()
+    sizes: Counter[int] = Counter()
+    # Runs wait for all callers: rounds of equal batches.
+    limits = BatchLimits(CALLERS, max_delay_s=5.0)
+    dispatcher = Dispatcher("m", [BatchWorker("m", model)], model.spec, limits, 1.0, BatchCounts(sizes), arrays)
+    dispatcher._cost = settled()
+    session = onnx_graphs.session(path)
+    questions = [{name: row(2 * caller + i) for i, name in enumerate("ab")} for caller in range(CALLERS)]
+    together = {name: np.concatenate([question[name] for question in questions]) for name in "ab"}
+    alone = dict(zip(("sum", "product"), session.run(None, together), strict=True))
+    try:
+        for round_ in range(4):
+            results = await asyncio.gather(*(dispatcher.run(TensorBatch(dict(each))) for each in questions))
+            for caller, result in enumerate(results):
+                for name, expected in alone.items():
+                    got = np.asarray(result.outputs[name])
+                    np.testing.assert_array_equal(got, expected[caller : caller + 1], strict=True)
+            del results, result, got
+            stats = pool.stats()[HOST]
+            # Two inputs and two outputs.
+            assert (stats.misses, stats.hits) == (4, 4 * round_)
+            # The worker's thread tells its result before it lets go of it.
+            await soon(lambda: pool.stats()[HOST].leases == 0)
+    finally:
+        await dispatcher.close()
+    assert sizes == {CALLERS: 4}
+
+
+@in_loop
+async def test_a_caller_that_keeps_its_answer_keeps_it(tmp_path: Path) -> None:
+    pool = TensorPool(MemorySettings())
+    path = onnx_graphs.save(onnx_graphs.add(("n", WIDTH)), tmp_path)
+    devices = DeviceManager(FakeProbe())
+    registry = OnnxRegistry(devices, PerformanceSettings(intra_op_threads=1), GIB, NO_COPIES, arrays=PooledArrays(pool))
+    model = placed(registry, OnnxModelEntry(name="m", path=path), path, devices)
+    model.warm_up()
+    limits = BatchLimits(CALLERS, max_delay_s=5.0)
+    dispatcher = Dispatcher("m", [BatchWorker("m", model)], model.spec, limits, 1.0, BatchCounts(), PooledArrays(pool))
+    dispatcher._cost = settled()
+    kept: list[tuple[Array, float]] = []
+    try:
+        for number in range(3):
+            question = {name: np.full((1, WIDTH), number + 1, np.float32) for name in "ab"}
+            asked = (dispatcher.run(TensorBatch(dict(question), ("sum",))) for _ in range(CALLERS))
+            results = await asyncio.gather(*asked)
+            kept.append((np.asarray(results[number].outputs["sum"]), 2.0 * (number + 1)))
+            del results
+            await soon(lambda: pool.stats()[HOST].leases == len(kept))
+    finally:
+        await dispatcher.close()
+    for array, expected in kept:
+        assert (array == expected).all()
+
+
+def test_padded_rows_are_joined_in_a_leased_buffer() -> None:
+    pool = TensorPool(MemorySettings())
+    sequence = SequenceSpec(1, {"x": 7}, unpadded_because=None)
+    rows = [TensorBatch({"x": row(i)[:, : WIDTH - i]}) for i in range(5)]
+    plain = merge(rows, sequence)
+    # What was in the buffer before does not shine through.
+    PooledArrays(pool).empty((5, WIDTH), np.dtype(np.float32)).fill(3)
+    pooled = merge(rows, sequence, PooledArrays(pool))
+    assert isinstance(plain, TensorBatch)
+    assert isinstance(pooled, TensorBatch)
+    np.testing.assert_array_equal(np.asarray(pooled.inputs["x"]), np.asarray(plain.inputs["x"]), strict=True)
+    assert (pool.stats()[HOST].misses, pool.stats()[HOST].hits) == (1, 1)
+
+
+def row(seed: int) -> Array:
+    return np.random.default_rng(seed).standard_normal((1, WIDTH), np.float32)

@@ -1,0 +1,174 @@
+"""A yard with room for some of the models that are asked for, and what tests of their coming and going want to know."""
+
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from frameworks.devices import Device, ModelNeeds
+from frameworks.errors import InvalidModel, ModelFailed
+from frameworks.manager import MLFrameworkManager
+from frameworks.models.slot import ModelSlot
+from frameworks.runtime import BatchModel, ModelEntry
+from tests.support.batch_models import Behaviour, DoublingModel, FakeRegistry, Gate, numbers
+from tests.support.fake_probe import GIB
+from tests.support.managing import make_manager, opened, permit, register
+
+
+class Clock:
+    """Seconds, as they are set."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Yard(FakeRegistry):
+    """Models of a GiB each, unless `sizes` says otherwise: what tests themselves take is little beside it.
+
+    Everything is by the name of the model, `m`, or of its version where it has folders, `m/2`.
+    """
+
+    def __init__(self, behaviour: Behaviour | None = None) -> None:
+        super().__init__(behaviour)
+        self.sizes: dict[str, int] = {}
+        self.estimates: dict[str, int] = {}
+        """Of the needs, where they are not the sizes."""
+        self.gates: dict[str, Gate] = {}
+        """Hold a load until they are opened."""
+        self.broken: set[str] = set()
+        self.loads: list[str] = []
+        """In order of their beginning."""
+        self.of: dict[str, DoublingModel] = {}
+        """What was loaded last."""
+        self.most_at_once: Counter[str] = Counter()
+        self._at_once: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def needs(self, entry: ModelEntry, path: Path) -> ModelNeeds:
+        name = _name(entry, path)
+        size_bytes = self.estimates.get(name, self.sizes.get(name, GIB))
+        return ModelNeeds(size_bytes, size_bytes)
+
+    def load(self, entry: ModelEntry, path: Path, device: Device) -> list[BatchModel]:
+        name = _name(entry, path)
+        with self._lock:
+            self.loads.append(name)
+            self._at_once[name] += 1
+            self.most_at_once[name] = max(self.most_at_once[name], self._at_once[name])
+        try:
+            if name in self.gates:
+                self.gates[name]()
+            if name in self.broken:
+                raise InvalidModel(f"{name} is broken")
+            instances = [DoublingModel(self.behaviour, self.sizes.get(name, GIB)) for _ in range(entry.instances)]
+            self.made += instances
+            self.of[name] = instances[0]
+            return [*instances]
+        finally:
+            with self._lock:
+                self._at_once[name] -= 1
+
+    @property
+    def are_all_closed(self) -> bool:
+        return all(model.is_closed for model in self.made)
+
+
+def _name(entry: ModelEntry, path: Path) -> str:
+    return f"{entry.name}/{path.name}" if path.name.isdecimal() else entry.name
+
+
+def lazy(manager: MLFrameworkManager, *names: str, **settings: Any) -> list[ModelSlot]:
+    """Registers models that are loaded when they are asked for."""
+    return [register(manager, name, load="lazy", **settings) for name in names]
+
+
+def versions(folder: Path, *numbers: int) -> Path:
+    """A model's path with these version folders."""
+    for number in numbers:
+        (folder / str(number)).mkdir(parents=True)
+    return folder
+
+
+async def asked(manager: MLFrameworkManager, name: str = "m", x: object = 1, named: str | None = None) -> str:
+    """Asks, checks the answer, and says which version gave it."""
+    with permit() as held:
+        version = await opened(manager, held, name, named)
+        held.queue(version.model.requests)
+        result = await version.serving()[1].run(numbers(x), begin=held.begin)
+        assert result.outputs["y"] == [x * 2 if isinstance(x, int) else None]
+        return version.version
+
+
+def states(manager: MLFrameworkManager) -> dict[str, str]:
+    return {slot.name: slot.state.value for slot in manager.slots}
+
+
+async def error_of(request: Coroutine[Any, Any, Any]) -> BaseException | None:
+    """What a request is refused with; None if it is answered."""
+    try:
+        await request
+    except Exception as error:  # noqa: BLE001 - to be looked at
+        return error
+    return None
+
+
+def check_settled(manager: MLFrameworkManager) -> None:
+    """Raises AssertionError where somebody is still counted who has gone, or memory is held by nobody."""
+    room = manager.residency.ledger
+    room.check_integrity()
+    for slot in manager.slots:
+        assert (slot.requests.inflight, slot.requests.waiting) == (0, 0)
+        for version in slot.versions.values():
+            assert (version.references, version.flight) == (0, None), version
+            assert (room.budget.held_by(version) > 0) == (version.spec is not None), version
+
+
+def die(x: list[object]) -> None:
+    if x == ["die"]:
+        raise SystemExit
+
+
+@asynccontextmanager
+async def yard(
+    names: str = "abc", room: int = 2, behaviour: Any = None, **settings: Any
+) -> AsyncIterator[tuple[Yard, MLFrameworkManager]]:
+    """Lazy models of a GiB each, and room for so many of them. In the end everything is as it should be."""
+    registry = Yard(behaviour)
+    async with make_manager(registry, max_model_bytes=room * GIB) as manager:
+        lazy(manager, *names, **settings)
+        yield registry, manager
+        check_settled(manager)
+    assert registry.are_all_closed
+    assert manager.residency.ledger.budget.used("cpu") == 0
+    assert all(count == 1 for count in registry.most_at_once.values())
+
+
+async def kill(manager: MLFrameworkManager, name: str) -> None:
+    with capture_logs(), pytest.raises(ModelFailed):
+        await asked(manager, name, "die")
+
+
+@asynccontextmanager
+async def versioned(
+    path: Path, *numbers: int, room: int = 9, behaviour: Any = None, **settings: Any
+) -> AsyncIterator[tuple[Yard, MLFrameworkManager]]:
+    """The model "m" with these version folders, and room for so many GiB; a version takes one."""
+    registry = Yard(behaviour)
+    async with make_manager(registry, max_model_bytes=room * GIB) as manager:
+        register(manager, file=str(versions(path, *numbers)), **settings)
+        yield registry, manager
+        check_settled(manager)
+    assert registry.are_all_closed
+    assert manager.residency.ledger.budget.used("cpu") == 0
+
+
+def loaded_versions(manager: MLFrameworkManager) -> list[str]:
+    return [name for name, version in manager.slot("m").versions.items() if version.is_ready]

@@ -1,0 +1,105 @@
+"""Loads a model as the manager would, on a machine that has a CPU only, with one thread."""
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from frameworks.devices import DeviceManager, SystemProbe
+from frameworks.quantization.copies import QuantizedCopies
+from frameworks.runtime import BatchModel, ModelEntry, Registry
+from frameworks.scheduling.batch.batcher import BatchLimits
+from frameworks.scheduling.batch.dispatcher import Dispatcher
+from frameworks.scheduling.batch.request import BatchCounts
+from frameworks.scheduling.batch.worker import BatchWorker
+from frameworks.settings import OnnxModelEntry, PerformanceSettings, TorchModelEntry
+from frameworks.types import TEXT_OUTPUT, Array, Batch, TokenBatch, Value
+from tests.support.fake_probe import FakeProbe
+
+if TYPE_CHECKING:
+    from frameworks.onnx.session import OnnxModel
+    from frameworks.onnx.text_model import OnnxTextModel
+    from frameworks.pytorch.encoder import EncoderModel
+
+GIB = 1024**3
+_NO_CACHE = Path("/dev/null/no folder for copies")
+NO_COPIES = QuantizedCopies(_NO_CACHE)
+
+
+def load_onnx(
+    path: Path,
+    *,
+    max_model_bytes: int = GIB,
+    gpu: bool = False,
+    enable_memory_mapping: bool = True,
+    cache_dir: Path = _NO_CACHE,
+    enable_quantization: bool = True,
+    **entry: Any,
+) -> "OnnxModel | OnnxTextModel":
+    """Loaded and not warmed up. `entry`: the keys of an `[[models.onnx_models]]` table."""
+    from frameworks.onnx.registry import OnnxRegistry
+    from frameworks.onnx.session import OnnxModel
+    from frameworks.onnx.text_model import OnnxTextModel
+
+    devices = DeviceManager(SystemProbe() if gpu else FakeProbe())
+    performance = PerformanceSettings(intra_op_threads=1, enable_quantization=enable_quantization)
+    copies = QuantizedCopies(cache_dir)
+    registry = OnnxRegistry(devices, performance, max_model_bytes, copies, enable_memory_mapping)
+    settings = OnnxModelEntry(name="m", path=path, **entry)
+    model = placed(registry, settings, path, devices)
+    assert isinstance(model, OnnxModel | OnnxTextModel)
+    return model
+
+
+def load_torch(
+    path: Path,
+    *,
+    max_model_bytes: int = GIB,
+    gpu: bool = False,
+    enable_memory_mapping: bool = True,
+    cache_dir: Path = _NO_CACHE,
+    enable_quantization: bool = True,
+    **entry: Any,
+) -> "EncoderModel":
+    """Loaded and not warmed up. `entry`: the keys of a `[[models.torch_models]]` table."""
+    from frameworks.pytorch.encoder import EncoderModel
+    from frameworks.pytorch.registry import TorchRegistry
+
+    devices = DeviceManager(SystemProbe() if gpu else FakeProbe())
+    performance = PerformanceSettings(intra_op_threads=2, enable_quantization=enable_quantization)
+    registry = TorchRegistry(performance, max_model_bytes, QuantizedCopies(cache_dir), enable_memory_mapping)
+    settings = TorchModelEntry(name="m", path=path, **entry)
+    model = placed(registry, settings, path, devices)
+    assert isinstance(model, EncoderModel)
+    return model
+
+
+def placed(registry: Registry, settings: ModelEntry, path: Path, devices: DeviceManager) -> BatchModel:
+    """The first instance of a model of batches that a registry loads, where it would be as the only model."""
+    device = devices.candidates(settings.name, registry.needs(settings, path))[0]
+    return cast(BatchModel, registry.load(settings, path, device)[0])
+
+
+def listed(value: Value) -> Any:
+    """The numbers of a tensor, as a list for comparisons."""
+    assert isinstance(value, np.ndarray)
+    return value.tolist()
+
+
+def rows_of(model: BatchModel, texts: list[str]) -> Array:
+    """What the model answers to the texts, all in one batch: raw rows, not normalised."""
+    assert model.tokenizer is not None
+    rows = model.infer(TokenBatch(model.tokenizer.tokenize(texts, truncate=True)))[TEXT_OUTPUT]
+    assert isinstance(rows, np.ndarray)
+    return rows
+
+
+async def answered_through_a_dispatcher(model: BatchModel, batch: Batch) -> tuple[Array, Counter[int]]:
+    """Text rows that a model on its own worker returns, in any batches, and the sizes of split batches."""
+    worker, split = BatchWorker("m", model), Counter[int]()
+    dispatcher = Dispatcher("m", [worker], model.spec, BatchLimits(max_rows=256), 1.0, BatchCounts(Counter(), split))
+    rows = (await dispatcher.run(batch)).outputs[TEXT_OUTPUT]
+    await dispatcher.close()
+    assert isinstance(rows, np.ndarray)
+    return rows, split

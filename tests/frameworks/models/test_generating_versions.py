@@ -1,0 +1,156 @@
+"""A model that generates text on the turntable: loaded, asked, drained, died, loaded again."""
+
+import asyncio
+import time
+from itertools import count
+
+import pytest
+from structlog.testing import capture_logs
+
+from frameworks.errors import Draining, InvalidModel, ModelFailed
+from frameworks.generation.types import GeneratedToken, SequenceRequest
+from frameworks.manager import MLFrameworkManager
+from frameworks.models.slot import ModelState
+from frameworks.scheduling.steps.worker import StepCounts
+from tests.frameworks.scheduling.steps.stepping import arrival, asked, read_all, text_of
+from tests.support.batch_models import FakeRegistry, Gate
+from tests.support.loops import in_loop, soon, task
+from tests.support.managing import ask, make_manager, opened, permit, register, serving
+from tests.support.step_models import EchoRegistry
+
+_ids = count(1)
+
+
+async def generate(manager: MLFrameworkManager, prompt: str = "abc", max_tokens: int = 5) -> list[GeneratedToken]:
+    """What a door does: the model, a permit, the tokens."""
+    with permit() as held:
+        version = await opened(manager, held)
+        held.queue(version.model.requests)
+        feed = version.generating().dispatcher.open([request(prompt, max_tokens)], held.begin)
+        assert version.model.requests.waiting >= 1
+        try:
+            return await read_all(feed)
+        finally:
+            feed.close()
+
+
+def request(prompt: str, max_tokens: int) -> SequenceRequest:
+    return asked(next(_ids), prompt, max_tokens)
+
+
+@in_loop
+async def test_a_generating_model_is_loaded_asked_and_unloaded() -> None:
+    registry = EchoRegistry()
+    async with serving(registry, instances=2) as manager:
+        slot = manager.slot("m")
+        assert slot.spec is not None
+        assert slot.spec.task == "generate"
+        assert [model.warm_ups for model in registry.made] == [1, 1]
+        texts = await asyncio.gather(*(generate(manager, "abc", 4 + i) for i in range(4)))
+        assert list(map(text_of, texts)) == [b"abca", b"abcab", b"abcabc", b"abcabca"]
+        assert [len(model.given) for model in registry.made] == [2, 2]
+        await soon(lambda: manager.residency.is_at_rest)
+        manager.residency.check_integrity()
+        assert slot.requests.inflight == 0
+        await manager.unload("m")
+        assert [model.is_closed for model in registry.made] == [True, True]
+        assert slot.active.step_stats == []
+
+
+@in_loop
+async def test_an_unload_waits_for_the_texts_that_are_being_generated() -> None:
+    gate = Gate()
+    registry = EchoRegistry(gate)
+    async with serving(registry) as manager:
+        reader = task(generate(manager))
+        await arrival(gate)
+        leaving = task(manager.unload("m"))
+        await soon(lambda: manager.slot("m").state is ModelState.DRAINING)
+        gate.open()
+        assert text_of(await reader) == b"abcab"
+        await leaving
+
+
+@in_loop
+async def test_what_was_computed_is_counted_over_all_loads() -> None:
+    async with serving(EchoRegistry()) as manager:
+        await generate(manager, "abcd", 6)
+        await manager.unload("m")
+        await manager.load("m")
+        await generate(manager, "abcd", 6)
+        assert manager.slot("m").generated == StepCounts(tokens=12, prompt_tokens=8, texts=2)
+
+
+@in_loop
+async def test_a_death_fails_the_texts_and_the_next_load_serves_again() -> None:
+    def die(prompts: list[str]) -> None:
+        if "die" in prompts:
+            raise SystemExit
+
+    registry = EchoRegistry(die)
+    async with serving(registry) as manager:
+        with capture_logs(), pytest.raises(ModelFailed):
+            await generate(manager, "die")
+        assert manager.slot("m").state is ModelState.FAILED
+        assert not manager.slot("m").active.is_running
+        manager.residency.check_integrity()
+        await manager.load("m")
+        assert text_of(await generate(manager)) == b"abcab"
+        assert [model.is_closed for model in registry.made] == [True, False]
+
+
+@in_loop
+async def test_the_end_of_the_drain_s_time_ends_the_texts() -> None:
+    manager = make_manager(EchoRegistry(lambda _: time.sleep(0.001)), drain_timeout_s=0.05)
+    async with manager:
+        register(manager)
+        await manager.load("m")
+        reader = task(generate(manager, "abc", 4000))
+        await soon(lambda: any(stats.running for stats in manager.slot("m").active.step_stats))
+    with pytest.raises(Draining):
+        await reader
+
+
+@in_loop
+async def test_a_cache_has_no_effect_and_that_is_said() -> None:
+    with capture_logs() as logs:
+        async with serving(EchoRegistry(), cache=True):
+            pass
+    [warning] = [entry for entry in logs if entry["log_level"] == "warning"]
+    assert warning["event"] == "cache has no effect on a model that generates text"
+
+
+@in_loop
+async def test_a_model_of_batches_generates_nothing_and_the_other_way_round() -> None:
+    async with serving(FakeRegistry()) as manager:
+        with pytest.raises(AssertionError):
+            await generate(manager)
+        assert manager.slot("m").active.step_stats == []
+        manager.residency.check_integrity()
+    async with serving(EchoRegistry()) as manager:
+        with pytest.raises(AssertionError):
+            await ask(manager)
+
+
+@in_loop
+async def test_a_model_that_holds_what_nobody_reads_is_found() -> None:
+    registry = EchoRegistry()
+    async with serving(registry) as manager:
+        await generate(manager)
+        version = manager.slot("m").active
+        await soon(lambda: not version.is_running)
+        manager.residency.check_integrity()
+        registry.made[0].add(request("abc", 1000))  # past its worker
+        await generate(manager)
+        await soon(lambda: not version.is_running)
+        with pytest.raises(AssertionError, match="that nobody reads"):
+            manager.residency.check_integrity()
+
+
+@in_loop
+async def test_a_model_that_cannot_be_loaded_is_not_served() -> None:
+    async with make_manager(EchoRegistry()) as manager:
+        register(manager, file="broken")
+        with pytest.raises(InvalidModel, match="broken"):
+            await manager.load("m")
+        assert manager.slot("m").state is ModelState.FAILED

@@ -1,0 +1,274 @@
+"""Models with room for some of them come and go in whatever order: the ledger is right, and nobody waits for ever."""
+
+import asyncio
+import tempfile
+import threading
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from structlog.testing import capture_logs
+
+import frameworks.models.version
+from frameworks.errors import (
+    InvalidInput,
+    InvalidModel,
+    ModelFailed,
+    ModelNotFound,
+    ModelUnavailable,
+    ModelUnloaded,
+    OutOfMemory,
+    VersionNotFound,
+)
+from frameworks.models.slot import ModelState
+from frameworks.models.traffic import Share
+from tests.frameworks.models.lending import Yard, asked, check_settled, versions
+from tests.support.fake_probe import GIB
+from tests.support.loops import lanes_end
+from tests.support.managing import make_manager, register
+
+# One without versions, two with them, and one that needs all the room there is.
+PLAIN, LATEST, ALL, LARGE = "plain", "latest", "all", "large"
+NAMES = st.sampled_from([PLAIN, LATEST, ALL, LARGE])
+VERSIONED = st.sampled_from([LATEST, ALL])
+VERSIONS = st.sampled_from(["1", "2"])
+PARTS = st.sampled_from([PLAIN, LARGE, *(f"{name}/{number}" for name in (LATEST, ALL) for number in "12")])
+ROOM = 2 * GIB
+
+
+class ComingAndGoing(RuleBasedStateMachine):
+    """The loop turns only within a rule; what a rule starts goes on through the next ones."""
+
+    @initialize()
+    def open_the_house(self) -> None:
+        self.logs = capture_logs()
+        self.logs.__enter__()
+        self.impatient = patch.object(frameworks.models.version, "_LONGEST_RETRY_S", 0.002)
+        self.impatient.start()
+        self.folder = tempfile.TemporaryDirectory()
+        self.runner = asyncio.Runner()
+        self.unhindered = threading.Event()
+        self.unhindered.set()
+        self.registry = self.make_registry()
+        self.manager = make_manager(self.registry, drain_timeout_s=3, max_model_bytes=ROOM)
+        self.questions: list[asyncio.Task[Any]] = []
+        self.orders: list[asyncio.Task[Any]] = []
+        self.cancelled: set[asyncio.Task[Any]] = set()
+        for name in (LATEST, ALL):
+            versions(Path(self.folder.name) / name, 1, 2)
+        for name in (PLAIN, LATEST, ALL, LARGE):
+            self.register(name)
+        self.runner.run(self.manager.__aenter__())
+
+    def make_registry(self) -> Yard:
+        machine = self
+
+        class Hindered(Yard):
+            def load(self, *arguments: Any) -> Any:
+                machine.wait()
+                return super().load(*arguments)
+
+        registry = Hindered(self.behave)
+        registry.sizes[LARGE] = ROOM
+        registry.estimates[LARGE] = GIB  # found out when it is measured
+        return registry
+
+    def wait(self) -> None:
+        assert self.unhindered.wait(10)
+
+    def behave(self, x: list[object]) -> None:
+        self.wait()
+        if x == ["die"]:
+            raise SystemExit
+
+    def register(self, name: str) -> None:
+        path = Path(self.folder.name) / name
+        register(self.manager, name, str(path), load="lazy", version_policy="all" if name == ALL else "latest")
+
+    def start(self, coroutine: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
+        async def starting() -> "asyncio.Task[Any]":
+            task = asyncio.get_running_loop().create_task(coroutine)
+            await asyncio.sleep(0)
+            return task
+
+        return self.runner.run(starting())
+
+    def order(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        self.orders.append(self.start(coroutine))
+
+    @rule(names=st.lists(NAMES, min_size=1, max_size=6))
+    def ask(self, names: list[str]) -> None:
+        self.questions += [self.start(asked(self.manager, name, x)) for x, name in enumerate(names)]
+
+    @rule(name=VERSIONED, version=VERSIONS)
+    def ask_a_version(self, name: str, version: str) -> None:
+        self.questions.append(self.start(asked(self.manager, name, 1, version)))
+
+    @rule(name=NAMES)
+    def kill(self, name: str) -> None:
+        self.questions.append(self.start(asked(self.manager, name, "die")))
+
+    @rule(name=NAMES)
+    def load(self, name: str) -> None:
+        self.order(self.manager.load(name))
+
+    @rule(name=VERSIONED, version=VERSIONS)
+    def swap(self, name: str, version: str) -> None:
+        self.order(self.manager.load(name, version))
+
+    @rule(name=VERSIONED)
+    def roll_back(self, name: str) -> None:
+        self.order(self.manager.rollback(name))
+
+    @rule(name=VERSIONED, version=VERSIONS, kind=st.sampled_from(["canary", "shadow"]), ends=st.booleans())
+    def split(self, name: str, version: str, kind: str, ends: bool) -> None:
+        self.order(self.manager.split(name, kind, None if ends else Share(version, 50)))
+
+    @rule(name=NAMES)
+    def unload(self, name: str) -> None:
+        self.order(self.manager.unload(name))
+
+    @rule(name=VERSIONED, version=VERSIONS)
+    def unload_a_version(self, name: str, version: str) -> None:
+        self.order(self.manager.unload(name, version))
+
+    @rule()
+    def refresh(self) -> None:
+        self.order(self.manager.refresh(PLAIN, frozenset("1")))
+
+    @rule(name=NAMES)
+    def replace(self, name: str) -> None:
+        async def replacing() -> None:
+            await self.manager.remove(name)
+            self.register(name)
+
+        self.order(replacing())
+
+    @rule(part=PARTS)
+    def make_or_mend(self, part: str) -> None:
+        self.registry.broken ^= {part}
+
+    @precondition(lambda self: self.orders or self.questions)
+    @rule(choice=st.integers(0, 1000))
+    def somebody_leaves(self, choice: int) -> None:
+        tasks = [*self.orders, *self.questions]
+        task = tasks[choice % len(tasks)]
+        if not task.done():
+            task.cancel()
+            self.cancelled.add(task)
+        self.runner.run(asyncio.sleep(0))
+
+    @rule(seconds=st.sampled_from([0.0, 0.001, 0.004]))
+    def turn(self, seconds: float) -> None:
+        self.runner.run(asyncio.sleep(seconds))
+
+    @rule()
+    def hinder(self) -> None:
+        self.unhindered.clear()
+
+    @rule()
+    def go_on(self) -> None:
+        self.unhindered.set()
+
+    @rule()
+    def settle(self) -> None:
+        """Lets everything end, and looks at how it ended; then whoever is not ordered out answers."""
+        self.unhindered.set()
+        self.registry.broken.clear()
+        self.runner.run(self.wait_for_all())
+        for task in self.questions:
+            refusals = (ModelUnavailable, ModelNotFound, VersionNotFound, InvalidModel, OutOfMemory)
+            self.check_ended(task, refusals)
+        for task in self.orders:
+            self.check_ended(task, (ModelNotFound, VersionNotFound, InvalidModel, OutOfMemory, InvalidInput))
+        self.questions, self.orders = [], []
+        check_settled(self.manager)
+        passing = (ModelState.LOADING, ModelState.DRAINING)
+        assert [
+            version for slot in self.manager.slots for version in slot.versions.values() if version.state in passing
+        ] == []
+        self.runner.run(self.all_answer())
+        check_settled(self.manager)
+        there = sum(model.spec.memory_bytes for model in self.registry.made if not model.is_closed)
+        assert there <= self.manager.residency.ledger.budget.used("cpu"), (
+            "nothing is in memory that is not in the ledger"
+        )
+
+    async def wait_for_all(self) -> None:
+        tasks = {*self.orders, *self.questions}
+        if tasks:
+            await asyncio.wait(tasks, timeout=5)
+        if self.manager.residency._flights:
+            await asyncio.wait(self.manager.residency._flights, timeout=5)
+            await asyncio.sleep(0)
+        assert not self.manager.residency._flights
+
+    async def all_answer(self) -> None:
+        async with asyncio.timeout(5):
+            for slot in self.manager.slots:
+                if slot.route().state is ModelState.UNLOADED:
+                    continue
+                for _ in range(5):
+                    try:
+                        await asked(self.manager, slot.name, 2)
+                        break
+                    except (ModelFailed, OutOfMemory):
+                        await asyncio.sleep(0.003)  # it is tried again then
+                    except ModelUnloaded:
+                        break  # of the canary's turn
+                else:
+                    raise AssertionError(f"{slot.name}, {slot.state}: {slot.reason}")
+
+    def check_ended(self, task: "asyncio.Task[Any]", refusals: tuple[type[Exception], ...]) -> None:
+        assert task.done(), "nobody is left waiting"
+        if task.cancelled():
+            assert task in self.cancelled
+        else:
+            assert task.exception() is None or isinstance(task.exception(), refusals), task.exception()
+
+    @invariant()
+    def the_ledger_is_right(self) -> None:
+        if not hasattr(self, "manager"):
+            return
+        room = self.manager.residency.ledger
+        room.check_integrity()
+        assert room.budget.used("cpu") <= ROOM
+        # A refresh may load the plain one beside a load of the one that it replaces.
+        at_once = {part: count for part, count in self.registry.most_at_once.items() if part != PLAIN}
+        assert all(count == 1 for count in at_once.values()), at_once
+
+    def teardown(self) -> None:
+        if not hasattr(self, "manager"):
+            return
+        try:
+            self.settle()
+            self.runner.run(self.leave())
+            assert all(
+                version.state is ModelState.UNLOADED for s in self.manager.slots for version in s.versions.values()
+            )
+            assert self.manager.residency.ledger.versions == []
+            assert lanes_end()
+            self.manager._loader._threads.shutdown(wait=True)
+            assert self.registry.are_all_closed
+        finally:
+            self.unhindered.set()
+            self.runner.close()
+            self.folder.cleanup()
+            self.impatient.stop()
+            self.logs.__exit__(None, None, None)
+
+    async def leave(self) -> None:
+        await self.manager.__aexit__(None, None, None)
+
+
+TestComingAndGoing = ComingAndGoing.TestCase
+TestComingAndGoing.settings = settings(
+    max_examples=50,
+    stateful_step_count=30,
+    deadline=None,
+    phases=(Phase.reuse, Phase.generate),  # to shrink an order in which somebody hangs takes for ever
+)

@@ -1,0 +1,189 @@
+"""A dispatcher on real workers, before small models that remember what they ran."""
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from math import inf
+
+import numpy as np
+
+from frameworks.batches.rows import signature_of
+from frameworks.errors import InvalidInput, OutOfMemory
+from frameworks.scheduling.batch.batcher import BatchLimits
+from frameworks.scheduling.batch.dispatcher import Dispatcher
+from frameworks.scheduling.batch.inline import LIGHT_S
+from frameworks.scheduling.batch.request import BatchCounts
+from frameworks.scheduling.batch.worker import BatchWorker
+from frameworks.text.tokenizer import TextTokenizer
+from frameworks.types import TEXT_OUTPUT, Batch, ModelSpec, TensorBatch, TokenBatch, Value
+from tests.frameworks.scheduling.batch.costs import settled
+from tests.support.batch_models import Gate
+from tests.support.loops import task
+
+BAD = -1
+HUGE = -2
+
+
+class RowModel:
+    """x [n, …] → y = 2 · x and an item for each row; texts → [first token, tokens]. It remembers its batches.
+
+    A row that begins with BAD is refused, one with HUGE does not fit where it is not alone, and more than `limit()` of
+    rows times longest do not fit at all.
+    """
+
+    tokenizer: TextTokenizer | None = None
+
+    def __init__(
+        self, behaviour: Callable[[list[int]], None] | None = None, limit: Callable[[], float] = lambda: inf
+    ) -> None:
+        self.spec = ModelSpec("fake", "tensor", (), (), "cpu", "int64", memory_bytes=0)
+        self.behaviour = behaviour
+        self.limit = limit
+        self.executed: list[list[int]] = []
+        self.threads: list[str] = []
+        self.answered_rows = 0
+        self.empty_runs = 0
+        self.users = 0
+        self.is_closed = False
+
+    def infer(self, batch: Batch) -> dict[str, Value]:
+        self.users += 1
+        try:
+            assert self.users == 1, "one thread at a time uses a model"
+            assert not self.is_closed, "nothing is called after close"
+            return self._infer(batch)
+        finally:
+            self.users -= 1
+
+    def _infer(self, batch: Batch) -> dict[str, Value]:
+        x = first_of(batch)
+        self.executed.append(x)
+        self.threads.append(threading.current_thread().name)
+        if self.behaviour:
+            self.behaviour(x)
+        if BAD in x:
+            raise InvalidInput("x", "not a number")
+        if HUGE in x and len(x) > 1:
+            raise OutOfMemory("too much at once")
+        if len(x) * length_of(batch) > self.limit():
+            raise OutOfMemory("too much")
+        self.answered_rows += len(x)
+        self.empty_runs += not x
+        return self.answer(batch)
+
+    def answer(self, batch: Batch) -> dict[str, Value]:
+        if isinstance(batch, TokenBatch):
+            return {TEXT_OUTPUT: np.array([[ids[0], len(ids)] for ids in batch.token_ids], np.int64)}
+        value = batch.inputs["x"]
+        assert isinstance(value, np.ndarray)
+        return {"y": 2 * value, "items": [{"first": first} for first in first_of(batch)]}
+
+    def warm_up(self) -> None: ...
+
+    def on_idle(self) -> None: ...
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@dataclass(slots=True)
+class House:
+    """A dispatcher and what is around it."""
+
+    dispatcher: Dispatcher
+    workers: list[BatchWorker]
+    batch_sizes: Counter[int]
+    batches_split: Counter[int]
+
+    def make_light(self, *, most_rows: int = 10**6, width: int = 1) -> None:
+        """As if runs of so many rows at most had been seen to be light; so few that the figure is not a round one."""
+        assert self.dispatcher._light is not None
+        shape = signature_of(rows(0, width=width), frozenset("x")).shape
+        self.dispatcher._light.runs.learn(shape, 1, LIGHT_S / (most_rows + 0.5))
+
+    def ask(self, *x: int, priority: int = 5, width: int = 1) -> "asyncio.Task[list[int]]":
+        """A request of the rows x; its answer is x again if all is well."""
+
+        async def answer() -> list[int]:
+            result = await self.dispatcher.run(rows(*x, width=width), priority)
+            y, items = result.outputs["y"], result.outputs["items"]
+            assert isinstance(y, np.ndarray)
+            assert isinstance(items, list)
+            assert y.shape == (len(x), width)
+            assert (y == y[:, :1]).all()
+            assert [item["first"] for item in items] == (y[:, 0] // 2).tolist()
+            assert result.queue_s >= 0
+            assert result.compute_s >= 0
+            halves: list[int] = (y[:, 0] // 2).tolist()
+            return halves
+
+        return task(answer())
+
+
+@asynccontextmanager
+async def house_of(
+    *models: RowModel,
+    max_rows: int = 8,
+    ageing_s: float = 1.0,
+    max_delay_s: float = 0.0,
+    inputs: Sequence[str] = ("x",),
+    runs_by_shape: bool = False,
+    knows_cost: bool = True,
+) -> AsyncIterator[House]:
+    """At its end nothing waits, no task is left, and the workers are closed.
+
+    `knows_cost`: that batching pays was learned before; else the first batches are small.
+    """
+    workers = [BatchWorker(f"m{i}", model) for i, model in enumerate(models)]
+    sizes: Counter[int] = Counter()
+    split: Counter[int] = Counter()
+    spec = replace(models[0].spec, batched_inputs=frozenset(inputs), runs_by_shape=runs_by_shape)
+    limits = BatchLimits(max_rows, max_delay_s=max_delay_s)
+    dispatcher = Dispatcher("m", workers, spec, limits, ageing_s, BatchCounts(sizes, split))
+    if knows_cost:
+        dispatcher._cost = settled()
+    try:
+        yield House(dispatcher, workers, sizes, split)
+        assert dispatcher.queue_depth == 0
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+    finally:
+        for worker in workers:
+            await asyncio.wait_for(worker.close(), 5)
+
+
+def rows(*x: int, width: int = 1) -> TensorBatch:
+    return TensorBatch({"x": np.repeat(np.array(x, np.int64).reshape(-1, 1), width, axis=1)})
+
+
+def first_of(batch: Batch) -> list[int]:
+    if isinstance(batch, TokenBatch):
+        return [ids[0] for ids in batch.token_ids]
+    value = batch.inputs["x"]
+    assert isinstance(value, np.ndarray)
+    firsts: list[int] = (value[:, 0] if value.ndim > 1 else value).tolist()
+    return firsts
+
+
+def length_of(batch: Batch) -> int:
+    """As the scheduler measures it."""
+    if isinstance(batch, TokenBatch):
+        return max(map(len, batch.token_ids), default=1)
+    value = batch.inputs["x"]
+    assert isinstance(value, np.ndarray)
+    return int(np.prod(value.shape[1:]))
+
+
+async def arrival(gate: Gate) -> None:
+    assert await asyncio.to_thread(gate.arrived.wait, 5)
+
+
+async def answers_of(*tasks: "asyncio.Task[list[int]]") -> list[list[int]]:
+    return list(await asyncio.wait_for(asyncio.gather(*tasks), 5))
+
+
+async def errors_of(*tasks: "asyncio.Task[list[int]]") -> list[type[BaseException] | None]:
+    done = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 5)
+    return [type(each) if isinstance(each, BaseException) else None for each in done]

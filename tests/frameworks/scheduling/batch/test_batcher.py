@@ -1,0 +1,124 @@
+"""What is put together: never too much, never of two kinds, never dearer than its parts, and everybody in the end."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frameworks.scheduling.batch.batcher import BatchLimits, BatchPlan, next_batch
+from frameworks.scheduling.batch.cost import CostModel
+from frameworks.scheduling.batch.queue import QueueEntry, RequestQueue
+from tests.frameworks.scheduling.batch.costs import known
+
+sizes = st.lists(
+    st.tuples(st.integers(0, 6), st.integers(1, 200), st.sampled_from("ab"), st.integers(1, 9)), min_size=1, max_size=40
+)
+limits = st.builds(BatchLimits, max_rows=st.integers(1, 16), max_tokens=st.none() | st.integers(1, 2000))
+terms = st.tuples(st.floats(1e-6, 1.0), st.floats(0, 1e-2), st.floats(0, 1e-4), st.just(0.0) | st.floats(0, 1e-4))
+
+
+def line_of(*shapes: tuple[int, int, str, int]) -> RequestQueue:
+    """Pieces of (rows, length, group, priority), one a millisecond."""
+    line = RequestQueue(1.0)
+    for i, (rows, length, group, priority) in enumerate(shapes):
+        line.add(QueueEntry(i, rows, length, group), priority, now_s=i / 1000)
+    return line
+
+
+def plan_of(line: RequestQueue, cost: CostModel, limits: BatchLimits) -> BatchPlan:
+    plan = next_batch(line, cost, limits)
+    assert plan is not None
+    return plan
+
+
+def check(plan: BatchPlan, head: QueueEntry | None, limits: BatchLimits) -> None:
+    assert plan.entries[0] is head
+    assert len({id(entry) for entry in plan.entries}) == len(plan.entries)
+    assert len({entry.group for entry in plan.entries}) == 1
+    assert plan.rows == sum(entry.rows for entry in plan.entries)
+    assert plan.length == max(entry.length for entry in plan.entries)
+    if len(plan.entries) > 1:
+        assert plan.rows <= limits.max_rows
+        assert limits.max_tokens is None or plan.rows * plan.length <= limits.max_tokens
+
+
+@given(sizes, limits, terms)
+def test_bounds_hold_nothing_is_dearer_than_its_parts_and_everybody_goes_once(
+    shapes: list[tuple[int, int, str, int]], limits: BatchLimits, terms: tuple[float, float, float, float]
+) -> None:
+    line, cost = line_of(*shapes), known(*terms)
+    gone: list[int] = []
+    while line.entries:
+        plan = plan_of(line, cost, limits)
+        check(plan, line.head(), limits)
+        apart_s = sum(cost.seconds(entry.rows, entry.length) for entry in plan.entries)
+        assert cost.seconds(plan.rows, plan.length) <= apart_s * (1 + 1e-9)
+        for entry in plan.entries:
+            line.remove(entry)
+            gone.append(entry.work)
+    assert sorted(gone) == list(range(len(shapes)))
+    assert next_batch(line, cost, limits) is None
+
+
+def test_before_anything_ran_one_goes_alone_and_then_twice_as_many_as_have_run_twice() -> None:
+    line, cost = line_of(*((1, 10, "a", 5) for _ in range(100))), CostModel()
+    sizes = []
+    while line.entries:
+        plan = plan_of(line, cost, BatchLimits(max_rows=32))
+        cost.observe(plan.rows, plan.length, 1e-3 + 1e-6 * plan.rows * plan.length)
+        sizes.append(plan.rows)
+        assert plan.is_full == (line.entries > plan.rows), "it waits for nobody, but at the end of the line"
+        for entry in plan.entries:
+            line.remove(entry)
+    assert sizes == [1, 1, 2, 2, 4, 4, 8, 8, 16, 16, 32, 6]
+
+
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=30))
+def test_where_a_start_costs_nothing_no_padding_is_bought(lengths: list[int]) -> None:
+    line, cost = line_of(*((1, length, "a", 5) for length in lengths)), known(1e-9, 1e-3)
+    while line.entries:
+        plan = plan_of(line, cost, BatchLimits(max_rows=8))
+        assert len({entry.length for entry in plan.entries}) == 1
+        for entry in plan.entries:
+            line.remove(entry)
+
+
+@given(st.integers(1, 60), st.integers(1, 16), st.integers(1, 50), terms)
+def test_equal_lengths_fill_the_batch(
+    waiting: int, max_rows: int, length: int, terms: tuple[float, float, float, float]
+) -> None:
+    line = line_of(*((1, length, "a", 5) for _ in range(waiting)))
+    plan = plan_of(line, known(*terms[:3]), BatchLimits(max_rows))
+    assert [entry.work for entry in plan.entries] == list(range(min(waiting, max_rows)))
+    assert plan.is_full == (waiting >= max_rows)
+
+
+def test_padding_that_another_batch_would_not_have_is_not_bought() -> None:
+    """Alone a row of 70 tokens would cost more than among those of 100; with another of 70 it costs less."""
+    cost = known(start_s=0.04, per_token_s=1e-3)
+    line = line_of((1, 100, "a", 1), (1, 70, "a", 5), (1, 70, "a", 5))
+    assert cost.seconds(2, 100) < cost.seconds(1, 100) + cost.seconds(1, 70)
+    assert [entry.work for entry in plan_of(line, cost, BatchLimits(max_rows=8)).entries] == [0]
+    # One that costs less than half a start's padding goes along.
+    line = line_of((1, 100, "a", 1), (1, 85, "a", 5), (1, 70, "a", 5))
+    assert [entry.work for entry in plan_of(line, cost, BatchLimits(max_rows=8)).entries] == [0, 1]
+
+
+def test_where_a_start_is_dear_padding_is_bought_and_the_nearest_go_first() -> None:
+    line = line_of((1, 10, "a", 1), (1, 100, "a", 5), (1, 9, "a", 5), (1, 12, "a", 5))
+    everything = plan_of(line, known(1.0, 1e-3), BatchLimits(max_rows=4))
+    assert {entry.work for entry in everything.entries} == {0, 1, 2, 3}
+    two = plan_of(line, known(1.0, 1e-3), BatchLimits(max_rows=2))
+    assert [entry.length for entry in two.entries] == [10, 9]
+
+
+def test_a_piece_larger_than_every_bound_goes_by_itself() -> None:
+    line = line_of((50, 100, "a", 1), (1, 100, "a", 5))
+    plan = plan_of(line, known(1.0, 1e-3), BatchLimits(max_rows=8, max_tokens=200))
+    assert [entry.work for entry in plan.entries] == [0]
+    assert plan.is_full
+
+
+def test_tokens_are_counted_with_their_padding() -> None:
+    line = line_of((1, 10, "a", 1), *((1, 10, "a", 5) for _ in range(9)))
+    assert plan_of(line, known(1.0, 1e-3), BatchLimits(max_rows=100, max_tokens=45)).rows == 4
+    line = line_of((1, 10, "a", 1), (1, 23, "a", 5), (1, 22, "a", 5))
+    assert [p.work for p in plan_of(line, known(1.0, 1e-3), BatchLimits(100, max_tokens=45)).entries] == [0, 2]

@@ -1,0 +1,173 @@
+"""Who goes first, and where: urgent, old and many callers, in any order that they may come and go."""
+
+import asyncio
+import time
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from frameworks.errors import InvalidInput
+from frameworks.scheduling.batch.dispatcher import _WINDOW
+from frameworks.types import TEXT_OUTPUT, TokenBatch
+from tests.frameworks.scheduling.batch.dispatching import (
+    BAD,
+    House,
+    RowModel,
+    arrival,
+    house_of,
+    rows,
+)
+from tests.support.batch_models import Gate
+from tests.support.loops import in_loop, lanes_end, soon, task
+
+
+class TestOrder:
+    @in_loop
+    async def test_priority_1_overtakes_9_while_the_lane_is_busy(self) -> None:
+        gate = Gate()
+        model = RowModel(gate)
+        async with house_of(model, max_rows=1, ageing_s=100) as house:
+            asked = [house.ask(0), house.ask(1)]  # one runs, one is next
+            await arrival(gate)
+            asked += [house.ask(9, priority=9), house.ask(5), house.ask(11, priority=1), house.ask(12, priority=1)]
+            await soon(lambda: house.dispatcher.queue_depth == 4)
+            gate.open()
+            await asyncio.gather(*asked)
+        assert model.executed == [[0], [1], [11], [12], [5], [9]]
+
+    @in_loop
+    async def test_with_age_a_9_passes_a_fresh_1(self) -> None:
+        gate = Gate()
+        model = RowModel(gate)
+        async with house_of(model, max_rows=1, ageing_s=0.01) as house:
+            asked = [house.ask(0), house.ask(1)]
+            await arrival(gate)
+            asked.append(house.ask(9, priority=9))
+            await asyncio.sleep(0.1)
+            asked.append(house.ask(11, priority=1))
+            await soon(lambda: house.dispatcher.queue_depth == 2)
+            gate.open()
+            await asyncio.gather(*asked)
+        assert model.executed == [[0], [1], [9], [11]]
+
+    @in_loop
+    async def test_two_thousand_texts_do_not_keep_a_single_one_out(self) -> None:
+        gate = Gate()
+        model = RowModel(gate)
+        async with house_of(model) as house:
+            many = task(house.dispatcher.run(TokenBatch([[i] * (1 + i % 7) for i in range(2000)])))
+            await arrival(gate)
+            assert house.dispatcher.queue_depth <= _WINDOW
+            single = task(house.dispatcher.run(TokenBatch([[5000, 1, 2, 3]])))
+            await asyncio.sleep(0)
+            gate.open()
+            assert np.asarray((await single).outputs[TEXT_OUTPUT]).tolist() == [[5000, 4]]
+            at = next(i for i, batch in enumerate(model.executed) if 5000 in batch)
+            assert sum(map(len, model.executed[:at])) <= _WINDOW + 3 * 8
+            result = await many
+        assert np.asarray(result.outputs[TEXT_OUTPUT]).tolist() == [[i, 1 + i % 7] for i in range(2000)]
+        assert sum(size * count for size, count in house.batch_sizes.items()) == 2001
+
+    @in_loop
+    async def test_the_seconds_of_waiting_and_computing_ride_in_the_result(self) -> None:
+        async with house_of(RowModel(lambda _: time.sleep(0.03)), max_rows=1) as house:
+            first, second = await asyncio.gather(*(house.dispatcher.run(rows(i)) for i in range(2)))
+            both = await house.dispatcher.run(rows(1, 2))
+        assert first.queue_s < 0.03 <= first.compute_s
+        assert second.queue_s >= 0.03
+        assert both.compute_s >= 0.06
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """`leaves_after`: rounds of the loop after which it goes away; None: it stays. `pause`: rounds before the next."""
+
+    rows: int
+    width: int
+    priority: int
+    is_bad: bool
+    leaves_after: int | None
+    pause: int
+
+
+callers = st.lists(
+    st.builds(
+        Caller,
+        rows=st.integers(0, 7),
+        width=st.integers(1, 2),
+        priority=st.integers(1, 9),
+        is_bad=st.sampled_from([False] * 9 + [True]),
+        leaves_after=st.none() | st.none() | st.integers(0, 6),
+        pause=st.integers(0, 4),
+    ),
+    max_size=25,
+)
+
+
+class TestAnyOrder:
+    @settings(max_examples=60)
+    @given(callers, st.integers(1, 6), st.integers(1, 2), st.booleans())
+    def test_each_caller_gets_its_own_rows(
+        self, callers: list[Caller], max_rows: int, workers: int, is_light: bool
+    ) -> None:
+        models = [RowModel(lambda x: time.sleep(0.0002 * len(x))) for _ in range(workers)]
+        requests = [rows_for(caller, i) for i, caller in enumerate(callers)]
+
+        async def run() -> House:
+            async with house_of(*models, max_rows=max_rows, ageing_s=0.01, runs_by_shape=is_light) as house:
+                if is_light:
+                    house.make_light(width=1)
+                answers = await asyncio.wait_for(crowd(house, callers, requests), 10)
+                for caller, x, answer in zip(callers, requests, answers, strict=True):
+                    assert is_right(caller, x, answer)
+                # Batches whose callers have left may still run.
+                await soon(lambda: not any(worker.queue_depth for worker in house.workers))
+                await asyncio.sleep(0)
+            return house
+
+        house = asyncio.run(run())
+        assert lanes_end()
+        executed = [batch for model in models for batch in model.executed]
+        assert all(len(batch) <= max_rows for batch in executed)
+        once = Counter(x for batch in executed if BAD not in batch for x in batch)
+        assert all(times == 1 for times in once.values()), "no row is run again that was answered"
+        # A request of no rows counts as one.
+        counted = sum(size * count for size, count in house.batch_sizes.items())
+        assert counted == sum(model.answered_rows + model.empty_runs for model in models)
+
+
+def rows_for(caller: Caller, i: int) -> list[int]:
+    """Rows that no other caller has."""
+    x = [1000 * i + row for row in range(caller.rows)]
+    if caller.is_bad and x:
+        x[i % len(x)] = BAD
+    return x
+
+
+async def crowd(house: House, callers: list[Caller], requests: list[list[int]]) -> list[list[int] | BaseException]:
+    """All of them come, some leave; what each has got."""
+
+    async def leave(asked: "asyncio.Task[list[int]]", after: int) -> None:
+        for _ in range(after):
+            await asyncio.sleep(0)
+        asked.cancel()
+
+    asked, leaving = [], []
+    for caller, x in zip(callers, requests, strict=True):
+        asked.append(house.ask(*x, priority=caller.priority, width=caller.width))
+        if caller.leaves_after is not None:
+            leaving.append(task(leave(asked[-1], caller.leaves_after)))
+        for _ in range(caller.pause):
+            await asyncio.sleep(0)
+    answers = await asyncio.gather(*asked, return_exceptions=True)
+    await asyncio.gather(*leaving)
+    return answers
+
+
+def is_right(caller: Caller, x: list[int], answer: list[int] | BaseException) -> bool:
+    if isinstance(answer, asyncio.CancelledError):
+        return caller.leaves_after is not None
+    return isinstance(answer, InvalidInput) if BAD in x else answer == x

@@ -1,0 +1,89 @@
+"""How good the batches are: mixed lengths replayed against the clock of a device's law, beside the best order known.
+
+Nothing is run; the law is what was measured with MiniLM on one core. The yardstick is what nobody who waits can have:
+all texts at hand from the beginning, sorted by length, in eights.
+"""
+
+import random
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+import pytest
+
+from frameworks.scheduling.batch.batcher import BatchLimits, next_batch
+from frameworks.scheduling.batch.cost import CostModel
+from frameworks.scheduling.batch.queue import QueueEntry, RequestQueue
+
+Law = Callable[[int, int], float]
+TEXTS = 2000
+LIMITS = BatchLimits(max_rows=32)
+
+
+def law_of(start_ms: float) -> Law:
+    """Seconds of so many rows padded to a length."""
+
+    def seconds(rows: int, length: int) -> float:
+        tokens = rows * length
+        return (start_ms + tokens * (0.225 + 2e-4 * length + 1.36e-5 * tokens)) / 1000
+
+    return seconds
+
+
+def mixed_lengths(seed: int) -> list[int]:
+    """Tokens of texts as they come: most are short, some are long."""
+    chance = random.Random(seed)
+    return [min(180, max(4, round(chance.lognormvariate(3.2, 0.8)))) for _ in range(TEXTS)]
+
+
+def sorted_eights_s(law: Law, lengths: list[int]) -> float:
+    ordered = iter(sorted(lengths))
+    return sum(law(len(batch), batch[-1]) for batch in iter(lambda: list(islice(ordered, 8)), []))
+
+
+def replayed_s(law: Law, lengths: list[int], callers: int, chance: random.Random) -> float:
+    """The device's seconds for all texts, of callers who ask again when they are answered."""
+    line, cost, now_s = RequestQueue(ageing_s=1.0), CostModel(), 0.0
+
+    def ask(texts: Iterator[int]) -> int:
+        asked = 0
+        for length in texts:
+            line.add(QueueEntry(None, 1, length, "texts"), 5, now_s)
+            asked += 1
+        return asked
+
+    coming = iter(lengths)
+    answered, asked = 0, ask(islice(coming, callers))
+    while (plan := next_batch(line, cost, LIMITS)) is not None:
+        for entry in plan.entries:
+            line.remove(entry)
+        seconds = law(plan.rows, plan.length)
+        cost.observe(plan.rows, plan.length, seconds * chance.uniform(0.95, 1.05))
+        now_s += seconds
+        answered += plan.rows
+        asked += ask(islice(coming, plan.rows))
+    assert answered == asked == len(lengths)
+    return now_s
+
+
+@pytest.mark.parametrize(
+    ("start_ms", "callers", "most"),
+    [(1.6, 32, 1.06), (1.6, 256, 1.02), (7.0, 32, 1.13), (7.0, 256, 1.03)],
+    ids=["a cheap start, few callers", "a cheap start, many", "a dear start, few callers", "a dear start, many"],
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_mixed_texts_take_hardly_longer_than_in_the_best_order(
+    start_ms: float, callers: int, most: float, seed: int
+) -> None:
+    law, lengths = law_of(start_ms), mixed_lengths(seed)
+    assert replayed_s(law, lengths, callers, random.Random(seed)) <= most * sorted_eights_s(law, lengths)
+
+
+@pytest.mark.parametrize("length", [1, 50])
+def test_equal_rows_that_come_one_by_one_soon_fill_their_batches(length: int) -> None:
+    """Where a start is nearly all that a run costs, 32 callers are served in about a 32nd of the time."""
+
+    def law(rows: int, length: int) -> float:
+        return (5.0 + 1e-3 * rows * length) / 1000
+
+    # Ten batches to learn, and one small one of 32.
+    assert replayed_s(law, [length] * TEXTS, 32, random.Random(1)) < (10 + 1.1 * TEXTS / 32) * law(32, length)

@@ -1,0 +1,297 @@
+"""One model on one thread: order, those who leave, those who fail, and a thread that dies."""
+
+import asyncio
+import gc
+import threading
+import time
+import weakref
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from copy import copy
+from functools import partial
+
+import numpy as np
+import pytest
+from structlog.testing import capture_logs
+
+from frameworks.errors import Draining, InvalidInput, ModelFailed, OutOfMemory
+from frameworks.scheduling.batch.worker import BatchResult, BatchWorker
+from frameworks.types import Array, TensorBatch
+from tests.support.batch_models import DoublingModel, Gate, numbers
+from tests.support.loops import in_loop, lanes_end, task
+
+
+@asynccontextmanager
+async def lane_of(model: DoublingModel) -> AsyncIterator[BatchWorker]:
+    worker = BatchWorker("m", model)
+    try:
+        yield worker
+    finally:
+        await asyncio.wait_for(worker.close(), 5)
+
+
+async def run(worker: BatchWorker, *x: object) -> BatchResult:
+    """A batch's way through the worker."""
+    return await worker.submit(lambda: numbers(*x))
+
+
+async def arrival(gate: Gate) -> None:
+    assert await asyncio.to_thread(gate.arrived.wait, 5)
+
+
+@in_loop
+async def test_batches_are_answered_in_order_on_one_thread() -> None:
+    model = DoublingModel()
+    async with lane_of(model) as worker:
+        results = await asyncio.gather(*(run(worker, i) for i in range(50)))
+    assert [result.outputs["y"] for result in results] == [[2 * i] for i in range(50)]
+    assert model.executed == [[i] for i in range(50)]
+    assert model.threads == {"worker-m"}
+
+
+@in_loop
+async def test_the_seconds_of_waiting_and_computing_ride_in_the_result() -> None:
+    async with lane_of(DoublingModel(lambda _: time.sleep(0.05))) as worker:
+        first, second = await asyncio.gather(run(worker, 1), run(worker, 2))
+        assert 0.05 <= first.compute_s < 5
+        assert second.queue_s >= max(0.05, first.queue_s)
+
+
+@in_loop
+async def test_the_queue_s_depth_counts_what_waits_and_what_runs() -> None:
+    gate = Gate()
+    async with lane_of(DoublingModel(gate)) as worker:
+        assert worker.queue_depth == 0
+        tasks = [task(run(worker, i)) for i in range(3)]
+        await arrival(gate)
+        assert worker.queue_depth == 3
+        gate.open()
+        await asyncio.gather(*tasks)
+        assert worker.queue_depth == 0
+
+
+@in_loop
+async def test_a_caller_that_left_is_never_executed_and_harms_nobody() -> None:
+    gate = Gate()
+    model = DoublingModel(gate)
+    async with lane_of(model) as worker:
+        first, gone, last = (task(run(worker, i)) for i in range(3))
+        await arrival(gate)
+        gone.cancel()
+        await asyncio.wait([gone])
+        assert worker.queue_depth == 2
+        gate.open()
+        assert (await first).outputs == {"y": [0]}
+        assert (await last).outputs == {"y": [4]}
+    assert gone.cancelled()
+    assert model.executed == [[0], [2]]
+
+
+@in_loop
+async def test_a_caller_that_leaves_while_its_batch_runs_harms_nobody() -> None:
+    gate = Gate()
+    async with lane_of(DoublingModel(gate)) as worker:
+        gone, last = task(run(worker, 1)), task(run(worker, 2))
+        await arrival(gate)
+        gone.cancel()
+        await asyncio.wait([gone])
+        gate.open()
+        assert (await asyncio.wait_for(last, 5)).outputs == {"y": [4]}
+
+
+@in_loop
+@pytest.mark.parametrize("error", [MemoryError(), MemoryError("of numpy"), OutOfMemory("of the device")])
+async def test_memory_that_runs_out_has_one_name_and_lets_go_of_the_batch(error: Exception) -> None:
+    """What its frames hold must be free before the worker's next batch begins, and no collector has come by."""
+    held: list[weakref.ref[Array]] = []
+    messages = ("the batch does not fit into memory: MemoryError", "the batch does not fit into memory: of numpy")
+
+    def behaviour(x: list[object]) -> None:
+        if x == [1]:
+            tensor: Array = np.zeros(8)
+            held.append(weakref.ref(tensor))
+            raise copy(error)
+        assert held[0]() is None, "its memory is wanted now"
+
+    async with lane_of(DoublingModel(behaviour)) as worker:
+        gc.disable()
+        try:
+            failed, answered = await asyncio.gather(run(worker, 1), run(worker, 2), return_exceptions=True)
+        finally:
+            gc.enable()
+    assert isinstance(failed, OutOfMemory)
+    assert failed.message in (*messages, "of the device")
+    assert isinstance(answered, BatchResult)
+
+
+@in_loop
+async def test_a_batch_that_raises_fails_alone() -> None:
+    async with lane_of(DoublingModel()) as worker:
+        before, bad, after = await asyncio.gather(
+            run(worker, 1), run(worker, "bad"), run(worker, 2), return_exceptions=True
+        )
+        assert isinstance(bad, InvalidInput)
+        assert [r.outputs for r in (before, after) if not isinstance(r, BaseException)] == [{"y": [2]}, {"y": [4]}]
+        assert not worker.is_dead
+
+
+@pytest.mark.parametrize("error", [ValueError("v"), StopIteration(), StopAsyncIteration()])
+def test_any_exception_reaches_its_caller(error: Exception) -> None:
+    def behaviour(x: list[object]) -> None:
+        if x == [1]:
+            raise error
+
+    async def whole() -> None:
+        async with lane_of(DoublingModel(behaviour)) as worker:
+            # A StopIteration cannot travel in a future; it comes as another error, and it comes.
+            with pytest.raises((type(error), RuntimeError)):
+                await asyncio.wait_for(run(worker, 1), 5)
+            assert (await run(worker, 2)).outputs == {"y": [4]}
+
+    asyncio.run(whole())
+
+
+@pytest.mark.parametrize("death", [SystemExit, KeyboardInterrupt, asyncio.CancelledError])
+def test_a_thread_that_dies_fails_all_waiters_and_later_callers(death: type[BaseException]) -> None:
+    gate = Gate()
+
+    def behaviour(_: list[object]) -> None:
+        gate()
+        raise death
+
+    async def whole() -> None:
+        model = DoublingModel(behaviour)
+        worker = BatchWorker("m", model)
+        waiters = [task(run(worker, i)) for i in range(5)]
+        await arrival(gate)
+        gate.open()
+        errors = await asyncio.wait_for(asyncio.gather(*waiters, return_exceptions=True), 5)
+        assert [type(error) for error in errors] == [ModelFailed] * 5
+        assert worker.is_dead
+        assert worker.queue_depth == 0
+        with pytest.raises(ModelFailed, match="load the model again"):
+            await run(worker, 9)
+        await asyncio.wait_for(worker.close(), 5)
+        assert model.executed == [[0]]
+        assert model.is_closed
+
+    with capture_logs() as logs:
+        asyncio.run(whole())
+    assert lanes_end()
+    [entry] = logs
+    assert (entry["event"], entry["log_level"], entry["model"]) == ("device thread ended", "error", "m")
+
+
+@in_loop
+async def test_closing_answers_what_waits_and_then_closes_the_model() -> None:
+    gate = Gate()
+    model = DoublingModel(gate)
+    worker = BatchWorker("m", model)
+    waiting = [task(run(worker, i)) for i in range(4)]
+    await arrival(gate)
+    closing = worker.close()
+    await asyncio.sleep(0.01)
+    assert (closing.done(), model.is_closed, worker.is_dead) == (False, False, False)
+    gate.open()
+    await asyncio.wait_for(closing, 5)
+    assert [(await result).outputs["y"] for result in waiting] == [[0], [2], [4], [6]]
+    assert (model.is_closed, worker.is_dead) == (True, True)
+    await asyncio.wait_for(worker.close(), 5)  # again, to no effect
+
+
+@in_loop
+async def test_a_batch_that_comes_behind_the_close_is_refused_not_forgotten() -> None:
+    gate = Gate()
+    worker = BatchWorker("m", DoublingModel(gate))
+    first = task(run(worker, 1))
+    await arrival(gate)
+    closing = worker.close()
+    await asyncio.sleep(0)
+    late = task(run(worker, 2))
+    await asyncio.sleep(0)
+    gate.open()
+    await asyncio.wait_for(closing, 5)
+    assert (await first).outputs == {"y": [2]}
+    with pytest.raises(ModelFailed):
+        await asyncio.wait_for(late, 5)
+
+
+@in_loop
+async def test_giving_up_fails_the_waiters_at_once_and_executes_none_of_them() -> None:
+    gate = Gate()
+    model = DoublingModel(gate)
+    worker = BatchWorker("m", model)
+    waiting = [task(run(worker, i)) for i in range(3)]
+    await arrival(gate)
+    worker.abort("too late")
+    errors = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 5)
+    assert [(type(error), str(error)) for error in errors] == [(Draining, "too late")] * 3
+    gate.open()
+    await asyncio.wait_for(worker.close(), 5)
+    assert model.executed == [[0]]
+    assert model.is_closed
+
+
+@in_loop
+async def test_a_model_that_does_not_close_cleanly_is_logged_and_its_lane_still_ends() -> None:
+    class Stubborn(DoublingModel):
+        def close(self) -> None:
+            raise RuntimeError("no")
+
+    with capture_logs() as logs:
+        worker = BatchWorker("m", Stubborn())
+        await asyncio.wait_for(worker.close(), 5)
+    assert [entry["event"] for entry in logs] == ["model did not close cleanly"]
+
+
+def test_a_loop_that_ended_first_does_not_hold_the_thread() -> None:
+    gate = Gate()
+    model = DoublingModel(gate)
+
+    async def whole() -> None:
+        worker = BatchWorker("m", model)
+        waiting = task(run(worker, 1))
+        await arrival(gate)
+        waiting.cancel()
+        worker.abort("the loop ends")
+
+    asyncio.run(whole())
+    gate.open()
+    assert lanes_end()
+    assert model.is_closed
+
+
+@in_loop
+async def test_a_batch_is_made_in_the_thread_when_its_turn_comes() -> None:
+    gate = Gate()
+    made: list[tuple[str, object]] = []
+
+    def make(x: object) -> TensorBatch:
+        made.append((threading.current_thread().name, x))
+        if x == "unmade":
+            raise ValueError(x)
+        return numbers(x)
+
+    model = DoublingModel(gate)
+    async with lane_of(model) as worker:
+        first, unmade, gone, last = (worker.submit(partial(make, x)) for x in (1, "unmade", 2, 3))
+        await arrival(gate)
+        assert made == [("worker-m", 1)]
+        gone.cancel()
+        gate.open()
+        with pytest.raises(ValueError, match="unmade"):
+            await unmade
+        assert [(await done).outputs["y"] for done in (first, last)] == [[2], [6]]
+    assert [x for _, x in made] == [1, "unmade", 3]
+    assert model.executed == [[1], [3]]
+
+
+@in_loop
+async def test_a_run_at_once_is_in_the_thread_that_asks() -> None:
+    model = DoublingModel()
+    async with lane_of(model) as worker:
+        assert worker.infer_inline(numbers(4)) == {"y": [8]}
+        with pytest.raises(InvalidInput):
+            worker.infer_inline(numbers("bad"))
+        assert worker.queue_depth == 0
+    assert model.threads == {"MainThread"}

@@ -1,0 +1,82 @@
+"""A step worker before a small model, and readers of what it generates."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from frameworks.generation.types import GeneratedToken, Sampling, SequenceRequest
+from frameworks.scheduling.steps.token_feed import TokenFeed
+from frameworks.scheduling.steps.worker import StepCounts, StepWorker
+from tests.support.batch_models import Gate
+from tests.support.loops import soon
+from tests.support.step_models import END, EchoModel
+
+
+class House:
+    """A worker before a model, and one feed for each sequence."""
+
+    def __init__(self, model: EchoModel) -> None:
+        self.model = model
+        self.counts = StepCounts()
+        self.worker = StepWorker("m", model, self.counts)
+        self.begun: list[int] = []
+        self._last_id = 0
+
+    def open(
+        self,
+        prompt: str = "abc",
+        max_tokens: int = 5,
+        priority: int = 5,
+        feed: TokenFeed | None = None,
+        is_read_whole: bool = False,
+    ) -> TokenFeed:
+        self._last_id += 1
+        sequence_id = self._last_id
+        feed = feed or TokenFeed(lambda: self.begun.append(sequence_id))
+        self.worker.open(asked(sequence_id, prompt, max_tokens, priority, is_read_whole), feed)
+        return feed
+
+
+def asked(
+    sequence_id: int, prompt: str, max_tokens: int, priority: int = 5, is_read_whole: bool = False
+) -> SequenceRequest:
+    """Ends at an END byte, else at max_tokens."""
+    return SequenceRequest(
+        sequence_id,
+        tuple(prompt.encode()),
+        max_tokens,
+        Sampling(),
+        frozenset({END}),
+        priority=priority,
+        is_read_whole=is_read_whole,
+    )
+
+
+@asynccontextmanager
+async def house_of(model: EchoModel) -> AsyncIterator[House]:
+    """At its end the model holds nothing, and the worker is closed."""
+    house = House(model)
+    try:
+        yield house
+        await soon(lambda: not house.worker.is_running)
+        assert not model.has_work
+        house.worker.check_integrity()
+    finally:
+        await asyncio.wait_for(house.worker.close(), 5)
+
+
+async def read_all(feed: TokenFeed) -> list[GeneratedToken]:
+    tokens = []
+    async with asyncio.timeout(10):
+        while arrived := await feed.read():
+            tokens += [each.token for each in arrived]
+    assert feed.is_over
+    return tokens
+
+
+def text_of(tokens: list[GeneratedToken]) -> bytes:
+    return bytes(token.token_id for token in tokens)
+
+
+async def arrival(gate: Gate) -> None:
+    assert await asyncio.to_thread(gate.arrived.wait, 5)

@@ -1,0 +1,118 @@
+"""Several instances of one generating model: who takes what, and what is left when one dies."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import count
+
+import pytest
+from structlog.testing import capture_logs
+
+from frameworks.errors import Draining, ModelFailed
+from frameworks.generation.types import Sampling, SequenceRequest
+from frameworks.scheduling.steps.dispatcher import StepDispatcher
+from frameworks.scheduling.steps.worker import StepCounts, StepWorker
+from tests.frameworks.scheduling.steps.stepping import arrival, read_all, text_of
+from tests.support.batch_models import Gate
+from tests.support.loops import in_loop, soon, task
+from tests.support.step_models import EchoModel
+
+_ids = count(1)
+
+
+def request(prompt: str = "abc", max_tokens: int = 5) -> SequenceRequest:
+    return SequenceRequest(next(_ids), tuple(prompt.encode()), max_tokens, Sampling())
+
+
+@asynccontextmanager
+async def dispatcher_of(*models: EchoModel) -> AsyncIterator[StepDispatcher]:
+    counts = StepCounts()
+    dispatcher = StepDispatcher("m", [StepWorker("m", model, counts) for model in models])
+    try:
+        yield dispatcher
+        await soon(lambda: not dispatcher.is_running)
+        dispatcher.check_integrity()
+    finally:
+        await asyncio.wait_for(dispatcher.close(), 5)
+        assert all(model.is_closed for model in models)
+
+
+@in_loop
+async def test_the_instance_with_the_fewest_sequences_takes_the_next() -> None:
+    gates = [Gate(), Gate()]
+    models = [EchoModel(gate) for gate in gates]
+    async with dispatcher_of(*models) as dispatcher:
+        feeds = [dispatcher.open([request()]) for _ in range(4)]
+        await asyncio.gather(*map(arrival, gates))
+        feeds[0].close()
+        feeds[2].close()
+        feeds += [dispatcher.open([request()]) for _ in range(2)]
+        for gate in gates:
+            gate.open()
+        texts = [text_of(await read_all(feed)) for feed in feeds]
+        assert texts == [b"", b"abcab", b"", b"abcab", b"abcab", b"abcab"]
+        assert [len(model.given) for model in models] == [4, 2]
+
+
+@in_loop
+async def test_one_request_may_be_on_several_instances() -> None:
+    models = EchoModel(), EchoModel()
+    async with dispatcher_of(*models) as dispatcher:
+        requests = [request("abc", 3), request("xyz", 4)]
+        begun: list[object] = []
+        tokens = await read_all(dispatcher.open(requests, lambda: begun.append(None)))
+        texts = [text_of([t for t in tokens if t.sequence_id == r.sequence_id]) for r in requests]
+        assert texts == [b"abc", b"xyzx"]
+        assert [len(model.given) for model in models] == [1, 1]
+        assert len(begun) == 1
+        assert [stats.prompt_tokens for stats in dispatcher.stats] == [3, 3]
+
+
+@in_loop
+async def test_an_instance_that_dies_takes_along_the_requests_it_had_a_part_of() -> None:
+    gate = Gate()
+
+    def die(_: list[str]) -> None:
+        gate()
+        raise SystemExit
+
+    with capture_logs():
+        async with dispatcher_of(EchoModel(die), EchoModel()) as dispatcher:
+            both = dispatcher.open([request(), request(max_tokens=4000)])
+            other = dispatcher.open([request(), request()])
+            await arrival(gate)
+            gate.open()
+            with pytest.raises(ModelFailed):
+                await read_all(both)
+            with pytest.raises(ModelFailed):
+                await read_all(other)
+            assert not dispatcher.is_dead
+            assert text_of(await read_all(dispatcher.open([request()]))) == b"abcab"
+
+
+@in_loop
+async def test_without_an_instance_nothing_is_opened() -> None:
+    def die(_: list[str]) -> None:
+        raise SystemExit
+
+    with capture_logs():
+        async with dispatcher_of(EchoModel(die)) as dispatcher:
+            with pytest.raises(ModelFailed):
+                await read_all(dispatcher.open([request()]))
+            assert dispatcher.is_dead
+            assert not dispatcher.is_running
+            with pytest.raises(ModelFailed):
+                dispatcher.open([request()])
+
+
+@in_loop
+async def test_giving_up_fails_every_reader() -> None:
+    gates = [Gate(), Gate()]
+    async with dispatcher_of(*map(EchoModel, gates)) as dispatcher:
+        readers = [task(read_all(dispatcher.open([request(), request()]))) for _ in range(3)]
+        await asyncio.gather(*map(arrival, gates))
+        dispatcher.abort("too late")
+        errors = await asyncio.wait_for(asyncio.gather(*readers, return_exceptions=True), 5)
+        assert [type(error) for error in errors] == [Draining] * 3
+        for gate in gates:
+            gate.open()

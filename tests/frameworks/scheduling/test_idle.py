@@ -1,0 +1,67 @@
+"""A model rests when its thread has nothing to do, once, and never in between."""
+
+import asyncio
+import queue
+import threading
+
+import pytest
+
+from frameworks.scheduling import idle
+from frameworks.scheduling.batch.worker import BatchWorker
+from frameworks.scheduling.idle import next_of
+from tests.frameworks.scheduling.steps.stepping import house_of, read_all
+from tests.support.batch_models import DoublingModel, numbers
+from tests.support.loops import in_loop, soon
+from tests.support.step_models import EchoModel
+
+
+@pytest.fixture(autouse=True)
+def soon_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(idle, "REST_AFTER_S", 0.005)
+
+
+def test_what_is_there_is_taken_without_rest() -> None:
+    messages: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for number in range(100):
+        messages.put(number)
+    assert [next_of(messages, pytest.fail) for _ in range(100)] == [*range(100)]
+
+
+def test_what_comes_late_is_taken_after_one_rest() -> None:
+    messages: queue.SimpleQueue[int] = queue.SimpleQueue()
+    rests: list[None] = []
+    threading.Timer(0.1, messages.put, [7]).start()
+    assert next_of(messages, lambda: rests.append(None)) == 7
+    assert len(rests) == 1
+
+
+def test_one_that_cannot_rest_goes_on() -> None:
+    def cannot() -> None:
+        raise OSError("it has no library")
+
+    messages: queue.SimpleQueue[int] = queue.SimpleQueue()
+    threading.Timer(0.05, messages.put, [7]).start()
+    assert next_of(messages, cannot) == 7
+
+
+@in_loop
+async def test_a_batch_model_rests_between_its_batches_on_its_own_thread() -> None:
+    model = DoublingModel()
+    worker = BatchWorker("m", model)
+    for rests in (1, 2):
+        result = await worker.submit(lambda: numbers(3))
+        assert result.outputs["y"] == [6]
+        await soon(lambda rests=rests: len(model.rests) == rests)  # type: ignore[misc]
+    await asyncio.sleep(0.05)
+    assert model.rests == ["worker-m"] * 2
+    await asyncio.wait_for(worker.close(), 5)
+
+
+@in_loop
+async def test_a_step_model_rests_between_its_texts_and_not_between_steps() -> None:
+    async with house_of(EchoModel(lambda prompts: None)) as house:
+        await soon(lambda: len(house.model.rests) == 1)
+        assert len(await read_all(house.open("abc", 500))) == 500
+        await soon(lambda: len(house.model.rests) == 2)
+        await asyncio.sleep(0.05)
+        assert house.model.rests == ["worker-m"] * 2

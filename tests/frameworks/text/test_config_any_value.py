@@ -1,0 +1,74 @@
+"""Whatever stands in a folder's files: a TextConfig comes out, or an InvalidModel; never another exception."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from frameworks.errors import InvalidModel
+from frameworks.text.config import read_text_config
+from tests.support.models.text_files import change_json, write_json, write_sentence_transformers
+
+FILES = (
+    "config.json",
+    "tokenizer_config.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
+    "modules.json",
+    "1_Pooling/config.json",
+)
+KEYS = (
+    "architectures", "id2label", "num_labels", "pad_token_id", "max_position_embeddings", "problem_type", "model_type",
+    "is_encoder_decoder", "model_max_length", "max_seq_length", "do_lower_case", "prompts", "default_prompt_name",
+    "pooling_mode", "pooling_mode_cls_token", "include_prompt", "matryoshka_dimensions", "is_matryoshka", "hidden_size",
+)  # fmt: skip
+
+junk = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(), st.text(max_size=5)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=2), st.dictionaries(st.sampled_from(["0", "1", "query", "x"]), inner, max_size=2)
+    ),
+    max_leaves=5,
+)
+
+
+@given(file=st.sampled_from(FILES), key=st.sampled_from(KEYS), value=junk)
+@example("config.json", "id2label", {})
+@example("config.json", "id2label", {"0": "a", "00": "b"})
+@example("config.json", "num_labels", 2**62)
+@example("config.json", "num_labels", 0)
+@example("config.json", "pad_token_id", -1)
+@example("config.json", "matryoshka_dimensions", [4, True])
+@example("config.json", "max_position_embeddings", -5)
+@example("tokenizer_config.json", "model_max_length", 0.5)
+def test_any_value_of_any_key(tmp_path_factory: pytest.TempPathFactory, file: str, key: str, value: object) -> None:
+    folder = tmp_path_factory.getbasetemp() / "lies"
+    for name in FILES:
+        (folder / name).unlink(missing_ok=True)
+    write_sentence_transformers(folder, prompt="query: ")
+    write_json(folder / "config.json", {"architectures": ["BertForSequenceClassification"]})
+    if file == "modules.json":
+        write_json(folder / file, value)
+    else:
+        change_json(folder / file, **{key: value})
+    try:
+        config = read_text_config(folder)
+    except InvalidModel:
+        return
+    assert isinstance(config.max_tokens, int)
+    assert config.pad_token_id >= 0
+    assert all(size > 0 for size in config.shorter_sizes)
+    assert 1 <= len(config.labels) <= 10**6
+    assert config.pooling in ("mean", "cls", "max", None)
+
+
+@pytest.mark.parametrize(("architecture", "is_served"), [("BertForSequenceClassification", False), ("BertModel", True)])
+def test_a_regression_is_no_classifier(tmp_path: Path, architecture: str, is_served: bool) -> None:
+    """Its number is no probability; transformers' own pipeline gives it as it is."""
+    write_json(tmp_path / "config.json", {"architectures": [architecture], "problem_type": "regression"})
+    if is_served:
+        read_text_config(tmp_path)
+        return
+    with pytest.raises(InvalidModel, match=r"config\.json: problem_type is regression"):
+        read_text_config(tmp_path)

@@ -1,0 +1,197 @@
+"""Pairs of texts through cross-encoders: what transformers makes of the same folder, in PyTorch and in ONNX Runtime."""
+
+import asyncio
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+
+from frameworks.batches.rows import merge
+from frameworks.runtime import BatchModel
+from frameworks.types import TEXT_OUTPUT, Array, TokenBatch
+from tests.frameworks.conftest import FolderMaker
+from tests.frameworks.models.loading import answered_through_a_dispatcher, load_onnx, load_torch, rows_of
+from tests.support.models import onnx_encoders, onnx_graphs
+from tests.support.models.text_files import TEXTS, change_json, write_json, write_tokenizer
+from tests.support.models.torch_folders import FAMILIES, MAX_TOKENS, Family, rewrite_weights, save_classifier, style_of
+
+QUERY = "the engine of steam"
+LONG = "the cat sat on the turntable . " * 20
+PAIRS = [(QUERY, text) for text in (*TEXTS, LONG)] + [("", ""), (LONG, "steam"), (LONG, LONG)]
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+TYPED: tuple[Family, ...] = ("bert",)
+"""Families whose models tell the texts of a pair apart by their tokens' types."""
+
+
+@pytest.fixture
+def cross_encoder(copied: FolderMaker) -> Callable[..., Path]:
+    """A folder with a classifier of one label, its tokenizer as that of a cross-encoder."""
+
+    def make(family: Family = "bert") -> Path:
+        folder = copied(save_classifier, family=family, labels=("relevant",))
+        write_tokenizer(folder, style_of(family), token_types=family in TYPED)
+        return folder
+
+    return make
+
+
+def logits_of(model: BatchModel, pairs: list[tuple[str, str]], *, with_types: bool = True) -> Array:
+    assert model.tokenizer is not None
+    batch = model.tokenizer.tokenize_pairs(pairs, truncate=True)
+    rows = model.infer(batch if with_types else TokenBatch(batch.token_ids))[TEXT_OUTPUT]
+    assert isinstance(rows, np.ndarray)
+    return rows
+
+
+def transformers_of(folder: Path, pairs: list[tuple[str, str]]) -> Array:
+    """What transformers' own tokenizer and model answer, in one batch."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(str(folder), local_files_only=True).eval()
+    tokens = tokenizer(pairs, padding=True, truncation=True, max_length=MAX_TOKENS, return_tensors="pt")
+    with torch.inference_mode():
+        logits: Array = model(**tokens).logits.numpy()
+    return logits
+
+
+def export(folder: Path, into: Path) -> Path:
+    """The folder's classifier as a graph with free sizes, and its text files beside it."""
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(str(folder), local_files_only=True).eval()
+    ones = torch.ones(2, 7, dtype=torch.long)
+    into.mkdir()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            _Logits(model),
+            (ones, ones, ones),
+            str(into / "model.onnx"),
+            dynamo=False,
+            input_names=list(INPUTS),
+            output_names=["logits"],
+            dynamic_axes={name: {0: "batch", 1: "sequence"} for name in INPUTS} | {"logits": {0: "batch"}},
+        )
+    for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
+        (into / name).write_bytes((folder / name).read_bytes())
+    return into
+
+
+class _Logits(torch.nn.Module):
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        return self.model(**dict(zip(INPUTS, inputs, strict=True))).logits
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_pytorch_answers_as_transformers(cross_encoder: Callable[..., Path], family: Family) -> None:
+    folder = cross_encoder(family)
+    model = load_torch(folder, dtype="f32")
+    rows = logits_of(model, PAIRS)
+    assert rows.shape == (len(PAIRS), 1)
+    np.testing.assert_allclose(rows, transformers_of(folder, PAIRS), rtol=0, atol=1e-5)
+    if family in TYPED:
+        assert np.abs(rows - logits_of(model, PAIRS, with_types=False)).max() > 1e-2, "types that change nothing"
+
+
+def test_onnx_answers_as_transformers(cross_encoder: Callable[..., Path], tmp_path: Path) -> None:
+    folder = cross_encoder()
+    model = load_onnx(export(folder, tmp_path / "graph"))
+    assert (model.spec.task, model.spec.text and model.spec.text.max_tokens) == ("classify", MAX_TOKENS)
+    reference = transformers_of(folder, PAIRS)
+    np.testing.assert_allclose(logits_of(model, PAIRS), reference, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(logits_of(model, PAIRS[:1]), reference[:1], rtol=0, atol=1e-5)
+
+
+def test_a_model_that_has_one_type_is_given_none(cross_encoder: Callable[..., Path]) -> None:
+    """RoBERTa's table of types has one row, whatever its tokenizer says of a pair's second text."""
+    folder = cross_encoder("roberta")
+    table = "roberta__embeddings__token_type_embeddings__weight"
+    rewrite_weights(folder, **{table: load_file(folder / "model.safetensors")[table.replace("__", ".")][:1].clone()})
+    change_json(folder / "config.json", type_vocab_size=1)
+    reference = transformers_of(folder, PAIRS)
+    write_tokenizer(folder, "roberta", token_types=True)
+    content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    [second] = [part for part in content["post_processor"]["pair"] if part.get("Sequence", {}).get("id") == "B"]
+    second["Sequence"]["type_id"] = 1
+    write_json(folder / "tokenizer.json", content)
+    np.testing.assert_allclose(logits_of(load_torch(folder, dtype="f32"), PAIRS), reference, rtol=0, atol=1e-5)
+
+
+def test_a_model_without_an_input_for_types_is_given_none(cross_encoder: Callable[..., Path]) -> None:
+    folder = cross_encoder("distilbert")
+    reference = transformers_of(folder, PAIRS)
+    change_json(folder / "tokenizer_config.json", model_input_names=None)
+    model = load_torch(folder, dtype="f32")
+    assert model.tokenizer is not None
+    assert model.tokenizer.tokenize_pairs(PAIRS, truncate=True).token_type_ids is not None
+    given: set[str] = set()
+    assert model._model is not None
+    model._model.register_forward_pre_hook(lambda _, args, named: given.update(named), with_kwargs=True)
+    np.testing.assert_allclose(logits_of(model, PAIRS), reference, rtol=0, atol=1e-5)
+    assert given == {"input_ids", "attention_mask"}
+
+
+def test_types_are_as_the_folder_says(cross_encoder: Callable[..., Path]) -> None:
+    """As transformers: none where its model_input_names leave them out."""
+    folder = cross_encoder()
+    with_types = logits_of(load_torch(folder, dtype="f32"), PAIRS)
+    write_tokenizer(folder, token_types=False)
+    rows = logits_of(load_torch(folder, dtype="f32"), PAIRS)
+    np.testing.assert_allclose(rows, transformers_of(folder, PAIRS), rtol=0, atol=1e-5)
+    assert np.abs(rows - with_types).max() > 1e-2
+
+
+@pytest.mark.parametrize("shape", [("batch", "sequence"), (3, 16)])
+def test_a_graph_at_its_own_sizes(tmp_path: Path, shape: tuple[Any, Any]) -> None:
+    graph = onnx_encoders.encoder(("logits",), INPUTS, shape=shape)
+    onnx_graphs.save(graph, tmp_path)
+    write_tokenizer(tmp_path, token_types=True)
+    model = load_onnx(tmp_path)
+    pairs = [(QUERY, "the cat"), ("steam", ""), ("", "runs on"), ("the", "mat . ."), ("on", "of")]
+    assert model.tokenizer is not None
+    batch = model.tokenizer.tokenize_pairs(pairs, truncate=True)
+    assert batch.token_type_ids is not None
+    raw = onnx_graphs.session(graph)
+    longest = 16 if shape[1] == 16 else 0
+    alone = []
+    for ids, types in zip(batch.token_ids, batch.token_type_ids, strict=True):
+        padding = [0] * (longest - len(ids))
+        feeds = {
+            "input_ids": ids + padding,
+            "attention_mask": [1] * len(ids) + padding,
+            "token_type_ids": types + padding,
+        }
+        rows = 3 if longest else 1
+        alone.append(raw.run(["logits"], {name: np.array([value] * rows) for name, value in feeds.items()})[0][0])
+    np.testing.assert_allclose(logits_of(model, pairs), np.stack(alone), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("framework", ["pytorch", "onnx"])
+def test_in_whatever_batches_beside_single_texts(
+    cross_encoder: Callable[..., Path], tmp_path: Path, framework: str
+) -> None:
+    folder = cross_encoder()
+    torch_model, onnx_model = load_torch(folder, dtype="f32"), load_onnx(export(folder, tmp_path / "graph"))
+    model: BatchModel = torch_model if framework == "pytorch" else onnx_model
+    model.warm_up()
+    assert model.tokenizer is not None
+    pairs, single = (
+        model.tokenizer.tokenize_pairs(PAIRS, truncate=True),
+        model.tokenizer.tokenize(list(TEXTS), truncate=True),
+    )
+    reference = transformers_of(folder, PAIRS)
+    together = merge([TokenBatch(single), pairs])
+    rows = model.infer(together)[TEXT_OUTPUT]
+    assert isinstance(rows, np.ndarray)
+    np.testing.assert_allclose(rows[: len(single)], rows_of(model, list(TEXTS)), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(rows[len(single) :], reference, rtol=0, atol=1e-5)
+    in_parts, _ = asyncio.run(answered_through_a_dispatcher(model, pairs))
+    np.testing.assert_allclose(in_parts, reference, rtol=0, atol=1e-5)

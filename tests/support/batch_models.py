@@ -1,0 +1,108 @@
+"""The second implementation of the seam below the scheduler: small real models that wait, double, refuse or die."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from frameworks.devices import Device, ModelNeeds
+from frameworks.errors import InvalidInput, InvalidModel
+from frameworks.runtime import BatchModel, ModelEntry
+from frameworks.text.tokenizer import TextTokenizer
+from frameworks.types import Batch, ModelSpec, TensorBatch, TensorType, Value, ValueSpec
+
+Behaviour = Callable[[list[object]], None]
+
+
+class DoublingModel:
+    """x → [2 · each of x]. Before each run `behaviour`, if given, is called with x: it may wait or raise."""
+
+    tokenizer: TextTokenizer | None = None
+
+    def __init__(self, behaviour: Behaviour | None = None, size_bytes: int = 0) -> None:
+        numbers = TensorType("int64", (-1,))
+        self.spec = ModelSpec(
+            "fake", "tensor", (ValueSpec("x", numbers),), (ValueSpec("y", numbers),), "cpu", "int64", size_bytes
+        )
+        self.behaviour = behaviour
+        self.executed: list[list[object]] = []
+        self.threads: set[str] = set()
+        self.warm_ups = 0
+        self.rests: list[str] = []
+        """In which thread each time."""
+        self.is_closed = False
+
+    def infer(self, batch: Batch) -> dict[str, Value]:
+        assert not self.is_closed, "nothing is called after close"
+        assert isinstance(batch, TensorBatch)
+        x = batch.inputs["x"]
+        assert isinstance(x, list)
+        self.executed.append(x)
+        self.threads.add(threading.current_thread().name)
+        if self.behaviour:
+            self.behaviour(x)
+        if "bad" in x:
+            raise InvalidInput("x", "not a number")
+        return {"y": [number * 2 for number in x]}
+
+    def warm_up(self) -> None:
+        self.warm_ups += 1
+
+    def on_idle(self) -> None:
+        self.rests.append(threading.current_thread().name)
+
+    def close(self) -> None:
+        assert not self.is_closed, "closed once"
+        self.is_closed = True
+
+
+class FakeRegistry:
+    """Loads DoublingModels, and remembers them. `on_load` is called first, by the loader: it may wait or raise.
+
+    `size_bytes`: what each model says that it takes.
+    """
+
+    framework = "fake"
+
+    def __init__(
+        self, behaviour: Behaviour | None = None, on_load: Callable[[], None] | None = None, size_bytes: int = 0
+    ) -> None:
+        self.behaviour = behaviour
+        self.size_bytes = size_bytes
+        self.on_load = on_load
+        self.made: list[DoublingModel] = []
+        self.prepared: list[str] = []
+
+    def needs(self, entry: ModelEntry, path: Path) -> ModelNeeds:
+        return ModelNeeds(self.size_bytes, self.size_bytes)
+
+    def prepare(self, device: Device) -> None:
+        self.prepared.append(device.id)
+
+    def load(self, entry: ModelEntry, path: Path, device: Device) -> list[BatchModel]:
+        if self.on_load:
+            self.on_load()
+        if path.name == "broken":
+            raise InvalidModel(f"{path}: broken")
+        instances = [DoublingModel(self.behaviour, self.size_bytes) for _ in range(entry.instances)]
+        self.made += instances
+        return [*instances]
+
+
+class Gate:
+    """A behaviour that holds every run until it is opened, and says when one has arrived."""
+
+    def __init__(self) -> None:
+        self._open = threading.Event()
+        self.arrived = threading.Event()
+
+    def __call__(self, _: object = None) -> None:
+        self.arrived.set()
+        assert self._open.wait(10), "nobody opened the gate"
+
+    def open(self) -> None:
+        self._open.set()
+
+
+def numbers(*x: object) -> TensorBatch:
+    """A batch for a DoublingModel."""
+    return TensorBatch({"x": list(x)})

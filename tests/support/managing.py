@@ -1,0 +1,93 @@
+"""A manager over a fake registry, and the few things that every test of it does."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+from frameworks.devices import DeviceManager
+from frameworks.errors import ModelAbsent
+from frameworks.manager import MLFrameworkManager
+from frameworks.models.slot import ModelSlot
+from frameworks.models.version import ModelVersion
+from frameworks.runtime import Registry
+from frameworks.scheduling.admission import Permit, RequestLimit
+from frameworks.settings import OnnxModelEntry, PerformanceSettings, SchedulingSettings
+from tests.support.batch_models import numbers
+from tests.support.fake_probe import FakeProbe
+
+
+def make_manager(
+    registry: Registry,
+    drain_timeout_s: float = 5,
+    max_model_bytes: int | None = None,
+    probe: FakeProbe | None = None,
+) -> MLFrameworkManager:
+    return MLFrameworkManager(
+        {"fake": lambda: registry},
+        DeviceManager(probe or FakeProbe()),
+        PerformanceSettings(max_batch_size=4),
+        SchedulingSettings(),
+        drain_timeout_s,
+        max_model_bytes,
+    )
+
+
+def entry(name: str = "m", **settings: Any) -> OnnxModelEntry:
+    return OnnxModelEntry(name=name, path=Path("files"), **settings)
+
+
+def register(manager: MLFrameworkManager, name: str = "m", file: str = "files", **settings: Any) -> ModelSlot:
+    return manager.register("fake", entry(name, **settings), Path(file))
+
+
+@asynccontextmanager
+async def serving(registry: Registry, drain_timeout_s: float = 5, **settings: Any) -> AsyncIterator[MLFrameworkManager]:
+    """A manager with the model "m", loaded. `settings`: further keys of its entry."""
+    async with make_manager(registry, drain_timeout_s) as manager:
+        register(manager, **settings)
+        await manager.load("m")
+        yield manager
+
+
+async def ask(manager: MLFrameworkManager, x: object = 1, name: str = "m") -> Any:
+    """What a door does: the model, a permit, the answer."""
+    with permit() as held:
+        version = await opened(manager, held, name)
+        held.queue(version.model.requests)
+        return (await version.serving()[1].run(numbers(x), begin=held.begin)).outputs["y"]
+
+
+async def opened(manager: MLFrameworkManager, held: Permit, name: str = "m", named: str | None = None) -> ModelVersion:
+    """The version that answers a request, whose visitor it is now; its load is waited for where that is allowed."""
+    while True:
+        slot = manager.slot(name)
+        version = slot.route() if named is None else slot.version_named(named)
+        try:
+            spec = version.spec_for(held)
+        except ModelAbsent:
+            await manager.wait_for(version, held)
+            continue
+        if version.enter(held, spec):
+            return version
+
+
+@contextmanager
+def permit() -> Iterator[Permit]:
+    """That of a server that bounds nothing; released in the end."""
+    held = Permit(RequestLimit("the server", None, None))
+    try:
+        yield held
+    finally:
+        held.release()
+
+
+@contextmanager
+def permitted(slot: ModelSlot) -> Iterator[Permit]:
+    """Within, a request waits for the model, which is loaded, and is its visitor."""
+    with permit() as held:
+        version = slot.route()
+        spec = version.spec_for(held)
+        held.queue(slot.requests)
+        assert version.enter(held, spec)
+        yield held

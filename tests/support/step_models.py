@@ -1,0 +1,309 @@
+"""The second implementation of a generating model: a small real one. Its tokens are bytes, its texts echoes."""
+
+import codecs
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from frameworks.devices import Device, ModelNeeds
+from frameworks.errors import InvalidInput, InvalidModel
+from frameworks.generation.types import (
+    Constraint,
+    Conversation,
+    FinishReason,
+    GeneratedToken,
+    GenerationSpec,
+    Prompt,
+    SequenceRequest,
+    StepResult,
+    StepStats,
+    TokenMatcher,
+)
+from frameworks.runtime import LoadedModel, ModelEntry
+from frameworks.types import ModelSpec
+
+END = 0
+"""The byte that ends a text."""
+FAILING = 1
+"""A sequence fails alone when its echo comes to this byte."""
+VOCABULARY_SIZE = 256
+CONTEXT = 4096
+KV_BYTES_PER_TOKEN = 8
+
+
+class ByteStream:
+    """Bytes to characters, as they come."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token_id: int) -> str:
+        return self._decoder.decode(bytes([token_id]))
+
+    def flush(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class ByteTokenizer:
+    """A text's tokens are the bytes of its UTF-8. `behaviour`, if given, is called with each prompt first."""
+
+    def __init__(self, behaviour: Callable[[Prompt], None] | None = None) -> None:
+        self.behaviour = behaviour
+        self.threads: list[str] = []
+
+    def encode(self, prompt: Prompt) -> tuple[int, ...]:
+        self.threads.append(threading.current_thread().name)
+        if self.behaviour:
+            self.behaviour(prompt)
+        if isinstance(prompt, Conversation):
+            return tuple("".join(f"{turn.role}: {turn.content}\n" for turn in prompt.messages).encode())
+        if isinstance(prompt, str):
+            return tuple(prompt.encode())
+        if strangers := [token_id for token_id in prompt if not 0 <= token_id < VOCABULARY_SIZE]:
+            raise InvalidInput("prompt", f"no token has the id {strangers[0]}")
+        return prompt
+
+    def ids_of(self, text: str, add_special_tokens: bool) -> bytes:
+        return text.encode()
+
+    def token_strings(self, token_ids: Sequence[int]) -> list[str]:
+        return [f"{token_id:02x}" for token_id in token_ids]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return bytes(token_ids).decode(errors="replace")
+
+    def text_of(self, token_id: int) -> str:
+        return self.decode((token_id,))
+
+    def stream(self, prompt_ids: tuple[int, ...]) -> ByteStream:
+        return ByteStream()
+
+
+@dataclass(slots=True)
+class TextMatcher:
+    """Allows one text alone, and its end."""
+
+    text: bytes
+    position: int = 0
+
+    def fill_mask(self, mask: "np.ndarray[Any, np.dtype[np.int32]]") -> None:
+        token_id = self.text[self.position] if self.position < len(self.text) else END
+        mask[:] = 0
+        mask.view(np.uint32)[token_id // 32] |= np.uint32(1 << token_id % 32)
+
+    def accept(self, token_id: int) -> None:
+        self.position += 1
+
+    def copy(self) -> "TextMatcher":
+        return TextMatcher(self.text, self.position)
+
+
+@dataclass(slots=True, eq=False)
+class _Sequence:
+    request: SequenceRequest
+    num_tokens: int = 0
+    has_begun: bool = False
+
+
+class EchoModel:
+    """Goes on with its prompt from the beginning, again and again, until an END byte of it or max_tokens.
+
+    Up to `slots` sequences run at once, the others wait in order of priority. Before each step, from the first sequence
+    on, `behaviour`, if given, is called with the prompts that run: it may wait or raise. Whoever has `preempt_at`
+    tokens goes back into the line once. A prompt that was seen before is known but for its last token.
+    """
+
+    def __init__(
+        self,
+        behaviour: Callable[[list[str]], None] | None = None,
+        slots: int = 4,
+        size_bytes: int = 0,
+        context: int = CONTEXT,
+        preempt_at: int | None = None,
+    ) -> None:
+        self.spec = ModelSpec(
+            "fake",
+            "generate",
+            (),
+            (),
+            "cpu",
+            "uint8",
+            size_bytes,
+            generation=GenerationSpec(context, VOCABULARY_SIZE, frozenset({END}), has_chat_template=True),
+        )
+        self.tokenizer = ByteTokenizer()
+        self.behaviour = behaviour
+        self.preempt_at = preempt_at
+        self.slots = slots
+        self.running: dict[int, _Sequence] = {}
+        self.waiting: dict[int, _Sequence] = {}
+        self.steps: list[list[int]] = []
+        """The sequences of each step that had some."""
+        self.empty_steps = 0
+        self.given: list[SequenceRequest] = []
+        self.aborted: list[int] = []
+        self.warm_ups = 0
+        self.rests: list[str] = []
+        """In which thread each time."""
+        self.is_closed = False
+        self._seen: set[tuple[int, ...]] = set()
+        self._figures = StepStats()
+        self._users = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running or self.waiting)
+
+    def constrain(self, constraint: Constraint) -> TokenMatcher:
+        if constraint.kind != "choice":
+            raise InvalidInput("constraint", "is no choice")
+        return TextMatcher(constraint.definition.encode())
+
+    def add(self, request: SequenceRequest) -> None:
+        assert not self.is_closed, "nothing is called after close"
+        assert request.prompt_ids
+        assert request.max_tokens >= 1
+        assert len(request.prompt_ids) + request.max_tokens <= self._context
+        assert request.sequence_id not in self.running.keys() | self.waiting.keys()
+        self.given.append(request)
+        self.waiting[request.sequence_id] = _Sequence(request)
+
+    def abort(self, sequence_id: int) -> None:
+        assert not self.is_closed, "nothing is called after close"
+        self.aborted.append(sequence_id)
+        self.running.pop(sequence_id, None)
+        self.waiting.pop(sequence_id, None)
+
+    def step(self) -> StepResult:
+        self._users += 1
+        try:
+            assert self._users == 1, "one thread at a time uses a model"
+            assert not self.is_closed, "nothing is called after close"
+            return self._step()
+        finally:
+            self._users -= 1
+
+    def _step(self) -> StepResult:
+        preempted = self._preempt()
+        while self.waiting and len(self.running) < self.slots:
+            first = min(self.waiting, key=lambda i: self.waiting[i].request.priority)
+            self.running[first] = self.waiting.pop(first)
+        if self.running:
+            self.steps.append([*self.running])
+        else:
+            self.empty_steps += 1
+        if self.behaviour and self.given:
+            self.behaviour([self.tokenizer.decode(each.request.prompt_ids) for each in self.running.values()])
+        begun = [(i, self._begin(each)) for i, each in self.running.items() if not each.has_begun]
+        tokens = []
+        failed: list[tuple[int, Exception]] = []
+        for sequence_id, sequence in list(self.running.items()):
+            token = _next_token(sequence)
+            if token.token_id == FAILING:
+                failed.append((sequence_id, InvalidInput("prompt", "came to nothing")))
+            else:
+                tokens.append(token)
+            if token.token_id == FAILING or token.finish_reason is not None:
+                del self.running[sequence_id]
+        self._figures = self._stand(begun, preempted)
+        return StepResult(tokens, begun, failed, self._figures)
+
+    def warm_up(self) -> None:
+        self.warm_ups += 1
+        self._figures = StepStats(prompt_tokens=100, prefix_hit_tokens=10, preemptions=1)
+
+    def on_idle(self) -> None:
+        self.rests.append(threading.current_thread().name)
+
+    def close(self) -> None:
+        assert not self.is_closed, "closed once"
+        self.is_closed = True
+
+    @property
+    def _context(self) -> int:
+        assert self.spec.generation is not None
+        return self.spec.generation.max_context_tokens
+
+    def _preempt(self) -> int:
+        back = [i for i, each in self.running.items() if each.num_tokens == self.preempt_at and self.waiting]
+        for sequence_id in back:
+            self.waiting[sequence_id] = self.running.pop(sequence_id)
+        return len(back)
+
+    def _begin(self, sequence: _Sequence) -> int:
+        sequence.has_begun = True
+        prompt = sequence.request.prompt_ids
+        cached = len(prompt) - 1 if prompt in self._seen else 0
+        self._seen.add(prompt)
+        return cached
+
+    def _stand(self, begun: list[tuple[int, int]], preempted: int) -> StepStats:
+        before = self._figures
+        requests = {request.sequence_id: request for request in self.given}
+        held = sum(len(each.request.prompt_ids) + each.num_tokens for each in self.running.values())
+        return StepStats(
+            running=len(self.running),
+            waiting=len(self.waiting),
+            kv_used_bytes=KV_BYTES_PER_TOKEN * held,
+            kv_cached_bytes=KV_BYTES_PER_TOKEN,
+            kv_total_bytes=KV_BYTES_PER_TOKEN * self._context * self.slots,
+            prefix_hit_tokens=before.prefix_hit_tokens + sum(cached for _, cached in begun),
+            prompt_tokens=before.prompt_tokens + sum(len(requests[i].prompt_ids) for i, _ in begun),
+            preemptions=before.preemptions + preempted,
+        )
+
+
+def _next_token(sequence: _Sequence) -> GeneratedToken:
+    request, position = sequence.request, sequence.num_tokens
+    sequence.num_tokens += 1
+    token_id = request.prompt_ids[position % len(request.prompt_ids)]
+    if request.matcher is not None:
+        mask = np.zeros(VOCABULARY_SIZE // 32, np.int32)
+        request.matcher.fill_mask(mask)
+        token_id = next(i for i in range(VOCABULARY_SIZE) if int(mask.view(np.uint32)[i // 32]) >> i % 32 & 1)
+        request.matcher.accept(token_id)
+    ends = token_id in request.stop_token_ids and position >= request.min_tokens
+    reason: FinishReason | None = "stop" if ends else "length" if position + 1 == request.max_tokens else None
+    asked = request.sampling.top_logprobs
+    top = tuple((i, -0.5 - i) for i in range(asked or 0))
+    return GeneratedToken(request.sequence_id, token_id, reason, not ends, None if asked is None else -0.5, top)
+
+
+class EchoRegistry:
+    """Loads EchoModels, and remembers them. `on_load` is called first, by the loader: it may wait or raise."""
+
+    framework = "fake"
+
+    def __init__(
+        self, behaviour: Callable[[list[str]], None] | None = None, on_load: Callable[[], None] | None = None
+    ) -> None:
+        self.behaviour = behaviour
+        self.on_load = on_load
+        self.made: list[EchoModel] = []
+
+    def needs(self, entry: ModelEntry, path: Path) -> ModelNeeds:
+        return ModelNeeds(0, 0)
+
+    def prepare(self, device: Device) -> None: ...
+
+    def load(self, entry: ModelEntry, path: Path, device: Device) -> LoadedModel:
+        if self.on_load:
+            self.on_load()
+        if path.name == "broken":
+            raise InvalidModel(f"{path}: broken")
+        instances = [self.make() for _ in range(entry.instances)]
+        self.made += instances
+        return instances
+
+    def make(self) -> EchoModel:
+        """One instance."""
+        return EchoModel(self.behaviour)
+
+
+def echo(prompt: str, num_tokens: int) -> bytes:
+    """What an EchoModel makes of a prompt."""
+    return bytes(prompt.encode()[i % len(prompt.encode())] for i in range(num_tokens))
