@@ -1,23 +1,24 @@
-"""What can go wrong, in the words of the domain. Each wire maps this tree once to its own codes.
+"""Define the domain's errors. Each protocol maps this tree once to its own codes.
 
 RoundhouseError
-├── RequestError                 the caller can mend it
-│   ├── InvalidInput             a field's value is not what the model wants
-│   ├── UnknownField             a field that the body does not have
-│   ├── ModelNotFound
-│   ├── VersionNotFound
-│   └── ModelExists
-├── ModelUnavailable             the model is known and cannot answer now
-│   ├── ModelLoading
-│   │   └── ModelAbsent          it can be loaded; the manager does, and the caller never sees this
-│   ├── ModelUnloaded            by a caller's order
-│   ├── ModelFailed              its load or its thread failed
-│   ├── Draining                 the server is going down
-│   └── Overloaded               the queue is at its bound
-├── DeadlineExceeded             the time that the caller gave has passed
-├── InvalidModel                 the files of a model are not what they claim, or not what we serve
-└── OutOfMemory                  the model or the batch does not fit
-    └── NoRoomNow                it would, if others left
+├── RequestError                 the caller can correct the request
+│   ├── FieldError               one field of the request is wrong
+│   │   ├── InvalidInput         the value of the field is invalid
+│   │   └── UnknownField         the route does not know the field
+│   ├── ModelNotFound            no model has this name
+│   ├── VersionNotFound          the model has no such version
+│   └── ModelExists              the name is registered already
+├── ModelUnavailable             the model exists and cannot answer now
+│   ├── ModelLoading             the model is being loaded
+│   │   └── ModelAbsent          the version is not loaded; the server loads it for the request
+│   ├── ModelUnloaded            an operator unloaded the model
+│   ├── ModelFailed              the load or the device thread failed
+│   ├── Draining                 the server is shutting down
+│   └── Overloaded               the queue is full
+├── DeadlineExceeded             the request's deadline has passed
+├── InvalidModel                 the model's files are damaged or not supported
+└── OutOfMemory                  the model or the batch does not fit in memory
+    └── NoRoomNow                the model fits only if others are evicted
 """
 
 from collections.abc import Iterable
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class RoundhouseError(Exception):
-    """The root of every error that a caller may see; the message is written for the caller."""
+    """An error whose message is written for the caller."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -37,27 +38,29 @@ class RoundhouseError(Exception):
 
 
 class RequestError(RoundhouseError):
-    """The request is wrong and the caller can mend it."""
+    """The request is wrong and the caller can correct it."""
 
 
-class InvalidInput(RequestError):
-    """The value of one field is wrong. The message names the field, what came and what is wanted."""
+class FieldError(RequestError):
+    """One field of the request is wrong. The message is `field: reason`."""
 
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(f"{field}: {message}")
+    def __init__(self, field: str, reason: str) -> None:
+        """`field`: its path in the request. `reason`: what was expected, what was found, and the remedy."""
+        super().__init__(f"{field}: {reason}")
         self.field = field
+        self.reason = reason
 
 
-class UnknownField(RequestError):
-    """A field that the body does not have; the message names the nearest field that it does have."""
+class InvalidInput(FieldError):
+    """The value of a field is invalid; the message names the field and the expected value."""
 
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(f"{field}: {message}")
-        self.field = field
+
+class UnknownField(FieldError):
+    """The body has a field that the route does not know; the message names the nearest known field."""
 
     @classmethod
     def among(cls, name: str, known: Iterable[str], within: str = "") -> "UnknownField":
-        """The error for a name that is not one of the `known`. `within`: where they all stand, as `inputs.`."""
+        """Return the error for a name that is not `known`. `within`: the path of its parent, as `inputs.`."""
         names = sorted(known)
         near = get_close_matches(name, names, n=1)
         paths = [within + each for each in names]
@@ -66,7 +69,7 @@ class UnknownField(RequestError):
 
 
 class ModelNotFound(RequestError):
-    """No model has this name; the message lists near names."""
+    """No model has this name; the message lists similar names."""
 
     def __init__(self, name: str, known: Iterable[str]) -> None:
         names = sorted(known)
@@ -76,14 +79,14 @@ class ModelNotFound(RequestError):
 
 
 class VersionNotFound(RequestError):
-    """The model has no such version; the message lists those that it has."""
+    """The model has no such version; the message lists its versions."""
 
     def __init__(self, name: str, version: str, known: Iterable[str]) -> None:
         super().__init__(f'model "{name}" has no version "{version[:200]}"; there is {", ".join(sorted(known))}')
 
 
 class ModelExists(RequestError):
-    """The name is taken."""
+    """A model of this name is registered already."""
 
     def __init__(self, name: str) -> None:
         super().__init__(
@@ -92,53 +95,55 @@ class ModelExists(RequestError):
 
 
 class ModelUnavailable(RoundhouseError):
-    """The model is known and cannot answer now. Raised before any work is done for the request."""
+    """The model exists and cannot answer now; no work was done for the request."""
 
 
 class ModelLoading(ModelUnavailable):
-    """The model is on its way; ask again."""
+    """The model is being loaded; send the request again later."""
 
 
 class ModelAbsent(ModelLoading):
-    """The version is not loaded, and whoever asks for it may wait for that. `timeout_ms`: of the request, if known."""
+    """The version is not loaded; the server loads it for the request, so that callers never see this error."""
 
     def __init__(self, version: "ModelVersion") -> None:
+        """The decoder sets `timeout_ms`, the request's own timeout, where it is known."""
         super().__init__(f"{version} is not loaded")
         self.version = version
         self.timeout_ms: float | None = None
 
 
 class ModelUnloaded(ModelUnavailable):
-    """A caller unloaded the model; it answers again after POST /models/{name}/load."""
+    """An operator unloaded the model; POST /models/{name}/load loads it again."""
 
 
 class ModelFailed(ModelUnavailable):
-    """The model's load or its device thread failed."""
+    """The load of the model or its device thread failed."""
 
 
 class Draining(ModelUnavailable):
-    """The server is going down and takes no new work."""
+    """The server is shutting down and accepts no new requests."""
 
 
 class Overloaded(ModelUnavailable):
-    """The model's queue is at its bound. `retry_after_s`: seconds after which a place is likely free."""
+    """The queue of the model or of the server is full."""
 
     def __init__(self, message: str, retry_after_s: float) -> None:
+        """`retry_after_s`: seconds after which a request is likely to be accepted."""
         super().__init__(message)
         self.retry_after_s = retry_after_s
 
 
 class DeadlineExceeded(RoundhouseError):
-    """The request's deadline has passed; what of it had not begun is never run."""
+    """The request's deadline has passed; work that had not begun is not executed."""
 
 
 class InvalidModel(RoundhouseError):
-    """The files of a model cannot be served; the message says which file, why, and what to do."""
+    """The model's files cannot be served; the message names the file, the reason and the remedy."""
 
 
 class OutOfMemory(RoundhouseError):
-    """The model or the batch does not fit; the message says what was asked and what there is."""
+    """The model or the batch does not fit in memory; the message states the required and the available bytes."""
 
 
 class NoRoomNow(OutOfMemory):
-    """The model would fit if others left, and they may not be asked to."""
+    """The model fits only if other models are evicted, and this load may not evict them."""

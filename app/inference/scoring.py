@@ -67,5 +67,4 @@ def probabilities(logits: Array, tokens: TokenBatch) -> ScoreAnswer:
 
 
 def _renamed(error: InvalidInput, field: str) -> InvalidInput:
-    _, _, message = error.message.partition(": ")
-    return InvalidInput(field, message)
+    return InvalidInput(field, error.reason)

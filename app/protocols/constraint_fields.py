@@ -53,8 +53,7 @@ def read_structured_outputs(value: Any, field: str) -> Constraint | None:
         return read_constraint({**named, "response_format": as_json})
     except InvalidInput as error:
         theirs = next(name for name, ours in _STRUCTURED.items() if error.field.startswith(ours))
-        _, _, message = error.message.partition(": ")
-        raise InvalidInput(f"{field}.{theirs}", message) from None
+        raise InvalidInput(f"{field}.{theirs}", error.reason) from None
 
 
 def _read_regex(value: Any) -> Constraint:

@@ -1,4 +1,4 @@
-"""The one table from errors to HTTP, and the errors that only a wire can have."""
+"""Map errors to HTTP and gRPC, and define the errors that only a protocol can raise."""
 
 from math import ceil
 
@@ -21,15 +21,15 @@ from frameworks.errors import (
 
 
 class WireError(RoundhouseError):
-    """What is wrong with a request before anything in it is understood."""
+    """The request is refused before its content is interpreted."""
 
 
 class InvalidJson(WireError):
-    """The body is not JSON."""
+    """The body is not valid JSON."""
 
 
 class EmptyBody(InvalidJson):
-    """There is no body at all."""
+    """The request has no body."""
 
 
 class NotFound(WireError):
@@ -37,7 +37,7 @@ class NotFound(WireError):
 
 
 class MethodNotAllowed(WireError):
-    """The route does not take this method. `allowed`: those that it takes."""
+    """The route does not accept this method; the message lists the allowed methods."""
 
     def __init__(self, method: str, path: str, allowed: str) -> None:
         super().__init__(f"{method} is not allowed on {path}; allowed: {allowed}")
@@ -54,24 +54,24 @@ class TooLarge(WireError):
 
 
 class UnsupportedMediaType(WireError):
-    """The body's content-type or content-encoding is none that we read."""
+    """The server does not read the body's content-type or content-encoding."""
 
 
 class Forbidden(WireError):
-    """The server's rules do not allow this, whoever asks."""
+    """The server's configuration forbids the request."""
 
 
 class NotSupported(WireError):
-    """A part of a protocol that this server does not have; the message says what it has instead."""
+    """The server does not implement this part of a protocol; the message names the alternative."""
 
 
 class ClientGone(Exception):
-    """The caller closed the connection; there is nobody to answer. Logged and counted as 499."""
+    """The caller closed the connection; the request is logged and counted as 499."""
 
 
 STATUS_CLIENT_GONE = 499
 
-# error class → (HTTP status, code, gRPC status code); the first class that an error is an instance of counts.
+# (error class, HTTP status, code, gRPC status code); the first class that matches an error applies.
 _TABLE: tuple[tuple[type[RoundhouseError], int, str, str], ...] = (
     (InvalidJson, 400, "invalid_json", "INVALID_ARGUMENT"),
     (InvalidInput, 400, "invalid_input", "INVALID_ARGUMENT"),
@@ -104,7 +104,7 @@ for _status, _code in (*((entry[1], entry[2]) for entry in _TABLE), (_INTERNAL_S
 
 
 def to_http(error: BaseException) -> tuple[int, str, str]:
-    """Status, code and message for an error. What is not ours is `internal`: its text stays in the log."""
+    """Return the status, code and message of an error. Other exceptions are `internal`; only the log has their text."""
     for kind, status, code, _ in _TABLE:
         if isinstance(error, kind):
             return status, code, error.message
@@ -112,17 +112,17 @@ def to_http(error: BaseException) -> tuple[int, str, str]:
 
 
 def grpc_code(error: BaseException) -> str:
-    """The name of the gRPC status code for an error (grpc/doc/statuscodes.md)."""
+    """Return the name of the gRPC status code of an error (grpc/doc/statuscodes.md)."""
     return next((code for kind, _, _, code in _TABLE if isinstance(error, kind)), _INTERNAL_GRPC_CODE)
 
 
 def is_refusal(status: int) -> bool:
-    """Whether the answer says that there was no room or no model, rather than that the request was wrong."""
+    """Whether the status means that the server lacked capacity or the model, not that the request was wrong."""
     return status in (429, 503, 507)
 
 
 def extra_headers(error: BaseException) -> list[tuple[bytes, bytes]]:
-    """The headers that belong to an error: Retry-After in whole seconds, Allow."""
+    """Return the headers of an error: Retry-After in whole seconds, Allow."""
     if isinstance(error, Overloaded):
         return [(b"retry-after", str(max(1, ceil(error.retry_after_s))).encode())]
     if isinstance(error, ModelLoading):

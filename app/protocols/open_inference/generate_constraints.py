@@ -66,4 +66,4 @@ def _read_guide(fields: Fields) -> Constraint | None:
     try:
         return read_constraint({kind: read_json(guide, _GUIDE) if kind == "json_schema" else guide})
     except InvalidInput as error:
-        raise InvalidInput(_GUIDE, error.message.partition(": ")[2]) from None
+        raise InvalidInput(_GUIDE, error.reason) from None

@@ -94,7 +94,7 @@ class Options:
         ours = re.split(r"[.\[]", error.field, maxsplit=1)[0]
         if ours not in self.names:
             return error
-        return InvalidInput(self.names[ours] + error.field[len(ours) :], error.message.partition(": ")[2])
+        return InvalidInput(self.names[ours] + error.field[len(ours) :], error.reason)
 
 
 @dataclass(frozen=True, slots=True)
