@@ -1,0 +1,199 @@
+"""Hold comments, docstrings, messages, test names and the manual to plain technical English.
+
+`python tests/test_language.py` lists every offence outside the clean paths too.
+"""
+
+import ast
+import io
+import re
+import subprocess
+import sys
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+BANNED = (
+    r"nobody|whoever|anew|for want of|of which none",
+    r"who (?:asks?|waits?|leaves?|comes?|reads?)",
+    r"is no (?:tensor|number|list|text|string|integer)",
+    r"lets? (?:it|them) go",
+    r"visitors?|doors?|journeys?|house|turntable",
+    r"sent out|com(?:es|e|ing) and go(?:es|ing)?|(?:has|have|had) left",
+    r"(?:is|are|was|were) told",
+    r"(?:on )?(?:its|their) way",
+    r"wants",
+    r"least recently used .{0,40} leaves",
+    r"waiting line|back into the line",
+)
+"""Phrases of the old style, as regular expressions that match whole words in any case."""
+
+WHAT_AS_SUBJECT = r"(?<![\w\"'`])(?:What|Whoever|Who|Nobody) (?![^.?!]*\?)"
+"""A sentence whose subject is not named. Questions are allowed."""
+
+MAX_WORDS_OF_A_TEST_NAME = 8
+
+CLEAN = ("tests/test_language.py",)
+"""Paths below the root, files or folders, that hold the rules. New paths are added, none is removed."""
+
+_PHRASES = re.compile(rf"\b(?:{'|'.join(BANNED)})\b", re.IGNORECASE)
+_SUBJECT = re.compile(rf"(?:^|(?<=[.:;!] )){WHAT_AS_SUBJECT}")
+_SKIPPED = (
+    "tests/test_language.py",  # holds the phrases themselves
+    "app/embedded/tiny_llama/",  # files of a trained model
+    "app/embedded/training/dialogues.py",  # training texts
+    "app/embedded/training/prose.py",
+    "tests/bench/corpus.py",
+    "tests/bench/tiny_llama",
+)
+_TEXT_SUFFIXES = {".md", ".toml", ".yml", ".yaml", ".sh", ".proto", ".cfg"}
+_TEXT_NAMES = {"Makefile", "Dockerfile", "run"}
+
+
+def offences(path: Path) -> list[str]:
+    """Return one line for each banned phrase in a file: its line number, the phrase, the text around it."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".py":
+        pieces = [*_comments(text), *_strings(text, is_test=path.is_relative_to(ROOT / "tests"))]
+        found = [*_found_in(pieces), *_long_test_names(text)]
+    else:
+        found = _found_in(_paragraphs(text))
+    return found
+
+
+def checked_files(*paths: str) -> list[Path]:
+    """List the tracked files below the paths whose language is checked."""
+    words = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *paths]
+    names = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    return [
+        ROOT / name
+        for name in sorted(set(names))
+        if (ROOT / name).is_file()
+        and not name.startswith(_SKIPPED)
+        and (name.endswith(".py") or Path(name).suffix in _TEXT_SUFFIXES or Path(name).name in _TEXT_NAMES)
+    ]
+
+
+def _found_in(pieces: Iterator[tuple[int, str]] | list[tuple[int, str]]) -> list[str]:
+    return [
+        f"{line}: {match[0].strip()!r} in {text[max(0, match.start() - 30) : match.end() + 40]!r}"
+        for line, text in pieces
+        for pattern in (_PHRASES, _SUBJECT)
+        for match in pattern.finditer(text)
+    ]
+
+
+def _comments(source: str) -> Iterator[tuple[int, str]]:
+    """Yield comments with their first line; neighbouring lines of comments are one text."""
+    first, last, words = 0, -1, ""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type != tokenize.COMMENT:
+            continue
+        text = token.string.lstrip("#: ")
+        if token.start[0] == last + 1 and token.line.lstrip().startswith("#"):
+            words = f"{words} {text}"
+        else:
+            if words:
+                yield first, words
+            first, words = token.start[0], text
+        last = token.start[0]
+    if words:
+        yield first, words
+
+
+def _strings(source: str, is_test: bool) -> Iterator[tuple[int, str]]:
+    """Yield docstrings and other string literals; of a test the docstrings only: the rest is test data."""
+    tree = ast.parse(source)
+    blocks = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    bodies = (node.body for node in ast.walk(tree) if isinstance(node, blocks))
+    documented = {id(each.value) for body in bodies for each in body if isinstance(each, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and (id(node) in documented or not is_test):
+            yield node.lineno, " ".join(node.value.split())
+
+
+def _long_test_names(source: str) -> list[str]:
+    return [
+        f"{node.lineno}: {node.name} has more than {MAX_WORDS_OF_A_TEST_NAME} words"
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
+        if len(node.name.split("_")) - 1 > MAX_WORDS_OF_A_TEST_NAME
+    ]
+
+
+def _paragraphs(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the paragraphs of a text file without its marks for comments, lists and tables."""
+    line = 1
+    for paragraph in text.split("\n\n"):
+        yield line, " ".join(part.lstrip("#/-*|> ") for part in paragraph.splitlines())
+        line += paragraph.count("\n") + 2
+
+
+@pytest.mark.parametrize("path", CLEAN)
+def test_language_of_clean_path_is_plain(path: str) -> None:
+    found = {str(file.relative_to(ROOT)): offences(file) for file in checked_files(path)}
+    assert not any(found.values()), "\n".join(f"{name}:{each}" for name, lines in found.items() for each in lines)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "A request's way from its words to its answer, whatever door it came in by",
+        "is its visitor until its answer has left",
+        "the least recently used model that nobody uses leaves",
+        "What nobody waits for is told at the latest after so long",
+        "is true or false; wants a whole number",
+        "Loads the model. What is old goes.",
+    ],
+)
+def test_phrase_of_old_style_is_found(text: str) -> None:
+    assert _found_in([(1, text)])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Run one request, for every protocol",
+        "holds a reference until the response is sent",
+        "the least recently used idle model is evicted",
+        "Maximum delay before buffered tokens are delivered",
+        "expected an integer, got a boolean",
+        "Roundhouse serves models. What is a list?",
+    ],
+)
+def test_plain_phrase_is_not_found(text: str) -> None:
+    assert not _found_in([(1, text)])
+
+
+def test_long_test_name_is_found() -> None:
+    assert _long_test_names("def test_one_two_three_four_five_six_seven_eight_nine(): ...")
+    assert not _long_test_names("def test_one_two_three_four_five_six_seven_eight(): ...")
+
+
+def test_comment_over_two_lines_is_one_text() -> None:
+    assert list(_comments("# for want\n# of room\nx = 1  # other\n\n# third\n")) == [
+        (1, "for want of room"),
+        (3, "other"),
+        (5, "third"),
+    ]
+
+
+def main() -> None:
+    """Print every offence in the project, then a count by folder."""
+    counts: Counter[str] = Counter()
+    for file in checked_files(*sys.argv[1:]):
+        name = str(file.relative_to(ROOT))
+        for each in offences(file):
+            print(f"{name}:{each}")
+            counts[str(Path(name).parent)] += 1
+    for folder, count in sorted(counts.items()):
+        print(f"{count:5} {folder}")
+    print(f"{counts.total():5} in all")
+
+
+if __name__ == "__main__":
+    main()
