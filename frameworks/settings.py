@@ -1,4 +1,8 @@
-"""What config.toml says about models and how they run: `[models]`, `[performance]`, `[scheduling]`."""
+"""Settings of models and of how they run: `[models]`, `[performance]`, `[scheduling]`.
+
+The docstrings of the fields are the texts of the manual's configuration reference. A sentence that begins with `None:`
+describes the default.
+"""
 
 import math
 import os
@@ -90,43 +94,53 @@ Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
 class ModelEntry(BaseModel):
-    """What any model may say of itself, in config.toml or in `POST /models`. None: the server's own default holds."""
+    """Keys of every model, in config.toml and in the body of `POST /models`."""
 
     model_config = SETTINGS_RULES
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+    """Name in requests: letters, digits, `.`, `-` and `_`, at most 128; the first is a letter or a digit. No two models
+    have the same name."""
     path: SettingsPath
-    """A file or folder; LoadedSettings.resolve makes a relative one absolute."""
+    """ONNX: a file, or a folder with `model.onnx`. PyTorch: a Hugging Face folder. Either may be a folder of version
+    folders, `1/`, `2/`. A relative path starts at the folder of the config file."""
     max_batch_size: Count | None = None
+    """Maximum rows in one batch of this model. Of a language model: maximum texts that run at once. None: as in
+    `[performance]`."""
     max_queue_delay_ms: Annotated[float, Field(ge=0, le=60_000)] = 0.0
-    """How long a batch may wait for others to join it, where an instance is free."""
+    """Maximum time that a batch waits for more rows while an instance is free."""
     max_batch_tokens: Count | None = None
-    """Rows times the longest of a batch. None: no bound but `max_batch_size`."""
+    """Maximum of rows times the longest row in a batch, for texts and for models with a `sequence_axis`. None: no
+    bound."""
     instances: Annotated[int, Field(ge=1, le=1024)] = 1
-    """How often the model stands ready, each on a thread of its own."""
+    """Number of copies that run in parallel, each in a thread of its own. Language models: 1."""
     load: Literal["startup", "lazy"] = "startup"
-    """lazy: when it is first asked for."""
+    """When the model is loaded: at start-up, or with its first request."""
     pinned: bool = False
-    """Whether it stays in memory, whatever else is asked for."""
+    """Whether the model is never evicted."""
     min_cosine: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Minimum cosine between the outputs of a quantized model and of its original, for the worst warm-up input. A model
+    below it is refused. None: 0.97."""
     version_policy: Annotated[VersionPolicy, PlainValidator(_version_policy)] = "latest"
-    """Which of the version folders are served."""
+    """Which version folders are served: `"latest"`, `"all"`, or a list like `[1, 3]`."""
     watch: bool = False
-    """Whether a changed folder is noticed and loaded beside what is served."""
+    """Whether changed files are loaded as a new version while the old one serves."""
     max_queue_size: Count | None = None
-    """Requests that may wait for this model. None: as many as for the whole server."""
+    """Maximum queued requests of this model; more are refused with 503. None: only the bound of `[scheduling]`."""
     max_concurrent_requests: Count | None = None
-    """Requests to this model that may be under way, until their answer has left. None: no bound."""
+    """Maximum requests of this model in progress, until their responses are sent. None: no bound."""
     cache: bool = False
-    """Whether answers are kept for the same question, within `[cache]`."""
+    """Whether responses are cached for equal requests, within `[cache]`. Generated texts are not cached."""
 
 
 class OnnxModelEntry(ModelEntry):
     """One `[[models.onnx_models]]` entry."""
 
     input_shape: Annotated[tuple[Count, ...], Field(strict=False)] | None = None
-    """Checked against the graph and used for warm-up; every dimension is a number, also the free ones."""
+    """Shape with a number for every dimension, free ones too. It is checked against the graph and used for warm-up.
+    None: the graph's shape."""
     quantized: Annotated[bool | Literal["mixed"], BeforeValidator(_quantized)] | None = None
+    """`true` serves a dynamic int8 copy; `"mixed"` keeps the most sensitive MatMuls in fp32. None: `false`."""
     execution_providers: (
         Annotated[
             tuple[Annotated[Provider, BeforeValidator(_canonical_provider)], ...],
@@ -135,49 +149,55 @@ class OnnxModelEntry(ModelEntry):
         ]
         | None
     ) = None
-    """Names out of EXECUTION_PROVIDERS, in order of preference; None: all that are installed, in that order."""
+    """Providers of ONNX Runtime in order of preference, in any case; its own names too. None: all that are installed,
+    in this order."""
     sequence_axis: Annotated[int, Field(ge=1, le=31)] | None = None
-    """The axis that is the sequence in every input where it is free: rows of different lengths are then padded to share
-    a batch, if a trial at warm-up shows that padding changes no answer."""
+    """Axis of the sequence in every input where that axis is free. Rows of different lengths are padded to share a
+    batch if a trial at warm-up shows that padding changes no output. None: rows of one length share a batch."""
     pad_values: (
         Annotated[tuple[tuple[str, float], ...], PlainValidator(_pad_values), AfterValidator(_beside_sequence_axis)]
         | None
     ) = None
-    """EncodedResponse as a table of input name and number; an input that is not named is padded with 0."""
+    """Padding value of each input, like `{ input_ids = 0 }`. None: 0 for every input."""
     mask_input: Annotated[str, Field(min_length=1), AfterValidator(_beside_sequence_axis)] | None = None
-    """The input that is 1 on what is real and 0 on padding; a caller may leave it out."""
+    """Input that is 1 for real elements and 0 for padding; a request may omit it. None: no input is a mask."""
 
 
 class TorchModelEntry(ModelEntry):
     """One `[[models.torch_models]]` (or `[[models.candle_models]]`) entry."""
 
     model_type: Annotated[str, Field(min_length=1)] | None = None
-    """The family ("bert", "llama"); None: as the folder's config.json says."""
+    """Family of the model, like `"bert"` or `"llama"`. None: read from `config.json`."""
     device: Annotated[str, BeforeValidator(_device)] = "auto"
-    """One of "auto", "cuda", "cuda:N", "mps", "cpu"."""
+    """Device: `"auto"`, `"cuda"`, `"cuda:N"`, `"mps"` or `"cpu"`."""
     dtype: Annotated[Dtype, BeforeValidator(_canonical_dtype)] | None = None
-    """None: what the device is fastest at."""
+    """Type of the weights; `float32`, `fp16`, `bfloat16` and similar names are accepted too. None: the fastest type of
+    the device."""
     kv_cache: Annotated[Bytes, Field(ge=1)] | None = None
-    """Of a generating model: bytes for the keys and values of the texts that run, and of those that are remembered."""
+    """Language models: memory for the keys and values of running texts and of cached prefixes. None: enough for
+    `max_batch_size` texts of the whole context, at most 1 GiB on a CPU, 2 GiB on MPS and 4 GiB on CUDA."""
     max_step_tokens: Count | None = None
-    """Of a generating model: tokens computed in one step, prompts and texts together."""
+    """Language models: maximum tokens computed in one step, prefill and decode together. None: 512; MPS 1024, CUDA
+    2048."""
 
 
 class ModelsSettings(BaseModel):
-    """`[models]`: which models there are, and where others may come from. Names are unique: app.config checks that."""
+    """`[models]`: the models, and the folders of others. app.config checks that names are unique."""
 
     model_config = SETTINGS_RULES
 
     cache_dir: SettingsPath = Path("./models")
-    """Quantised copies are kept in `quantized` below it."""
+    """Folder whose subfolder `quantized` holds quantized copies; created when first needed."""
     max_model_size: Annotated[Bytes, Field(ge=1)] = 2 * 1024**3
-    """Bytes of weights on disk; a larger model is refused."""
+    """Maximum size of the weights on disk; a larger model is refused."""
     roots: Annotated[tuple[SettingsPath, ...], Field(strict=False)] = (Path("./models"),)
-    """The only folders from which models may be registered at run time."""
+    """The only folders from which `POST /models` may register models."""
     default_model: Annotated[str, Field(min_length=1)] | None = None
-    """Of a gRPC Predict that names none."""
+    """Model of a gRPC `Predict` that names none. None: no model."""
     onnx_models: Annotated[tuple[OnnxModelEntry, ...], Field(strict=False)] = ()
+    """ONNX models, one table each."""
     torch_models: Annotated[tuple[TorchModelEntry, ...], Field(strict=False)] = ()
+    """PyTorch models, one table each; `candle_models` is another name of this list."""
 
 
 class PerformanceSettings(BaseModel):
@@ -186,13 +206,18 @@ class PerformanceSettings(BaseModel):
     model_config = SETTINGS_RULES
 
     max_batch_size: Count = 32
+    """Maximum rows in one batch."""
     intra_op_threads: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Threads one operator may use; None: as many as usable_cpus() says."""
+    """Threads of one operator. None: the CPUs that this process may use; affinity and the CPU quota of a container
+    count."""
     inter_op_threads: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Operators that run in parallel."""
     enable_gpu: bool = True
+    """Whether GPUs are used."""
     enable_tensorrt: bool = False
+    """Whether TensorRT is used where it is installed."""
     enable_quantization: bool = True
-    """False: `quantized` and `dtype = "int8"` of the entries are not applied."""
+    """Whether `quantized` and `dtype = "int8"` are applied; if not, a warning names the model."""
 
     def num_intra_op_threads(self, instances: int = 1) -> int:
         """Threads one operator uses: intra_op_threads, or the CPUs this process may use. Several instances of a model
@@ -203,18 +228,18 @@ class PerformanceSettings(BaseModel):
 
 
 class SchedulingSettings(BaseModel):
-    """`[scheduling]`: how much may wait, and for how long."""
+    """`[scheduling]`: bounds of the queues, deadlines, priorities."""
 
     model_config = SETTINGS_RULES
 
     max_queue_size: Count = 1024
-    """Requests that may wait, of all models together; a model's own key bounds those that wait for it."""
+    """Maximum queued requests of all models together; more are refused with 503."""
     max_concurrent_requests: Count | None = None
-    """Requests that may be under way, from their first byte until their answer has left. None: no bound."""
+    """Maximum requests in progress, from the head of the request until its response is sent. None: no bound."""
     default_timeout_ms: Count | None = None
-    """The deadline of a request that names none; None: it has none."""
+    """Deadline of a request that has no `timeout_ms`. None: no deadline."""
     ageing_ms: Annotated[float, Field(gt=0)] = 1000.0
-    """After how long a waiting request gains a level of priority."""
+    """Time in the queue after which a request moves up one level of priority."""
 
 
 def usable_cpus(quota_file: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:

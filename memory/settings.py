@@ -1,4 +1,4 @@
-"""What the `[memory]` table of config.toml configures, and the rules every settings model of the house keeps."""
+"""Settings of the `[memory]` table, and the rules of every settings class."""
 
 from typing import Annotated
 
@@ -7,23 +7,24 @@ from pydantic import BaseModel, ConfigDict, Field
 from memory.sizes import Bytes
 
 SETTINGS_RULES = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-"""Unknown keys are errors, nothing changes after loading, and a type is never guessed ("8080" is no number)."""
+"""Unknown keys are errors, settings are frozen, and types are never converted: "8080" is not an integer."""
 
 
 class MemorySettings(BaseModel):
-    """Ceilings and thresholds of the tensor pool, and how weights come into memory."""
+    """`[memory]`: bounds of models and of the tensor pool."""
 
     model_config = SETTINGS_RULES
 
     pool_size: Annotated[int, Field(ge=1, le=64)] = 16
-    """Number of size classes, each with its own free list."""
+    """Number of size classes of pooled buffers: `max_tensor_size`, half of it, a quarter, and so on."""
     max_tensor_size: Annotated[Bytes, Field(ge=1)] = 512 * 1024**2
-    """Larger tensors are never pooled."""
+    """Maximum size of a pooled tensor."""
     max_allocated: Annotated[Bytes, Field(ge=1)] = 16 * 1024**3
-    """The pool's own ceiling, per device."""
+    """Maximum bytes that the pool holds on each device; tensors beyond it are allocated and freed individually."""
     enable_memory_mapping: bool = True
-    """Weights are mapped, not read."""
+    """Whether weights in safetensors and ONNX external data are mapped into memory, not read. Replace the files of a
+    loaded model by renaming; never write into them."""
     gc_threshold: Annotated[float, Field(gt=0, le=1)] = 0.8
-    """Share of max_allocated past which idle buffers are dropped."""
+    """Share of `max_allocated` beyond which idle buffers are freed, least recently used first, down to half."""
     max_model_memory: Annotated[Bytes, Field(ge=1)] | None = None
-    """Bytes all loaded models together may take of each device; None: 80 % of what it has free at start."""
+    """Maximum bytes that all loaded models together take on each device. None: 80 % of the free memory at start."""

@@ -31,46 +31,50 @@ _ENTRY_TYPES: Mapping[str, type[OnnxModelEntry] | type[TorchModelEntry]] = {
 
 
 class ServerSettings(BaseModel):
-    """`[server]`: the doors."""
+    """`[server]`: addresses and bounds of connections."""
 
     model_config = SETTINGS_RULES
 
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+    """Address to listen on."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8080
-    """0: any free port."""
+    """Port of HTTP; 0 takes any free port."""
     grpc_port: Annotated[int, Field(ge=0, le=65535)] | None = None
-    """0: no gRPC. None: 8081 where it is free."""
+    """Port of gRPC; 0 switches gRPC off. None: 8081 if it is free."""
     max_body_bytes: Annotated[Bytes, Field(ge=1)] = 128 * 1024**2
+    """Maximum size of a request body and of a gRPC message; a larger one is refused."""
     drain_timeout_s: Annotated[float, Field(ge=0, le=86_400)] = 30.0
+    """Maximum time that a stop waits for requests in progress."""
 
 
 class LoggingSettings(BaseModel):
-    """`[logging]`: what is written, and how."""
+    """`[logging]`: level, format and selection of log lines."""
 
     model_config = SETTINGS_RULES
 
     level: Literal["debug", "info", "warning", "error"] = "info"
+    """Lowest level that is logged."""
     format: Literal["auto", "json", "console"] = "auto"
-    """auto: console on a terminal, else json."""
+    """Format of a line; `auto` is `console` on a terminal, else `json`."""
     requests: Literal["all", "slow_and_failed", "none"] | None = None
-    """None: all on a terminal, else slow_and_failed."""
+    """Which requests are logged. None: `all` on a terminal, else `slow_and_failed`."""
     slow_ms: Annotated[float, Field(ge=0)] = 1000.0
-    """From how long on a request counts as slow."""
+    """Duration from which a request counts as slow."""
 
 
 class CacheSettings(BaseModel):
-    """`[cache]`: answers kept for the same question."""
+    """`[cache]`: cached responses."""
 
     model_config = SETTINGS_RULES
 
     max_bytes: Annotated[Bytes, Field(ge=1)] = 128 * 1024**2
-    """Of all models that say `cache = true`, questions and answers together."""
+    """Maximum bytes of cached requests and responses, over all models with `cache = true`."""
     ttl_s: Annotated[float, Field(gt=0)] | None = None
-    """Seconds after which an answer is not used any more. None: it does not age."""
+    """Age at which a cached response expires. None: never."""
 
 
 class Settings(BaseModel):
-    """Everything that config.toml can say."""
+    """All settings of config.toml."""
 
     model_config = SETTINGS_RULES
 
