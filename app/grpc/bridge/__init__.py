@@ -1,1 +1,1 @@
-"""gRPC on the wire: grpcio's threaded server before an event loop on which all handlers run."""
+"""Connect grpcio's threaded server to the event loop on which all handlers run."""

@@ -1,62 +1,87 @@
-"""From the calls' threads to the event loop and back, many at a time."""
+"""Pass work from the threads of calls to the event loop and wake the threads, many at a time."""
 
 import asyncio
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
+from typing import Any
 
-_let_others_run = getattr(os, "sched_yield", partial(time.sleep, 0))
+_yield_cpu = getattr(os, "sched_yield", partial(time.sleep, 0))
 
 
 class LoopBridge:
-    """One for a server."""
+    """Run the handlers of calls on the event loop. One per server; the event loop owns the tasks."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._work: deque[Callable[[], object]] = deque()
-        self._is_woken = False
-        self._was_many = False
-        self._waiting: list[threading.Lock] = []
+        self._callbacks: deque[Callable[[], object]] = deque()
+        self._is_scheduled = False
+        self._had_many = False
+        self._to_wake: list[threading.Lock] = []
+        self._tasks: set[asyncio.Task[Any]] = set()
 
-    def to_loop(self, work: Callable[[], object]) -> None:
-        """Lets the event loop do this soon, in the order in which it is asked. From any thread; `work` never raises.
+    def call_soon(self, callback: Callable[[], object]) -> None:
+        """Schedule a callback on the event loop, in the order of the calls. Thread-safe; it must not raise.
 
         Raises RuntimeError if the loop is closed.
         """
-        self._work.append(work)
-        if not self._is_woken:
-            self._is_woken = True
+        self._callbacks.append(callback)
+        if not self._is_scheduled:
+            self._is_scheduled = True
             try:
-                self._loop.call_soon_threadsafe(self._do_all)
+                self._loop.call_soon_threadsafe(self._run_callbacks)
             except RuntimeError:
-                self._is_woken = False
+                self._is_scheduled = False
                 raise
 
-    def wake(self, something: threading.Lock) -> None:
-        """Lets the thread go on that waits to acquire this. From the loop only, which alone releases it."""
-        if not self._waiting:
-            self._loop.call_soon(self._wake_all)
-        self._waiting.append(something)
+    def wake_soon(self, lock: threading.Lock) -> None:
+        """Wake the thread that waits to acquire `lock`. Call it on the loop only; only the loop releases such locks."""
+        if not self._to_wake:
+            self._loop.call_soon(self._wake_threads)
+        self._to_wake.append(lock)
 
-    def _do_all(self) -> None:
-        # The first thread to ask has woken the loop while others are about to ask. On one core they would be served one
-        # by one, each with changes of threads: that takes up to twice the CPU. A caller who is alone waits for nobody:
-        # where other work keeps the core busy, that work would run for some milliseconds first.
-        if self._was_many or len(self._work) > 1:
-            _let_others_run()
-        # From here on whoever asks wakes the loop again: first this, then the count.
-        self._is_woken = False
-        count = len(self._work)
-        self._was_many = count > 1
+    def start(
+        self, handler: Coroutine[Any, Any, Any], on_done: Callable[[asyncio.Task[Any]], None]
+    ) -> asyncio.Task[Any]:
+        """Run a handler in a task. `on_done` is called at its end, however it ended, and must call `finish`."""
+        task = self._loop.create_task(handler)
+        self._tasks.add(task)
+        task.add_done_callback(on_done)
+        return task
+
+    def finish(self, task: asyncio.Task[Any]) -> None:
+        """Forget a task that has ended."""
+        self._tasks.discard(task)
+
+    def cancel_all(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    async def wait_finished(self, timeout_s: float) -> int:
+        """Wait until all tasks have ended; return how many still run after `timeout_s`."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout_s)
+        return len(self._tasks)
+
+    def _run_callbacks(self) -> None:
+        # The first thread wakes the loop while other threads are about to call. On one core, each of them would be
+        # served alone, with thread switches in between: up to twice the CPU. So the loop lets them run first. For a
+        # single caller it does not: where other processes keep the core busy, they would run for some milliseconds.
+        if self._had_many or len(self._callbacks) > 1:
+            _yield_cpu()
+        # Threads that call from here on wake the loop again, so the flag must change before the count is taken.
+        self._is_scheduled = False
+        count = len(self._callbacks)
+        self._had_many = count > 1
         for _ in range(count):
-            self._work.popleft()()
+            self._callbacks.popleft()()
 
-    def _wake_all(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for something in waiting:
-            # Woken twice in this round, or not waiting at all: then it will find what it is woken for.
-            if something.locked():
-                something.release()
+    def _wake_threads(self) -> None:
+        locks, self._to_wake = self._to_wake, []
+        for lock in locks:
+            # A free lock was woken twice in this iteration, or its thread does not wait and will see the change.
+            if lock.locked():
+                lock.release()

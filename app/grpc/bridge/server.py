@@ -1,4 +1,4 @@
-"""The gRPC server: where it listens, which calls it takes, how it ends."""
+"""Listen for gRPC calls and stop in order."""
 
 import asyncio
 from collections import defaultdict
@@ -9,44 +9,42 @@ from typing import Any, cast
 import grpc
 import structlog
 
-from app.grpc.bridge.call_threads import CallThreads
+from app.grpc.bridge.calls import StreamMethod, UnaryMethod
 from app.grpc.bridge.loop_bridge import LoopBridge
-from app.grpc.bridge.open_calls import OpenCalls
-from app.grpc.bridge.streams import StreamCalls
-from app.grpc.bridge.unary import UnaryCalls
+from app.grpc.bridge.threads import CallThreads
 from app.grpc.call import Stream, Unary
 
 log = structlog.get_logger(__name__)
 
-# For what handlers have to say when they are cancelled at the end of the drain's time.
-_LAST_WORDS_S = 1.0
+# Time for a cancelled handler to send its last response.
+_CANCEL_GRACE_S = 1.0
 _OPTIONS = (
-    # Two servers on one port would share the calls between them.
+    # With it, two servers could listen on one port and would share its calls.
     ("grpc.so_reuseport", 0),
     ("grpc.max_send_message_length", -1),
-    # A client that vanished without a word holds its calls for this long at most; unasked it is two hours.
+    # Maximum time that a vanished client keeps its calls; grpcio's default is two hours.
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
-    # Clients may look whether we are there this often; unasked every five minutes, and then they are cut off.
+    # Minimum time between a client's pings. By default it is five minutes, and faster clients are disconnected.
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
 )
 
 
 class CannotListen(OSError):
-    """The address cannot be had."""
+    """The address is in use or does not belong to this machine."""
 
 
 class GrpcServer:
-    """`bind`, then `start`, then `stop`; each once.
+    """Call `bind`, then `start`, then `stop`, each once.
 
-    grpcio takes calls in a thread of its own and gives each to a thread of ours, which waits while the handler runs on
-    the event loop. Of grpcio's two servers this one takes less: its asyncio server needs twice the CPU for a call.
+    grpcio receives calls in a thread of its own and passes each to a thread of CallThreads, which waits while the
+    handler runs on the event loop. grpcio's asyncio server would need twice the CPU per call.
     """
 
     def __init__(self, max_message_bytes: int, max_calls: int) -> None:
-        """`max_message_bytes`: of a request, also when it is unpacked. `max_calls`: under way at once, streams with
-        them; what comes above it is answered RESOURCE_EXHAUSTED at once. Each takes a thread, a stream two.
+        """`max_message_bytes`: of one request, compressed or not. `max_calls`: running at once, streams included; a
+        call above it ends with RESOURCE_EXHAUSTED at once. A unary call takes one thread, a stream two.
         """
         self._threads = CallThreads()
         self._server = grpc.server(
@@ -56,7 +54,8 @@ class GrpcServer:
         )
 
     def bind(self, host: str, port: int) -> int:
-        """The port, of the system's choice where it is 0. Who connects from now on is answered after the start.
+        """Open the port and return its number; with 0 the system chooses it. Clients that connect now are answered
+        after `start`.
 
         Raises CannotListen.
         """
@@ -67,38 +66,37 @@ class GrpcServer:
             raise CannotListen(f"cannot listen on {address}") from error
 
     async def start(self, unary: Mapping[str, Unary], streams: Mapping[str, Stream]) -> None:
-        """Answers calls from now on: full method name → handler, which runs on this event loop."""
-        crossing = LoopBridge(asyncio.get_running_loop())
-        self._open_calls = OpenCalls()
+        """Answer calls from now on: full method name -> handler, which runs on this event loop."""
+        self._bridge = LoopBridge(asyncio.get_running_loop())
         methods: dict[str, dict[str, grpc.RpcMethodHandler[Any, Any]]] = defaultdict(dict)
-        for path, answer in unary.items():
-            service, method = _parts(path)
-            calls = UnaryCalls(path, answer, crossing, self._open_calls)
-            methods[service][method] = grpc.unary_unary_rpc_method_handler(calls.answer)
-        for path, answer_stream in streams.items():
-            service, method = _parts(path)
-            stream_calls = StreamCalls(path, answer_stream, crossing, self._open_calls, self._threads)
-            methods[service][method] = grpc.stream_stream_rpc_method_handler(stream_calls.answer)
+        for path, handler in unary.items():
+            service, name = _split_path(path)
+            unary_method = UnaryMethod(path, handler, self._bridge, self._threads)
+            methods[service][name] = grpc.unary_unary_rpc_method_handler(unary_method.answer)
+        for path, stream_handler in streams.items():
+            service, name = _split_path(path)
+            stream_method = StreamMethod(path, stream_handler, self._bridge, self._threads)
+            methods[service][name] = grpc.stream_stream_rpc_method_handler(stream_method.answer)
         for service, handlers in methods.items():
             self._server.add_registered_method_handlers(service, handlers)
         self._server.start()
 
     async def stop(self, grace_s: float) -> None:
-        """Takes no new calls (UNAVAILABLE) and answers those under way; after `grace_s` their handlers are cancelled.
+        """Refuse new calls (UNAVAILABLE) and finish the running ones; cancel their handlers after `grace_s`.
 
-        What a handler answers to that is still sent. One that does not end then is left behind.
+        The response of a cancelled handler is still sent. A handler that ignores its cancellation is abandoned.
         """
-        ended = self._server.stop(grace_s + _LAST_WORDS_S)
-        if not await asyncio.to_thread(ended.wait, grace_s):
-            self._open_calls.cancel_all()
-            await asyncio.to_thread(ended.wait, 2 * _LAST_WORDS_S)
-        left = await self._open_calls.ended(_LAST_WORDS_S)
-        if left:
-            log.warning("calls that do not end", calls=left)
+        stopped = self._server.stop(grace_s + _CANCEL_GRACE_S)
+        if not await asyncio.to_thread(stopped.wait, grace_s):
+            self._bridge.cancel_all()
+            await asyncio.to_thread(stopped.wait, 2 * _CANCEL_GRACE_S)
+        num_running = await self._bridge.wait_finished(_CANCEL_GRACE_S)
+        if num_running:
+            log.warning("gRPC handlers ignore their cancellation", calls=num_running)
         self._threads.close()
 
 
-def _parts(path: str) -> tuple[str, str]:
-    """`/package.Service/Method` → service, method."""
+def _split_path(path: str) -> tuple[str, str]:
+    """Split `/package.Service/Method` into service and method."""
     _, service, method = path.split("/")
     return service, method

@@ -1,4 +1,4 @@
-"""A gRPC server with the handlers of a test, and clients of it over real sockets."""
+"""Serve the handlers of a test over real sockets, and connect clients to them."""
 
 import asyncio
 import threading
@@ -23,8 +23,8 @@ async def serving(
     max_message_bytes: int = 2**20,
     max_calls: int = 64,
 ) -> AsyncIterator[tuple[GrpcServer, str]]:
-    """The server and its address. At the end it has no thread left."""
-    before = threads_of_calls()
+    """Yield the server and its address. At the end all its threads must have ended."""
+    before = count_call_threads()
     server = GrpcServer(max_message_bytes, max_calls)
     address = f"127.0.0.1:{server.bind('127.0.0.1', 0)}"
     await server.start({UNARY: unary or echo}, {STREAM: stream or echo_all})
@@ -32,38 +32,38 @@ async def serving(
         yield server, address
     finally:
         await server.stop(0.0)
-        await soon(lambda: threads_of_calls() <= before)
+        await soon(lambda: count_call_threads() <= before)
 
 
 @asynccontextmanager
-async def asking(address: str, **options: Any) -> AsyncIterator[grpc.aio.UnaryUnaryMultiCallable[Any, Any]]:
-    """The unary call, of a client that nobody else uses."""
-    async with connected(address) as channel:
+async def unary_client(address: str, **options: Any) -> AsyncIterator[grpc.aio.UnaryUnaryMultiCallable[Any, Any]]:
+    """Yield the unary method over a connection of its own."""
+    async with connect(address) as channel:
         yield channel.unary_unary(UNARY, **options)
 
 
 @asynccontextmanager
-async def streaming(address: str) -> AsyncIterator[grpc.aio.StreamStreamMultiCallable[Any, Any]]:
-    async with connected(address) as channel:
+async def stream_client(address: str) -> AsyncIterator[grpc.aio.StreamStreamMultiCallable[Any, Any]]:
+    async with connect(address) as channel:
         yield channel.stream_stream(STREAM)
 
 
-def connected(address: str, options: Mapping[str, int] | None = None) -> grpc.aio.Channel:
-    """A connection of its own: grpcio lets channels share one."""
+def connect(address: str, options: Mapping[str, int] | None = None) -> grpc.aio.Channel:
+    """Open a connection of its own; by default grpcio shares one between channels."""
     return grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1), *(options or {}).items()])
 
 
-def threads_of_calls() -> int:
+def count_call_threads() -> int:
     return sum(thread.name == "grpc-call" for thread in threading.enumerate())
 
 
 async def status_of(call: Any) -> tuple[grpc.StatusCode, str]:
-    """Of a call that fails."""
+    """Return code and details of a call that must fail."""
     try:
         await call
     except grpc.aio.AioRpcError as error:
         return error.code(), error.details() or ""
-    raise AssertionError("the call was answered")
+    raise AssertionError("the call succeeded")
 
 
 async def echo(request: bytes, call: Call) -> bytes:
@@ -76,20 +76,20 @@ async def echo_all(requests: AsyncIterator[bytes], call: Call) -> AsyncIterator[
 
 
 class Gate:
-    """A handler that waits to be let go, and tells what comes to it."""
+    """A handler that waits until `open` is set, and counts its running and cancelled calls."""
 
     def __init__(self) -> None:
         self.open = asyncio.Event()
-        self.inside = 0
+        self.running = 0
         self.cancelled = 0
 
     async def __call__(self, request: bytes, call: Call) -> bytes:
-        self.inside += 1
+        self.running += 1
         try:
             await self.open.wait()
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
         finally:
-            self.inside -= 1
+            self.running -= 1
         return request

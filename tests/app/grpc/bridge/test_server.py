@@ -1,4 +1,4 @@
-"""The gRPC server over real sockets, with handlers of the test's own on an event loop in another thread."""
+"""Test the gRPC server over real sockets; the test's handlers run on an event loop in another thread."""
 
 import asyncio
 import threading
@@ -18,8 +18,8 @@ UNARY, STREAM = "/test.Service/Unary", "/test.Service/Stream"
 MANY = 1_000
 
 
-class House:
-    """A server whose handlers are `self.unary` and `self.stream`; what they saw is kept."""
+class ThreadedServer:
+    """Serve `self.unary` and `self.stream`, and record their calls."""
 
     def __init__(self, max_message_bytes: int = 1_000_000, max_calls: int = 2 * MANY) -> None:
         self.loop = asyncio.new_event_loop()
@@ -43,14 +43,14 @@ class House:
         self.loop.call_soon_threadsafe(self.gate.set)
 
     async def unary(self, request: bytes, call: Call) -> bytes:
-        """Echoes; `wait` first waits for the gate, `fail` and `break` end with errors."""
+        """Echo the request; `wait` waits for the gate first, `fail` and `break` end with errors."""
         self.calls.append(call)
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         self.begun.set()
         try:
             if request == b"fail":
-                raise GrpcError("NOT_FOUND", "there is no such thing")
+                raise GrpcError("NOT_FOUND", "unknown request")
             if request == b"break":
                 raise ValueError("a secret")
             if request.startswith(b"wait"):
@@ -63,18 +63,18 @@ class House:
             self.running -= 1
 
     async def stream(self, requests: AsyncIterator[bytes], call: Call) -> AsyncIterator[bytes]:
-        """Echoes each; after `flood` it sends without end, after `fail` it ends with an error."""
+        """Echo each request; `flood` starts endless responses, `fail` ends the call with an error."""
         try:
             async for request in requests:
                 self.begun.set()
                 if request == b"fail":
-                    raise GrpcError("ABORTED", "as you wished")
+                    raise GrpcError("ABORTED", "aborted by request")
                 if request == b"flood":
                     while True:
                         self.sent += 1
                         yield bytes(10_000)
                 yield request
-        except (asyncio.CancelledError, GeneratorExit):  # the latter while it waits for its reader
+        except (asyncio.CancelledError, GeneratorExit):  # GeneratorExit: while the client does not read
             self.cancelled.set()
             raise
 
@@ -89,19 +89,19 @@ class House:
 
 
 @contextmanager
-def serving(**bounds: int) -> Iterator[tuple[House, grpc.Channel]]:
-    house = House(**bounds)
+def serving(**bounds: int) -> Iterator[tuple[ThreadedServer, grpc.Channel]]:
+    served = ThreadedServer(**bounds)
     try:
-        with grpc.insecure_channel(f"127.0.0.1:{house.port}") as channel:
-            yield house, channel
+        with grpc.insecure_channel(f"127.0.0.1:{served.port}") as channel:
+            yield served, channel
     finally:
-        house.close()
+        served.close()
 
 
 @pytest.fixture
-def house() -> Iterator[tuple[House, grpc.Channel]]:
-    with serving() as both:
-        yield both
+def served() -> Iterator[tuple[ThreadedServer, grpc.Channel]]:
+    with serving() as pair:
+        yield pair
 
 
 def unary(channel: grpc.Channel) -> Any:
@@ -115,136 +115,136 @@ def stream(channel: grpc.Channel) -> Any:
 def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
     until_s = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < until_s, "waited in vain"
+        assert time.monotonic() < until_s, "the condition did not become true in time"
         time.sleep(0.01)
 
 
 @contextmanager
-def ends_with(code: grpc.StatusCode, words: str = "") -> Iterator[None]:
-    with pytest.raises(grpc.RpcError) as told:
+def ends_with(code: grpc.StatusCode, details: str = "") -> Iterator[None]:
+    with pytest.raises(grpc.RpcError) as raised:
         yield
-    assert told.value.code() is code, told.value
-    assert words in str(told.value.details())
+    assert raised.value.code() is code, raised.value
+    assert details in str(raised.value.details())
 
 
-Both = tuple[House, grpc.Channel]
+Served = tuple[ThreadedServer, grpc.Channel]
 
 
-def test_a_call_is_answered(house: Both) -> None:
-    assert unary(house[1])(b"seven", metadata=[("x-request-id", "7"), ("odd-bin", b"\xff")]) == b"seven"
-    (call,) = house[0].calls
+def test_unary_call_is_echoed(served: Served) -> None:
+    assert unary(served[1])(b"seven", metadata=[("x-request-id", "7"), ("odd-bin", b"\xff")]) == b"seven"
+    (call,) = served[0].calls
     assert (b"x-request-id", b"7") in call.headers
     assert (b"odd-bin", b"\xff") in call.headers
     assert call.left_s is None
 
 
-def test_errors_are_statuses_and_ours_say_nothing(house: Both) -> None:
-    with ends_with(grpc.StatusCode.NOT_FOUND, "there is no such thing"):
-        unary(house[1])(b"fail")
-    with pytest.raises(grpc.RpcError) as told:
-        unary(house[1])(b"break")
-    assert told.value.code() is grpc.StatusCode.INTERNAL
-    assert "secret" not in str(told.value.details())
-    with ends_with(grpc.StatusCode.ABORTED, "as you wished"):
-        list(stream(house[1])(iter([b"fail"])))
-    assert unary(house[1])(b"goes on") == b"goes on"
+def test_handler_errors_become_statuses_without_internals(served: Served) -> None:
+    with ends_with(grpc.StatusCode.NOT_FOUND, "unknown request"):
+        unary(served[1])(b"fail")
+    with pytest.raises(grpc.RpcError) as raised:
+        unary(served[1])(b"break")
+    assert raised.value.code() is grpc.StatusCode.INTERNAL
+    assert "secret" not in str(raised.value.details())
+    with ends_with(grpc.StatusCode.ABORTED, "aborted by request"):
+        list(stream(served[1])(iter([b"fail"])))
+    assert unary(served[1])(b"next") == b"next"
 
 
-def test_a_deadline_is_known_and_ends_the_handler(house: Both) -> None:
+def test_deadline_is_visible_and_cancels_handler(served: Served) -> None:
     with ends_with(grpc.StatusCode.DEADLINE_EXCEEDED):
-        unary(house[1])(b"wait", timeout=0.3)
-    left_s = house[0].calls[0].left_s
+        unary(served[1])(b"wait", timeout=0.3)
+    left_s = served[0].calls[0].left_s
     assert left_s is not None
     assert left_s < 0.3
-    assert house[0].cancelled.wait(5)
-    wait_until(lambda: house[0].running == 0)
+    assert served[0].cancelled.wait(5)
+    wait_until(lambda: served[0].running == 0)
 
 
-def test_a_client_that_leaves_cancels_the_handler(house: Both) -> None:
-    call = unary(house[1]).future(b"wait")
-    assert house[0].begun.wait(5)
+def test_client_cancel_cancels_handler(served: Served) -> None:
+    call = unary(served[1]).future(b"wait")
+    assert served[0].begun.wait(5)
     call.cancel()
-    assert house[0].cancelled.wait(5)
-    wait_until(lambda: house[0].running == 0)
+    assert served[0].cancelled.wait(5)
+    wait_until(lambda: served[0].running == 0)
 
 
-def test_a_message_that_is_too_large() -> None:
+def test_oversized_message_is_resource_exhausted() -> None:
     with serving(max_message_bytes=10_000) as (_, channel):
         with ends_with(grpc.StatusCode.RESOURCE_EXHAUSTED):
             unary(channel)(bytes(10_001))
         assert len(unary(channel)(bytes(10_000))) == 10_000
 
 
-def test_a_message_that_becomes_too_large_when_it_is_unpacked() -> None:
+def test_oversized_uncompressed_message_is_resource_exhausted() -> None:
     with serving(max_message_bytes=10_000) as (_, channel):
         with ends_with(grpc.StatusCode.RESOURCE_EXHAUSTED):
             unary(channel)(bytes(1_000_000), compression=grpc.Compression.Gzip)
         assert unary(channel)(b"a" * 5_000, compression=grpc.Compression.Gzip) == b"a" * 5_000
 
 
-def test_a_thousand_calls_at_once(house: Both) -> None:
-    calls = [unary(house[1]).future(b"wait %d" % i) for i in range(MANY)]
-    wait_until(lambda: house[0].running == MANY, 30)
-    house[0].open_gate()
+def test_thousand_concurrent_calls_are_answered(served: Served) -> None:
+    calls = [unary(served[1]).future(b"wait %d" % i) for i in range(MANY)]
+    wait_until(lambda: served[0].running == MANY, 30)
+    served[0].open_gate()
     assert [call.result(30) for call in calls] == [b"wait %d" % i for i in range(MANY)]
-    assert house[0].running == 0
+    assert served[0].running == 0
 
 
-def test_more_calls_than_are_taken_are_refused_at_once() -> None:
-    with serving(max_calls=4) as (house, channel):
+def test_calls_above_limit_are_refused_at_once() -> None:
+    with serving(max_calls=4) as (served, channel):
         calls = [unary(channel).future(b"wait") for _ in range(4)]
-        wait_until(lambda: house.running == 4)
+        wait_until(lambda: served.running == 4)
         with ends_with(grpc.StatusCode.RESOURCE_EXHAUSTED):
             unary(channel)(b"one more", timeout=5)
-        house.open_gate()
+        served.open_gate()
         assert [call.result(10) for call in calls] == [b"wait"] * 4
-        assert unary(channel)(b"room again") == b"room again"
+        assert unary(channel)(b"next") == b"next"
 
 
-def test_streams_both_ways(house: Both) -> None:
+def test_stream_echoes_many_messages_in_order(served: Served) -> None:
     sent = [b"%d" % i for i in range(500)]
-    assert list(stream(house[1])(iter(sent))) == sent
+    assert list(stream(served[1])(iter(sent))) == sent
 
 
-def test_a_reader_that_is_behind_holds_up_its_own_stream_alone(house: Both) -> None:
-    flood = stream(house[1])(iter([b"flood"]))
+def test_slow_reader_blocks_only_its_stream(served: Served) -> None:
+    flood = stream(served[1])(iter([b"flood"]))
     next(flood)
     seen = -1
 
-    def stands_still() -> bool:
+    def is_idle() -> bool:
         nonlocal seen
-        before, seen = seen, house[0].sent
+        before, seen = seen, served[0].sent
         time.sleep(0.2)
         return seen == before
 
-    wait_until(stands_still)
-    assert house[0].sent * 10_000 < 20_000_000
-    assert unary(house[1])(b"another") == b"another"
+    wait_until(is_idle)
+    assert served[0].sent * 10_000 < 20_000_000
+    assert unary(served[1])(b"another") == b"another"
     flood.cancel()
-    assert house[0].cancelled.wait(5)
+    assert served[0].cancelled.wait(5)
 
 
-def test_a_stop_answers_what_runs_and_takes_nothing_new(house: Both) -> None:
-    call = unary(house[1]).future(b"wait")
-    assert house[0].begun.wait(5)
-    with ThreadPoolExecutor(1) as one:
-        stopping = one.submit(house[0].run, house[0].server.stop(10))
+def test_stop_answers_running_calls_and_refuses_new(served: Served) -> None:
+    call = unary(served[1]).future(b"wait")
+    assert served[0].begun.wait(5)
+    with ThreadPoolExecutor(1) as executor:
+        stopping = executor.submit(served[0].run, served[0].server.stop(10))
         time.sleep(0.2)
         with ends_with(grpc.StatusCode.UNAVAILABLE):
-            unary(house[1])(b"new", timeout=5)
-        house[0].open_gate()
+            unary(served[1])(b"new", timeout=5)
+        served[0].open_gate()
         assert call.result(5) == b"wait"
         stopping.result(10)
 
 
-def test_a_stop_does_not_wait_for_ever(house: Both) -> None:
-    call = unary(house[1]).future(b"wait")
-    assert house[0].begun.wait(5)
-    house[0].run(house[0].server.stop(0.2))
-    assert house[0].cancelled.wait(5)
+def test_stop_cancels_handlers_after_grace(served: Served) -> None:
+    call = unary(served[1]).future(b"wait")
+    assert served[0].begun.wait(5)
+    served[0].run(served[0].server.stop(0.2))
+    assert served[0].cancelled.wait(5)
     assert isinstance(call.exception(5), grpc.RpcError)
 
 
-def test_a_port_that_is_taken(house: Both) -> None:
+def test_bind_to_used_port_raises_cannot_listen(served: Served) -> None:
     with pytest.raises(CannotListen, match="cannot listen on 127"):
-        GrpcServer(1000, 10).bind("127.0.0.1", house[0].port)
+        GrpcServer(1000, 10).bind("127.0.0.1", served[0].port)

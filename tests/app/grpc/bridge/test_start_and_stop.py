@@ -1,4 +1,4 @@
-"""How the server begins and ends."""
+"""Test how the server starts and stops."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -9,15 +9,15 @@ import pytest
 
 from app.grpc.bridge.server import GrpcServer
 from app.grpc.call import Call, GrpcError
-from tests.app.grpc.bridge.serving import UNARY, asking, echo, serving, status_of, streaming
+from tests.app.grpc.bridge.serving import UNARY, echo, serving, status_of, stream_client, unary_client
 from tests.support.loops import in_loop, task
 
 
 @in_loop
-async def test_who_connects_before_the_start_is_answered_after_it() -> None:
+async def test_call_before_start_is_answered_after_start() -> None:
     server = GrpcServer(1000, 1)
     address = f"127.0.0.1:{server.bind('127.0.0.1', 0)}"
-    async with asking(address) as ask:
+    async with unary_client(address) as ask:
         answer = task(_answer(ask(b"early")))
         await asyncio.sleep(0.1)
         assert not answer.done()
@@ -27,8 +27,8 @@ async def test_who_connects_before_the_start_is_answered_after_it() -> None:
 
 
 @in_loop
-async def test_a_stream_that_is_under_way_goes_on_during_the_drain() -> None:
-    async with serving() as (server, address), streaming(address) as open_stream:
+async def test_stop_lets_running_stream_continue() -> None:
+    async with serving() as (server, address), stream_client(address) as open_stream:
         call = open_stream()
         await call.write(b"a")
         assert await call.read() == b"a"
@@ -42,7 +42,7 @@ async def test_a_stream_that_is_under_way_goes_on_during_the_drain() -> None:
 
 
 @in_loop
-async def test_handlers_that_take_longer_are_cancelled_and_have_the_last_word() -> None:
+async def test_stop_sends_response_of_cancelled_handler() -> None:
     async def polite(request: bytes, call: Call) -> bytes:
         try:
             await asyncio.sleep(60)
@@ -54,7 +54,11 @@ async def test_handlers_that_take_longer_are_cancelled_and_have_the_last_word() 
         yield b"piece"
         await asyncio.sleep(60)
 
-    async with serving(polite, rude) as (server, address), asking(address) as ask, streaming(address) as open_stream:
+    async with (
+        serving(polite, rude) as (server, address),
+        unary_client(address) as ask,
+        stream_client(address) as open_stream,
+    ):
         answer = task(status_of(ask(b"")))
         call = open_stream()
         assert await call.read() == b"piece"
@@ -64,24 +68,24 @@ async def test_handlers_that_take_longer_are_cancelled_and_have_the_last_word() 
 
 
 @in_loop
-async def test_a_handler_that_does_not_end_holds_up_nobody_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.grpc.bridge.server._LAST_WORDS_S", 0.2)
-    is_let_go = asyncio.Event()
+async def test_stop_abandons_handler_that_ignores_cancel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.grpc.bridge.server._CANCEL_GRACE_S", 0.2)
+    is_released = asyncio.Event()
 
     async def stubborn(request: bytes, call: Call) -> bytes:
-        while not is_let_go.is_set():
+        while not is_released.is_set():
             try:
-                await is_let_go.wait()
+                await is_released.wait()
             except asyncio.CancelledError:
                 continue
         return b""
 
-    async with serving(stubborn) as (server, address), asking(address) as ask:
+    async with serving(stubborn) as (server, address), unary_client(address) as ask:
         answer = task(status_of(ask(b"")))
         await asyncio.sleep(0.1)
         await asyncio.wait_for(server.stop(0.0), 5)
         assert (await answer)[0] in (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE)
-        is_let_go.set()
+        is_released.set()
 
 
 async def _answer(call: grpc.aio.UnaryUnaryCall[bytes, bytes]) -> bytes:

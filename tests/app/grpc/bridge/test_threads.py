@@ -1,4 +1,4 @@
-"""Threads for calls: one for each, kept for the next, gone when nobody needs them."""
+"""Test that each call has a thread, that threads are reused, and that idle threads end."""
 
 import threading
 import time
@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from app.grpc.bridge.call_threads import CallThreads
-from tests.app.grpc.bridge.serving import threads_of_calls
+from app.grpc.bridge.threads import CallThreads
+from tests.app.grpc.bridge.serving import count_call_threads
 
 
 @contextmanager
@@ -18,7 +18,7 @@ def call_threads(idle_s: float = 10.0) -> Iterator[CallThreads]:
         yield threads
     finally:
         threads.close()
-        assert within(5, lambda: threads_of_calls() == 0)
+        assert within(5, lambda: count_call_threads() == 0)
 
 
 def within(seconds: float, condition: object) -> bool:
@@ -31,36 +31,36 @@ def within(seconds: float, condition: object) -> bool:
     return True
 
 
-def test_each_call_has_a_thread_while_it_lasts() -> None:
-    together = threading.Barrier(51)
+def test_submit_gives_each_running_call_a_thread() -> None:
+    barrier = threading.Barrier(51)
     with call_threads() as threads:
         for _ in range(50):
-            threads.submit(together.wait, 5)
-        # Nobody would come through if they waited for each other's threads.
-        together.wait(5)
+            threads.submit(barrier.wait, 5)
+        # The barrier would time out if one call waited for the thread of another.
+        barrier.wait(5)
 
 
-def test_threads_serve_one_call_after_another() -> None:
+def test_threads_are_reused_for_later_calls() -> None:
     done = threading.Semaphore(0)
     with call_threads() as threads:
         for _ in range(100):
             threads.submit(done.release)
             assert done.acquire(timeout=5)
             assert within(5, lambda: not threads._unfinished)
-        assert threads_of_calls() == 1
+        assert count_call_threads() == 1
 
 
-def test_idle_threads_end_and_new_ones_begin() -> None:
+def test_idle_threads_end_and_new_ones_start() -> None:
     with call_threads(idle_s=0.02) as threads:
         for _ in range(3):
-            together = threading.Barrier(6)
+            barrier = threading.Barrier(6)
             for _ in range(5):
-                threads.submit(together.wait, 5)
-            together.wait(5)
-            assert within(5, lambda: threads_of_calls() == 0)
+                threads.submit(barrier.wait, 5)
+            barrier.wait(5)
+            assert within(5, lambda: count_call_threads() == 0)
 
 
-def test_nothing_is_lost_between_threads_that_end_and_calls_that_come() -> None:
+def test_submit_while_threads_end_loses_no_call() -> None:
     done = threading.Semaphore(0)
     with call_threads(idle_s=0.0005) as threads:
         for i in range(500):
@@ -69,7 +69,7 @@ def test_nothing_is_lost_between_threads_that_end_and_calls_that_come() -> None:
             time.sleep(0.0004 + i % 5 * 0.0001)
 
 
-def test_a_call_that_fails_leaves_its_thread_alive() -> None:
+def test_thread_survives_failed_call() -> None:
     done = threading.Event()
     with call_threads() as threads:
         threads.submit(int, "none")
@@ -77,39 +77,39 @@ def test_a_call_that_fails_leaves_its_thread_alive() -> None:
         assert done.wait(5)
 
 
-def test_the_callback_is_called_once_whenever_the_function_ends() -> None:
+def test_done_callback_called_once_before_or_after_end() -> None:
     called: list[object] = []
     with call_threads() as threads:
         late = threads.submit(int)
         assert within(5, lambda: not threads._unfinished)
         late.add_done_callback(called.append)
         assert called == [late]
-        go_on = threading.Event()
-        early = threads.submit(go_on.wait, 5)
+        released = threading.Event()
+        early = threads.submit(released.wait, 5)
         early.add_done_callback(called.append)
         assert called == [late]
-        go_on.set()
+        released.set()
         assert within(5, lambda: called == [late, early])
 
 
-def test_without_threads_calls_wait_for_those_before_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_submit_without_new_threads_waits_for_free_one(monkeypatch: pytest.MonkeyPatch) -> None:
     real_start = threading.Thread.start
-    go_on, done = threading.Event(), threading.Semaphore(0)
+    released, done = threading.Event(), threading.Semaphore(0)
 
     def start(thread: threading.Thread) -> None:
-        if threads_of_calls() >= 2:
+        if count_call_threads() >= 2:
             raise RuntimeError("can't start new thread")
         real_start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", start)
     with call_threads() as threads:
         for _ in range(2):
-            threads.submit(go_on.wait, 5)
+            threads.submit(released.wait, 5)
         for _ in range(3):
             threads.submit(done.release)
         assert not threads.try_run(done.release)
         assert not done.acquire(timeout=0.05)
-        go_on.set()
+        released.set()
         for _ in range(3):
             assert done.acquire(timeout=5)
         assert within(5, lambda: threads.try_run(done.release))

@@ -1,4 +1,4 @@
-"""Calls in which either side sends many messages, over real sockets."""
+"""Test calls in which either side sends many messages, over real sockets."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -7,15 +7,15 @@ import grpc
 import grpc.aio
 import pytest
 
-from app.grpc.bridge.call_threads import CallThreads
+from app.grpc.bridge.threads import CallThreads
 from app.grpc.call import Call, GrpcError
-from tests.app.grpc.bridge.serving import serving, streaming
+from tests.app.grpc.bridge.serving import serving, stream_client
 from tests.support.loops import in_loop
 
 
 @in_loop
-async def test_each_request_is_answered_before_the_next_is_sent() -> None:
-    async with serving() as (_, address), streaming(address) as open_stream:
+async def test_stream_answers_each_request_before_next() -> None:
+    async with serving() as (_, address), stream_client(address) as open_stream:
         call = open_stream()
         for i in range(20):
             await call.write(b"%d" % i)
@@ -26,18 +26,18 @@ async def test_each_request_is_answered_before_the_next_is_sent() -> None:
 
 
 @in_loop
-async def test_empty_messages_are_messages() -> None:
-    async with serving() as (_, address), streaming(address) as open_stream:
+async def test_stream_delivers_empty_messages() -> None:
+    async with serving() as (_, address), stream_client(address) as open_stream:
         assert [response async for response in open_stream(iter([b"", b"a", b""]))] == [b"", b"a", b""]
 
 
 @in_loop
-async def test_an_error_comes_after_what_was_given_before_it() -> None:
+async def test_handler_error_follows_responses_sent_before() -> None:
     async def fail_late(requests: AsyncIterator[bytes], call: Call) -> AsyncIterator[bytes]:
         yield b"piece"
         raise GrpcError("RESOURCE_EXHAUSTED", "full")
 
-    async with serving(stream=fail_late) as (_, address), streaming(address) as open_stream:
+    async with serving(stream=fail_late) as (_, address), stream_client(address) as open_stream:
         call = open_stream()
         assert await call.read() == b"piece"
         with pytest.raises(grpc.aio.AioRpcError, match="full"):
@@ -46,20 +46,20 @@ async def test_an_error_comes_after_what_was_given_before_it() -> None:
 
 
 @in_loop
-async def test_a_handler_whose_client_is_gone_is_cancelled_whatever_it_waits_for() -> None:
+async def test_client_cancel_cancels_waiting_stream_handler() -> None:
     is_cancelled = asyncio.Event()
 
     async def listen(requests: AsyncIterator[bytes], call: Call) -> AsyncIterator[bytes]:
         try:
             async for request in requests:
                 yield request
-            # An end that the client has not said: grpcio may tell of it first.
+            # grpcio may end the requests of a disconnected client before it cancels the handler.
             await asyncio.sleep(60)
         except asyncio.CancelledError:
             is_cancelled.set()
             raise
 
-    async with serving(stream=listen) as (_, address), streaming(address) as open_stream:
+    async with serving(stream=listen) as (_, address), stream_client(address) as open_stream:
         call = open_stream()
         await call.write(b"a")
         assert await call.read() == b"a"
@@ -68,11 +68,11 @@ async def test_a_handler_whose_client_is_gone_is_cancelled_whatever_it_waits_for
 
 
 @in_loop
-async def test_a_handler_may_end_before_it_has_heard_all() -> None:
+async def test_handler_may_end_before_last_request() -> None:
     async def first(requests: AsyncIterator[bytes], call: Call) -> AsyncIterator[bytes]:
         yield await anext(requests)
 
-    async with serving(stream=first) as (_, address), streaming(address) as open_stream:
+    async with serving(stream=first) as (_, address), stream_client(address) as open_stream:
         for _ in range(3):
             call = open_stream()
             await call.write(b"a")
@@ -82,7 +82,7 @@ async def test_a_handler_may_end_before_it_has_heard_all() -> None:
 
 
 @in_loop
-async def test_who_stops_waiting_for_a_request_finds_it_later() -> None:
+async def test_request_after_timeout_arrives_at_next_read() -> None:
     async def impatient(requests: AsyncIterator[bytes], call: Call) -> AsyncIterator[bytes]:
         while True:
             try:
@@ -95,20 +95,20 @@ async def test_who_stops_waiting_for_a_request_finds_it_later() -> None:
             if request == b"end":
                 return
 
-    async with serving(stream=impatient) as (_, address), streaming(address) as open_stream:
+    async with serving(stream=impatient) as (_, address), stream_client(address) as open_stream:
         call = open_stream()
         assert await call.read() == b"waiting"
         await call.write(b"here")
         await call.done_writing()
-        heard = [await call.read()]
-        while heard[-1] not in (b"end", grpc.aio.EOF):
-            heard.append(await call.read())
-    assert [response for response in heard if response != b"waiting"] == [b"here", b"end"]
+        received = [await call.read()]
+        while received[-1] not in (b"end", grpc.aio.EOF):
+            received.append(await call.read())
+    assert [response for response in received if response != b"waiting"] == [b"here", b"end"]
 
 
 @in_loop
-async def test_a_request_that_is_too_large_ends_the_stream() -> None:
-    async with serving(max_message_bytes=10_000) as (_, address), streaming(address) as open_stream:
+async def test_oversized_request_ends_stream() -> None:
+    async with serving(max_message_bytes=10_000) as (_, address), stream_client(address) as open_stream:
         call = open_stream()
         await call.write(b"small")
         assert await call.read() == b"small"
@@ -119,8 +119,8 @@ async def test_a_request_that_is_too_large_ends_the_stream() -> None:
 
 
 @in_loop
-async def test_a_stream_whose_requests_no_thread_can_read_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stream_without_reader_thread_is_resource_exhausted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CallThreads, "try_run", lambda *_: False)
-    async with serving() as (_, address), streaming(address) as open_stream:
+    async with serving() as (_, address), stream_client(address) as open_stream:
         call = open_stream(iter([b"a"]))
         assert await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
