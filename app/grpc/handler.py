@@ -14,7 +14,7 @@ from app.inference.pipeline import DecodedRequest, FindSpec, Pipeline
 from app.observability.metrics import RequestRecord, request_id
 from app.protocols.codec import LONG_ELEMENTS, elements_of
 from app.protocols.errors import STATUS_CLIENT_GONE, grpc_code, is_refusal
-from app.protocols.open_inference.requests import own_name
+from app.protocols.open_inference.infer_request import own_name
 from frameworks.errors import Draining
 from frameworks.generation.types import GenerateRequest, Generation
 

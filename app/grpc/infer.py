@@ -16,10 +16,10 @@ from app.grpc.tensors import read_question, response_of
 from app.inference.pipeline import FindSpec
 from app.observability.metrics import RequestRecord
 from app.protocols.codec import LONG_BYTES
-from app.protocols.open_inference.outputs import answered
-from app.protocols.open_inference.requests import read_request
+from app.protocols.open_inference.infer_request import read_request
+from app.protocols.open_inference.infer_response import output_tensors
+from app.protocols.open_inference.infer_types import InferRequest, OutputTensor, ParsedRequest
 from app.protocols.open_inference.signature import GENERATED_OUTPUT, STREAM_INPUT
-from app.protocols.open_inference.types import AnsweredTensor, InferQuestion, InferRequest
 from frameworks.errors import ModelAbsent
 from frameworks.generation.types import Generation
 from frameworks.types import Answer
@@ -135,7 +135,7 @@ class _Stream:
         after.set_result(None)
         async for piece in generation:
             text = np.array([piece.text], dtype=object)
-            tensors = [AnsweredTensor(GENERATED_OUTPUT, "BYTES", text)]
+            tensors = [OutputTensor(GENERATED_OUTPUT, "BYTES", text)]
             is_last = piece.finish_reason is not None
             await self.responses.put(_stream_response(message, tensors, record, is_last))
 
@@ -164,7 +164,7 @@ def _decode(message: Message, call: Call, in_pieces: bool, find_spec: FindSpec) 
     return request if timeout_ms == request.timeout_ms else request._replace(timeout_ms=timeout_ms)
 
 
-def _wants_pieces(question: InferQuestion, request: InferRequest) -> bool:
+def _wants_pieces(question: ParsedRequest, request: InferRequest) -> bool:
     """In a stream a text comes in pieces, unless its caller says otherwise."""
     return request.stream or all(tensor.name != STREAM_INPUT for tensor in question.inputs)
 
@@ -179,16 +179,16 @@ def _sooner_ms(timeout_ms: float | None, call: Call) -> float | None:
 
 
 def _whole(message: Message, record: RequestRecord, decoded: InferRequest, answer: Answer) -> bytes:
-    response = response_of(message, answered(decoded, answer), record.model, record.version, {})
+    response = response_of(message, output_tensors(decoded, answer), record.model, record.version, {})
     serialized: bytes = response.SerializeToString()
     return serialized
 
 
 def _last(message: Message, record: RequestRecord, decoded: InferRequest, answer: Answer) -> bytes:
-    return _stream_response(message, answered(decoded, answer), record, is_last=True)
+    return _stream_response(message, output_tensors(decoded, answer), record, is_last=True)
 
 
-def _stream_response(message: Message, tensors: list[AnsweredTensor], record: RequestRecord, is_last: bool) -> bytes:
+def _stream_response(message: Message, tensors: list[OutputTensor], record: RequestRecord, is_last: bool) -> bytes:
     response = response_of(message, tensors, record.model, record.version, {_FINAL: is_last})
     serialized: bytes = ModelStreamInferResponse(infer_response=response).SerializeToString()
     return serialized

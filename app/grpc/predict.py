@@ -13,8 +13,8 @@ from app.inference.pipeline import FindSpec
 from app.observability.metrics import RequestRecord
 from app.protocols.codec import LONG_BYTES
 from app.protocols.json_tensors import narrow
-from app.protocols.native.inputs import reshape_flat, what_it_answers
-from app.protocols.shapes import check_shape, read_sizes
+from app.protocols.model_inputs import explain_expected_input
+from app.protocols.shapes import check_shape, read_sizes, reshape_flat
 from frameworks.errors import InvalidInput, ModelAbsent
 from frameworks.types import DEFAULT_PRIORITY, Answer, Array, ModelSpec, TensorBatch, TensorType
 
@@ -58,7 +58,7 @@ class PredictCalls:
             raise
         sole = spec.sole_input
         if spec.text is not None or spec.generation is not None:
-            raise InvalidInput("model_name", f"Predict is for numbers; {what_it_answers(spec)}, by ModelInfer")
+            raise InvalidInput("model_name", f"Predict is for numbers; {explain_expected_input(spec)}, by ModelInfer")
         if sole is None or not isinstance(sole.type, TensorType):
             raise InvalidInput("model_name", "Predict fits a model with exactly one required tensor; use ModelInfer")
         numbers = _as_wanted(np.array(message.data, np.float32), sole.type.dtype)

@@ -9,8 +9,8 @@ import numpy as np
 from app.grpc.messages import Message, ModelInferResponse
 from app.protocols.json_tensors import narrow
 from app.protocols.open_inference.datatypes import DTYPES, from_raw, numpy_dtype, to_raw
-from app.protocols.open_inference.requests import read_wanted, refuse_shared_memory
-from app.protocols.open_inference.types import AnsweredTensor, GivenTensor, InferQuestion, Parameter
+from app.protocols.open_inference.infer_request import read_requested_output, refuse_shared_memory
+from app.protocols.open_inference.infer_types import InputTensor, OutputTensor, Parameter, ParsedRequest
 from app.protocols.shapes import read_sizes
 from frameworks.errors import InvalidInput
 from frameworks.types import NUMPY_DTYPES, Array
@@ -42,7 +42,7 @@ _CONTENTS = {
 _FIELDS = sorted({contents.field for contents in _CONTENTS.values()})
 
 
-def read_question(message: Message) -> InferQuestion:
+def read_question(message: Message) -> ParsedRequest:
     """Raises InvalidInput, which names the field of the message."""
     raw = message.raw_input_contents
     inputs = message.inputs
@@ -51,8 +51,10 @@ def read_question(message: Message) -> InferQuestion:
             "raw_input_contents", f"has {len(raw)} entries for {len(inputs)} inputs; wants one for each, in their order"
         )
     given = [_read_input(tensor, f"inputs[{i}]", raw[i] if raw else None) for i, tensor in enumerate(inputs)]
-    outputs = [read_wanted(output.name, read_parameters(output.parameters)) for output in message.outputs] or None
-    return InferQuestion(given, outputs, message.id, read_parameters(message.parameters))
+    outputs = [
+        read_requested_output(output.name, read_parameters(output.parameters)) for output in message.outputs
+    ] or None
+    return ParsedRequest(given, outputs, message.id, read_parameters(message.parameters))
 
 
 def read_parameters(parameters: Mapping[str, Message]) -> dict[str, Parameter]:
@@ -64,7 +66,7 @@ def read_parameters(parameters: Mapping[str, Message]) -> dict[str, Parameter]:
 
 
 def response_of(
-    question: Message, tensors: Iterable[AnsweredTensor], model: str, version: str, parameters: Mapping[str, Parameter]
+    question: Message, tensors: Iterable[OutputTensor], model: str, version: str, parameters: Mapping[str, Parameter]
 ) -> Message:
     """The answer in the form of the question: raw where that was, and where a tensor travels no other way."""
     response = ModelInferResponse(model_name=model, model_version=version, id=question.id)
@@ -85,7 +87,7 @@ def _is_typed(question: Message) -> bool:
     return bool(question.inputs) and not question.raw_input_contents
 
 
-def _read_input(tensor: Message, field: str, raw: bytes | None) -> GivenTensor:
+def _read_input(tensor: Message, field: str, raw: bytes | None) -> InputTensor:
     if tensor.parameters:
         refuse_shared_memory(tensor.parameters, f"{field}.parameters.")
     shape = read_sizes(list(tensor.shape), f"{field}.shape")
@@ -96,8 +98,8 @@ def _read_input(tensor: Message, field: str, raw: bytes | None) -> GivenTensor:
     else:
         value = from_raw(memoryview(raw), tensor.datatype, shape, field)
     if not tensor.parameters:
-        return GivenTensor(tensor.name, tensor.datatype, value)
-    return GivenTensor(tensor.name, tensor.datatype, value, read_parameters(tensor.parameters))
+        return InputTensor(tensor.name, tensor.datatype, value)
+    return InputTensor(tensor.name, tensor.datatype, value, read_parameters(tensor.parameters))
 
 
 def _read_contents(tensor: Message, shape: tuple[int, ...], field: str) -> Array:
@@ -132,7 +134,7 @@ def _texts(elements: Iterable[bytes], field: str) -> Array:
     return array
 
 
-def _write_contents(contents: Message, tensor: AnsweredTensor) -> None:
+def _write_contents(contents: Message, tensor: OutputTensor) -> None:
     elements: Any = tensor.value.reshape(-1).tolist()
     if tensor.datatype == "BYTES":
         elements = [element.encode() for element in elements]

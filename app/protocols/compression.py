@@ -5,7 +5,7 @@ import zlib
 from app.protocols.errors import TooLarge, UnsupportedMediaType
 from frameworks.errors import InvalidInput
 
-LEAST_BYTES = 1024
+MIN_COMPRESSED_BYTES = 1024
 """An answer below this is not worth compressing."""
 
 # zlib's window_bits: which of its forms, with the largest window.
@@ -15,7 +15,7 @@ _NAMES = {"": None, "identity": None, "gzip": "gzip", "x-gzip": "gzip", "deflate
 _LEVEL = 1
 
 
-def read_encoding(value: bytes) -> str | None:
+def parse_encoding(value: bytes) -> str | None:
     """What a content-encoding says: `gzip`, `deflate`, or None for a body that is as it is. Raises
     UnsupportedMediaType for any other.
     """
@@ -27,7 +27,7 @@ def read_encoding(value: bytes) -> str | None:
     return _NAMES[name]
 
 
-def answer_encoding(accepted: bytes) -> str | None:
+def choose_encoding(accepted: bytes) -> str | None:
     """The best that an accept-encoding takes, gzip where it takes both alike; None: the answer goes as it is."""
     qualities: dict[str, float] = {}
     for item in accepted.decode("latin-1").lower().split(","):
@@ -41,7 +41,7 @@ def answer_encoding(accepted: bytes) -> str | None:
     return "gzip" if gzip >= deflate else "deflate"
 
 
-def inflated(body: bytes, encoding: str, max_body_bytes: int) -> bytes:
+def decompress(body: bytes, encoding: str, max_body_bytes: int) -> bytes:
     """What was compressed. Raises InvalidInput where it was not, or not so; TooLarge as soon as it gets too long."""
     inflater = zlib.decompressobj(_FORMS[encoding])
     try:
@@ -59,7 +59,7 @@ def inflated(body: bytes, encoding: str, max_body_bytes: int) -> bytes:
     return inner
 
 
-def deflated(body: bytes, encoding: str) -> bytes:
+def compress(body: bytes, encoding: str) -> bytes:
     """The body, compressed."""
     deflater = zlib.compressobj(_LEVEL, zlib.DEFLATED, _FORMS[encoding])
     return deflater.compress(body) + deflater.flush()

@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 
 from app.protocols.generation_fields import read_flag
-from app.protocols.json_body import came, json_name
+from app.protocols.json_body import describe_type, describe_value
 from frameworks.errors import InvalidInput, UnknownField
 from frameworks.generation.types import Constraint
 
@@ -44,7 +44,7 @@ def read_structured_outputs(value: Any, field: str) -> Constraint | None:
     it. Raises InvalidInput, UnknownField.
     """
     if not isinstance(value, dict):
-        raise InvalidInput(field, f'is {json_name(value)}; wants an object like {{"choice": ["yes", "no"]}}')
+        raise InvalidInput(field, f'is {describe_type(value)}; wants an object like {{"choice": ["yes", "no"]}}')
     _check_members(value, _STRUCTURED, field)
     flag = f"{field}.json_object"
     as_json = {"type": "json_object"} if read_flag({flag: value.get("json_object")}, flag) else None
@@ -58,18 +58,18 @@ def read_structured_outputs(value: Any, field: str) -> Constraint | None:
 
 def _read_regex(value: Any) -> Constraint:
     if not isinstance(value, str) or not value:
-        raise InvalidInput("regex", f'is {came(value)}; wants a pattern like "[0-9]{{4}}"')
+        raise InvalidInput("regex", f'is {describe_value(value)}; wants a pattern like "[0-9]{{4}}"')
     return Constraint("regex", _bounded(value, "regex"))
 
 
 def _read_choice(value: Any) -> Constraint:
     wants = f"wants a list of 1 to {MOST_CHOICES_NAMED} different strings"
     if not isinstance(value, list) or not 1 <= len(value) <= MOST_CHOICES_NAMED:
-        given = f"has {len(value)}" if isinstance(value, list) else f"is {came(value)}"
+        given = f"has {len(value)}" if isinstance(value, list) else f"is {describe_value(value)}"
         raise InvalidInput("choice", f"{given}; {wants}")
     for i, choice in enumerate(value):
         if not isinstance(choice, str) or not choice:
-            raise InvalidInput(f"choice[{i}]", f"is {came(choice)}; wants a string that is not empty")
+            raise InvalidInput(f"choice[{i}]", f"is {describe_value(choice)}; wants a string that is not empty")
     if len(set(value)) != len(value):
         twice = next(choice for choice in value if value.count(choice) > 1)
         raise InvalidInput("choice", f'has "{twice[:100]}" twice; {wants}')
@@ -78,7 +78,7 @@ def _read_choice(value: Any) -> Constraint:
 
 def _read_schema(value: Any, field: str = "json_schema") -> Constraint:
     if value is not True and not isinstance(value, dict):
-        raise InvalidInput(field, f"is {came(value)}; wants a JSON schema, or true for any JSON")
+        raise InvalidInput(field, f"is {describe_value(value)}; wants a JSON schema, or true for any JSON")
     return Constraint("json_schema", _bounded(_json(value, field), field))
 
 
@@ -86,7 +86,7 @@ def _read_response_format(value: Any) -> Constraint | None:
     """As OpenAI's."""
     field = "response_format"
     if not isinstance(value, dict):
-        raise InvalidInput(field, f'is {came(value)}; wants an object like {{"type": "json_object"}}')
+        raise InvalidInput(field, f'is {describe_value(value)}; wants an object like {{"type": "json_object"}}')
     kind = value.get("type")
     if kind not in _RESPONSE_FORMATS:
         raise InvalidInput(f"{field}.type", f"wants one of {', '.join(_RESPONSE_FORMATS)}")

@@ -20,11 +20,11 @@ from frameworks.errors import (
 )
 
 
-class WireError(RoundhouseError):
+class ProtocolError(RoundhouseError):
     """The request is refused before its content is interpreted."""
 
 
-class InvalidJson(WireError):
+class InvalidJson(ProtocolError):
     """The body is not valid JSON."""
 
 
@@ -32,11 +32,11 @@ class EmptyBody(InvalidJson):
     """The request has no body."""
 
 
-class NotFound(WireError):
+class NotFound(ProtocolError):
     """No route has this path."""
 
 
-class MethodNotAllowed(WireError):
+class MethodNotAllowed(ProtocolError):
     """The route does not accept this method; the message lists the allowed methods."""
 
     def __init__(self, method: str, path: str, allowed: str) -> None:
@@ -44,7 +44,7 @@ class MethodNotAllowed(WireError):
         self.allowed = allowed
 
 
-class TooLarge(WireError):
+class TooLarge(ProtocolError):
     """The body is larger than server.max_body_bytes."""
 
     def __init__(self, max_body_bytes: int) -> None:
@@ -53,15 +53,15 @@ class TooLarge(WireError):
         )
 
 
-class UnsupportedMediaType(WireError):
+class UnsupportedMediaType(ProtocolError):
     """The server does not read the body's content-type or content-encoding."""
 
 
-class Forbidden(WireError):
+class Forbidden(ProtocolError):
     """The server's configuration forbids the request."""
 
 
-class NotSupported(WireError):
+class NotSupported(ProtocolError):
     """The server does not implement this part of a protocol; the message names the alternative."""
 
 

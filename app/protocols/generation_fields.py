@@ -7,7 +7,7 @@ UnknownField, which names the field as the caller does, what came and what is wa
 from collections.abc import Mapping
 from typing import Any
 
-from app.protocols.json_body import came, json_name
+from app.protocols.json_body import describe_type, describe_value
 from frameworks.errors import InvalidInput, UnknownField
 from frameworks.generation.types import Conversation, GenerationSpec, Message, Sampling, Stopping
 
@@ -99,7 +99,7 @@ def read_num_choices(fields: Fields, name: str = "n") -> int:
 def read_messages(value: Any, name: str = "messages") -> Conversation:
     """A list of `{"role", "content"}`; a content is a string, or a list of `{"type": "text", "text"}`."""
     if not isinstance(value, list) or not 1 <= len(value) <= MOST_MESSAGES:
-        given = f"has {len(value)}" if isinstance(value, list) else f"is {json_name(value)}"
+        given = f"has {len(value)}" if isinstance(value, list) else f"is {describe_type(value)}"
         raise InvalidInput(
             name, f'{given}; wants a list of 1 to {MOST_MESSAGES} messages like {{"role": "user", "content": "…"}}'
         )
@@ -112,7 +112,7 @@ def read_number(fields: Fields, name: str, default: float, lowest: float, highes
     if value is None:
         return default
     if type(value) not in (int, float) or not lowest <= value <= highest:
-        raise InvalidInput(name, f"is {came(value)}; wants a number from {lowest:g} to {highest:g}")
+        raise InvalidInput(name, f"is {describe_value(value)}; wants a number from {lowest:g} to {highest:g}")
     return float(value)
 
 
@@ -122,7 +122,9 @@ def read_whole(fields: Fields, name: str, lowest: int, highest: int, otherwise: 
     if value is None:
         return None
     if type(value) is not int or not lowest <= value <= highest:
-        raise InvalidInput(name, f"is {came(value)}; wants a whole number from {lowest} to {highest}{otherwise}")
+        raise InvalidInput(
+            name, f"is {describe_value(value)}; wants a whole number from {lowest} to {highest}{otherwise}"
+        )
     return value
 
 
@@ -131,7 +133,7 @@ def read_flag(fields: Fields, name: str) -> bool:
     value = fields.get(name)
     if value is None or isinstance(value, bool):
         return bool(value)
-    raise InvalidInput(name, f"is {came(value)}; wants true or false")
+    raise InvalidInput(name, f"is {describe_value(value)}; wants true or false")
 
 
 def _read_top_k(fields: Fields, default: int | None) -> int | None:
@@ -147,7 +149,7 @@ def _read_logit_bias(fields: Fields, vocabulary_size: int) -> dict[int, float]:
     if value is None:
         return {}
     if not isinstance(value, dict) or len(value) > MOST_TOKENS_NAMED:
-        given = f"has {len(value)} members" if isinstance(value, dict) else f"is {json_name(value)}"
+        given = f"has {len(value)} members" if isinstance(value, dict) else f"is {describe_type(value)}"
         raise InvalidInput(
             "logit_bias", f'{given}; wants an object of at most {MOST_TOKENS_NAMED} biases like {{"17": -100}}'
         )
@@ -168,11 +170,11 @@ def _read_stops(fields: Fields) -> tuple[str, ...]:
         return ()
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or len(stops) > MOST_STOPS:
-        given = f"has {len(stops)}" if isinstance(stops, list) else f"is {came(stops)}"
+        given = f"has {len(stops)}" if isinstance(stops, list) else f"is {describe_value(stops)}"
         raise InvalidInput("stop", f"{given}; wants a string or a list of at most {MOST_STOPS} strings")
     for i, stop in enumerate(stops):
         if not isinstance(stop, str) or not 0 < len(stop) <= LONGEST_STOP:
-            given = f"has {len(stop)} characters" if isinstance(stop, str) else f"is {came(stop)}"
+            given = f"has {len(stop)} characters" if isinstance(stop, str) else f"is {describe_value(stop)}"
             field = "stop" if stops is not value else f"stop[{i}]"
             raise InvalidInput(field, f"{given}; wants a string of 1 to {LONGEST_STOP} characters")
     return tuple(stops)
@@ -183,7 +185,7 @@ def _read_stop_token_ids(fields: Fields, vocabulary_size: int) -> frozenset[int]
     if value is None:
         return frozenset()
     if not isinstance(value, list) or len(value) > MOST_TOKENS_NAMED:
-        given = f"has {len(value)}" if isinstance(value, list) else f"is {came(value)}"
+        given = f"has {len(value)}" if isinstance(value, list) else f"is {describe_value(value)}"
         raise InvalidInput("stop_token_ids", f"{given}; wants a list of at most {MOST_TOKENS_NAMED} token ids")
     for i, token_id in enumerate(value):
         field = f"stop_token_ids[{i}]"
@@ -194,7 +196,7 @@ def _read_stop_token_ids(fields: Fields, vocabulary_size: int) -> frozenset[int]
 
 def _read_message(item: Any, name: str) -> Message:
     if not isinstance(item, dict):
-        raise InvalidInput(name, f'is {json_name(item)}; wants an object like {{"role": "user", "content": "…"}}')
+        raise InvalidInput(name, f'is {describe_type(item)}; wants an object like {{"role": "user", "content": "…"}}')
     for field in item:
         if field not in ("role", "content"):
             raise UnknownField.among(field[:200], ("role", "content"), f"{name}.")
@@ -204,7 +206,7 @@ def _read_message(item: Any, name: str) -> Message:
     if isinstance(content, list):
         content = "".join(_read_part(part, f"{name}.content[{i}]") for i, part in enumerate(content))
     if not isinstance(content, str):
-        raise InvalidInput(f"{name}.content", f"is {json_name(content)}; wants a string")
+        raise InvalidInput(f"{name}.content", f"is {describe_type(content)}; wants a string")
     return Message(role, content)
 
 

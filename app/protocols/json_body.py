@@ -38,22 +38,22 @@ _LONG_BYTES = 16 * 1024
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-class NotNumbers(Exception):
+class NonNumericArray(Exception):
     """An array holds something else than numbers of the kind asked for; the message says what."""
 
 
-class Ragged(Exception):
+class RaggedArray(Exception):
     """The arrays in an array differ in length or depth; the message says where."""
 
 
-class Unsure(Exception):
+class ExactParseNeeded(Exception):
     """An array is too long for the quick way; read the body again with `parse_exact`."""
 
 
 class Document(Protocol):
     """One parsed body. All values must be read before the next await: they die with the document.
 
-    `items`, `python` and `numbers` raise Unsure as well.
+    `items`, `python` and `numbers` raise ExactParseNeeded as well.
     """
 
     @property
@@ -79,10 +79,10 @@ class Document(Protocol):
         ...
 
     def numbers(self, node: Node, kind: NumberKind) -> tuple[Array, tuple[int, ...]]:
-        """An array's numbers, flat (float64, int64 or uint64), and its shape. Raises NotNumbers, Ragged."""
+        """An array's numbers, flat (float64, int64 or uint64), and its shape. Raises NonNumericArray, RaggedArray."""
         ...
 
-    def is_proven(self) -> bool:
+    def shapes_are_certain(self) -> bool:
         """Whether every shape that `numbers` gave is certain; if not, read the body again with `parse_exact`."""
         ...
 
@@ -108,15 +108,15 @@ def parse_exact(body: bytes) -> Document:
 
 
 def flatten(node: list[Any]) -> tuple[list[Any], tuple[int, ...]]:
-    """The elements of a nest of lists, in order, and its shape. Raises Ragged."""
+    """The elements of a nest of lists, in order, and its shape. Raises RaggedArray."""
     level, shape = node, [len(node)]
     while list in (types := set(map(type, level))):
         lengths = set(map(len, level)) if types == {list} else set()
         if len(lengths) != 1:
-            raise Ragged(_ragged_at(len(shape), lengths))
+            raise RaggedArray(_ragged_at(len(shape), lengths))
         shape.append(lengths.pop())
         if len(shape) > _MAX_DEPTH:
-            raise Ragged(f"it is nested more than {_MAX_DEPTH} deep")
+            raise RaggedArray(f"it is nested more than {_MAX_DEPTH} deep")
         level = list(chain.from_iterable(level))
     return level, tuple(shape)
 
@@ -148,7 +148,7 @@ class _SimdDocument:
     def items(self, array: Node) -> list[Node]:
         self._brackets += 1
         if len(array) == _LARGEST_COUNT:
-            raise Unsure
+            raise ExactParseNeeded
         return list(array)
 
     def python(self, node: Node) -> Any:
@@ -156,7 +156,7 @@ class _SimdDocument:
             self._brackets += 1  # at least; a nest in it leaves the count short, and so the doubt
             items = node.as_list()
             if len(self._body) > 2 * _LARGEST_COUNT and (len(items) == _LARGEST_COUNT or list in set(map(type, items))):
-                raise Unsure
+                raise ExactParseNeeded
             return items
         return node.as_dict() if isinstance(node, simdjson.Object) else node
 
@@ -169,13 +169,13 @@ class _SimdDocument:
             return _plain_numbers(self.python(node), kind)
         return flat, self._shape(node, flat.size)
 
-    def is_proven(self) -> bool:
+    def shapes_are_certain(self) -> bool:
         # A flat array has one bracket. If the body has just the brackets that were predicted, no flat array hides a
         # nest; more of them may also stand in a string, which only the exact way can tell.
         return not self._flat_arrays or _brackets_in(self._body) == self._brackets
 
     def _shape(self, node: Node, size: int) -> tuple[int, ...]:
-        """The shape of a nest; rows are walked, never numbers. A flat array is only counted: see `is_proven`."""
+        """The shape of a nest; rows are walked, never numbers. `shapes_are_certain` checks flat arrays."""
         self._brackets += 1
         if size and len(node) == size and not self.is_array(node[0]):
             self._flat_arrays += 1
@@ -185,24 +185,24 @@ class _SimdDocument:
         while True:
             lengths = set(map(len, level))
             if len(lengths) != 1:
-                raise Ragged(_ragged_at(len(shape), lengths))
+                raise RaggedArray(_ragged_at(len(shape), lengths))
             shape.append(lengths.pop())
             rows = [row for array in level for row in array] if self._is_nest(level[0]) else []
             if not rows:
                 break
             if not all(map(self.is_array, rows)):
-                raise Ragged(_ragged_at(len(shape), set()))
+                raise RaggedArray(_ragged_at(len(shape), set()))
             if len(shape) >= _MAX_DEPTH:
-                raise Ragged(f"it is nested more than {_MAX_DEPTH} deep")
+                raise RaggedArray(f"it is nested more than {_MAX_DEPTH} deep")
             self._brackets += len(rows)
             level = rows
         self._flat_arrays += 1
         if len(shape) == 1:
             return (size,)  # the buffer's own size is the truth, however long
         if _LARGEST_COUNT in shape:
-            raise Unsure
+            raise ExactParseNeeded
         if int(np.prod(shape)) != size:
-            raise Ragged("its rows differ in length or depth")
+            raise RaggedArray("its rows differ in length or depth")
         return tuple(shape)
 
     def _is_nest(self, array: Node) -> bool:
@@ -241,7 +241,7 @@ class _PlainDocument:
     def numbers(self, node: Node, kind: NumberKind) -> tuple[Array, tuple[int, ...]]:
         return _plain_numbers(node, kind)
 
-    def is_proven(self) -> bool:
+    def shapes_are_certain(self) -> bool:
         return True
 
 
@@ -249,22 +249,22 @@ def _plain_numbers(node: list[Any], kind: NumberKind) -> tuple[Array, tuple[int,
     flat, shape = flatten(node)
     types = set(map(type, flat))
     if strangers := types - {int, float}:
-        raise NotNumbers(f"it holds {_JSON_NAMES[strangers.pop()]}, not only numbers")
+        raise NonNumericArray(f"it holds {_JSON_NAMES[strangers.pop()]}, not only numbers")
     if kind != "float" and float in types:
         example = next(value for value in flat if type(value) is float)
-        raise NotNumbers(f"it holds {example!r}, which is no integer of 64 bits")
+        raise NonNumericArray(f"it holds {example!r}, which is no integer of 64 bits")
     try:
         return np.array(flat, dtype=_KINDS[kind][1]), shape
     except OverflowError:
         bounds = np.iinfo(_KINDS[kind][1])
         example = next(value for value in flat if not bounds.min <= value <= bounds.max)
-        raise NotNumbers(f"it holds {example}, outside {bounds.min} to {bounds.max}") from None
+        raise NonNumericArray(f"it holds {example}, outside {bounds.min} to {bounds.max}") from None
 
 
 _JSON_NAMES: dict[type, str] = {bool: "true or false", str: "a string", type(None): "null", dict: "an object"}
 
 
-def json_name(value: Any) -> str:
+def describe_type(value: Any) -> str:
     """What a caller would call the value: `a string`, `an array`, `null`, …"""
     if isinstance(value, bool | str | dict) or value is None:
         return _JSON_NAMES[type(value)]
@@ -273,11 +273,11 @@ def json_name(value: Any) -> str:
     return "an object" if simdjson is not None and isinstance(value, simdjson.Object) else "an array"
 
 
-def came(value: Any) -> str:
+def describe_value(value: Any) -> str:
     """What came, in a message that says what is wanted: a number itself, of anything else only what it is."""
     if type(value) in (int, float):
         return str(value)[:40]
-    return '""' if value == "" else json_name(value)
+    return '""' if value == "" else describe_type(value)
 
 
 def _check_names(names: Iterable[str], known: Collection[str], within: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from app.protocols import json_body
-from app.protocols.json_body import Document, Unsure, parse, parse_exact
+from app.protocols.json_body import Document, ExactParseNeeded, parse, parse_exact
 from frameworks.errors import InvalidInput
 from frameworks.types import Array
 
@@ -15,7 +15,7 @@ SHORT_BYTES = 16 * 1024
 """Below this a body may be worth a way of its own."""
 
 
-def read_surely(body: bytes, read: Callable[[Document], Read]) -> Read:
+def read_document(body: bytes, read: Callable[[Document], Read]) -> Read:
     """What `read` makes of the body, whose shapes are certain. It is called again where they were not.
 
     Raises InvalidJson, and what `read` raises.
@@ -23,14 +23,14 @@ def read_surely(body: bytes, read: Callable[[Document], Read]) -> Read:
     document = parse(body)
     try:
         read_once = read(document)
-    except Unsure:
+    except ExactParseNeeded:
         return read(parse_exact(body))
     except InvalidInput:
-        if not document.is_proven():
+        if not document.shapes_are_certain():
             # What seemed flat and of the wrong length may be ragged: the slower way then says so instead.
             read(parse_exact(body))
         raise
-    if document.is_proven():
+    if document.shapes_are_certain():
         return read_once
     # An array that seemed flat may hide a nest, or a bracket stands in a string: the slower way tells.
     return read(parse_exact(body))

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from app.protocols.json_body import Document, Node, NotNumbers, NumberKind, Ragged, flatten, json_name
+from app.protocols.json_body import Document, Node, NonNumericArray, NumberKind, RaggedArray, describe_type, flatten
 from app.protocols.shapes import read_sizes
 from frameworks.errors import InvalidInput
 from frameworks.types import NUMPY_DTYPES, Array, MapType, OptionalType, SequenceType, TensorType, Value, ValueType
@@ -47,9 +47,9 @@ def read_tensor(document: Document, node: Node, wanted: TensorType, field: str) 
         else:
             numbers, shape = document.numbers(node, _kind(wanted.dtype))
             tensor = narrow(numbers, wanted.dtype, field)
-    except Ragged as error:
+    except RaggedArray as error:
         raise InvalidInput(field, f"the array is ragged: {error}") from None
-    except NotNumbers as error:
+    except NonNumericArray as error:
         raise InvalidInput(field, f"{error}; the model wants {wanted.dtype}") from None
     return tensor.reshape(shape), len(shape) == 1
 
@@ -60,7 +60,7 @@ def _read_described(document: Document, node: Node, wanted: TensorType, field: s
         raise InvalidInput(field, 'an object must have "data"; "shape" and "dtype" may stand beside it')
     dtype = members.get("dtype", wanted.dtype)
     if dtype != wanted.dtype:
-        came = f'"{dtype[:40]}"' if isinstance(dtype, str) else json_name(dtype)
+        came = f'"{dtype[:40]}"' if isinstance(dtype, str) else describe_type(dtype)
         raise InvalidInput(f"{field}.dtype", f'is {came}, and the model wants "{wanted.dtype}"')
     data = members["data"]
     if document.is_object(data):
@@ -93,7 +93,7 @@ def _read_scalar(node: Node, wanted: TensorType, field: str) -> Array:
             raise InvalidInput(field, f"is {node}, out of the range of {wanted.dtype}") from None
         return narrow(wide, wanted.dtype, field).reshape(())
     if fits is None or type(node) is not fits:
-        raise InvalidInput(field, f"is {json_name(node)}; the model wants {wanted.dtype}, flat or nested in arrays")
+        raise InvalidInput(field, f"is {describe_type(node)}; the model wants {wanted.dtype}, flat or nested in arrays")
     return np.array(node, dtype=NUMPY_DTYPES[wanted.dtype])
 
 
@@ -104,7 +104,7 @@ def _read_plain(document: Document, node: Node, wanted: TensorType, field: str) 
     strangers = set(map(type, flat)) - fits
     if strangers or (wanted.dtype == "bool" and not set(flat) <= {0, 1}):
         stranger = next(v for v in flat if type(v) not in fits or (wanted.dtype == "bool" and v not in (0, 1)))
-        raise InvalidInput(field, f"holds {json_name(stranger)}; the model wants {wanted.dtype}")
+        raise InvalidInput(field, f"holds {describe_type(stranger)}; the model wants {wanted.dtype}")
     tensor = np.empty(len(flat), dtype=NUMPY_DTYPES[wanted.dtype])
     tensor[:] = flat
     return tensor, shape
@@ -112,13 +112,13 @@ def _read_plain(document: Document, node: Node, wanted: TensorType, field: str) 
 
 def _read_sequence(document: Document, node: Node, wanted: SequenceType, field: str) -> list[Any]:
     if not document.is_array(node):
-        raise InvalidInput(field, f"is {json_name(node)}; the model wants {wanted}, a list")
+        raise InvalidInput(field, f"is {describe_type(node)}; the model wants {wanted}, a list")
     return [read_value(document, item, wanted.element, f"{field}[{i}]") for i, item in enumerate(node)]
 
 
 def _read_map(document: Document, node: Node, wanted: MapType, field: str) -> dict[Any, Any]:
     if not document.is_object(node):
-        raise InvalidInput(field, f"is {json_name(node)}; the model wants {wanted}, an object")
+        raise InvalidInput(field, f"is {describe_type(node)}; the model wants {wanted}, an object")
     result: dict[Any, Any] = {}
     members = document.python(node)
     if len(members) != len(node):
@@ -131,7 +131,7 @@ def _read_map(document: Document, node: Node, wanted: MapType, field: str) -> di
                 raise InvalidInput(field, f'has the key "{name[:40]}"; the model wants {wanted.key} keys')
             key = int(name)
         if not isinstance(wanted.value, TensorType) or type(value) not in (int, float, str, bool):
-            raise InvalidInput(f"{field}.{name[:40]}", f"is {json_name(value)}; the model wants {wanted.value}")
+            raise InvalidInput(f"{field}.{name[:40]}", f"is {describe_type(value)}; the model wants {wanted.value}")
         result[key] = _read_scalar(value, wanted.value, f"{field}.{name[:40]}").item()
     return result
 

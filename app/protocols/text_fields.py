@@ -7,6 +7,9 @@ from app.protocols.generation_fields import read_whole
 from frameworks.errors import InvalidInput
 from frameworks.types import TextSpec
 
+MAX_TEXTS = 100_000
+"""Texts in one request to an embed or classify model."""
+
 
 def read_dimensions(fields: Mapping[str, Any], text: TextSpec) -> int | None:
     """`dimensions`; None where all of a vector is wanted. Raises InvalidInput."""

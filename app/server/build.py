@@ -27,8 +27,8 @@ from app.observability.integrity_watch import IntegrityWatch
 from app.observability.loop_watch import LoopWatch
 from app.observability.metrics import Observer
 from app.protocols.native.codec import ROUTES as NATIVE_ROUTES
-from app.protocols.open_inference.codec import routes as open_inference_routes
-from app.protocols.open_inference.generate import ROUTES as GENERATE_ROUTES
+from app.protocols.open_inference.generate_codec import ROUTES as GENERATE_ROUTES
+from app.protocols.open_inference.infer_codec import routes as open_inference_routes
 from app.protocols.openai.routes import ROUTES as OPENAI_ROUTES
 from app.protocols.routes import RouteTable
 from frameworks.devices import DeviceManager, DeviceProbe, SystemProbe

@@ -3,7 +3,7 @@
 from typing import Any
 
 from app.admin.open_inference.metadata import Described, backend_of, platform_of, told_shape
-from app.protocols.open_inference.signature import TensorSignature, batches, tensors_of
+from app.protocols.open_inference.signature import TensorSignature, signature_for, supports_batching
 from frameworks.models.slot import ModelSlot
 from frameworks.settings import VersionPolicy
 from frameworks.types import DEFAULT_PRIORITY, LAST_PRIORITY, ModelSpec
@@ -18,9 +18,9 @@ def model_configuration(described: Described, default_timeout_ms: int | None) ->
     leave it out, as Triton has it; else the `dims` are the whole shapes.
     """
     slot, _, spec = described
-    signature = tensors_of(spec)
+    signature = signature_for(spec)
     tensors = (*signature.inputs.values(), *signature.outputs.values())
-    has_rows = batches(spec) and all(told_shape(tensor)[:1] == [-1] and tensor.shape for tensor in tensors)
+    has_rows = supports_batching(spec) and all(told_shape(tensor)[:1] == [-1] and tensor.shape for tensor in tensors)
     configuration = {
         "name": slot.name,
         "platform": platform_of(slot.framework),

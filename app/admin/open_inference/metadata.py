@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 from app import VERSION
-from app.protocols.open_inference.signature import TensorSignature, tensors_of
+from app.protocols.open_inference.signature import TensorSignature, signature_for
 from frameworks.models.slot import ModelSlot
 from frameworks.models.version import ModelVersion
 from frameworks.types import ModelSpec
@@ -42,7 +42,7 @@ def server_metadata() -> dict[str, Any]:
 
 def model_metadata(described: Described, versions: list[str]) -> dict[str, Any]:
     """As ModelMetadataResponse. `versions`: that may be asked for."""
-    signature = tensors_of(described.spec)
+    signature = signature_for(described.spec)
     return {
         "name": described.slot.name,
         "versions": versions,

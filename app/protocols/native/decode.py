@@ -4,10 +4,10 @@ from typing import Any, NamedTuple
 
 from app.inference.pipeline import FindSpec
 from app.protocols.codec import Target
-from app.protocols.json_body import Document, Node, json_name
-from app.protocols.json_reading import read_flat, read_surely
+from app.protocols.json_body import Document, Node, describe_type
+from app.protocols.json_reading import read_document, read_flat
 from app.protocols.json_tensors import narrow
-from app.protocols.native.fields import COMMON_FIELDS, FIELDS, GENERATION_QUESTIONS, OPTIONS, QUESTION_FIELDS
+from app.protocols.native.fields import COMMON_FIELDS, FIELDS, GENERATION_INPUTS, INPUT_FIELDS, OPTIONS
 from app.protocols.native.generation import read_generation
 from app.protocols.native.inputs import read_count, read_input_data, read_inputs, read_text
 from frameworks.errors import InvalidInput, ModelAbsent, VersionNotFound
@@ -55,7 +55,7 @@ def decode(body: bytes, target: Target, find_spec: FindSpec) -> NativeRequest:
         request = _read_flat(*flat, target, find_spec)
         if request is not None:
             return request
-    return read_surely(body, lambda document: _read(document, target, find_spec))
+    return read_document(body, lambda document: _read(document, target, find_spec))
 
 
 def _read_flat(name: Any, numbers: Array, target: Target, find_spec: FindSpec) -> NativeRequest | None:
@@ -83,7 +83,7 @@ def _read_flat(name: Any, numbers: Array, target: Target, find_spec: FindSpec) -
 
 def _read(document: Document, target: Target, find_spec: FindSpec) -> NativeRequest:
     if not document.is_object(document.root):
-        raise InvalidInput("body", f"is {json_name(document.root)}; wants a JSON object")
+        raise InvalidInput("body", f"is {describe_type(document.root)}; wants a JSON object")
     fields = document.members(document.root, FIELDS)
     names = tuple(fields)
     question = _questions.get(names)
@@ -113,12 +113,12 @@ def _read(document: Document, target: Target, find_spec: FindSpec) -> NativeRequ
 
 def _question_of(names: tuple[str, ...]) -> str:
     """The question that a body with these fields asks. Raises InvalidInput where they do not go together."""
-    questions = [name for name in QUESTION_FIELDS if name in names]
+    questions = [name for name in INPUT_FIELDS if name in names]
     if len(questions) != 1:
         came = " and ".join(questions) or "none of them came"
         raise InvalidInput(
             questions[-1] if questions else "input_data",
-            f"exactly one of {', '.join(QUESTION_FIELDS)} is wanted; {came}",
+            f"exactly one of {', '.join(INPUT_FIELDS)} is wanted; {came}",
         )
     question = questions[0]
     for name in names:
@@ -149,13 +149,13 @@ def _name_and_version(fields: dict[str, Node], target: Target) -> tuple[str, str
     name, version = fields.get("model_name"), fields.get("version")
     for field, value, in_path in (("model_name", name, target.model), ("version", version, target.version)):
         if field in fields and not isinstance(value, str):
-            raise InvalidInput(field, f"is {json_name(value)}; wants a string")
+            raise InvalidInput(field, f"is {describe_type(value)}; wants a string")
         if in_path is not None and value not in (None, in_path):
             raise InvalidInput(
                 field, f'is "{value[:200]}", and the path names "{in_path[:200]}"; leave one of them out'
             )
     model = target.model or name
-    if model is None and not GENERATION_QUESTIONS.isdisjoint(fields):
+    if model is None and not GENERATION_INPUTS.isdisjoint(fields):
         return "", version
     if not model:
         raise InvalidInput("model_name", "is missing; name the model here or post to /models/{name}/infer")

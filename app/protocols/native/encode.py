@@ -6,13 +6,11 @@ import numpy as np
 import orjson
 
 from app.protocols.codec import AnswerContext
+from app.protocols.json_output import array_to_json, to_json_value
 from app.protocols.native.decode import NativeRequest
 from app.protocols.native.stream import describe_generated
 from frameworks.generation.types import GenerateAnswer, GenerateRequest
-from frameworks.types import Answer, Array, ClassifyAnswer, EmbedAnswer, TensorBatch, Value
-
-# EncodedResponse at one go, in well under a millisecond.
-_BLOCK_ELEMENTS = 16 * 1024
+from frameworks.types import Answer, ClassifyAnswer, EmbedAnswer, TensorBatch, Value
 
 
 def encode(native: NativeRequest, answer: Answer | GenerateAnswer, context: AnswerContext) -> bytes:
@@ -24,7 +22,7 @@ def encode(native: NativeRequest, answer: Answer | GenerateAnswer, context: Answ
         return orjson.dumps(head, option=orjson.OPT_SERIALIZE_NUMPY)
     match answer:
         case EmbedAnswer():
-            head |= {"embeddings": _written(answer.embeddings), "tokens": answer.tokens}
+            head |= {"embeddings": array_to_json(answer.embeddings), "tokens": answer.tokens}
         case ClassifyAnswer():
             head["predictions"] = [
                 [{"label": label, "score": score} for label, score in labels] for labels in answer.predictions
@@ -37,7 +35,7 @@ def encode(native: NativeRequest, answer: Answer | GenerateAnswer, context: Answ
                 name: {
                     "dtype": str(native.spec.outputs_by_name[name].type),
                     "shape": _shape(value),
-                    "data": plain(value),
+                    "data": to_json_value(value),
                 }
                 for name, value in answer.items()
             }
@@ -51,39 +49,7 @@ def _one_output(native: NativeRequest, answer: dict[str, Value]) -> tuple[Any, l
     assert native.request.output_names is not None
     value = answer[native.request.output_names[0]]
     flattened = value.reshape(-1) if native.flat and isinstance(value, np.ndarray) else value
-    return plain(flattened), _shape(value)
-
-
-def plain(value: Value) -> Any:
-    """A value in what orjson writes: arrays that it takes as they are, lists, objects with string keys, scalars."""
-    if isinstance(value, np.ndarray):
-        return _plain_array(value)
-    if isinstance(value, list):
-        return [plain(item) for item in value]
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    return value
-
-
-def _plain_array(array: Array) -> Any:
-    if array.ndim == 0:
-        scalar = array.item()
-        return None if isinstance(scalar, float) and not np.isfinite(scalar) else scalar
-    if array.dtype.kind in "OUS":
-        return array.tolist()
-    return _written(np.ascontiguousarray(array))
-
-
-def _written(array: Array) -> Any:
-    """A long array in the JSON of its blocks: between two of them other threads have their turn."""
-    if array.size <= _BLOCK_ELEMENTS or array.ndim == 0 or len(array) < 2:
-        return array
-    rows = max(1, _BLOCK_ELEMENTS * len(array) // array.size)
-    blocks = (
-        orjson.dumps(array[start : start + rows], option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
-        for start in range(0, len(array), rows)
-    )
-    return orjson.Fragment(b"[" + b",".join(blocks) + b"]")
+    return to_json_value(flattened), _shape(value)
 
 
 def _shape(value: Value) -> list[int] | None:

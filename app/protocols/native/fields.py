@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from app.protocols.constraint_fields import CONSTRAINT_FIELDS
 from app.protocols.generation_fields import SAMPLING_FIELDS, STOPPING_FIELDS
 
-GENERATION_QUESTIONS = frozenset({"prompt", "messages"})
-QUESTION_FIELDS = ("input_data", "inputs", "text", "prompt", "messages")
+GENERATION_INPUTS = frozenset({"prompt", "messages"})
+INPUT_FIELDS = ("input_data", "inputs", "text", "prompt", "messages")
 """Exactly one of these is in a request."""
 
 GENERATION_FIELDS = SAMPLING_FIELDS | STOPPING_FIELDS | CONSTRAINT_FIELDS | {"n", "logprobs", "stream"}
@@ -29,7 +29,7 @@ OPTIONS: dict[str, frozenset[str]] = {
 COMMON_FIELDS = frozenset({"model_name", "version", "priority", "timeout_ms"})
 """What goes with every question."""
 
-FIELDS = COMMON_FIELDS.union(QUESTION_FIELDS, *OPTIONS.values())
+FIELDS = COMMON_FIELDS.union(INPUT_FIELDS, *OPTIONS.values())
 
 
 class ChatMessage(BaseModel):

@@ -11,8 +11,8 @@ from app.protocols.generation_fields import (
     read_stopping,
     read_top_logprobs,
 )
-from app.protocols.json_body import Document, Node, came
-from app.protocols.native.inputs import what_it_answers
+from app.protocols.json_body import Document, Node, describe_value
+from app.protocols.model_inputs import explain_expected_input
 from frameworks.errors import InvalidInput
 from frameworks.generation.types import GenerateRequest, GenerationSpec, Prompt
 from frameworks.types import ModelSpec
@@ -26,7 +26,7 @@ def read_generation(
     """The request, and whether it is answered piece by piece. Raises InvalidInput, UnknownField."""
     generation = spec.generation
     if generation is None:
-        raise InvalidInput(question, what_it_answers(spec))
+        raise InvalidInput(question, explain_expected_input(spec))
     # What asks for a text is small; in Python's own values it is read as other protocols' questions are.
     options: dict[str, Any] = {name: document.python(node) for name, node in fields.items()}
     request = GenerateRequest(
@@ -45,5 +45,5 @@ def _read_prompt(value: Any, question: str, generation: GenerationSpec) -> Promp
             raise InvalidInput("messages", "this model has no chat template; send prompt, the text to go on from")
         return read_messages(value)
     if not isinstance(value, str):
-        raise InvalidInput("prompt", f"is {came(value)}; wants a string (a conversation goes in messages)")
+        raise InvalidInput("prompt", f"is {describe_value(value)}; wants a string (a conversation goes in messages)")
     return value

@@ -2,19 +2,19 @@
 
 import numpy as np
 
-from app.protocols.json_body import Document, Node, came, json_name
+from app.protocols.json_body import Document, Node, describe_type, describe_value
 from app.protocols.json_tensors import read_tensor, read_value
-from app.protocols.shapes import check_shape
+from app.protocols.model_inputs import describe_inputs, explain_expected_input
+from app.protocols.shapes import check_shape, reshape_flat
+from app.protocols.text_fields import MAX_TEXTS
 from frameworks.errors import InvalidInput, UnknownField
-from frameworks.types import Array, ModelSpec, TensorBatch, TensorType, TextRequest, Value, ValueSpec
-
-MAX_TEXTS = 100_000
+from frameworks.types import ModelSpec, TensorBatch, TensorType, TextRequest, Value
 
 
 def read_text(document: Document, fields: dict[str, Node], spec: ModelSpec) -> TextRequest:
     """`text` and its options. Raises InvalidInput."""
     if spec.text is None:
-        raise InvalidInput("text", what_it_answers(spec))
+        raise InvalidInput("text", explain_expected_input(spec))
     for option, task in (("normalize", "embed"), ("top_k", "classify")):
         if option in fields and spec.task != task:
             raise InvalidInput(option, f"goes with {task} models; this one's task is {spec.task}")
@@ -25,7 +25,7 @@ def read_text(document: Document, fields: dict[str, Node], spec: ModelSpec) -> T
     if strangers := set(map(type, texts)) - {str}:
         at = next(i for i, text in enumerate(texts) if type(text) in strangers)
         raise InvalidInput(
-            f"text[{at}]" if document.is_array(node) else "text", f"is {json_name(texts[at])}; wants a string"
+            f"text[{at}]" if document.is_array(node) else "text", f"is {describe_type(texts[at])}; wants a string"
         )
     return TextRequest(
         texts=texts,
@@ -41,7 +41,8 @@ def read_inputs(document: Document, fields: dict[str, Node], spec: ModelSpec) ->
     node = fields["inputs"]
     if not document.is_object(node):
         raise InvalidInput(
-            "inputs", f"is {json_name(node)}; wants an object of name → array; the model's inputs are {_describe(spec)}"
+            "inputs",
+            f"expected an object of name → array, got {describe_type(node)}; the inputs are {describe_inputs(spec)}",
         )
     members = document.members(node, spec.inputs_by_name, within="inputs.")
     values: dict[str, Value] = {}
@@ -53,7 +54,7 @@ def read_inputs(document: Document, fields: dict[str, Node], spec: ModelSpec) ->
                 check_shape(value.shape, declared.shape, field)
             values[declared.name] = value
         elif declared.required:
-            raise InvalidInput(f"inputs.{declared.name}", f"is missing; the model wants {_describe(spec)}")
+            raise InvalidInput(f"inputs.{declared.name}", f"is missing; the model wants {describe_inputs(spec)}")
     return TensorBatch(values, _output_names(document, fields, spec))
 
 
@@ -63,7 +64,7 @@ def read_input_data(document: Document, fields: dict[str, Node], spec: ModelSpec
     sole = spec.sole_input
     if sole is None or not isinstance(sole.type, TensorType):
         raise InvalidInput(
-            "input_data", f"fits a model with exactly one required tensor; send inputs: {_describe(spec)}"
+            "input_data", f"fits a model with exactly one required tensor; send inputs: {describe_inputs(spec)}"
         )
     names = _output_names(document, fields, spec) or spec.first_output
     if len(names) != 1:
@@ -83,45 +84,9 @@ def read_input_data(document: Document, fields: dict[str, Node], spec: ModelSpec
     return TensorBatch({sole.name: tensor}, names), flat
 
 
-def reshape_flat(flat: Array, declared: tuple[int, ...], batch_size: int | None, field: str = "input_data") -> Array:
-    """A flat list in the declared shape: one free dimension is solved from the count; with several, `batch_size`
-    (default 1) fixes the first and at most one other is solved. Raises InvalidInput where that does not come out even.
-    """
-    shape = list(declared)
-    if declared[0] == -1 and (batch_size is not None or declared.count(-1) > 1):
-        shape[0] = batch_size or 1
-    free = [i for i, size in enumerate(shape) if size == -1]
-    wants = f"the model wants {list(declared)} (-1 is free)"
-    if len(free) > 1:
-        raise InvalidInput(field, f"{wants}; a flat list cannot say that shape: send it nested")
-    known = 1
-    for size in shape:
-        known *= size if size != -1 else 1
-    if free:
-        if known == 0 or flat.size % known:
-            raise InvalidInput(field, f"holds {flat.size} values, no multiple of {known}; {wants}")
-        shape[free[0]] = flat.size // known
-    elif known != flat.size:
-        raise InvalidInput(field, f"holds {flat.size} values, and shape {shape} takes {known}; {wants}")
-    if batch_size is not None and shape[0] != batch_size:
-        raise InvalidInput(
-            "batch_size", f"is {batch_size}, and the {flat.size} values of {field} are {shape[0]} rows; {wants}"
-        )
-    return flat.reshape(shape)
-
-
-def what_it_answers(spec: ModelSpec) -> str:
-    """What is wrong with a question of another kind, and the remedy."""
-    if spec.generation is not None:
-        return "this model's task is generate; send the field prompt, or messages"
-    if spec.text is not None:
-        return f"this model's task is {spec.task}; send the field text"
-    return f"this model takes no text; its inputs are {_describe(spec)}"
-
-
 def _refuse_tensors(spec: ModelSpec, question: str) -> None:
     if spec.framework == "pytorch":
-        raise InvalidInput(question, what_it_answers(spec))
+        raise InvalidInput(question, explain_expected_input(spec))
 
 
 def _output_names(document: Document, fields: dict[str, Node], spec: ModelSpec) -> tuple[str, ...] | None:
@@ -143,7 +108,7 @@ def _boolean(fields: dict[str, Node], name: str) -> bool | None:
         return None
     if isinstance(value, bool):
         return value
-    raise InvalidInput(name, f"is {json_name(value)}; wants true or false")
+    raise InvalidInput(name, f"is {describe_type(value)}; wants true or false")
 
 
 def read_count(fields: dict[str, Node], name: str) -> int | None:
@@ -153,12 +118,4 @@ def read_count(fields: dict[str, Node], name: str) -> int | None:
     value = fields[name]
     if type(value) is int and 1 <= value < 2**31:
         return value
-    raise InvalidInput(name, f"is {came(value)}; wants a whole number of 1 or more")
-
-
-def _describe(spec: ModelSpec) -> str:
-    return ", ".join(_describe_one(declared) for declared in spec.inputs)
-
-
-def _describe_one(declared: ValueSpec) -> str:
-    return f"{declared.name}: {declared.type} {list(declared.shape) if declared.shape is not None else ''}".rstrip()
+    raise InvalidInput(name, f"is {describe_value(value)}; wants a whole number of 1 or more")

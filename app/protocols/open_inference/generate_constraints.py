@@ -6,7 +6,7 @@ import orjson
 
 from app.protocols.constraint_fields import read_constraint, read_structured_outputs
 from app.protocols.generation_fields import Fields
-from app.protocols.json_body import came
+from app.protocols.json_body import describe_value
 from frameworks.errors import InvalidInput
 from frameworks.generation.types import Constraint
 
@@ -59,9 +59,9 @@ def _read_guide(fields: Fields) -> Constraint | None:
     if kind == "json":
         return read_constraint({"json_schema": True})
     if kind not in ("json_schema", "regex"):
-        raise InvalidInput(_KIND, f"is {came(kind)}; wants one of json, json_schema, regex")
+        raise InvalidInput(_KIND, f"is {describe_value(kind)}; wants one of json, json_schema, regex")
     if not isinstance(guide, str):
-        given = "is missing" if guide is None else f"is {came(guide)}"
+        given = "is missing" if guide is None else f"is {describe_value(guide)}"
         raise InvalidInput(_GUIDE, f"{given}; wants a string, the schema or the pattern")
     try:
         return read_constraint({kind: read_json(guide, _GUIDE) if kind == "json_schema" else guide})

@@ -5,11 +5,11 @@ from typing import Any
 import orjson
 
 from app.protocols.codec import AnswerContext, EncodedResponse, elements_of
-from app.protocols.native.encode import plain
+from app.protocols.json_output import to_json_value
 from app.protocols.open_inference.datatypes import to_raw
-from app.protocols.open_inference.outputs import answered
-from app.protocols.open_inference.signature import signature_of
-from app.protocols.open_inference.types import AnsweredTensor, InferRequest
+from app.protocols.open_inference.infer_response import output_tensors
+from app.protocols.open_inference.infer_types import InferRequest, OutputTensor
+from app.protocols.open_inference.signature import signature_of_request
 from frameworks.errors import InvalidInput
 from frameworks.types import EmbedAnswer
 
@@ -19,7 +19,7 @@ HEADER_LENGTH = b"inference-header-content-length"
 
 def check_outputs(request: InferRequest) -> None:
     """Raises InvalidInput where an output has no form in JSON and is not asked for as bytes."""
-    signature = signature_of(request)
+    signature = signature_of_request(request)
     if not signature.binary_only:
         return
     for name, classes, binary in request.outputs:
@@ -45,12 +45,12 @@ def elements_one_by_one(request: InferRequest, answer: Any) -> int:
 
 
 def write_answer(request: InferRequest, answer: Any, context: AnswerContext) -> bytes | EncodedResponse:
-    """The body of a 200; that of JSON alone as plain bytes."""
+    """The body of a 200; that of JSON alone as to_json_value bytes."""
     raws: list[bytes | memoryview] = []
     head: dict[str, Any] = {"model_name": context.model, "model_version": context.version}
     if request.id:
         head["id"] = request.id
-    head["outputs"] = [_written(tensor, raws) for tensor in answered(request, answer)]
+    head["outputs"] = [_written(tensor, raws) for tensor in output_tensors(request, answer)]
     text = orjson.dumps(head, option=orjson.OPT_SERIALIZE_NUMPY)
     if not raws:
         return text
@@ -58,7 +58,7 @@ def write_answer(request: InferRequest, answer: Any, context: AnswerContext) -> 
     return EncodedResponse(b"".join([text, *raws]), b"application/octet-stream", headers)
 
 
-def _written(tensor: AnsweredTensor, raws: list[bytes | memoryview]) -> dict[str, Any]:
+def _written(tensor: OutputTensor, raws: list[bytes | memoryview]) -> dict[str, Any]:
     """In JSON, or its bytes among the others'. NaN and infinities become null in JSON."""
     name, datatype, value, binary = tensor
     written: dict[str, Any] = {"name": name, "datatype": datatype, "shape": value.shape}
@@ -67,5 +67,5 @@ def _written(tensor: AnsweredTensor, raws: list[bytes | memoryview]) -> dict[str
         written["parameters"] = {"binary_data_size": len(raw)}
         raws.append(raw)
     else:
-        written["data"] = plain(value.reshape(-1))
+        written["data"] = to_json_value(value.reshape(-1))
     return written

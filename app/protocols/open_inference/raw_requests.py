@@ -7,9 +7,9 @@ import numpy as np
 from app.inference.pipeline import FindSpec
 from app.protocols.codec import Target
 from app.protocols.open_inference.datatypes import from_raw, item_bytes
-from app.protocols.open_inference.requests import read_request
-from app.protocols.open_inference.signature import TensorSignature, tensors_of
-from app.protocols.open_inference.types import GivenTensor, InferQuestion, InferRequest
+from app.protocols.open_inference.infer_request import read_request
+from app.protocols.open_inference.infer_types import InferRequest, InputTensor, ParsedRequest
+from app.protocols.open_inference.signature import TensorSignature, signature_for
 from frameworks.errors import InvalidInput
 from frameworks.types import Array, ModelSpec
 
@@ -20,12 +20,12 @@ def read_raw_question(body: memoryview, target: Target, find_spec: FindSpec) -> 
     spec = find_spec(target.model, target.version)
     sole = _sole_input(spec)
     value = _read_string(body, sole) if sole.datatype == "BYTES" else _read_numbers(body, sole)
-    question = InferQuestion([GivenTensor(sole.name, sole.datatype, value)], parameters={"binary_data_output": True})
+    question = ParsedRequest([InputTensor(sole.name, sole.datatype, value)], parameters={"binary_data_output": True})
     return read_request(question, spec)
 
 
 def _sole_input(spec: ModelSpec) -> TensorSignature:
-    required = [tensor for tensor in tensors_of(spec).inputs.values() if tensor.required]
+    required = [tensor for tensor in signature_for(spec).inputs.values() if tensor.required]
     if len(required) != 1:
         raise InvalidInput(
             "inputs", "a body of bytes alone is for models with one input; send the JSON that names them"

@@ -9,8 +9,8 @@ from app.inference.pipeline import FindSpec
 from app.protocols.codec import Target
 from app.protocols.json_tensors import narrow
 from app.protocols.open_inference.datatypes import DTYPES
-from app.protocols.open_inference.signature import tensors_of
-from app.protocols.open_inference.types import InferRequest
+from app.protocols.open_inference.infer_types import InferRequest
+from app.protocols.open_inference.signature import signature_for
 from frameworks.types import DEFAULT_PRIORITY, TensorBatch
 
 _INPUTS = {"inputs"}
@@ -34,7 +34,7 @@ def read_short_question(body: bytes, target: Target, find_spec: FindSpec) -> Inf
         return None
     assert target.model is not None
     spec = find_spec(target.model, target.version)
-    signature = tensors_of(spec)
+    signature = signature_for(spec)
     wanted = signature.inputs.get(name)
     if wanted is None or len(signature.inputs) > 1 or signature.refusal is not None or signature.binary_only:
         return None

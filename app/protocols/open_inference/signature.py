@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from app.protocols.open_inference.datatypes import BINARY_ONLY, DATATYPES
-from app.protocols.open_inference.types import InferRequest, WantedOutput
+from app.protocols.open_inference.infer_types import InferRequest, RequestedOutput
 from frameworks.types import ModelSpec, OptionalType, TensorBatch, TensorType, ValueSpec
 
 TEXT_INPUT = "text"
@@ -44,14 +44,14 @@ class Signature:
     untold: Mapping[str, str] = field(default_factory=dict)
     refusal: str | None = None
     output_names: tuple[str, ...] = field(init=False)
-    wanted: tuple[WantedOutput, ...] = field(init=False)
+    wanted: tuple[RequestedOutput, ...] = field(init=False)
     """All outputs, where a request says nothing of them."""
     binary_only: frozenset[str] = field(init=False)
     """Outputs that have no form in JSON."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "output_names", tuple(self.outputs))
-        object.__setattr__(self, "wanted", tuple(WantedOutput(name) for name in self.outputs))
+        object.__setattr__(self, "wanted", tuple(RequestedOutput(name) for name in self.outputs))
         halves = [output.name for output in self.outputs.values() if output.datatype in BINARY_ONLY]
         object.__setattr__(self, "binary_only", frozenset(halves))
 
@@ -71,7 +71,7 @@ _signatures: dict[tuple[int, bool], tuple[ModelSpec, Signature]] = {}
 _MOST_SIGNATURES = 256
 
 
-def tensors_of(spec: ModelSpec, of_graph: bool = False) -> Signature:
+def signature_for(spec: ModelSpec, of_graph: bool = False) -> Signature:
     """The tensors of a model. Any thread may call it.
 
     `of_graph`: those of an ONNX text model's own graph (`input_ids`, …), which may be sent in the place of texts.
@@ -86,13 +86,13 @@ def tensors_of(spec: ModelSpec, of_graph: bool = False) -> Signature:
     return signature
 
 
-def signature_of(request: InferRequest) -> Signature:
+def signature_of_request(request: InferRequest) -> Signature:
     """What a request was held against."""
     spec = request.spec
-    return tensors_of(spec, of_graph=spec.text is not None and type(request.request) is TensorBatch)
+    return signature_for(spec, of_graph=spec.text is not None and type(request.request) is TensorBatch)
 
 
-def batches(spec: ModelSpec) -> bool:
+def supports_batching(spec: ModelSpec) -> bool:
     """Whether the first dimension of the model's tensors is rows that may share a run with those of others."""
     return spec.text is not None or bool(spec.batched_inputs)
 
@@ -114,11 +114,11 @@ def _signature_of(spec: ModelSpec, of_graph: bool) -> Signature:
         if value.name not in inputs:
             untold[value.name] = str(value.type)
             if value.required:
-                refusal = f'the model wants "{value.name}", {cannot_carry(str(value.type))}'
+                refusal = f'the model wants "{value.name}", {explain_unsupported_type(str(value.type))}'
     return Signature(inputs, outputs, False, untold, refusal)
 
 
-def cannot_carry(kind: str) -> str:
+def explain_unsupported_type(kind: str) -> str:
     """What is wrong with a value of this type, and the remedy."""
     return f"a {kind}, which this protocol cannot carry; {OTHERWISE}"
 

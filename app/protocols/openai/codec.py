@@ -7,7 +7,7 @@ from typing import Any
 from app.inference.pipeline import FindSpec
 from app.protocols.codec import AnswerContext, JsonCodec, StreamWriter, Target
 from app.protocols.generation_fields import read_whole
-from app.protocols.json_body import Document, Unsure, json_name, parse, parse_exact
+from app.protocols.json_body import Document, ExactParseNeeded, describe_type, parse, parse_exact
 from app.protocols.openai.errors import error_body
 from app.protocols.openai.field_policy import FieldPolicy
 from frameworks.errors import InvalidInput, ModelAbsent
@@ -59,7 +59,7 @@ class OpenAiCodec(JsonCodec):
         """Raises InvalidJson, InvalidInput, UnknownField, and what `find_spec` raises."""
         try:
             return self._decode(parse(body), target, find_spec)
-        except Unsure:
+        except ExactParseNeeded:
             return self._decode(parse_exact(body), target, find_spec)
 
     def encode(self, decoded: Any, answer: Any, context: AnswerContext) -> bytes:
@@ -77,7 +77,7 @@ class OpenAiCodec(JsonCodec):
 
     def _decode(self, document: Document, target: Target, find_spec: FindSpec) -> Question:
         if not document.is_object(document.root):
-            raise InvalidInput("body", f"is {json_name(document.root)}; wants a JSON object")
+            raise InvalidInput("body", f"is {describe_type(document.root)}; wants a JSON object")
         members = document.members(document.root, self.vocabulary.known)
         # Clients write null for what their callers leave out.
         members = {name: node for name, node in members.items() if node is not None}
@@ -96,7 +96,7 @@ class OpenAiCodec(JsonCodec):
     def _find_spec(self, members: Fields, target: Target, find_spec: FindSpec) -> ModelSpec:
         name = members.get("model", target.model)
         if not isinstance(name, str) or not name:
-            given = "is missing" if name is None else "is empty" if name == "" else f"is {json_name(name)}"
+            given = "is missing" if name is None else "is empty" if name == "" else f"is {describe_type(name)}"
             raise InvalidInput("model", f"{given}; wants the name of a model; GET /v1/models lists them")
         try:
             return find_spec(name, target.version)

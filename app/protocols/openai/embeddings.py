@@ -7,7 +7,7 @@ import numpy as np
 import orjson
 
 from app.protocols.codec import AnswerContext
-from app.protocols.json_body import came
+from app.protocols.json_body import describe_value
 from app.protocols.openai.codec import Asked, Fields, OpenAiCodec, Question
 from app.protocols.openai.field_policy import EMBEDDINGS
 from app.protocols.openai.texts import read_texts, read_truncate
@@ -25,7 +25,7 @@ def _read(fields: Fields, spec: ModelSpec) -> Asked:
     assert spec.text is not None
     encoding = fields.get("encoding_format", "float")
     if encoding not in ("float", "base64"):
-        raise InvalidInput("encoding_format", f'is {came(encoding)}; wants "float" or "base64"')
+        raise InvalidInput("encoding_format", f'is {describe_value(encoding)}; wants "float" or "base64"')
     texts = fields.get("input")
     if isinstance(texts, list) and texts and type(texts[0]) in (int, list):
         raise InvalidInput("input", _NO_TOKENS)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.protocols.json_body import came
+from app.protocols.json_body import describe_value
 from frameworks.errors import InvalidInput
 
 COMMON_FIELDS = frozenset({"model", "priority", "timeout_ms"})
@@ -46,7 +46,7 @@ def _instead_of(value: Any) -> str:
     """What came, where it is short enough to be told."""
     if isinstance(value, str) and len(value) <= 40:
         return f' as "{value}"'
-    return f" as {came(value)}" if type(value) in (int, float) else ""
+    return f" as {describe_value(value)}" if type(value) in (int, float) else ""
 
 
 _NO_FUNCTIONS = "functions are not called; describe them in a message and ask for JSON with response_format"

@@ -5,7 +5,7 @@ from typing import Any
 from app.inference.generation import MOST_SEQUENCES
 from app.protocols.constraint_fields import read_constraint, read_structured_outputs
 from app.protocols.generation_fields import read_flag, read_num_choices, read_sampling, read_stopping
-from app.protocols.json_body import json_name
+from app.protocols.json_body import describe_type
 from app.protocols.openai.codec import Fields
 from frameworks.errors import InvalidInput, UnknownField
 from frameworks.generation.types import Constraint, GenerateRequest, GenerationSpec, Prompt, Usage
@@ -51,7 +51,9 @@ def read_stream(fields: Fields) -> tuple[bool, bool]:
     if not stream:
         raise InvalidInput("stream_options", 'goes with "stream": true; leave it out')
     if not isinstance(options, dict):
-        raise InvalidInput("stream_options", f'is {json_name(options)}; wants an object like {{"include_usage": true}}')
+        raise InvalidInput(
+            "stream_options", f'is {describe_type(options)}; wants an object like {{"include_usage": true}}'
+        )
     for name in options:
         if name not in ("include_usage", "include_obfuscation"):
             raise UnknownField.among(name[:200], ("include_usage",), "stream_options.")

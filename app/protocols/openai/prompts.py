@@ -4,7 +4,7 @@ from typing import Any
 
 from app.inference.generation import MOST_SEQUENCES
 from app.protocols.generation_fields import read_messages
-from app.protocols.json_body import came
+from app.protocols.json_body import describe_value
 from app.protocols.openai.codec import Fields
 from frameworks.errors import InvalidInput
 from frameworks.generation.types import Conversation, GenerationSpec, Prompt
@@ -28,7 +28,7 @@ def read_prompts(value: Any, vocabulary_size: int) -> tuple[Prompt, ...]:
     if isinstance(value, str):
         return (value,)
     if not isinstance(value, list):
-        given = "is missing" if value is None else f"is {came(value)}"
+        given = "is missing" if value is None else f"is {describe_value(value)}"
         raise InvalidInput("prompt", f"{given}; wants a string, token ids, or a list of either")
     if not value:
         raise InvalidInput("prompt", "is an empty list; wants a string, token ids, or a list of either")
@@ -45,7 +45,9 @@ def read_prompts(value: Any, vocabulary_size: int) -> tuple[Prompt, ...]:
         return tuple(read_ids(ids, f"prompt[{i}]", vocabulary_size) for i, ids in enumerate(value))
     first = type(value[0])
     at = 0 if first not in (int, str, list) else next(i for i, each in enumerate(value) if type(each) is not first)
-    raise InvalidInput(f"prompt[{at}]", f"is {came(value[at])}; wants strings alone, token ids alone, or lists of them")
+    raise InvalidInput(
+        f"prompt[{at}]", f"is {describe_value(value[at])}; wants strings alone, token ids alone, or lists of them"
+    )
 
 
 def read_chat(value: Any) -> Conversation:
@@ -64,7 +66,7 @@ def read_ids(ids: list[Any], field: str, vocabulary_size: int) -> tuple[int, ...
     for at, token_id in enumerate(ids):
         if type(token_id) is not int or not 0 <= token_id < vocabulary_size:
             raise InvalidInput(
-                f"{field}[{at}]", f"is {came(token_id)}; wants a token id from 0 to {vocabulary_size - 1}"
+                f"{field}[{at}]", f"is {describe_value(token_id)}; wants a token id from 0 to {vocabulary_size - 1}"
             )
     return tuple(ids)
 

@@ -8,7 +8,7 @@ import orjson
 from app.inference.scoring import PAIR_FIELD
 from app.protocols.codec import AnswerContext
 from app.protocols.generation_fields import read_flag, read_whole
-from app.protocols.json_body import came
+from app.protocols.json_body import describe_value
 from app.protocols.openai.codec import Asked, Fields, OpenAiCodec, Question
 from app.protocols.openai.field_policy import RERANK, SCORE
 from app.protocols.openai.texts import MOST_TEXTS, read_text, read_texts, read_truncate
@@ -70,7 +70,7 @@ def _plain_documents(documents: Any) -> Any:
             if document.keys() != {"text"}:
                 raise InvalidInput(f"documents[{at}]", 'wants a string, or {"text": "…"} with no other member')
             if not isinstance(document["text"], str):
-                raise InvalidInput(f"documents[{at}].text", f"is {came(document['text'])}; wants a string")
+                raise InvalidInput(f"documents[{at}].text", f"is {describe_value(document['text'])}; wants a string")
         plain.append(document["text"] if isinstance(document, dict) else document)
     return plain
 

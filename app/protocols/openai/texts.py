@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from app.protocols.json_body import came
+from app.protocols.json_body import describe_value
 from app.protocols.openai.codec import Fields
 from frameworks.errors import InvalidInput
 
@@ -12,7 +12,7 @@ MOST_TEXTS = 100_000
 def read_text(value: Any, field: str) -> str:
     """One string. Raises InvalidInput."""
     if not isinstance(value, str):
-        given = "is missing" if value is None else f"is {came(value)}"
+        given = "is missing" if value is None else f"is {describe_value(value)}"
         raise InvalidInput(field, f"{given}; wants a string")
     return value
 
@@ -22,13 +22,13 @@ def read_texts(value: Any, field: str) -> list[str]:
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list):
-        given = "is missing" if value is None else f"is {came(value)}"
+        given = "is missing" if value is None else f"is {describe_value(value)}"
         raise InvalidInput(field, f"{given}; wants a string or a list of strings")
     if len(value) > MOST_TEXTS:
         raise InvalidInput(field, f"{len(value)} texts; a request takes at most {MOST_TEXTS}, send several")
     if strangers := set(map(type, value)) - {str}:
         at = next(i for i, text in enumerate(value) if type(text) in strangers)
-        raise InvalidInput(f"{field}[{at}]", f"is {came(value[at])}; wants a string")
+        raise InvalidInput(f"{field}[{at}]", f"is {describe_value(value[at])}; wants a string")
     return value
 
 
@@ -36,5 +36,5 @@ def read_truncate(fields: Fields) -> bool:
     """Whether a text is cut at the model's limit, which it is unless the body says otherwise."""
     value = fields.get("truncate", True)
     if not isinstance(value, bool):
-        raise InvalidInput("truncate", f"is {came(value)}; wants true or false")
+        raise InvalidInput("truncate", f"is {describe_value(value)}; wants true or false")
     return value

@@ -6,7 +6,7 @@ import orjson
 
 from app.protocols.codec import AnswerContext
 from app.protocols.generation_fields import read_flag
-from app.protocols.json_body import came
+from app.protocols.json_body import describe_value
 from app.protocols.openai.codec import Asked, Fields, OpenAiCodec, Question
 from app.protocols.openai.field_policy import DETOKENIZE, TOKENIZE
 from app.protocols.openai.prompts import check_has_template, read_chat, read_ids
@@ -35,14 +35,14 @@ def _read_tokenize(fields: Fields, spec: ModelSpec) -> Asked:
         prompt = read_text(fields.get("prompt"), "prompt")
     adds = fields.get("add_special_tokens", True)
     if not isinstance(adds, bool):
-        raise InvalidInput("add_special_tokens", f"is {came(adds)}; wants true or false")
+        raise InvalidInput("add_special_tokens", f"is {describe_value(adds)}; wants true or false")
     return Asked(TokenizeRequest(prompt, adds, read_flag(fields, "return_token_strs")))
 
 
 def _read_detokenize(fields: Fields, spec: ModelSpec) -> Asked:
     tokens: Any = fields.get("tokens")
     if not isinstance(tokens, list):
-        given = "is missing" if tokens is None else f"is {came(tokens)}"
+        given = "is missing" if tokens is None else f"is {describe_value(tokens)}"
         raise InvalidInput("tokens", f"{given}; wants a list of token ids")
     if len(tokens) > MOST_TOKENS:
         raise InvalidInput("tokens", f"has {len(tokens)} tokens; a request takes at most {MOST_TOKENS}, send several")

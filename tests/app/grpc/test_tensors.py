@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as st_numpy
 from app.grpc.messages import ModelInferRequest, ModelInferResponse
 from app.grpc.tensors import read_parameters, read_question, response_of
 from app.protocols.open_inference.datatypes import DATATYPES, to_raw
-from app.protocols.open_inference.types import AnsweredTensor, WantedOutput
+from app.protocols.open_inference.infer_types import OutputTensor, RequestedOutput
 from frameworks.errors import InvalidInput
 from frameworks.types import NUMPY_DTYPES
 
@@ -67,7 +67,7 @@ def test_an_answer_has_the_form_of_its_question(tensor: tuple[str, np.ndarray[An
     raw.raw_input_contents.append(b"")
     for question in (typed, raw):
         question.id = "seven"
-        response = response_of(question, [AnsweredTensor("y", datatype, array)], "m", "3", {"final": True})
+        response = response_of(question, [OutputTensor("y", datatype, array)], "m", "3", {"final": True})
         response = ModelInferResponse.FromString(response.SerializeToString())
         assert (response.model_name, response.model_version, response.id) == ("m", "3", "seven")
         assert response.parameters["final"].bool_param is True
@@ -82,8 +82,8 @@ def test_an_answer_has_the_form_of_its_question(tensor: tuple[str, np.ndarray[An
 
 def test_one_output_that_travels_raw_makes_all_of_them_raw() -> None:
     outputs = [
-        AnsweredTensor("a", "FP32", np.zeros(1, np.float32)),
-        AnsweredTensor("b", "FP16", np.zeros(1, np.float16)),
+        OutputTensor("a", "FP32", np.zeros(1, np.float32)),
+        OutputTensor("b", "FP16", np.zeros(1, np.float16)),
     ]
     response = response_of(request("FP32", (1,)), outputs, "m", "1", {})
     assert list(map(len, response.raw_output_contents)) == [4, 2]
@@ -155,7 +155,7 @@ def test_outputs_are_as_they_are_wanted() -> None:
     assert read_question(question).outputs is None
     question.outputs.add(name="a")
     question.outputs.add(name="b").parameters["classification"].int64_param = 3
-    assert read_question(question).outputs == [WantedOutput("a"), WantedOutput("b", 3)]
+    assert read_question(question).outputs == [RequestedOutput("a"), RequestedOutput("b", 3)]
     question.outputs.add(name="c").parameters["classification"].string_param = "3"
     with pytest.raises(InvalidInput, match=r"outputs\.c\.classification"):
         read_question(question)

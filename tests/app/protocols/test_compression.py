@@ -1,4 +1,4 @@
-"""Compressed bodies: what comes is what went, bounded while it is inflated; which encoding an answer gets."""
+"""Compressed bodies: what comes is what went, bounded while it is decompress; which encoding an answer gets."""
 
 import gzip
 import zlib
@@ -8,53 +8,53 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.protocols.compression import answer_encoding, deflated, inflated, read_encoding
+from app.protocols.compression import choose_encoding, compress, decompress, parse_encoding
 from app.protocols.errors import TooLarge, UnsupportedMediaType
 from frameworks.errors import InvalidInput
 
 
 @given(st.binary(max_size=3000), st.sampled_from(["gzip", "deflate"]))
 def test_what_goes_comes(body: bytes, encoding: str) -> None:
-    compressed = deflated(body, encoding)
-    assert inflated(compressed, encoding, len(body)) == body
+    compressed = compress(body, encoding)
+    assert decompress(compressed, encoding, len(body)) == body
     if encoding == "gzip":
         assert gzip.decompress(compressed) == body
         others = gzip.compress(body)
     else:
         assert zlib.decompress(compressed) == body
         others = zlib.compress(body)
-    assert inflated(others, encoding, len(body)) == body
+    assert decompress(others, encoding, len(body)) == body
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
 def test_a_bomb_is_stopped_at_the_bound(encoding: str) -> None:
-    bomb = deflated(bytes(10**7), encoding)
+    bomb = compress(bytes(10**7), encoding)
     assert len(bomb) < 10**5
     with pytest.raises(TooLarge, match="max_body_bytes, 1000000 bytes"):
-        inflated(bomb, encoding, 10**6)
-    assert len(inflated(bomb, encoding, 10**7)) == 10**7
+        decompress(bomb, encoding, 10**6)
+    assert len(decompress(bomb, encoding, 10**7)) == 10**7
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
 def test_what_is_not_compressed_so(encoding: str) -> None:
-    whole = deflated(b"a body" * 100, encoding)
+    whole = compress(b"a body" * 100, encoding)
     for body, words in (
         (b"{}", f"the body is no {encoding}"),
         (whole[:-1], f"the body ends within its {encoding}"),
         (b"", f"the body ends within its {encoding}"),
         (whole + b"!!", f"2 bytes come after the end of the body's {encoding}"),
         (whole[:20] + b"\0" + whole[21:], f"the body is no {encoding}"),
-        (deflated(b"a", "deflate" if encoding == "gzip" else "gzip"), f"the body is no {encoding}"),
+        (compress(b"a", "deflate" if encoding == "gzip" else "gzip"), f"the body is no {encoding}"),
     ):
         with pytest.raises(InvalidInput, match=f"^content-encoding: {words}"):
-            inflated(body, encoding, 1000)
+            decompress(body, encoding, 1000)
 
 
 @given(st.binary(max_size=60), st.sampled_from(["gzip", "deflate"]))
 def test_any_bytes_are_inflated_or_refused(body: bytes, encoding: str) -> None:
-    for candidate in (body, deflated(body, encoding)[:-3] + body[:4]):
+    for candidate in (body, compress(body, encoding)[:-3] + body[:4]):
         with suppress(InvalidInput, TooLarge):
-            assert len(inflated(candidate, encoding, 50)) <= 50
+            assert len(decompress(candidate, encoding, 50)) <= 50
 
 
 @pytest.mark.parametrize(
@@ -62,13 +62,13 @@ def test_any_bytes_are_inflated_or_refused(body: bytes, encoding: str) -> None:
     [(b"gzip", "gzip"), (b" X-GZIP ", "gzip"), (b"deflate", "deflate"), (b"identity", None), (b"", None)],
 )
 def test_encodings_that_are_read(header: bytes, encoding: str | None) -> None:
-    assert read_encoding(header) == encoding
+    assert parse_encoding(header) == encoding
 
 
 @pytest.mark.parametrize("header", [b"br", b"gzip, gzip", b"zstd", b"\xff"])
 def test_encodings_that_are_not(header: bytes) -> None:
     with pytest.raises(UnsupportedMediaType, match="is not read; send gzip, deflate, or the body as it is"):
-        read_encoding(header)
+        parse_encoding(header)
 
 
 @pytest.mark.parametrize(
@@ -95,4 +95,4 @@ def test_encodings_that_are_not(header: bytes) -> None:
     ],
 )
 def test_the_encoding_of_an_answer(accepted: bytes, encoding: str | None) -> None:
-    assert answer_encoding(accepted) == encoding
+    assert choose_encoding(accepted) == encoding

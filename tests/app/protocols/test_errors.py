@@ -8,7 +8,7 @@ from app.protocols.errors import (
     ERROR_CODES,
     MethodNotAllowed,
     NotSupported,
-    WireError,
+    ProtocolError,
     extra_headers,
     is_refusal,
     to_http,
@@ -32,7 +32,7 @@ def test_every_error_has_its_place(kind: type[RoundhouseError]) -> None:
     status, code, message = to_http(error)
     assert (status != 500, message) == (True, "what was wrong")
     assert code in ERROR_CODES[status]
-    if issubclass(kind, RequestError | WireError):
+    if issubclass(kind, RequestError | ProtocolError):
         assert 400 <= status < 500 or kind is NotSupported
     if issubclass(kind, ModelUnavailable):
         assert status == 503

@@ -8,7 +8,16 @@ import pytest
 
 from app.protocols import json_body
 from app.protocols.errors import InvalidJson
-from app.protocols.json_body import Document, NotNumbers, NumberKind, Ragged, flatten, json_name, parse, parse_exact
+from app.protocols.json_body import (
+    Document,
+    NonNumericArray,
+    NumberKind,
+    RaggedArray,
+    describe_type,
+    flatten,
+    parse,
+    parse_exact,
+)
 from frameworks.errors import InvalidInput, UnknownField
 
 Reader = Callable[[bytes], Document]
@@ -18,7 +27,7 @@ both = pytest.mark.parametrize("reader", [parse, parse_exact])
 def numbers(reader: Reader, data: str, kind: NumberKind) -> Any:
     document = reader(f'{{"x": {data}}}'.encode())
     flat, shape = document.numbers(document.members(document.root, {"x"})["x"], kind)
-    assert document.is_proven()
+    assert document.shapes_are_certain()
     return flat.reshape(shape)
 
 
@@ -51,7 +60,7 @@ def test_numbers_of_every_kind(reader: Reader) -> None:
     ],
 )
 def test_what_is_no_number_of_the_kind(reader: Reader, data: str, kind: NumberKind, words: str) -> None:
-    with pytest.raises(NotNumbers, match=words):
+    with pytest.raises(NonNumericArray, match=words):
         numbers(reader, data, kind)
 
 
@@ -85,7 +94,7 @@ def test_what_is_not_json_is_told_with_its_place(reader: Reader) -> None:
 
 
 def test_a_flat_array_is_doubted_where_a_bracket_is_unexplained() -> None:
-    for body, is_proven in (
+    for body, shapes_are_certain in (
         (b'{"x": [1, 2]}', True),
         (b'{"x": [[1], [2]]}', True),
         (b'{"x": [1, [2]]}', False),
@@ -94,7 +103,7 @@ def test_a_flat_array_is_doubted_where_a_bracket_is_unexplained() -> None:
     ):
         document = parse(body)
         document.numbers(document.members(document.root, {"x", "y", "["})["x"], "int")
-        assert document.is_proven() is is_proven
+        assert document.shapes_are_certain() is shapes_are_certain
 
 
 def test_the_exact_way_stands_in_where_simdjson_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +117,7 @@ def test_flatten() -> None:
     assert flatten([[[]]]) == ([], (1, 1, 0))
     ragged: list[list[Any]] = [[1, [2]], [[1], 2], [[1], [2, 3]], [[[1]], [2]], [[], 1]]
     for nest in ragged:
-        with pytest.raises(Ragged):
+        with pytest.raises(RaggedArray):
             flatten(nest)
 
 
@@ -120,4 +129,4 @@ def test_values_have_names_that_callers_use() -> None:
         "a number": (1, 1.5), "true or false": (True,),
     }  # fmt: skip
     for name, values in names.items():
-        assert [json_name(value) for value in values] == [name] * len(values)
+        assert [describe_type(value) for value in values] == [name] * len(values)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from app.protocols import json_body
 from app.protocols.codec import Target
 from app.protocols.native.decode import NativeRequest, decode
-from app.protocols.native.fields import QUESTION_FIELDS
+from app.protocols.native.fields import INPUT_FIELDS
 from frameworks.errors import RoundhouseError
 from frameworks.generation.types import GenerateRequest
 from frameworks.types import NUMPY_DTYPES, TensorBatch, TensorType, TextRequest, Value
@@ -107,7 +107,7 @@ def test_any_json(model: str, value: Any) -> None:
     read(model, json.dumps(value).encode())
 
 
-@given(models, st.sampled_from(QUESTION_FIELDS), json_values)
+@given(models, st.sampled_from(INPUT_FIELDS), json_values)
 @settings(max_examples=300)
 def test_any_question(model: str, question: str, value: Any) -> None:
     read(model, json.dumps({question: value}).encode())

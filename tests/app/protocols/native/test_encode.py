@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from app.protocols.codec import AnswerContext, elements_of
+from app.protocols.json_output import to_json_value
 from app.protocols.native.decode import NativeRequest
-from app.protocols.native.encode import encode, plain
-from app.protocols.native.fields import FIELDS, OPTIONS, QUESTION_FIELDS, InferRequest
+from app.protocols.native.encode import encode
+from app.protocols.native.fields import FIELDS, INPUT_FIELDS, OPTIONS, InferRequest
 from frameworks.text.tokens import TokenizeAnswer
 from frameworks.types import ClassifyAnswer, EmbedAnswer, ScoreAnswer, TensorBatch, TextRequest, Value
 from tests.app.protocols.native.specs import SPECS
@@ -81,7 +82,7 @@ def test_text() -> None:
 def test_values_in_what_json_has(value: Value, wanted: Any) -> None:
     import orjson
 
-    assert json.loads(orjson.dumps(plain(value), option=orjson.OPT_SERIALIZE_NUMPY)) == wanted
+    assert json.loads(orjson.dumps(to_json_value(value), option=orjson.OPT_SERIALIZE_NUMPY)) == wanted
 
 
 def test_every_dtype_is_written_to_the_last_bit() -> None:
@@ -91,7 +92,7 @@ def test_every_dtype_is_written_to_the_last_bit() -> None:
     for dtype in ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "?"):
         array = np.frombuffer(random.bytes(8 * 512), dtype="u1" if dtype == "?" else dtype)
         array = array % 2 == 1 if dtype == "?" else array[np.isfinite(array)]
-        came = json.loads(orjson.dumps(plain(array), option=orjson.OPT_SERIALIZE_NUMPY))
+        came = json.loads(orjson.dumps(to_json_value(array), option=orjson.OPT_SERIALIZE_NUMPY))
         assert np.array(came, dtype=dtype).tobytes() == array.tobytes()
 
 
@@ -112,7 +113,7 @@ def test_a_long_array_in_blocks_is_the_same_json(shape: tuple[int, ...], dtype: 
         array.reshape(-1)[[0, array.size // 2, -1]] = np.nan, np.inf, -np.inf
     whole = orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY)
     for same in (array, np.asfortranarray(array)):
-        assert orjson.dumps(plain(same), option=orjson.OPT_SERIALIZE_NUMPY) == whole
+        assert orjson.dumps(to_json_value(same), option=orjson.OPT_SERIALIZE_NUMPY) == whole
 
 
 def test_long_rows_of_embeddings_are_the_same_json() -> None:
@@ -140,5 +141,5 @@ def test_elements_are_counted(answer: Any, elements: int) -> None:
 
 def test_the_tables_of_fields_agree() -> None:
     assert InferRequest.model_fields.keys() == FIELDS
-    assert OPTIONS.keys() == set(QUESTION_FIELDS)
+    assert OPTIONS.keys() == set(INPUT_FIELDS)
     assert OPTIONS["prompt"] == OPTIONS["messages"]

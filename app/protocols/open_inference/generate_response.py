@@ -10,7 +10,7 @@ import orjson
 
 from app.protocols.codec import AnswerContext
 from app.protocols.open_inference.errors import error_body
-from app.protocols.open_inference.generate_options import WantedText
+from app.protocols.open_inference.generate_request import WantedText
 from frameworks.generation.types import Choice, FinishReason, GenerateAnswer, Piece, TokenText, Usage
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.protocols.open_inference.outputs import answered
-from app.protocols.open_inference.types import AnsweredTensor, InferRequest, WantedOutput
+from app.protocols.open_inference.infer_response import output_tensors
+from app.protocols.open_inference.infer_types import InferRequest, OutputTensor, RequestedOutput
 from frameworks.errors import InvalidInput
 from frameworks.generation.types import Choice, GenerateAnswer, GenerateRequest, Usage
 from frameworks.types import Array, ClassifyAnswer, EmbedAnswer, ModelSpec, TensorBatch, TextRequest
@@ -17,19 +17,19 @@ MATRIX = SPECS["matrix"]
 BATCHES = replace(MATRIX, batched_inputs=frozenset({"x"}))
 
 
-def told(spec: ModelSpec, request: Any, answer: Any, *outputs: WantedOutput) -> list[AnsweredTensor]:
-    return answered(InferRequest(request, spec, outputs, "", 5, None), answer)
+def told(spec: ModelSpec, request: Any, answer: Any, *outputs: RequestedOutput) -> list[OutputTensor]:
+    return output_tensors(InferRequest(request, spec, outputs, "", 5, None), answer)
 
 
 def classes(value: Array, count: int, spec: ModelSpec = BATCHES) -> Any:
-    (tensor,) = told(spec, TensorBatch({}), {"y": value}, WantedOutput("y", count))
+    (tensor,) = told(spec, TensorBatch({}), {"y": value}, RequestedOutput("y", count))
     assert (tensor.name, tensor.datatype) == ("y", "BYTES")
     return tensor.value.tolist()
 
 
 def test_tensors_in_the_order_that_was_asked_for() -> None:
     y, z = np.ones((2, 3), np.float32), np.array([1, 2])
-    first, second = told(MATRIX, TensorBatch({}), {"y": y, "z": z}, WantedOutput("z", 0, True), WantedOutput("y"))
+    first, second = told(MATRIX, TensorBatch({}), {"y": y, "z": z}, RequestedOutput("z", 0, True), RequestedOutput("y"))
     assert first[:2] == ("z", "INT64")
     assert first.value is z
     assert first.binary is True
@@ -40,13 +40,13 @@ def test_tensors_in_the_order_that_was_asked_for() -> None:
 
 def test_what_is_no_tensor_after_all() -> None:
     with pytest.raises(InvalidInput, match=r"^outputs\.y: is no tensor this time; ask POST /infer"):
-        told(MATRIX, TensorBatch({}), {"y": None}, WantedOutput("y"))
+        told(MATRIX, TensorBatch({}), {"y": None}, RequestedOutput("y"))
 
 
 def test_embeddings() -> None:
     vectors = np.ones((2, 4), np.float32)
     (tensor,) = told(
-        SPECS["embed"], TextRequest(["a", "b"]), EmbedAnswer(vectors, 5), WantedOutput("embeddings", 0, True)
+        SPECS["embed"], TextRequest(["a", "b"]), EmbedAnswer(vectors, 5), RequestedOutput("embeddings", 0, True)
     )
     assert (tensor.name, tensor.datatype, tensor.binary) == ("embeddings", "FP32", True)
     assert tensor.value is vectors
@@ -55,19 +55,19 @@ def test_embeddings() -> None:
 def test_scores_are_in_the_labels_order() -> None:
     answer = ClassifyAnswer([[("b", 0.75), ("a", 0.25)], [("a", 0.5), ("b", 0.5)]])
     request = TextRequest(["x", "y"])
-    (tensor,) = told(SPECS["classify"], request, answer, WantedOutput("scores"))
+    (tensor,) = told(SPECS["classify"], request, answer, RequestedOutput("scores"))
     assert tensor.datatype == "FP32"
     assert tensor.value.dtype == np.float32
     assert tensor.value.tolist() == [[0.25, 0.75], [0.5, 0.5]]
-    (none,) = told(SPECS["classify"], TextRequest([]), ClassifyAnswer([]), WantedOutput("scores"))
+    (none,) = told(SPECS["classify"], TextRequest([]), ClassifyAnswer([]), RequestedOutput("scores"))
     assert none.value.shape == (0, 2)
-    (best,) = told(SPECS["classify"], request, answer, WantedOutput("scores", 1))
+    (best,) = told(SPECS["classify"], request, answer, RequestedOutput("scores", 1))
     assert best.value.tolist() == [["0.750000:1:b"], ["0.500000:0:a"]]
 
 
 def test_generated_texts() -> None:
     answer = GenerateAnswer([Choice("one", "stop"), Choice("two", "length")], Usage(1, 2))
-    (tensor,) = told(SPECS["generate"], GenerateRequest(("a",)), answer, WantedOutput("text_output"))
+    (tensor,) = told(SPECS["generate"], GenerateRequest(("a",)), answer, RequestedOutput("text_output"))
     assert (tensor.name, tensor.datatype, tensor.value.tolist()) == ("text_output", "BYTES", ["one", "two"])
 
 

@@ -6,11 +6,22 @@ from typing import Any
 
 from app.inference.pipeline import FindSpec
 from app.protocols.codec import Target
-from app.protocols.json_body import Document, Node, json_name
+from app.protocols.json_body import Document, Node, describe_type
 from app.protocols.json_tensors import read_tensor
 from app.protocols.open_inference.datatypes import BINARY_ONLY, DTYPES, from_raw, numpy_dtype
-from app.protocols.open_inference.requests import read_request, read_timeout_ms, read_wanted, refuse_shared_memory
-from app.protocols.open_inference.types import GivenTensor, InferQuestion, InferRequest, Parameter, WantedOutput
+from app.protocols.open_inference.infer_request import (
+    read_request,
+    read_requested_output,
+    read_timeout_ms,
+    refuse_shared_memory,
+)
+from app.protocols.open_inference.infer_types import (
+    InferRequest,
+    InputTensor,
+    Parameter,
+    ParsedRequest,
+    RequestedOutput,
+)
 from app.protocols.shapes import read_sizes
 from frameworks.errors import InvalidInput, ModelAbsent
 from frameworks.types import Array, ModelSpec, TensorType
@@ -19,7 +30,7 @@ Parameters = Mapping[str, Parameter]
 
 # The path names the model; clients that write its name into the body as well are common.
 FIELDS = frozenset({"id", "inputs", "outputs", "parameters", "model_name", "model_version"})
-INPUT_FIELDS = frozenset({"name", "shape", "datatype", "parameters", "data"})
+TENSOR_FIELDS = frozenset({"name", "shape", "datatype", "parameters", "data"})
 OUTPUT_FIELDS = frozenset({"name", "parameters"})
 _NONE: Parameters = {}
 
@@ -27,18 +38,18 @@ _NONE: Parameters = {}
 def read_question(document: Document, binary: "BinaryData", target: Target, find_spec: FindSpec) -> InferRequest:
     """The question of a parsed body. Raises InvalidInput, UnknownField, and what `find_spec` raises."""
     if not document.is_object(document.root):
-        raise InvalidInput("body", f"is {json_name(document.root)}; wants a JSON object")
+        raise InvalidInput("body", f"is {describe_type(document.root)}; wants a JSON object")
     fields = document.members(document.root, FIELDS)
     parameters = _read_parameters(document, fields, "parameters")
     spec = find_spec_for(target, parameters, find_spec)
     given = fields.get("inputs")
     if not document.is_array(given):
-        came = "is missing" if given is None else f"is {json_name(given)}"
+        came = "is missing" if given is None else f"is {describe_type(given)}"
         raise InvalidInput("inputs", f'{came}; wants a list of tensors like {{"name", "shape", "datatype", "data"}}')
     binary.begin()
     inputs = [_read_input(document, node, i, binary) for i, node in enumerate(document.items(given))]
     binary.check_end()
-    question = InferQuestion(inputs, _read_outputs(document, fields), _read_id(fields), parameters)
+    question = ParsedRequest(inputs, _read_outputs(document, fields), _read_id(fields), parameters)
     return read_request(question, spec)
 
 
@@ -86,11 +97,11 @@ class BinaryData:
             )
 
 
-def _read_input(document: Document, node: Node, place: int, binary: BinaryData) -> GivenTensor:
+def _read_input(document: Document, node: Node, place: int, binary: BinaryData) -> InputTensor:
     field = f"inputs[{place}]"
     if not document.is_object(node):
-        raise InvalidInput(field, f"is {json_name(node)}; wants an object")
-    members = document.members(node, INPUT_FIELDS, within=f"{field}.")
+        raise InvalidInput(field, f"is {describe_type(node)}; wants an object")
+    members = document.members(node, TENSOR_FIELDS, within=f"{field}.")
     name, datatype = _read_name(members, field), members.get("datatype")
     field = f"inputs.{name[:200]}"
     numpy_dtype(datatype, field)
@@ -105,10 +116,10 @@ def _read_input(document: Document, node: Node, place: int, binary: BinaryData) 
             if members.get("data") is not None:
                 raise InvalidInput(field, "has data in the JSON and binary_data_size; leave one out")
             value = from_raw(binary.next(size, field), datatype, shape, field)
-            return GivenTensor(name, datatype, value, parameters)
+            return InputTensor(name, datatype, value, parameters)
     if "data" not in members:
         raise InvalidInput(field, "has no data; send it, or binary_data_size and the bytes behind the JSON")
-    return GivenTensor(name, datatype, _read_data(document, members["data"], datatype, shape, field), parameters)
+    return InputTensor(name, datatype, _read_data(document, members["data"], datatype, shape, field), parameters)
 
 
 def _read_data(document: Document, node: Node, datatype: str, shape: tuple[int, ...], field: str) -> Array:
@@ -116,7 +127,7 @@ def _read_data(document: Document, node: Node, datatype: str, shape: tuple[int, 
     if datatype in BINARY_ONLY:
         raise InvalidInput(field, f"is {datatype}, which travels as binary data only (binary_data_size)")
     if not document.is_array(node):
-        raise InvalidInput(f"{field}.data", f"is {json_name(node)}; wants a list, flat or nested")
+        raise InvalidInput(f"{field}.data", f"is {describe_type(node)}; wants a list, flat or nested")
     array, is_flat = read_tensor(document, node, TensorType(DTYPES[datatype], None), f"{field}.data")
     if is_flat:
         if array.size != prod(shape):
@@ -127,21 +138,21 @@ def _read_data(document: Document, node: Node, datatype: str, shape: tuple[int, 
     return array
 
 
-def _read_outputs(document: Document, fields: dict[str, Node]) -> list[WantedOutput] | None:
+def _read_outputs(document: Document, fields: dict[str, Node]) -> list[RequestedOutput] | None:
     node = fields.get("outputs")
     if node is None:
         return None
     if not document.is_array(node):
-        raise InvalidInput("outputs", f'is {json_name(node)}; wants a list of objects like {{"name": "…"}}')
+        raise InvalidInput("outputs", f'is {describe_type(node)}; wants a list of objects like {{"name": "…"}}')
     return [_read_output(document, item, f"outputs[{i}]") for i, item in enumerate(document.items(node))]
 
 
-def _read_output(document: Document, node: Node, field: str) -> WantedOutput:
+def _read_output(document: Document, node: Node, field: str) -> RequestedOutput:
     if not document.is_object(node):
-        raise InvalidInput(field, f"is {json_name(node)}; wants an object")
+        raise InvalidInput(field, f"is {describe_type(node)}; wants an object")
     members = document.members(node, OUTPUT_FIELDS, within=f"{field}.")
     name = _read_name(members, field)
-    return read_wanted(name, _read_parameters(document, members, f"outputs.{name[:200]}.parameters"))
+    return read_requested_output(name, _read_parameters(document, members, f"outputs.{name[:200]}.parameters"))
 
 
 def _read_parameters(document: Document, members: dict[str, Node], field: str) -> Parameters:
@@ -149,7 +160,7 @@ def _read_parameters(document: Document, members: dict[str, Node], field: str) -
     if node is None:
         return _NONE
     if not document.is_object(node):
-        raise InvalidInput(field, f"is {json_name(node)}; wants an object")
+        raise InvalidInput(field, f"is {describe_type(node)}; wants an object")
     parameters: Parameters = document.python(node)
     return parameters
 
@@ -157,7 +168,9 @@ def _read_parameters(document: Document, members: dict[str, Node], field: str) -
 def _read_name(members: dict[str, Node], field: str) -> str:
     name = members.get("name")
     if not isinstance(name, str):
-        raise InvalidInput(f"{field}.name", "is missing" if name is None else f"is {json_name(name)}; wants a string")
+        raise InvalidInput(
+            f"{field}.name", "is missing" if name is None else f"is {describe_type(name)}; wants a string"
+        )
     return name
 
 
@@ -166,5 +179,5 @@ def _read_id(fields: dict[str, Node]) -> str:
     if given is None:
         return ""
     if not isinstance(given, str):
-        raise InvalidInput("id", f"is {json_name(given)}; wants a string")
+        raise InvalidInput("id", f"is {describe_type(given)}; wants a string")
     return given

@@ -13,12 +13,12 @@ import orjson
 
 from app.inference.pipeline import FindSpec
 from app.protocols.codec import AnswerContext, Header, JsonCodec, StreamWriter, Target, check_media_type
-from app.protocols.json_body import json_name, parse_exact
+from app.protocols.json_body import describe_type, parse_exact
 from app.protocols.open_inference.errors import OpenInferenceErrorResponse, error_body
-from app.protocols.open_inference.generate_options import WantedText, gather, read_wanted_text
-from app.protocols.open_inference.generate_responses import Pieces, WholeInOnePiece, describe
+from app.protocols.open_inference.generate_request import WantedText, gather, read_wanted_text
+from app.protocols.open_inference.generate_response import Pieces, WholeInOnePiece, describe
 from app.protocols.open_inference.generate_schemas import GenerateTextRequest, GenerateTextResponse
-from app.protocols.open_inference.requests import own_name, read_priority, read_timeout_ms
+from app.protocols.open_inference.infer_request import own_name, read_priority, read_timeout_ms
 from app.protocols.routes import Route, RouteDescription
 from frameworks.errors import InvalidInput, ModelAbsent
 from frameworks.generation.types import GenerateAnswer, GenerateRequest
@@ -126,7 +126,7 @@ def _read_id(value: Any) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise InvalidInput("id", f"is {json_name(value)}; wants a string, which the answer repeats")
+        raise InvalidInput("id", f"is {describe_type(value)}; wants a string, which the answer repeats")
     return value
 
 

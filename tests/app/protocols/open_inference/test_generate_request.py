@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.protocols.open_inference.generate_options import Options, WantedText, gather, read_wanted_text
+from app.protocols.open_inference.generate_request import Options, WantedText, gather, read_wanted_text
 from app.protocols.open_inference.generate_schemas import GenerateTextRequest
 from frameworks.errors import InvalidInput, RequestError
 from frameworks.generation.types import Constraint, GenerateRequest, Sampling, Stopping

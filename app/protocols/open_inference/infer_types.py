@@ -10,7 +10,7 @@ from frameworks.types import Array, ModelSpec, TensorBatch, TextRequest
 Parameter = bool | int | float | str
 
 
-class GivenTensor(NamedTuple):
+class InputTensor(NamedTuple):
     """An input as it came. `datatype`: the protocol's name (`FP32`). `value`: of the datatype's numpy type, as
     frameworks.types has it, in its shape; it may be a read-only view on the body.
     """
@@ -21,7 +21,7 @@ class GivenTensor(NamedTuple):
     parameters: Mapping[str, Parameter] = {}
 
 
-class WantedOutput(NamedTuple):
+class RequestedOutput(NamedTuple):
     """`classes`: of the classification extension, how many of the highest values are told; 0: the tensor itself.
     `binary`: None where the caller did not say, as `binary_data_output` of the request does then.
     """
@@ -32,11 +32,11 @@ class WantedOutput(NamedTuple):
 
 
 @dataclass(slots=True)
-class InferQuestion:
+class ParsedRequest:
     """What came, before it is held against a model. `outputs` None: all of them, as the request's parameters say."""
 
-    inputs: list[GivenTensor]
-    outputs: list[WantedOutput] | None = None
+    inputs: list[InputTensor]
+    outputs: list[RequestedOutput] | None = None
     id: str = ""
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
 
@@ -49,14 +49,14 @@ class InferRequest(NamedTuple):
 
     request: TensorBatch | TextRequest | GenerateRequest
     spec: ModelSpec
-    outputs: tuple[WantedOutput, ...]
+    outputs: tuple[RequestedOutput, ...]
     id: str
     priority: int
     timeout_ms: float | None
     stream: bool = False
 
 
-class AnsweredTensor(NamedTuple):
+class OutputTensor(NamedTuple):
     """An output. `value`: of the datatype's numpy type as frameworks.types has it, in its shape; for BYTES an object
     array of str.
     """

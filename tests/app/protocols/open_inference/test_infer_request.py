@@ -10,35 +10,35 @@ import pytest
 
 from app.protocols.errors import NotSupported
 from app.protocols.open_inference.datatypes import DATATYPES
-from app.protocols.open_inference.requests import own_name, read_request, read_wanted
-from app.protocols.open_inference.signature import batches, tensors_of
-from app.protocols.open_inference.types import GivenTensor, InferQuestion, InferRequest, WantedOutput
+from app.protocols.open_inference.infer_request import own_name, read_request, read_requested_output
+from app.protocols.open_inference.infer_types import InferRequest, InputTensor, ParsedRequest, RequestedOutput
+from app.protocols.open_inference.signature import signature_for, supports_batching
 from frameworks.errors import InvalidInput, RoundhouseError, UnknownField
 from frameworks.generation.types import GenerateRequest
 from frameworks.types import NUMPY_DTYPES, Array, ModelSpec, TensorBatch, TensorType, TextRequest, ValueSpec
 from tests.app.protocols.native.specs import SPECS, WRITER, model
 
 
-def tensor(name: str, value: Any, dtype: str = "float32") -> GivenTensor:
-    return GivenTensor(name, DATATYPES[dtype], np.array(value, NUMPY_DTYPES[dtype]))
+def tensor(name: str, value: Any, dtype: str = "float32") -> InputTensor:
+    return InputTensor(name, DATATYPES[dtype], np.array(value, NUMPY_DTYPES[dtype]))
 
 
-def texts(name: str, *values: str, shape: tuple[int, ...] = (-1,)) -> GivenTensor:
-    return GivenTensor(name, "BYTES", np.array(values, object).reshape(shape))
+def texts(name: str, *values: str, shape: tuple[int, ...] = (-1,)) -> InputTensor:
+    return InputTensor(name, "BYTES", np.array(values, object).reshape(shape))
 
 
 def asked(
     spec: str | ModelSpec,
-    *inputs: GivenTensor,
-    outputs: list[WantedOutput] | None = None,
+    *inputs: InputTensor,
+    outputs: list[RequestedOutput] | None = None,
     **parameters: Any,
 ) -> InferRequest:
-    question = InferQuestion(list(inputs), outputs, "mine", parameters)
+    question = ParsedRequest(list(inputs), outputs, "mine", parameters)
     return read_request(question, SPECS[spec] if isinstance(spec, str) else spec)
 
 
 def refusal(
-    spec: str | ModelSpec, *inputs: GivenTensor, kind: type[RoundhouseError] = InvalidInput, **more: Any
+    spec: str | ModelSpec, *inputs: InputTensor, kind: type[RoundhouseError] = InvalidInput, **more: Any
 ) -> str:
     with pytest.raises(kind) as caught:
         asked(spec, *inputs, **more)
@@ -52,7 +52,7 @@ def test_a_tensor() -> None:
     assert isinstance(request.request, TensorBatch)
     assert request.request.inputs["x"] is given.value
     assert request.request.output_names == ("y", "z")
-    assert request.outputs == (WantedOutput("y"), WantedOutput("z"))
+    assert request.outputs == (RequestedOutput("y"), RequestedOutput("z"))
     assert (request.id, request.priority, request.timeout_ms, request.stream) == ("mine", 5, None, False)
     assert request.spec is SPECS["matrix"]
 
@@ -84,22 +84,22 @@ def test_what_does_not_suit_the_model() -> None:
 
 def test_outputs() -> None:
     x = tensor("x", [[1, 2, 3]])
-    request = asked("matrix", x, outputs=[WantedOutput("z", binary=True), WantedOutput("y", classes=3)])
-    assert request.outputs == (WantedOutput("z", binary=True), WantedOutput("y", classes=3))
+    request = asked("matrix", x, outputs=[RequestedOutput("z", binary=True), RequestedOutput("y", classes=3)])
+    assert request.outputs == (RequestedOutput("z", binary=True), RequestedOutput("y", classes=3))
     assert isinstance(request.request, TensorBatch)
     assert request.request.output_names == ("z", "y")
-    assert asked("matrix", x, outputs=[]).outputs == (WantedOutput("y"), WantedOutput("z"))
-    assert refusal("matrix", x, outputs=[WantedOutput("y")] * 2) == "outputs.y: is named twice; leave one"
-    unknown = refusal("matrix", x, outputs=[WantedOutput("yy")], kind=UnknownField)
+    assert asked("matrix", x, outputs=[]).outputs == (RequestedOutput("y"), RequestedOutput("z"))
+    assert refusal("matrix", x, outputs=[RequestedOutput("y")] * 2) == "outputs.y: is named twice; leave one"
+    unknown = refusal("matrix", x, outputs=[RequestedOutput("yy")], kind=UnknownField)
     assert unknown == 'outputs.yy: unknown field; did you mean "outputs.y"?'
-    assert refusal("generate", texts("text_input", "a"), outputs=[WantedOutput("text_output", classes=1)]) == (
+    assert refusal("generate", texts("text_input", "a"), outputs=[RequestedOutput("text_output", classes=1)]) == (
         "outputs.text_output: is BYTES; classification is of numbers"
     )
 
 
 def test_binary_data_output_is_for_those_that_say_nothing() -> None:
     x = tensor("x", [[1, 2, 3]])
-    wanted = [WantedOutput("y", binary=False), WantedOutput("z")]
+    wanted = [RequestedOutput("y", binary=False), RequestedOutput("z")]
     assert [each.binary for each in asked("matrix", x, binary_data_output=True).outputs] == [True, True]
     assert [each.binary for each in asked("matrix", x, outputs=wanted, binary_data_output=True).outputs] == [
         False,
@@ -135,9 +135,9 @@ def test_texts_of_any_shape() -> None:
     for shape in ((2,), (1, 2), (2, 1), (1, 1, 2)):
         request = asked("embed", texts("text", "a", "b", shape=shape))
         assert request.request == TextRequest(["a", "b"])
-        assert request.outputs == (WantedOutput("embeddings"),)
+        assert request.outputs == (RequestedOutput("embeddings"),)
     assert asked("embed", texts("text", shape=(0,))).request == TextRequest([])
-    assert asked("classify", texts("text", "a")).outputs == (WantedOutput("scores"),)
+    assert asked("classify", texts("text", "a")).outputs == (RequestedOutput("scores"),)
 
 
 def test_options_of_texts() -> None:
@@ -170,7 +170,7 @@ def test_a_prompt() -> None:
         assert request.request.prompts == ("Once",)
         assert request.request.stopping.max_tokens == 7
         assert request.request.sampling.temperature == 0
-        assert request.outputs == (WantedOutput("text_output"),)
+        assert request.outputs == (RequestedOutput("text_output"),)
         assert not request.stream
     assert refusal("generate", texts("text_input", "a", "b")).startswith("inputs.text_input: has shape [2]; wants one")
     assert refusal("generate", texts("text_input", "a"), max_tokens=0).startswith("max_tokens: is 0")
@@ -208,8 +208,8 @@ def test_what_cannot_be_carried() -> None:
         SPECS["matrix"], outputs=(*SPECS["matrix"].outputs, ValueSpec("maps", SPECS["maps"].inputs[0].type))
     )
     x = tensor("x", [[1, 2, 3]])
-    assert asked(lists, x).outputs == (WantedOutput("y"), WantedOutput("z"))
-    told = refusal(lists, x, outputs=[WantedOutput("maps")])
+    assert asked(lists, x).outputs == (RequestedOutput("y"), RequestedOutput("z"))
+    told = refusal(lists, x, outputs=[RequestedOutput("maps")])
     assert told == f"outputs.maps: is a sequence(map(string, string)), {carried}"
     only = replace(lists, outputs=lists.outputs[2:])
     assert refusal(only, x).startswith("inputs: none of the model's outputs is a tensor; ask POST /infer")
@@ -225,13 +225,13 @@ def test_an_optional_tensor_may_be_left_out() -> None:
 @pytest.mark.parametrize(
     ("parameters", "wanted"),
     [
-        ({}, WantedOutput("y")),
-        ({"classification": 0, "binary_data": False}, WantedOutput("y", 0, False)),
-        ({"classification": 3, "else": "x"}, WantedOutput("y", 3)),
+        ({}, RequestedOutput("y")),
+        ({"classification": 0, "binary_data": False}, RequestedOutput("y", 0, False)),
+        ({"classification": 3, "else": "x"}, RequestedOutput("y", 3)),
     ],
 )
-def test_an_output_by_its_parameters(parameters: Mapping[str, Any], wanted: WantedOutput) -> None:
-    assert read_wanted("y", parameters) == wanted
+def test_an_output_by_its_parameters(parameters: Mapping[str, Any], wanted: RequestedOutput) -> None:
+    assert read_requested_output("y", parameters) == wanted
 
 
 @pytest.mark.parametrize(
@@ -244,37 +244,37 @@ def test_an_output_by_its_parameters(parameters: Mapping[str, Any], wanted: Want
 )
 def test_parameters_of_an_output_that_are_wrong(parameters: Mapping[str, Any], words: str) -> None:
     with pytest.raises(InvalidInput) as caught:
-        read_wanted("y", parameters)
+        read_requested_output("y", parameters)
     assert caught.value.message.startswith(words)
 
 
 def test_shared_memory() -> None:
     with pytest.raises(NotSupported, match=r"^outputs\.y\.shared_memory_region: shared memory is not served"):
-        read_wanted("y", {"shared_memory_region": "r"})
+        read_requested_output("y", {"shared_memory_region": "r"})
 
 
 def test_signatures() -> None:
-    assert [tuple(each) for each in tensors_of(SPECS["mixed"]).inputs.values()] == [
+    assert [tuple(each) for each in signature_for(SPECS["mixed"]).inputs.values()] == [
         ("x", "FP32", (-1, -1), True),
         ("s", "BYTES", None, True),
         ("b", "BOOL", None, False),
     ]
-    assert [tuple(each) for each in tensors_of(SPECS["classify"]).outputs.values()] == [
+    assert [tuple(each) for each in signature_for(SPECS["classify"]).outputs.values()] == [
         ("scores", "FP32", (-1, 2), True)
     ]
-    assert tensors_of(SPECS["embed"]).outputs["embeddings"].shape == (-1, -1)
-    assert list(tensors_of(WRITER).inputs) == ["text_input", "stream", "sampling_parameters"]
-    assert tensors_of(SPECS["mixed"]) is tensors_of(SPECS["mixed"])
-    assert tensors_of(SPECS["embed-onnx"], of_graph=True).inputs["x"].datatype == "INT64"
-    assert not batches(SPECS["matrix"])
-    assert batches(SPECS["embed"])
-    assert batches(replace(SPECS["matrix"], batched_inputs=frozenset({"x"})))
+    assert signature_for(SPECS["embed"]).outputs["embeddings"].shape == (-1, -1)
+    assert list(signature_for(WRITER).inputs) == ["text_input", "stream", "sampling_parameters"]
+    assert signature_for(SPECS["mixed"]) is signature_for(SPECS["mixed"])
+    assert signature_for(SPECS["embed-onnx"], of_graph=True).inputs["x"].datatype == "INT64"
+    assert not supports_batching(SPECS["matrix"])
+    assert supports_batching(SPECS["embed"])
+    assert supports_batching(replace(SPECS["matrix"], batched_inputs=frozenset({"x"})))
 
 
 def test_signatures_are_forgotten_before_they_are_many() -> None:
     for size in range(600):
         spec = model(ValueSpec("x", TensorType("float32", (size,))))
-        assert tensors_of(spec).inputs["x"].shape == (size,)
+        assert signature_for(spec).inputs["x"].shape == (size,)
 
 
 def test_the_service_s_own_name_of_a_prompt() -> None:
@@ -284,6 +284,6 @@ def test_the_service_s_own_name_of_a_prompt() -> None:
 
 def test_values_keep_their_type() -> None:
     halves: Array = np.array([0.5], np.float16)
-    request = asked("float16", GivenTensor("x", "FP16", halves)).request
+    request = asked("float16", InputTensor("x", "FP16", halves)).request
     assert isinstance(request, TensorBatch)
     assert request.inputs["x"] is halves

@@ -5,9 +5,15 @@ from typing import Any
 
 from app.protocols.errors import NotSupported
 from app.protocols.generation_fields import read_whole
-from app.protocols.json_body import came
-from app.protocols.native.inputs import MAX_TEXTS
-from app.protocols.open_inference.generate_options import gather, read_wanted_text
+from app.protocols.json_body import describe_value
+from app.protocols.open_inference.generate_request import gather, read_wanted_text
+from app.protocols.open_inference.infer_types import (
+    InferRequest,
+    InputTensor,
+    Parameter,
+    ParsedRequest,
+    RequestedOutput,
+)
 from app.protocols.open_inference.signature import (
     OPTIONS_INPUT,
     PROMPT_INPUT,
@@ -15,12 +21,11 @@ from app.protocols.open_inference.signature import (
     TEXT_INPUT,
     Signature,
     TensorSignature,
-    cannot_carry,
-    tensors_of,
+    explain_unsupported_type,
+    signature_for,
 )
-from app.protocols.open_inference.types import GivenTensor, InferQuestion, InferRequest, Parameter, WantedOutput
 from app.protocols.shapes import check_shape
-from app.protocols.text_fields import read_dimensions
+from app.protocols.text_fields import MAX_TEXTS, read_dimensions
 from frameworks.errors import InvalidInput, UnknownField
 from frameworks.generation.types import GenerateRequest
 from frameworks.types import (
@@ -39,7 +44,7 @@ _LONGEST_TIMEOUT_US = 2**63 - 1
 _MOST_CLASSES = 2**31 - 1
 
 
-def read_request(question: InferQuestion, spec: ModelSpec) -> InferRequest:
+def read_request(question: ParsedRequest, spec: ModelSpec) -> InferRequest:
     """Raises InvalidInput, UnknownField, which name the input, output or parameter."""
     signature = _signature_for(question, spec)
     if signature.refusal is not None:
@@ -91,10 +96,10 @@ def read_timeout_ms(parameters: Parameters) -> float | None:
     return timeout_us / 1e3 if timeout_us else None
 
 
-def read_wanted(name: str, parameters: Parameters) -> WantedOutput:
+def read_requested_output(name: str, parameters: Parameters) -> RequestedOutput:
     """An output by the parameters that it came with. Raises InvalidInput, NotSupported."""
     if not parameters:
-        return WantedOutput(name)
+        return RequestedOutput(name)
     within = f"outputs.{name}."
     refuse_shared_memory(parameters, within)
     classes = read_whole(
@@ -102,8 +107,8 @@ def read_wanted(name: str, parameters: Parameters) -> WantedOutput:
     )
     binary = parameters.get("binary_data")
     if binary is not None and not isinstance(binary, bool):
-        raise InvalidInput(f"{within}binary_data", f"is {came(binary)}; wants true or false")
-    return WantedOutput(name, classes or 0, binary)
+        raise InvalidInput(f"{within}binary_data", f"is {describe_value(binary)}; wants true or false")
+    return RequestedOutput(name, classes or 0, binary)
 
 
 def refuse_shared_memory(parameters: Parameters, within: str) -> None:
@@ -119,16 +124,16 @@ def own_name(message: str) -> str:
     return PROMPT_INPUT + message[len("prompt") :] if message.startswith("prompt: ") else message
 
 
-def _signature_for(question: InferQuestion, spec: ModelSpec) -> Signature:
-    signature = tensors_of(spec)
+def _signature_for(question: ParsedRequest, spec: ModelSpec) -> Signature:
+    signature = signature_for(spec)
     if spec.text is None or spec.framework == "pytorch":
         return signature
-    graph = tensors_of(spec, of_graph=True)
+    graph = signature_for(spec, of_graph=True)
     names = [tensor.name for tensor in question.inputs]
     return graph if names and TEXT_INPUT not in names and graph.inputs.keys() >= set(names) else signature
 
 
-def _by_name(tensors: list[GivenTensor], signature: Signature) -> dict[str, Array]:
+def _by_name(tensors: list[InputTensor], signature: Signature) -> dict[str, Array]:
     """In the model's order: requests that name them in different orders share batches and kept answers."""
     declared = signature.inputs
     given: dict[str, Array] = {}
@@ -151,14 +156,14 @@ def _by_name(tensors: list[GivenTensor], signature: Signature) -> dict[str, Arra
     return {name: given[name] for name in declared if name in given}
 
 
-def _outputs(question: InferQuestion, signature: Signature) -> tuple[WantedOutput, ...]:
+def _outputs(question: ParsedRequest, signature: Signature) -> tuple[RequestedOutput, ...]:
     """Those that are named, or all that can be carried. `binary` is settled where the request says so for all."""
     binary = question.parameters.get("binary_data_output") if question.parameters else None
     if binary is not None and not isinstance(binary, bool):
-        raise InvalidInput("parameters.binary_data_output", f"is {came(binary)}; wants true or false")
+        raise InvalidInput("parameters.binary_data_output", f"is {describe_value(binary)}; wants true or false")
     if not question.outputs:
         return signature.wanted if binary is None else tuple([w._replace(binary=binary) for w in signature.wanted])
-    wanted: dict[str, WantedOutput] = {}
+    wanted: dict[str, RequestedOutput] = {}
     for output in question.outputs:
         declared = signature.outputs.get(output.name)
         if declared is None:
@@ -175,7 +180,7 @@ def _unknown(
     name: str, known: Mapping[str, TensorSignature], signature: Signature, within: str
 ) -> InvalidInput | UnknownField:
     if name in signature.untold:
-        return InvalidInput(f"{within}.{name}", f"is {cannot_carry(signature.untold[name])}")
+        return InvalidInput(f"{within}.{name}", f"is {explain_unsupported_type(signature.untold[name])}")
     return UnknownField.among(name[:200], known, f"{within}.")
 
 
@@ -204,7 +209,7 @@ def _read_choice(parameters: Parameters, name: str) -> bool | None:
     value = parameters.get(name)
     if value is None or isinstance(value, bool):
         return value
-    raise InvalidInput(f"parameters.{name}", f"is {came(value)}; wants true or false")
+    raise InvalidInput(f"parameters.{name}", f"is {describe_value(value)}; wants true or false")
 
 
 def _describe(declared: Mapping[str, TensorSignature]) -> str:

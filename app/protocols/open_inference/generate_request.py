@@ -23,7 +23,7 @@ from app.protocols.generation_fields import (
     read_top_logprobs,
     read_whole,
 )
-from app.protocols.json_body import came, json_name
+from app.protocols.json_body import describe_type, describe_value
 from app.protocols.open_inference.generate_constraints import CONSTRAINT_NAMES, read_any_constraint, read_json
 from frameworks.errors import InvalidInput
 from frameworks.generation.types import GenerateRequest, GenerationSpec, Stopping
@@ -116,7 +116,7 @@ class WantedText:
 def gather(body: Any) -> Options:
     """The options of a body, wherever in it they stand. Raises InvalidInput where two of them do not agree."""
     if not isinstance(body, dict):
-        raise InvalidInput("body", f"is {json_name(body)}; wants a JSON object")
+        raise InvalidInput("body", f"is {describe_type(body)}; wants a JSON object")
     fields: dict[str, Any] = {}
     names: dict[str, str] = {}
     for within, members in _places(body):
@@ -142,7 +142,7 @@ def read_wanted_text(options: Options, spec: GenerationSpec) -> WantedText:
     fields = options.fields
     text = fields.get("text_input")
     if not isinstance(text, str):
-        given = "is missing" if text is None else f"is {came(text)}"
+        given = "is missing" if text is None else f"is {describe_value(text)}"
         raise InvalidInput("text_input", f"{given}; wants a string, the text to go on from")
     log_probs, logprobs = read_flag(fields, "return_log_probs"), read_flag(fields, "return_logprobs")
     cumulative_logprob = read_flag(fields, "return_cumulative_logprob")
@@ -176,7 +176,7 @@ def _places(body: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
         if value is None:
             continue
         if not isinstance(value, dict):
-            raise InvalidInput(name, f'is {json_name(value)}; wants an object like {{"temperature": 0}}')
+            raise InvalidInput(name, f'is {describe_type(value)}; wants an object like {{"temperature": 0}}')
         places.append((within, value))
     return places
 

@@ -17,17 +17,17 @@ from app.protocols.codec import (
     check_content_type,
     elements_of,
 )
-from app.protocols.compression import LEAST_BYTES, answer_encoding, deflated, inflated, read_encoding
+from app.protocols.compression import MIN_COMPRESSED_BYTES, choose_encoding, compress, decompress, parse_encoding
 from app.protocols.errors import EmptyBody, NotSupported
-from app.protocols.json_reading import SHORT_BYTES, read_surely
+from app.protocols.json_reading import SHORT_BYTES, read_document
 from app.protocols.open_inference.errors import OpenInferenceErrorResponse, error_body
-from app.protocols.open_inference.json_requests import BinaryData, read_question
+from app.protocols.open_inference.infer_body import BinaryData, read_question
+from app.protocols.open_inference.infer_request import own_name
+from app.protocols.open_inference.infer_schemas import OpenInferenceRequest, OpenInferenceResponse
+from app.protocols.open_inference.infer_types import InferRequest
 from app.protocols.open_inference.json_responses import HEADER_LENGTH, check_outputs, elements_one_by_one, write_answer
 from app.protocols.open_inference.raw_requests import read_raw_question
-from app.protocols.open_inference.requests import own_name
-from app.protocols.open_inference.schemas import OpenInferenceRequest, OpenInferenceResponse
 from app.protocols.open_inference.short_requests import read_short_question
-from app.protocols.open_inference.types import InferRequest
 from app.protocols.routes import Route, RouteDescription
 from frameworks.errors import InvalidInput
 
@@ -51,12 +51,12 @@ _LONG_COMPRESSED_ELEMENTS = 4 * 1024
 class Form(NamedTuple):
     """How a request's body is made, as its headers say. `header_length`: of the JSON, in bytes; None: all is JSON.
 
-    `encoding`: of the body; `answer_encoding`: of the answer's. None: as it is.
+    `encoding`: of the body; `choose_encoding`: of the answer's. None: as it is.
     """
 
     header_length: int | None = None
     encoding: str | None = None
-    answer_encoding: str | None = None
+    choose_encoding: str | None = None
 
 
 _ALL_JSON = Form()
@@ -107,7 +107,7 @@ class InferCodec:
             if short is not None:
                 return short
         if encoding is not None:
-            body = inflated(body, encoding, self._max_body_bytes)
+            body = decompress(body, encoding, self._max_body_bytes)
             if not body:
                 raise EmptyBody("the body is empty once it is no more compressed; send a JSON object")
         if length == 0:
@@ -121,14 +121,14 @@ class InferCodec:
                         HEADER_LENGTH.decode(), f"is {length}, and the body has {len(body) - lead} bytes"
                     )
                 body, binary = body[lead:end], BinaryData(memoryview(body)[end:])
-            request = read_surely(body, lambda document: read_question(document, binary, target, find_spec))
+            request = read_document(body, lambda document: read_question(document, binary, target, find_spec))
         if request.stream:
             raise NotSupported("inputs.stream: the pieces of a text come from generate_stream; leave it out here")
         check_outputs(request)
         return request
 
     def is_long_to_write(self, decoded: InferRequest, answer: Any) -> bool:
-        if self._form.answer_encoding is not None:
+        if self._form.choose_encoding is not None:
             return elements_of(answer) >= _LONG_COMPRESSED_ELEMENTS
         elements = elements_of(answer)
         return elements >= LONG_ELEMENTS and (
@@ -137,16 +137,16 @@ class InferCodec:
 
     def encode(self, decoded: InferRequest, answer: Any, context: AnswerContext) -> bytes | EncodedResponse:
         written = write_answer(decoded, answer, context)
-        encoding = self._form.answer_encoding
+        encoding = self._form.choose_encoding
         if encoding is None:
             return written
         body, content_type, headers = (
             written if isinstance(written, EncodedResponse) else (written, b"application/json", [])
         )
-        if len(body) < LEAST_BYTES:
+        if len(body) < MIN_COMPRESSED_BYTES:
             return written
         about = [(b"content-encoding", encoding.encode()), (b"vary", b"accept-encoding")]
-        return EncodedResponse(deflated(body, encoding), content_type, headers + about)
+        return EncodedResponse(compress(body, encoding), content_type, headers + about)
 
     def stream_writer(self, decoded: InferRequest, context: AnswerContext) -> StreamWriter:
         raise AssertionError("a question whose answer comes in pieces is refused")
@@ -189,7 +189,7 @@ def _of_headers(
         length = int(header_length)
     form = Form(
         length,
-        None if encoding is None else read_encoding(encoding),
-        None if accepted is None else answer_encoding(accepted),
+        None if encoding is None else parse_encoding(encoding),
+        None if accepted is None else choose_encoding(accepted),
     )
     return InferCodec(max_body_bytes, form)

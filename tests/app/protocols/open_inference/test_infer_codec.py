@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.protocols.codec import AnswerContext, EncodedResponse, Target
-from app.protocols.compression import deflated
+from app.protocols.compression import compress
 from app.protocols.errors import EmptyBody, InvalidJson, NotSupported, TooLarge, UnsupportedMediaType
-from app.protocols.open_inference import json_requests
-from app.protocols.open_inference.codec import InferCodec, routes
-from app.protocols.open_inference.schemas import OpenInferenceInput, OpenInferenceOutput, OpenInferenceRequest
-from app.protocols.open_inference.types import InferRequest
+from app.protocols.open_inference import infer_body
+from app.protocols.open_inference.infer_codec import InferCodec, routes
+from app.protocols.open_inference.infer_schemas import OpenInferenceInput, OpenInferenceOutput, OpenInferenceRequest
+from app.protocols.open_inference.infer_types import InferRequest
 from frameworks.errors import InvalidInput, ModelAbsent, RoundhouseError, UnknownField
 from frameworks.types import Array, EmbedAnswer, ModelSpec, TensorBatch, TensorType, TextRequest, ValueSpec
 from tests.app.protocols.native.specs import SPECS, find_spec, model
@@ -309,14 +309,14 @@ def test_a_body_of_bytes_alone() -> None:
 def test_compressed_bodies() -> None:
     body = json.dumps({"inputs": [x([1, 2])]}).encode()
     for encoding in ("gzip", "deflate"):
-        request = read("float32", deflated(body, encoding), content_encoding=encoding)
+        request = read("float32", compress(body, encoding), content_encoding=encoding)
         assert tensors(request)["x"].tolist() == [1, 2]
         head = json.dumps({"inputs": [in_bytes(8)]}).encode()
-        binary = deflated(head + bytes(8), encoding)
+        binary = compress(head + bytes(8), encoding)
         request = read("float32", binary, content_encoding=encoding, inference_header_content_length=len(head))
         assert tensors(request)["x"].tolist() == [0, 0]
-        assert refusal("float32", deflated(b"", encoding), EmptyBody, content_encoding=encoding)
-        refusal("float32", deflated(bytes(10**6 + 1), encoding), TooLarge, content_encoding=encoding)
+        assert refusal("float32", compress(b"", encoding), EmptyBody, content_encoding=encoding)
+        refusal("float32", compress(bytes(10**6 + 1), encoding), TooLarge, content_encoding=encoding)
 
 
 @pytest.mark.parametrize(
@@ -471,7 +471,7 @@ def test_compressed_answers() -> None:
         body, content_type, headers = written(request, {"y": long}, accept_encoding=encoding)
         assert content_type == b"application/json"
         assert dict(headers) == {b"content-encoding": encoding.encode(), b"vary": b"accept-encoding"}
-        assert body == deflated(plain.body, encoding)
+        assert body == compress(plain.body, encoding)
         short = written(request, {"y": long[:9]}, accept_encoding=encoding)
         assert short.headers == []
     request = read("float32", {"inputs": [x([1])], "parameters": {"binary_data_output": True}})
@@ -493,9 +493,9 @@ def test_the_paths() -> None:
 
 def test_the_fields_that_are_read_are_those_that_are_described() -> None:
     for schema, described in (
-        (OpenInferenceRequest, json_requests.FIELDS),
-        (OpenInferenceInput, json_requests.INPUT_FIELDS),
-        (OpenInferenceOutput, json_requests.OUTPUT_FIELDS),
+        (OpenInferenceRequest, infer_body.FIELDS),
+        (OpenInferenceInput, infer_body.TENSOR_FIELDS),
+        (OpenInferenceOutput, infer_body.OUTPUT_FIELDS),
     ):
         assert schema.model_fields.keys() == described
 

@@ -5,14 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from app.protocols.open_inference.signature import OTHERWISE, batches, signature_of
-from app.protocols.open_inference.types import AnsweredTensor, InferRequest
+from app.protocols.open_inference.infer_types import InferRequest, OutputTensor
+from app.protocols.open_inference.signature import OTHERWISE, signature_of_request, supports_batching
 from frameworks.errors import InvalidInput
 from frameworks.generation.types import GenerateAnswer
 from frameworks.types import Array, ClassifyAnswer, EmbedAnswer, Value
 
 
-def answered(request: InferRequest, answer: Any) -> list[AnsweredTensor]:
+def output_tensors(request: InferRequest, answer: Any) -> list[OutputTensor]:
     """In the order of the request's outputs. Raises InvalidInput where a model gives what cannot be carried."""
     if isinstance(answer, dict):
         return _tensors(request, answer)
@@ -30,25 +30,25 @@ def answered(request: InferRequest, answer: Any) -> list[AnsweredTensor]:
         case _:
             raise AssertionError(f"{type(answer)} answers no request of this protocol")
     return [
-        AnsweredTensor(name, "BYTES", _classified(value, classes, labels, by_row=True), binary)
+        OutputTensor(name, "BYTES", _classified(value, classes, labels, by_row=True), binary)
         if classes
-        else AnsweredTensor(name, datatype, value, binary)
+        else OutputTensor(name, datatype, value, binary)
         for name, classes, binary in request.outputs
     ]
 
 
-def _tensors(request: InferRequest, answer: Mapping[str, Value]) -> list[AnsweredTensor]:
-    declared = signature_of(request).outputs
+def _tensors(request: InferRequest, answer: Mapping[str, Value]) -> list[OutputTensor]:
+    declared = signature_of_request(request).outputs
     tensors = []
     for name, classes, binary in request.outputs:
         value = answer[name]
         if not isinstance(value, np.ndarray):
             raise InvalidInput(f"outputs.{name}", f"is no tensor this time; {OTHERWISE}")
         if classes:
-            by_row = value.ndim > 0 and batches(request.spec)
-            tensors.append(AnsweredTensor(name, "BYTES", _classified(value, classes, (), by_row), binary))
+            by_row = value.ndim > 0 and supports_batching(request.spec)
+            tensors.append(OutputTensor(name, "BYTES", _classified(value, classes, (), by_row), binary))
         else:
-            tensors.append(AnsweredTensor(name, declared[name].datatype, value, binary))
+            tensors.append(OutputTensor(name, declared[name].datatype, value, binary))
     return tensors
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from app.protocols.codec import AnswerContext, Target
 from app.protocols.errors import InvalidJson, UnsupportedMediaType
-from app.protocols.open_inference.generate import GenerateCodec, GenerateQuestion
+from app.protocols.open_inference.generate_codec import GenerateCodec, GenerateQuestion
 from app.protocols.open_inference.generate_schemas import GenerateTextResponse
 from frameworks.errors import InvalidInput, ModelAbsent, ModelNotFound
 from frameworks.generation.types import Choice, FinishReason, GenerateAnswer, Piece, TokenText, Usage
