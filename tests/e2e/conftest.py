@@ -13,9 +13,9 @@ Start = Callable[..., RunningServer]
 
 
 @pytest.fixture(scope="session")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """One server for all tests that leave it as it is: the embedded models, and a tiny model of every kind."""
-    folder = tmp_path_factory.mktemp("house")
+    folder = tmp_path_factory.mktemp("server")
     models = EMBEDDED + onnx_entries(folder, ALL_KINDS) + text_entries(folder)
     with serving(folder, models + '[logging]\nrequests = "all"\n', {GRPC_PORT: free_port()}) as server:
         yield server.wait_ready()

@@ -52,24 +52,24 @@ def test_a_wrong_command_line_ends_with_2(arguments: list[str], capsys: pytest.C
     assert "usage: roundhouse" in capsys.readouterr().err
 
 
-def test_the_models_as_a_table(house: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = output(capsys, "models", "--url", house.url).splitlines()
+def test_the_models_as_a_table(server: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = output(capsys, "models", "--url", server.url).splitlines()
     assert lines[0].split() == ["NAME", "FRAMEWORK", "TASK", "STATE", "DEVICE", "DTYPE", "MEMORY"]
     rows = {line.split()[0]: line.split()[1:] for line in lines[1:]}
     assert rows["minilm"][:5] == ["pytorch", "embed", "ready", "cpu", "float32"]
     assert rows["digits"][:3] == ["onnx", "tensor", "ready"]
-    assert len(rows) == len(house.client.get("/models").json()["models"])
+    assert len(rows) == len(server.client.get("/models").json()["models"])
 
 
-def test_the_models_as_json(house: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
-    models = answer(capsys, "models", "--json", "--url", house.url + "/")["models"]
+def test_the_models_as_json(server: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
+    models = answer(capsys, "models", "--json", "--url", server.url + "/")["models"]
     assert {"digits", "minilm"} <= {model["name"] for model in models}
 
 
 def test_questions_of_every_kind(
-    house: RunningServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    server: RunningServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url = ["--url", house.url]
+    url = ["--url", server.url]
     assert len(answer(capsys, "infer", "minilm", "--text", "a sentence", "another ☃", *url)["embeddings"]) == 2
     assert answer(capsys, "infer", "float32", "--data", "[[1, 2]]", *url)["output_data"] == [[1, 2]]
     assert answer(capsys, "infer", "float32", "--inputs", '{"x": [1]}', *url)["outputs"]["y"]["data"] == [1]
@@ -82,9 +82,9 @@ def test_questions_of_every_kind(
     assert answer(capsys, "infer", "float32", "--data", "@-", *url)["output_data"] == [3, 4]
 
 
-def test_a_refusal_is_printed_and_ends_with_1(house: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_refusal_is_printed_and_ends_with_1(server: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
     for name, code in (("nimilm", "model_not_found"), ("digits", "invalid_input"), ("a b/c?d#e", "not_found")):
-        error = answer(capsys, "infer", name, "--text", "a", "--url", house.url, status=1)["error"]
+        error = answer(capsys, "infer", name, "--text", "a", "--url", server.url, status=1)["error"]
         assert error["code"] == code
 
 
@@ -101,9 +101,9 @@ def test_no_server_is_told_and_ends_with_1(url: str, capsys: pytest.CaptureFixtu
         assert answer(capsys, *command, "--url", url, status=1)["error"]["code"] == "unreachable"
 
 
-def test_a_server_that_is_none_of_ours(house: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_that_is_none_of_ours(server: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
     # A path that /models does not stand below: still our error form.
-    error = answer(capsys, "models", "--url", house.url + "/docs", status=1)["error"]
+    error = answer(capsys, "models", "--url", server.url + "/docs", status=1)["error"]
     assert error["code"] == "not_found"
 
 

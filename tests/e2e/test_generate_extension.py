@@ -19,8 +19,8 @@ ENDLESS = {"text_input": "on and on", "ignore_eos": True, "n": 64, "max_tokens":
 
 
 @pytest.fixture(scope="module")
-def client(house: RunningServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=f"{house.url}/v2/models/{MODEL}/", timeout=30, trust_env=False) as client:
+def client(server: RunningServer) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=f"{server.url}/v2/models/{MODEL}/", timeout=30, trust_env=False) as client:
         yield client
 
 
@@ -40,8 +40,8 @@ def refused(answer: httpx.Response, status: int, *words: str) -> None:
         assert word in body["error"]
 
 
-def test_it_says_what_infer_says(client: httpx.Client, house: RunningServer) -> None:
-    infer = house.infer(MODEL, prompt=PROMPT, **GREEDY)
+def test_it_says_what_infer_says(client: httpx.Client, server: RunningServer) -> None:
+    infer = server.infer(MODEL, prompt=PROMPT, **GREEDY)
     body = {"text_input": PROMPT, "stream": False, "parameters": GREEDY, "id": "7"}
     for path in ("generate", "versions/1/generate"):
         assert client.post(path, json=body).json() == {
@@ -70,7 +70,7 @@ def test_a_stream_is_the_same_text_in_pieces(client: httpx.Client) -> None:
         assert events[-1]["num_output_tokens"] == whole["num_output_tokens"] == 30
 
 
-def test_the_calls_of_tritons_own_pages(house: RunningServer) -> None:
+def test_the_calls_of_tritons_own_pages(server: RunningServer) -> None:
     """curl's, which call their JSON a form."""
     calls = [
         ("generate", {"text_input": PROMPT, "max_tokens": 20, "bad_words": "", "stop_words": ""}),
@@ -78,7 +78,7 @@ def test_the_calls_of_tritons_own_pages(house: RunningServer) -> None:
         ("generate_stream", {"text_input": PROMPT, "stream": True, "sampling_param_max_tokens": 5}),
     ]
     for path, body in calls:
-        url = f"{house.url}/v2/models/{MODEL}/{path}"
+        url = f"{server.url}/v2/models/{MODEL}/{path}"
         curl = ["curl", "-sfN", "--noproxy", "*", "-X", "POST", url, "-d", json.dumps(body)]
         said = subprocess.run(curl, capture_output=True, check=True, timeout=30).stdout.decode()
         first, *_ = said.split("\n\n")
@@ -90,16 +90,16 @@ def test_what_the_text_has_to_be(client: httpx.Client) -> None:
     assert client.post("generate", json=body).json()["text_output"] in ("yes", "no")
 
 
-def test_a_caller_that_leaves_gives_back_its_place(client: httpx.Client, house: RunningServer) -> None:
-    gone = house.sample("roundhouse_requests_total", model=MODEL, code="499")
+def test_a_caller_that_leaves_gives_back_its_place(client: httpx.Client, server: RunningServer) -> None:
+    gone = server.sample("roundhouse_requests_total", model=MODEL, code="499")
     with client.stream("POST", "generate_stream", json=ENDLESS) as answer:
         next(events_of(answer))
-        assert house.sample("roundhouse_sequences", model=MODEL) > 0
-    wait_until(lambda: house.sample("roundhouse_sequences", model=MODEL) == 0)
-    wait_until(lambda: house.sample("roundhouse_requests_total", model=MODEL, code="499") == gone + 1)
+        assert server.sample("roundhouse_sequences", model=MODEL) > 0
+    wait_until(lambda: server.sample("roundhouse_sequences", model=MODEL) == 0)
+    wait_until(lambda: server.sample("roundhouse_requests_total", model=MODEL, code="499") == gone + 1)
 
 
-def test_at_the_deadline_it_ends(client: httpx.Client, house: RunningServer) -> None:
+def test_at_the_deadline_it_ends(client: httpx.Client, server: RunningServer) -> None:
     body = ENDLESS | {"parameters": {"timeout": 1_000_000}}
     with client.stream("POST", "generate_stream", json=body) as answer:
         *pieces, last = list(events_of(answer))
@@ -108,7 +108,7 @@ def test_at_the_deadline_it_ends(client: httpx.Client, house: RunningServer) -> 
     assert last.keys() == {"error"}
     assert "fewer tokens" in last["error"]
     refused(client.post("generate", json=body | {"parameters": {"timeout": 1000}}), 504, "timeout")
-    wait_until(lambda: house.sample("roundhouse_sequences", model=MODEL) == 0)
+    wait_until(lambda: server.sample("roundhouse_sequences", model=MODEL) == 0)
 
 
 def test_errors_before_the_first_piece_have_their_status(client: httpx.Client) -> None:

@@ -31,14 +31,14 @@ PROMPT = "A list is"
 
 
 @pytest.fixture(params=GRPC_KINDS)
-def client(request: pytest.FixtureRequest, house: RunningServer) -> Iterator[Any]:
-    with triton_client(house, request.param) as client:
+def client(request: pytest.FixtureRequest, server: RunningServer) -> Iterator[Any]:
+    with triton_client(server, request.param) as client:
         yield client
 
 
 @pytest.fixture
-def channel(house: RunningServer) -> Iterator[grpc.Channel]:
-    with channel_to(house) as channel:
+def channel(server: RunningServer) -> Iterator[grpc.Channel]:
+    with channel_to(server) as channel:
         yield channel
 
 
@@ -68,7 +68,7 @@ def refusal(code: str, *words: str) -> Any:
 
 class TestModelInfer:
     @pytest.mark.parametrize("dtype", sorted(set(NUMPY_DTYPES) - {"bfloat16"}))
-    def test_every_datatype_bit_for_bit_as_infer(self, client: Any, house: RunningServer, dtype: str) -> None:
+    def test_every_datatype_bit_for_bit_as_infer(self, client: Any, server: RunningServer, dtype: str) -> None:
         if dtype == "string":
             array, numbers = strings("a", "", "žluťoučký"), ["a", "", "žluťoučký"]
         else:
@@ -78,15 +78,15 @@ class TestModelInfer:
         theirs = answer.as_numpy("y")
         assert theirs.dtype == array.dtype
         np.testing.assert_array_equal(theirs, array)
-        assert house.infer(dtype, inputs={"x": numbers})["outputs"]["y"]["data"] == numbers
+        assert server.infer(dtype, inputs={"x": numbers})["outputs"]["y"]["data"] == numbers
         assert answer.get_response().id == "7"
 
-    def test_a_model_s_numbers_are_those_of_infer_to_the_last_bit(self, client: Any, house: RunningServer) -> None:
+    def test_a_model_s_numbers_are_those_of_infer_to_the_last_bit(self, client: Any, server: RunningServer) -> None:
         questions = np.random.default_rng(3).standard_normal((2, 4), np.float32)
         given = [tensor(name, questions + i, "FP32") for i, name in enumerate("ab")]
         answer = client.infer("add", given)
         inputs = {name: (questions + i).tolist() for i, name in enumerate("ab")}
-        ours = house.infer("add", inputs=inputs)["outputs"]
+        ours = server.infer("add", inputs=inputs)["outputs"]
         for name in ("sum", "product"):
             np.testing.assert_array_equal(answer.as_numpy(name), np.array(ours[name]["data"], np.float32), strict=True)
 
@@ -110,16 +110,18 @@ class TestModelInfer:
         assert list(answer.outputs[0].contents.fp32_contents) == [1.5, 2.5, -0.0]
         assert not answer.raw_output_contents
 
-    def test_texts(self, client: Any, house: RunningServer) -> None:
+    def test_texts(self, client: Any, server: RunningServer) -> None:
         texts = ["Engines wait.", "Bread rises."]
         answer = client.infer("minilm", [tensor("text", strings(*texts), "BYTES")]).as_numpy("embeddings")
-        ours = house.infer("minilm", text=texts)["embeddings"]
+        ours = server.infer("minilm", text=texts)["embeddings"]
         np.testing.assert_allclose(answer, np.array(ours, np.float32), atol=1e-6)
 
-    def test_a_text_that_is_generated(self, client: Any, house: RunningServer) -> None:
+    def test_a_text_that_is_generated(self, client: Any, server: RunningServer) -> None:
         options = {"max_tokens": 12, "temperature": 0}
         answer = client.infer("tiny-llama", [tensor("text_input", strings(PROMPT), "BYTES")], parameters=options)
-        assert answer.as_numpy("text_output")[0].decode() == house.infer("tiny-llama", prompt=PROMPT, **options)["text"]
+        assert (
+            answer.as_numpy("text_output")[0].decode() == server.infer("tiny-llama", prompt=PROMPT, **options)["text"]
+        )
 
     @pytest.mark.parametrize(
         ("model", "version", "options", "code", "words"),
@@ -220,9 +222,9 @@ class TestPredict:
         )
         return call(PredictRequest(**fields), timeout=30)
 
-    def test_numbers_in_numbers_out(self, channel: grpc.Channel, house: RunningServer) -> None:
+    def test_numbers_in_numbers_out(self, channel: grpc.Channel, server: RunningServer) -> None:
         answer = self.ask(channel, data=IMAGE * 2, model_name="digits")
-        ours = house.infer("digits", input_data=IMAGE * 2)
+        ours = server.infer("digits", input_data=IMAGE * 2)
         assert list(answer.predictions) == ours["output_data"]
         assert list(answer.shape) == ours["output_shape"] == [2]
         shaped = self.ask(channel, data=IMAGE * 2, shape=[2, 64], model_name="digits")
@@ -267,10 +269,10 @@ class TestPredict:
 
 
 class TestStream:
-    def test_texts_come_in_pieces_beside_tensors_and_errors(self, house: RunningServer) -> None:
+    def test_texts_come_in_pieces_beside_tensors_and_errors(self, server: RunningServer) -> None:
         responses: queue.Queue[tuple[Any, Any]] = queue.Queue()
         options = {"max_tokens": 24, "temperature": 0}
-        with triton_client(house, "grpc") as client:
+        with triton_client(server, "grpc") as client:
             client.start_stream(lambda result, error: responses.put((result, error)))
             prompt = [tensor("text_input", strings(PROMPT), "BYTES")]
             client.async_stream_infer("tiny-llama", prompt, request_id="text", parameters=options)
@@ -295,20 +297,20 @@ class TestStream:
                     tensors.append(float(result.as_numpy("y")[0]))
             client.stop_stream()
         assert len(pieces) > 3
-        assert "".join(pieces) == house.infer("tiny-llama", prompt=PROMPT, **options)["text"]
+        assert "".join(pieces) == server.infer("tiny-llama", prompt=PROMPT, **options)["text"]
         assert tensors == list(range(20))
         assert len(errors) == 1
         assert "nothing" in errors[0]
 
-    def test_a_text_in_one_piece_where_that_is_wanted(self, channel: grpc.Channel, house: RunningServer) -> None:
+    def test_a_text_in_one_piece_where_that_is_wanted(self, channel: grpc.Channel, server: RunningServer) -> None:
         request = text_request(max_tokens=8)
         flag = request.inputs.add(name="stream", datatype="BOOL", shape=[1])
         flag.contents.bool_contents.append(False)
         (response,) = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(iter([request]))
         (text,) = response.infer_response.outputs[0].contents.bytes_contents
-        assert text.decode() == house.infer("tiny-llama", prompt=PROMPT, max_tokens=8, temperature=0)["text"]
+        assert text.decode() == server.infer("tiny-llama", prompt=PROMPT, max_tokens=8, temperature=0)["text"]
 
-    def test_a_caller_that_leaves_frees_its_place(self, channel: grpc.Channel, house: RunningServer) -> None:
+    def test_a_caller_that_leaves_frees_its_place(self, channel: grpc.Channel, server: RunningServer) -> None:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         never = threading.Event()
 
@@ -318,10 +320,10 @@ class TestStream:
 
         stream = stub.ModelStreamInfer(requests())
         assert next(stream).infer_response.outputs
-        assert house.sample("roundhouse_sequences", model="tiny-llama", state="running") == 1
+        assert server.sample("roundhouse_sequences", model="tiny-llama", state="running") == 1
         stream.cancel()
-        wait_until(lambda: house.sample("roundhouse_sequences", model="tiny-llama", state="running") == 0, 5)
-        wait_until(lambda: house.sample("roundhouse_inflight") == 0, 5)
+        wait_until(lambda: server.sample("roundhouse_sequences", model="tiny-llama", state="running") == 0, 5)
+        wait_until(lambda: server.sample("roundhouse_inflight") == 0, 5)
         never.set()
 
 
@@ -404,9 +406,9 @@ class TestBounds:
             assert server.sample("roundhouse_batch_size_count", model="one") < 12
 
 
-def test_a_port_that_is_taken_is_told(start: Start, house: RunningServer) -> None:
+def test_a_port_that_is_taken_is_told(start: Start, server: RunningServer) -> None:
     with pytest.raises(AssertionError, match=r"server\.grpc_port: cannot listen"):
-        start(DIGITS, **{GRPC_PORT: str(house.grpc_port)})
+        start(DIGITS, **{GRPC_PORT: str(server.grpc_port)})
 
 
 def test_a_port_can_be_given_as_a_flag() -> None:

@@ -55,8 +55,8 @@ HISTOGRAMS = [f"roundhouse_{part}_seconds" for part in ("request", "queue", "com
 """Those of each model."""
 
 
-def test_a_healthy_server(house: RunningServer) -> None:
-    health = house.client.get("/health").json()
+def test_a_healthy_server(server: RunningServer) -> None:
+    health = server.client.get("/health").json()
     assert health.keys() == {"status", "models", "metrics", "devices", "uptime_seconds"}
     assert health["status"] == "healthy"
     assert set(health["models"].values()) == {"ready"}
@@ -64,10 +64,10 @@ def test_a_healthy_server(house: RunningServer) -> None:
     assert health["metrics"]["models_ready"] == len(health["models"])
     (cpu,) = [device for device in health["devices"] if device["id"] == "cpu"]
     assert cpu["total_bytes"] >= cpu["free_bytes"] > 0
-    later = house.client.get("/health").json()
+    later = server.client.get("/health").json()
     assert later["uptime_seconds"] > health["uptime_seconds"] > 0
-    assert house.client.get("/health/live").json() == {"status": "live"}
-    assert house.client.get("/health/ready").json() == {"status": "ready"}
+    assert server.client.get("/health/live").json() == {"status": "live"}
+    assert server.client.get("/health/ready").json() == {"status": "ready"}
 
 
 def test_a_model_that_fails_at_start_leaves_the_others_serving(start: Start) -> None:
@@ -91,8 +91,8 @@ def test_a_model_that_fails_at_start_leaves_the_others_serving(start: Start) -> 
     assert server.client.get("/health").json()["status"] == "healthy"
 
 
-def test_every_family_has_its_name_and_kind(house: RunningServer) -> None:
-    page = house.client.get("/metrics")
+def test_every_family_has_its_name_and_kind(server: RunningServer) -> None:
+    page = server.client.get("/metrics")
     assert page.headers["content-type"].startswith("text/plain; version=")
     families = list(text_string_to_metric_families(page.text))
     assert {family.name: family.type for family in families} == FAMILIES
@@ -102,34 +102,34 @@ def test_every_family_has_its_name_and_kind(house: RunningServer) -> None:
         assert len({(s.name, tuple(sorted(s.labels.items()))) for s in family.samples}) == len(family.samples)
 
 
-def test_requests_are_counted_by_model_version_and_status(house: RunningServer) -> None:
+def test_requests_are_counted_by_model_version_and_status(server: RunningServer) -> None:
     def count(**labels: str) -> float:
-        return house.sample("roundhouse_requests_total", **labels)
+        return server.sample("roundhouse_requests_total", **labels)
 
     before = [count(model="int16", version="1", code=code) for code in ("200", "400")] + [count(model="", code="404")]
     for _ in range(3):
-        house.infer("int16", input_data=[1])
-    house.client.post("/models/int16/infer", json={"input_data": [2**20]})
-    house.client.post("/models/int17/infer", json={"input_data": [1]})
+        server.infer("int16", input_data=[1])
+    server.client.post("/models/int16/infer", json={"input_data": [2**20]})
+    server.client.post("/models/int17/infer", json={"input_data": [1]})
     after = [count(model="int16", version="1", code=code) for code in ("200", "400")] + [count(model="", code="404")]
     assert [a - b for a, b in zip(after, before, strict=True)] == [3, 1, 1]
 
 
-def test_names_that_callers_make_up_make_no_series(house: RunningServer) -> None:
+def test_names_that_callers_make_up_make_no_series(server: RunningServer) -> None:
     for i in range(20):
-        house.client.post(f"/models/made-up-{i}/infer", json={"input_data": [1]})
-        house.client.post(f"/models/int16/versions/{i + 2}/infer", json={"input_data": [1]})
-    assert "made-up" not in house.client.get("/metrics").text
-    versions = {s.labels["version"] for s in house.metrics()["roundhouse_requests"].samples}
+        server.client.post(f"/models/made-up-{i}/infer", json={"input_data": [1]})
+        server.client.post(f"/models/int16/versions/{i + 2}/infer", json={"input_data": [1]})
+    assert "made-up" not in server.client.get("/metrics").text
+    versions = {s.labels["version"] for s in server.metrics()["roundhouse_requests"].samples}
     assert versions <= {"", "1"}
 
 
-def test_histograms_hold_together(house: RunningServer) -> None:
+def test_histograms_hold_together(server: RunningServer) -> None:
     for _ in range(5):
-        house.infer("int16", input_data=[1])
-    answered = house.sample("roundhouse_requests_total", model="int16", code="200")
+        server.infer("int16", input_data=[1])
+    answered = server.sample("roundhouse_requests_total", model="int16", code="200")
     for name in HISTOGRAMS:
-        samples = [s for s in house.metrics()[name].samples if s.labels["model"] == "int16"]
+        samples = [s for s in server.metrics()[name].samples if s.labels["model"] == "int16"]
         buckets = sorted((float(s.labels["le"]), s.value) for s in samples if s.name == f"{name}_bucket")
         (count,) = [s.value for s in samples if s.name == f"{name}_count"]
         (total,) = [s.value for s in samples if s.name == f"{name}_sum"]
@@ -143,39 +143,39 @@ def test_histograms_hold_together(house: RunningServer) -> None:
         assert total >= lower
 
 
-def test_the_loop_s_lag_is_watched(house: RunningServer) -> None:
+def test_the_loop_s_lag_is_watched(server: RunningServer) -> None:
     """Of an idle server it is looked at four times a second."""
-    before = house.sample("roundhouse_event_loop_lag_seconds_count")
-    wait_until(lambda: house.sample("roundhouse_event_loop_lag_seconds_count") > before, 5)
-    samples = house.metrics()["roundhouse_event_loop_lag_seconds"].samples
+    before = server.sample("roundhouse_event_loop_lag_seconds_count")
+    wait_until(lambda: server.sample("roundhouse_event_loop_lag_seconds_count") > before, 5)
+    samples = server.metrics()["roundhouse_event_loop_lag_seconds"].samples
     buckets = [s.value for s in samples if s.name.endswith("_bucket")]
     assert buckets == sorted(buckets)
-    assert buckets[-1] == house.sample("roundhouse_event_loop_lag_seconds_bucket", le="+Inf") > 0
+    assert buckets[-1] == server.sample("roundhouse_event_loop_lag_seconds_bucket", le="+Inf") > 0
     assert sum(s.value for s in samples if s.name.endswith("_sum")) >= 0
 
 
-def test_batch_sizes_are_counted_in_rows(house: RunningServer) -> None:
+def test_batch_sizes_are_counted_in_rows(server: RunningServer) -> None:
     def counts() -> list[float]:
-        return [house.sample(f"roundhouse_batch_size_{part}", model="digits", **labels) for part, labels in parts]
+        return [server.sample(f"roundhouse_batch_size_{part}", model="digits", **labels) for part, labels in parts]
 
     parts: list[tuple[str, dict[str, str]]] = [("count", {}), ("sum", {})]
     parts += [("bucket", {"le": bound}) for bound in ("2", "4", "+Inf")]
     before = counts()
-    house.infer("digits", input_data=[[0] * 64] * 3)
+    server.infer("digits", input_data=[[0] * 64] * 3)
     assert [after - was for after, was in zip(counts(), before, strict=True)] == [1, 3, 0, 1, 1]
 
 
-def test_gauges_show_models_and_devices(house: RunningServer) -> None:
-    assert house.sample("roundhouse_model_state", model="digits", state="ready") == 1
-    states = [s for s in house.metrics()["roundhouse_model_state"].samples if s.labels["model"] == "digits"]
+def test_gauges_show_models_and_devices(server: RunningServer) -> None:
+    assert server.sample("roundhouse_model_state", model="digits", state="ready") == 1
+    states = [s for s in server.metrics()["roundhouse_model_state"].samples if s.labels["model"] == "digits"]
     assert len(states) == 6
     assert sum(s.value for s in states) == 1
-    assert 85e6 < house.sample("roundhouse_model_memory_bytes", model="minilm") < 110e6
-    assert house.sample("roundhouse_model_loads_total", model="digits") == 1
-    assert house.sample("roundhouse_inflight") == 0
-    assert house.sample("roundhouse_queue_depth") == 0
-    total = house.sample("roundhouse_device_memory_bytes", device="cpu", kind="total")
-    assert total >= house.sample("roundhouse_device_memory_bytes", device="cpu", kind="free") > 0
+    assert 85e6 < server.sample("roundhouse_model_memory_bytes", model="minilm") < 110e6
+    assert server.sample("roundhouse_model_loads_total", model="digits") == 1
+    assert server.sample("roundhouse_inflight") == 0
+    assert server.sample("roundhouse_queue_depth") == 0
+    total = server.sample("roundhouse_device_memory_bytes", device="cpu", kind="total")
+    assert total >= server.sample("roundhouse_device_memory_bytes", device="cpu", kind="free") > 0
 
 
 def test_the_queue_s_bounds_are_shown(start: Start) -> None:
@@ -209,8 +209,8 @@ def test_the_pool_of_large_tensors_is_counted(start: Start, tmp_path: Path) -> N
     assert server.sample("roundhouse_tensor_pool_bytes", device="cpu", state="idle") == 2 * 8 * 2**20 + 16 * 2**20
 
 
-def test_latency_and_server_timing_say_where_the_time_went(house: RunningServer) -> None:
-    answer = house.client.post("/models/slow/infer", json={"input_data": [1, 2, 3, 4]})
+def test_latency_and_server_timing_say_where_the_time_went(server: RunningServer) -> None:
+    answer = server.client.post("/models/slow/infer", json={"input_data": [1, 2, 3, 4]})
     parts = dict(part.split(";dur=") for part in answer.headers["server-timing"].split(", "))
     timings = {name: float(value) for name, value in parts.items()}
     assert list(timings) == ["decode", "queue", "compute", "encode"]

@@ -18,8 +18,8 @@ PATHS = (
 ADMIN_PATHS = ("/models", "/models/float32/load")
 
 
-def ask(house: RunningServer, path: str, body: bytes) -> None:
-    answer = house.post(path, body)  # the client's own hook holds the answer to the contract's form
+def ask(server: RunningServer, path: str, body: bytes) -> None:
+    answer = server.post(path, body)  # the client's own hook holds the answer to the contract's form
     assert answer.status_code < 500, answer.text
     # A text in pieces names no model.
     if answer.status_code == 200 and answer.headers["content-type"] == "application/json":
@@ -28,14 +28,14 @@ def ask(house: RunningServer, path: str, body: bytes) -> None:
 
 @given(st.sampled_from(PATHS), st.binary(max_size=200))
 @settings(max_examples=60)
-def test_any_bytes(house: RunningServer, path: str, body: bytes) -> None:
-    ask(house, path, body)
+def test_any_bytes(server: RunningServer, path: str, body: bytes) -> None:
+    ask(server, path, body)
 
 
 @given(st.sampled_from(PATHS), json_values)
 @settings(max_examples=80)
-def test_any_json(house: RunningServer, path: str, body: Any) -> None:
-    ask(house, path, json.dumps(body).encode())
+def test_any_json(server: RunningServer, path: str, body: Any) -> None:
+    ask(server, path, json.dumps(body).encode())
 
 
 @given(
@@ -44,37 +44,37 @@ def test_any_json(house: RunningServer, path: str, body: Any) -> None:
     st.sampled_from(["float32", "concat", "minilm-onnx", "digits", "string", "nothing"]) | json_values,
 )
 @settings(max_examples=80)
-def test_any_object_of_our_fields(house: RunningServer, path: str, body: dict[str, Any], model: Any) -> None:
-    ask(house, path, json.dumps({"model_name": model} | body).encode())
+def test_any_object_of_our_fields(server: RunningServer, path: str, body: dict[str, Any], model: Any) -> None:
+    ask(server, path, json.dumps({"model_name": model} | body).encode())
 
 
 @given(st.sampled_from(PATHS), requests.flatmap(mutated))
 @settings(max_examples=80)
-def test_questions_with_bytes_changed(house: RunningServer, path: str, body: bytes) -> None:
-    ask(house, path, body)
+def test_questions_with_bytes_changed(server: RunningServer, path: str, body: bytes) -> None:
+    ask(server, path, body)
 
 
 @pytest.mark.parametrize("path", ADMIN_PATHS)
 @given(st.one_of(st.binary(max_size=50), json_values.map(lambda value: json.dumps(value).encode())))
 @settings(max_examples=25)
-def test_any_bytes_to_an_administrator(house: RunningServer, path: str, body: bytes) -> None:
-    answer = house.post(path, body)
+def test_any_bytes_to_an_administrator(server: RunningServer, path: str, body: bytes) -> None:
+    answer = server.post(path, body)
     assert answer.status_code < 500 or answer.json()["error"]["code"] == "model_failed"
-    house.client.post("/models/float32/load")
+    server.client.post("/models/float32/load")
 
 
 @given(st.text(max_size=30), st.sampled_from(["GET", "POST", "DELETE", "PUT", "HEAD", "OPTIONS"]))
 @settings(max_examples=60)
-def test_any_path(house: RunningServer, path: str, method: str) -> None:
+def test_any_path(server: RunningServer, path: str, method: str) -> None:
     from urllib.parse import quote
 
-    answer = house.client.request(method, "/nowhere/" + quote(path.encode("utf-8", "surrogatepass")))
+    answer = server.client.request(method, "/nowhere/" + quote(path.encode("utf-8", "surrogatepass")))
     assert answer.status_code in (404, 405)
 
 
 @given(st.dictionaries(st.from_regex(r"[a-z][a-z-]{0,10}", fullmatch=True), st.binary(max_size=30), max_size=3))
 @settings(max_examples=60)
-def test_any_headers(house: RunningServer, headers: dict[str, bytes]) -> None:
+def test_any_headers(server: RunningServer, headers: dict[str, bytes]) -> None:
     hop_by_hop = {"connection", "host", "te", "expect", "upgrade", "trailer", "content-length", "transfer-encoding"}
     clean = {
         name.encode(): bytes(byte for byte in value if byte >= 32 and byte != 127).strip()
@@ -82,9 +82,9 @@ def test_any_headers(house: RunningServer, headers: dict[str, bytes]) -> None:
         if name not in hop_by_hop
     }
     body = b'{"input_data": [1]}'
-    assert house.client.post("/models/float32/infer", content=body, headers=clean).status_code in (200, 415)
+    assert server.client.post("/models/float32/infer", content=body, headers=clean).status_code in (200, 415)
 
 
-def test_the_server_goes_on(house: RunningServer) -> None:
-    assert house.infer("float32", input_data=[1])["output_data"] == [1]
-    house.check_log()
+def test_the_server_goes_on(server: RunningServer) -> None:
+    assert server.infer("float32", input_data=[1])["output_data"] == [1]
+    server.check_log()

@@ -62,11 +62,11 @@ def test_a_slow_request_is_logged_though_it_succeeded(start: Start, tmp_path: Pa
     assert len(server.events("request")) == 1
 
 
-def test_a_request_line_says_what_happened(house: RunningServer) -> None:
-    house.client.post("/models/digits/infer", json=IMAGE, headers={"x-request-id": "line-1"})
-    house.client.post("/models/digits/infer", json={"text": "a"}, headers={"x-request-id": "line-2"})
-    house.client.post("/models/none/infer", json={"text": "a"}, headers={"x-request-id": "line-3"})
-    answered = house.wait_for_log("request", 5, request_id="line-1")
+def test_a_request_line_says_what_happened(server: RunningServer) -> None:
+    server.client.post("/models/digits/infer", json=IMAGE, headers={"x-request-id": "line-1"})
+    server.client.post("/models/digits/infer", json={"text": "a"}, headers={"x-request-id": "line-2"})
+    server.client.post("/models/none/infer", json={"text": "a"}, headers={"x-request-id": "line-3"})
+    answered = server.wait_for_log("request", 5, request_id="line-1")
     assert answered.keys() == LINE | {"model", "version"}
     assert (answered["method"], answered["path"]) == ("POST", "/models/digits/infer")
     assert (answered["model"], answered["version"], answered["status"]) == ("digits", "1", 200)
@@ -74,30 +74,30 @@ def test_a_request_line_says_what_happened(house: RunningServer) -> None:
     assert all(part >= 0 for part in parts)
     assert sum(parts) <= answered["total_ms"]
     datetime.fromisoformat(answered["timestamp"])
-    refused = house.wait_for_log("request", 5, request_id="line-2")
+    refused = server.wait_for_log("request", 5, request_id="line-2")
     assert (refused["status"], refused["code"], refused["model"]) == (400, "invalid_input", "digits")
-    lost = house.wait_for_log("request", 5, request_id="line-3")
+    lost = server.wait_for_log("request", 5, request_id="line-3")
     assert (lost["status"], lost["code"], lost.get("model")) == (404, "model_not_found", None)
 
 
-def test_start_up_says_devices_models_and_times(house: RunningServer) -> None:
-    assert house.events("listening")[0].keys() >= {"host", "port", "pid"}
-    assert "cpu" in house.events("devices")[0]["devices"][-1]
-    digits = house.events("model ready", model="digits")[0]
+def test_start_up_says_devices_models_and_times(server: RunningServer) -> None:
+    assert server.events("listening")[0].keys() >= {"host", "port", "pid"}
+    assert "cpu" in server.events("devices")[0]["devices"][-1]
+    digits = server.events("model ready", model="digits")[0]
     assert (digits["framework"], digits["device"]) == ("onnx", "cpu")
     assert digits["providers"] == ["CPUExecutionProvider"]
     assert digits["load_s"] >= digits["warm_up_s"] >= 0
-    assert house.events("model ready", model="minilm")[0]["framework"] == "pytorch"
+    assert server.events("model ready", model="minilm")[0]["framework"] == "pytorch"
 
 
-def test_every_line_is_json_whatever_a_caller_sends(house: RunningServer) -> None:
+def test_every_line_is_json_whatever_a_caller_sends(server: RunningServer) -> None:
     """Also what libraries in C would write: an error of the graph's own run is told to the caller, not to the log."""
-    house.client.post("/models/gather/infer", json={"input_data": [99]})
-    house.client.post("/models/add/infer", json={"inputs": {"a": [[1] * 4] * 2, "b": [[1] * 4] * 3}})
-    house.client.get("/%0a%22%1b[31m", headers={"x-request-id": "odd"})
-    house.wait_for_log("request", 5, request_id="odd")
-    assert [line for line in house.lines if not line.startswith("{")] == []
-    assert all("event" in json.loads(line) for line in house.lines)
+    server.client.post("/models/gather/infer", json={"input_data": [99]})
+    server.client.post("/models/add/infer", json={"inputs": {"a": [[1] * 4] * 2, "b": [[1] * 4] * 3}})
+    server.client.get("/%0a%22%1b[31m", headers={"x-request-id": "odd"})
+    server.wait_for_log("request", 5, request_id="odd")
+    assert [line for line in server.lines if not line.startswith("{")] == []
+    assert all("event" in json.loads(line) for line in server.lines)
 
 
 def test_a_terminal_is_written_to_for_people(tmp_path: Path) -> None:

@@ -43,21 +43,21 @@ def json_of(array: Any) -> bytes:
 
 
 @pytest.mark.parametrize("shape", [(COUNT,), (COUNT // 50, 50), (1, COUNT), (COUNT, 1), (20, 100, 100)])
-def test_a_long_tensor_comes_back_as_it_went(shape: tuple[int, ...], house: RunningServer) -> None:
+def test_a_long_tensor_comes_back_as_it_went(shape: tuple[int, ...], server: RunningServer) -> None:
     array = np.array(orjson.loads(NUMBERS), np.float32).reshape(shape)
     body = b'{"input_data":%s}' % json_of(array)
     assert len(body) > LONG_BYTES
-    answer = house.post("/models/float32/infer", body)
+    answer = server.post("/models/float32/infer", body)
     assert answer.status_code == 200
     assert output_of(answer.content, b"output_data") == json_of(array)
     assert answer.json()["output_shape"] == list(shape)
-    named = house.post("/models/float32/infer", b'{"inputs":{"x":%s}}' % json_of(array))
+    named = server.post("/models/float32/infer", b'{"inputs":{"x":%s}}' % json_of(array))
     assert output_of(named.content, b"data") == json_of(array)
 
 
-def test_what_is_no_number_in_a_long_answer_is_null(house: RunningServer) -> None:
+def test_what_is_no_number_in_a_long_answer_is_null(server: RunningServer) -> None:
     x = np.arange(-3, COUNT - 3, dtype=np.float32)
-    outputs = house.post("/models/log/infer", b'{"inputs":{"x":%s}}' % json_of(x))
+    outputs = server.post("/models/log/infer", b'{"inputs":{"x":%s}}' % json_of(x))
     with np.errstate(all="ignore"):
         wanted = np.log(x)
     for dtype in ("float32", "float64"):
@@ -66,11 +66,11 @@ def test_what_is_no_number_in_a_long_answer_is_null(house: RunningServer) -> Non
         np.testing.assert_allclose(np.array(came[4:], NUMPY_DTYPES[dtype]), wanted[4:], rtol=1e-6)
 
 
-def test_a_long_answer_to_a_short_question(house: RunningServer) -> None:
+def test_a_long_answer_to_a_short_question(server: RunningServer) -> None:
     texts = [f"text {i}" for i in range(2 * LONG_ELEMENTS // 384)]
-    together = house.infer("minilm-onnx", text=texts)["embeddings"]
+    together = server.infer("minilm-onnx", text=texts)["embeddings"]
     assert len(together) * len(together[0]) > LONG_ELEMENTS
-    alone = [house.infer("minilm-onnx", text=text)["embeddings"][0] for text in texts[::40]]
+    alone = [server.infer("minilm-onnx", text=text)["embeddings"][0] for text in texts[::40]]
     assert np.abs(np.array(together[::40]) - np.array(alone)).max() < 1e-5
 
 
@@ -97,12 +97,12 @@ WRONG: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_what_is_wrong_with_a_long_body_is_said_in_the_same_words(what: str, house: RunningServer) -> None:
+def test_what_is_wrong_with_a_long_body_is_said_in_the_same_words(what: str, server: RunningServer) -> None:
     model, make = WRONG[what]
     messages = []
     for numbers in (b"1.5,2.5,3.5", NUMBERS[1:-1]):
         body = make(numbers)[:1] + b'"model_name":"%s",' % model.encode() + make(numbers)[1:]
-        answer = house.post("/infer", body)
+        answer = server.post("/infer", body)
         assert 400 <= answer.status_code < 500, answer.text
         error = answer.json()["error"]
         # Where, and how many, differ.
@@ -111,8 +111,8 @@ def test_what_is_wrong_with_a_long_body_is_said_in_the_same_words(what: str, hou
     assert messages[0] == messages[1]
 
 
-def test_while_a_long_body_is_read_others_are_answered(house: RunningServer) -> None:
-    with connected(house) as connection:
+def test_while_a_long_body_is_read_others_are_answered(server: RunningServer) -> None:
+    with connected(server) as connection:
         connection.settimeout(60)
         started_s = time.monotonic()
         connection.sendall(
@@ -123,7 +123,7 @@ def test_while_a_long_body_is_read_others_are_answered(house: RunningServer) -> 
         connection.setblocking(False)
         while True:
             asked_s = time.monotonic()
-            assert house.infer("float32", input_data=[1])["output_data"] == [1]
+            assert server.infer("float32", input_data=[1])["output_data"] == [1]
             waits_s.append(time.monotonic() - asked_s)
             try:
                 connection.recv(1, socket.MSG_PEEK)
@@ -137,16 +137,16 @@ def test_while_a_long_body_is_read_others_are_answered(house: RunningServer) -> 
     assert max(waits_s) < took_s / 2, "nobody waited for all of it"
 
 
-def test_a_caller_that_leaves_while_its_long_body_is_read_harms_nobody(house: RunningServer) -> None:
+def test_a_caller_that_leaves_while_its_long_body_is_read_harms_nobody(server: RunningServer) -> None:
     head = HEAD.replace(b"/infer", b"/models/int16/infer") + b"content-length: %d\r\n\r\n" % len(ARRAYS)
     for _ in range(2):
-        with connected(house) as connection:
+        with connected(server) as connection:
             connection.sendall(head + ARRAYS)
-            wait_until(lambda: house.sample("roundhouse_inflight") >= 1, 5)
-    wait_until(lambda: house.sample("roundhouse_inflight") == 0)
-    assert house.inflight("int16") == 0
-    assert house.infer("int16", input_data=[1, 2])["output_data"] == [1, 2]
-    house.check_log()
+            wait_until(lambda: server.sample("roundhouse_inflight") >= 1, 5)
+    wait_until(lambda: server.sample("roundhouse_inflight") == 0)
+    assert server.inflight("int16") == 0
+    assert server.infer("int16", input_data=[1, 2])["output_data"] == [1, 2]
+    server.check_log()
 
 
 @pytest.mark.parametrize("drain_s", [5, 0.1], ids=["within the drain's time", "past it"])

@@ -50,7 +50,7 @@ def roots(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def server(start: Start, roots: Path) -> RunningServer:
+def own_server(start: Start, roots: Path) -> RunningServer:
     """digits, and a root to register from."""
     return start(f'[models]\nroots = ["{roots}"]\n' + DIGITS)
 
@@ -59,8 +59,8 @@ def register(server: RunningServer, **body: object) -> httpx.Response:
     return server.client.post("/models", json=body)
 
 
-def test_the_list_shows_every_model(house: RunningServer) -> None:
-    models = {model["name"]: model for model in house.client.get("/models").json()["models"]}
+def test_the_list_shows_every_model(server: RunningServer) -> None:
+    models = {model["name"]: model for model in server.client.get("/models").json()["models"]}
     assert {"digits", "minilm", "minilm-onnx", "float32", "classify"} <= models.keys()
     for model in models.values():
         assert model.keys() == DESCRIBED
@@ -81,8 +81,8 @@ def test_the_list_shows_every_model(house: RunningServer) -> None:
     assert 85e6 < models["minilm"]["memory_bytes"] < 110e6
 
 
-def test_one_model_in_detail(house: RunningServer) -> None:
-    detail = house.client.get("/models/minilm-onnx").json()
+def test_one_model_in_detail(server: RunningServer) -> None:
+    detail = server.client.get("/models/minilm-onnx").json()
     assert detail.keys() == DESCRIBED | {
         "version_details", "active_version", "previous_version", "canary", "shadow",
     }  # fmt: skip
@@ -95,15 +95,15 @@ def test_one_model_in_detail(house: RunningServer) -> None:
     assert version["max_tokens"] == 256
     assert version["providers"][-1] == "CPUExecutionProvider"
     assert version["loads"] == 1
-    assert house.client.get("/models/classify").json()["version_details"]["1"]["labels"] == ["fast", "slow", "late"]
-    assert_refused(house.client.get("/models/nimilm"), 404, "model_not_found", "minilm")
+    assert server.client.get("/models/classify").json()["version_details"]["1"]["labels"] == ["fast", "slow", "late"]
+    assert_refused(server.client.get("/models/nimilm"), 404, "model_not_found", "minilm")
 
 
-def test_requests_and_last_use_are_counted(house: RunningServer) -> None:
-    before = house.client.get("/models/uint8").json()
-    house.infer("uint8", input_data=[1])
-    house.client.post("/models/uint8/infer", json={"input_data": [-1]})
-    after = house.client.get("/models/uint8").json()
+def test_requests_and_last_use_are_counted(server: RunningServer) -> None:
+    before = server.client.get("/models/uint8").json()
+    server.infer("uint8", input_data=[1])
+    server.client.post("/models/uint8/infer", json={"input_data": [-1]})
+    after = server.client.get("/models/uint8").json()
     assert after["requests"]["total"] == before["requests"]["total"] + 2
     assert after["requests"]["failed"] == before["requests"]["failed"] + 1
     assert after["requests"]["inflight"] == 0
@@ -111,24 +111,26 @@ def test_requests_and_last_use_are_counted(house: RunningServer) -> None:
     assert abs((datetime.now(UTC) - used).total_seconds()) < 10
 
 
-def test_a_model_is_registered_used_and_forgotten(server: RunningServer, roots: Path) -> None:
-    answer = register(server, framework="onnx", name="sums", path=str(roots / "good"))
+def test_a_model_is_registered_used_and_forgotten(own_server: RunningServer, roots: Path) -> None:
+    answer = register(own_server, framework="onnx", name="sums", path=str(roots / "good"))
     assert answer.status_code == 201, answer.text
     assert (answer.json()["name"], answer.json()["state"]) == ("sums", "ready")
     inputs = {"a": [[1, 2, 3, 4]], "b": [[1, 1, 1, 1]]}
-    assert server.infer("sums", inputs=inputs)["outputs"]["sum"]["data"] == [[2, 3, 4, 5]]
-    again = register(server, framework="onnx", name="sums", path=str(roots / "good"))
+    assert own_server.infer("sums", inputs=inputs)["outputs"]["sum"]["data"] == [[2, 3, 4, 5]]
+    again = register(own_server, framework="onnx", name="sums", path=str(roots / "good"))
     assert_refused(again, 409, "model_exists", '"sums" is registered already')
     for options in ({"input_shape": [2, 4], "execution_providers": ["CPU"], "max_batch_size": 4}, {}):
-        other = register(server, framework="onnx", name="other", path=str(roots / "good" / "model.onnx"), **options)
+        other = register(own_server, framework="onnx", name="other", path=str(roots / "good" / "model.onnx"), **options)
         assert other.status_code == 201, other.text
-        assert server.client.delete("/models/other").json() == {"deleted": "other"}
-    assert register(server, framework="onnx", name="within", path=str(roots / "within")).status_code == 201
-    assert server.client.delete("/models/sums").status_code == 200
-    assert_refused(server.client.post("/models/sums/infer", json={"inputs": inputs}), 404, "model_not_found", '"sums"')
-    assert_refused(server.client.delete("/models/sums"), 404, "model_not_found")
-    assert [model["name"] for model in server.client.get("/models").json()["models"]] == ["digits", "within"]
-    assert 'model="sums"' not in server.client.get("/metrics").text
+        assert own_server.client.delete("/models/other").json() == {"deleted": "other"}
+    assert register(own_server, framework="onnx", name="within", path=str(roots / "within")).status_code == 201
+    assert own_server.client.delete("/models/sums").status_code == 200
+    assert_refused(
+        own_server.client.post("/models/sums/infer", json={"inputs": inputs}), 404, "model_not_found", '"sums"'
+    )
+    assert_refused(own_server.client.delete("/models/sums"), 404, "model_not_found")
+    assert [model["name"] for model in own_server.client.get("/models").json()["models"]] == ["digits", "within"]
+    assert 'model="sums"' not in own_server.client.get("/metrics").text
 
 
 @pytest.mark.parametrize(
@@ -207,34 +209,34 @@ def test_a_relative_path_starts_at_the_configs_folder(start: Start, roots: Path)
     assert_refused(register(server, framework="onnx", name="x", path="./outside/secret"), 403, "forbidden")
 
 
-def test_an_unloaded_model_says_so_until_it_is_loaded(server: RunningServer) -> None:
-    server.wait_ready()
+def test_an_unloaded_model_says_so_until_it_is_loaded(own_server: RunningServer) -> None:
+    own_server.wait_ready()
     for _ in range(2):
-        answer = server.client.post("/models/digits/unload")
+        answer = own_server.client.post("/models/digits/unload")
         assert (answer.status_code, answer.json()["state"]) == (200, "unloaded")
         assert answer.json()["inputs"] is None
-    refusal = server.client.post("/models/digits/infer", json=IMAGE)
+    refusal = own_server.client.post("/models/digits/infer", json=IMAGE)
     assert_refused(refusal, 503, "unloaded", "POST /models/digits/load brings it back")
-    assert server.client.get("/health").json()["models"] == {"digits": "unloaded"}
+    assert own_server.client.get("/health").json()["models"] == {"digits": "unloaded"}
     for version in ({}, {"version": "1"}):
-        loaded = server.client.post("/models/digits/load", json=version).json()
+        loaded = own_server.client.post("/models/digits/load", json=version).json()
         assert (loaded["state"], loaded["version_details"]["1"]["loads"]) == ("ready", 2)
-    assert server.infer("digits", **IMAGE)["output_shape"] == [1]
-    assert server.client.post("/models/digits/unload", json={"version": "1"}).status_code == 200
-    assert server.client.post("/models/digits/load", content=b"").status_code == 200
+    assert own_server.infer("digits", **IMAGE)["output_shape"] == [1]
+    assert own_server.client.post("/models/digits/unload", json={"version": "1"}).status_code == 200
+    assert own_server.client.post("/models/digits/load", content=b"").status_code == 200
 
 
-def test_a_load_of_what_is_not_there_is_refused(house: RunningServer) -> None:
+def test_a_load_of_what_is_not_there_is_refused(server: RunningServer) -> None:
     for verb in ("load", "unload"):
-        assert_refused(house.client.post(f"/models/none/{verb}"), 404, "model_not_found", '"none"')
+        assert_refused(server.client.post(f"/models/none/{verb}"), 404, "model_not_found", '"none"')
         for body, code, words in (
             ({"version": 1}, "invalid_input", "version:"),
             ({"versoin": "1"}, "unknown_field", 'did you mean "version"?'),
         ):
-            assert_refused(house.client.post(f"/models/float32/{verb}", json=body), 400, code, words)
-        answer = house.client.post(f"/models/float32/{verb}", json={"version": "2"})
+            assert_refused(server.client.post(f"/models/float32/{verb}", json=body), 400, code, words)
+        answer = server.client.post(f"/models/float32/{verb}", json={"version": "2"})
         assert_refused(answer, 404, "version_not_found", 'no version "2"; there is 1')
-    assert house.infer("float32", input_data=[1])["output_data"] == [1]
+    assert server.infer("float32", input_data=[1])["output_data"] == [1]
 
 
 def test_a_load_that_fails_is_told_and_can_be_mended(start: Start, tmp_path: Path) -> None:
@@ -270,14 +272,14 @@ def test_an_unload_waits_for_what_is_in_flight(start: Start, tmp_path: Path) -> 
         assert all(answer.done() and answer.result().status_code == 200 for answer in asked)
 
 
-def test_an_unload_under_load_loses_no_answer(server: RunningServer) -> None:
+def test_an_unload_under_load_loses_no_answer(own_server: RunningServer) -> None:
     """Eight callers, and one that unloads and loads all the while: each answer is a 200 or an honest 503."""
-    server.wait_ready()
+    own_server.wait_ready()
     stop = threading.Event()
 
     def hammer() -> list[tuple[int, str]]:
         outcomes = []
-        with httpx.Client(base_url=server.url, timeout=30) as client:
+        with httpx.Client(base_url=own_server.url, timeout=30) as client:
             while not stop.is_set():
                 answer = client.post("/models/digits/infer", json=IMAGE)
                 body = answer.json()
@@ -289,21 +291,21 @@ def test_an_unload_under_load_loses_no_answer(server: RunningServer) -> None:
         callers = [pool.submit(hammer) for _ in range(8)]
         for _ in range(10):
             time.sleep(0.1)
-            unloaded = server.client.post("/models/digits/unload")
+            unloaded = own_server.client.post("/models/digits/unload")
             assert (unloaded.status_code, unloaded.json()["requests"]["inflight"]) == (200, 0)
             time.sleep(0.02)
-            assert server.client.post("/models/digits/load").status_code == 200
+            assert own_server.client.post("/models/digits/load").status_code == 200
         stop.set()
         outcomes = [outcome for caller in callers for outcome in caller.result()]
     assert set(outcomes) == {(200, ""), (503, "unloaded")} | (set(outcomes) & {(503, "loading")})
     assert sum(status == 200 for status, _ in outcomes) > 100
-    assert server.sample("roundhouse_model_loads_total", model="digits") == 11
+    assert own_server.sample("roundhouse_model_loads_total", model="digits") == 11
 
 
-def test_loads_and_deletes_at_once_end_in_order(server: RunningServer, roots: Path) -> None:
-    server.wait_ready()
+def test_loads_and_deletes_at_once_end_in_order(own_server: RunningServer, roots: Path) -> None:
+    own_server.wait_ready()
     entry = {"framework": "onnx", "name": "sums", "path": str(roots / "good")}
-    with ThreadPoolExecutor(8) as pool, httpx.Client(base_url=server.url, timeout=30) as client:
+    with ThreadPoolExecutor(8) as pool, httpx.Client(base_url=own_server.url, timeout=30) as client:
         added = [pool.submit(client.post, "/models", json=entry) for _ in range(8)]
         assert sorted(answer.result().status_code for answer in added) == [201] + [409] * 7
         calls = [
@@ -311,7 +313,7 @@ def test_loads_and_deletes_at_once_end_in_order(server: RunningServer, roots: Pa
             for method, verb in [("POST", "/load"), ("POST", "/unload"), ("GET", ""), ("DELETE", "")] * 4
         ]
         assert {answer.result().status_code for answer in calls} <= {200, 404, 503}
-    assert [model["name"] for model in server.client.get("/models").json()["models"]] == ["digits"]
+    assert [model["name"] for model in own_server.client.get("/models").json()["models"]] == ["digits"]
 
 
 @pytest.mark.parametrize(("framework", "name"), [("pytorch", "minilm"), ("onnx", "minilm-onnx")])

@@ -29,8 +29,8 @@ IN_JSON = tuple(dtype for dtype in DTYPES.values() if dtype not in ("float16", "
 
 
 @pytest.fixture(scope="module")
-def client(house: RunningServer) -> Iterator[Client]:
-    with http.InferenceServerClient(f"127.0.0.1:{house.port}") as client:
+def client(server: RunningServer) -> Iterator[Client]:
+    with http.InferenceServerClient(f"127.0.0.1:{server.port}") as client:
         yield client
 
 
@@ -77,7 +77,7 @@ def test_a_datatype_goes_in_and_out(dtype: str, client: Client) -> None:
 
 
 @pytest.mark.parametrize("dtype", EXTREMES)
-def test_a_scalar_and_an_empty_tensor(dtype: str, client: Client, house: RunningServer) -> None:
+def test_a_scalar_and_an_empty_tensor(dtype: str, client: Client, server: RunningServer) -> None:
     scalar = array_of(dtype, EXTREMES[dtype][-1])
     answer = client.infer(dtype, [given("x", scalar)])
     assert answer.get_output("y")["shape"] == []
@@ -95,12 +95,12 @@ def test_a_scalar_and_an_empty_tensor(dtype: str, client: Client, house: Running
 
 
 @pytest.mark.parametrize("name", ["add", "log"])
-def test_answers_are_infers_bit_for_bit(name: str, client: Client, house: RunningServer) -> None:
+def test_answers_are_infers_bit_for_bit(name: str, client: Client, server: RunningServer) -> None:
     random = np.random.default_rng(3)
     names = [each.name for each in ALL_KINDS[name].graph.input]
     feeds = {each: random.lognormal(0, 20, (50, 4)).astype(np.float32) for each in names}
     answer = client.infer(name, [given(each, array) for each, array in feeds.items()])
-    told = house.infer(name, inputs={each: array.tolist() for each, array in feeds.items()})["outputs"]
+    told = server.infer(name, inputs={each: array.tolist() for each, array in feeds.items()})["outputs"]
     assert [output["name"] for output in answer.get_response()["outputs"]] == list(told)
     raw = onnx_graphs.session(ALL_KINDS[name])
     for output in told:
@@ -162,7 +162,7 @@ def test_a_model_s_versions(start: Start, tmp_path: Path) -> None:
         assert "has no version" in refused(client, 404, "m", x, model_version="3")
 
 
-def test_classification(client: Client, house: RunningServer) -> None:
+def test_classification(client: Client, server: RunningServer) -> None:
     numbers = np.array([[1, 5, 10, 4], [3, 3, 0, 7]], np.float32)
     inputs = [given("a", numbers), given("b", np.zeros((2, 4), np.float32))]
     for binary in (True, False):
@@ -175,15 +175,15 @@ def test_classification(client: Client, house: RunningServer) -> None:
     answer = client.infer("classify", [text], outputs=[http.InferRequestedOutput("scores", class_count=1)])
     (best,) = strings_of(answer.as_numpy("scores"))
     score, _, label = best.split(":")
-    told = house.infer("classify", text="a text", top_k=1)["predictions"][0][0]
+    told = server.infer("classify", text="a text", top_k=1)["predictions"][0][0]
     assert label == told["label"]
     assert float(score) == pytest.approx(told["score"], abs=1e-6)
 
 
 @pytest.mark.parametrize("model", ["minilm", "minilm-onnx"])
-def test_texts_of_an_embed_model(model: str, client: Client, house: RunningServer) -> None:
+def test_texts_of_an_embed_model(model: str, client: Client, server: RunningServer) -> None:
     texts = ["a text", "", "Straße 漢"]
-    told = np.array(house.infer(model, text=texts)["embeddings"], np.float32)
+    told = np.array(server.infer(model, text=texts)["embeddings"], np.float32)
     for shape in ((3,), (3, 1), (1, 3)):
         for binary in (True, False):
             answer = client.infer(model, [given("text", np.array(texts, object).reshape(shape), binary)])
@@ -197,11 +197,11 @@ def test_texts_of_an_embed_model(model: str, client: Client, house: RunningServe
 
 
 @pytest.mark.parametrize("model", ["classify", "classify-many", "classify-onnx"])
-def test_texts_of_a_classifier(model: str, client: Client, house: RunningServer) -> None:
-    labels = house.client.get(f"/models/{model}").json()["version_details"]["1"]["labels"]
+def test_texts_of_a_classifier(model: str, client: Client, server: RunningServer) -> None:
+    labels = server.client.get(f"/models/{model}").json()["version_details"]["1"]["labels"]
     texts = ["late again", "a fast engine"]
     scores = client.infer(model, [given("text", np.array(texts, object))]).as_numpy("scores")
-    for row, predictions in zip(scores, house.infer(model, text=texts)["predictions"], strict=True):
+    for row, predictions in zip(scores, server.infer(model, text=texts)["predictions"], strict=True):
         told = {prediction["label"]: prediction["score"] for prediction in predictions}
         assert row.tolist() == pytest.approx([told[label] for label in labels], abs=1e-6)
 
@@ -214,8 +214,8 @@ def test_a_text_models_graph_takes_tensors_too(client: Client) -> None:
     assert client.infer("minilm-onnx", inputs).as_numpy("last_hidden_state").shape == (1, 3, 384)
 
 
-def test_a_prompt(client: Client, house: RunningServer) -> None:
-    told = house.infer("tiny-llama", prompt="The engine", max_tokens=8, temperature=0)["text"]
+def test_a_prompt(client: Client, server: RunningServer) -> None:
+    told = server.infer("tiny-llama", prompt="The engine", max_tokens=8, temperature=0)["text"]
     for shape in ((1,), (1, 1)):
         prompt = given("text_input", np.array(["The engine"], object).reshape(shape))
         answer = client.infer("tiny-llama", [prompt], parameters={"max_tokens": 8, "temperature": 0, "unknown": "x"})
@@ -237,7 +237,7 @@ def test_priority_and_timeout(client: Client) -> None:
     assert refused(client, 400, "slow", x, priority=10).startswith("priority: is 10; wants a whole number from 0 to 9")
 
 
-def test_refusals(client: Client, house: RunningServer) -> None:
+def test_refusals(client: Client, server: RunningServer) -> None:
     x = given("x", np.ones((1, 3), np.float32))
     assert 'model "float33" is not registered; there is float32' in refused(client, 404, "float33", x)
     assert refused(client, 400, "fixed", x) == ("inputs.x: has shape [1, 3], and the model wants [2, 3] (-1 is free)")
@@ -247,17 +247,17 @@ def test_refusals(client: Client, house: RunningServer) -> None:
     shared.set_shared_memory("region", 4)
     assert "shared memory is not served" in refused(client, 501, "float32", shared)
     for path, status in (("/v2/models/float32/infer", 405), ("/v2/models/float32/infer/nothing", 404)):
-        answer = house.client.get(path)
+        answer = server.client.get(path)
         assert answer.status_code == status
         assert isinstance(answer.json()["error"], str)
-    assert house.client.post("/v2/models/float32/infer", content=b"").status_code == 400
+    assert server.client.post("/v2/models/float32/infer", content=b"").status_code == 400
 
 
-def test_asked_by_asyncio(house: RunningServer) -> None:
+def test_asked_by_asyncio(server: RunningServer) -> None:
     numbers = np.random.default_rng(4).random((500, 3), dtype=np.float32)
 
     async def ask() -> None:
-        async with aio.InferenceServerClient(f"127.0.0.1:{house.port}") as client:
+        async with aio.InferenceServerClient(f"127.0.0.1:{server.port}") as client:
             answers = await asyncio.gather(
                 *(client.infer("float32", [given("x", numbers * i, binary=i % 2 == 0)]) for i in range(6))
             )
@@ -310,9 +310,9 @@ def test_bombs(start: Start, tmp_path: Path) -> None:
     assert server.client.post("/infer", content=fits, headers={"content-encoding": "gzip"}).status_code == 415
 
 
-def test_a_body_of_bytes_alone(house: RunningServer) -> None:
+def test_a_body_of_bytes_alone(server: RunningServer) -> None:
     def raw(model: str, body: bytes) -> tuple[dict[str, Any], bytes]:
-        answer = house.client.post(f"/v2/models/{model}/infer", content=body, headers={LENGTH: "0"})
+        answer = server.client.post(f"/v2/models/{model}/infer", content=body, headers={LENGTH: "0"})
         assert answer.status_code == 200, answer.text
         length = int(answer.headers[LENGTH])
         (output,) = json.loads(answer.content[:length])["outputs"]
@@ -323,7 +323,7 @@ def test_a_body_of_bytes_alone(house: RunningServer) -> None:
     assert output == {"name": "y", "datatype": "FP32", "shape": [2, 3], "parameters": {"binary_data_size": 24}}
     assert data == numbers.tobytes()
     output, data = raw("minilm", b"a text")
-    wanted = np.array(house.infer("minilm", text="a text")["embeddings"], np.float32)
+    wanted = np.array(server.infer("minilm", text="a text")["embeddings"], np.float32)
     assert output["shape"] == [1, 384]
     assert np.abs(np.frombuffer(data, np.float32) - wanted).max() < 1e-6
 
@@ -338,17 +338,17 @@ def test_a_body_of_bytes_alone(house: RunningServer) -> None:
         ("0", b"123", "inputs.x: the body has 3 bytes, no multiple of 4"),
     ],
 )
-def test_frames_that_lie(length: str, body: bytes, words: str, house: RunningServer) -> None:
-    answer = house.client.post("/v2/models/float32/infer", content=body, headers={LENGTH: length})
+def test_frames_that_lie(length: str, body: bytes, words: str, server: RunningServer) -> None:
+    answer = server.client.post("/v2/models/float32/infer", content=body, headers={LENGTH: length})
     assert answer.status_code == 400
     assert words in answer.json()["error"]
-    assert house.client.get("/health").json()["status"] == "healthy"
+    assert server.client.get("/health").json()["status"] == "healthy"
 
 
-def test_a_long_frame_that_lies_leaves_the_server_well(house: RunningServer) -> None:
+def test_a_long_frame_that_lies_leaves_the_server_well(server: RunningServer) -> None:
     tensor = {"name": "x", "datatype": "FP32", "shape": [150_528], "parameters": {"binary_data_size": 602_112}}
     head = json.dumps({"inputs": [tensor]}).encode()
     for cut in (0, 1, 602_111, -4):
         body = head + bytes(602_112 - cut)
-        answer = house.client.post("/v2/models/float32/infer", content=body, headers={LENGTH: str(len(head))})
+        answer = server.client.post("/v2/models/float32/infer", content=body, headers={LENGTH: str(len(head))})
         assert answer.status_code == (200 if not cut else 400), answer.text

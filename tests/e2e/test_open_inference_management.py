@@ -23,8 +23,8 @@ EXTENSIONS = {"binary_tensor_data", "classification", "model_repository", "model
 
 
 @pytest.fixture(params=KINDS)
-def client(request: pytest.FixtureRequest, house: RunningServer) -> Iterator[Any]:
-    with triton_client(house, request.param) as client:
+def client(request: pytest.FixtureRequest, server: RunningServer) -> Iterator[Any]:
+    with triton_client(server, request.param) as client:
         yield client
 
 
@@ -47,8 +47,8 @@ class TestWhatIsTold:
         assert metadata["name"] == "roundhouse"
         assert set(metadata["extensions"]) >= EXTENSIONS
 
-    def test_every_model(self, client: Any, house: RunningServer) -> None:
-        models = house.client.get("/models").json()["models"]
+    def test_every_model(self, client: Any, server: RunningServer) -> None:
+        models = server.client.get("/models").json()["models"]
         for model in models:
             name = model["name"]
             assert client.is_model_ready(name)
@@ -119,14 +119,14 @@ class TestWhatIsTold:
 
 
 class TestStatistics:
-    def test_what_ran_is_told(self, client: Any, house: RunningServer) -> None:
+    def test_what_ran_is_told(self, client: Any, server: RunningServer) -> None:
         def of_digits() -> Any:
             (statistics,) = client.get_inference_statistics("digits", "1")["model_stats"]
             return statistics
 
         before, before_ms = of_digits(), time.time() * 1000
-        house.infer("digits", input_data=[[0] * 64] * 3)
-        house.client.post("/models/digits/infer", json={"input_data": "nothing"})
+        server.infer("digits", input_data=[[0] * 64] * 3)
+        server.client.post("/models/digits/infer", json={"input_data": "nothing"})
         after = of_digits()
         check_message("ModelStatisticsResponse", {"model_stats": [after]})
         assert after["inference_count"] - before["inference_count"] == 3
@@ -149,19 +149,19 @@ class TestStatistics:
         assert memory["type"] == "CPU"
         assert memory["byte_size"] > 0
 
-    def test_every_version_of_every_model(self, client: Any, house: RunningServer) -> None:
+    def test_every_version_of_every_model(self, client: Any, server: RunningServer) -> None:
         statistics = client.get_inference_statistics()["model_stats"]
-        models = house.client.get("/models").json()["models"]
+        models = server.client.get("/models").json()["models"]
         assert [(each["name"], each["version"]) for each in statistics] == [(m["name"], "1") for m in models]
         assert client.get_inference_statistics("digits")["model_stats"][0]["name"] == "digits"
 
-    def test_generated_texts_and_steps(self, client: Any, house: RunningServer) -> None:
+    def test_generated_texts_and_steps(self, client: Any, server: RunningServer) -> None:
         def counts() -> tuple[int, int]:
             (statistics,) = client.get_inference_statistics("tiny-llama")["model_stats"]
             return statistics["inference_count"], statistics["execution_count"]
 
         texts, steps = counts()
-        house.infer("tiny-llama", prompt="Once", max_tokens=6, temperature=0, ignore_eos=True)
+        server.infer("tiny-llama", prompt="Once", max_tokens=6, temperature=0, ignore_eos=True)
         assert counts() == (texts + 1, steps + 6)
 
     def test_what_was_known_already(self, start: Start) -> None:
@@ -313,16 +313,16 @@ def test_a_server_that_is_not_ready(start: Start) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v2/nothing", "/v2/models", "/v2/models/digits/nothing", "/v2/repository"])
-def test_paths_that_lead_nowhere(path: str, house: RunningServer) -> None:
-    answer = house.client.get(path)
+def test_paths_that_lead_nowhere(path: str, server: RunningServer) -> None:
+    answer = server.client.get(path)
     assert answer.status_code == 404
     assert "there is nothing at" in answer.json()["error"]
 
 
 @pytest.mark.parametrize("path", ["/v2/health/live", "/v2/models/digits/ready", "/v2/models/nobody/ready", "/metrics"])
-def test_an_answer_comes_in_one_piece(path: str, house: RunningServer) -> None:
+def test_an_answer_comes_in_one_piece(path: str, server: RunningServer) -> None:
     """Triton's client for asyncio gives a connection back that it has read to its end, and looks no further."""
-    with socket.create_connection(("127.0.0.1", house.port)) as connection:
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
         for _ in range(20):
             connection.sendall(f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
             head, _, body = connection.recv(2**20).partition(b"\r\n\r\n")
@@ -342,17 +342,17 @@ def test_an_answer_comes_in_one_piece(path: str, house: RunningServer) -> None:
         ("DELETE", "/v2/models/digits", "GET"),
     ],
 )
-def test_methods_that_are_not_allowed(method: str, path: str, allowed: str, house: RunningServer) -> None:
-    answer = house.client.request(method, path)
+def test_methods_that_are_not_allowed(method: str, path: str, allowed: str, server: RunningServer) -> None:
+    answer = server.client.request(method, path)
     assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
     assert allowed in answer.json()["error"]
 
 
-def test_what_others_than_triton_s_clients_look_at(house: RunningServer) -> None:
+def test_what_others_than_triton_s_clients_look_at(server: RunningServer) -> None:
     for path, body in (
         ("/v2/health/live", {"live": True}),
         ("/v2/health/ready", {"ready": True}),
         ("/v2/models/digits/ready", {"name": "digits", "ready": True}),
         ("/v2/models/digits/versions/1/ready", {"name": "digits", "ready": True}),
     ):
-        assert house.client.get(path).json() == body
+        assert server.client.get(path).json() == body

@@ -24,8 +24,8 @@ GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 24}
 
 
 @pytest.fixture(scope="module")
-def client(house: RunningServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{house.url}/v1", api_key="none", max_retries=0) as client:
+def client(server: RunningServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         yield client
 
 
@@ -37,21 +37,21 @@ def chat(client: openai.OpenAI, messages: Any = None, **options: Any) -> Any:
     return client.chat.completions.create(model=MODEL, messages=messages or MESSAGES, **options)
 
 
-def tokenize(house: RunningServer, **body: Any) -> list[int]:
-    answer = house.client.post("/v1/tokenize", json={"model": MODEL, **body})
+def tokenize(server: RunningServer, **body: Any) -> list[int]:
+    answer = server.client.post("/v1/tokenize", json={"model": MODEL, **body})
     assert answer.status_code == 200, answer.text
     tokens: list[int] = answer.json()["tokens"]
     return tokens
 
 
 class TestCompletions:
-    def test_it_says_what_infer_says(self, client: openai.OpenAI, house: RunningServer) -> None:
-        infer = house.infer(MODEL, prompt=PROMPT, **GREEDY)
+    def test_it_says_what_infer_says(self, client: openai.OpenAI, server: RunningServer) -> None:
+        infer = server.infer(MODEL, prompt=PROMPT, **GREEDY)
         answer = complete(client, **GREEDY)
         assert answer.choices[0].text == infer["text"]
         assert answer.choices[0].finish_reason == infer["finish_reason"]
         assert answer.usage.completion_tokens == infer["tokens_generated"]
-        assert answer.usage.prompt_tokens == infer["prompt_tokens"] == len(tokenize(house, prompt=PROMPT))
+        assert answer.usage.prompt_tokens == infer["prompt_tokens"] == len(tokenize(server, prompt=PROMPT))
         assert answer.usage.total_tokens == infer["prompt_tokens"] + infer["tokens_generated"]
         assert answer.model == MODEL
         assert answer.id.startswith("cmpl-")
@@ -60,10 +60,10 @@ class TestCompletions:
         answer = complete(client, temperature=0, extra_body={"ignore_eos": True})
         assert (answer.usage.completion_tokens, answer.choices[0].finish_reason) == (16, "length")
 
-    def test_prompts_of_every_kind(self, client: openai.OpenAI, house: RunningServer) -> None:
+    def test_prompts_of_every_kind(self, client: openai.OpenAI, server: RunningServer) -> None:
         texts = [PROMPT, "The king"]
         alone = [complete(client, text, **GREEDY).choices[0].text for text in texts]
-        ids = [tokenize(house, prompt=text) for text in texts]
+        ids = [tokenize(server, prompt=text) for text in texts]
         assert complete(client, ids[0], **GREEDY).choices[0].text == alone[0]
         for prompts in (texts, ids):
             answer = complete(client, prompts, **GREEDY)
@@ -94,9 +94,9 @@ class TestCompletions:
         stopped = complete(client, stop=stop, **GREEDY).choices[0]
         assert (stopped.text, stopped.finish_reason) == (text[: text.index(stop)], "stop")
 
-    def test_a_token_that_is_biased_away(self, client: openai.OpenAI, house: RunningServer) -> None:
+    def test_a_token_that_is_biased_away(self, client: openai.OpenAI, server: RunningServer) -> None:
         first = complete(client, temperature=0, max_tokens=1, logprobs=1).choices[0]
-        [token] = set(tokenize(house, prompt=PROMPT + first.text)) - set(tokenize(house, prompt=PROMPT))
+        [token] = set(tokenize(server, prompt=PROMPT + first.text)) - set(tokenize(server, prompt=PROMPT))
         other = complete(client, temperature=0, max_tokens=1, logit_bias={str(token): -100}).choices[0]
         assert other.text != first.text
 
@@ -127,12 +127,12 @@ class TestCompletions:
 
 
 class TestChat:
-    def test_it_says_what_infer_says(self, client: openai.OpenAI, house: RunningServer) -> None:
-        infer = house.infer(MODEL, messages=MESSAGES, **GREEDY)
+    def test_it_says_what_infer_says(self, client: openai.OpenAI, server: RunningServer) -> None:
+        infer = server.infer(MODEL, messages=MESSAGES, **GREEDY)
         answer = chat(client, **GREEDY)
         message = answer.choices[0].message
         assert (message.role, message.content) == ("assistant", infer["text"])
-        assert answer.usage.prompt_tokens == infer["prompt_tokens"] == len(tokenize(house, messages=MESSAGES))
+        assert answer.usage.prompt_tokens == infer["prompt_tokens"] == len(tokenize(server, messages=MESSAGES))
         assert answer.id.startswith("chatcmpl-")
 
     def test_a_conversation_goes_on(self, client: openai.OpenAI) -> None:
@@ -170,12 +170,12 @@ class TestChat:
         theirs = [(token.token, token.logprob) for token in final.choices[0].logprobs.content]
         assert [token for token, _ in theirs] == [token.token for token in whole.choices[0].logprobs.content]
 
-    def test_many_at_once_say_what_each_says_alone(self, house: RunningServer, client: openai.OpenAI) -> None:
+    def test_many_at_once_say_what_each_says_alone(self, server: RunningServer, client: openai.OpenAI) -> None:
         questions = [[{"role": "user", "content": f"Tell me about the number {number}."}] for number in range(12)]
         alone = [chat(client, question, **GREEDY).choices[0].message.content for question in questions]
 
         async def all_of_them() -> list[str]:
-            async with openai.AsyncOpenAI(base_url=f"{house.url}/v1", api_key="none") as asking:
+            async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as asking:
 
                 async def one(messages: Any) -> str:
                     stream = await asking.chat.completions.create(model=MODEL, messages=messages, stream=True, **GREEDY)
@@ -185,12 +185,12 @@ class TestChat:
 
         assert asyncio.run(all_of_them()) == alone
 
-    def test_a_caller_that_goes_away_is_not_written_for(self, client: openai.OpenAI, house: RunningServer) -> None:
+    def test_a_caller_that_goes_away_is_not_written_for(self, client: openai.OpenAI, server: RunningServer) -> None:
         stream = chat(client, stream=True, max_tokens=400, extra_body={"ignore_eos": True})
         next(iter(stream))
-        assert house.inflight(MODEL) == 1
+        assert server.inflight(MODEL) == 1
         stream.close()
-        wait_until(lambda: house.inflight(MODEL) == 0, 5)
+        wait_until(lambda: server.inflight(MODEL) == 0, 5)
 
 
 class TestStructure:
@@ -221,11 +221,11 @@ class TestStructure:
 
 
 class TestTokens:
-    def test_there_and_back(self, house: RunningServer) -> None:
-        ids = tokenize(house, prompt=PROMPT, add_special_tokens=False)
-        answer = house.client.post("/v1/detokenize", json={"model": MODEL, "tokens": ids})
+    def test_there_and_back(self, server: RunningServer) -> None:
+        ids = tokenize(server, prompt=PROMPT, add_special_tokens=False)
+        answer = server.client.post("/v1/detokenize", json={"model": MODEL, "tokens": ids})
         assert answer.json() == {"prompt": PROMPT}
-        named = house.client.post("/v1/tokenize", json={"model": MODEL, "prompt": PROMPT, "return_token_strs": True})
+        named = server.client.post("/v1/tokenize", json={"model": MODEL, "prompt": PROMPT, "return_token_strs": True})
         assert len(named.json()["token_strs"]) == named.json()["count"] >= len(ids)
 
 

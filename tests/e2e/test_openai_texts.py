@@ -17,28 +17,28 @@ DOCUMENTS = ["Bread rises overnight.", "Locomotives are kept in a shed.", "A rou
 
 
 @pytest.fixture(scope="module")
-def client(house: RunningServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{house.url}/v1", api_key="none", max_retries=0) as client:
+def client(server: RunningServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         yield client
 
 
-def ask(house: RunningServer, path: str, **body: object) -> Any:
+def ask(server: RunningServer, path: str, **body: object) -> Any:
     """The answer to a question that must be answered with 200."""
-    answer = house.client.post(path, json=body)
+    answer = server.client.post(path, json=body)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
 
-def refused(house: RunningServer, path: str, **body: object) -> dict[str, str]:
-    answer = house.client.post(path, json=body)
+def refused(server: RunningServer, path: str, **body: object) -> dict[str, str]:
+    answer = server.client.post(path, json=body)
     assert answer.status_code == 400, answer.text
     return check_error(answer)
 
 
 class TestModels:
-    def test_every_registered_model(self, client: openai.OpenAI, house: RunningServer) -> None:
+    def test_every_registered_model(self, client: openai.OpenAI, server: RunningServer) -> None:
         models = {model.id: model for model in client.models.list()}
-        assert models.keys() == {model["name"] for model in house.client.get("/models").json()["models"]}
+        assert models.keys() == {model["name"] for model in server.client.get("/models").json()["models"]}
         assert {model.owned_by for model in models.values()} == {"roundhouse"}
         assert models["minilm"].to_dict()["max_model_len"] == 256
         assert "max_model_len" not in models["digits"].to_dict()
@@ -52,8 +52,8 @@ class TestModels:
 
 class TestEmbeddings:
     @pytest.mark.parametrize("model", ["minilm", "minilm-onnx"])
-    def test_they_are_those_of_infer(self, client: openai.OpenAI, house: RunningServer, model: str) -> None:
-        infer = house.infer(model, text=DOCUMENTS)
+    def test_they_are_those_of_infer(self, client: openai.OpenAI, server: RunningServer, model: str) -> None:
+        infer = server.infer(model, text=DOCUMENTS)
         # Left to itself the client asks for base64 and decodes it.
         for options in ({}, {"encoding_format": "float"}):
             answer = client.embeddings.create(model=model, input=DOCUMENTS, **options)  # type: ignore[arg-type]
@@ -61,28 +61,28 @@ class TestEmbeddings:
             rows = np.array([each.embedding for each in answer.data])
             assert np.allclose(rows, infer["embeddings"], atol=1e-6)
 
-    def test_base64_has_every_bit(self, house: RunningServer) -> None:
-        numbers = ask(house, "/v1/embeddings", model="minilm", input=QUERY)["data"][0]["embedding"]
-        answer = ask(house, "/v1/embeddings", model="minilm", input=QUERY, encoding_format="base64")
+    def test_base64_has_every_bit(self, server: RunningServer) -> None:
+        numbers = ask(server, "/v1/embeddings", model="minilm", input=QUERY)["data"][0]["embedding"]
+        answer = ask(server, "/v1/embeddings", model="minilm", input=QUERY, encoding_format="base64")
         row = np.frombuffer(base64.b64decode(answer["data"][0]["embedding"]), "<f4")
         assert np.array_equal(row, np.array(numbers, dtype=np.float32))
 
-    def test_many_callers_at_once(self, house: RunningServer) -> None:
+    def test_many_callers_at_once(self, server: RunningServer) -> None:
         async def embed() -> list[Any]:
-            async with openai.AsyncOpenAI(base_url=f"{house.url}/v1", api_key="none") as client:
+            async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
                 return await asyncio.gather(
                     *(client.embeddings.create(model="minilm", input=text) for text in DOCUMENTS * 4)
                 )
 
         answers = asyncio.run(embed())
-        wanted = house.infer("minilm", text=DOCUMENTS)["embeddings"]
+        wanted = server.infer("minilm", text=DOCUMENTS)["embeddings"]
         for place, answer in enumerate(answers):
             assert np.allclose(answer.data[0].embedding, wanted[place % len(DOCUMENTS)], atol=1e-5)
 
     def test_they_can_be_cut_where_the_model_was_trained_for_it(
-        self, client: openai.OpenAI, house: RunningServer
+        self, client: openai.OpenAI, server: RunningServer
     ) -> None:
-        whole = np.array(house.infer("embed-cuts", text=list(TEXTS), normalize=False)["embeddings"])
+        whole = np.array(server.infer("embed-cuts", text=list(TEXTS), normalize=False)["embeddings"])
         answer = client.embeddings.create(model="embed-cuts", input=list(TEXTS), dimensions=8)
         wanted = whole[:, :8] / np.linalg.norm(whole[:, :8], axis=1, keepdims=True)
         assert np.allclose([each.embedding for each in answer.data], wanted, atol=1e-5)
@@ -92,81 +92,81 @@ class TestEmbeddings:
             client.embeddings.create(model="minilm", input="a", dimensions=8)
         assert len(client.embeddings.create(model="minilm", input="a", dimensions=384).data[0].embedding) == 384
 
-    def test_an_over_long_text(self, house: RunningServer) -> None:
+    def test_an_over_long_text(self, server: RunningServer) -> None:
         body = {"model": "minilm", "input": ["short", "word " * 300]}
-        assert ask(house, "/v1/embeddings", **body)["usage"]["prompt_tokens"] == 3 + 256
-        error = refused(house, "/v1/embeddings", **body, truncate=False)
+        assert ask(server, "/v1/embeddings", **body)["usage"]["prompt_tokens"] == 3 + 256
+        error = refused(server, "/v1/embeddings", **body, truncate=False)
         assert error["param"] == "input[1]"
         assert "302 tokens" in error["message"]
         assert "256" in error["message"]
 
 
 class TestScores:
-    def test_a_cross_encoder_against_sentence_transformers(self, house: RunningServer) -> None:
+    def test_a_cross_encoder_against_sentence_transformers(self, server: RunningServer) -> None:
         from sentence_transformers import CrossEncoder
 
-        details = house.client.get("/models/cross-encoder").json()["version_details"]
+        details = server.client.get("/models/cross-encoder").json()["version_details"]
         pairs = [(one, other) for one in TEXTS[:4] for other in TEXTS]
         wanted = CrossEncoder(details["1"]["path"], device="cpu").predict(pairs)
         firsts, seconds = zip(*pairs, strict=True)
-        answer = ask(house, "/v1/score", model="cross-encoder", text_1=list(firsts), text_2=list(seconds))
+        answer = ask(server, "/v1/score", model="cross-encoder", text_1=list(firsts), text_2=list(seconds))
         assert np.allclose([each["score"] for each in answer["data"]], wanted, atol=1e-5)
         assert len({round(float(score), 4) for score in wanted}) > len(TEXTS), "they differ, or nothing is shown"
 
-    def test_an_embed_model_by_cosine(self, house: RunningServer) -> None:
-        query, *rows = np.array(house.infer("minilm-onnx", text=[QUERY, *DOCUMENTS])["embeddings"])
-        answer = ask(house, "/v1/score", model="minilm-onnx", text_1=QUERY, text_2=DOCUMENTS)
+    def test_an_embed_model_by_cosine(self, server: RunningServer) -> None:
+        query, *rows = np.array(server.infer("minilm-onnx", text=[QUERY, *DOCUMENTS])["embeddings"])
+        answer = ask(server, "/v1/score", model="minilm-onnx", text_1=QUERY, text_2=DOCUMENTS)
         assert np.allclose([each["score"] for each in answer["data"]], [query @ row for row in rows], atol=1e-5)
 
     @pytest.mark.parametrize("model", ["minilm", "cross-encoder"])
-    def test_rerank_puts_the_best_first(self, house: RunningServer, model: str) -> None:
-        scored = ask(house, "/v1/score", model=model, queries=QUERY, documents=DOCUMENTS)["data"]
+    def test_rerank_puts_the_best_first(self, server: RunningServer, model: str) -> None:
+        scored = ask(server, "/v1/score", model=model, queries=QUERY, documents=DOCUMENTS)["data"]
         by_index = {each["index"]: each["score"] for each in scored}
-        answer = ask(house, "/v1/rerank", model=model, query=QUERY, documents=DOCUMENTS, return_documents=True)
+        answer = ask(server, "/v1/rerank", model=model, query=QUERY, documents=DOCUMENTS, return_documents=True)
         assert [each["index"] for each in answer["results"]] == sorted(by_index, key=lambda i: -by_index[i])
         for each in answer["results"]:
             assert each["relevance_score"] == pytest.approx(by_index[each["index"]], abs=1e-6)
             assert each["document"] == {"text": DOCUMENTS[each["index"]]}
-        two = ask(house, "/v1/rerank", model=model, query=QUERY, documents=DOCUMENTS, top_n=2)["results"]
+        two = ask(server, "/v1/rerank", model=model, query=QUERY, documents=DOCUMENTS, top_n=2)["results"]
         assert [each["index"] for each in two] == [each["index"] for each in answer["results"]][:2]
 
-    def test_nothing_to_score(self, house: RunningServer) -> None:
+    def test_nothing_to_score(self, server: RunningServer) -> None:
         for model in ("minilm", "cross-encoder"):
-            answer = ask(house, "/v1/rerank", model=model, query=QUERY, documents=[])
+            answer = ask(server, "/v1/rerank", model=model, query=QUERY, documents=[])
             assert (answer["results"], answer["usage"]["total_tokens"]) == ([], 0)
 
-    def test_over_long_pairs(self, house: RunningServer) -> None:
+    def test_over_long_pairs(self, server: RunningServer) -> None:
         long = "word " * 300
         for model, where in (("cross-encoder", "documents[1]"), ("minilm", "documents[1]")):
             body = {"model": model, "query": "a", "documents": ["short", long]}
-            assert len(ask(house, "/v1/rerank", **body)["results"]) == 2
-            assert refused(house, "/v1/rerank", **body, truncate=False)["param"] == where
+            assert len(ask(server, "/v1/rerank", **body)["results"]) == 2
+            assert refused(server, "/v1/rerank", **body, truncate=False)["param"] == where
 
-    def test_many_documents(self, house: RunningServer) -> None:
+    def test_many_documents(self, server: RunningServer) -> None:
         documents = [f"document {number}" for number in range(500)]
-        results = ask(house, "/v1/rerank", model="minilm", query="document 7", documents=documents, top_n=3)["results"]
+        results = ask(server, "/v1/rerank", model="minilm", query="document 7", documents=documents, top_n=3)["results"]
         assert results[0]["index"] == 7
         assert results[0]["relevance_score"] == pytest.approx(1, abs=1e-5)
 
 
 class TestTokens:
     @pytest.mark.parametrize("model", ["minilm", "minilm-onnx"])
-    def test_there_and_back(self, house: RunningServer, model: str) -> None:
-        answer = ask(house, "/v1/tokenize", model=model, prompt="a roundhouse", return_token_strs=True)
-        assert answer["count"] == len(answer["tokens"]) == house.infer(model, text="a roundhouse")["tokens"]
+    def test_there_and_back(self, server: RunningServer, model: str) -> None:
+        answer = ask(server, "/v1/tokenize", model=model, prompt="a roundhouse", return_token_strs=True)
+        assert answer["count"] == len(answer["tokens"]) == server.infer(model, text="a roundhouse")["tokens"]
         assert (answer["token_strs"][0], answer["token_strs"][-1]) == ("[CLS]", "[SEP]")
         assert answer["max_model_len"] == 256
-        bare = ask(house, "/v1/tokenize", model=model, prompt="a roundhouse", add_special_tokens=False)
+        bare = ask(server, "/v1/tokenize", model=model, prompt="a roundhouse", add_special_tokens=False)
         assert bare["tokens"] == answer["tokens"][1:-1]
         assert bare["token_strs"] is None
-        assert ask(house, "/v1/detokenize", model=model, tokens=answer["tokens"]) == {"prompt": "a roundhouse"}
+        assert ask(server, "/v1/detokenize", model=model, tokens=answer["tokens"]) == {"prompt": "a roundhouse"}
 
-    def test_what_is_no_token(self, house: RunningServer) -> None:
-        error = refused(house, "/v1/detokenize", model="minilm", tokens=[1, 10**6])
+    def test_what_is_no_token(self, server: RunningServer) -> None:
+        error = refused(server, "/v1/detokenize", model="minilm", tokens=[1, 10**6])
         assert error["param"] == "tokens"
 
-    def test_a_long_text_is_not_cut(self, house: RunningServer) -> None:
-        assert ask(house, "/v1/tokenize", model="minilm", prompt="word " * 300)["count"] == 302
+    def test_a_long_text_is_not_cut(self, server: RunningServer) -> None:
+        assert ask(server, "/v1/tokenize", model="minilm", prompt="word " * 300)["count"] == 302
 
 
 class TestErrors:
@@ -180,8 +180,8 @@ class TestErrors:
             ("DELETE", "/v1/models/minilm", 405, "invalid_request_error"),
         ],
     )
-    def test_paths(self, house: RunningServer, method: str, path: str, status: int, kind: str) -> None:
-        answer = house.client.request(method, path)
+    def test_paths(self, server: RunningServer, method: str, path: str, status: int, kind: str) -> None:
+        answer = server.client.request(method, path)
         assert (answer.status_code, check_error(answer)["type"]) == (status, kind)
 
     def test_each_is_raised_by_the_client(self, client: openai.OpenAI) -> None:
@@ -205,9 +205,9 @@ class TestErrors:
         with pytest.raises(openai.BadRequestError, match="generate"):
             client.chat.completions.create(model="minilm", messages=[{"role": "user", "content": "a"}])
 
-    def test_bodies(self, house: RunningServer) -> None:
+    def test_bodies(self, server: RunningServer) -> None:
         for body, code in ((b"", "invalid_json"), (b"{", "invalid_json"), (b"[]", "invalid_input")):
-            answer = house.post("/v1/embeddings", body)
+            answer = server.post("/v1/embeddings", body)
             assert (answer.status_code, check_error(answer)["code"]) == (400, code)
-        form = house.client.post("/v1/embeddings", data={"model": "minilm"})
+        form = server.client.post("/v1/embeddings", data={"model": "minilm"})
         assert (form.status_code, check_error(form)["code"]) == (415, "unsupported_media_type")

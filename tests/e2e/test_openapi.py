@@ -75,8 +75,8 @@ INFERENCE = [path for path, methods in ROUTES.items() if methods == {"post"} and
 
 
 @pytest.fixture(scope="module")
-def document(house: RunningServer) -> Any:
-    answer = house.client.get("/openapi.json")
+def document(server: RunningServer) -> Any:
+    answer = server.client.get("/openapi.json")
     assert answer.status_code == 200
     return answer.json()
 
@@ -137,33 +137,33 @@ def test_every_error_code_is_named(document: Any) -> None:
         assert set(responses) - {"200"} == {str(status) for status in ERROR_CODES} - {"403", "409", "501"}
 
 
-def test_answers_have_the_fields_that_are_described(document: Any, house: RunningServer) -> None:
+def test_answers_have_the_fields_that_are_described(document: Any, server: RunningServer) -> None:
     def ask(route: str, **body: object) -> Any:
-        return house.client.post(f"/v1/{route}", json={"model": "minilm", **body}).json()
+        return server.client.post(f"/v1/{route}", json={"model": "minilm", **body}).json()
 
     schemas = document["components"]["schemas"]
     tensor = {"name": "x", "shape": [1], "datatype": "FP32", "data": [1]}
     v2_question = {"id": "7", "inputs": [tensor]}
     answers = {
-        "InferResponse": house.infer("digits", inputs={"image": [[0] * 64]})
-        | house.infer("digits", input_data=[0] * 64)
-        | house.infer("minilm", text="a")
-        | house.infer("classify", text="a"),
-        "ModelDetail": house.client.get("/models/digits").json(),
-        "ModelList": house.client.get("/models").json(),
-        "Health": house.client.get("/health").json(),
-        "ErrorResponse": house.client.get("/nothing").json(),
-        "OpenAiErrorResponse": house.client.get("/v1/nothing").json(),
-        "OpenAiModelList": house.client.get("/v1/models").json(),
-        "OpenAiModel": house.client.get("/v1/models/minilm").json(),
+        "InferResponse": server.infer("digits", inputs={"image": [[0] * 64]})
+        | server.infer("digits", input_data=[0] * 64)
+        | server.infer("minilm", text="a")
+        | server.infer("classify", text="a"),
+        "ModelDetail": server.client.get("/models/digits").json(),
+        "ModelList": server.client.get("/models").json(),
+        "Health": server.client.get("/health").json(),
+        "ErrorResponse": server.client.get("/nothing").json(),
+        "OpenAiErrorResponse": server.client.get("/v1/nothing").json(),
+        "OpenAiModelList": server.client.get("/v1/models").json(),
+        "OpenAiModel": server.client.get("/v1/models/minilm").json(),
         "EmbeddingsResponse": ask("embeddings", input="a"),
         "RerankResponse": ask("rerank", query="a", documents=["b"]),
         "ScoreResponse": ask("score", text_1="a", text_2="b"),
         "TokenizeResponse": ask("tokenize", prompt="a"),
-        "OpenInferenceResponse": house.client.post("/v2/models/float32/infer", json=v2_question).json(),
-        "OpenInferenceErrorResponse": house.client.get("/v2/nothing").json(),
+        "OpenInferenceResponse": server.client.post("/v2/models/float32/infer", json=v2_question).json(),
+        "OpenInferenceErrorResponse": server.client.get("/v2/nothing").json(),
         "DetokenizeResponse": ask("detokenize", tokens=[101]),
-        **{name: house.client.get(f"/v2{path}").json() for name, path in TOLD.items()},
+        **{name: server.client.get(f"/v2{path}").json() for name, path in TOLD.items()},
     }
     for name, answer in answers.items():
         described = schemas[name]["properties"].keys()
@@ -176,7 +176,7 @@ def test_answers_have_the_fields_that_are_described(document: Any, house: Runnin
     assert version.keys() == schemas["VersionDetail"]["properties"].keys()
 
 
-def test_the_pages_for_people_are_there(house: RunningServer) -> None:
-    page = house.client.get("/docs")
+def test_the_pages_for_people_are_there(server: RunningServer) -> None:
+    page = server.client.get("/docs")
     assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert "/openapi.json" in page.text

@@ -110,11 +110,11 @@ def test_a_signal_while_models_load_ends_the_server(start: Start) -> None:
     server.stop()
 
 
-def test_a_port_that_is_taken_is_told_in_one_line(house: RunningServer) -> None:
-    ended = run("serve", str(MODELS / "digits"), "--port", str(house.port))
+def test_a_port_that_is_taken_is_told_in_one_line(server: RunningServer) -> None:
+    ended = run("serve", str(MODELS / "digits"), "--port", str(server.port))
     assert ended.returncode == 1
     (line,) = ended.stderr.splitlines()
-    assert line.startswith(f"server.port: cannot listen on 127.0.0.1:{house.port} (")
+    assert line.startswith(f"server.port: cannot listen on 127.0.0.1:{server.port} (")
     assert "--port" in line
 
 

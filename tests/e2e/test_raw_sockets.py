@@ -20,11 +20,11 @@ MANY_TEXTS = json.dumps({"text": [f"{i} {TEXT}" for i in range(3000)]}).encode()
 
 
 @pytest.fixture(scope="module", autouse=True)
-def goes_on(house: RunningServer) -> Iterator[None]:
+def goes_on(server: RunningServer) -> Iterator[None]:
     yield
-    assert house.infer("float32", input_data=[1, 2])["output_data"] == [1, 2]
-    assert house.sample("roundhouse_inflight") == 0
-    house.check_log()
+    assert server.infer("float32", input_data=[1, 2])["output_data"] == [1, 2]
+    assert server.sample("roundhouse_inflight") == 0
+    server.check_log()
 
 
 @contextmanager
@@ -81,8 +81,8 @@ def one_answer(connection: socket.socket) -> tuple[int, dict[str, str], bytes]:
         b"GET /health HTTP/1.1\r\n" + b"x: y\r\n" * 100_000 + b"\r\n",
     ],
 )
-def test_bad_http_is_answered_in_our_form_and_closed(nonsense: bytes, house: RunningServer) -> None:
-    with connected(house) as connection:
+def test_bad_http_is_answered_in_our_form_and_closed(nonsense: bytes, server: RunningServer) -> None:
+    with connected(server) as connection:
         try:
             connection.sendall(nonsense)
             status, headers, body = one_answer(connection)
@@ -98,8 +98,8 @@ def test_bad_http_is_answered_in_our_form_and_closed(nonsense: bytes, house: Run
 
 
 @pytest.mark.parametrize("start", [b"GET /", b"GET / HTTP/1.1\r\nx", b"GET / HTTP/1.1\r\nx: "])
-def test_a_head_without_end_is_cut_off(start: bytes, house: RunningServer) -> None:
-    with connected(house) as connection, pytest.raises((BrokenPipeError, ConnectionResetError)):
+def test_a_head_without_end_is_cut_off(start: bytes, server: RunningServer) -> None:
+    with connected(server) as connection, pytest.raises((BrokenPipeError, ConnectionResetError)):
         connection.sendall(start + b"y" * 20_000_000)
 
 
@@ -107,36 +107,36 @@ def test_a_head_without_end_is_cut_off(start: bytes, house: RunningServer) -> No
     "part", [b"P", HEAD, REQUEST[: len(HEAD) + 10], REQUEST[:-5], HEAD + b"transfer-encoding: chunked\r\n\r\n5\r\n"]
 )
 @pytest.mark.parametrize("how", ["close", "reset", "half"])
-def test_a_caller_that_leaves_in_the_middle_harms_nobody(part: bytes, how: str, house: RunningServer) -> None:
-    with connected(house) as connection:
+def test_a_caller_that_leaves_in_the_middle_harms_nobody(part: bytes, how: str, server: RunningServer) -> None:
+    with connected(server) as connection:
         connection.sendall(part)
         if how == "half":
             connection.shutdown(socket.SHUT_WR)
             answers(connection)
         elif how == "reset":
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    assert house.infer("float32", input_data=[1])["output_data"] == [1]
-    wait_until(lambda: house.sample("roundhouse_inflight") == 0, 5)
+    assert server.infer("float32", input_data=[1])["output_data"] == [1]
+    wait_until(lambda: server.sample("roundhouse_inflight") == 0, 5)
 
 
-def test_a_caller_that_leaves_while_it_sends_is_counted_as_499(house: RunningServer) -> None:
-    before = house.sample("roundhouse_requests_total", code="499")
-    with connected(house) as connection:
+def test_a_caller_that_leaves_while_it_sends_is_counted_as_499(server: RunningServer) -> None:
+    before = server.sample("roundhouse_requests_total", code="499")
+    with connected(server) as connection:
         connection.sendall(REQUEST[:-5])
-        wait_until(lambda: house.sample("roundhouse_inflight") == 1, 5)
-    wait_until(lambda: house.sample("roundhouse_requests_total", code="499") == before + 1, 5)
+        wait_until(lambda: server.sample("roundhouse_inflight") == 1, 5)
+    wait_until(lambda: server.sample("roundhouse_requests_total", code="499") == before + 1, 5)
 
 
-def test_a_caller_that_leaves_an_administrators_call_is_no_bug_of_ours(house: RunningServer) -> None:
-    with connected(house) as connection:
+def test_a_caller_that_leaves_an_administrators_call_is_no_bug_of_ours(server: RunningServer) -> None:
+    with connected(server) as connection:
         connection.sendall(b"POST /models HTTP/1.1\r\nhost: x\r\nx-request-id: left\r\ncontent-length: 9\r\n\r\n{")
         time.sleep(0.1)
-    line = house.wait_for_log("request", 5, request_id="left")
+    line = server.wait_for_log("request", 5, request_id="left")
     assert (line["status"], line["code"]) == (499, "client_gone")
 
 
-def test_a_body_that_comes_slowly_is_waited_for(house: RunningServer) -> None:
-    with connected(house) as connection:
+def test_a_body_that_comes_slowly_is_waited_for(server: RunningServer) -> None:
+    with connected(server) as connection:
         for start in range(0, len(REQUEST), 20):
             connection.sendall(REQUEST[start : start + 20])
             time.sleep(0.01)
@@ -145,8 +145,8 @@ def test_a_body_that_comes_slowly_is_waited_for(house: RunningServer) -> None:
     assert "server-timing" in headers
 
 
-def test_requests_down_one_connection_are_answered_in_order(house: RunningServer) -> None:
-    with connected(house) as connection:
+def test_requests_down_one_connection_are_answered_in_order(server: RunningServer) -> None:
+    with connected(server) as connection:
         bad = HEAD + b"content-length: 1\r\n\r\n{"
         not_there = b"GET /nothing HTTP/1.1\r\nhost: x\r\n\r\n"
         for _ in range(3):
@@ -166,11 +166,11 @@ def test_requests_down_one_connection_are_answered_in_order(house: RunningServer
         assert b" ".join(found) == wanted
 
 
-def test_a_refusal_before_the_body_is_read_keeps_the_connection_in_order(house: RunningServer) -> None:
+def test_a_refusal_before_the_body_is_read_keeps_the_connection_in_order(server: RunningServer) -> None:
     """The refused body must not be taken for the next request."""
     hidden = b"GET /nothing HTTP/1.1\r\nhost: x\r\n\r\n"
     smuggled = b"POST /models/none/infer HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(hidden) + hidden
-    with connected(house) as connection:
+    with connected(server) as connection:
         connection.sendall(smuggled)
         time.sleep(0.1)
         connection.sendall(REQUEST)
@@ -180,25 +180,25 @@ def test_a_refusal_before_the_body_is_read_keeps_the_connection_in_order(house: 
         assert status == 200, body
 
 
-def test_a_caller_that_waits_for_100_continue_gets_it(house: RunningServer) -> None:
-    with connected(house) as connection:
+def test_a_caller_that_waits_for_100_continue_gets_it(server: RunningServer) -> None:
+    with connected(server) as connection:
         connection.sendall(HEAD + b"expect: 100-continue\r\ncontent-length: %d\r\n\r\n" % len(BODY))
         assert connection.recv(100).startswith(b"HTTP/1.1 100")
         connection.sendall(BODY)
         assert one_answer(connection)[0] == 200
 
 
-def test_http_1_0_is_answered_and_closed(house: RunningServer) -> None:
-    with connected(house) as connection:
+def test_http_1_0_is_answered_and_closed(server: RunningServer) -> None:
+    with connected(server) as connection:
         connection.sendall(b"GET /health/live HTTP/1.0\r\n\r\n")
         assert b"200 OK" in answers(connection).split(b"\r\n")[0]
 
 
-def test_many_connections_that_say_nothing_keep_nobody_out(house: RunningServer) -> None:
-    silent = [socket.create_connection(("127.0.0.1", house.port), timeout=10) for _ in range(200)]
+def test_many_connections_that_say_nothing_keep_nobody_out(server: RunningServer) -> None:
+    silent = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(200)]
     try:
         started_s = time.monotonic()
-        assert house.infer("float32", input_data=[1])["output_data"] == [1]
+        assert server.infer("float32", input_data=[1])["output_data"] == [1]
         assert time.monotonic() - started_s < 2
     finally:
         for connection in silent:
@@ -206,19 +206,19 @@ def test_many_connections_that_say_nothing_keep_nobody_out(house: RunningServer)
 
 
 @pytest.mark.parametrize("model", [b"minilm-onnx", b"minilm"])
-def test_a_caller_that_leaves_takes_the_batches_that_have_not_run(model: bytes, house: RunningServer) -> None:
-    before = house.sample("roundhouse_requests_total", code="499", model=model.decode())
+def test_a_caller_that_leaves_takes_the_batches_that_have_not_run(model: bytes, server: RunningServer) -> None:
+    before = server.sample("roundhouse_requests_total", code="499", model=model.decode())
     head = b"POST /models/%s/infer HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (model, len(MANY_TEXTS))
-    with connected(house) as connection:
+    with connected(server) as connection:
         connection.sendall(head + MANY_TEXTS)
-        wait_until(lambda: house.inflight(model.decode()) == 1)
+        wait_until(lambda: server.inflight(model.decode()) == 1)
         connection.settimeout(0.3)
         with pytest.raises(TimeoutError):
             connection.recv(1)
     # All of the texts would take far longer than this.
-    wait_until(lambda: house.sample("roundhouse_requests_total", code="499", model=model.decode()) == before + 1, 5)
-    assert house.inflight(model.decode()) == 0
-    assert house.wait_for_log("request", 5, status=499, model=model.decode())["code"] == "client_gone"
+    wait_until(lambda: server.sample("roundhouse_requests_total", code="499", model=model.decode()) == before + 1, 5)
+    assert server.inflight(model.decode()) == 0
+    assert server.wait_for_log("request", 5, status=499, model=model.decode())["code"] == "client_gone"
     started_s = time.monotonic()
-    assert len(house.infer(model.decode(), text="next")["embeddings"]) == 1
+    assert len(server.infer(model.decode(), text="next")["embeddings"]) == 1
     assert time.monotonic() - started_s < 2

@@ -16,10 +16,10 @@ QUESTION = '{"model_name": "float32", "input_data": [1, 2]}'
 
 
 @pytest.fixture(scope="module", autouse=True)
-def goes_on(house: RunningServer) -> Iterator[None]:
+def goes_on(server: RunningServer) -> Iterator[None]:
     yield
-    assert house.infer("float32", input_data=[1, 2])["output_data"] == [1, 2]
-    house.check_log()
+    assert server.infer("float32", input_data=[1, 2])["output_data"] == [1, 2]
+    server.check_log()
 
 
 RAGGED = (
@@ -45,7 +45,7 @@ RAGGED = (
 
 
 @pytest.mark.parametrize("data", RAGGED)
-def test_a_ragged_array_is_refused_in_every_disguise(data: str, house: RunningServer) -> None:
+def test_a_ragged_array_is_refused_in_every_disguise(data: str, server: RunningServer) -> None:
     strings = data.replace("1", '"["').replace("2", '"a]"').replace("3", '"\\""')
     for field, body in {
         "input_data": f'{{"input_data": {data}}}',
@@ -53,27 +53,27 @@ def test_a_ragged_array_is_refused_in_every_disguise(data: str, house: RunningSe
         "inputs.x.data": f'{{"inputs": {{"x": {{"data": {data}, "shape": [3]}}}}}}',
     }.items():
         for model in ("float32", "int64", "uint64", "bool", "float16"):
-            answer = house.post(f"/models/{model}/infer", body)
+            answer = server.post(f"/models/{model}/infer", body)
             assert_refused(answer, 400, "invalid_input", f"{field}: the array is ragged")
-        answer = house.post("/models/string/infer", body.replace(data, strings))
+        answer = server.post("/models/string/infer", body.replace(data, strings))
         assert_refused(answer, 400, "invalid_input", f"{field}: the array is ragged")
 
 
 @pytest.mark.parametrize("model", ["free-n", "fixed", "digits", "gather"])
 @pytest.mark.parametrize("data", ["[1,[2],3]", "[[1,2,3],[4,[5],6]]", "[1,[2,3,4,5,6]]"])
-def test_a_ragged_array_is_called_ragged_whatever_shape_is_wanted(model: str, data: str, house: RunningServer) -> None:
-    answer = house.post(f"/models/{model}/infer", f'{{"input_data": {data}}}')
+def test_a_ragged_array_is_called_ragged_whatever_shape_is_wanted(model: str, data: str, server: RunningServer) -> None:
+    answer = server.post(f"/models/{model}/infer", f'{{"input_data": {data}}}')
     assert_refused(answer, 400, "invalid_input", "input_data: the array is ragged")
 
 
-def test_brackets_in_strings_hide_no_ragged_array(house: RunningServer) -> None:
+def test_brackets_in_strings_hide_no_ragged_array(server: RunningServer) -> None:
     strings = ', "a": ["[", "[[]", "]"], "b": ["\\"["]}}'
     body = '{"inputs": {"c": [[1, 2], [3, 4], [5, 6]]' + strings
-    outputs = house.client.post("/models/concat/infer", content=body).json()["outputs"]
+    outputs = server.client.post("/models/concat/infer", content=body).json()["outputs"]
     assert outputs["doubled"]["shape"] == [3, 4]
     for data in ("[[1, 2], [3, [4]], [5, 6]]", "[1, [2], 3, 4, 5, 6]", "[[1, 2], [3], [4, 5, 6]]"):
         body = '{"inputs": {"c": ' + data + strings
-        answer = house.post("/models/concat/infer", body)
+        answer = server.post("/models/concat/infer", body)
         assert_refused(answer, 400, "invalid_input", "inputs.c: the array is ragged")
 
 
@@ -109,20 +109,20 @@ def test_brackets_in_strings_hide_no_ragged_array(house: RunningServer) -> None:
         (b'{"a":' * 100_000, "depth limit"),
     ],
 )
-def test_what_is_not_json_is_refused(body: bytes, words: str, house: RunningServer) -> None:
+def test_what_is_not_json_is_refused(body: bytes, words: str, server: RunningServer) -> None:
     for path in ("/infer", "/models/float32/infer"):
-        assert_refused(house.post(path, body), 400, "invalid_json", words)
+        assert_refused(server.post(path, body), 400, "invalid_json", words)
 
 
 @pytest.mark.parametrize("path", ["/infer", "/inference", "/models/float32/infer", "/models"])
-def test_an_empty_body_is_refused(path: str, house: RunningServer) -> None:
-    assert_refused(house.client.post(path), 400, "invalid_json", "empty")
+def test_an_empty_body_is_refused(path: str, server: RunningServer) -> None:
+    assert_refused(server.client.post(path), 400, "invalid_json", "empty")
 
 
 @pytest.mark.parametrize("body", ["[]", "[1, 2]", "1", "null", "true", '"text"', "[" + QUESTION + "]"])
-def test_a_body_that_is_no_object_is_refused(body: str, house: RunningServer) -> None:
+def test_a_body_that_is_no_object_is_refused(body: str, server: RunningServer) -> None:
     for path in ("/infer", "/models/float32/infer", "/models", "/models/float32/load"):
-        assert_refused(house.post(path, body), 400, "invalid_input", "body:", "wants a JSON object")
+        assert_refused(server.post(path, body), 400, "invalid_input", "body:", "wants a JSON object")
 
 
 @pytest.mark.parametrize(
@@ -140,9 +140,9 @@ def test_a_body_that_is_no_object_is_refused(body: str, house: RunningServer) ->
         ("[" * 100, "known fields are"),
     ],
 )
-def test_a_typo_is_refused_with_the_nearest_name(field: str, nearest: str, house: RunningServer) -> None:
+def test_a_typo_is_refused_with_the_nearest_name(field: str, nearest: str, server: RunningServer) -> None:
     body = {"model_name": "float32", "input_data": [1], field: 1}
-    message = assert_refused(house.client.post("/infer", json=body), 400, "unknown_field", field[:200], nearest)
+    message = assert_refused(server.client.post("/infer", json=body), 400, "unknown_field", field[:200], nearest)
     assert len(message) < 700
 
 
@@ -156,8 +156,8 @@ def test_a_typo_is_refused_with_the_nearest_name(field: str, nearest: str, house
         '{"input_data": [1], "batch_size": 1, "batch_size": 1}',
     ],
 )
-def test_a_field_given_twice_is_refused(body: str, house: RunningServer) -> None:
-    assert_refused(house.post("/models/float32/infer", body), 400, "invalid_input", "given twice")
+def test_a_field_given_twice_is_refused(body: str, server: RunningServer) -> None:
+    assert_refused(server.post("/models/float32/infer", body), 400, "invalid_input", "given twice")
 
 
 @pytest.mark.parametrize(
@@ -182,28 +182,28 @@ def test_a_field_given_twice_is_refused(body: str, house: RunningServer) -> None
     ],
 )
 def test_fields_that_do_not_go_together_are_refused(
-    body: dict[str, Any], field: str, words: str, house: RunningServer
+    body: dict[str, Any], field: str, words: str, server: RunningServer
 ) -> None:
-    answer = house.client.post("/models/float32/infer", json=body)
+    answer = server.client.post("/models/float32/infer", json=body)
     assert_refused(answer, 400, "invalid_input", f"{field}:", words)
 
 
-def test_a_model_that_is_not_there_is_refused_with_near_names(house: RunningServer) -> None:
+def test_a_model_that_is_not_there_is_refused_with_near_names(server: RunningServer) -> None:
     for path, body in (("/infer", {"model_name": "minilmm"}), ("/models/minilmm/infer", {})):
         message = assert_refused(
-            house.client.post(path, json=body | {"text": "a"}), 404, "model_not_found", '"minilmm"', "minilm"
+            server.client.post(path, json=body | {"text": "a"}), 404, "model_not_found", '"minilmm"', "minilm"
         )
         assert "minilm-onnx" in message
     for path in ("/models/x%2Fy/infer", "/models/%2e%2e/infer", "/models/" + "y" * 5000 + "/infer"):
-        assert house.client.post(path, json={"text": "a"}).status_code == 404
-    answer = house.client.post("/infer", json={"input_data": [1]})
+        assert server.client.post(path, json={"text": "a"}).status_code == 404
+    answer = server.client.post("/infer", json={"input_data": [1]})
     assert_refused(answer, 400, "invalid_input", "model_name: is missing")
 
 
-def test_a_version_that_is_not_there_is_refused(house: RunningServer) -> None:
-    answer = house.client.post("/models/float32/versions/2/infer", json={"input_data": [1]})
+def test_a_version_that_is_not_there_is_refused(server: RunningServer) -> None:
+    answer = server.client.post("/models/float32/versions/2/infer", json={"input_data": [1]})
     assert_refused(answer, 404, "version_not_found", 'model "float32" has no version "2"; there is 1')
-    answer = house.client.post("/infer", json={"model_name": "float32", "version": "2", "input_data": [1]})
+    answer = server.client.post("/infer", json={"model_name": "float32", "version": "2", "input_data": [1]})
     assert_refused(answer, 400, "invalid_input", "version:", "there is 1")
 
 
@@ -212,9 +212,9 @@ def test_a_version_that_is_not_there_is_refused(house: RunningServer) -> None:
     ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "application/octet-stream",
      "", "json", "application/json; charset=latin-1", "application/json; charset=utf-16", "a" * 1000],
 )  # fmt: skip
-def test_a_body_that_is_called_something_else_is_refused(content_type: str, house: RunningServer) -> None:
+def test_a_body_that_is_called_something_else_is_refused(content_type: str, server: RunningServer) -> None:
     for path in ("/infer", "/models/float32/infer", "/models", "/models/float32/load"):
-        answer = house.client.post(path, content=QUESTION, headers={"content-type": content_type})
+        answer = server.client.post(path, content=QUESTION, headers={"content-type": content_type})
         message = assert_refused(answer, 415, "unsupported_media_type", "content-type")
         assert len(message) < 500
 
@@ -224,16 +224,16 @@ def test_a_body_that_is_called_something_else_is_refused(content_type: str, hous
     [None, "application/json", "Application/JSON", "application/json; charset=utf-8", "application/json;charset=UTF8",
      "application/vnd.api+json", 'application/json; charset="utf-8"'],
 )  # fmt: skip
-def test_a_body_that_is_called_json_is_read(content_type: str | None, house: RunningServer) -> None:
+def test_a_body_that_is_called_json_is_read(content_type: str | None, server: RunningServer) -> None:
     headers = {"content-type": content_type} if content_type else {}
-    assert house.client.post("/infer", content=QUESTION, headers=headers).status_code == 200
+    assert server.client.post("/infer", content=QUESTION, headers=headers).status_code == 200
 
 
-def test_a_compressed_body_is_refused(house: RunningServer) -> None:
+def test_a_compressed_body_is_refused(server: RunningServer) -> None:
     for encoding in ("gzip", "br", "deflate", "zstd", "GZIP"):
-        answer = house.post("/infer", QUESTION, **{"content-encoding": encoding})
+        answer = server.post("/infer", QUESTION, **{"content-encoding": encoding})
         assert_refused(answer, 415, "unsupported_media_type", f'content-encoding "{encoding}" is not read')
-    assert house.post("/infer", QUESTION, **{"content-encoding": "identity"}).status_code == 200
+    assert server.post("/infer", QUESTION, **{"content-encoding": "identity"}).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -252,9 +252,9 @@ def test_a_compressed_body_is_refused(house: RunningServer) -> None:
     ],
 )
 def test_a_wrong_method_is_refused_with_the_right_ones(
-    method: str, path: str, allowed: str, house: RunningServer
+    method: str, path: str, allowed: str, server: RunningServer
 ) -> None:
-    answer = house.client.request(method, path)
+    answer = server.client.request(method, path)
     assert_refused(answer, 405, "method_not_allowed", f"{method} is not allowed on {path}", allowed)
     assert answer.headers["allow"] == allowed
 
@@ -264,12 +264,12 @@ def test_a_wrong_method_is_refused_with_the_right_ones(
     ["/", "/nothing", "/infer/", "/inferx", "/models/a/b/c", "/models//infer", "/models/float32/versions//infer",
      "/v1/nothing", "/%00", "/%ff%fe", "/..", "/models/float32/versions/1", "/" + "a" * 5000, "/healthz"],
 )  # fmt: skip
-def test_a_path_that_leads_nowhere_is_refused(path: str, house: RunningServer) -> None:
+def test_a_path_that_leads_nowhere_is_refused(path: str, server: RunningServer) -> None:
     for method in ("GET", "POST"):
-        assert_refused(house.client.request(method, path), 404, "not_found", "there is nothing at")
+        assert_refused(server.client.request(method, path), 404, "not_found", "there is nothing at")
 
 
-def test_a_request_id_that_is_sane_is_the_callers_own(house: RunningServer) -> None:
+def test_a_request_id_that_is_sane_is_the_callers_own(server: RunningServer) -> None:
     for path, method, status in (
         ("/infer", "POST", 200),
         ("/models", "GET", 200),
@@ -282,23 +282,23 @@ def test_a_request_id_that_is_sane_is_the_callers_own(house: RunningServer) -> N
         ("/models/none/infer", "POST", 404),
     ):
         for sane in ("a", "3f2b-4c/..:=+_", "x" * 128):
-            answer = house.client.request(
+            answer = server.client.request(
                 method, path, content=QUESTION if method == "POST" else None, headers={"x-request-id": sane}
             )
             assert (answer.status_code, answer.headers["x-request-id"]) == (status, sane)
 
 
 @pytest.mark.parametrize("insane", ["", "a b", "x" * 129, "é", '"', "<script>", "a\tb", "a;b", "{}"])
-def test_a_request_id_that_is_not_sane_is_replaced(insane: str, house: RunningServer) -> None:
+def test_a_request_id_that_is_not_sane_is_replaced(insane: str, server: RunningServer) -> None:
     for path in ("/infer", "/models", "/nothing"):
-        answer = house.client.request(
+        answer = server.client.request(
             "POST" if path == "/infer" else "GET", path, headers={b"x-request-id": insane.encode()}
         )
         assert answer.headers["x-request-id"] != insane
 
 
-def test_request_ids_differ(house: RunningServer) -> None:
-    ids = [house.client.get(path).headers["x-request-id"] for path in ("/health", "/models", "/nothing") * 5]
+def test_request_ids_differ(server: RunningServer) -> None:
+    ids = [server.client.get(path).headers["x-request-id"] for path in ("/health", "/models", "/nothing") * 5]
     assert len(set(ids)) == len(ids)
 
 

@@ -77,20 +77,20 @@ class TestFields:
         ],
     )
     def test_a_value_out_of_range_is_refused_by_name(
-        self, question: dict[str, Any], field: str, value: object, words: str, house: RunningServer
+        self, question: dict[str, Any], field: str, value: object, words: str, server: RunningServer
     ) -> None:
-        answer = house.client.post("/models/digits/infer", json=question | {field: value})
+        answer = server.client.post("/models/digits/infer", json=question | {field: value})
         assert_refused(answer, 400, "invalid_input", f"{field}: {words}")
 
     @pytest.mark.parametrize("model", ["digits", "minilm-onnx"])
-    def test_they_go_with_every_question(self, model: str, house: RunningServer) -> None:
+    def test_they_go_with_every_question(self, model: str, server: RunningServer) -> None:
         questions: list[dict[str, Any]] = (
             [{"text": "a"}] if model != "digits" else [{"input_data": [0] * 64}, {"inputs": {"image": [[0] * 64]}}]
         )
         for question in questions:
-            plain = house.infer(model, **question)
+            plain = server.infer(model, **question)
             for priority in (1, 5, 9):
-                answer = house.infer(model, **question, priority=priority, timeout_ms=60_000)
+                answer = server.infer(model, **question, priority=priority, timeout_ms=60_000)
                 assert answer.keys() == plain.keys()
 
 
@@ -143,13 +143,13 @@ class TestDeadlines:
             assert time.monotonic() - started_s < 0.7
         assert server.infer("slow", **QUESTION, timeout_ms=60_000)["output_data"] == ROW
 
-    def test_texts_have_deadlines_too(self, house: RunningServer) -> None:
+    def test_texts_have_deadlines_too(self, server: RunningServer) -> None:
         texts = [" ".join(random.Random(i).choices(WORDS, k=200)) for i in range(400)]
         started_s = time.monotonic()
-        answer = house.client.post("/models/minilm-onnx/infer", json={"text": texts, "timeout_ms": 100})
+        answer = server.client.post("/models/minilm-onnx/infer", json={"text": texts, "timeout_ms": 100})
         assert_refused(answer, 504, "deadline_exceeded")
         assert time.monotonic() - started_s < 3, "all of the texts take far longer"
-        assert len(house.infer("minilm-onnx", text="next")["embeddings"]) == 1
+        assert len(server.infer("minilm-onnx", text="next")["embeddings"]) == 1
 
 
 class TestOverload:
@@ -250,30 +250,30 @@ class TestNeighbours:
         assert server.inflight("slow") == 0
 
     @pytest.mark.parametrize("model", EMBEDDERS)
-    def test_texts_asked_together_are_answered_as_if_alone(self, model: str, house: RunningServer) -> None:
+    def test_texts_asked_together_are_answered_as_if_alone(self, model: str, server: RunningServer) -> None:
         chance = random.Random(8)
         texts = [" ".join(chance.choices(WORDS, k=1 + i * i // 40)) for i in range(CALLERS)]
         chance.shuffle(texts)
-        alone = [house.infer(model, text=text)["embeddings"] for text in texts]
-        before = batches(house, model)
-        with callers(house, CALLERS) as many:
+        alone = [server.infer(model, text=text)["embeddings"] for text in texts]
+        before = batches(server, model)
+        with callers(server, CALLERS) as many:
             answers = [each.result() for each in [many.ask(model, text=text) for text in texts]]
         for answer, wanted in zip(answers, alone, strict=True):
             assert answer.status_code == 200, answer.text
             assert np.abs(np.array(answer.json()["embeddings"]) - np.array(wanted)).max() < 1e-5
-        count, rows = (after - was for after, was in zip(batches(house, model), before, strict=True))
+        count, rows = (after - was for after, was in zip(batches(server, model), before, strict=True))
         assert rows == CALLERS
         assert count < CALLERS, "some of them shared a batch"
 
-    def test_tensors_asked_together_are_answered_as_if_alone(self, house: RunningServer) -> None:
+    def test_tensors_asked_together_are_answered_as_if_alone(self, server: RunningServer) -> None:
         random = np.random.default_rng(3)
         images = [random.integers(0, 17, (1 + i % 3, 64)).tolist() for i in range(CALLERS)]
         questions = [{"inputs": {"image": image}} for image in images]
-        alone = [house.infer("digits", **question)["outputs"] for question in questions]
+        alone = [server.infer("digits", **question)["outputs"] for question in questions]
         rows_asked = sum(map(len, images))
-        before = batches(house, "digits")
+        before = batches(server, "digits")
         rounds = 0
-        with callers(house, CALLERS) as many:
+        with callers(server, CALLERS) as many:
             # How many are read in one round of the server's loop is for the machine to say.
             while rounds < 20:
                 rounds += 1
@@ -281,7 +281,7 @@ class TestNeighbours:
                 for answer, wanted in zip(answers, alone, strict=True):
                     assert answer.status_code == 200, answer.text
                     check_same(answer.json()["outputs"], wanted)
-                count, rows = (after - was for after, was in zip(batches(house, "digits"), before, strict=True))
+                count, rows = (after - was for after, was in zip(batches(server, "digits"), before, strict=True))
                 assert rows == rounds * rows_asked
                 if count < rounds * CALLERS:
                     break
@@ -339,9 +339,9 @@ class TestModels:
             for each, wanted in zip(together, alone, strict=True):
                 assert np.abs(np.array(each.result().json()["embeddings"]) - np.array(wanted)).max() < 1e-5
 
-    def test_batching_is_on_or_it_is_said_why_not(self, house: RunningServer) -> None:
+    def test_batching_is_on_or_it_is_said_why_not(self, server: RunningServer) -> None:
         def batching(model: str) -> str:
-            (detail,) = house.client.get(f"/models/{model}").json()["version_details"].values()
+            (detail,) = server.client.get(f"/models/{model}").json()["version_details"].values()
             assert detail["max_batch_size"] == 32
             words: str = detail["batching"]
             return words

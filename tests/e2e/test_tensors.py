@@ -28,10 +28,10 @@ EXTREMES: dict[str, list[Any]] = {
 
 @pytest.mark.parametrize("dtype", EXTREMES)
 @pytest.mark.parametrize("rows", [None, 1, 2])
-def test_a_dtype_goes_in_and_out(dtype: str, rows: int | None, house: RunningServer) -> None:
+def test_a_dtype_goes_in_and_out(dtype: str, rows: int | None, server: RunningServer) -> None:
     values = EXTREMES[dtype]
     data: list[Any] = values if rows is None else [values] * rows
-    answer = house.infer(dtype, inputs={"x": data})
+    answer = server.infer(dtype, inputs={"x": data})
     output = answer["outputs"]["y"]
     assert output["dtype"] == dtype
     assert output["shape"] == list(np.shape(data))
@@ -46,33 +46,33 @@ def test_a_dtype_goes_in_and_out(dtype: str, rows: int | None, house: RunningSer
 
 
 @pytest.mark.parametrize("dtype", EXTREMES)
-def test_a_single_value_is_a_scalar(dtype: str, house: RunningServer) -> None:
+def test_a_single_value_is_a_scalar(dtype: str, server: RunningServer) -> None:
     for value in EXTREMES[dtype]:
-        output = house.infer(dtype, inputs={"x": value})["outputs"]["y"]
+        output = server.infer(dtype, inputs={"x": value})["outputs"]["y"]
         assert output["shape"] == []
         assert output["data"] == (value if dtype == "string" else NUMPY_DTYPES[dtype].type(value).item())
 
 
 @pytest.mark.parametrize("dtype", EXTREMES)
 @pytest.mark.parametrize(("data", "shape"), [([], [0]), ([[], []], [2, 0]), ([[[]]], [1, 1, 0])])
-def test_an_empty_tensor_keeps_its_shape(dtype: str, data: list[Any], shape: list[int], house: RunningServer) -> None:
-    assert house.infer(dtype, inputs={"x": data})["outputs"]["y"] == {"dtype": dtype, "shape": shape, "data": data}
+def test_an_empty_tensor_keeps_its_shape(dtype: str, data: list[Any], shape: list[int], server: RunningServer) -> None:
+    assert server.infer(dtype, inputs={"x": data})["outputs"]["y"] == {"dtype": dtype, "shape": shape, "data": data}
 
 
-def test_an_empty_tensor_has_the_shape_that_is_said(house: RunningServer) -> None:
+def test_an_empty_tensor_has_the_shape_that_is_said(server: RunningServer) -> None:
     cases: list[tuple[list[int], list[Any]]] = [([0, 3], []), ([3, 0], [[], [], []]), ([0, 2**30], [])]
     for shape, data in cases:
-        answer = house.infer("int8", inputs={"x": {"data": [], "shape": shape}})
+        answer = server.infer("int8", inputs={"x": {"data": [], "shape": shape}})
         assert answer["outputs"]["y"] == {"dtype": "int8", "shape": shape, "data": data}
 
 
-def test_integers_beyond_float64_survive(house: RunningServer) -> None:
+def test_integers_beyond_float64_survive(server: RunningServer) -> None:
     for dtype, values in {
         "int64": [2**53 + 1, -(2**53) - 1, 2**63 - 1, -(2**63)],
         "uint64": [2**53 + 1, 2**63, 2**64 - 1],
     }.items():
         for data in (values, [values], values[0]):
-            assert house.infer(dtype, input_data=data)["output_data"] == data
+            assert server.infer(dtype, input_data=data)["output_data"] == data
 
 
 @pytest.mark.parametrize(
@@ -90,9 +90,9 @@ def test_integers_beyond_float64_survive(house: RunningServer) -> None:
     ],
 )
 def test_a_tensor_may_say_its_shape_and_dtype(
-    described: dict[str, Any], data: object, shape: list[int], house: RunningServer
+    described: dict[str, Any], data: object, shape: list[int], server: RunningServer
 ) -> None:
-    output = house.infer("float32", inputs={"x": described})["outputs"]["y"]
+    output = server.infer("float32", inputs={"x": described})["outputs"]["y"]
     assert output == {"dtype": "float32", "shape": shape, "data": data}
 
 
@@ -119,124 +119,124 @@ def test_a_tensor_may_say_its_shape_and_dtype(
     ],
 )
 def test_a_tensor_that_contradicts_itself_is_refused(
-    described: dict[str, Any], field: str, words: str, house: RunningServer
+    described: dict[str, Any], field: str, words: str, server: RunningServer
 ) -> None:
-    answer = house.client.post("/models/float32/infer", json={"inputs": {"x": described}})
+    answer = server.client.post("/models/float32/infer", json={"inputs": {"x": described}})
     assert_refused(answer, 400, "invalid_input", field + ":", words)
 
 
-def test_a_typo_beside_data_is_refused(house: RunningServer) -> None:
-    answer = house.client.post("/models/float32/infer", json={"inputs": {"x": {"data": [1], "shap": [1]}}})
+def test_a_typo_beside_data_is_refused(server: RunningServer) -> None:
+    answer = server.client.post("/models/float32/infer", json={"inputs": {"x": {"data": [1], "shap": [1]}}})
     assert_refused(answer, 400, "unknown_field", "inputs.x.shap:", 'did you mean "inputs.x.shape"?')
 
 
-def test_what_json_has_no_number_for_becomes_null(house: RunningServer) -> None:
+def test_what_json_has_no_number_for_becomes_null(server: RunningServer) -> None:
     for data, wanted in (([0, -1, 1], [None, None, 0.0]), ([[0], [1]], [[None], [0.0]]), (0, None)):
-        outputs = house.infer("log", inputs={"x": data})["outputs"]
+        outputs = server.infer("log", inputs={"x": data})["outputs"]
         assert outputs.keys() == {"float32", "float64", "float16", "bfloat16"}
         assert all(output["data"] == wanted for output in outputs.values())
-        assert house.infer("log", input_data=data)["output_data"] == wanted
+        assert server.infer("log", input_data=data)["output_data"] == wanted
 
 
-def test_several_inputs_of_several_dtypes(house: RunningServer) -> None:
-    answer = house.infer("concat", inputs={"b": ["[", "漢"], "c": [[1, 2], [3, 4]], "a": ["x", "]"]})
+def test_several_inputs_of_several_dtypes(server: RunningServer) -> None:
+    answer = server.infer("concat", inputs={"b": ["[", "漢"], "c": [[1, 2], [3, 4]], "a": ["x", "]"]})
     assert answer["outputs"] == {
         "joined": {"dtype": "string", "shape": [4], "data": ["x", "]", "[", "漢"]},
         "doubled": {"dtype": "int32", "shape": [2, 4], "data": [[1, 2, 1, 2], [3, 4, 3, 4]]},
     }
 
 
-def test_only_the_outputs_that_are_named_come_back(house: RunningServer) -> None:
+def test_only_the_outputs_that_are_named_come_back(server: RunningServer) -> None:
     inputs = {"a": [[1, 2, 3, 4]], "b": [[5, 6, 7, 8]]}
     for names in (["sum"], ["product"], ["product", "sum"], ["sum", "product"]):
-        outputs = house.infer("add", inputs=inputs, outputs=names)["outputs"]
+        outputs = server.infer("add", inputs=inputs, outputs=names)["outputs"]
         assert list(outputs) == names
-    assert list(house.infer("add", inputs=inputs)["outputs"]) == ["sum", "product"]
+    assert list(server.infer("add", inputs=inputs)["outputs"]) == ["sum", "product"]
 
 
-def test_an_input_with_a_default_may_be_left_out(house: RunningServer) -> None:
-    assert house.infer("scaled", inputs={"x": [1, 2]})["outputs"]["y"]["data"] == [2, 4]
-    assert house.infer("scaled", inputs={"x": [1, 2], "factor": [10]})["outputs"]["y"]["data"] == [10, 20]
-    assert house.infer("scaled", input_data=[1, 2])["output_data"] == [2, 4]
+def test_an_input_with_a_default_may_be_left_out(server: RunningServer) -> None:
+    assert server.infer("scaled", inputs={"x": [1, 2]})["outputs"]["y"]["data"] == [2, 4]
+    assert server.infer("scaled", inputs={"x": [1, 2], "factor": [10]})["outputs"]["y"]["data"] == [10, 20]
+    assert server.infer("scaled", input_data=[1, 2])["output_data"] == [2, 4]
 
 
-def test_sequences_are_lists(house: RunningServer) -> None:
-    rows = house.infer("sequence-out", inputs={"x": [[1, 2], [3, 4]]})["outputs"]["rows"]
+def test_sequences_are_lists(server: RunningServer) -> None:
+    rows = server.infer("sequence-out", inputs={"x": [[1, 2], [3, 4]]})["outputs"]["rows"]
     assert rows == {"dtype": "sequence(float32)", "shape": [2], "data": [[[1, 2]], [[3, 4]]]}
     parts: list[Any] = [[[1, 2], [3, 4]], {"data": [5, 6], "shape": [1, 2]}]
-    outputs = house.infer("sequence-in", inputs={"parts": parts})["outputs"]
+    outputs = server.infer("sequence-in", inputs={"parts": parts})["outputs"]
     assert outputs["joined"]["data"] == [[1, 2], [3, 4], [5, 6]]
     assert outputs["same"]["data"] == [[[1, 2], [3, 4]], [[5, 6]]]
-    answer = house.client.post("/models/sequence-in/infer", json={"inputs": {"parts": [[[1, 2]], [[3, [4]]]]}})
+    answer = server.client.post("/models/sequence-in/infer", json={"inputs": {"parts": [[[1, 2]], [[3, [4]]]]}})
     assert_refused(answer, 400, "invalid_input", "inputs.parts[1]:", "ragged")
 
 
-def test_maps_are_objects(house: RunningServer) -> None:
-    by_string = house.infer("maps-by-string", inputs={"scores": [[0.5, 1, 2]]})["outputs"]["maps"]
+def test_maps_are_objects(server: RunningServer) -> None:
+    by_string = server.infer("maps-by-string", inputs={"scores": [[0.5, 1, 2]]})["outputs"]["maps"]
     assert by_string["data"] == [{"cat": 0.5, "dog": 1, "owl": 2}]
     assert (by_string["dtype"], by_string["shape"]) == ("sequence(map(string, float32))", [1])
-    assert house.infer("maps-by-int", input_data=[0.5, 1])["output_data"] == [{"3": 0.5, "5": 1}]
-    assert house.infer("map-in", inputs={"counts": {"c": 3, "a": 1.5}})["outputs"]["vector"]["data"] == [[1.5, 0, 3]]
+    assert server.infer("maps-by-int", input_data=[0.5, 1])["output_data"] == [{"3": 0.5, "5": 1}]
+    assert server.infer("map-in", inputs={"counts": {"c": 3, "a": 1.5}})["outputs"]["vector"]["data"] == [[1.5, 0, 3]]
     for counts, words in (([], "is an array"), ({"a": None}, "inputs.counts.a: is null"), ({"a": "1"}, "a string")):
-        answer = house.client.post("/models/map-in/infer", json={"inputs": {"counts": counts}})
+        answer = server.client.post("/models/map-in/infer", json={"inputs": {"counts": counts}})
         assert_refused(answer, 400, "invalid_input", "inputs.counts", words)
 
 
-def test_an_optional_that_holds_nothing_is_null(house: RunningServer) -> None:
-    full = house.infer("optional-out", inputs={"x": [1, 2], "full": True})["outputs"]["perhaps"]
+def test_an_optional_that_holds_nothing_is_null(server: RunningServer) -> None:
+    full = server.infer("optional-out", inputs={"x": [1, 2], "full": True})["outputs"]["perhaps"]
     assert full == {"dtype": "optional(float32)", "shape": [2], "data": [1, 2]}
-    empty = house.infer("optional-out", inputs={"x": [1, 2], "full": False})["outputs"]["perhaps"]
+    empty = server.infer("optional-out", inputs={"x": [1, 2], "full": False})["outputs"]["perhaps"]
     assert empty == {"dtype": "optional(float32)", "shape": None, "data": None}
 
 
-def test_an_optional_input_may_be_absent_or_null(house: RunningServer) -> None:
+def test_an_optional_input_may_be_absent_or_null(server: RunningServer) -> None:
     for inputs, given in (({"perhaps": [7]}, True), ({"perhaps": None}, False), ({}, False)):
-        outputs = house.infer("optional-in", inputs=inputs)["outputs"]
+        outputs = server.infer("optional-in", inputs=inputs)["outputs"]
         assert (outputs["given"]["data"], outputs["y"]["data"]) == (given, [7] if given else [-1])
 
 
-def test_digits_answer_as_raw_onnxruntime(house: RunningServer) -> None:
+def test_digits_answer_as_raw_onnxruntime(server: RunningServer) -> None:
     images = np.random.default_rng(1).integers(0, 17, (20, 64)).astype(np.float32)
     raw = onnx_graphs.session(MODELS / "digits" / "model.onnx")
     labels, probabilities = raw.run(None, {"image": images})
-    outputs = house.infer("digits", inputs={"image": images.tolist()})["outputs"]
+    outputs = server.infer("digits", inputs={"image": images.tolist()})["outputs"]
     assert outputs["output_label"] == {"dtype": "int64", "shape": [20], "data": labels.tolist()}
     came = [{int(label): value for label, value in row.items()} for row in outputs["output_probability"]["data"]]
     assert came == probabilities
-    flat = house.infer("digits", input_data=images.ravel().tolist())
+    flat = server.infer("digits", input_data=images.ravel().tolist())
     assert (flat["output_data"], flat["output_shape"]) == (labels.tolist(), [20])
-    chosen = house.infer("digits", input_data=images[0].tolist(), outputs=["output_probability"])
+    chosen = server.infer("digits", input_data=images[0].tolist(), outputs=["output_probability"])
     assert chosen["output_data"] == [{str(label): value for label, value in probabilities[0].items()}]
 
 
 @pytest.mark.parametrize("name", ["add", "log"])
-def test_a_graph_answers_as_raw_onnxruntime_bit_for_bit(name: str, house: RunningServer) -> None:
+def test_a_graph_answers_as_raw_onnxruntime_bit_for_bit(name: str, server: RunningServer) -> None:
     graph = ALL_KINDS[name]
     random = np.random.default_rng(2)
     feeds = {i.name: random.lognormal(0, 20, (50, 4)).astype(np.float32) for i in graph.graph.input}
     wanted = onnx_graphs.session(graph).run(["sum", "product"] if name == "add" else ["float32", "float64"], feeds)
-    answer = house.infer(name, inputs={key: value.tolist() for key, value in feeds.items()})
+    answer = server.infer(name, inputs={key: value.tolist() for key, value in feeds.items()})
     for output, array in zip(answer["outputs"].values(), wanted, strict=False):
         came = np.array([[np.inf if v is None else v for v in row] for row in output["data"]], array.dtype)
         assert came.tobytes() == array.tobytes()
 
 
-def test_a_text_models_graph_takes_tensors_too(house: RunningServer) -> None:
+def test_a_text_models_graph_takes_tensors_too(server: RunningServer) -> None:
     ids = np.array([[101, 7592, 102], [101, 2088, 102]])
     feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
-    answer = house.infer("minilm-onnx", inputs={name: array.tolist() for name, array in feeds.items()})
+    answer = server.infer("minilm-onnx", inputs={name: array.tolist() for name, array in feeds.items()})
     output = answer["outputs"]["last_hidden_state"]
     assert output["shape"] == [2, 3, 384]
     (wanted,) = onnx_graphs.session(MODELS / "minilm-onnx" / "model.onnx").run(["last_hidden_state"], feeds)
     assert np.abs(np.array(output["data"]) - wanted).max() < 1e-5
 
 
-def test_what_the_graph_itself_refuses_is_the_callers_mistake(house: RunningServer) -> None:
-    answer = house.client.post("/models/gather/infer", json={"input_data": [3]})
+def test_what_the_graph_itself_refuses_is_the_callers_mistake(server: RunningServer) -> None:
+    answer = server.client.post("/models/gather/infer", json={"input_data": [3]})
     assert_refused(answer, 400, "invalid_input", "the graph refuses these values", "idx=3")
-    answer = house.client.post("/models/add/infer", json={"inputs": {"a": [[1, 2, 3, 4]], "b": [[1, 2, 3, 4]] * 3}})
+    answer = server.client.post("/models/add/infer", json={"inputs": {"a": [[1, 2, 3, 4]], "b": [[1, 2, 3, 4]] * 3}})
     assert answer.status_code == 200  # broadcast
-    answer = house.client.post("/models/add/infer", json={"inputs": {"a": [[1] * 4] * 2, "b": [[1] * 4] * 3}})
+    answer = server.client.post("/models/add/infer", json={"inputs": {"a": [[1] * 4] * 2, "b": [[1] * 4] * 3}})
     assert_refused(answer, 400, "invalid_input", "the graph refuses these values")
 
 
@@ -279,12 +279,12 @@ def test_what_the_graph_itself_refuses_is_the_callers_mistake(house: RunningServ
         ("string", [["a"], ["b", "c"]], "ragged"),
     ],
 )
-def test_what_does_not_fit_the_dtype_is_refused(dtype: str, data: object, words: str, house: RunningServer) -> None:
-    answer = house.post(f"/models/{dtype}/infer", json.dumps({"inputs": {"x": data}}))
+def test_what_does_not_fit_the_dtype_is_refused(dtype: str, data: object, words: str, server: RunningServer) -> None:
+    answer = server.post(f"/models/{dtype}/infer", json.dumps({"inputs": {"x": data}}))
     assert_refused(answer, 400, "invalid_input", "inputs.x:", words)
-    answer = house.post(f"/models/{dtype}/infer", json.dumps({"input_data": data}))
+    answer = server.post(f"/models/{dtype}/infer", json.dumps({"input_data": data}))
     assert_refused(answer, 400, "invalid_input", "input_data:", words)
 
 
-def test_zero_and_one_are_taken_for_booleans(house: RunningServer) -> None:
-    assert house.infer("bool", input_data=[[0, True], [1, False]])["output_data"] == [[False, True], [True, False]]
+def test_zero_and_one_are_taken_for_booleans(server: RunningServer) -> None:
+    assert server.infer("bool", input_data=[[0, True], [1, False]])["output_data"] == [[False, True], [True, False]]

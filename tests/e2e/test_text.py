@@ -57,8 +57,8 @@ def normalized(vectors: Array) -> Array:
 
 
 @pytest.mark.parametrize("model", EMBEDDERS)
-def test_embeddings_equal_sentence_transformers(model: str, house: RunningServer, reference: Array) -> None:
-    answer = house.infer(model, text=TEXTS)
+def test_embeddings_equal_sentence_transformers(model: str, server: RunningServer, reference: Array) -> None:
+    answer = server.infer(model, text=TEXTS)
     assert answer.keys() == {"model_name", "version", "latency_ms", "embeddings", "tokens"}
     embeddings = np.array(answer["embeddings"])
     assert embeddings.shape == (500, 384)
@@ -67,70 +67,70 @@ def test_embeddings_equal_sentence_transformers(model: str, house: RunningServer
 
 
 @pytest.mark.parametrize("model", EMBEDDERS)
-def test_embeddings_are_normalised_only_if_asked(model: str, house: RunningServer, reference: Array) -> None:
+def test_embeddings_are_normalised_only_if_asked(model: str, server: RunningServer, reference: Array) -> None:
     some = TEXTS[:30]
-    raw = np.array(house.infer(model, text=some, normalize=False)["embeddings"])
+    raw = np.array(server.infer(model, text=some, normalize=False)["embeddings"])
     assert np.abs(raw - reference[:30]).max() < 1e-4
     assert np.abs(np.linalg.norm(raw, axis=1) - 1).min() > 0.1
-    asked = np.array(house.infer(model, text=some[:3], normalize=True)["embeddings"])
+    asked = np.array(server.infer(model, text=some[:3], normalize=True)["embeddings"])
     assert np.abs(asked - normalized(reference[:3])).max() < 1e-4
 
 
 @pytest.mark.parametrize("model", EMBEDDERS)
-def test_a_text_means_the_same_alone_and_among_others(model: str, house: RunningServer, reference: Array) -> None:
+def test_a_text_means_the_same_alone_and_among_others(model: str, server: RunningServer, reference: Array) -> None:
     for position in (0, 7, 250, 499):
-        alone = np.array(house.infer(model, text=TEXTS[position])["embeddings"])
+        alone = np.array(server.infer(model, text=TEXTS[position])["embeddings"])
         assert alone.shape == (1, 384)
         assert np.abs(alone - normalized(reference[position : position + 1])).max() < 1e-4
-        in_a_list = house.infer(model, text=[TEXTS[position]])["embeddings"]
+        in_a_list = server.infer(model, text=[TEXTS[position]])["embeddings"]
         assert np.abs(alone - np.array(in_a_list)).max() < 1e-6
 
 
 @pytest.mark.parametrize("model", EMBEDDERS)
-def test_tokens_are_counted_special_ones_included(model: str, house: RunningServer) -> None:
-    assert house.infer(model, text="")["tokens"] == 2
-    assert house.infer(model, text=["hello", "hello world", ""])["tokens"] == 3 + 4 + 2
-    assert house.infer(model, text="hello " * 1000)["tokens"] == 256
-    assert house.infer(model, text=[])["tokens"] == 0
+def test_tokens_are_counted_special_ones_included(model: str, server: RunningServer) -> None:
+    assert server.infer(model, text="")["tokens"] == 2
+    assert server.infer(model, text=["hello", "hello world", ""])["tokens"] == 3 + 4 + 2
+    assert server.infer(model, text="hello " * 1000)["tokens"] == 256
+    assert server.infer(model, text=[])["tokens"] == 0
 
 
 @pytest.mark.parametrize("model", EMBEDDERS)
-def test_a_text_that_is_too_long_is_cut_unless_that_is_forbidden(model: str, house: RunningServer) -> None:
+def test_a_text_that_is_too_long_is_cut_unless_that_is_forbidden(model: str, server: RunningServer) -> None:
     exact, over = "hello " * 254, "hello " * 255
-    cut = house.infer(model, text=over)["embeddings"]
-    assert cut == house.infer(model, text=over, truncate=True)["embeddings"]
-    assert np.abs(np.array(cut) - house.infer(model, text=exact, truncate=False)["embeddings"]).max() < 1e-6
+    cut = server.infer(model, text=over)["embeddings"]
+    assert cut == server.infer(model, text=over, truncate=True)["embeddings"]
+    assert np.abs(np.array(cut) - server.infer(model, text=exact, truncate=False)["embeddings"]).max() < 1e-6
     for texts, position in ((over, 0), (["a", "b", over], 2)):
-        answer = house.client.post(f"/models/{model}/infer", json={"text": texts, "truncate": False})
+        answer = server.client.post(f"/models/{model}/infer", json={"text": texts, "truncate": False})
         assert_refused(answer, 400, "invalid_input", f"text[{position}]: 257 tokens", "at most 256")
-    assert house.infer(model, text=over)["embeddings"] == cut
+    assert server.infer(model, text=over)["embeddings"] == cut
 
 
 @pytest.mark.parametrize(("model", "count"), [("minilm-onnx", 2000), ("minilm", 500)])
-def test_many_texts_in_one_request_keep_their_order(model: str, count: int, house: RunningServer) -> None:
+def test_many_texts_in_one_request_keep_their_order(model: str, count: int, server: RunningServer) -> None:
     texts = [WORDS[i % 7] if i % 2 else f"{WORDS[i % 7]} and {WORDS[i % 5]}" for i in range(count)]
-    embeddings = np.array(house.infer(model, text=texts)["embeddings"])
+    embeddings = np.array(server.infer(model, text=texts)["embeddings"])
     assert embeddings.shape == (count, 384)
     different = sorted(set(texts))
-    by_text = dict(zip(different, house.infer(model, text=different)["embeddings"], strict=True))
+    by_text = dict(zip(different, server.infer(model, text=different)["embeddings"], strict=True))
     assert np.abs(embeddings - np.array([by_text[text] for text in texts])).max() < 1e-5
 
 
-def test_more_texts_than_a_request_takes_are_refused(house: RunningServer) -> None:
-    answer = house.client.post("/models/minilm-onnx/infer", json={"text": [""] * 100_001})
+def test_more_texts_than_a_request_takes_are_refused(server: RunningServer) -> None:
+    answer = server.client.post("/models/minilm-onnx/infer", json={"text": [""] * 100_001})
     assert_refused(answer, 400, "invalid_input", "text: 100001 texts; a request takes at most 100000")
 
 
 @pytest.mark.parametrize("model", [*EMBEDDERS, *CLASSIFIERS])
-def test_no_texts_make_no_rows(model: str, house: RunningServer) -> None:
-    answer = house.infer(model, text=[])
+def test_no_texts_make_no_rows(model: str, server: RunningServer) -> None:
+    answer = server.infer(model, text=[])
     assert answer["embeddings" if model in EMBEDDERS else "predictions"] == []
 
 
 @pytest.mark.parametrize("model", CLASSIFIERS)
-def test_a_classifier_ranks_its_labels(model: str, house: RunningServer) -> None:
+def test_a_classifier_ranks_its_labels(model: str, server: RunningServer) -> None:
     texts = ["the cat sat", "", "engine of steam runs", "the cat sat"]
-    answer = house.infer(model, text=texts)
+    answer = server.infer(model, text=texts)
     assert answer.keys() == {"model_name", "version", "latency_ms", "predictions"}
     predictions = answer["predictions"]
     assert len(predictions) == 4
@@ -143,42 +143,42 @@ def test_a_classifier_ranks_its_labels(model: str, house: RunningServer) -> None
         assert all(0 < score < 1 for score in scores)
         if model != "classify-many":
             assert sum(scores) == pytest.approx(1)
-    (single,) = house.infer(model, text="the cat sat")["predictions"]
+    (single,) = server.infer(model, text="the cat sat")["predictions"]
     assert [label["label"] for label in single] == [label["label"] for label in predictions[0]]
 
 
 @pytest.mark.parametrize("model", CLASSIFIERS)
-def test_top_k_labels(model: str, house: RunningServer) -> None:
-    (ranked,) = house.infer(model, text="engine of steam")["predictions"]
+def test_top_k_labels(model: str, server: RunningServer) -> None:
+    (ranked,) = server.infer(model, text="engine of steam")["predictions"]
     for top_k in (1, 2, 3, 4, 1000):
-        (best,) = house.infer(model, text="engine of steam", top_k=top_k)["predictions"]
+        (best,) = server.infer(model, text="engine of steam", top_k=top_k)["predictions"]
         assert best == ranked[:top_k]
 
 
-def test_scores_equal_transformers(house: RunningServer) -> None:
+def test_scores_equal_transformers(server: RunningServer) -> None:
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     texts = ["the cat sat on the mat", "steam", "engine of the turntable runs ."]
     for name in ("classify", "classify-many"):
-        (detail,) = house.client.get(f"/models/{name}").json()["version_details"].values()
+        (detail,) = server.client.get(f"/models/{name}").json()["version_details"].values()
         model = AutoModelForSequenceClassification.from_pretrained(detail["path"])
         tokens = AutoTokenizer.from_pretrained(detail["path"])(texts, padding=True, return_tensors="pt")
         with torch.inference_mode():
             logits = model(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"]).logits
         wanted = (logits.softmax(1) if name == "classify" else logits.sigmoid()).tolist()
-        for row, labels in zip(wanted, house.infer(name, text=texts)["predictions"], strict=True):
+        for row, labels in zip(wanted, server.infer(name, text=texts)["predictions"], strict=True):
             scores = {label["label"]: label["score"] for label in labels}
             assert [scores[label] for label in ("fast", "slow", "late")] == pytest.approx(row, abs=1e-5)
 
 
-def test_onnx_scores_equal_raw_onnxruntime(house: RunningServer) -> None:
-    (detail,) = house.client.get("/models/classify-onnx").json()["version_details"].values()
+def test_onnx_scores_equal_raw_onnxruntime(server: RunningServer) -> None:
+    (detail,) = server.client.get("/models/classify-onnx").json()["version_details"].values()
     ids = np.array([[2, 5, 6, 7, 3]])  # [CLS] the cat sat [SEP]
     feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
     (logits,) = session(Path(detail["path"]) / "model.onnx").run(["logits"], feeds)
     wanted = np.exp(logits[0]) / np.exp(logits[0]).sum()
-    (labels,) = house.infer("classify-onnx", text="the cat sat")["predictions"]
+    (labels,) = server.infer("classify-onnx", text="the cat sat")["predictions"]
     scores = {label["label"]: label["score"] for label in labels}
     assert [scores[label] for label in ("fast", "slow", "late")] == pytest.approx(wanted.tolist(), abs=1e-5)
 
@@ -213,6 +213,6 @@ def test_onnx_scores_equal_raw_onnxruntime(house: RunningServer) -> None:
     ],
 )
 def test_a_question_that_does_not_suit_the_task_is_refused(
-    model: str, body: dict[str, Any], words: str, house: RunningServer
+    model: str, body: dict[str, Any], words: str, server: RunningServer
 ) -> None:
-    assert_refused(house.client.post(f"/models/{model}/infer", json=body), 400, "invalid_input", words)
+    assert_refused(server.client.post(f"/models/{model}/infer", json=body), 400, "invalid_input", words)

@@ -23,11 +23,11 @@ QUESTIONS: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(("question", "wanted"), QUESTIONS)
 def test_every_path_answers_every_form(
-    path: str, question: dict[str, Any], wanted: dict[str, Any], house: RunningServer
+    path: str, question: dict[str, Any], wanted: dict[str, Any], server: RunningServer
 ) -> None:
     named: dict[str, Any] = {"model_name": "free-n"} if path in ("/infer", "/inference") else {}
     for name_and_version in (named, {"model_name": "free-n"}, {"model_name": "free-n", "version": "1"}):
-        answer = house.client.post(path, json=question | name_and_version)
+        answer = server.client.post(path, json=question | name_and_version)
         assert answer.status_code == 200, answer.text
         assert answer.headers["content-type"] == "application/json"
         body = answer.json()
@@ -35,12 +35,12 @@ def test_every_path_answers_every_form(
         assert body == wanted | {"model_name": "free-n", "version": "1"}
 
 
-def test_body_and_path_have_to_name_the_same(house: RunningServer) -> None:
+def test_body_and_path_have_to_name_the_same(server: RunningServer) -> None:
     for path, body, field in (
         ("/models/free-n/infer", {"model_name": "fixed"}, "model_name:"),
         ("/models/free-n/versions/1/infer", {"version": "2"}, "version:"),
     ):
-        answer = house.client.post(path, json=body | {"input_data": [1, 2, 3]})
+        answer = server.client.post(path, json=body | {"input_data": [1, 2, 3]})
         assert_refused(answer, 400, "invalid_input", field, "and the path names")
 
 
@@ -66,11 +66,11 @@ def test_body_and_path_have_to_name_the_same(house: RunningServer) -> None:
     ],
 )
 def test_a_flat_list_takes_the_declared_shape(
-    model: str, data: int, batch_size: int, shape: list[int], house: RunningServer
+    model: str, data: int, batch_size: int, shape: list[int], server: RunningServer
 ) -> None:
     numbers = list(range(data))
     body: dict[str, Any] = {"input_data": numbers} | ({"batch_size": batch_size} if batch_size else {})
-    answer = house.infer(model, **body)
+    answer = server.infer(model, **body)
     assert (answer["output_data"], answer["output_shape"]) == (numbers, shape)
 
 
@@ -92,24 +92,24 @@ def test_a_flat_list_takes_the_declared_shape(
     ],
 )
 def test_a_flat_list_that_does_not_come_out_even_is_refused(
-    model: str, data: int, batch_size: int, field: str, words: str, house: RunningServer
+    model: str, data: int, batch_size: int, field: str, words: str, server: RunningServer
 ) -> None:
     body: dict[str, Any] = {"input_data": [0.5] * data} | ({"batch_size": batch_size} if batch_size else {})
-    answer = house.client.post(f"/models/{model}/infer", json=body)
+    answer = server.client.post(f"/models/{model}/infer", json=body)
     assert_refused(answer, 400, "invalid_input", f"{field}:", words)
 
 
 @pytest.mark.parametrize("batch_size", [0, -1, 1.0, 1.5, True, "1", None, [1], {}, 2**31, 2**70])
-def test_a_batch_size_that_is_none_is_refused(batch_size: object, house: RunningServer) -> None:
+def test_a_batch_size_that_is_none_is_refused(batch_size: object, server: RunningServer) -> None:
     body = json.dumps({"input_data": [1, 2, 3], "batch_size": batch_size})
-    answer = house.post("/models/free-n/infer", body)
+    answer = server.post("/models/free-n/infer", body)
     assert_refused(answer, 400, "invalid_input", "batch_size:", "wants a whole number of 1 or more")
 
 
-def test_a_batch_size_beside_a_nest_has_to_agree(house: RunningServer) -> None:
+def test_a_batch_size_beside_a_nest_has_to_agree(server: RunningServer) -> None:
     rows = [[1, 2, 3], [4, 5, 6]]
-    assert house.infer("free-n", input_data=rows, batch_size=2)["output_data"] == rows
-    answer = house.client.post("/models/free-n/infer", json={"input_data": rows, "batch_size": 3})
+    assert server.infer("free-n", input_data=rows, batch_size=2)["output_data"] == rows
+    answer = server.client.post("/models/free-n/infer", json={"input_data": rows, "batch_size": 3})
     assert_refused(answer, 400, "invalid_input", "batch_size:", "is 3, and input_data has 2 rows")
 
 
@@ -117,25 +117,25 @@ def test_a_batch_size_beside_a_nest_has_to_agree(house: RunningServer) -> None:
     ("model", "data"),
     [("free-n", [[1, 2]]), ("free-n", [[[1, 2, 3]]]), ("fixed", [[1, 2, 3]]), ("free-n", 5), ("zero", [[1]])],
 )
-def test_a_nest_of_another_shape_is_refused(model: str, data: Any, house: RunningServer) -> None:
-    answer = house.client.post(f"/models/{model}/infer", json={"input_data": data})
+def test_a_nest_of_another_shape_is_refused(model: str, data: Any, server: RunningServer) -> None:
+    answer = server.client.post(f"/models/{model}/infer", json={"input_data": data})
     message = assert_refused(answer, 400, "invalid_input", "input_data:", "and the model wants [")
     assert f"has shape {list(np.shape(data))}" in message
-    answer = house.client.post(f"/models/{model}/infer", json={"inputs": {"x": data}})
+    answer = server.client.post(f"/models/{model}/infer", json={"inputs": {"x": data}})
     assert_refused(answer, 400, "invalid_input", "inputs.x:", "has shape")
 
 
-def test_an_image_of_150_528_numbers(house: RunningServer) -> None:
+def test_an_image_of_150_528_numbers(server: RunningServer) -> None:
     image = np.random.default_rng(3).random((1, 3, 224, 224), dtype=np.float32)
-    nested = house.infer("float32", input_data=image.tolist())
+    nested = server.infer("float32", input_data=image.tolist())
     assert np.array_equal(np.array(nested["output_data"], np.float32), image)
-    flat = house.infer("float32", input_data=image.ravel().tolist())
+    flat = server.infer("float32", input_data=image.ravel().tolist())
     assert np.array_equal(np.array(flat["output_data"], np.float32), image.ravel())
 
 
 @pytest.mark.parametrize("model", ["add", "concat", "sequence-in", "map-in", "optional-in"])
-def test_input_data_wants_a_model_of_one_required_tensor(model: str, house: RunningServer) -> None:
-    answer = house.client.post(f"/models/{model}/infer", json={"input_data": [1]})
+def test_input_data_wants_a_model_of_one_required_tensor(model: str, server: RunningServer) -> None:
+    answer = server.client.post(f"/models/{model}/infer", json={"input_data": [1]})
     assert_refused(answer, 400, "invalid_input", "input_data:", "exactly one required tensor; send inputs")
 
 
@@ -153,16 +153,16 @@ def test_input_data_wants_a_model_of_one_required_tensor(model: str, house: Runn
         ({"sum": 1}, "invalid_input", "outputs: wants a list"),
     ],
 )
-def test_outputs_that_are_none_are_refused(outputs: object, code: str, words: str, house: RunningServer) -> None:
+def test_outputs_that_are_none_are_refused(outputs: object, code: str, words: str, server: RunningServer) -> None:
     inputs = {"a": [[1, 2, 3, 4]], "b": [[1, 2, 3, 4]]}
-    answer = house.client.post("/models/add/infer", json={"inputs": inputs, "outputs": outputs})
+    answer = server.client.post("/models/add/infer", json={"inputs": inputs, "outputs": outputs})
     assert_refused(answer, 400, code, words)
 
 
-def test_input_data_is_answered_with_one_output(house: RunningServer) -> None:
+def test_input_data_is_answered_with_one_output(server: RunningServer) -> None:
     image = [0] * 64
-    assert house.infer("digits", input_data=image)["output_shape"] == [1]
-    answer = house.client.post(
+    assert server.infer("digits", input_data=image)["output_shape"] == [1]
+    answer = server.client.post(
         "/models/digits/infer", json={"input_data": image, "outputs": ["output_label", "output_probability"]}
     )
     assert_refused(answer, 400, "invalid_input", "outputs:", "answered with one output")
@@ -180,6 +180,6 @@ def test_input_data_is_answered_with_one_output(house: RunningServer) -> None:
     ],
 )
 def test_inputs_that_are_not_the_models_are_refused(
-    inputs: object, code: str, words: str, house: RunningServer
+    inputs: object, code: str, words: str, server: RunningServer
 ) -> None:
-    assert_refused(house.client.post("/models/add/infer", json={"inputs": inputs}), 400, code, words)
+    assert_refused(server.client.post("/models/add/infer", json={"inputs": inputs}), 400, code, words)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.docker.files import dashboard, filled_in, metrics_in, panels, rules
-from tests.docker.trouble import Watched, watched_servers
+from tests.docker.overloaded import Watched, watched_servers
 from tests.e2e.server import wait_until
 
 EXPRESSIONS = [
