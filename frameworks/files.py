@@ -1,14 +1,39 @@
-"""What files hold, as a short name: the same bytes give the same one, wherever they lie."""
+"""Read JSON files of a model's folder, and name files by their content."""
 
 import hashlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
+
+import orjson
+
+from frameworks.errors import InvalidModel
 
 _DIGEST_BYTES = 16
 # A file that was not touched is not read again at a reload: gigabytes, for a large model.
 _known: dict[tuple[str, int, int, int], str] = {}
 _MOST_KNOWN = 1000
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Return the object in a JSON file, {} where the file is absent. Raises InvalidModel for any other content."""
+    content = parse_json(file, absent={})
+    if not isinstance(content, dict):
+        raise InvalidModel(f"{file}: not a JSON object; is the file whole?")
+    return content
+
+
+def parse_json(file: Path, absent: object) -> Any:
+    """Return the value in a JSON file, `absent` where there is no such file. Raises InvalidModel."""
+    try:
+        return orjson.loads(file.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return absent
+    except OSError as error:
+        raise InvalidModel(f"{file}: cannot be read: {error.strerror}") from error
+    except orjson.JSONDecodeError as error:
+        raise InvalidModel(f"{file}: not valid JSON ({error}); is the file whole?") from error
 
 
 def contents_name(files: Iterable[Path], made_by: str) -> str:

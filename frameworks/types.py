@@ -8,12 +8,11 @@ a bfloat16), a `string` tensor as an object array of str.
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from frameworks.generation.types import GenerationSpec
+from frameworks.generation.types import GenerationSpec
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Value = Array | list[Any] | dict[Any, Any] | None
@@ -171,7 +170,7 @@ class ModelSpec:
     runs_by_shape: bool = False
     sequence: SequenceSpec | None = None
     quantization: QuantizationReport | None = None
-    generation: "GenerationSpec | None" = None
+    generation: GenerationSpec | None = None
     inputs_by_name: dict[str, ValueSpec] = field(init=False, compare=False, repr=False)
     outputs_by_name: dict[str, ValueSpec] = field(init=False, compare=False, repr=False)
     first_output: tuple[str, ...] = field(init=False, compare=False, repr=False)

@@ -12,7 +12,7 @@ from frameworks.errors import DeadlineExceeded
 from frameworks.generation.types import GenerateRequest, Generation
 from frameworks.models.version import ModelVersion
 from frameworks.scheduling.admission import Permit
-from frameworks.text.tokens import DetokenizeRequest, TokenAnswer, TokenizeRequest, TokenQuestion
+from frameworks.text.tokens import DetokenizeRequest, TokenAnswer, TokenizeRequest, TokenRequest
 from frameworks.types import (
     DEFAULT_PRIORITY,
     Answer,
@@ -38,7 +38,7 @@ class InferenceService:
     async def infer(
         self,
         version: ModelVersion,
-        request: Question | TokenQuestion,
+        request: Question | TokenRequest,
         timings: Timings,
         permit: Permit,
         priority: int = DEFAULT_PRIORITY,
@@ -88,7 +88,7 @@ class InferenceService:
     def _kept_or_asked(
         self,
         version: ModelVersion,
-        request: Question | TokenQuestion,
+        request: Question | TokenRequest,
         timings: Timings,
         permit: Permit,
         priority: int,

@@ -13,7 +13,7 @@ from frameworks.errors import RoundhouseError
 from frameworks.models.slot import ModelSlot
 from frameworks.models.version import ModelVersion
 from frameworks.scheduling.admission import Permit, RequestLimit
-from frameworks.text.tokens import TokenAnswer, TokenQuestion
+from frameworks.text.tokens import TokenAnswer, TokenRequest
 from frameworks.types import (
     LAST_PRIORITY,
     Answer,
@@ -48,7 +48,7 @@ class ShadowTraffic:
         """Those under way."""
         return len(self._copies)
 
-    def copy(self, slot: ModelSlot, request: Question | TokenQuestion, answer: Answer | TokenAnswer) -> None:
+    def copy(self, slot: ModelSlot, request: Question | TokenRequest, answer: Answer | TokenAnswer) -> None:
         """Asks the shadow version what its model was asked and answered, if the request is one of its share."""
         share = slot.shadow
         if share is None or not share.takes_next():
@@ -68,9 +68,7 @@ class ShadowTraffic:
         with suppress(asyncio.CancelledError):
             await asyncio.gather(*self._copies, return_exceptions=True)
 
-    async def _ask(
-        self, version: ModelVersion, request: Question | TokenQuestion, answer: Answer | TokenAnswer
-    ) -> None:
+    async def _ask(self, version: ModelVersion, request: Question | TokenRequest, answer: Answer | TokenAnswer) -> None:
         permit = Permit(self._limit)
         outcome = "failed"
         try:

@@ -13,7 +13,7 @@ from frameworks.models.version import ModelVersion
 from frameworks.scheduling.admission import Permit
 from frameworks.scheduling.batch.dispatcher import Dispatcher
 from frameworks.text.tokenizer import TextTokenizer, normalize_rows, scores
-from frameworks.text.tokens import TokenAnswer, TokenQuestion, ask_tokenizer
+from frameworks.text.tokens import TokenAnswer, TokenRequest, answer_token_request
 from frameworks.types import (
     TEXT_OUTPUT,
     Array,
@@ -87,7 +87,7 @@ class Texts:
         return await self._worked_out(embedded.embeddings.size, cosines, pairs, embedded)
 
     async def ask_tokenizer(
-        self, version: ModelVersion, question: TokenQuestion, timings: Timings, permit: Permit
+        self, version: ModelVersion, request: TokenRequest, timings: Timings, permit: Permit
     ) -> TokenAnswer:
         """Waits for no turn: the model itself is not asked."""
         permit.queue(version.model.requests)
@@ -96,7 +96,9 @@ class Texts:
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         try:
-            return await loop.run_in_executor(self._threads, ask_tokenizer, model, question)
+            return await loop.run_in_executor(
+                self._threads, answer_token_request, model.tokenizer, model.spec.max_tokens, request
+            )
         finally:
             timings.compute_s += loop.time() - started_s
 

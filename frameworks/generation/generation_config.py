@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from frameworks.errors import InvalidModel
+from frameworks.files import read_json
 from frameworks.generation.types import Sampling
-from frameworks.text.config import read_json
 
 _GENERATION_CONFIG = "generation_config.json"
 _EOS = "eos_token_id"

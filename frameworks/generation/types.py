@@ -6,8 +6,6 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from frameworks.types import DEFAULT_PRIORITY
-
 FinishReason = Literal["stop", "length"]
 """`stop`: at an end-of-text token, a stop token or a stop string. `length`: at max_tokens or at the context's end."""
 
@@ -138,7 +136,7 @@ class SequenceRequest:
     stop_token_ids: frozenset[int] = frozenset()
     min_tokens: int = 0
     matcher: TokenMatcher | None = None
-    priority: int = DEFAULT_PRIORITY
+    priority: int = field(kw_only=True)
     arrived_s: float = 0.0
     is_read_whole: bool = False
 

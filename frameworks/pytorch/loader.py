@@ -15,7 +15,7 @@ from transformers import CONFIG_MAPPING, AutoModel, AutoModelForCausalLM, AutoMo
 
 from frameworks.devices import Device
 from frameworks.errors import InvalidModel, OutOfMemory
-from frameworks.text.config import read_json
+from frameworks.files import read_json
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()

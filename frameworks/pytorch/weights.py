@@ -8,7 +8,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from frameworks.errors import InvalidModel
-from frameworks.text.config import read_json
+from frameworks.files import read_json
 
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 

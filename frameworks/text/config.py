@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import orjson
-
 from frameworks.errors import InvalidModel
+from frameworks.files import parse_json, read_json
 
 Pooling = Literal["mean", "cls", "max"]
 
@@ -110,29 +109,10 @@ def read_text_config(folder: Path) -> TextConfig:
     )
 
 
-def read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file, {} where there is no such file. Raises InvalidModel for anything else."""
-    content = _read(file, absent={})
-    if not isinstance(content, dict):
-        raise InvalidModel(f"{file}: not a JSON object; is the file whole?")
-    return content
-
-
-def _read(file: Path, absent: object) -> Any:
-    try:
-        return orjson.loads(file.read_bytes())
-    except (FileNotFoundError, NotADirectoryError):
-        return absent
-    except OSError as error:
-        raise InvalidModel(f"{file}: cannot be read: {error.strerror}") from error
-    except orjson.JSONDecodeError as error:
-        raise InvalidModel(f"{file}: not valid JSON ({error}); is the file whole?") from error
-
-
 def _modules(folder: Path) -> list[tuple[str, str]]:
     """The (class name, folder) pairs of modules.json, in order."""
     file = folder / "modules.json"
-    content = _read(file, absent=[])
+    content = parse_json(file, absent=[])
     try:
         pairs = [(_kind(str(module["type"])), str(module["path"])) for module in content]
     except (TypeError, KeyError) as error:

@@ -1,4 +1,4 @@
-"""GrpcHandler a model's tokenizer, in the place of the model: which tokens a text is, and which text tokens are."""
+"""Tokenize and detokenize with a model's tokenizer, without running the model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from frameworks.errors import InvalidInput
 from frameworks.generation.tokenizer import GenerationTokenizer
 from frameworks.generation.types import Prompt
-from frameworks.runtime import BatchModel, StepModel
 from frameworks.text.tokenizer import TextTokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizeRequest:
-    """`add_special_tokens`: with those that the model's files put around a text; a conversation has what its template
-    gives it. `with_strings`: each token's own string too.
+    """Request the token ids of a prompt.
+
+    `add_special_tokens`: include the special tokens that the model's files define; a conversation has those of its
+    chat template in any case. `with_strings`: also return the string of each token.
     """
 
     prompt: Prompt
@@ -23,16 +24,17 @@ class TokenizeRequest:
 
 @dataclass(frozen=True, slots=True)
 class DetokenizeRequest:
-    """Asks for the text of token ids."""
+    """Request the text of token ids."""
 
     token_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizeAnswer:
-    """`strings`: the tokens as the vocabulary has them, "Ġthe", "##ing"; None where they were not asked for.
+    """The tokens of a prompt.
 
-    `max_tokens`: as of the ModelSpec.
+    `strings`: the tokens as the vocabulary spells them, "Ġthe", "##ing"; None where not requested. `max_tokens`: the
+    limit of the model, as in ModelSpec.
     """
 
     token_ids: Sequence[int]
@@ -42,32 +44,36 @@ class TokenizeAnswer:
 
 @dataclass(frozen=True, slots=True)
 class DetokenizeAnswer:
-    """Special tokens are left out of the text."""
+    """The text of token ids, without special tokens."""
 
     text: str
 
 
-TokenQuestion = TokenizeRequest | DetokenizeRequest
+TokenRequest = TokenizeRequest | DetokenizeRequest
 TokenAnswer = TokenizeAnswer | DetokenizeAnswer
 
 
-def ask_tokenizer(model: BatchModel | StepModel, question: TokenQuestion) -> TokenAnswer:
-    """Blocks while it works. Raises InvalidInput, with the field `prompt`, `messages` or `tokens`."""
-    tokenizer = model.tokenizer
+def answer_token_request(
+    tokenizer: TextTokenizer | GenerationTokenizer | None, max_tokens: int | None, request: TokenRequest
+) -> TokenAnswer:
+    """Tokenize or detokenize; blocks. `max_tokens`: the limit of the model, for the answer.
+
+    Raises InvalidInput, with the field `prompt`, `messages` or `tokens`.
+    """
     if tokenizer is None:
         raise InvalidInput("prompt", "this model reads no text")
-    if isinstance(question, DetokenizeRequest):
-        return DetokenizeAnswer(tokenizer.decode(question.token_ids))
-    token_ids = _ids_of(tokenizer, question)
-    strings = tokenizer.token_strings(token_ids) if question.with_strings else None
-    return TokenizeAnswer(token_ids, strings, model.spec.max_tokens)
+    if isinstance(request, DetokenizeRequest):
+        return DetokenizeAnswer(tokenizer.decode(request.token_ids))
+    token_ids = _ids_of(tokenizer, request)
+    strings = tokenizer.token_strings(token_ids) if request.with_strings else None
+    return TokenizeAnswer(token_ids, strings, max_tokens)
 
 
-def _ids_of(tokenizer: TextTokenizer | GenerationTokenizer, question: TokenizeRequest) -> Sequence[int]:
-    """Of a generating model what it is given for the prompt: nothing that its files put behind a whole text."""
+def _ids_of(tokenizer: TextTokenizer | GenerationTokenizer, request: TokenizeRequest) -> Sequence[int]:
+    """Return the token ids that the model would read. A generating model gets no tokens after the prompt."""
     if isinstance(tokenizer, TextTokenizer):
-        assert isinstance(question.prompt, str)
-        return tokenizer.ids_of(question.prompt, question.add_special_tokens)
-    if isinstance(question.prompt, str) and not question.add_special_tokens:
-        return tokenizer.ids_of(question.prompt, add_special_tokens=False)
-    return tokenizer.encode(question.prompt)
+        assert isinstance(request.prompt, str)
+        return tokenizer.ids_of(request.prompt, request.add_special_tokens)
+    if isinstance(request.prompt, str) and not request.add_special_tokens:
+        return tokenizer.ids_of(request.prompt, add_special_tokens=False)
+    return tokenizer.encode(request.prompt)

@@ -26,7 +26,7 @@ from frameworks.pytorch.generation.sampling_state import SamplingState
 from frameworks.pytorch.generation.step_layout import LayoutMaker
 from frameworks.pytorch.generation.token_masks import TokenMasks
 from frameworks.pytorch.openmp import let_threads_go
-from frameworks.types import ModelSpec
+from frameworks.types import DEFAULT_PRIORITY, ModelSpec
 
 # Two prompts, computed beside each other in parts, and what follows them.
 _WARM_UP_PROMPTS = (BLOCK_TOKENS + 3, 2)
@@ -119,7 +119,8 @@ class GeneratingModel:
         for number, wanted in enumerate(_WARM_UP_PROMPTS):
             length = max(1, min(wanted, spec.max_context_tokens - _WARM_UP_TOKENS))
             prompt = tuple((7 * number + position) % spec.vocabulary_size for position in range(length))
-            self.add(SequenceRequest(-1 - number, prompt, _WARM_UP_TOKENS, Sampling(top_p=0.9, seed=number)))
+            sampling = Sampling(top_p=0.9, seed=number)
+            self.add(SequenceRequest(-1 - number, prompt, _WARM_UP_TOKENS, sampling, priority=DEFAULT_PRIORITY))
         try:
             while self.has_work:
                 for _, error in self.step().failed:

@@ -18,7 +18,7 @@ from frameworks.pytorch.generation.decoder import Decoder
 from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS
 from frameworks.pytorch.generation.step_layout import LayoutMaker
 from frameworks.quantization.comparison import row_cosines
-from frameworks.types import QuantizationReport
+from frameworks.types import DEFAULT_PRIORITY, QuantizationReport
 
 # Two parts of a prompt, the second over a border of two blocks, then one token after the other.
 _PARTS = (BLOCK_TOKENS - 8, 20, 1, 1, 1, 1)
@@ -92,7 +92,8 @@ class Trial:
         blocks = list(range(-(-sum(self._counts) // BLOCK_TOKENS)))
 
         def computed(start: int, count: int) -> torch.Tensor:
-            sequence = Sequence(SequenceRequest(0, self._token_ids[: start + count], 1, Sampling()), 0.0)
+            token_ids = self._token_ids[: start + count]
+            sequence = Sequence(SequenceRequest(0, token_ids, 1, Sampling(), priority=DEFAULT_PRIORITY), 0.0)
             sequence.blocks = blocks
             with torch.inference_mode():
                 return decoder.logits(layouts.make([StepPart(sequence, start, count)])).float().cpu()

@@ -179,7 +179,7 @@ def test_without_anybody_leaving_the_first_in_line_is_never_overtaken_by_its_equ
         prompt = tuple(100 * (number + 1) + i for i in range(length))
         most = min(arrival.max_tokens, setting.most_tokens - length + 1)
         run.under_way.append(
-            run.scheduler.add(SequenceRequest(number, prompt, most, Sampling(), arrived_s=float(number)))
+            run.scheduler.add(SequenceRequest(number, prompt, most, Sampling(), priority=5, arrived_s=float(number)))
         )
     while run.under_way:
         run.step()

@@ -1,61 +1,77 @@
-"""What a model's tokenizer is asked in the place of the model: the same of encoders and of those that generate text."""
+"""Test token requests against the tokenizers of encoders and of generating models."""
 
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
 from frameworks.errors import InvalidInput
+from frameworks.generation.tokenizer import GenerationTokenizer
 from frameworks.generation.types import Conversation, GenerationSpec, Message
-from frameworks.text.tokens import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest, ask_tokenizer
+from frameworks.text.tokenizer import TextTokenizer
+from frameworks.text.tokens import (
+    DetokenizeAnswer,
+    DetokenizeRequest,
+    TokenizeAnswer,
+    TokenizeRequest,
+    answer_token_request,
+)
 from frameworks.types import ModelSpec, TextSpec
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.models.loading import load_torch
 from tests.support.models.torch_folders import MAX_TOKENS, save_embedder
 from tests.support.step_models import ByteTokenizer
 
-WRITER = cast(
-    Any,
-    SimpleNamespace(
-        tokenizer=ByteTokenizer(),
-        spec=ModelSpec("pytorch", "generate", (), (), "cpu", "float32", 0, generation=GenerationSpec(64, 256)),
-    ),
-)
+BYTES = cast(GenerationTokenizer, ByteTokenizer())
 
 
-class TestGenerating:
+class TestGenerationTokenizer:
     @pytest.mark.parametrize("adds", [True, False])
-    def test_a_prompt(self, adds: bool) -> None:
-        answer = ask_tokenizer(WRITER, TokenizeRequest("Hé", adds, with_strings=True))
+    def test_prompt_is_tokenized_with_strings(self, adds: bool) -> None:
+        answer = answer_token_request(BYTES, 64, TokenizeRequest("Hé", adds, with_strings=True))
         assert isinstance(answer, TokenizeAnswer)
         assert (list(answer.token_ids), answer.strings, answer.max_tokens) == ([72, 195, 169], ["48", "c3", "a9"], 64)
 
-    def test_a_conversation(self) -> None:
-        answer = ask_tokenizer(WRITER, TokenizeRequest(Conversation((Message("user", "a"),))))
+    def test_conversation_is_tokenized_by_chat_template(self) -> None:
+        answer = answer_token_request(BYTES, 64, TokenizeRequest(Conversation((Message("user", "a"),))))
         assert isinstance(answer, TokenizeAnswer)
         assert (bytes(answer.token_ids), answer.strings) == (b"user: a\n", None)
 
-    def test_and_back(self) -> None:
-        assert ask_tokenizer(WRITER, DetokenizeRequest((72, 195, 169))) == DetokenizeAnswer("Hé")
+    def test_token_ids_are_detokenized(self) -> None:
+        assert answer_token_request(BYTES, 64, DetokenizeRequest((72, 195, 169))) == DetokenizeAnswer("Hé")
 
 
-class TestEncoder:
-    def test_there_and_back(self, made_once: FolderMaker) -> None:
-        model = load_torch(made_once(save_embedder))
-        answer = ask_tokenizer(model, TokenizeRequest("the cat", with_strings=True))
+class TestTextTokenizer:
+    @pytest.fixture
+    def tokenizer(self, made_once: FolderMaker) -> TextTokenizer:
+        tokenizer = load_torch(made_once(save_embedder)).tokenizer
+        assert isinstance(tokenizer, TextTokenizer)
+        return tokenizer
+
+    def test_text_survives_tokenize_and_detokenize(self, tokenizer: TextTokenizer) -> None:
+        answer = answer_token_request(tokenizer, MAX_TOKENS, TokenizeRequest("the cat", with_strings=True))
         assert isinstance(answer, TokenizeAnswer)
         assert (answer.strings, answer.max_tokens) == (["[CLS]", "the", "cat", "[SEP]"], MAX_TOKENS)
-        bare = ask_tokenizer(model, TokenizeRequest("the cat", add_special_tokens=False))
+        bare = answer_token_request(tokenizer, MAX_TOKENS, TokenizeRequest("the cat", add_special_tokens=False))
         assert bare == TokenizeAnswer(answer.token_ids[1:-1], None, MAX_TOKENS)
-        assert ask_tokenizer(model, DetokenizeRequest(tuple(answer.token_ids))) == DetokenizeAnswer("the cat")
+        request = DetokenizeRequest(tuple(answer.token_ids))
+        assert answer_token_request(tokenizer, MAX_TOKENS, request) == DetokenizeAnswer("the cat")
 
-    def test_an_id_that_is_none(self, made_once: FolderMaker) -> None:
+    def test_unknown_token_id_is_refused(self, tokenizer: TextTokenizer) -> None:
         with pytest.raises(InvalidInput, match=r"^tokens: token 9999"):
-            ask_tokenizer(load_torch(made_once(save_embedder)), DetokenizeRequest((1, 9999)))
+            answer_token_request(tokenizer, MAX_TOKENS, DetokenizeRequest((1, 9999)))
+
+
+def test_model_without_tokenizer_refuses_token_requests() -> None:
+    with pytest.raises(InvalidInput, match=r"^prompt: "):
+        answer_token_request(None, None, TokenizeRequest("a"))
 
 
 @pytest.mark.parametrize("text", [None, TextSpec(7)])
-def test_how_many_tokens_a_model_reads(text: TextSpec | None) -> None:
+def test_max_tokens_come_from_text_spec(text: TextSpec | None) -> None:
     spec = ModelSpec("onnx", "tensor", (), (), "cpu", "float32", 0, text)
     assert spec.max_tokens == (text and 7)
-    assert WRITER.spec.max_tokens == 64
+
+
+def test_max_tokens_come_from_generation_spec() -> None:
+    spec = ModelSpec("pytorch", "generate", (), (), "cpu", "float32", 0, generation=GenerationSpec(64, 256))
+    assert spec.max_tokens == 64

@@ -43,7 +43,7 @@ def request(
     sequence_id: int, prompt_ids: Iterable[int], max_tokens: int = 8, sampling: Sampling = GREEDY, **more: Any
 ) -> SequenceRequest:
     """As SequenceRequest; greedy."""
-    return SequenceRequest(sequence_id, tuple(prompt_ids), max_tokens, sampling, **more)
+    return SequenceRequest(sequence_id, tuple(prompt_ids), max_tokens, sampling, **{"priority": 5} | more)
 
 
 def stepped(model: GeneratingModel) -> StepResult:

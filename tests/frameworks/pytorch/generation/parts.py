@@ -6,6 +6,6 @@ from frameworks.generation.types import Sampling, SequenceRequest
 
 def part_of(blocks: list[int], start: int, count: int, *, is_last: bool = True) -> StepPart:
     token_ids = tuple(range(100, 100 + start + count + (not is_last)))
-    sequence = Sequence(SequenceRequest(0, token_ids, 1, Sampling()), 0.0)
+    sequence = Sequence(SequenceRequest(0, token_ids, 1, Sampling(), priority=5), 0.0)
     sequence.blocks = blocks
     return StepPart(sequence, start, count)

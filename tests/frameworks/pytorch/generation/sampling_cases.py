@@ -35,7 +35,7 @@ class AllowedIds:
 
 
 def request_of(sampling: Sampling, **fields: Any) -> SequenceRequest:
-    asked: dict[str, Any] = {"sequence_id": 0, "prompt_ids": (0,), "max_tokens": 100} | fields
+    asked: dict[str, Any] = {"sequence_id": 0, "prompt_ids": (0,), "max_tokens": 100, "priority": 5} | fields
     return SequenceRequest(sampling=sampling, **asked)
 
 

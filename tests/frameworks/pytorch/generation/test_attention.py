@@ -102,7 +102,7 @@ class Case:
 
     def _placed(self, number: int, part: Part, free: Iterator[int]) -> StepPart:
         length = part.start + part.count
-        sequence = Sequence(SequenceRequest(number, (1,) * length, 1, Sampling()), 0.0)
+        sequence = Sequence(SequenceRequest(number, (1,) * length, 1, Sampling(), priority=5), 0.0)
         sequence.blocks = [next(free) for _ in range(-(-length // BLOCK_TOKENS))]
         for keys, values in self.cache.layers:
             for position in range(part.start):

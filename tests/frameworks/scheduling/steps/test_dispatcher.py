@@ -21,7 +21,7 @@ _ids = count(1)
 
 
 def request(prompt: str = "abc", max_tokens: int = 5) -> SequenceRequest:
-    return SequenceRequest(next(_ids), tuple(prompt.encode()), max_tokens, Sampling())
+    return SequenceRequest(next(_ids), tuple(prompt.encode()), max_tokens, Sampling(), priority=5)
 
 
 @asynccontextmanager
