@@ -47,7 +47,10 @@ def build_app(
     table: RouteTable, endpoint: Endpoint, routers: list[APIRouter], observer: Observer, lifespan: Lifespan
 ) -> HttpApp:
     """Puts the doors together. `routers` are FastAPI's; `lifespan` starts and stops what stands behind them."""
-    admin = FastAPI(title="Roundhouse", description=_DESCRIPTION, version=VERSION, lifespan=lifespan, redoc_url=None)
+    # No pages of FastAPI's own: they load scripts from a CDN.
+    admin = FastAPI(
+        title="Roundhouse", description=_DESCRIPTION, version=VERSION, lifespan=lifespan, docs_url=None, redoc_url=None
+    )
     for router in routers:
         admin.include_router(router)
     for error in (RoundhouseError, HTTPException, RequestValidationError, ClientGone, Exception):

@@ -15,6 +15,7 @@ from app.admin.models import ModelsApi
 from app.admin.open_inference.management import Management
 from app.admin.open_inference.routes import OpenInferenceApi
 from app.admin.openai_models import OpenAiModelsApi
+from app.admin.pages import PagesApi
 from app.config import LoadedSettings
 from app.http.app import HttpApp, build_app
 from app.http.endpoint import Endpoint
@@ -101,6 +102,7 @@ def build(
         settings.server.max_body_bytes,
     )
     routers = [
+        PagesApi().router(),
         models.router(),
         OpenAiModelsApi(manager).router(),
         OpenInferenceApi(Management(pipeline), settings.server.max_body_bytes).router(),

@@ -193,6 +193,7 @@ def try_all_models(image: Image) -> dict[str, Any]:
             answers["tiny-llama"] = answer_of("tiny-llama", question)["text"]
             assert answers["tiny-llama"], answers
         assert "roundhouse_requests_total" in ask("GET", "/metrics")[1]
+        assert ask("GET", "/docs/swagger-ui-bundle.js")[0] == http.client.OK
         stopped = container.stop(image.config["StopSignal"])
     return {"ready_at_first_start_s": round(seconds, 2), "answers": answers, "drained_in_s": round(stopped, 2)}
 

@@ -1,14 +1,19 @@
 """The description at /openapi.json agrees with what is served."""
 
+import re
 from typing import Any
+from urllib.parse import urljoin
 
 import pytest
 
+from app import VERSION
 from app.protocols.errors import ERROR_CODES
 from app.protocols.native.fields import FIELDS
 from tests.e2e.server import RunningServer
 
 ROUTES = {
+    "/": {"get"},
+    "/docs": {"get"},
     "/infer": {"post"},
     "/inference": {"post"},
     "/models/{name}/infer": {"post"},
@@ -152,6 +157,7 @@ def test_answers_have_the_fields_that_are_described(document: Any, server: Runni
         "ModelDetail": server.client.get("/models/digits").json(),
         "ModelList": server.client.get("/models").json(),
         "Health": server.client.get("/health").json(),
+        "ServerIndex": server.client.get("/").json(),
         "ErrorResponse": server.client.get("/nothing").json(),
         "OpenAiErrorResponse": server.client.get("/v1/nothing").json(),
         "OpenAiModelList": server.client.get("/v1/models").json(),
@@ -176,7 +182,33 @@ def test_answers_have_the_fields_that_are_described(document: Any, server: Runni
     assert version.keys() == schemas["VersionDetail"]["properties"].keys()
 
 
-def test_the_pages_for_people_are_there(server: RunningServer) -> None:
+def test_index_links_all_answer(server: RunningServer) -> None:
+    index = server.client.get("/").json()
+    assert (index["name"], index["version"]) == ("roundhouse", VERSION)
+    assert index["links"].keys() == {"docs", "openapi", "health", "metrics", "models"}
+    for path in index["links"].values():
+        assert server.client.get(path).status_code == 200
+
+
+def test_docs_page_loads_only_own_files(server: RunningServer) -> None:
     page = server.client.get("/docs")
     assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
-    assert "/openapi.json" in page.text
+    assert "://" not in page.text
+    addresses = re.findall(r"(?:src|href)=[\"']([^\"']+)[\"']|url: '([^']+)'", page.text)
+    found = {}
+    for address in (first or second for first, second in addresses):
+        answer = server.client.get(urljoin(server.url + "/docs", address))
+        assert answer.status_code == 200, address
+        found[address] = answer.headers["content-type"]
+    assert found == {
+        "docs/swagger-ui.css": "text/css; charset=utf-8",
+        "docs/favicon.png": "image/png",
+        "docs/swagger-ui-bundle.js": "text/javascript; charset=utf-8",
+        "./openapi.json": "application/json",
+    }
+
+
+def test_docs_styles_load_nothing_foreign(server: RunningServer) -> None:
+    styles = server.client.get("/docs/swagger-ui.css").text
+    assert "@import" not in styles
+    assert all(target.lstrip("\"'").startswith(("data:", "#")) for target in re.findall(r"url\(([^)]*)", styles))

@@ -261,8 +261,8 @@ def test_a_wrong_method_is_refused_with_the_right_ones(
 
 @pytest.mark.parametrize(
     "path",
-    ["/", "/nothing", "/infer/", "/inferx", "/models/a/b/c", "/models//infer", "/models/float32/versions//infer",
-     "/v1/nothing", "/%00", "/%ff%fe", "/..", "/models/float32/versions/1", "/" + "a" * 5000, "/healthz"],
+    ["/nothing", "/infer/", "/inferx", "/models/a/b/c", "/models//infer", "/models/float32/versions//infer",
+     "/v1/nothing", "/%00", "/%ff%fe", "/models/float32/versions/1", "/" + "a" * 5000, "/healthz"],
 )  # fmt: skip
 def test_a_path_that_leads_nowhere_is_refused(path: str, server: RunningServer) -> None:
     for method in ("GET", "POST"):

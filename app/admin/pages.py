@@ -1,0 +1,84 @@
+"""Serve GET / (links to every part) and GET /docs (Swagger UI, from files of this installation)."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Response
+from fastapi.openapi.docs import get_swagger_ui_html
+from pydantic import BaseModel
+from starlette.responses import FileResponse
+
+from app import VERSION
+from app.http.wire import json_answer
+from app.protocols.errors import NotFound
+
+LINKS = {
+    "docs": "/docs",
+    "openapi": "/openapi.json",
+    "health": "/health",
+    "metrics": "/metrics",
+    "models": "/models",
+}
+# The package `fastapi-offline` carries Swagger UI. Only its files are used: its code is never imported.
+_PACKAGE = "fastapi_offline"
+_MEDIA_TYPES = {
+    "swagger-ui-bundle.js": "text/javascript",
+    "swagger-ui.css": "text/css",
+    "favicon.png": "image/png",
+}
+
+
+class ServerIndex(BaseModel):
+    """The server's name and version, and the path of each part by name."""
+
+    name: str
+    version: str
+    links: dict[str, str]
+
+
+class PagesApi:
+    """The handlers of / and /docs."""
+
+    def router(self) -> APIRouter:
+        """Describe GET /, and GET /docs as HTML. HEAD and the files of the page are left out of the description."""
+        router = APIRouter(tags=["server"])
+        html: dict[int | str, dict[str, Any]] = {
+            200: {"content": {"text/html": {}}, "description": "Swagger UI for this server"}
+        }
+        router.add_api_route("/", self.index, methods=["GET"], responses={200: {"model": ServerIndex}})
+        router.add_api_route("/docs", self.docs, methods=["GET"], response_class=Response, responses=html)
+        router.add_api_route("/docs/{file}", self.docs_file, methods=["GET", "HEAD"], include_in_schema=False)
+        for path, handler in (("/", self.index), ("/docs", self.docs)):
+            router.add_api_route(path, handler, methods=["HEAD"], include_in_schema=False)
+        return router
+
+    async def index(self) -> Response:
+        """The server's name, its version and the paths of its parts."""
+        return json_answer({"name": "roundhouse", "version": VERSION, "links": LINKS})
+
+    async def docs(self) -> Response:
+        """A page to read and try every route, without internet."""
+        # Relative addresses: the page also works behind a proxy that adds a prefix to the path.
+        return get_swagger_ui_html(
+            openapi_url="./openapi.json",
+            title="Roundhouse",
+            swagger_js_url="docs/swagger-ui-bundle.js",
+            swagger_css_url="docs/swagger-ui.css",
+            swagger_favicon_url="docs/favicon.png",
+            swagger_ui_parameters={"validatorUrl": None},
+        )
+
+    async def docs_file(self, file: str) -> Response:
+        """Return one file of Swagger UI. Raises NotFound for any other name."""
+        media_type = _MEDIA_TYPES.get(file)
+        if media_type is None:
+            raise NotFound(f"there is nothing at /docs/{file[:200]}; GET /docs lists every route")
+        return FileResponse(_static_folder() / file, media_type=media_type)
+
+
+def _static_folder() -> Path:
+    spec = importlib.util.find_spec(_PACKAGE)
+    assert spec is not None, f"{_PACKAGE} is a dependency"
+    assert spec.origin is not None
+    return Path(spec.origin).parent / "static"
