@@ -10,7 +10,6 @@ RoundhouseError
 │   └── ModelExists              the name is registered already
 ├── ModelUnavailable             the model exists and cannot answer now
 │   ├── ModelLoading             the model is being loaded
-│   │   └── ModelAbsent          the version is not loaded; the server loads it for the request
 │   ├── ModelUnloaded            an operator unloaded the model
 │   ├── ModelFailed              the load or the device thread failed
 │   ├── Draining                 the server is shutting down
@@ -23,10 +22,6 @@ RoundhouseError
 
 from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from frameworks.models.version import ModelVersion
 
 
 class RoundhouseError(Exception):
@@ -100,16 +95,6 @@ class ModelUnavailable(RoundhouseError):
 
 class ModelLoading(ModelUnavailable):
     """The model is being loaded; send the request again later."""
-
-
-class ModelAbsent(ModelLoading):
-    """The version is not loaded; the server loads it for the request, so that callers never see this error."""
-
-    def __init__(self, version: "ModelVersion") -> None:
-        """The decoder sets `timeout_ms`, the request's own timeout, where it is known."""
-        super().__init__(f"{version} is not loaded")
-        self.version = version
-        self.timeout_ms: float | None = None
 
 
 class ModelUnloaded(ModelUnavailable):

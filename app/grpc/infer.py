@@ -20,7 +20,6 @@ from app.protocols.open_inference.infer_request import read_request
 from app.protocols.open_inference.infer_response import output_tensors
 from app.protocols.open_inference.infer_types import InferRequest, OutputTensor, ParsedRequest
 from app.protocols.open_inference.signature import GENERATED_OUTPUT, STREAM_INPUT
-from frameworks.errors import ModelAbsent
 from frameworks.generation.types import Generation
 from frameworks.types import Answer
 
@@ -150,12 +149,7 @@ def _question(path: str, message: Message, size: int, call: Call, write: Write, 
 
 def _decode(message: Message, call: Call, in_pieces: bool, find_spec: FindSpec) -> InferRequest:
     """Raises InvalidInput, UnknownField, and what `find_spec` raises."""
-    try:
-        spec = find_spec(message.model_name, message.model_version or None)
-    except ModelAbsent as absent:
-        # Who waits for a load waits no longer than this.
-        absent.timeout_ms = _sooner_ms(None, call)
-        raise
+    spec = find_spec(message.model_name, message.model_version or None, lambda: _sooner_ms(None, call))
     question = read_question(message)
     request = read_request(question, spec)
     if in_pieces and spec.generation is not None:

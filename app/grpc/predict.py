@@ -15,7 +15,7 @@ from app.protocols.codec import LONG_BYTES
 from app.protocols.json_tensors import narrow
 from app.protocols.model_inputs import explain_expected_input
 from app.protocols.shapes import check_shape, read_sizes, reshape_flat
-from frameworks.errors import InvalidInput, ModelAbsent
+from frameworks.errors import InvalidInput
 from frameworks.types import DEFAULT_PRIORITY, Answer, Array, ModelSpec, TensorBatch, TensorType
 
 _PREDICT = f"/{PREDICT_SERVICE}/Predict"
@@ -51,11 +51,7 @@ class PredictCalls:
     def _decode(self, message: Message, call: Call, find_spec: FindSpec) -> Prediction:
         """Raises InvalidInput, and what `find_spec` raises."""
         timeout_ms = None if call.left_s is None else max(call.left_s * 1e3, 0.001)
-        try:
-            spec = find_spec(message.model_name or self._only_model(), None)
-        except ModelAbsent as absent:
-            absent.timeout_ms = timeout_ms
-            raise
+        spec = find_spec(message.model_name or self._only_model(), None, lambda: timeout_ms)
         sole = spec.sole_input
         if spec.text is not None or spec.generation is not None:
             raise InvalidInput("model_name", f"Predict is for numbers; {explain_expected_input(spec)}, by ModelInfer")

@@ -1,10 +1,12 @@
 """Which version of which model answers a request: found while it is decoded, and held from then on."""
 
+from collections.abc import Callable
+
 from app.observability.metrics import RequestRecord
-from frameworks.errors import InvalidInput, ModelAbsent, ModelUnloaded
+from frameworks.errors import InvalidInput, ModelUnloaded
 from frameworks.manager import MLFrameworkManager
 from frameworks.models.slot import ModelSlot
-from frameworks.models.version import ModelVersion
+from frameworks.models.version import ModelVersion, VersionNotLoaded
 from frameworks.scheduling.admission import Permit
 from frameworks.types import ModelSpec
 
@@ -12,14 +14,17 @@ from frameworks.types import ModelSpec
 class RequestContext:
     """What is known of one request's model while it is decoded: the version that is to answer stays the same one."""
 
-    __slots__ = ("_manager", "absent", "permit", "record", "shadowed", "version")
+    __slots__ = ("_manager", "not_loaded", "permit", "record", "shadowed", "timeout_ms", "version")
 
     def __init__(self, manager: MLFrameworkManager, record: RequestRecord, permit: Permit) -> None:
         self._manager = manager
         self.record = record
         self.permit = permit
         self.version: ModelVersion | None = None
-        self.absent: ModelAbsent | None = None
+        self.not_loaded: ModelVersion | None = None
+        """The version whose load the request has to wait for."""
+        self.timeout_ms: float | None = None
+        """The deadline that the request named, as far as it was read before the version was found not to be loaded."""
         self.shadowed: ModelSlot | None = None
         """The model, if its answer to this request is compared with that of another version."""
 
@@ -32,10 +37,12 @@ class RequestContext:
         chosen = slot.standing if version is None else slot.version_named(version)
         try:  # noqa: SIM105 - `suppress` costs a third of a microsecond, for each request
             self._check(chosen)
-        except ModelAbsent:
+        except VersionNotLoaded:
             pass
 
-    def find_spec(self, name: str, version: str | None) -> ModelSpec:
+    def find_spec(
+        self, name: str, version: str | None, read_timeout_ms: Callable[[], float | None] = lambda: None
+    ) -> ModelSpec:
         """What the version that answers is; of the only model that generates text where `name` is "". Raises what keeps
         it from answering, before body or tensors are read.
         """
@@ -52,7 +59,10 @@ class RequestContext:
             if version is None and self._manager.slot(chosen.model.name).standing is not chosen:
                 # It left between two readings of a long body, in a thread; its successor answers.
                 self.version = None
-                return self.find_spec(chosen.model.name, version)
+                return self.find_spec(chosen.model.name, version, read_timeout_ms)
+            raise
+        except VersionNotLoaded:
+            self.timeout_ms = read_timeout_ms()
             raise
 
     def _generating(self) -> str:

@@ -12,15 +12,24 @@ from app.inference.lifecycle import Lifecycle
 from app.inference.service import InferenceService
 from app.inference.shadowing import ShadowTraffic
 from app.observability.metrics import Observer, RequestRecord
-from frameworks.errors import DeadlineExceeded, ModelAbsent
+from frameworks.errors import DeadlineExceeded
 from frameworks.generation.types import Generation
 from frameworks.manager import MLFrameworkManager
+from frameworks.models.version import VersionNotLoaded
 from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.text.tokens import TokenAnswer
 from frameworks.types import Answer, ModelSpec
 
-FindSpec = Callable[[str, str | None], ModelSpec]
-"""RequestContext.find_spec: model and version, None where no version was named → what it is read by."""
+FindSpec = Callable[[str, str | None, Callable[[], float | None]], ModelSpec]
+"""RequestContext.find_spec: model, version (None: the request names none) and how to read the request's `timeout_ms`.
+
+The timeout is read only if the version has to be loaded first: the request waits no longer than that.
+"""
+
+
+def no_timeout_ms() -> None:
+    """The `read_timeout_ms` of a request that names no timeout."""
+
 
 Encoded = TypeVar("Encoded")
 
@@ -160,8 +169,8 @@ class Pipeline:
                 return decode(door.find_spec)
             # In a thread: the interpreter's lock is free between the library's calls, and the loop goes on.
             return await asyncio.get_running_loop().run_in_executor(self._long_work, decode, door.find_spec)
-        except ModelAbsent as absent:
-            door.absent = absent
+        except VersionNotLoaded as error:
+            door.not_loaded = error.version
             return None
         finally:
             door.record.timings.decode_s += time.perf_counter() - started_s
@@ -170,11 +179,10 @@ class Pipeline:
         """Until the version is loaded, or another one may answer instead. Raises DeadlineExceeded, ClientGone, and what
         the load ends with.
         """
-        absent, record = door.absent, door.record
-        assert absent is not None
-        version = absent.version
+        version, record = door.not_loaded, door.record
+        assert version is not None
         door.permit.queue(version.model.requests)
-        left_s = self._left_s(absent.timeout_ms, record)
+        left_s = self._left_s(door.timeout_ms, record)
         started_s = time.perf_counter()
         caller.watch()
         try:

@@ -86,7 +86,7 @@ class Codec(Protocol):
 
     def decode(self, body: bytes, target: Target, find_spec: FindSpec) -> DecodedRequest:
         """`find_spec(name, version)` is asked as soon as the name is known, before the rest is read, and raises what
-        keeps the model from answering; ModelAbsent is given the request's `timeout_ms` where it is known.
+        keeps the model from answering; it is given how to read the request's `timeout_ms`.
 
         Raises InvalidJson, InvalidInput, UnknownField.
         """

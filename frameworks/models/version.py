@@ -7,7 +7,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 
-from frameworks.errors import ModelAbsent, ModelFailed, ModelLoading, ModelUnloaded, OutOfMemory, RoundhouseError
+from frameworks.errors import ModelFailed, ModelLoading, ModelUnloaded, OutOfMemory, RoundhouseError
 from frameworks.generation.types import StepStats
 from frameworks.models.identity import ModelIdentity
 from frameworks.models.serving import BatchServing, Serving, StepServing, take_into_service
@@ -20,6 +20,14 @@ _FIRST_RETRY_S = 1.0
 _LONGEST_RETRY_S = 60.0
 
 _serving_ids = itertools.count(1)
+
+
+class VersionNotLoaded(ModelLoading):
+    """The version has to be loaded first. The request pipeline waits for the load; no caller sees this error."""
+
+    def __init__(self, version: "ModelVersion") -> None:
+        super().__init__(f"{version} is not loaded")
+        self.version = version
 
 
 class ModelState(StrEnum):
@@ -132,15 +140,16 @@ class ModelVersion:
         return permit in self._visitors
 
     def spec_for(self, permit: Permit) -> ModelSpec:
-        """What a request is decoded by. Raises ModelAbsent where it has to wait for a load, and what keeps the version
-        from answering.
+        """Return what a request is decoded by.
+
+        Raises VersionNotLoaded if the request has to wait for a load, and what keeps the version from answering.
         """
         serving = self._serving
         is_alive = serving is not None and not serving.dispatcher.is_dead
         if serving is not None and is_alive and (self._state is ModelState.READY or permit in self._visitors):
             return serving.model.spec
         self.check_may_load()
-        raise ModelAbsent(self)
+        raise VersionNotLoaded(self)
 
     def described(self) -> ModelSpec | None:
         """What it is, also where it has left to make room; None where it was never loaded, and whoever asks brings it

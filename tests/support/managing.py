@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from frameworks.devices import DeviceManager
-from frameworks.errors import ModelAbsent
 from frameworks.manager import MLFrameworkManager
 from frameworks.models.slot import ModelSlot
-from frameworks.models.version import ModelVersion
+from frameworks.models.version import ModelVersion, VersionNotLoaded
 from frameworks.runtime import Registry
 from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.settings import OnnxModelEntry, PerformanceSettings, SchedulingSettings
@@ -65,7 +64,7 @@ async def opened(manager: MLFrameworkManager, held: Permit, name: str = "m", nam
         version = slot.route() if named is None else slot.version_named(named)
         try:
             spec = version.spec_for(held)
-        except ModelAbsent:
+        except VersionNotLoaded:
             await manager.wait_for(version, held)
             continue
         if version.enter(held, spec):

@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from app.inference.pipeline import FindSpec
+from app.inference.pipeline import FindSpec, no_timeout_ms
 from app.protocols.codec import Target
 from app.protocols.json_body import Document, Node, describe_type
 from app.protocols.json_reading import read_document, read_flat
@@ -10,7 +10,7 @@ from app.protocols.json_tensors import narrow
 from app.protocols.native.fields import COMMON_FIELDS, FIELDS, GENERATION_INPUTS, INPUT_FIELDS, OPTIONS
 from app.protocols.native.generation import read_generation
 from app.protocols.native.inputs import read_count, read_input_data, read_inputs, read_text
-from frameworks.errors import InvalidInput, ModelAbsent, VersionNotFound
+from frameworks.errors import InvalidInput, VersionNotFound
 from frameworks.generation.types import GenerateRequest
 from frameworks.types import (
     DEFAULT_PRIORITY,
@@ -65,7 +65,7 @@ def _read_flat(name: Any, numbers: Array, target: Target, find_spec: FindSpec) -
     model = target.model if name is None else name
     if type(model) is not str or target.model not in (None, model):
         return None
-    spec = find_spec(model, target.version)
+    spec = find_spec(model, target.version, no_timeout_ms)
     sole = spec.sole_input
     if sole is None or not isinstance(sole.type, TensorType) or spec.framework == "pytorch":
         return None
@@ -131,11 +131,7 @@ def _question_of(names: tuple[str, ...]) -> str:
 
 def _find_spec(fields: dict[str, Node], target: Target, find_spec: FindSpec) -> ModelSpec:
     try:
-        return find_spec(*_name_and_version(fields, target))
-    except ModelAbsent as absent:
-        # Who waits for a load waits no longer than this.
-        absent.timeout_ms = read_count(fields, "timeout_ms")
-        raise
+        return find_spec(*_name_and_version(fields, target), lambda: read_count(fields, "timeout_ms"))
     except VersionNotFound as error:
         if target.version is not None:
             raise

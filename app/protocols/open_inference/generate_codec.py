@@ -20,7 +20,7 @@ from app.protocols.open_inference.generate_response import Pieces, WholeInOnePie
 from app.protocols.open_inference.generate_schemas import GenerateTextRequest, GenerateTextResponse
 from app.protocols.open_inference.infer_request import own_name, read_priority, read_timeout_ms
 from app.protocols.routes import Route, RouteDescription
-from frameworks.errors import InvalidInput, ModelAbsent
+from frameworks.errors import InvalidInput
 from frameworks.generation.types import GenerateAnswer, GenerateRequest
 from frameworks.types import ModelSpec
 
@@ -106,12 +106,7 @@ def _without_curls_form(headers: Sequence[Header]) -> Sequence[Header]:
 
 def _find_spec(target: Target, find_spec: FindSpec, timeout_ms: float | None) -> ModelSpec:
     assert target.model is not None
-    try:
-        return find_spec(target.model, target.version)
-    except ModelAbsent as absent:
-        # Who waits for a load waits no longer than this.
-        absent.timeout_ms = None if timeout_ms is None else ceil(timeout_ms)
-        raise
+    return find_spec(target.model, target.version, lambda: None if timeout_ms is None else ceil(timeout_ms))
 
 
 def _what_it_answers(name: str, spec: ModelSpec) -> str:

@@ -23,7 +23,7 @@ from app.protocols.open_inference.infer_types import (
     RequestedOutput,
 )
 from app.protocols.shapes import read_sizes
-from frameworks.errors import InvalidInput, ModelAbsent
+from frameworks.errors import InvalidInput
 from frameworks.types import Array, ModelSpec, TensorType
 
 Parameters = Mapping[str, Parameter]
@@ -56,11 +56,7 @@ def read_question(document: Document, binary: "BinaryData", target: Target, find
 def find_spec_for(target: Target, parameters: Parameters, find_spec: FindSpec) -> ModelSpec:
     """As `find_spec`; who waits for a load waits no longer than the request's own timeout."""
     assert target.model is not None
-    try:
-        return find_spec(target.model, target.version)
-    except ModelAbsent as absent:
-        absent.timeout_ms = read_timeout_ms(parameters)
-        raise
+    return find_spec(target.model, target.version, lambda: read_timeout_ms(parameters))
 
 
 class BinaryData:

@@ -4,7 +4,7 @@ from math import prod
 
 import numpy as np
 
-from app.inference.pipeline import FindSpec
+from app.inference.pipeline import FindSpec, no_timeout_ms
 from app.protocols.codec import Target
 from app.protocols.open_inference.datatypes import from_raw, item_bytes
 from app.protocols.open_inference.infer_request import read_request
@@ -17,7 +17,7 @@ from frameworks.types import Array, ModelSpec
 def read_raw_question(body: memoryview, target: Target, find_spec: FindSpec) -> InferRequest:
     """Its outputs are binary, as Triton has them. Raises InvalidInput, and what `find_spec` raises."""
     assert target.model is not None
-    spec = find_spec(target.model, target.version)
+    spec = find_spec(target.model, target.version, no_timeout_ms)
     sole = _sole_input(spec)
     value = _read_string(body, sole) if sole.datatype == "BYTES" else _read_numbers(body, sole)
     question = ParsedRequest([InputTensor(sole.name, sole.datatype, value)], parameters={"binary_data_output": True})

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from app.inference.pipeline import FindSpec
+from app.inference.pipeline import FindSpec, no_timeout_ms
 from app.protocols.codec import Target
 from app.protocols.json_tensors import narrow
 from app.protocols.open_inference.datatypes import DTYPES
@@ -33,7 +33,7 @@ def read_short_question(body: bytes, target: Target, find_spec: FindSpec) -> Inf
     if type(name) is not str or type(shape) is not list or type(data) is not list:
         return None
     assert target.model is not None
-    spec = find_spec(target.model, target.version)
+    spec = find_spec(target.model, target.version, no_timeout_ms)
     signature = signature_for(spec)
     wanted = signature.inputs.get(name)
     if wanted is None or len(signature.inputs) > 1 or signature.refusal is not None or signature.binary_only:

@@ -10,7 +10,7 @@ from app.protocols.generation_fields import read_whole
 from app.protocols.json_body import Document, ExactParseNeeded, describe_type, parse, parse_exact
 from app.protocols.openai.errors import error_body
 from app.protocols.openai.field_policy import FieldPolicy
-from frameworks.errors import InvalidInput, ModelAbsent
+from frameworks.errors import InvalidInput
 from frameworks.types import DEFAULT_PRIORITY, LAST_PRIORITY, ModelSpec, Task
 
 Fields = Mapping[str, Any]
@@ -98,9 +98,4 @@ class OpenAiCodec(JsonCodec):
         if not isinstance(name, str) or not name:
             given = "is missing" if name is None else "is empty" if name == "" else f"is {describe_type(name)}"
             raise InvalidInput("model", f"{given}; wants the name of a model; GET /v1/models lists them")
-        try:
-            return find_spec(name, target.version)
-        except ModelAbsent as absent:
-            # Who waits for a load waits no longer than this.
-            absent.timeout_ms = read_whole(members, "timeout_ms", 1, _LONGEST_TIMEOUT_MS)
-            raise
+        return find_spec(name, target.version, lambda: read_whole(members, "timeout_ms", 1, _LONGEST_TIMEOUT_MS))

@@ -69,7 +69,7 @@ SPECS: dict[str, ModelSpec] = {
 }
 
 
-def find_spec(name: str, version: str | None) -> ModelSpec:
+def find_spec(name: str, version: str | None, read_timeout_ms: object = None) -> ModelSpec:
     """As the endpoint finds a model's spec."""
     if name not in SPECS:
         raise ModelNotFound(name, SPECS)

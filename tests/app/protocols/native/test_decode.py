@@ -37,7 +37,7 @@ def refusal(model: str, body: object, kind: type[RoundhouseError] = InvalidInput
 def test_the_model_is_named_by_path_or_body() -> None:
     asked: list[tuple[str, str | None]] = []
 
-    def find(name: str, version: str | None) -> ModelSpec:
+    def find(name: str, version: str | None, read_timeout_ms: object = None) -> ModelSpec:
         asked.append((name, version))
         return find_spec(name, version)
 

@@ -2,6 +2,7 @@
 
 import json
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from app.protocols.open_inference import infer_body
 from app.protocols.open_inference.infer_codec import InferCodec, routes
 from app.protocols.open_inference.infer_schemas import OpenInferenceInput, OpenInferenceOutput, OpenInferenceRequest
 from app.protocols.open_inference.infer_types import InferRequest
-from frameworks.errors import InvalidInput, ModelAbsent, RoundhouseError, UnknownField
+from frameworks.errors import InvalidInput, ModelLoading, RoundhouseError, UnknownField
 from frameworks.types import Array, EmbedAnswer, ModelSpec, TensorBatch, TensorType, TextRequest, ValueSpec
 from tests.app.protocols.native.specs import SPECS, find_spec, model
 from tests.app.protocols.strategies import json_values
@@ -349,16 +350,13 @@ def test_a_text_in_pieces_comes_elsewhere() -> None:
 
 
 def test_who_waits_for_a_load_waits_no_longer_than_the_timeout() -> None:
-    absent = ModelAbsent.__new__(ModelAbsent)
-    absent.timeout_ms = None
-
-    def is_absent(name: str, version: str | None) -> ModelSpec:
-        raise absent
+    def is_absent(name: str, version: str | None, read_timeout_ms: Callable[[], float | None]) -> ModelSpec:
+        assert read_timeout_ms() == 1500
+        raise ModelLoading("not loaded")
 
     body = json.dumps({"inputs": [x([1])], "parameters": {"timeout": 1_500_000}}).encode()
-    with pytest.raises(ModelAbsent):
+    with pytest.raises(ModelLoading):
         FORMAT.decode(body, Target("m"), is_absent)
-    assert absent.timeout_ms == 1500
 
 
 def test_halves_have_no_form_in_json() -> None:
@@ -368,7 +366,7 @@ def test_halves_have_no_form_in_json() -> None:
 
     def decoded(**more: object) -> InferRequest:
         body = json.dumps({"inputs": [x([1])], **more}).encode()
-        return FORMAT.decode(body, Target("m"), lambda name, version: halves)
+        return FORMAT.decode(body, Target("m"), lambda *_: halves)
 
     for more in ({}, {"parameters": {"binary_data_output": False}}, {"outputs": [{"name": "y"}]}):
         with pytest.raises(InvalidInput, match=r"^outputs\.y: is FP16, which travels as binary data only; send"):

@@ -38,7 +38,7 @@ SPECS = {
 }
 
 
-def find_spec(name: str, version: str | None) -> ModelSpec:
+def find_spec(name: str, version: str | None, read_timeout_ms: object = None) -> ModelSpec:
     """As the endpoint finds a model's spec."""
     if name not in SPECS:
         raise ModelNotFound(name, SPECS)

@@ -14,7 +14,7 @@ from app.protocols.openai.codec import OpenAiCodec
 from app.protocols.openai.completions import COMPLETIONS_FORMAT
 from app.protocols.openai.embeddings import EMBEDDINGS_FORMAT
 from app.protocols.openai.errors import error_body
-from frameworks.errors import InvalidInput, ModelAbsent, ModelNotFound, RequestError, UnknownField
+from frameworks.errors import InvalidInput, ModelLoading, ModelNotFound, RequestError, UnknownField
 from frameworks.types import ModelSpec
 from tests.app.protocols.openai.requests import SPECS, ask, assert_refused, check_is, find_spec, refusal
 
@@ -90,17 +90,17 @@ class TestModel:
         assert isinstance(refusal(COMPLETIONS_FORMAT, model="lama", prompt=7), ModelNotFound)
 
     def test_who_waits_for_its_load_says_how_long(self) -> None:
-        def absent(name: str, version: str | None) -> ModelSpec:
-            raise ModelAbsent("a version")  # type: ignore[arg-type]
+        def absent(name: str, version: str | None, read_timeout_ms: Callable[[], float | None]) -> ModelSpec:
+            assert read_timeout_ms() == 7
+            raise ModelLoading("not loaded")
 
-        with pytest.raises(ModelAbsent) as raised:
+        with pytest.raises(ModelLoading):
             COMPLETIONS_FORMAT.decode(b'{"model": "llama", "timeout_ms": 7}', Target(), absent)
-        assert raised.value.timeout_ms == 7
 
     def test_the_body_s_word_goes_before_the_path_s(self) -> None:
         asked: list[tuple[str, str | None]] = []
 
-        def found(name: str, version: str | None) -> ModelSpec:
+        def found(name: str, version: str | None, read_timeout_ms: object = None) -> ModelSpec:
             asked.append((name, version))
             return find_spec(name, version)
 
