@@ -1,4 +1,4 @@
-"""One generating model's instances, and which of them takes the next sequence."""
+"""Distribute sequences over the instances of one generating model."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -10,50 +10,50 @@ from frameworks.scheduling.steps.worker import StepWorker
 
 
 class StepDispatcher:
-    """Owned by the event loop. The order of those who wait for their turn is the model's affair."""
+    """Owned by the event loop. Each model orders its own queue."""
 
     def __init__(self, name: str, workers: Sequence[StepWorker]) -> None:
         self._name = name
         self._workers = list(workers)
 
     def open(self, requests: Sequence[SequenceRequest], begin: Callable[[], None] = lambda: None) -> TokenFeed:
-        """Has sequences generated, each by the instance that has the fewest; their tokens are read from the feed.
+        """Start each sequence on the instance with the fewest; the returned feed delivers their tokens.
 
-        `begin` is called when the first of them begins to be computed. Raises ModelFailed where no instance is left.
+        `begin` is called when the first sequence begins to be computed. Raises ModelFailed where no instance is alive.
         """
         feed = TokenFeed(begin)
         for request in requests:
             workers = [worker for worker in self._workers if not worker.is_dead]
             if not workers:
-                raise ModelFailed(f'model "{self._name}": its thread has ended; load the model again')
+                raise ModelFailed(f'model "{self._name}": its device thread ended; load the model again')
             min(workers, key=lambda worker: worker.num_sequences).open(request, feed)
         return feed
 
     @property
     def is_dead(self) -> bool:
-        """Whether every instance's thread has ended."""
+        """Whether the thread of every instance has ended."""
         return all(worker.is_dead for worker in self._workers)
 
     @property
     def is_running(self) -> bool:
-        """Whether an instance has sequences, also such as nobody reads any more."""
+        """Whether an instance may hold sequences, including aborted ones."""
         return any(worker.is_running for worker in self._workers)
 
     @property
     def stats(self) -> list[StepStats]:
-        """How each instance stands after its last step."""
+        """The stats of each instance after its last step."""
         return [worker.stats for worker in self._workers]
 
     async def close(self) -> None:
-        """Ends the instances' threads after the sequences that they have, and closes the models there."""
+        """End the threads after their sequences, and close the models there."""
         await asyncio.gather(*(worker.close() for worker in self._workers))
 
     def abort(self, message: str) -> None:
-        """Fails all readers with Draining; the steps that run are not waited for."""
+        """Fail all readers with Draining, without waiting for the current steps."""
         for worker in self._workers:
             worker.abort(message)
 
     def check_integrity(self) -> None:
-        """Raises AssertionError where an instance that has nothing to do holds something."""
+        """Raise AssertionError where an idle instance holds sequences or memory."""
         for worker in self._workers:
             worker.check_integrity()

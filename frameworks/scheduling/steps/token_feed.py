@@ -1,4 +1,4 @@
-"""One request's tokens on their way from the workers to its reader."""
+"""Buffer the generated tokens of one request between the workers and the request's reader."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,48 +7,48 @@ from typing import NamedTuple
 from frameworks.errors import Overloaded
 from frameworks.generation.types import GeneratedToken
 
-MOST_UNREAD_TOKENS = 1024
-"""Of each sequence: a reader that is further behind than these is given up."""
+MAX_UNREAD_TOKENS = 1024
+"""Per sequence; a reader that falls further behind loses its request."""
 
 _RETRY_AFTER_S = 1.0
 
 
 class ArrivedToken(NamedTuple):
-    """A token, and when it was there (time.perf_counter)."""
+    """A token and its time of arrival (time.perf_counter)."""
 
     arrived_s: float
     token: GeneratedToken
 
 
 class TokenFeed:
-    """The tokens of all sequences of one request, in order of arrival: workers put them in, one reader takes them out.
+    """The tokens of all sequences of one request, in order of arrival: written by workers, read by one reader.
 
-    It ends when each of its sequences has, or with the first error, which ends the others too. What waits for the
-    reader is bounded, and the reader is woken once a step at most. Owned by the event loop.
+    The feed ends when each sequence has ended, or with the first error, which aborts the other sequences. The number of
+    unread tokens is bounded, and a step wakes the reader at most once. Owned by the event loop.
     """
 
     def __init__(self, begin: Callable[[], None]) -> None:
-        """`begin` is called when the first of it is computed."""
+        """`begin` is called when the first sequence begins to be computed."""
         self._begin = begin
         self._aborts: dict[int, Callable[[int], None]] = {}
         self._unread: list[ArrivedToken] = []
-        self._most_unread = 0
+        self._max_unread = 0
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
         self.begun_s: float | None = None
-        """time.perf_counter when the first of it began to be computed; None before."""
+        """time.perf_counter when the first sequence began to be computed; None before."""
         self.cached_tokens: dict[int, int] = {}
-        """Of each sequence that has begun, in order of that: the tokens of its prompt that were known already."""
+        """Sequence id → number of cached prompt tokens, of sequences that have begun, in that order."""
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing comes in any more. Something may still be unread."""
+        """Whether every sequence has ended; unread tokens may remain."""
         return not self._aborts
 
     async def read(self) -> list[ArrivedToken]:
-        """What came since the last time; waits for something. Empty at the end. One reader at a time.
+        """Return the tokens since the last read; wait for at least one. Empty at the end. One reader at a time.
 
-        Raises what ended it early, when all that came before has been read.
+        Raises the error that ended the feed, after the tokens before it were read.
         """
         assert self._waiter is None, "one reader at a time"
         while not self._unread:
@@ -65,54 +65,54 @@ class TokenFeed:
         return unread
 
     def abort(self, sequence_id: int) -> None:
-        """Ends one sequence, of which the reader wants no more. Harmless where it has ended."""
+        """End one sequence. Does nothing where it has ended."""
         abort = self._aborts.pop(sequence_id, None)
         if abort is not None:
             abort(sequence_id)
             self._wake()
 
     def close(self) -> None:
-        """Ends all sequences; what is unread is dropped. Harmless when called again, or after the end."""
+        """End all sequences and drop unread tokens. May be called again."""
         self._unread.clear()
         for sequence_id in list(self._aborts):
             self.abort(sequence_id)
 
     def fail(self, error: Exception) -> None:
-        """Ends all sequences with an error. Harmless after the end."""
+        """End all sequences with an error. Does nothing after the end."""
         if self._aborts:
             self._error = error
             for sequence_id in list(self._aborts):
                 self.abort(sequence_id)
 
-    def expect(self, sequence_id: int, abort: Callable[[int], None]) -> None:
-        """A worker has taken a sequence, which it lets go when `abort` is called with its id."""
+    def attach(self, sequence_id: int, abort: Callable[[int], None]) -> None:
+        """Add a sequence that a worker has accepted; `abort(sequence_id)` ends it there."""
         self._aborts[sequence_id] = abort
-        self._most_unread += MOST_UNREAD_TOKENS
+        self._max_unread += MAX_UNREAD_TOKENS
 
-    def begun(self, sequence_id: int, num_cached_tokens: int, at_s: float) -> None:
-        """The first of a sequence was computed."""
+    def mark_begun(self, sequence_id: int, num_cached_tokens: int, at_s: float) -> None:
+        """Note that a worker computed the first part of a sequence."""
         self.cached_tokens[sequence_id] = num_cached_tokens
         if self.begun_s is None:
             self.begun_s = at_s
             self._begin()
 
     def push(self, token: GeneratedToken, at_s: float) -> None:
-        """A token of a sequence that has not ended; with its finish_reason it has."""
+        """Add a token of an active sequence; its finish_reason ends the sequence."""
         self._unread.append(ArrivedToken(at_s, token))
         if token.finish_reason is not None:
             del self._aborts[token.sequence_id]
-        # One that waits here is not slow: the loop has not come round to it.
-        if len(self._unread) > self._most_unread and self._waiter is None:
+        # A reader that waits here is not slow: the loop has not run it yet.
+        if len(self._unread) > self._max_unread and self._waiter is None:
             self.fail(
                 Overloaded(
-                    f"the reader is {len(self._unread)} tokens behind: it reads too slowly, so the rest was given up",
+                    f"the reader is {len(self._unread)} tokens behind, so generation was stopped; read faster",
                     retry_after_s=_RETRY_AFTER_S,
                 )
             )
         self._wake()
 
-    def failed(self, sequence_id: int, error: Exception) -> None:
-        """A sequence ended with an error: so does the feed."""
+    def fail_sequence(self, sequence_id: int, error: Exception) -> None:
+        """End the feed with the error of one sequence."""
         if self._error is None:
             self._error = error
         self._aborts.pop(sequence_id, None)

@@ -126,12 +126,12 @@ async def test_a_reader_that_breaks_off_and_closes_frees_its_place() -> None:
 
 @in_loop
 async def test_a_reader_that_does_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_feed, "MOST_UNREAD_TOKENS", 10)
+    monkeypatch.setattr(token_feed, "MAX_UNREAD_TOKENS", 10)
     async with generating(slowly) as house, house.begin(asks("abc", max_tokens=4000)) as generation:
         await soon(lambda: house.made[0].has_work)
         await soon(lambda: not house.made[0].has_work)
         texts: list[str] = []
-        with pytest.raises(Overloaded, match="too slowly"):
+        with pytest.raises(Overloaded, match="tokens behind"):
             await read(generation, texts)
         assert "".join(texts) == "abcabcabcab"
 

@@ -128,14 +128,14 @@ async def test_a_feed_ends_when_the_last_of_its_sequences_has() -> None:
 
 @in_loop
 async def test_a_reader_that_is_too_far_behind_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_feed, "MOST_UNREAD_TOKENS", 20)
+    monkeypatch.setattr(token_feed, "MAX_UNREAD_TOKENS", 20)
     async with house_of(EchoModel(lambda _: time.sleep(0.002))) as house:
         slow, quick = house.open("abc", 1000), house.open("xyz", 60)
         assert text_of(await read_all(quick)) == echo("xyz", 60)
         await soon(lambda: slow.is_over)
         # What came in time is still read.
         assert text_of([each.token for each in await slow.read()]) == echo("abc", 21)
-        with pytest.raises(Overloaded, match="too slowly"):
+        with pytest.raises(Overloaded, match="tokens behind"):
             await slow.read()
         assert 1 in house.model.aborted
 
@@ -185,7 +185,7 @@ async def test_a_reader_that_is_cancelled_may_come_again() -> None:
 
 @in_loop
 async def test_a_reader_that_waits_is_not_slow_when_the_loop_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_feed, "MOST_UNREAD_TOKENS", 20)
+    monkeypatch.setattr(token_feed, "MAX_UNREAD_TOKENS", 20)
     async with house_of(EchoModel()) as house:
         reader = task(read_all(house.open("abc", 500)))
         await asyncio.sleep(0)

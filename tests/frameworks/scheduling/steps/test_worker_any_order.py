@@ -78,7 +78,7 @@ class AnyOrder(RuleBasedStateMachine):
     def open_the_house(self, slots: int, preempt_at: int | None, hindered: bool) -> None:
         self.capture = capture_logs()
         self.logs = self.capture.__enter__()
-        self.bound = patch.object(token_feed, "MOST_UNREAD_TOKENS", UNREAD)
+        self.bound = patch.object(token_feed, "MAX_UNREAD_TOKENS", UNREAD)
         self.bound.__enter__()
         self.runner = asyncio.Runner()
         self.unhindered = threading.Event()

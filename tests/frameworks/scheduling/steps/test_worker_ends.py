@@ -138,7 +138,7 @@ async def test_a_model_that_does_not_let_go_is_logged_and_its_late_tokens_are_dr
         assert text_of(await read_all(stays)) == echo("xyz", 8)
         assert await read_all(gone) == []
         await asyncio.wait_for(house.worker.close(), 5)
-    assert [entry["event"] for entry in logs] == ["sequence was not let go"]
+    assert [entry["event"] for entry in logs] == ["sequence was not aborted"]
 
 
 @pytest.mark.parametrize("death", [SystemExit, KeyboardInterrupt, asyncio.CancelledError])

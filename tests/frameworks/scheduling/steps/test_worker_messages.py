@@ -9,10 +9,9 @@ from unittest.mock import patch
 import pytest
 
 from frameworks.errors import OutOfMemory
-from frameworks.scheduling.steps import thread
-from frameworks.scheduling.steps.thread import StepDone
+from frameworks.scheduling.steps import worker as worker_module
 from frameworks.scheduling.steps.token_feed import ArrivedToken, TokenFeed
-from frameworks.scheduling.steps.worker import StepWorker
+from frameworks.scheduling.steps.worker import CompletedStep, StepWorker
 from tests.frameworks.scheduling.steps.stepping import House, arrival, house_of, text_of
 from tests.support.batch_models import Gate
 from tests.support.loops import in_loop, soon
@@ -37,7 +36,7 @@ async def arrivals(feed: TokenFeed) -> list[list[ArrivedToken]]:
 @pytest.fixture(autouse=True)
 def long_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     """None of the steps here is told because time has passed."""
-    monkeypatch.setattr(thread, "_LONGEST_SILENCE_S", 60.0)
+    monkeypatch.setattr(worker_module, "_MAX_DELIVERY_DELAY_S", 60.0)
 
 
 @in_loop
@@ -64,7 +63,7 @@ async def test_who_reads_in_pieces_hears_of_every_step_whoever_is_beside() -> No
 
 @in_loop
 async def test_after_some_time_all_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thread, "_LONGEST_SILENCE_S", 5 * STEP_S)
+    monkeypatch.setattr(worker_module, "_MAX_DELIVERY_DELAY_S", 5 * STEP_S)
     async with house_of(EchoModel(slow)) as house:
         looks = await arrivals(house.open("abc", 100, is_read_whole=True))
         assert 3 <= len(looks) <= 22
@@ -110,14 +109,14 @@ async def test_when_the_last_is_let_go_nothing_that_was_counted_is_lost() -> Non
 @in_loop
 async def test_nothing_is_lost_where_the_lane_ends_with_texts_untold() -> None:
     told: list[int] = []
-    stepped = StepWorker.stepped
+    stepped = StepWorker._deliver
 
-    def listening(worker: StepWorker, steps: Iterable[StepDone]) -> None:
+    def listening(worker: StepWorker, steps: Iterable[CompletedStep]) -> None:
         steps = list(steps)
         told.append(len(steps))
         stepped(worker, steps)
 
-    with patch.object(StepWorker, "stepped", listening):
+    with patch.object(StepWorker, "_deliver", listening):
         house = House(EchoModel(slow))
         feed = house.open("abc", 1000, is_read_whole=True)
         await feed.read()
