@@ -1,10 +1,13 @@
 """What a body says that its text has to be: an expression, one of several texts, JSON, or JSON of a schema."""
 
+from collections import Counter
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import orjson
+from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema
 
+from app.protocols.bodies import Body
 from app.protocols.generation_fields import read_flag
 from app.protocols.json_body import describe_type, describe_value
 from frameworks.errors import InvalidInput, UnknownField
@@ -20,6 +23,139 @@ LONGEST_DEFINITION = 64 * 1024
 # vLLM's names of constraints, and ours.
 _STRUCTURED = {"regex": "regex", "choice": "choice", "json": "json_schema", "json_object": "response_format"}
 _RESPONSE_FORMATS = ("text", "json_object", "json_schema")
+
+
+def _check_true(value: bool) -> bool:
+    if not value:
+        raise ValueError("expected true")
+    return value
+
+
+_True = Annotated[bool, AfterValidator(_check_true), WithJsonSchema({"const": True, "type": "boolean"})]
+_ChoiceString = Annotated[str, Field(min_length=1)]
+
+Regex = Annotated[
+    str | None,
+    Field(min_length=1, max_length=LONGEST_DEFINITION, description="The text matches this regular expression."),
+]
+Choice = Annotated[
+    Annotated[list[_ChoiceString], Field(min_length=1, max_length=MOST_CHOICES_NAMED, fail_fast=True)] | None,
+    Field(description="The text is one of these strings."),
+]
+JsonSchema = Annotated[
+    _True | dict[str, Any] | None, Field(description="The text is JSON that meets this schema; true: any JSON.")
+]
+
+
+class TextFormat(Body):
+    """Text without a constraint."""
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(Body):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class NamedJsonSchema(Body):
+    """A JSON schema as OpenAI wraps it. Only `schema` has an effect: every text meets its schema."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"name": "…", "schema": {"type": "object"}}]})
+
+    schema_: _True | dict[str, Any] = Field(alias="schema")
+    name: Any = None
+    description: Any = None
+    strict: Any = None
+
+
+class JsonSchemaFormat(Body):
+    """JSON that meets a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: NamedJsonSchema
+
+
+ResponseFormat = Annotated[
+    Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")] | None,
+    Field(description="The format of the text, as OpenAI describes it.", examples=[{"type": "json_object"}]),
+]
+
+
+class ConstraintFields(Body):
+    """What a text has to match. At most one field constrains the text; build the Constraint by `to_constraint`."""
+
+    regex: Regex = None
+    choice: Choice = None
+    json_schema: JsonSchema = None
+    response_format: ResponseFormat = None
+
+
+class StructuredOutputs(Body):
+    """vLLM's names of the same constraints; at most one of them."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"choice": ["yes", "no"]}]})
+
+    regex: Regex = None
+    choice: Choice = None
+    json_: JsonSchema = Field(None, alias="json")
+    json_object: bool | None = Field(None, description="true: the text is any JSON object.")
+
+
+def to_constraint(body: ConstraintFields) -> Constraint | None:
+    """Return the constraint of a body, or None. Raises InvalidInput; the schema or pattern is compiled later."""
+    response_format = body.response_format
+    found = _constraints("", body.regex, body.choice, body.json_schema, "json_schema")
+    if isinstance(response_format, JsonObjectFormat):
+        found["response_format"] = Constraint("json_object")
+    elif isinstance(response_format, JsonSchemaFormat):
+        field = "response_format.json_schema.schema"
+        found["response_format"] = Constraint("json_schema", _definition(response_format.json_schema.schema_, field))
+    return _only_one(found)
+
+
+def to_structured_constraint(body: StructuredOutputs, field: str) -> Constraint | None:
+    """Return the constraint of vLLM's `structured_outputs`, or None. `field`: its path. Raises InvalidInput."""
+    found = _constraints(f"{field}.", body.regex, body.choice, body.json_, "json")
+    if body.json_object:
+        found[f"{field}.json_object"] = Constraint("json_object")
+    return _only_one(found)
+
+
+def _constraints(
+    within: str, regex: str | None, choice: list[str] | None, json_schema: Any, json_name: str
+) -> dict[str, Constraint]:
+    """Return the constraint of each field that has one."""
+    found: dict[str, Constraint] = {}
+    if regex is not None:
+        found[f"{within}regex"] = Constraint("regex", regex)
+    if choice is not None:
+        if len(set(choice)) != len(choice):
+            twice, _ = Counter(choice).most_common(1)[0]
+            raise InvalidInput(f"{within}choice", f'expected different strings, got "{twice[:100]}" twice')
+        found[f"{within}choice"] = Constraint("choice", _definition(choice, f"{within}choice"))
+    if json_schema is not None:
+        field = within + json_name
+        found[field] = Constraint("json_schema", _definition(json_schema, field))
+    return found
+
+
+def _only_one(found: dict[str, Constraint]) -> Constraint | None:
+    if len(found) > 1:
+        first, second, *_ = found
+        raise InvalidInput(second, f"expected one constraint, got {first} too; send one of them")
+    return next(iter(found.values()), None)
+
+
+def _definition(value: Any, field: str) -> str:
+    try:
+        definition = orjson.dumps(value).decode()
+    except TypeError as error:
+        raise InvalidInput(field, f"expected valid JSON, got an error: {error}") from None
+    if len(definition) > LONGEST_DEFINITION:
+        raise InvalidInput(field, f"expected at most {LONGEST_DEFINITION} characters, got {len(definition)}")
+    return definition
 
 
 def read_constraint(fields: Mapping[str, Any]) -> Constraint | None:

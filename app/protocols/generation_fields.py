@@ -4,9 +4,12 @@
 UnknownField, which names the field as the caller does, what came and what is wanted.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
 
+from pydantic import ConfigDict, Field
+
+from app.protocols.bodies import MAX_INT32, Body, Remedy, got
 from app.protocols.json_body import describe_type, describe_value
 from frameworks.errors import InvalidInput, UnknownField
 from frameworks.generation.types import Conversation, GenerationSpec, Message, Sampling, Stopping
@@ -36,6 +39,208 @@ MOST_MESSAGES = 10_000
 _LOWEST_TEMPERATURE = 1e-5
 _HIGHEST_TEMPERATURE = 100.0
 _LONGEST_ROLE = 64
+
+
+Temperature = Annotated[
+    float | None,
+    Field(ge=0, le=100, description="0: always the most likely token. Default: the model's own, else 1."),
+]
+TopP = Annotated[
+    float | None,
+    Field(
+        gt=0,
+        le=1,
+        description="Sample from the most likely tokens that together have this probability. Default: the model's own.",
+    ),
+    Remedy('for the most likely token alone send "temperature": 0'),
+]
+TopK = Annotated[
+    int | None,
+    Field(
+        ge=-1,
+        le=MAX_INT32,
+        description="Sample from this number of most likely tokens; 0 or -1: all. Default: the model's own.",
+    ),
+]
+MinP = Annotated[
+    float | None,
+    Field(
+        ge=0,
+        le=1,
+        description="Sample from tokens with at least this share of the most likely one's probability. Default: the "
+        "model's own.",
+    ),
+]
+RepetitionPenalty = Annotated[
+    float | None,
+    Field(
+        ge=0.01,
+        le=100,
+        description="Above 1, tokens of the prompt and of the text become less likely. Default: the model's own.",
+    ),
+]
+FrequencyPenalty = Annotated[
+    float | None, Field(ge=-2, le=2, description="Subtracted from a token's logit for each of its occurrences.")
+]
+PresencePenalty = Annotated[
+    float | None, Field(ge=-2, le=2, description="Subtracted once from the logit of a token that occurred.")
+]
+LogitBias = Annotated[
+    dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$", examples=["17"])], Annotated[float, Field(ge=-100, le=100)]]
+    | None,
+    Field(max_length=MOST_TOKENS_NAMED, description="Token id to the number that is added to its logit."),
+]
+Seed = Annotated[
+    int | None, Field(ge=0, le=2**63 - 1, description="Equal seeds give equal texts. Default: a random seed.")
+]
+MaxTokens = Annotated[int | None, Field(ge=1, le=MAX_INT32, description="Maximum number of generated tokens.")]
+MinTokens = Annotated[
+    int | None, Field(ge=0, le=MAX_INT32, description="Number of tokens before which a text does not end.")
+]
+StopString = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
+Stop = Annotated[
+    StopString | Annotated[list[StopString], Field(max_length=MOST_STOPS, fail_fast=True)] | None,
+    Field(description="Strings that end a text; they are not part of it."),
+]
+TokenId = Annotated[int, Field(ge=0, le=MAX_INT32)]
+StopTokenIds = Annotated[
+    Annotated[list[TokenId], Field(max_length=MOST_TOKENS_NAMED, fail_fast=True)] | None,
+    Field(description="Tokens that end a text; they are not part of it."),
+]
+IgnoreEos = Annotated[bool | None, Field(description="Continue after the model's end-of-text token.")]
+NumChoices = Annotated[int | None, Field(ge=1, le=MOST_CHOICES, description="Number of texts for each prompt.")]
+TopLogprobs = Annotated[
+    int | None,
+    Field(ge=0, le=MOST_TOP_LOGPROBS, description="Number of most likely tokens reported at each position."),
+]
+Stream = Annotated[bool | None, Field(description="Stream the response as server-sent events.")]
+
+
+class SamplingFields(Body):
+    """How the next token is chosen. Build Sampling from it by `to_sampling`."""
+
+    temperature: Temperature = None
+    top_p: TopP = None
+    top_k: TopK = None
+    min_p: MinP = None
+    repetition_penalty: RepetitionPenalty = None
+    frequency_penalty: FrequencyPenalty = 0
+    presence_penalty: PresencePenalty = 0
+    logit_bias: LogitBias = None
+    seed: Seed = None
+
+
+class StoppingFields(Body):
+    """When a text ends. Build Stopping from it by `to_stopping`."""
+
+    max_tokens: MaxTokens = None
+    min_tokens: MinTokens = 0
+    stop: Stop = None
+    stop_token_ids: StopTokenIds = None
+    ignore_eos: IgnoreEos = False
+
+
+class TextPart(Body):
+    """A part of a message's content."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"type": "text", "text": "…"}]})
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(Body):
+    """One turn of a conversation."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"role": "user", "content": "…"}]})
+
+    role: str = Field(min_length=1, max_length=_LONGEST_ROLE, description="As the model's chat template names it.")
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
+
+
+Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)]
+
+
+def to_sampling(body: SamplingFields, spec: GenerationSpec, top_logprobs: int | None = None) -> Sampling:
+    """Fill omitted fields with the defaults of the model. Raises InvalidInput for a token outside its vocabulary.
+
+    `top_logprobs`: number of alternatives reported at each position; None: no log probabilities.
+    """
+    own = spec.sampling
+    temperature = own.temperature if body.temperature is None else body.temperature
+    top_k = own.top_k if body.top_k is None else body.top_k
+    return Sampling(
+        repetition_penalty=own.repetition_penalty if body.repetition_penalty is None else body.repetition_penalty,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        presence_penalty=body.presence_penalty or 0.0,
+        logit_bias=_to_logit_bias(body.logit_bias, spec.vocabulary_size) if body.logit_bias else {},
+        temperature=temperature if temperature >= _LOWEST_TEMPERATURE else 0.0,
+        top_k=top_k if top_k is not None and top_k > 0 else None,
+        top_p=own.top_p if body.top_p is None else body.top_p,
+        min_p=own.min_p if body.min_p is None else body.min_p,
+        seed=body.seed,
+        top_logprobs=top_logprobs,
+    )
+
+
+def to_stopping(
+    body: StoppingFields,
+    spec: GenerationSpec,
+    default_max_tokens: int | None,
+    max_tokens: int | None = None,
+    max_tokens_field: str = "max_tokens",
+) -> Stopping:
+    """Fill omitted fields. Raises InvalidInput. `default_max_tokens` None: up to the end of the model's context.
+
+    `max_tokens`, `max_tokens_field`: value and name of a second field for the same limit; it goes before the first.
+    """
+    limit = body.max_tokens if max_tokens is None else max_tokens
+    max_tokens = default_max_tokens if limit is None else limit
+    min_tokens = body.min_tokens or 0
+    highest = spec.max_context_tokens if max_tokens is None else max_tokens
+    if min_tokens > highest:
+        raise InvalidInput(
+            "min_tokens", f"expected at most {highest}, the value of {max_tokens_field}, got {min_tokens}"
+        )
+    token_ids = body.stop_token_ids or ()
+    check_token_ids(token_ids, "stop_token_ids", spec.vocabulary_size)
+    return Stopping(
+        max_tokens=max_tokens,
+        may_be_fewer=limit is None and max_tokens is not None,
+        min_tokens=min_tokens,
+        strings=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
+        token_ids=frozenset(token_ids),
+        ignore_eos=bool(body.ignore_eos),
+    )
+
+
+def to_conversation(messages: Sequence[ChatMessage]) -> Conversation:
+    """Join the text parts of each message."""
+    return Conversation(
+        tuple(
+            Message(each.role, each.content if isinstance(each.content, str) else "".join(p.text for p in each.content))
+            for each in messages
+        )
+    )
+
+
+def check_token_ids(token_ids: Sequence[int], field: str, vocabulary_size: int) -> None:
+    """Raise InvalidInput for a token id outside the vocabulary."""
+    if token_ids and max(token_ids) >= vocabulary_size:
+        index = next(i for i, token_id in enumerate(token_ids) if token_id >= vocabulary_size)
+        raise InvalidInput(
+            f"{field}[{index}]", f"expected a token id from 0 to {vocabulary_size - 1}, got {got(token_ids[index])}"
+        )
+
+
+def _to_logit_bias(biases: Mapping[str, float], vocabulary_size: int) -> dict[int, float]:
+    by_token_id = {int(name): bias for name, bias in biases.items()}
+    if max(by_token_id) >= vocabulary_size:
+        raise InvalidInput(
+            "logit_bias",
+            f'expected token ids from 0 to {vocabulary_size - 1} as keys, got "{max(by_token_id)}"',
+        )
+    return by_token_id
 
 
 def read_sampling(fields: Fields, spec: GenerationSpec, top_logprobs: int | None = None) -> Sampling:
