@@ -1,1 +1,1 @@
-"""The gRPC door: the Open Inference Protocol and Predict, on the same pipeline as the REST doors."""
+"""Serve the Open Inference Protocol and Predict over gRPC, on the same pipeline as HTTP."""

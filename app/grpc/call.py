@@ -1,4 +1,4 @@
-"""What a handler knows of the call that it answers, and how it ends one that fails."""
+"""Define what the bridge and the handlers of calls share: a call, its handler and its error."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Protocol
@@ -7,7 +7,7 @@ Header = tuple[bytes, bytes]
 
 
 class GrpcError(Exception):
-    """The call ends with this status. `code`: the name of one (`NOT_FOUND`)."""
+    """End the call with a status. `code`: its name (`NOT_FOUND`)."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -16,7 +16,7 @@ class GrpcError(Exception):
 
 
 class Call(Protocol):
-    """One call. `left_s`: seconds until its deadline, None where it has none. `headers`: its metadata."""
+    """One call. `left_s`: seconds until its deadline, None without a deadline. `headers`: its metadata."""
 
     @property
     def left_s(self) -> float | None: ...
@@ -26,6 +26,6 @@ class Call(Protocol):
 
 
 Unary = Callable[[bytes, Call], Awaitable[bytes]]
-"""One request, one response, both serialized. Raises GrpcError."""
+"""Handler of one serialized request; returns one serialized response. Raises GrpcError."""
 Stream = Callable[[AsyncIterator[bytes], Call], AsyncIterator[bytes]]
-"""Any number of each."""
+"""Handler of any number of serialized requests; yields any number of serialized responses. Raises GrpcError."""

@@ -1,4 +1,4 @@
-"""The calls beside inference: health, metadata, configuration, statistics and the repository."""
+"""Answer the calls other than inference: health, metadata, configuration, statistics and the model repository."""
 
 import time
 from collections.abc import Awaitable, Callable
@@ -14,7 +14,7 @@ from app.grpc.handler import failure
 from app.grpc.messages import INFERENCE_SERVICE, Message, parse
 from app.observability.metrics import Observer, RequestRecord, request_id
 
-Answer = Callable[[Message], Awaitable[Message]]
+Method = Callable[[Message], Awaitable[Message]]
 
 
 class ManagementCalls:
@@ -24,9 +24,9 @@ class ManagementCalls:
         self._management = management
         self._observer = observer
 
-    def table(self) -> dict[str, Unary]:
-        """Method name → handler."""
-        calls: dict[str, tuple[Message, Answer]] = {
+    def methods(self) -> dict[str, Unary]:
+        """Return method name -> handler."""
+        methods: dict[str, tuple[Message, Method]] = {
             "ServerLive": (messages.ServerLiveRequest, self._server_live),
             "ServerReady": (messages.ServerReadyRequest, self._server_ready),
             "ModelReady": (messages.ModelReadyRequest, self._model_ready),
@@ -38,15 +38,15 @@ class ManagementCalls:
             "RepositoryModelLoad": (messages.RepositoryModelLoadRequest, self._load),
             "RepositoryModelUnload": (messages.RepositoryModelUnloadRequest, self._unload),
         }
-        return {name: self._framed(f"/{INFERENCE_SERVICE}/{name}", *call) for name, call in calls.items()}
+        return {name: self._handler(f"/{INFERENCE_SERVICE}/{name}", *method) for name, method in methods.items()}
 
-    def _framed(self, path: str, kind: Message, answer: Answer) -> Unary:
-        """With a line in the log, and errors as statuses."""
+    def _handler(self, path: str, kind: Message, method: Method) -> Unary:
+        """Return a handler that parses requests of class `kind`, logs the call and maps errors to statuses."""
 
-        async def call_framed(request: bytes, call: Call) -> bytes:
+        async def handle(request: bytes, call: Call) -> bytes:
             record = RequestRecord(request_id(call.headers), "gRPC", path, time.perf_counter())
             try:
-                response: bytes = (await answer(parse(kind, request))).SerializeToString()
+                response: bytes = (await method(parse(kind, request))).SerializeToString()
                 record.status = 200
                 return response
             except Exception as error:
@@ -55,7 +55,7 @@ class ManagementCalls:
                 record.timings.compute_s = time.perf_counter() - record.started_s
                 self._observer.answered(record, record.timings.compute_s)
 
-        return call_framed
+        return handle
 
     async def _server_live(self, _: Message) -> Message:
         return messages.ServerLiveResponse(live=True)
@@ -68,23 +68,23 @@ class ManagementCalls:
         return messages.ModelReadyResponse(ready=error is None)
 
     async def _server_metadata(self, _: Message) -> Message:
-        return _filled(messages.ServerMetadataResponse, server_metadata())
+        return _fill(messages.ServerMetadataResponse, server_metadata())
 
     async def _model_metadata(self, request: Message) -> Message:
         metadata = await self._management.model_metadata(request.name, request.version)
-        return _filled(messages.ModelMetadataResponse, metadata)
+        return _fill(messages.ModelMetadataResponse, metadata)
 
     async def _model_config(self, request: Message) -> Message:
         configuration = await self._management.model_configuration(request.name, request.version)
-        return _filled(messages.ModelConfigResponse, {"config": configuration})
+        return _fill(messages.ModelConfigResponse, {"config": configuration})
 
     async def _model_statistics(self, request: Message) -> Message:
         statistics = self._management.model_statistics(request.name, request.version)
-        return _filled(messages.ModelStatisticsResponse, statistics)
+        return _fill(messages.ModelStatisticsResponse, statistics)
 
     async def _repository_index(self, request: Message) -> Message:
         index = self._management.repository_index(request.ready)
-        return _filled(messages.RepositoryIndexResponse, {"models": index})
+        return _fill(messages.RepositoryIndexResponse, {"models": index})
 
     async def _load(self, request: Message) -> Message:
         await self._management.load(request.model_name, request.parameters)
@@ -95,6 +95,6 @@ class ManagementCalls:
         return messages.RepositoryModelUnloadResponse()
 
 
-def _filled(kind: Message, fields: dict[str, Any]) -> Message:
-    """What REST tells beyond the fields of inference.proto is left out."""
+def _fill(kind: Message, fields: dict[str, Any]) -> Message:
+    """Return a message of class `kind`. Fields that only the REST response has are dropped."""
     return ParseDict(fields, kind(), ignore_unknown_fields=True)

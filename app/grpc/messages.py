@@ -1,11 +1,11 @@
-"""The messages of inference.proto, as classes.
+"""Load the messages of inference.proto as classes.
 
-They live in a pool of their own: a process may hold a client's classes of the same names too. inference.binpb is made
-by
+They have a descriptor pool of their own, because a process may also hold a client's classes of the same names. This
+command writes inference.binpb:
 
     python -m grpc_tools.protoc --proto_path=app/grpc --descriptor_set_out=app/grpc/inference.binpb inference.proto
 
-a test holds the two files against each other.
+A test compares the two files.
 """
 
 from importlib import resources
@@ -21,7 +21,7 @@ INFERENCE_SERVICE = f"{PACKAGE}.GRPCInferenceService"
 PREDICT_SERVICE = f"{PACKAGE}.InferenceService"
 
 Message = Any
-"""An instance of one of these classes, which are made at run time and so known to no type checker."""
+"""An instance of one of these classes; a type checker does not know them, because they are made at run time."""
 
 
 def _load() -> descriptor_pool.DescriptorPool:
@@ -35,7 +35,7 @@ def _load() -> descriptor_pool.DescriptorPool:
 
 
 POOL = _load()
-"""The descriptors, for those who ask the server what it speaks."""
+"""The descriptors, for server reflection."""
 
 
 def _message(name: str) -> Message:
@@ -70,8 +70,8 @@ ServerReadyResponse = _message("ServerReadyResponse")
 
 
 def parse(kind: Message, serialized: bytes) -> Message:
-    """A message of this class. Raises GrpcError where the bytes are none."""
+    """Parse a message of class `kind`. Raises GrpcError if the bytes are not one."""
     try:
         return kind.FromString(serialized)
     except DecodeError as error:
-        raise GrpcError("INVALID_ARGUMENT", f"the message is no {kind.DESCRIPTOR.full_name}: {error}") from None
+        raise GrpcError("INVALID_ARGUMENT", f"expected a {kind.DESCRIPTOR.full_name}, got {error}") from None

@@ -1,4 +1,4 @@
-"""Predict: numbers in, numbers out, for the simplest of clients."""
+"""Answer Predict: one tensor of numbers in, one out, for clients that need nothing else."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +13,6 @@ from app.inference.pipeline import FindSpec
 from app.observability.metrics import RequestRecord
 from app.protocols.codec import LONG_BYTES
 from app.protocols.json_tensors import narrow
-from app.protocols.model_inputs import explain_expected_input
 from app.protocols.shapes import check_shape, read_sizes, reshape_flat
 from frameworks.errors import InvalidInput
 from frameworks.types import DEFAULT_PRIORITY, Answer, Array, ModelSpec, TensorBatch, TensorType
@@ -22,8 +21,8 @@ _PREDICT = f"/{PREDICT_SERVICE}/Predict"
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
-    """As DecodedRequest of app/inference/pipeline.py."""
+class DecodedPredict:
+    """Implement DecodedRequest of app/inference/pipeline.py."""
 
     request: TensorBatch
     spec: ModelSpec
@@ -35,70 +34,68 @@ class Prediction:
 class PredictCalls:
     """Owned by the event loop."""
 
-    def __init__(self, asking: GrpcHandler, default_model: str | None) -> None:
-        """`default_model`: for who names none; None: the only one that there is."""
-        self._asking = asking
+    def __init__(self, handler: GrpcHandler, default_model: str | None) -> None:
+        """`default_model`: for a request without `model_name`; None: the only registered model."""
+        self._handler = handler
         self._default_model = default_model
 
     async def predict(self, request: bytes, call: Call) -> bytes:
         message = parse(PredictRequest, request)
         decode = partial(self._decode, message, call)
         is_long = len(request) >= LONG_BYTES
-        question = Question(_PREDICT, message.model_name, "", decode, _write, is_long, is_answer_long=True)
-        response: bytes = await self._asking.ask(question, call)
+        inference = Question(_PREDICT, message.model_name, "", decode, _write, is_long, is_answer_long=True)
+        response: bytes = await self._handler.ask(inference, call)
         return response
 
-    def _decode(self, message: Message, call: Call, find_spec: FindSpec) -> Prediction:
-        """Raises InvalidInput, and what `find_spec` raises."""
+    def _decode(self, message: Message, call: Call, find_spec: FindSpec) -> DecodedPredict:
+        """Decode a PredictRequest. Raises InvalidInput, and the errors of `find_spec`."""
         timeout_ms = None if call.left_s is None else max(call.left_s * 1e3, 0.001)
-        spec = find_spec(message.model_name or self._only_model(), None, lambda: timeout_ms)
+        spec = find_spec(message.model_name or self._default_name(), None, lambda: timeout_ms)
         sole = spec.sole_input
         if spec.text is not None or spec.generation is not None:
-            raise InvalidInput("model_name", f"Predict is for numbers; {explain_expected_input(spec)}, by ModelInfer")
+            raise InvalidInput("model_name", f"expected a tensor model, got task {spec.task}; use ModelInfer")
         if sole is None or not isinstance(sole.type, TensorType):
-            raise InvalidInput("model_name", "Predict fits a model with exactly one required tensor; use ModelInfer")
-        numbers = _as_wanted(np.array(message.data, np.float32), sole.type.dtype)
+            inputs = ", ".join(f"{each.name}: {each.type}" for each in spec.inputs)
+            raise InvalidInput("model_name", f"expected a model with one required tensor, got {inputs}; use ModelInfer")
+        numbers = _cast(np.array(message.data, np.float32), sole.type.dtype)
         if message.shape or sole.type.shape is None:
             shape = read_sizes(list(message.shape) or [len(numbers)], "shape")
             if prod(shape) != numbers.size:
-                raise InvalidInput("shape", f"{list(shape)} holds {prod(shape)} numbers, and data has {numbers.size}")
+                raise InvalidInput("shape", f"expected the shape of {numbers.size} numbers, got {list(shape)}")
             numbers = numbers.reshape(shape)
         else:
             numbers = reshape_flat(numbers, sole.type.shape, None, "data")
         check_shape(numbers.shape, sole.type.shape, "shape")
-        return Prediction(TensorBatch({sole.name: numbers}, spec.first_output), spec, timeout_ms)
+        return DecodedPredict(TensorBatch({sole.name: numbers}, spec.first_output), spec, timeout_ms)
 
-    def _only_model(self) -> str:
+    def _default_name(self) -> str:
         if self._default_model:
             return self._default_model
-        names = [slot.name for slot in self._asking.pipeline.manager.slots]
+        names = [slot.name for slot in self._handler.pipeline.manager.slots]
         if len(names) == 1:
             return names[0]
-        there = f"there are {', '.join(names[:10])}" if names else "there are none"
-        raise InvalidInput(
-            "model_name", f"is missing, and of the models {there}; name one, or set models.default_model"
-        )
+        known = ", ".join(names[:10]) or "none is registered"
+        raise InvalidInput("model_name", f"expected a model's name ({known}), got none; or set models.default_model")
 
 
-def _as_wanted(numbers: Array, dtype: str) -> Array:
-    """Raises InvalidInput where the model wants no such numbers."""
+def _cast(numbers: Array, dtype: str) -> Array:
+    """Convert float32 numbers to the model's dtype. Raises InvalidInput if a number does not fit it."""
     if dtype in ("string", "bool"):
-        raise InvalidInput("data", f"holds numbers, and the model wants {dtype}; use ModelInfer")
+        raise InvalidInput("data", f"expected {dtype}, got numbers; use ModelInfer")
     if "int" not in dtype:
         return numbers if dtype == "float32" else narrow(numbers.astype(np.float64), dtype, "data")
     if not (np.isfinite(numbers).all() and (numbers == np.rint(numbers)).all() and (np.abs(numbers) < 2.0**63).all()):
-        raise InvalidInput("data", f"holds numbers that are not whole, and the model wants {dtype}")
+        raise InvalidInput("data", f"expected whole numbers for {dtype}, got fractions or infinities")
     return narrow(numbers.astype(np.int64), dtype, "data")
 
 
-def _write(_: RequestRecord, decoded: Prediction, answer: Answer) -> bytes:
+def _write(_: RequestRecord, decoded: DecodedPredict, answer: Answer) -> bytes:
     assert isinstance(answer, dict)
     name = decoded.spec.first_output[0]
     value = answer[name]
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "fiub":
-        raise InvalidInput(
-            "model_name", f"its first output, {name}, is {decoded.spec.outputs_by_name[name].type}; use ModelInfer"
-        )
+        kind = decoded.spec.outputs_by_name[name].type
+        raise InvalidInput("model_name", f"expected a first output of numbers, got {name}: {kind}; use ModelInfer")
     numbers = value.astype(np.float32).reshape(-1).tolist()
     serialized: bytes = PredictResponse(predictions=numbers, shape=value.shape).SerializeToString()
     return serialized

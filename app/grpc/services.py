@@ -1,44 +1,115 @@
-"""Which calls there are: full method name → handler."""
+"""Map full method names to handlers, and serve the two standard services: health and reflection."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+
+from google.protobuf import descriptor_pb2, descriptor_pool
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from app.admin.open_inference.management import Management
-from app.grpc.call import Stream, Unary
+from app.grpc.call import Call, GrpcError, Stream, Unary
 from app.grpc.handler import GrpcHandler
-from app.grpc.health import HEALTH_SERVICE, HealthCalls
 from app.grpc.infer import InferCalls
 from app.grpc.management import ManagementCalls
-from app.grpc.messages import INFERENCE_SERVICE, PREDICT_SERVICE
+from app.grpc.messages import INFERENCE_SERVICE, POOL, PREDICT_SERVICE, parse
 from app.grpc.predict import PredictCalls
-from app.grpc.reflection import REFLECTION_SERVICES, ReflectionCalls
 from app.inference.pipeline import Pipeline
 
-_SERVICES = (INFERENCE_SERVICE, PREDICT_SERVICE, HEALTH_SERVICE)
+_HEALTH_SERVICE = "grpc.health.v1.Health"
+# Both have the same messages. Clients try the first and fall back to the second.
+_REFLECTION_SERVICES = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
+_SERVICES = (INFERENCE_SERVICE, PREDICT_SERVICE, _HEALTH_SERVICE)
+# Interval between two checks of a watched service.
+_WATCH_INTERVAL_S = 0.5
+_STATUSES = health_pb2.HealthCheckResponse
 
 
-def unary_calls(pipeline: Pipeline, default_model: str | None) -> dict[str, Unary]:
-    """`default_model`: of a Predict that names none."""
-    asking, management = GrpcHandler(pipeline), Management(pipeline)
-    calls: dict[str, Unary] = {
-        f"/{INFERENCE_SERVICE}/ModelInfer": InferCalls(asking).model_infer,
-        f"/{PREDICT_SERVICE}/Predict": PredictCalls(asking, default_model).predict,
-        f"/{HEALTH_SERVICE}/Check": _health(pipeline).check,
+def unary_methods(pipeline: Pipeline, default_model: str | None) -> dict[str, Unary]:
+    """Return the methods with one request and one response. `default_model`: for a Predict that names no model."""
+    handler, management = GrpcHandler(pipeline), Management(pipeline)
+    methods: dict[str, Unary] = {
+        f"/{INFERENCE_SERVICE}/ModelInfer": InferCalls(handler).model_infer,
+        f"/{PREDICT_SERVICE}/Predict": PredictCalls(handler, default_model).predict,
+        f"/{_HEALTH_SERVICE}/Check": _health(pipeline).check,
     }
-    for name, handler in ManagementCalls(management, pipeline.observer).table().items():
-        calls[f"/{INFERENCE_SERVICE}/{name}"] = handler
-    return calls
+    for name, method in ManagementCalls(management, pipeline.observer).methods().items():
+        methods[f"/{INFERENCE_SERVICE}/{name}"] = method
+    return methods
 
 
-def stream_calls(pipeline: Pipeline) -> dict[str, Stream]:
-    """Those in which either side may send more than one message."""
-    reflection = ReflectionCalls(_SERVICES)
-    calls: dict[str, Stream] = {
+def stream_methods(pipeline: Pipeline) -> dict[str, Stream]:
+    """Return the methods in which either side may send more than one message."""
+    reflection_calls = ReflectionCalls(_SERVICES)
+    methods: dict[str, Stream] = {
         f"/{INFERENCE_SERVICE}/ModelStreamInfer": InferCalls(GrpcHandler(pipeline)).model_stream_infer,
-        f"/{HEALTH_SERVICE}/Watch": _health(pipeline).watch,
+        f"/{_HEALTH_SERVICE}/Watch": _health(pipeline).watch,
     }
-    for service in REFLECTION_SERVICES:
-        calls[f"/{service}/ServerReflectionInfo"] = reflection.server_reflection_info
-    return calls
+    for service in _REFLECTION_SERVICES:
+        methods[f"/{service}/ServerReflectionInfo"] = reflection_calls.server_reflection_info
+    return methods
+
+
+class HealthCalls:
+    """Serve `Check` and `Watch` of grpc.health.v1, for the whole server (no service named) and for each service."""
+
+    def __init__(self, services: Iterable[str], is_ready: Callable[[], bool]) -> None:
+        self._services = frozenset({"", *services})
+        self._is_ready = is_ready
+
+    async def check(self, request: bytes, call: Call) -> bytes:
+        """Return the status now. Raises GrpcError for an unknown service."""
+        service = parse(health_pb2.HealthCheckRequest, request).service
+        if service not in self._services:
+            known = ", ".join(sorted(self._services - {""}))
+            raise GrpcError("NOT_FOUND", f'service: expected one of {known}, got "{service[:200]}"')
+        return self._status(service)
+
+    async def watch(self, requests: AsyncIterator[bytes], call: Call) -> AsyncIterator[bytes]:
+        """Yield the status now and after every change."""
+        request = await anext(requests, None)
+        if request is None:
+            raise GrpcError("INVALID_ARGUMENT", "expected a HealthCheckRequest, got the end of the stream")
+        service = parse(health_pb2.HealthCheckRequest, request).service
+        last_status = None
+        while True:
+            status = self._status(service)
+            if status != last_status:
+                last_status = status
+                yield status
+            await asyncio.sleep(_WATCH_INTERVAL_S)
+
+    def _status(self, service: str) -> bytes:
+        if service not in self._services:
+            status = _STATUSES.SERVICE_UNKNOWN
+        else:
+            status = _STATUSES.SERVING if self._is_ready() else _STATUSES.NOT_SERVING
+        serialized: bytes = health_pb2.HealthCheckResponse(status=status).SerializeToString()
+        return serialized
+
+
+class ReflectionCalls:
+    """Serve `ServerReflectionInfo` with grpcio's servicer, for tools such as grpcurl."""
+
+    def __init__(self, services: Iterable[str]) -> None:
+        """`services`: of inference.proto and grpc.health.v1."""
+        pool = descriptor_pool.DescriptorPool()
+        for descriptor in (POOL.FindFileByName("inference.proto"), health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
+            file = descriptor_pb2.FileDescriptorProto()
+            descriptor.CopyToProto(file)
+            pool.AddSerializedFile(file.SerializeToString())
+        self._servicer = reflection.aio.ReflectionServicer([*services, _REFLECTION_SERVICES[1]], pool)
+
+    async def server_reflection_info(self, requests: AsyncIterator[bytes], call: Call) -> AsyncIterator[bytes]:
+        async for response in self._servicer.ServerReflectionInfo(_parse_all(requests), None):
+            yield response.SerializeToString()
 
 
 def _health(pipeline: Pipeline) -> HealthCalls:
     management = Management(pipeline)
     return HealthCalls(_SERVICES, lambda: management.why_not_ready() is None)
+
+
+async def _parse_all(requests: AsyncIterator[bytes]) -> AsyncIterator[reflection_pb2.ServerReflectionRequest]:
+    async for request in requests:
+        yield parse(reflection_pb2.ServerReflectionRequest, request)

@@ -1,4 +1,4 @@
-"""Tensors and parameters of messages: a ModelInferRequest to a question, an answer to a ModelInferResponse."""
+"""Convert tensors and parameters: read a ModelInferRequest, write a ModelInferResponse."""
 
 from collections.abc import Iterable, Mapping
 from math import prod
@@ -17,7 +17,7 @@ from frameworks.types import NUMPY_DTYPES, Array
 
 
 class _Contents(NamedTuple):
-    """The field of InferTensorContents that a datatype travels in, and the numpy dtype that its elements become."""
+    """The field of InferTensorContents that holds a datatype, and the numpy dtype into which it is read."""
 
     field: str
     dtype: np.dtype[Any]
@@ -42,13 +42,13 @@ _CONTENTS = {
 _FIELDS = sorted({contents.field for contents in _CONTENTS.values()})
 
 
-def read_question(message: Message) -> ParsedRequest:
-    """Raises InvalidInput, which names the field of the message."""
+def parse_request(message: Message) -> ParsedRequest:
+    """Read a ModelInferRequest. Raises InvalidInput, which names the field of the message."""
     raw = message.raw_input_contents
     inputs = message.inputs
     if raw and len(raw) != len(inputs):
         raise InvalidInput(
-            "raw_input_contents", f"has {len(raw)} entries for {len(inputs)} inputs; wants one for each, in their order"
+            "raw_input_contents", f"expected one entry per input in their order, {len(inputs)} in all, got {len(raw)}"
         )
     given = [_read_input(tensor, f"inputs[{i}]", raw[i] if raw else None) for i, tensor in enumerate(inputs)]
     outputs = [
@@ -58,20 +58,22 @@ def read_question(message: Message) -> ParsedRequest:
 
 
 def read_parameters(parameters: Mapping[str, Message]) -> dict[str, Parameter]:
-    """An InferParameter without a value is left out."""
+    """Return the parameters as Python values. An InferParameter without a value is dropped."""
     if not parameters:
         return {}
     chosen = {name: (parameter, parameter.WhichOneof("parameter_choice")) for name, parameter in parameters.items()}
     return {name: getattr(parameter, choice) for name, (parameter, choice) in chosen.items() if choice}
 
 
-def response_of(
-    question: Message, tensors: Iterable[OutputTensor], model: str, version: str, parameters: Mapping[str, Parameter]
+def write_response(
+    request: Message, tensors: Iterable[OutputTensor], model: str, version: str, parameters: Mapping[str, Parameter]
 ) -> Message:
-    """The answer in the form of the question: raw where that was, and where a tensor travels no other way."""
-    response = ModelInferResponse(model_name=model, model_version=version, id=question.id)
+    """Return a ModelInferResponse. Its contents are typed if those of the request are typed and if all datatypes have
+    typed contents; otherwise all are raw.
+    """
+    response = ModelInferResponse(model_name=model, model_version=version, id=request.id)
     tensors = list(tensors)
-    is_raw = not _is_typed(question) or any(tensor.datatype not in _CONTENTS for tensor in tensors)
+    is_raw = not _is_typed(request) or any(tensor.datatype not in _CONTENTS for tensor in tensors)
     for tensor in tensors:
         output = response.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.value.shape)
         if is_raw:
@@ -83,8 +85,8 @@ def response_of(
     return response
 
 
-def _is_typed(question: Message) -> bool:
-    return bool(question.inputs) and not question.raw_input_contents
+def _is_typed(request: Message) -> bool:
+    return bool(request.inputs) and not request.raw_input_contents
 
 
 def _read_input(tensor: Message, field: str, raw: bytes | None) -> InputTensor:
@@ -94,7 +96,9 @@ def _read_input(tensor: Message, field: str, raw: bytes | None) -> InputTensor:
     if raw is None:
         value = _read_contents(tensor, shape, field)
     elif tensor.HasField("contents"):
-        raise InvalidInput(f"{field}.contents", "stands beside raw_input_contents; send one of the two for all inputs")
+        raise InvalidInput(
+            f"{field}.contents", "expected none beside raw_input_contents; send one of the two for all inputs"
+        )
     else:
         value = from_raw(memoryview(raw), tensor.datatype, shape, field)
     if not tensor.parameters:
@@ -106,28 +110,30 @@ def _read_contents(tensor: Message, shape: tuple[int, ...], field: str) -> Array
     datatype = tensor.datatype
     contents = _CONTENTS.get(datatype)
     if contents is None:
-        numpy_dtype(datatype, field)  # has the words for what is no datatype at all
-        raise InvalidInput(f"{field}.datatype", f"{datatype} travels in raw_input_contents only")
+        numpy_dtype(datatype, field)  # raises for an unknown datatype
+        raise InvalidInput(
+            f"{field}.datatype", f"expected a datatype with typed contents, got {datatype}; send raw_input_contents"
+        )
     elements = getattr(tensor.contents, contents.field)
     if len(elements) != prod(shape):
         others = [name for name in _FIELDS if name != contents.field and getattr(tensor.contents, name)]
-        hint = f"; {others[0]} has some, and {datatype} wants {contents.field}" if others else ""
-        came = f"has {len(elements)} elements, and shape {list(shape)} holds {prod(shape)}{hint}"
-        raise InvalidInput(f"{field}.contents.{contents.field}", came)
+        hint = f"; send {datatype} in {contents.field}, not in {others[0]}" if others else ""
+        reason = f"expected {prod(shape)} elements for shape {list(shape)}, got {len(elements)}{hint}"
+        raise InvalidInput(f"{field}.contents.{contents.field}", reason)
     if datatype == "BYTES":
-        return _texts(elements, field).reshape(shape)
+        return _read_strings(elements, field).reshape(shape)
     value = np.array(elements, contents.dtype)
     return narrow(value, DTYPES[datatype], f"{field}.contents").reshape(shape)
 
 
-def _texts(elements: Iterable[bytes], field: str) -> Array:
+def _read_strings(elements: Iterable[bytes], field: str) -> Array:
     texts = []
     for i, element in enumerate(elements):
         try:
             texts.append(element.decode())
         except UnicodeDecodeError as error:
             raise InvalidInput(
-                f"{field}.contents.bytes_contents[{i}]", f"is no UTF-8 ({error.reason} at byte {error.start})"
+                f"{field}.contents.bytes_contents[{i}]", f"expected UTF-8, got {error.reason} at byte {error.start}"
             ) from None
     array = np.empty(len(texts), NUMPY_DTYPES["string"])
     array[:] = texts

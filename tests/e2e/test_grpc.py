@@ -235,15 +235,24 @@ class TestPredict:
     @pytest.mark.parametrize(
         ("fields", "words"),
         [
-            ({"data": [1.0]}, ("model_name: is missing",)),
+            ({"data": [1.0]}, ("model_name: expected a model's name", "default_model")),
             ({"data": [1.0], "model_name": "digits"}, ("data: holds 1 values", "64")),
-            ({"data": [1.0], "shape": [2], "model_name": "float32"}, ("shape: .2. holds 2 numbers, and data has 1",)),
+            (
+                {"data": [1.0], "shape": [2], "model_name": "float32"},
+                ("shape: expected the shape of 1 numbers, got .2.",),
+            ),
             ({"data": [1.0], "shape": [-1], "model_name": "float32"}, ("shape: wants",)),
-            ({"data": [1.5], "model_name": "int64"}, ("data: holds numbers that are not whole",)),
+            ({"data": [1.5], "model_name": "int64"}, ("data: expected whole numbers for int64",)),
             ({"data": [300.0], "model_name": "int8"}, ("data: holds 300",)),
-            ({"data": [1.0], "model_name": "string"}, ("data: holds numbers, and the model wants string",)),
-            ({"data": [1.0], "model_name": "minilm"}, ("model_name: Predict is for numbers", "text")),
-            ({"data": [1.0], "model_name": "add"}, ("model_name: Predict fits a model with exactly one",)),
+            ({"data": [1.0], "model_name": "string"}, ("data: expected string, got numbers",)),
+            (
+                {"data": [1.0], "model_name": "minilm"},
+                ("model_name: expected a tensor model, got task embed", "ModelInfer"),
+            ),
+            (
+                {"data": [1.0], "model_name": "add"},
+                ("model_name: expected a model with one required tensor, got a: float32",),
+            ),
         ],
     )
     def test_what_is_wrong_is_told(self, channel: grpc.Channel, fields: dict[str, Any], words: tuple[str, ...]) -> None:

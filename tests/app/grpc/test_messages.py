@@ -1,4 +1,4 @@
-"""The .proto file, what is made of it, and what the protocol's own client has for the same messages."""
+"""Compare inference.proto with inference.binpb and with the messages of Triton's client."""
 
 import importlib
 from importlib import resources
@@ -15,17 +15,17 @@ from app.grpc.call import GrpcError
 FOLDER = Path(str(resources.files("app.grpc")))
 
 
-def test_the_descriptors_are_those_of_the_proto_file(tmp_path: Path) -> None:
-    made = tmp_path / "made.binpb"
-    arguments = ["protoc", f"--proto_path={FOLDER}", f"--descriptor_set_out={made}", "inference.proto"]
+def test_descriptors_equal_compiled_proto_file(tmp_path: Path) -> None:
+    compiled = tmp_path / "compiled.binpb"
+    arguments = ["protoc", f"--proto_path={FOLDER}", f"--descriptor_set_out={compiled}", "inference.proto"]
     assert protoc.main(arguments) == 0
-    of_proto = descriptor_pb2.FileDescriptorSet.FromString(made.read_bytes())
+    of_proto = descriptor_pb2.FileDescriptorSet.FromString(compiled.read_bytes())
     of_binpb = descriptor_pb2.FileDescriptorSet.FromString((FOLDER / "inference.binpb").read_bytes())
-    assert of_binpb == of_proto, "make inference.binpb anew: app/grpc/messages.py says how"
+    assert of_binpb == of_proto, "write inference.binpb again with the command in app/grpc/messages.py"
 
 
-def test_every_field_is_the_protocols_own() -> None:
-    """By name, number, type and label: what one side writes the other reads."""
+def test_every_field_equals_field_of_triton_client() -> None:
+    """Compare name, number, type and label, so that each side can read what the other writes."""
     theirs = importlib.import_module("tritonclient.grpc.service_pb2").DESCRIPTOR.pool
     ours = messages.POOL.FindFileByName("inference.proto")
     checked = 0
@@ -40,7 +40,7 @@ def test_every_field_is_the_protocols_own() -> None:
         assert all(value.number == other.values_by_name[name].number for name, value in enum.values_by_name.items())
 
 
-def test_every_call_is_the_protocols_own() -> None:
+def test_every_method_equals_method_of_triton_client() -> None:
     theirs = importlib.import_module("tritonclient.grpc.service_pb2").DESCRIPTOR
     service = theirs.services_by_name["GRPCInferenceService"]
     for method in messages.POOL.FindServiceByName(messages.INFERENCE_SERVICE).methods:
@@ -50,14 +50,14 @@ def test_every_call_is_the_protocols_own() -> None:
         assert (method.client_streaming, method.server_streaming) == (other.client_streaming, other.server_streaming)
 
 
-def test_what_is_no_message_is_told() -> None:
-    with pytest.raises(GrpcError, match=r"no inference\.ModelInferRequest") as told:
+def test_parse_of_invalid_bytes_raises_invalid_argument() -> None:
+    with pytest.raises(GrpcError, match=r"expected a inference\.ModelInferRequest") as raised:
         messages.parse(messages.ModelInferRequest, b"\xff\xff\xff")
-    assert told.value.code == "INVALID_ARGUMENT"
+    assert raised.value.code == "INVALID_ARGUMENT"
 
 
 def _check(ours: Any, theirs: Any) -> int:
-    """How many fields were the same; theirs may have more."""
+    """Return how many fields are equal; `theirs` may have more."""
     for name, field in ours.fields_by_name.items():
         other = theirs.fields_by_name[name]
         assert (field.number, field.type) == (other.number, other.type), f"{ours.full_name}.{name}"
