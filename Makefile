@@ -23,6 +23,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip
 PIP_INSTALL := $(PIP) install --quiet --constraint $(CONSTRAINTS)
 
+# The instruction sets of a CPU without AVX-512, for the tests that depend on them.
+OLDER_CPU := ONEDNN_MAX_CPU_ISA=AVX2 DNNL_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2
+
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help install models serve test check bench clean dev
@@ -47,6 +50,7 @@ serve: models
 
 test: dev models check
 	$(BIN)/pytest
+	$(OLDER_CPU) $(BIN)/pytest -m isa tests/frameworks
 
 check: dev
 	$(BIN)/ruff check .

@@ -1,16 +1,17 @@
-"""What torch raises when a run fails on a device, in our words."""
+"""Map torch's errors of a device to ours."""
 
 import torch
 
 from frameworks.errors import ModelFailed, OutOfMemory, RoundhouseError
 
-# What torch's CPU allocator says; it has no type of its own.
+# The message of torch's CPU allocator; it has no type of its own.
 _CPU_OUT_OF_MEMORY = "can't allocate memory"
 
 
-def as_ours(error: Exception, what: str, device: torch.device) -> RoundhouseError | None:
-    """OutOfMemory, or ModelFailed where the device gave up; None for an error that is not the device's. `what` was
-    run.
+def map_device_error(error: Exception, what: str, device: torch.device) -> RoundhouseError | None:
+    """Return OutOfMemory, ModelFailed where the device failed, or None where the error is not the device's.
+
+    `what`: names the work for the message.
     """
     if not isinstance(error, RuntimeError):
         return None

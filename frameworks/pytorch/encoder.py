@@ -6,8 +6,8 @@ from typing import Any, Literal
 import torch
 
 from frameworks.errors import InvalidInput, InvalidModel, ModelFailed
-from frameworks.pytorch.device_errors import as_ours
-from frameworks.pytorch.openmp import let_threads_go
+from frameworks.pytorch.device_errors import map_device_error
+from frameworks.pytorch.openmp import release_threads
 from frameworks.pytorch.pinned import pinned_arrays
 from frameworks.text.tokenizer import PaddedTokens, TextTokenizer, pad
 from frameworks.types import TEXT_OUTPUT, Array, Batch, ModelSpec, TokenBatch, Value
@@ -61,7 +61,7 @@ class EncoderModel:
         except RuntimeError as error:
             what = f"{batch.rows} texts" if batch.rows > 1 else "one text"
             longest = max(map(len, batch.token_ids), default=1)
-            ours = as_ours(error, f"a batch of {what} of {longest} tokens", self._device)
+            ours = map_device_error(error, f"a batch of {what} of {longest} tokens", self._device)
             if ours is None:
                 raise
         # Here the error is gone, and with it the frames that held the run's tensors: their memory can be given back,
@@ -80,7 +80,7 @@ class EncoderModel:
     def on_idle(self) -> None:
         """As BatchModel.rest."""
         if self._device.type == "cpu":
-            let_threads_go()
+            release_threads()
 
     def close(self) -> None:
         self._model = None

@@ -16,6 +16,7 @@ from transformers import CONFIG_MAPPING, AutoModel, AutoModelForCausalLM, AutoMo
 from frameworks.devices import Device
 from frameworks.errors import InvalidModel, OutOfMemory
 from frameworks.files import read_json
+from frameworks.pytorch import kernels
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -41,11 +42,11 @@ def page_in_kernels(device: Device) -> None:
 
 
 def default_dtype(device: Device, file_dtype: str) -> str:
-    """What `device` is fastest at; on a CPU never below the quality of the file (safetensors' `F32`, `BF16`, …)."""
+    """Return the fastest dtype of `device`; on a CPU none below the quality of the file (`F32`, `BF16`, …)."""
     if device.kind != "cpu":
         return "bf16" if file_dtype == "BF16" else "f16"
-    # Of the narrow types a CPU is fast at bfloat16 only, and only where it has instructions for it.
-    if file_dtype == "BF16" and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    # bfloat16 is the only narrow type that a CPU can be fast at.
+    if file_dtype == "BF16" and kernels.multiplies_bf16():
         return "bf16"
     return "f32"
 

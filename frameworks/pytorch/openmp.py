@@ -1,12 +1,14 @@
-"""OpenMP's threads: every thread that computes has some of its own, and those of one that rests slow down the others'.
+"""Control OpenMP's threads: each computing thread owns some, and those of an idle one slow down the others.
 
-GNU OpenMP counts them all. Where they are more than the CPUs it puts those of every model to sleep at each barrier,
-also when the others sleep already: beside an encoder that nobody asks, a step of a language model takes three times as
-long (1.4 and 4.4 ms, 12.6 and 27 ms on two cores).
+GNU OpenMP counts them all. Where they outnumber the CPUs it puts every model's threads to sleep at each barrier, even
+if the others sleep already. Beside an idle encoder a step of a language model takes two to three times as long (1.4
+and 4.4 ms, 12.6 and 27 ms on two cores).
 """
 
 import ctypes
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -15,18 +17,30 @@ import torch
 _SOFT_PAUSE = 1
 
 
-def let_threads_go() -> None:
-    """Ends the OpenMP threads that wait for the calling thread. Its next product makes them anew, in half a
-    millisecond.
-    """
+def release_threads() -> None:
+    """End the OpenMP threads of the calling thread. Its next product starts new ones, in half a millisecond."""
     library = _library()
     if library is not None:
         library.omp_pause_resource_all(_SOFT_PAUSE)
 
 
+@contextmanager
+def single_threaded() -> Iterator[None]:
+    """Compute on the calling thread alone within the block.
+
+    A microsecond's work split over threads waits milliseconds for a core that is busy.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 @cache
 def _library() -> ctypes.CDLL | None:
-    """In which torch's own OpenMP is found; None where it is no GNU OpenMP, which alone counts like that."""
+    """Return the library that holds torch's OpenMP, or None where it is not GNU OpenMP."""
     path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     if sys.platform != "linux" or not path.exists():
         return None

@@ -7,6 +7,7 @@ import torch
 
 from frameworks.devices import Device, ModelNeeds
 from frameworks.errors import InvalidModel
+from frameworks.pytorch import kernels
 from frameworks.pytorch.encoder import EncoderModel
 from frameworks.pytorch.encoder_loading import EncoderLoading, ModelFiles, load_encoders
 from frameworks.pytorch.generation.engine import GeneratingModel
@@ -66,7 +67,7 @@ class TorchRegistry:
         # An accelerator's own choice is a type of 16 bits.
         accelerator_dtype = chosen or "f16"
         host_size, accelerator_size = DTYPES[host_dtype].itemsize, DTYPES[accelerator_dtype].itemsize
-        if entry.dtype == "int8" and self._performance.enable_quantization:
+        if self._quantizes(entry):
             # Its linear layers take one byte, tables of embeddings stay as they are.
             host_size = accelerator_size = _INT8_BYTES_PER_ELEMENT
         more_bytes = self._kv_bytes if _generates(files.config) else self._state_bytes
@@ -113,16 +114,19 @@ class TorchRegistry:
         return min(tokens, files.entry.max_batch_tokens or tokens) * files.config.hidden_size * DTYPES[dtype].itemsize
 
     def _kv_bytes(self, files: ModelFiles, dtype: str, kind: str) -> int:
-        """Of a language model: its key/value memory, and what of its weights is there twice on a CPU."""
+        """Of a language model: its key/value cache, and the copy of an embedding table that the last layer packs."""
         shape = read_shape(files.folder, dtype)
-        twice = shape.shared_elements * DTYPES[dtype].itemsize if kind == "cpu" and dtype != "f16" else 0
-        return kv_bytes(files.entry, shape, self._max_rows(files.entry), kind) + twice
+        is_copied = kind == "cpu" and (self._quantizes(files.entry) or kernels.packs(DTYPES[dtype]))
+        copy_bytes = shape.shared_elements * DTYPES[dtype].itemsize if is_copied else 0
+        return kv_bytes(files.entry, shape, self._max_rows(files.entry), kind) + copy_bytes
+
+    def _quantizes(self, entry: TorchModelEntry) -> bool:
+        return entry.dtype == "int8" and self._performance.enable_quantization
 
     def _wants_int8(self, entry: TorchModelEntry) -> bool:
         if entry.dtype == "int8" and not self._performance.enable_quantization:
             log.warning("not quantised: performance.enable_quantization is false", model=entry.name)
-            return False
-        return entry.dtype == "int8"
+        return self._quantizes(entry)
 
 
 def _check_kind(files: ModelFiles) -> None:

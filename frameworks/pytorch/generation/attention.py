@@ -7,6 +7,7 @@ what the rows of a sequence give is added up by the share of each in the softmax
 
 import torch
 
+from frameworks.pytorch import kernels
 from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, KeyValueCache, unseen
 from frameworks.pytorch.generation.step_layout import BlockViews, PromptPart, StepLayout, TextRows, causal_mask
 
@@ -181,7 +182,7 @@ class BlockAttention:
 
 
 def _are_products_faster(part: PromptPart, query: torch.Tensor) -> bool:
-    """Whether oneDNN's products of bfloat16 are faster: torch's own attention on a CPU does not ask for them."""
-    if query.dtype != torch.bfloat16 or query.device.type != "cpu":
+    """Return whether oneDNN's products of bfloat16 are faster than torch's attention, which does not use them."""
+    if query.dtype != torch.bfloat16 or query.device.type != "cpu" or not kernels.multiplies_bf16():
         return False
     return (part.count >= _FEWEST_FROM_BEGINNING or part.start > 0) and part.start + part.count <= _MOST_TOKENS

@@ -18,14 +18,14 @@ from frameworks.generation.types import (
     StepStats,
     TokenMatcher,
 )
-from frameworks.pytorch.device_errors import as_ours
+from frameworks.pytorch.device_errors import map_device_error
 from frameworks.pytorch.generation.decoder import Decoder
 from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, KeyValueCache
 from frameworks.pytorch.generation.sampling import Sampled, Sampler
 from frameworks.pytorch.generation.sampling_state import SamplingState
 from frameworks.pytorch.generation.step_layout import LayoutMaker
 from frameworks.pytorch.generation.token_masks import TokenMasks
-from frameworks.pytorch.openmp import let_threads_go
+from frameworks.pytorch.openmp import release_threads
 from frameworks.types import DEFAULT_PRIORITY, ModelSpec
 
 # Two prompts, computed beside each other in parts, and what follows them.
@@ -138,7 +138,7 @@ class GeneratingModel:
     def on_idle(self) -> None:
         """As StepModel.rest."""
         if self._device.type == "cpu":
-            let_threads_go()
+            release_threads()
 
     def close(self) -> None:
         """As StepModel.close."""
@@ -170,7 +170,7 @@ class GeneratingModel:
         except Exception as error:
             # What was copied and computed, and what was not, nobody knows now.
             parts.scheduler.forget()
-            ours = as_ours(error, f"a step of {len(plan.parts)} texts", self._device)
+            ours = map_device_error(error, f"a step of {len(plan.parts)} texts", self._device)
             if ours is None:
                 raise
         # Here the error is gone, and with it the frames that held the step's tensors.

@@ -1,4 +1,4 @@
-"""Matrix products with weights that stay the same: packed once for the device that multiplies them.
+"""Linear layers of a generating model: plain, packed or int8 weights, as the device multiplies them fastest.
 
 On a CPU a decode step is its linear layers, and oneDNN multiplies weights in its own blocked order two to three times
 as fast as plain ones (2,048 x 768, 16 rows, two cores with AVX-512: 4.5 ms against 1.4 for eight of them in float32).
@@ -11,62 +11,62 @@ from typing import Protocol
 
 import torch
 
-# oneDNN chooses the order of the weights by a number of rows; what is best for 64 is as good for 1 to 256, while what
-# is chosen for 1 is half as fast at 16.
-_ROWS_HINT = 64
+from frameworks.pytorch import kernels
+from frameworks.pytorch.quantize import INT8_SIZE_MULTIPLE, Int8Linear
+
 # Up to here each number of rows is computed as it is: these are the batches of texts, one row each.
-_MOST_EXACT_ROWS = 32
+_MAX_EXACT_ROWS = 32
 _ROUNDING_BITS = 4
 
 
-def filled_rows(rows: int, device: torch.device) -> int:
-    """With how many rows so many are computed, at least as many: one more in 25 on average, one in 8 at most.
+def padded_rows(rows: int, device: torch.device) -> int:
+    """Return how many rows are computed for `rows`: 1 in 25 more on average, 1 in 8 more at most.
 
     On a CPU oneDNN makes machine code for each number of rows and each shape of weights, which takes 0.3 ms, and keeps
-    it, which takes 0.6 MB. Of 512 numbers 64 are left, and soon none is new.
+    it, which takes 0.6 MB. Of 512 numbers of rows 64 remain.
     """
-    if device.type != "cpu" or rows <= _MOST_EXACT_ROWS:
+    if device.type != "cpu" or rows <= _MAX_EXACT_ROWS:
         return rows
     step = 1 << (rows.bit_length() - _ROUNDING_BITS)
     return -(-rows // step) * step
 
 
 class Linear(Protocol):
-    """Rows [rows, inputs] → [rows, outputs], in the dtype of the rows."""
+    """Rows [rows, inputs] → [rows, outputs], in the dtype of the rows; with an operation fused into the product."""
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor: ...
 
-    def silu(self, rows: torch.Tensor) -> torch.Tensor:
-        """silu of the product."""
+    def fused_silu(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return silu of the product."""
         ...
 
-    def times(self, rows: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-        """The product, element by element times `factor` [rows, outputs]."""
+    def fused_mul(self, rows: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+        """Return the product times `factor` [rows, outputs], element by element."""
         ...
 
-    def plus(self, rows: torch.Tensor, summand: torch.Tensor) -> torch.Tensor:
-        """The product plus `summand` [rows, outputs]."""
+    def fused_add(self, rows: torch.Tensor, summand: torch.Tensor) -> torch.Tensor:
+        """Return the product plus `summand` [rows, outputs]."""
         ...
 
 
-class ProductFirst(ABC):
-    """Where the product is made by itself, and what follows it afterwards."""
+class _UnfusedLinear(ABC):
+    """A product whose following operation is a second pass over it."""
 
     @abstractmethod
     def __call__(self, rows: torch.Tensor) -> torch.Tensor: ...
 
-    def silu(self, rows: torch.Tensor) -> torch.Tensor:
+    def fused_silu(self, rows: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.silu(self(rows), inplace=True)
 
-    def times(self, rows: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    def fused_mul(self, rows: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
         return self(rows).mul_(factor)
 
-    def plus(self, rows: torch.Tensor, summand: torch.Tensor) -> torch.Tensor:
+    def fused_add(self, rows: torch.Tensor, summand: torch.Tensor) -> torch.Tensor:
         return self(rows).add_(summand)
 
 
-class PlainLinear(ProductFirst):
-    """Weights [outputs, inputs] as they are."""
+class PlainLinear(_UnfusedLinear):
+    """Weights [outputs, inputs] in torch's own order."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.weight = weight
@@ -77,27 +77,46 @@ class PlainLinear(ProductFirst):
 
 
 class PackedLinear:
-    """Weights in oneDNN's order; what follows the product is done while it is written."""
+    """Weights in oneDNN's order; the following operation is applied while the product is written."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         """`weight`: [outputs, inputs], float32 or bfloat16 on a CPU."""
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS_HINT)
+        self.weight = kernels.pack(weight)
         self.bias = bias
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, self.weight, self.bias, "none", [], "")
         return product
 
-    def silu(self, rows: torch.Tensor) -> torch.Tensor:
+    def fused_silu(self, rows: torch.Tensor) -> torch.Tensor:
         product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, self.weight, self.bias, "swish", [], "")
         return product
 
-    def times(self, rows: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    def fused_mul(self, rows: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
         product: torch.Tensor = torch.ops.mkldnn._linear_pointwise.binary(rows, factor, self.weight, self.bias, "mul")
         return product
 
-    def plus(self, rows: torch.Tensor, summand: torch.Tensor) -> torch.Tensor:
+    def fused_add(self, rows: torch.Tensor, summand: torch.Tensor) -> torch.Tensor:
         product: torch.Tensor = torch.ops.mkldnn._linear_pointwise.binary(rows, summand, self.weight, self.bias, "add")
+        return product
+
+
+class QuantizedLinear(_UnfusedLinear):
+    """int8 weights. Each row is rounded to int8 by its own largest number, so it depends on no other row."""
+
+    def __init__(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, kernel: kernels.Int8Kernel | None = None
+    ) -> None:
+        """`weight`: [outputs, inputs]. `kernel`: None for the fastest of the device."""
+        outputs, inputs = weight.shape
+        linear = torch.nn.Linear(inputs, outputs, bias=bias is not None, device="meta")
+        linear.weight = torch.nn.Parameter(weight, requires_grad=False)
+        if bias is not None:
+            linear.bias = torch.nn.Parameter(bias, requires_grad=False)
+        self._linear = Int8Linear(linear, kernel or kernels.int8_kernel(weight.device.type))
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        product: torch.Tensor = self._linear(rows)
         return product
 
 
@@ -106,14 +125,17 @@ MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], Linear]
 
 
 def make_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-    """Packed, where that is known to be faster."""
+    """Make a layer with packed weights where the CPU multiplies them faster, else with plain ones."""
     return PackedLinear(weight, bias) if can_pack(weight) else PlainLinear(weight, bias)
 
 
+def make_int8_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+    """Make a layer with int8 weights, or a plain one where cuBLAS has no int8 product of that size."""
+    if weight.device.type == "cuda" and any(size % INT8_SIZE_MULTIPLE for size in weight.shape):
+        return make_linear(weight, bias)
+    return QuantizedLinear(weight, bias)
+
+
 def can_pack(weight: torch.Tensor) -> bool:
-    """Whether oneDNN has an order of its own for these weights on this machine."""
-    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return False
-    if weight.dtype == torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return weight.dtype == torch.float32
+    """Return whether `make_linear` packs these weights, and so copies them."""
+    return weight.device.type == "cpu" and kernels.packs(weight.dtype)

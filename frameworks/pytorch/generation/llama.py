@@ -113,9 +113,9 @@ class _Layer:
             seen, states = seen.index_select(0, wanted), states.index_select(0, wanted)
             if not len(wanted):
                 return states
-        states = self._output.plus(seen, states)
+        states = self._output.fused_add(seen, states)
         middle = self._middle_norm(states)
-        return self._down.plus(self._up.times(middle, self._gate.silu(middle)), states)
+        return self._down.fused_add(self._up.fused_mul(middle, self._gate.fused_silu(middle)), states)
 
     def _rotate(self, heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> None:
         """Turns queries and keys by their positions (Su et al. 2021), halves of a head together as Llama has it."""

@@ -15,13 +15,12 @@ from frameworks.generation.generation_config import default_sampling, eos_token_
 from frameworks.generation.scheduler import StepScheduler
 from frameworks.generation.step_cost import StepCost
 from frameworks.generation.types import GenerationSpec
-from frameworks.pytorch.device_errors import as_ours
+from frameworks.pytorch.device_errors import map_device_error
 from frameworks.pytorch.generation.attention import BlockAttention
 from frameworks.pytorch.generation.decoder import Decoder
 from frameworks.pytorch.generation.engine import EngineParts, GeneratingModel
-from frameworks.pytorch.generation.int8_linear import make_int8_linear
 from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, CacheShape, KeyValueCache
-from frameworks.pytorch.generation.linear import can_pack, make_linear
+from frameworks.pytorch.generation.linear import can_pack, make_int8_linear, make_linear
 from frameworks.pytorch.generation.llama import LlamaDecoder, is_llama
 from frameworks.pytorch.generation.sampling import Sampler
 from frameworks.pytorch.generation.step_layout import LayoutMaker
@@ -162,7 +161,7 @@ def _decoder(folder: Path, model: Any, shape: GeneratorShape, cache: KeyValueCac
     try:
         return LlamaDecoder(model, attention, make) if is_llama(model) else TransformersDecoder(model, attention, make)
     except RuntimeError as error:
-        ours = as_ours(error, f"{folder}: the weights, put in order,", model.device)
+        ours = map_device_error(error, f"{folder}: the weights, put in order,", model.device)
         raise (ours or error) from error
 
 
@@ -179,7 +178,7 @@ def _cache(
     try:
         return KeyValueCache(shape.cache, blocks, device)
     except RuntimeError as error:
-        ours = as_ours(error, f"{folder}: a kv_cache of {format_size(size_bytes)}", device)
+        ours = map_device_error(error, f"{folder}: a kv_cache of {format_size(size_bytes)}", device)
         raise (ours or error) from error
 
 

@@ -1,8 +1,7 @@
 """The next token of every row of a batch, each as its own sequence asks for it."""
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +13,7 @@ from frameworks.pytorch.generation.logprobs import log_probabilities
 from frameworks.pytorch.generation.masking import Masks
 from frameworks.pytorch.generation.sampling_state import SamplingState
 from frameworks.pytorch.generation.searches import greatest
+from frameworks.pytorch.openmp import single_threaded
 
 
 class Sampled(NamedTuple):
@@ -47,7 +47,7 @@ class Sampler:
         `logits`: float32, bfloat16 or float16 [rows, vocabulary], on the device, and not changed. What a row gives is
         the same whatever rows are beside it. Where logits are NaN, or nothing is allowed, that row alone fails.
         """
-        with torch.inference_mode(), _one_thread():
+        with torch.inference_mode(), single_threaded():
             if all(state.is_plain_greedy for state in states):
                 token_ids, maxima = greatest(logits.to(self._device, torch.float32))
                 return self._results(states, token_ids, maxima)
@@ -151,17 +151,6 @@ class Sampler:
         found = log_probabilities(logits.index_select(0, index).float(), chosen, [top for _, top in asked], self._room)
         for (row, _), token_id, of_row in zip(asked, chosen.tolist(), found, strict=True):
             results[row] = Sampled(token_id, of_row.logprob, of_row.top)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """The steps of the work take microseconds; where another core is busy, each would wait milliseconds for it."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _why_none(state: SamplingState, maximum: float) -> RoundhouseError:

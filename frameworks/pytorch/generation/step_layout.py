@@ -11,7 +11,7 @@ import torch
 
 from frameworks.generation.scheduler import StepPart
 from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, KeyValueCache, unseen
-from frameworks.pytorch.generation.linear import filled_rows
+from frameworks.pytorch.generation.linear import padded_rows
 
 # Rows that belong to no sequence are read along with the others as long as they are not more than this share.
 _MOST_IDLE_ROWS = 0.5
@@ -249,7 +249,7 @@ class LayoutMaker:
 
     def _filled(self, numbers: list[int]) -> torch.Tensor:
         """With zeros, up to a number of rows that is computed."""
-        filling = [0] * (filled_rows(len(numbers), self._device) - len(numbers))
+        filling = [0] * (padded_rows(len(numbers), self._device) - len(numbers))
         return self._on_device(np.asarray(numbers + filling, dtype=np.int64))
 
     def _on_device(self, array: "np.ndarray[Any, np.dtype[Any]]") -> torch.Tensor:

@@ -13,7 +13,7 @@ import torch
 from frameworks.errors import InvalidModel, OutOfMemory
 from frameworks.generation.scheduler import Sequence, StepPart
 from frameworks.generation.types import Sampling, SequenceRequest
-from frameworks.pytorch.device_errors import as_ours
+from frameworks.pytorch.device_errors import map_device_error
 from frameworks.pytorch.generation.decoder import Decoder
 from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS
 from frameworks.pytorch.generation.step_layout import LayoutMaker
@@ -111,7 +111,7 @@ class Trial:
 
     def _check_memory(self, error: Exception) -> None:
         """Raises OutOfMemory where that is what is wrong: the model may still be served where there is more room."""
-        ours = as_ours(error, f"{self._folder}: a text of {len(self._token_ids)} tokens", self._device)
+        ours = map_device_error(error, f"{self._folder}: a text of {len(self._token_ids)} tokens", self._device)
         if isinstance(ours, OutOfMemory):
             raise ours from error
 

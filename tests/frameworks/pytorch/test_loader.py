@@ -8,7 +8,7 @@ import torch
 
 from frameworks.devices import Device
 from frameworks.errors import InvalidModel, OutOfMemory
-from frameworks.pytorch import loader
+from frameworks.pytorch import kernels, loader
 from frameworks.pytorch.loader import default_dtype, load_encoder
 from frameworks.text.tokenizer import normalize_rows
 from tests.frameworks.conftest import FolderMaker
@@ -16,6 +16,8 @@ from tests.frameworks.models.loading import load_torch, rows_of
 from tests.support.fake_probe import GIB, FakeProbe, cuda
 from tests.support.models.text_files import TEXTS, change_json, write_sentence_transformers
 from tests.support.models.torch_folders import HIDDEN_SIZE, rewrite_weights, save_classifier, save_embedder
+
+pytestmark = pytest.mark.isa
 
 CPU = FakeProbe().host()
 MPS = Device("mps", 0, "Apple GPU", 16 * GIB, 8 * GIB)
@@ -48,7 +50,7 @@ class TestDefaultDtype:
     def test_bfloat16_on_a_cpu_with_or_without_instructions_for_it(
         self, monkeypatch: pytest.MonkeyPatch, has_instructions: bool, dtype: str
     ) -> None:
-        monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: has_instructions)
+        monkeypatch.setattr(kernels, "multiplies_bf16", lambda: has_instructions)
         assert default_dtype(CPU, "BF16") == dtype
         assert default_dtype(CPU, "F32") == "f32"
 

@@ -9,7 +9,7 @@ import psutil
 import pytest
 import torch
 
-from frameworks.pytorch.openmp import _library, let_threads_go
+from frameworks.pytorch.openmp import _library, release_threads
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="GNU OpenMP is Linux's")
 
@@ -34,7 +34,7 @@ def in_thread(*work: Callable[[], object]) -> list[object]:
 def test_they_end_and_come_again() -> None:
     assert _library() is not None, "torch for Linux brings GNU OpenMP"
     first, _, without, again, with_it, _, once_more = in_thread(
-        compute, let_threads_go, num_threads, compute, num_threads, let_threads_go, num_threads
+        compute, release_threads, num_threads, compute, num_threads, release_threads, num_threads
     )
     assert first == again == 400 * 400 * 401
     assert isinstance(without, int)
@@ -54,9 +54,9 @@ def test_those_of_another_thread_stay() -> None:
     thread.start()
     try:
         assert done.wait(10)
-        let_threads_go()
+        release_threads()
         before = num_threads()
-        assert in_thread(let_threads_go, compute, let_threads_go) == [None, 400 * 400 * 401.0, None]
+        assert in_thread(release_threads, compute, release_threads) == [None, 400 * 400 * 401.0, None]
         assert num_threads() == before
     finally:
         checked.set()
@@ -64,4 +64,4 @@ def test_those_of_another_thread_stay() -> None:
 
 
 def test_who_has_none_may_let_them_go_too() -> None:
-    assert in_thread(let_threads_go, let_threads_go) == [None, None]
+    assert in_thread(release_threads, release_threads) == [None, None]

@@ -1,4 +1,4 @@
-"""int8 Linear layers: against exact arithmetic in float64, the folder's own f32 answers, and cheaply found again."""
+"""int8 Linear layers against exact arithmetic in float64 and the f32 model; reports reused from the cache."""
 
 from pathlib import Path
 
@@ -8,12 +8,27 @@ import torch
 
 from frameworks.devices import Device
 from frameworks.errors import InvalidModel
+from frameworks.pytorch.kernels import Int8Kernel, OneDnnInt8Kernel, TorchInt8Kernel, int8_kernel, largest_exact_weight
 from frameworks.pytorch.quantize import Int8Linear, check_int8_runs_on
 from frameworks.quantization.comparison import row_cosines
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.models.loading import load_torch, rows_of
 from tests.support.models.text_files import TEXTS
 from tests.support.models.torch_folders import save_classifier, save_embedder
+
+pytestmark = pytest.mark.isa
+
+KERNELS = [TorchInt8Kernel, OneDnnInt8Kernel]
+
+
+def usable(kind: type[Int8Kernel]) -> Int8Kernel:
+    """Return the kernel with the range that is exact on this CPU; skip where torch has it not."""
+    kernel = kind()
+    try:
+        kernel.largest_weight = largest_exact_weight(kernel)
+    except (RuntimeError, AttributeError) as error:
+        pytest.skip(f"no {kernel.name} product of int8 on this CPU: {error}")
+    return kernel
 
 
 def linear(bias: bool = True) -> torch.nn.Linear:
@@ -22,34 +37,36 @@ def linear(bias: bool = True) -> torch.nn.Linear:
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("largest", [127, 63])
-def test_it_is_the_product_of_what_was_rounded(bias: bool, largest: int) -> None:
+@pytest.mark.parametrize("kind", KERNELS)
+def test_int8_linear_multiplies_rounded_numbers(bias: bool, kind: type[Int8Kernel]) -> None:
     """float64 has room for every sum of products of int8, so the reference is exact."""
     layer = linear(bias)
+    kernel = usable(kind)
+    largest = kernel.largest_weight
     x = torch.randn(3, 5, 48) * torch.logspace(-3, 3, 5)[:, None]
     weight, rows = layer.weight.double(), x.double()
     scale = weight.abs().amax(1, keepdim=True) / largest
     steps = rows.abs().amax(-1, keepdim=True) / 127
     expected = (torch.round(rows / steps) * steps) @ (torch.round(weight / scale) * scale).T
     expected += layer.bias.double() if bias else 0
-    torch.testing.assert_close(Int8Linear(layer, largest)(x).double(), expected, rtol=1e-2, atol=1e-5)
+    torch.testing.assert_close(Int8Linear(layer, kernel)(x).double(), expected, rtol=1e-2, atol=1e-5)
 
 
-def test_a_row_does_not_depend_on_its_neighbours_and_a_row_of_zeros_is_the_bias() -> None:
+def test_int8_row_independent_of_neighbours() -> None:
     layer = linear()
-    int8 = Int8Linear(layer, 127)
+    int8 = Int8Linear(layer, int8_kernel("cpu"))
     x = torch.stack([torch.randn(48), torch.full((48,), 1e4), torch.zeros(48)])
     torch.testing.assert_close(int8(x)[0], int8(x[:1])[0], rtol=0, atol=0)
     torch.testing.assert_close(int8(x)[2], layer.bias)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_what_leaves_has_the_dtype_of_what_came(dtype: torch.dtype) -> None:
-    assert Int8Linear(linear().to(dtype), 127)(torch.randn(2, 48, dtype=dtype)).dtype == dtype
+def test_int8_output_keeps_input_dtype(dtype: torch.dtype) -> None:
+    assert Int8Linear(linear().to(dtype), int8_kernel("cpu"))(torch.randn(2, 48, dtype=dtype)).dtype == dtype
 
 
 @pytest.mark.parametrize("family", ["bert", "distilbert"])
-def test_a_model_in_int8_is_near_its_original_and_smaller(made_once: FolderMaker, tmp_path: Path, family: str) -> None:
+def test_int8_model_near_original_and_smaller(made_once: FolderMaker, tmp_path: Path, family: str) -> None:
     folder = made_once(save_embedder, family=family)
     original, model = load_torch(folder), load_torch(folder, dtype="int8", cache_dir=tmp_path)
     report = model.spec.quantization
@@ -62,7 +79,7 @@ def test_a_model_in_int8_is_near_its_original_and_smaller(made_once: FolderMaker
     assert report.bytes_before == (folder / "model.safetensors").stat().st_size
 
 
-def test_a_later_load_finds_the_report_and_checks_it(
+def test_later_load_reuses_and_checks_report(
     made_once: FolderMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = made_once(save_embedder)
@@ -79,7 +96,7 @@ def test_a_later_load_finds_the_report_and_checks_it(
         load_torch(folder, dtype="int8", cache_dir=tmp_path, min_cosine=1.0)
 
 
-def test_a_classifier_keeps_its_last_layer(made_once: FolderMaker, tmp_path: Path) -> None:
+def test_int8_classifier_keeps_last_layer(made_once: FolderMaker, tmp_path: Path) -> None:
     folder = made_once(save_classifier)
     model = load_torch(folder, dtype="int8", cache_dir=tmp_path)
     assert model._model is not None
@@ -88,24 +105,24 @@ def test_a_classifier_keeps_its_last_layer(made_once: FolderMaker, tmp_path: Pat
     assert kinds["bert.encoder.layer.0.attention.self.query"] is Int8Linear
 
 
-def test_switched_off_it_is_not_applied(made_once: FolderMaker, tmp_path: Path) -> None:
+def test_int8_disabled_serves_original(made_once: FolderMaker, tmp_path: Path) -> None:
     model = load_torch(made_once(save_embedder), dtype="int8", cache_dir=tmp_path, enable_quantization=False)
     assert (model.spec.dtype, model.spec.quantization) == ("float32", None)
 
 
-def test_a_cache_that_cannot_be_written_is_said(made_once: FolderMaker, tmp_path: Path) -> None:
+def test_unwritable_cache_refused(made_once: FolderMaker, tmp_path: Path) -> None:
     (tmp_path / "cache").write_bytes(b"")
     with pytest.raises(InvalidModel, match=r"models\.cache_dir"):
         load_torch(made_once(save_embedder), dtype="int8", cache_dir=tmp_path / "cache")
 
 
-def test_a_device_without_int8_is_refused_with_the_remedy() -> None:
+def test_device_without_int8_refused_with_remedy() -> None:
     with pytest.raises(InvalidModel, match=r'not on mps; set device = "cpu" or dtype = "f16"'):
         check_int8_runs_on(Device("mps", 0, "Apple", 1, 1), Path("m"))
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
-def test_casts_to_16_bits_are_near_their_original(made_once: FolderMaker, dtype: str) -> None:
+def test_16_bit_cast_near_original(made_once: FolderMaker, dtype: str) -> None:
     folder = made_once(save_embedder)
     model = load_torch(folder, dtype=dtype)
     assert row_cosines(rows_of(load_torch(folder), [*TEXTS]), rows_of(model, [*TEXTS])).min() > 0.999

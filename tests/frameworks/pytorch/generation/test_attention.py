@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from frameworks.generation.scheduler import Sequence, StepPart
 from frameworks.generation.types import Sampling, SequenceRequest
+from frameworks.pytorch import kernels
 from frameworks.pytorch.generation import attention
 from frameworks.pytorch.generation.attention import BlockAttention
 from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, CacheShape, KeyValueCache
@@ -19,6 +20,14 @@ CPU = torch.device("cpu")
 BLOCKS = 64
 LAYERS = 2
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _products_of_bf16() -> Iterator[None]:
+    """Use products of bfloat16 on every CPU, though not every CPU multiplies it fast."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "multiplies_bf16", lambda: True)
+        yield
 
 
 @dataclass(frozen=True)
@@ -182,8 +191,12 @@ class TestForms:
     @pytest.mark.parametrize("length", [2, 32, 33, 47, 48, 49, 255, 256, 257])
     @pytest.mark.parametrize("scale", [None, 1.0])
     def test_whole_prompts(self, length: int, dtype: torch.dtype, scale: float | None) -> None:
-        """Those of medium length are computed otherwise in bfloat16, and beside others."""
+        """Prompts of medium length are computed otherwise in bfloat16, and beside others."""
         check(Case([Part(0, length), Part(40, 1), Part(0, 40)], Form(2, 3, 24, dtype), IN_ROW), scale)
+
+    def test_bf16_prompt_without_bf16_products(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(kernels, "multiplies_bf16", lambda: False)
+        check(Case([Part(0, 48), Part(40, 1), Part(0, 40)], Form(2, 3, 24, torch.bfloat16), IN_ROW))
 
     def test_a_whole_prompt_in_a_window_that_holds_it_and_in_one_that_does_not(self) -> None:
         for window in (99, 100, 101):

@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 
 from frameworks.errors import InvalidModel, OutOfMemory
 from frameworks.generation.types import GenerationSpec
+from frameworks.pytorch import kernels
 from frameworks.pytorch.generation.engine import GeneratingModel
 from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, CacheShape
 from frameworks.pytorch.generation.llama import LlamaDecoder
@@ -22,6 +23,8 @@ from tests.support.fake_probe import GIB, FakeProbe
 from tests.support.models.causal_folders import CONTEXT_TOKENS, END_ID, VOCABULARY_SIZE, save_causal_model
 from tests.support.models.text_files import change_json
 from tests.support.models.torch_folders import rewrite_weights
+
+pytestmark = pytest.mark.isa
 
 TOKEN_BYTES = 2 * 2 * 2 * 16 * 4
 """Keys and values of two layers with two heads of 16 float32 numbers."""
@@ -154,7 +157,7 @@ class TestDtypes:
     def test_left_out_it_is_never_below_the_file_s(
         self, made_once: FolderMaker, monkeypatch: pytest.MonkeyPatch, has_instructions: bool, of_bf16: str
     ) -> None:
-        monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: has_instructions)
+        monkeypatch.setattr(kernels, "multiplies_bf16", lambda: has_instructions)
         found = {
             dtype: load_generating(made_once(save_causal_model, dtype=dtype), dtype="default").spec.dtype
             for dtype in ("f32", "f16", "bf16")

@@ -5,6 +5,8 @@ import torch
 
 from frameworks.pytorch.generation.norm import RootMeanSquareNorm
 
+pytestmark = pytest.mark.isa
+
 # By double precision. What is rounded to the dtype at the end has half a unit of its last place.
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 

@@ -2,13 +2,13 @@
 
 import torch
 
-from frameworks.pytorch.generation.linear import filled_rows
+from frameworks.pytorch.generation.linear import padded_rows
 
 CPU = torch.device("cpu")
 
 
 def test_few_numbers_of_rows_and_little_more_of_them() -> None:
-    filled = [filled_rows(rows, CPU) for rows in range(1, 513)]
+    filled = [padded_rows(rows, CPU) for rows in range(1, 513)]
     assert all(rows <= each <= max(rows, rows * 9 / 8) for rows, each in enumerate(filled, 1))
     assert len(set(filled)) == 64
     assert filled == sorted(filled)
@@ -18,4 +18,4 @@ def test_few_numbers_of_rows_and_little_more_of_them() -> None:
 
 
 def test_on_a_gpu_nothing_is_filled() -> None:
-    assert [filled_rows(rows, torch.device("cuda")) for rows in (1, 33, 500)] == [1, 33, 500]
+    assert [padded_rows(rows, torch.device("cuda")) for rows in (1, 33, 500)] == [1, 33, 500]
