@@ -23,16 +23,23 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip
 PIP_INSTALL := $(PIP) install --quiet --constraint $(CONSTRAINTS)
 
+# Each worker takes whole files, because the tests of a file share servers. WORKERS=0 runs all tests in one process.
+WORKERS ?= logical
+PYTEST  := $(BIN)/pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+# Each server that a test starts would compile all modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
 # The instruction sets of a CPU without AVX-512, for the tests that depend on them.
 OLDER_CPU := ONEDNN_MAX_CPU_ISA=AVX2 DNNL_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install models serve test check bench clean dev
+.PHONY: help install models serve test test-all check bench clean dev
 
 help:
 	@echo 'make serve    install, prepare the embedded models, serve $(CONFIG) and print curl lines'
 	@echo 'make test     install, then every check and test, stopping at the first that fails'
+	@echo 'make test-all the same with the nightly tests: long soaks, and ten times the examples of properties'
 	@echo 'make install  make $(BIN)/roundhouse with pinned dependencies; EXTRA=cpu or EXTRA=gpu overrides the choice'
 	@echo 'make models   prepare the embedded models below ./models'
 	@echo 'make check    ruff, mypy --strict and import-linter only'
@@ -49,8 +56,12 @@ serve: models
 	@($(BIN)/python -m app.embedded.examples --when-ready $$$$ &) && exec $(BIN)/roundhouse serve --config $(CONFIG)
 
 test: dev models check
-	$(BIN)/pytest
-	$(OLDER_CPU) $(BIN)/pytest -m isa tests/frameworks
+	$(PYTEST)
+	$(OLDER_CPU) $(PYTEST) -m isa tests/frameworks
+
+test-all: dev models check
+	$(PYTEST) --nightly
+	$(OLDER_CPU) $(PYTEST) --nightly -m isa tests/frameworks
 
 check: dev
 	$(BIN)/ruff check .

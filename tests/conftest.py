@@ -1,8 +1,67 @@
-"""How property tests run everywhere: no deadline on shared machines, and the same examples for everyone."""
+"""Options and limits of every test process: examples of property tests, nightly tests, threads, order of files."""
 
+import os
+from collections.abc import Sequence
+
+# Set before torch is imported. Threads which spin while they wait take the cores from the other workers and servers.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+if _workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // _workers)))
+
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
     "roundhouse", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
 settings.load_profile("roundhouse")
+
+NIGHTLY_EXAMPLES = 10
+"""The nightly run tries this many times as many examples of a property as the default run, from a random seed."""
+
+_NIGHTLY_REASON = "nightly: make test-all runs it"
+# Files that wait for processes run first, so that no worker is left alone with them in the end.
+_SLOW_FIRST = ("tests/e2e/", "tests/docker/", "tests/app/embedded/")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--nightly", action="store_true", help="run nightly tests too, and more examples of properties")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip nightly tests unless --nightly is given, and sort slow files first where workers share the files."""
+    if os.environ.get("PYTEST_XDIST_WORKER"):
+        items.sort(key=lambda item: not item.nodeid.startswith(_SLOW_FIRST))
+    if config.getoption("--nightly"):
+        _try_more_examples(items)
+        return
+    for item in items:
+        if item.get_closest_marker("nightly"):
+            item.add_marker(pytest.mark.skip(reason=_NIGHTLY_REASON))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say what the run left out."""
+    if config.getoption("--nightly"):
+        return
+    skipped: Sequence[object] = terminalreporter.stats.get("skipped", [])
+    count = sum(_NIGHTLY_REASON in str(getattr(report, "longrepr", "")) for report in skipped)
+    if count:
+        terminalreporter.write_line(
+            f"left out: {count} nightly tests, and {NIGHTLY_EXAMPLES} times the examples of properties; "
+            "`make test-all` runs them"
+        )
+
+
+def _try_more_examples(items: list[pytest.Item]) -> None:
+    """Multiply the examples of each property and state machine, once for each function or class."""
+    done: set[int] = set()
+    for item in items:
+        function = getattr(item, "obj", None)
+        function = getattr(function, "__func__", function)
+        for owner, name in ((function, "_hypothesis_internal_use_settings"), (getattr(item, "cls", None), "settings")):
+            given = getattr(owner, name, None)
+            if isinstance(given, settings) and id(owner) not in done:
+                done.add(id(owner))
+                examples = given.max_examples * NIGHTLY_EXAMPLES
+                setattr(owner, name, settings(given, max_examples=examples, derandomize=False))
