@@ -9,7 +9,8 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, PlainValidator, ValidationInfo
 
@@ -32,7 +33,7 @@ _DEVICE = re.compile(r"auto|cpu|mps|cuda(:[0-9]{1,3})?", re.ASCII)
 
 def _path(value: object) -> Path:
     if not isinstance(value, str | Path) or not str(value).strip() or "\0" in str(value):
-        raise ValueError("wants the path of a file or folder, in quotes")
+        raise ValueError("expected the path of a file or folder")
     return Path(value)
 
 
@@ -45,7 +46,7 @@ def _canonical_provider(value: object) -> object:
 
 def _order_of_preference(providers: tuple[Provider, ...]) -> tuple[Provider, ...]:
     if not providers:
-        raise ValueError('wants at least one name, like ["CPU"] (leave the key out to use all that are installed)')
+        raise ValueError('expected at least one name, like ["CPU"]; remove the key to use all installed ones')
     return tuple(dict.fromkeys(providers))
 
 
@@ -56,28 +57,28 @@ def _canonical_dtype(value: object) -> object:
 def _device(value: object) -> str:
     device = value.lower() if isinstance(value, str) else ""
     if not _DEVICE.fullmatch(device):
-        raise ValueError('wants one of "auto", "cuda", "cuda:1" (a GPU by its number), "mps", "cpu"')
+        raise ValueError('expected "auto", "cuda", "cuda:1" (a GPU by its number), "mps" or "cpu"')
     return device
 
 
 def _quantized(value: object) -> object:
     if not isinstance(value, bool) and value != "mixed":
-        raise ValueError('wants true, false or "mixed"')
+        raise ValueError('expected true, false or "mixed"')
     return value
 
 
 def _pad_values(value: object) -> tuple[tuple[str, float], ...]:
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
-        raise ValueError("wants a table of input names and numbers, like { input_ids = 0 }")
+        raise ValueError("expected a table of input names and numbers, like { input_ids = 0 }")
     for name, number in value.items():
         if type(number) is not int and not (type(number) is float and math.isfinite(number)):
-            raise ValueError(f'wants a number for "{name}"')
+            raise ValueError(f'expected a number for "{name}"')
     return tuple(value.items())
 
 
 def _beside_sequence_axis(value: Any, info: ValidationInfo) -> Any:
     if info.data.get("sequence_axis", 1) is None:
-        raise ValueError("goes with sequence_axis, which is not set")
+        raise ValueError("expected no value without sequence_axis; set sequence_axis or remove this key")
     return value
 
 
@@ -86,7 +87,7 @@ def _version_policy(value: object) -> VersionPolicy:
         return value
     if isinstance(value, list | tuple) and value and all(type(item) is int and item >= 1 for item in value):
         return tuple(sorted(set(value)))
-    raise ValueError('wants "latest", "all" or a list of version numbers, like [1, 3]')
+    raise ValueError('expected "latest", "all" or a list of version numbers, like [1, 3]')
 
 
 SettingsPath = Annotated[Path, BeforeValidator(_path)]
@@ -97,6 +98,8 @@ class ModelEntry(BaseModel):
     """Keys of every model, in config.toml and in the body of `POST /models`."""
 
     model_config = SETTINGS_RULES
+    deprecated_keys: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """Old name of a key → its name. An old name is accepted with a warning."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
     """Name in requests: letters, digits, `.`, `-` and `_`, at most 128; the first is a letter or a digit. No two models

@@ -12,8 +12,8 @@ _BYTES_PER_UNIT = {unit.lower(): 1024**power for power, unit in enumerate(_BINAR
 }
 _SIZE = re.compile(r"\s*([0-9]{1,19})(\.[0-9]{1,9})?\s*([A-Za-z]*)\s*", re.ASCII)
 _LARGEST = 2**63 - 1  # what every library below us can hold
-_WANTED = (
-    'wants a size: a whole number of bytes, or a number and a unit (KB, MB, GB, TB, KiB, MiB, GiB, TiB), like "2GiB"'
+_EXPECTED = (
+    'expected a size: an integer of bytes, or a number and a unit (KB, MB, GB, TB, KiB, MiB, GiB, TiB), like "2GiB"'
 )
 
 
@@ -28,10 +28,10 @@ def parse_size(size: object) -> int:
         return _checked(size)
     match = _SIZE.fullmatch(size) if isinstance(size, str) else None
     if match is None:
-        raise ValueError(_WANTED)
+        raise ValueError(_EXPECTED)
     whole, fraction, unit = match[1], match[2] or "", match[3].lower() or "b"
     if unit not in _BYTES_PER_UNIT or (fraction and unit == "b"):
-        raise ValueError(_WANTED)
+        raise ValueError(_EXPECTED)
     return _checked(int(Fraction(whole + fraction) * _BYTES_PER_UNIT[unit]))
 
 
@@ -47,7 +47,7 @@ def format_size(size: int) -> str:
 
 def _checked(size: int) -> int:
     if not 0 <= size <= _LARGEST:
-        raise ValueError(f"{_WANTED}, from 0 to 8 EiB")
+        raise ValueError(f"{_EXPECTED}, from 0 to 8 EiB")
     return size
 
 

@@ -208,8 +208,8 @@ def _read_entry(framework: str, body: dict[str, Any]) -> OnnxModelEntry | TorchM
     try:
         entry = parse_model_entry(framework, body)
     except ConfigError as error:
-        first, *others = error.faults
-        message = "; ".join([first.message, *(f"{fault.key}: {fault.message}" for fault in others)])
+        first, *others = error.issues
+        message = "; ".join([first.message, *(f"{issue.key}: {issue.message}" for issue in others)])
         kind = UnknownField if first.kind == "unknown_key" else InvalidInput
         raise kind(first.key or "body", message) from None
     return entry

@@ -1,4 +1,4 @@
-"""The client of the command line: one JSON call to a running server."""
+"""Send one JSON request of the command line to a running server."""
 
 import http.client
 import json
@@ -7,14 +7,14 @@ import urllib.request
 from typing import Any
 from urllib.parse import quote
 
-# Long enough for any model; a server that is down is told at once all the same.
+# Long enough for any model. A server that is down is reported at once.
 _TIMEOUT_S = 600
 
 
 def call(url: str, method: str, path: str, body: object = None) -> tuple[int, Any]:
-    """The status and the decoded answer; status 0, with an error of the usual form, if no server can be reached."""
+    """Return the status and the decoded response; status 0 with an error in the usual form if no server answers."""
     if not url.startswith(("http://", "https://")):
-        return 0, {"error": {"code": "unreachable", "message": f'"{url}" is no http:// or https:// address'}}
+        return 0, _error("unreachable", f'--url: expected an http:// or https:// address, got "{url}"')
     try:
         request = urllib.request.Request(  # noqa: S310 - checked above
             url.rstrip("/") + quote(path),
@@ -22,17 +22,21 @@ def call(url: str, method: str, path: str, body: object = None) -> tuple[int, An
             headers={"content-type": "application/json"},
             method=method,
         )
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:  # noqa: S310
-            return answer.status, json.load(answer)
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:  # noqa: S310
+            return response.status, json.load(response)
     except urllib.error.HTTPError as error:
         with error:
-            return error.code, _decoded(error.read())
+            return error.code, _decode(error.read())
     except (OSError, ValueError, http.client.HTTPException) as error:
-        return 0, {"error": {"code": "unreachable", "message": f"no Roundhouse answers at {url}: {error}"}}
+        return 0, _error("unreachable", f"--url: expected a Roundhouse server at {url}, got {error}")
 
 
-def _decoded(content: bytes) -> Any:
+def _decode(content: bytes) -> Any:
     try:
         return json.loads(content)
     except ValueError:
-        return {"error": {"code": "not_roundhouse", "message": content[:500].decode("utf-8", "replace")}}
+        return _error("not_roundhouse", content[:500].decode("utf-8", "replace"))
+
+
+def _error(code: str, message: str) -> dict[str, Any]:
+    return {"error": {"code": code, "message": message}}

@@ -1,4 +1,4 @@
-"""The command line: serve, check, models, infer."""
+"""Run the command line: serve, check, models, infer."""
 
 import argparse
 import json
@@ -13,7 +13,7 @@ _DEFAULT_URL = "http://127.0.0.1:8080"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit status: 0, 1 for what failed, 2 for a command or a config that is wrong."""
+    """Run one command. Returns the exit status: 0, 1 for a failure, 2 for a wrong command or config."""
     options = _parser().parse_args(arguments)
     run: Any = options.run
     status: int = run(options)
@@ -37,15 +37,15 @@ def _parser() -> argparse.ArgumentParser:
         "--config",
         type=Path,
         metavar="FILE",
-        help="default: ROUNDHOUSE_CONFIG, else ./config.toml if it is there and no MODEL_PATH is given",
+        help="default: ROUNDHOUSE_CONFIG, else ./config.toml if it exists and no MODEL_PATH is given",
     )
     serve.add_argument("--host", help="overrides server.host")
-    serve.add_argument("--port", type=int, help="overrides server.port; 0 takes any free one")
-    serve.add_argument("--grpc-port", type=int, help="overrides server.grpc_port; 0 is no gRPC")
+    serve.add_argument("--port", type=int, help="overrides server.port; 0 takes any free port")
+    serve.add_argument("--grpc-port", type=int, help="overrides server.grpc_port; 0 switches gRPC off")
     serve.set_defaults(run=_serve)
 
     check = _command(
-        commands, "check", "Say everything that is wrong with a config file.", "roundhouse check config.toml"
+        commands, "check", "Report every error and warning of a config file.", "roundhouse check config.toml"
     )
     check.add_argument("file", type=Path)
     check.set_defaults(run=_check)
@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     models = _command(
         commands, "models", "List the models of a running server.", "roundhouse models --url http://127.0.0.1:8080"
     )
-    models.add_argument("--json", action="store_true", help="the server's whole answer")
+    models.add_argument("--json", action="store_true", help="print the whole response")
     _add_url(models)
     models.set_defaults(run=_models)
 
@@ -67,16 +67,18 @@ def _parser() -> argparse.ArgumentParser:
         "  roundhouse infer digits --body @request.json",
     )
     infer.add_argument("name", metavar="NAME", help="the model")
-    question = infer.add_mutually_exclusive_group(required=True)
-    question.add_argument("--text", nargs="+", help="texts for an embed or classify model")
-    question.add_argument("--prompt", help="the text that a language model goes on with")
-    question.add_argument("--message", help="what a user says to a language model with a chat template")
-    question.add_argument(
+    request = infer.add_mutually_exclusive_group(required=True)
+    request.add_argument("--text", nargs="+", help="texts for an embed or classify model")
+    request.add_argument("--prompt", help="text that a language model continues")
+    request.add_argument("--message", help="message of the user to a language model with a chat template")
+    request.add_argument(
         "--data", metavar="JSON", help="input_data, flat or nested; @FILE reads a file, @- standard input"
     )
-    question.add_argument("--inputs", metavar="JSON", help="named tensors; @FILE likewise")
-    question.add_argument("--body", metavar="JSON", help="the whole request; @FILE likewise")
-    infer.add_argument("--max-tokens", type=int, metavar="N", help="with --prompt and --message: how many may come")
+    request.add_argument("--inputs", metavar="JSON", help="named tensors; @FILE as for --data")
+    request.add_argument("--body", metavar="JSON", help="the whole request; @FILE as for --data")
+    infer.add_argument(
+        "--max-tokens", type=int, metavar="N", help="with --prompt or --message: maximum generated tokens"
+    )
     _add_url(infer)
     infer.set_defaults(run=_infer)
     return parser
@@ -94,7 +96,7 @@ def _command(commands: Any, name: str, description: str, example: str) -> argpar
 
 
 def _add_url(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", default=_DEFAULT_URL, help="the server; default: %(default)s")
+    parser.add_argument("--url", default=_DEFAULT_URL, help="address of the server; default: %(default)s")
 
 
 def _serve(options: argparse.Namespace) -> int:
@@ -103,8 +105,8 @@ def _serve(options: argparse.Namespace) -> int:
     from app.server.process import CannotListenError, serve
 
     if not sys.stderr:
-        # Started with its standard error closed. Its number must not go to a socket: libraries in C write there.
-        sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - for as long as the process lives
+        # Started with standard error closed. A socket must not get its number: C libraries write to it.
+        sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - open until the process ends
     overrides: dict[str, object] = {}
     if options.host is not None:
         overrides["server.host"] = options.host
@@ -127,7 +129,7 @@ def _config_file(options: argparse.Namespace) -> Path | None:
         return file
     if named := os.environ.get("ROUNDHOUSE_CONFIG"):
         return Path(named)
-    # A model named on the command line needs no config, and a config lying about should not bring others with it.
+    # With a model on the command line, a config.toml in this folder must not add other models.
     here = Path("config.toml")
     return here if here.is_file() and not options.models else None
 
@@ -135,24 +137,24 @@ def _config_file(options: argparse.Namespace) -> Path | None:
 def _check(options: argparse.Namespace) -> int:
     from app.config import check_file
 
-    faults = check_file(options.file, os.environ)
-    for fault in faults:
-        print(fault)
-    if not faults:
-        print(f"{options.file}: nothing is wrong")
-    return 2 if faults else 0
+    issues = check_file(options.file, os.environ)
+    for issue in issues:
+        print(issue)
+    if not issues:
+        print(f"{options.file}: no issues")
+    return 2 if any(issue.is_error for issue in issues) else 0
 
 
 def _models(options: argparse.Namespace) -> int:
     from app.cli.client import call
     from memory.sizes import format_size
 
-    status, answer = call(options.url, "GET", "/models")
+    status, response = call(options.url, "GET", "/models")
     if status != 200 or options.json:
-        print(json.dumps(answer, indent=2))
+        print(json.dumps(response, indent=2))
         return 0 if status == 200 else 1
     rows: list[tuple[str, ...]] = [("NAME", "FRAMEWORK", "TASK", "STATE", "DEVICE", "DTYPE", "MEMORY")]
-    for model in answer["models"]:
+    for model in response["models"]:
         memory = format_size(model["memory_bytes"]) if model["memory_bytes"] is not None else "-"
         rows.append((*(model[key] or "-" for key in ("name", "framework", "task", "state", "device", "dtype")), memory))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -177,10 +179,10 @@ def _infer(options: argparse.Namespace) -> int:
         else:
             body = {"inputs": _json_argument(options.inputs)}
     except (OSError, ValueError) as error:
-        print(f"not readable as JSON: {error}", file=sys.stderr)
+        print(f"expected JSON, got {error}", file=sys.stderr)
         return 2
-    status, answer = call(options.url, "POST", f"/models/{options.name}/infer", body)
-    print(json.dumps(answer))
+    status, response = call(options.url, "POST", f"/models/{options.name}/infer", body)
+    print(json.dumps(response))
     return 0 if status == 200 else 1
 
 

@@ -1,54 +1,40 @@
-"""`roundhouse serve PATH …`: models that need no config; name and framework come from the path."""
+"""Add the models of `roundhouse serve PATH …` to the settings; name and framework come from the path."""
 
 import re
 from pathlib import Path
 
-from app.config import ConfigError, Settings
-from app.config.faults import Fault
+from app.config import ConfigError, ConfigIssue, Settings
 from frameworks.settings import ModelEntry, OnnxModelEntry, TorchModelEntry
+
+_NOT_A_MODEL = "expected an .onnx file, or a folder with model.onnx or *.safetensors"
 
 
 def with_models(settings: Settings, paths: list[str]) -> Settings:
-    """The settings with a model more per path. Raises ConfigError for paths that lead to no model."""
+    """Return the settings with one more model per path. Raises ConfigError for paths without a model."""
     if not paths:
         return settings
     models = settings.models
     onnx, torch = list(models.onnx_models), list(models.torch_models)
     taken = {entry.name for entry in (*onnx, *torch)}
-    faults = []
-    for text in paths:
-        entry = _entry(Path(text).absolute())
+    issues = []
+    for path in paths:
+        entry = _read_entry(Path(path).absolute())
         if entry is None:
-            faults.append(
-                Fault(
-                    "command line",
-                    None,
-                    text,
-                    "no .onnx file, and no folder with model.onnx or *.safetensors",
-                    "not_found",
-                )
-            )
+            issues.append(ConfigIssue("command line", None, path, _NOT_A_MODEL, "not_found"))
         elif entry.name in taken:
-            faults.append(
-                Fault(
-                    "command line",
-                    None,
-                    text,
-                    f'a second model would be named "{entry.name}"; use a config',
-                    "duplicate",
-                )
-            )
+            message = f'expected a unique name, got "{entry.name}" again; name the models in a config file'
+            issues.append(ConfigIssue("command line", None, path, message, "duplicate"))
         else:
             taken.add(entry.name)
             (onnx if isinstance(entry, OnnxModelEntry) else torch).append(entry)  # type: ignore[arg-type]
-    if faults:
-        raise ConfigError(faults)
+    if issues:
+        raise ConfigError(issues)
     return settings.model_copy(
         update={"models": models.model_copy(update={"onnx_models": tuple(onnx), "torch_models": tuple(torch)})}
     )
 
 
-def _entry(path: Path) -> ModelEntry | None:
+def _read_entry(path: Path) -> ModelEntry | None:
     if path.is_file() and path.suffix == ".onnx":
         return OnnxModelEntry(name=_name(path.parent.name if path.stem == "model" else path.stem), path=path)
     if (path / "model.onnx").is_file():
@@ -59,5 +45,5 @@ def _entry(path: Path) -> ModelEntry | None:
 
 
 def _name(text: str) -> str:
-    """A model's name from a file's: what a URL would not carry becomes a dash."""
+    """Return the name of a file or folder as a model's name: characters that a URL would escape become dashes."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:128] or "model"

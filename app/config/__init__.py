@@ -1,7 +1,7 @@
-"""config.toml, environment variables and flags → settings; or every fault there is, each with its line."""
+"""Load config.toml, environment variables and flags into settings, or report every issue with its line."""
 
 from app.config.environment import CONFIG_VARIABLE
-from app.config.faults import ConfigError, Fault, FaultKind
+from app.config.issues import ConfigError, ConfigIssue, IssueKind
 from app.config.loading import (
     CacheSettings,
     LoadedSettings,
@@ -17,8 +17,8 @@ __all__ = [
     "CONFIG_VARIABLE",
     "CacheSettings",
     "ConfigError",
-    "Fault",
-    "FaultKind",
+    "ConfigIssue",
+    "IssueKind",
     "LoadedSettings",
     "LoggingSettings",
     "ServerSettings",

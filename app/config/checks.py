@@ -1,23 +1,23 @@
-"""Checks a document against the settings models, and for what they cannot see: a name twice, a path to nothing."""
+"""Check a document against the settings classes, and for unique model names and existing paths."""
 
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from app.config.environment import find_setting, model_within, setting_names
-from app.config.faults import Location, describe_fault, dotted, nearest, shown
+from app.config.environment import find_setting, nested_model, setting_names
+from app.config.issues import Location, describe_error, format_location, format_value, nearest
 from app.config.source import Source
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
-def validated(model: type[_Model], source: Source, all_settings: type[BaseModel]) -> _Model | None:
-    """The document as a frozen model; or None, and a fault in the source for everything that the model refuses.
+def validate(model: type[_Model], source: Source, all_settings: type[BaseModel]) -> _Model | None:
+    """Return the document as a frozen model. On errors add an issue for each and return None.
 
-    `all_settings` is where an unknown key may belong instead.
+    `all_settings`: where the table of an unknown key is searched.
     """
     try:
         return model.model_validate(source.document)
@@ -25,18 +25,20 @@ def validated(model: type[_Model], source: Source, all_settings: type[BaseModel]
         for error in refusal.errors(include_url=False):
             location = error["loc"]
             if error["type"] == "extra_forbidden":
-                source.fault(location, _unknown_key(location, model, all_settings), "unknown_key")
+                source.add_issue(location, _unknown_key(location, model, all_settings), "unknown_key")
             elif error["type"] == "missing":
-                source.fault(location, "is missing: every model needs one", "missing")
+                source.add_issue(location, "expected a value, got none; every model needs this key", "missing")
             else:
-                source.fault(location, describe_fault(error), "invalid")
+                source.add_issue(location, describe_error(error), "invalid")
         return None
 
 
 def check_names(source: Source) -> None:
-    """Adds a fault for each model that has the name of one before it, in whichever table."""
+    """Add an issue for each model whose name an earlier model of either table has."""
     first: dict[str, Location] = {}
-    in_file_order = sorted(_entries(source), key=lambda entry: source.place(source.as_written(entry[0])).line or 10**9)
+    in_file_order = sorted(
+        source.model_entries(), key=lambda entry: source.place(source.as_written(entry[0])).line or 10**9
+    )
     for location, entry in in_file_order:
         name = entry.get("name") if isinstance(entry, dict) else getattr(entry, "name", None)
         if not isinstance(name, str):
@@ -44,15 +46,14 @@ def check_names(source: Source) -> None:
         if name in first:
             other = source.as_written(first[name])
             line = source.place((*other, "name")).line
-            where = dotted(other) + (f" (line {line})" if line else "")
-            source.fault(
-                (*location, "name"), f"{shown(name)} is already the name of {where}: names are unique", "duplicate"
-            )
+            where = format_location(other) + (f" (line {line})" if line else "")
+            message = f"expected a unique name, got {format_value(name)}, the name of {where}; choose another"
+            source.add_issue((*location, "name"), message, "duplicate")
         first.setdefault(name, location)
 
 
 def check_paths(source: Source, resolve: Callable[[Path], Path]) -> None:
-    """Adds a fault for each path of the document at which there is nothing, or not what there should be."""
+    """Add an issue for each path of the document without a file or folder, or with the wrong one of them."""
     models = source.document.get("models")
     models = models if isinstance(models, dict) else {}
     roots = models.get("roots")
@@ -60,34 +61,30 @@ def check_paths(source: Source, resolve: Callable[[Path], Path]) -> None:
         (("models", "roots", index), root) for index, root in enumerate(roots if isinstance(roots, list) else [])
     ]
     paths = [
-        ((*location, "path"), entry.get("path")) for location, entry in _entries(source) if isinstance(entry, dict)
+        ((*location, "path"), entry.get("path"))
+        for location, entry in source.model_entries()
+        if isinstance(entry, dict)
     ]
     for location, text in (*folders, *paths, (("models", "cache_dir"), models.get("cache_dir"))):
         if not isinstance(text, str) or not text.strip() or "\0" in text:
-            continue  # left out, or a fault already
+            continue  # left out, or reported already
         path = resolve(Path(text))
-        what = _what_is_at(path)
-        if what == "a file" and location[1] != "onnx_models":
-            source.fault(location, f"wants a folder, but {path} is a file", "invalid")
-        elif what not in ("a file", "a folder") and location[1] != "cache_dir":  # a cache_dir is made when first used
-            source.fault(location, f"nothing to read at {path} ({what})", "not_found")
+        kind = _path_kind(path)
+        if kind == "file" and location[1] != "onnx_models":
+            source.add_issue(location, f"expected a folder, got the file {path}", "invalid")
+        elif kind not in ("file", "folder") and location[1] != "cache_dir":  # a cache_dir is made when first used
+            message = f"expected a file or folder, got {path} ({kind}); correct the path"
+            source.add_issue(location, message, "not_found")
 
 
-def _what_is_at(path: Path) -> str:
+def _path_kind(path: Path) -> str:
+    """Return "file", "folder", or the error of the operating system."""
     try:
-        return "a folder" if stat.S_ISDIR(path.stat().st_mode) else "a file"
+        return "folder" if stat.S_ISDIR(path.stat().st_mode) else "file"
     except OSError as error:
         return str(error.strerror).lower()
-    except ValueError:  # half characters, from a variable
-        return "no such path"
-
-
-def _entries(source: Source) -> Iterator[tuple[Location, Any]]:
-    models = source.document.get("models")
-    for table in ("onnx_models", "torch_models"):
-        entries = models.get(table) if isinstance(models, dict) else None
-        for index, entry in enumerate(entries if isinstance(entries, list | tuple) else []):
-            yield ("models", table, index), entry
+    except ValueError:  # lone surrogates, from a variable
+        return "invalid path"
 
 
 def _unknown_key(location: Location, model: type[BaseModel], all_settings: type[BaseModel]) -> str:
@@ -96,18 +93,18 @@ def _unknown_key(location: Location, model: type[BaseModel], all_settings: type[
         _header(name[:-1]) for name in setting_names(all_settings) if name[-1] == key and "candle_models" not in name
     }
     if elsewhere:
-        return f"unknown key here; it belongs {' or '.join(sorted(elsewhere))}"
+        return f"unknown key here; move it to {' or '.join(sorted(elsewhere))}"
     _, annotation = find_setting(model, [str(step) for step in location[:-1]])
-    table = model_within(annotation)
+    table = nested_model(annotation)
     known = list(table.model_fields) if table else []
     near = nearest(key, known)
-    return f'unknown key; did you mean "{near}"?' if near else f"unknown key; known here are {', '.join(known)}"
+    return f'unknown key; did you mean "{near}"?' if near else f"unknown key; known keys are {', '.join(known)}"
 
 
 def _header(table: Location) -> str:
-    """Says where the keys of a table are written."""
+    """Name the place of a table's keys in the file."""
     if not table:
-        return "at the top of the file"
+        return "the top of the file"
     if not isinstance(table[-1], int):
-        return f"in [{dotted(table)}]"
-    return f"in [[{dotted(table[:-1])}]]"
+        return f"[{format_location(table)}]"
+    return f"[[{format_location(table[:-1])}]]"

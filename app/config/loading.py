@@ -1,4 +1,4 @@
-"""config.toml, environment and flags → frozen, composed settings; or every fault there is, each with its line."""
+"""Load config.toml, environment and flags into frozen settings, or raise every issue with its line."""
 
 import os
 from collections.abc import Mapping
@@ -8,11 +8,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
+import structlog
 from pydantic import BaseModel, Field
 
-from app.config.checks import check_names, check_paths, validated
-from app.config.environment import find_setting, put_text, read_environment
-from app.config.faults import ConfigError, Fault, nearest, shown
+from app.config.checks import check_names, check_paths, validate
+from app.config.environment import find_setting, read_environment, set_from_text
+from app.config.issues import ConfigError, ConfigIssue, format_value, nearest
 from app.config.source import Place, Source, read_toml
 from frameworks.settings import (
     ModelsSettings,
@@ -23,6 +24,8 @@ from frameworks.settings import (
 )
 from memory.settings import SETTINGS_RULES, MemorySettings
 from memory.sizes import Bytes
+
+log = structlog.get_logger(__name__)
 
 _ENTRY_TYPES: Mapping[str, type[OnnxModelEntry] | type[TorchModelEntry]] = {
     "onnx": OnnxModelEntry,
@@ -89,14 +92,16 @@ class Settings(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class LoadedSettings:
-    """Settings, and what belongs to having loaded them from somewhere."""
+    """Settings, the folder of their relative paths, and the warnings of their loading."""
 
     settings: Settings
     base_dir: Path
     """Absolute: the config file's own folder, or the working directory without a file."""
+    warnings: tuple[ConfigIssue, ...] = ()
+    """Deprecated keys that the configuration uses."""
 
     def resolve(self, path: Path) -> Path:
-        """The absolute form of a path that stands in the settings; symbolic links are left as they are."""
+        """Return a path of the settings as an absolute one. Symbolic links are kept."""
         return self.base_dir / os.path.expanduser(path)  # not Path's own: that one raises for an unknown ~user
 
 
@@ -106,40 +111,47 @@ _NOTHING: Mapping[str, object] = MappingProxyType({})
 def load_settings(
     file: Path | None, environ: Mapping[str, str], overrides: Mapping[str, object] = _NOTHING
 ) -> LoadedSettings:
-    """Loads the settings: overrides ({"server.port": 9000}, from flags) win over environment, environment over file.
+    """Load the settings. Overrides ({"server.port": 9000}, from flags) replace environment, environment replaces file.
 
-    Raises ConfigError with all faults of all three. Whether the models' paths exist is not looked at.
+    Raises ConfigError with all errors of all three. The models' paths are not checked.
     """
     source = _read(file, environ, overrides)
-    settings = validated(Settings, source, all_settings=Settings)
-    if settings is None or source.faults:
-        raise ConfigError(source.faults_in_order())
-    return LoadedSettings(settings, _base_dir(file))
+    settings = validate(Settings, source, all_settings=Settings)
+    issues = source.sorted_issues()
+    errors = [issue for issue in issues if issue.is_error]
+    if settings is None or errors:
+        raise ConfigError(errors)
+    return LoadedSettings(settings, _base_dir(file), issues)
 
 
-def check_file(file: Path, environ: Mapping[str, str]) -> tuple[Fault, ...]:
-    """All that is wrong with a config file, as load_settings finds it, and the paths at which nothing is."""
+def check_file(file: Path, environ: Mapping[str, str]) -> tuple[ConfigIssue, ...]:
+    """Return the errors and warnings of load_settings for a config file, and those of its paths."""
     source = _read(file, environ, _NOTHING)
-    validated(Settings, source, all_settings=Settings)
+    validate(Settings, source, all_settings=Settings)
     check_paths(source, LoadedSettings(Settings(), _base_dir(file)).resolve)
-    return source.faults_in_order()
+    return source.sorted_issues()
 
 
 def parse_model_entry(framework: object, body: Mapping[str, Any]) -> OnnxModelEntry | TorchModelEntry:
-    """The entry that the JSON body of `POST /models` describes; its own `framework` key is passed over.
+    """Parse the JSON body of `POST /models` into a model's entry. Its `framework` key is ignored.
 
-    Raises ConfigError; the faults' keys are the body's own: "name", "input_shape[0]".
+    Logs a warning for each deprecated key. Raises ConfigError; keys are named as in the body: "input_shape[0]".
     """
     source = Source("body", {key: value for key, value in body.items() if key != "framework"})
     entry_type = _ENTRY_TYPES.get(framework) if isinstance(framework, str) else None
     if entry_type is None:
         near = nearest(str(framework), _ENTRY_TYPES)
         hint = f'; did you mean "{near}"?' if near else ""
-        source.fault(("framework",), f'wants "onnx" or "pytorch", but {shown(framework)} came{hint}', "invalid")
-        raise ConfigError(source.faults)
-    entry = validated(entry_type, source, all_settings=Settings)
-    if entry is None:
-        raise ConfigError(source.faults)
+        message = f'expected "onnx" or "pytorch", got {format_value(framework)}{hint}'
+        source.add_issue(("framework",), message, "invalid")
+        raise ConfigError(source.issues)
+    source.rename_deprecated_keys((), source.document, entry_type.deprecated_keys)
+    entry = validate(entry_type, source, all_settings=Settings)
+    errors = [issue for issue in source.issues if issue.is_error]
+    if entry is None or errors:
+        raise ConfigError(errors)
+    for warning in source.issues:
+        log.warning("deprecated key", model=entry.name, key=warning.key, reason=warning.message)
     return entry
 
 
@@ -152,12 +164,15 @@ def _read(file: Path | None, environ: Mapping[str, str], overrides: Mapping[str,
         location, annotation = find_setting(Settings, key.split("."))
         place = Place("command line")
         if not location:
-            source.faults.append(Fault(place.origin, None, key, "unknown key", "unknown_key"))
+            source.issues.append(ConfigIssue(place.origin, None, key, "unknown key", "unknown_key"))
         elif isinstance(value, str):
-            put_text(source, location, value, annotation, place)
+            set_from_text(source, location, value, annotation, place)
         else:
-            source.put(location, deepcopy(value), place)
-    source.merge_other_names()
+            source.set_value(location, deepcopy(value), place)
+    source.merge_table_aliases()
+    for location, entry in source.model_entries():
+        framework = "onnx" if location[1] == "onnx_models" else "pytorch"
+        source.rename_deprecated_keys(location, entry, _ENTRY_TYPES[framework].deprecated_keys)
     check_names(source)
     return source
 

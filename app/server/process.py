@@ -58,6 +58,8 @@ def serve(loaded: LoadedSettings, log_to_terminal: bool) -> int:
     log_requests = settings.logging.requests or ("all" if log_to_terminal else "slow_and_failed")
     listener = _listen(settings.server.host, settings.server.port)
     grpc_listener = _open_grpc_door(settings.server)
+    for warning in loaded.warnings:
+        log.warning("deprecated key", place=warning.place, key=warning.key, reason=warning.message)
     server = build(loaded, log_requests, grpc_listener=grpc_listener)
     host, port = listener.getsockname()[:2]
     config = uvicorn.Config(

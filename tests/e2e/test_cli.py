@@ -92,7 +92,7 @@ def test_a_refusal_is_printed_and_ends_with_1(server: RunningServer, capsys: pyt
 def test_what_is_not_json_ends_with_2(argument: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["infer", "digits", "--data", argument]) == 2
     printed = capsys.readouterr()
-    assert (printed.out, printed.err[:20]) == ("", "not readable as JSON")
+    assert (printed.out, printed.err[:20]) == ("", "expected JSON, got ")
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "ftp://127.0.0.1", "127.0.0.1", "http://", "http://[", ""])
@@ -116,13 +116,13 @@ def test_check_says_every_fault_with_its_line(tmp_path: Path, capsys: pytest.Cap
         [f"{file}:3", "server.host"],
         [f"{file}:7", "models.onnx_models[0].path"],
     ]
-    assert "there is no such file" in output(capsys, "check", str(tmp_path / "none.toml"), status=2)
+    assert "no such file" in output(capsys, "check", str(tmp_path / "none.toml"), status=2)
     file.write_text("", encoding="utf-8")
-    assert output(capsys, "check", str(file)) == f"{file}: nothing is wrong\n"
+    assert output(capsys, "check", str(file)) == f"{file}: no issues\n"
 
 
 def test_the_repositorys_own_config_is_right(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "nothing is wrong" in output(capsys, "check", str(ROOT / "config.toml"))
+    assert "no issues" in output(capsys, "check", str(ROOT / "config.toml"))
 
 
 def test_the_module_is_the_command() -> None:
@@ -130,4 +130,4 @@ def test_the_module_is_the_command() -> None:
         [sys.executable, "-m", "app", "check", "config.toml"],
         cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
-    assert (ended.returncode, ended.stdout) == (0, "config.toml: nothing is wrong\n")
+    assert (ended.returncode, ended.stdout) == (0, "config.toml: no issues\n")

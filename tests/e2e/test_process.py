@@ -139,9 +139,9 @@ def test_what_else_is_wrong_is_told_before_anything_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert main(["serve", "--config", str(tmp_path / "missing.toml")]) == 2
-    assert "there is no such file" in capsys.readouterr().err
+    assert "no such file" in capsys.readouterr().err
     assert main(["serve", str(tmp_path)]) == 2
-    assert "no folder with model.onnx" in capsys.readouterr().err
+    assert "a folder with model.onnx" in capsys.readouterr().err
     assert main(["serve", str(MODELS / "digits"), "--port", "65536"]) == 2
     assert "server.port" in capsys.readouterr().err
     monkeypatch.setenv("ROUNDHOUSE_SERVER__PROT", "1")

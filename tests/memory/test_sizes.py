@@ -60,7 +60,7 @@ def test_sizes_are_read(written: object, size: int) -> None:
     ],
 )
 def test_anything_else_is_refused_with_the_remedy(written: object) -> None:
-    with pytest.raises(ValueError, match=r'wants a size: .* like "2GiB"'):
+    with pytest.raises(ValueError, match=r'expected a size: .* like "2GiB"'):
         parse_size(written)
 
 
@@ -105,5 +105,5 @@ def test_the_setting_type_reads_sizes_and_stays_strict() -> None:
         limit: Bytes
 
     assert Ceiling.model_validate({"limit": "1KiB"}).limit == 1024
-    with pytest.raises(ValidationError, match="wants a size"):
+    with pytest.raises(ValidationError, match="expected a size"):
         Ceiling.model_validate({"limit": True})

@@ -1,4 +1,4 @@
-"""The command line's client against servers that are none of ours."""
+"""The client of the command line against servers other than Roundhouse."""
 
 import threading
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ import pytest
 
 from app.cli.client import call
 
-ANSWERS = {
+RESPONSES = {
     "/html": (502, b"<html>Bad Gateway</html>"),
     "/json": (418, b'{"error": {"code": "teapot"}}'),
     "/broken": (200, b"{"),
@@ -17,23 +17,23 @@ ANSWERS = {
 }
 
 
-class Other(BaseHTTPRequestHandler):
-    """Answers as ANSWERS says."""
+class OtherServer(BaseHTTPRequestHandler):
+    """Sends the response of RESPONSES for the path."""
 
     def do_GET(self) -> None:
-        status, body = ANSWERS[self.path]
+        status, body = RESPONSES[self.path]
         self.send_response(status)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
 
     def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002 - the base class's own name
-        """Says nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with HTTPServer(("127.0.0.1", 0), Other) as server:
+    with HTTPServer(("127.0.0.1", 0), OtherServer) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}"
@@ -41,18 +41,18 @@ def url() -> Iterator[str]:
         thread.join()
 
 
-def test_answers_of_every_kind(url: str) -> None:
+def test_call_decodes_json_and_reports_other_bodies(url: str) -> None:
     assert call(url + "/", "GET", "/fine/a b?c") == (200, {"ok": True})
     assert call(url, "GET", "/json") == (418, {"error": {"code": "teapot"}})
-    status, answer = call(url, "GET", "/html")
-    assert (status, answer["error"]) == (502, {"code": "not_roundhouse", "message": "<html>Bad Gateway</html>"})
-    status, answer = call(url, "GET", "/latin")
-    assert (status, answer["error"]["message"]) == (500, "\ufffd" * 500)
-    status, answer = call(url, "GET", "/broken")
-    assert (status, answer["error"]["code"]) == (0, "unreachable")
+    status, response = call(url, "GET", "/html")
+    assert (status, response["error"]) == (502, {"code": "not_roundhouse", "message": "<html>Bad Gateway</html>"})
+    status, response = call(url, "GET", "/latin")
+    assert (status, response["error"]["message"]) == (500, "\ufffd" * 500)
+    status, response = call(url, "GET", "/broken")
+    assert (status, response["error"]["code"]) == (0, "unreachable")
 
 
-def test_no_server_at_all() -> None:
+def test_call_without_server_returns_unreachable() -> None:
     for address in (
         "http://127.0.0.1:1",
         "http://no.such.host.invalid",
@@ -60,6 +60,6 @@ def test_no_server_at_all() -> None:
         "http://[",
         "http://a:b",
     ):
-        status, answer = call(address, "GET", "/models")
-        assert (status, answer["error"]["code"]) == (0, "unreachable")
-        assert address in answer["error"]["message"]
+        status, response = call(address, "GET", "/models")
+        assert (status, response["error"]["code"]) == (0, "unreachable")
+        assert address in response["error"]["message"]

@@ -1,4 +1,4 @@
-"""`roundhouse serve PATH …`: name and framework come from the path."""
+"""Models of `roundhouse serve PATH …`: name and framework from the path."""
 
 from pathlib import Path
 
@@ -21,12 +21,12 @@ def folder(tmp_path: Path) -> Path:
 
 
 def names(folder: Path, *paths: str) -> tuple[list[str], list[str]]:
-    """The names of ONNX and of PyTorch models."""
+    """Return the names of the ONNX and of the PyTorch models."""
     models = with_models(Settings(), [str(folder / path) for path in paths]).models
     return [entry.name for entry in models.onnx_models], [entry.name for entry in models.torch_models]
 
 
-def test_a_name_comes_from_file_or_folder(folder: Path) -> None:
+def test_model_name_is_file_or_folder_name(folder: Path) -> None:
     assert names(folder, "plain.onnx") == (["plain"], [])
     assert names(folder, "bert") == (["bert"], [])
     assert names(folder, "bert/") == (["bert"], [])
@@ -39,7 +39,7 @@ def test_a_name_comes_from_file_or_folder(folder: Path) -> None:
     assert names(folder) == ([], [])
 
 
-def test_a_relative_path_starts_where_the_command_was_given(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_path_starts_at_working_directory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder / "bert")
     for path in (".", "model.onnx", "../bert"):
         (entry,) = with_models(Settings(), [path]).models.onnx_models
@@ -47,19 +47,19 @@ def test_a_relative_path_starts_where_the_command_was_given(folder: Path, monkey
         assert entry.path.is_absolute()
 
 
-def test_what_leads_to_no_model_is_told_all_at_once(folder: Path) -> None:
+def test_paths_without_model_are_all_reported(folder: Path) -> None:
     with pytest.raises(ConfigError) as refusal:
         names(folder, "empty", "notes.txt", "nowhere", "bert", "bert.onnx")
-    assert [fault.kind for fault in refusal.value.faults] == ["not_found"] * 3 + ["duplicate"]
-    assert "no .onnx file, and no folder with model.onnx or *.safetensors" in str(refusal.value)
-    assert 'a second model would be named "bert"' in str(refusal.value)
+    assert [issue.kind for issue in refusal.value.issues] == ["not_found"] * 3 + ["duplicate"]
+    assert "expected an .onnx file, or a folder with model.onnx or *.safetensors" in str(refusal.value)
+    assert 'expected a unique name, got "bert" again' in str(refusal.value)
 
 
-def test_models_of_the_config_stay(folder: Path) -> None:
+def test_with_models_keeps_models_of_config(folder: Path) -> None:
     configured = OnnxModelEntry(name="bert", path=Path("elsewhere"))
     settings = Settings(models=ModelsSettings(onnx_models=(configured,)))
     served = with_models(settings, [str(folder / "plain.onnx")]).models.onnx_models
     assert [entry.name for entry in served] == ["bert", "plain"]
-    with pytest.raises(ConfigError, match="a second model"):
+    with pytest.raises(ConfigError, match="expected a unique name"):
         with_models(settings, [str(folder / "bert")])
     assert settings.models.onnx_models == (configured,)

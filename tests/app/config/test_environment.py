@@ -1,10 +1,10 @@
-"""Environment variables: every key has one, text becomes what the key wants, and none is passed over in silence."""
+"""Environment variables: every setting has one, values are converted, unknown ones are issues."""
 
 from pathlib import Path
 
 import pytest
 
-from app.config import CONFIG_VARIABLE, ConfigError, Fault, Settings, load_settings
+from app.config import CONFIG_VARIABLE, ConfigError, ConfigIssue, Settings, load_settings
 from app.config.environment import find_setting, setting_names
 
 
@@ -13,13 +13,13 @@ def settings_of(folder: Path, text: str, environ: dict[str, str]) -> Settings:
     return load_settings(folder / "config.toml", environ).settings
 
 
-def faults_of(environ: dict[str, str]) -> tuple[Fault, ...]:
+def issues_of(environ: dict[str, str]) -> tuple[ConfigIssue, ...]:
     with pytest.raises(ConfigError) as refusal:
         load_settings(None, environ)
-    return refusal.value.faults
+    return refusal.value.issues
 
 
-def test_text_becomes_what_the_key_wants() -> None:
+def test_text_is_converted_to_setting_type() -> None:
     environ = {
         "ROUNDHOUSE_SERVER__PORT": "9000",
         "roundhouse_server__host": "0.0.0.0",
@@ -49,19 +49,19 @@ def test_text_becomes_what_the_key_wants() -> None:
     assert settings.logging.level == "debug"
 
 
-def test_a_variable_for_a_table_lays_its_keys_over_the_files_and_a_keys_own_wins(tmp_path: Path) -> None:
+def test_variable_for_table_merges_key_variable_wins(tmp_path: Path) -> None:
     environ = {"ROUNDHOUSE_SERVER": '{"port": 2, "host": "table"}', "ROUNDHOUSE_SERVER__HOST": "own"}
     server = settings_of(tmp_path, '[server]\nport = 1\nhost = "file"\ndrain_timeout_s = 3', environ).server
     assert (server.port, server.host, server.drain_timeout_s) == (2, "own", 3.0)
 
 
-def test_one_key_of_one_model_can_be_set_and_models_added(tmp_path: Path) -> None:
+def test_variables_set_one_key_and_add_models(tmp_path: Path) -> None:
     text = '[[models.candle_models]]\nname = "a"\npath = "a"\n[[models.onnx_models]]\nname = "b"\npath = "b"'
     environ = {
         "ROUNDHOUSE_MODELS__CANDLE_MODELS__0__DEVICE": "cpu",
         "ROUNDHOUSE_MODELS__ONNX_MODELS__0__QUANTIZED": "mixed",
     }
-    for number in range(1, 12):  # ten comes after nine
+    for number in range(1, 12):  # 10 sorts after 9
         environ[f"ROUNDHOUSE_MODELS__ONNX_MODELS__{number}__NAME"] = f"n{number}"
         environ[f"ROUNDHOUSE_MODELS__ONNX_MODELS__{number}__PATH"] = "p"
     models = settings_of(tmp_path, text, environ).models
@@ -70,7 +70,7 @@ def test_one_key_of_one_model_can_be_set_and_models_added(tmp_path: Path) -> Non
     assert [model.name for model in models.onnx_models[1:]] == [f"n{number}" for number in range(1, 12)]
 
 
-def test_every_key_has_a_variable() -> None:
+def test_every_setting_has_a_variable() -> None:
     for name in setting_names(Settings):
         location, annotation = find_setting(Settings, [str(step) for step in name])
         assert location == name
@@ -86,71 +86,71 @@ def test_every_key_has_a_variable() -> None:
         ("ROUNDHOUSE_SERVER__PORT__X", "did you mean ROUNDHOUSE_SERVER__PORT?"),
         ("ROUNDHOUSE_MODELS__ONNX_MODELS__3__PTH", "did you mean ROUNDHOUSE_MODELS__ONNX_MODELS__0__PATH?"),
         ("ROUNDHOUSE_MODELS__ONNX_MODELS__PATH", "did you mean ROUNDHOUSE_MODELS__ONNX_MODELS__0__PATH?"),
-        ("ROUNDHOUSE_", "a variable is called like ROUNDHOUSE_SERVER__PORT"),
+        ("ROUNDHOUSE_", "names look like ROUNDHOUSE_SERVER__PORT"),
     ],
 )
-def test_a_variable_that_sets_nothing_is_a_fault(name: str, near: str) -> None:
-    (fault,) = faults_of({name: "1"})
-    assert (fault.origin, fault.kind, fault.line) == (name, "unknown_variable", None)
-    assert str(fault) == f"{name}: sets nothing that is known; {near}"
+def test_unknown_variable_is_an_issue(name: str, near: str) -> None:
+    (issue,) = issues_of({name: "1"})
+    assert (issue.origin, issue.kind, issue.line) == (name, "unknown_variable", None)
+    assert str(issue) == f"{name}: unknown variable; {near}"
 
 
 @pytest.mark.parametrize(
     ("name", "text", "key", "message"),
     [
-        ("ROUNDHOUSE_SERVER__PORT", "x", "server.port", 'wants a whole number, but "x" came'),
-        ("ROUNDHOUSE_SERVER__PORT", "", "server.port", 'wants a whole number, but "" came'),
-        ("ROUNDHOUSE_SERVER__PORT", "70000", "server.port", "wants at most 65535, but 70000 came"),
-        ("ROUNDHOUSE_SERVER__DRAIN_TIMEOUT_S", "nan", "server.drain_timeout_s", "wants a number, but nan came"),
+        ("ROUNDHOUSE_SERVER__PORT", "x", "server.port", 'expected an integer, got "x"'),
+        ("ROUNDHOUSE_SERVER__PORT", "", "server.port", 'expected an integer, got ""'),
+        ("ROUNDHOUSE_SERVER__PORT", "70000", "server.port", "expected at most 65535, got 70000"),
+        ("ROUNDHOUSE_SERVER__DRAIN_TIMEOUT_S", "nan", "server.drain_timeout_s", "expected a finite number, got nan"),
         (
             "ROUNDHOUSE_PERFORMANCE__ENABLE_GPU",
             "perhaps",
             "performance.enable_gpu",
-            'wants true or false, but "perhaps" came',
+            'expected true or false, got "perhaps"',
         ),
-        ("ROUNDHOUSE_SERVER", "3", "server", "wants a table of keys and values, but 3 came"),
-        ("ROUNDHOUSE_SERVER", "port", "server", 'wants JSON, like {...}, but "port" came'),
+        ("ROUNDHOUSE_SERVER", "3", "server", "expected a table, got 3"),
+        ("ROUNDHOUSE_SERVER", "port", "server", 'expected JSON like {...}, got "port"'),
         (
             "ROUNDHOUSE_SERVER",
             '{"port": "1"}',
             "server.port",
-            'wants a whole number, but "1" came; take the quotes away',
+            'expected an integer, got "1"; remove the quotes',
         ),
         ("ROUNDHOUSE_SERVER", '{"prt": 1}', "server.prt", 'unknown key; did you mean "port"?'),
-        ("ROUNDHOUSE_SERVER", '{"\\ud800": 1}', "server", "wants JSON, like {...}"),
-        ("ROUNDHOUSE_MODELS__ROOTS", "./models", "models.roots", 'wants JSON, like [...], but "./models" came'),
-        ("ROUNDHOUSE_MODELS__ROOTS", "[" * 10**5, "models.roots", "wants JSON, like [...]"),
-        ("ROUNDHOUSE_MODELS__ONNX_MODELS", "{}", "models.onnx_models", "wants a list in [ ], but a table came"),
+        ("ROUNDHOUSE_SERVER", '{"\\ud800": 1}', "server", "expected JSON like {...}"),
+        ("ROUNDHOUSE_MODELS__ROOTS", "./models", "models.roots", 'expected JSON like [...], got "./models"'),
+        ("ROUNDHOUSE_MODELS__ROOTS", "[" * 10**5, "models.roots", "expected JSON like [...]"),
+        ("ROUNDHOUSE_MODELS__ONNX_MODELS", "{}", "models.onnx_models", "expected a list, got a table"),
         (
             "ROUNDHOUSE_MODELS__ONNX_MODELS__0",
             "3",
             "models.onnx_models[0]",
-            "wants a table of keys and values, but 3 came",
+            "expected a table, got 3",
         ),
         (
             "ROUNDHOUSE_MODELS__ONNX_MODELS__1__PATH",
             "x",
             "models.onnx_models[1].path",
-            "there is no item of this number",
+            "expected the index of an item or the next index",
         ),
-        ("ROUNDHOUSE_SERVER__HOST", "\udcff", "server.host", "wants valid Unicode text"),
+        ("ROUNDHOUSE_SERVER__HOST", "\udcff", "server.host", "expected valid Unicode text"),
     ],
 )
-def test_a_value_that_does_not_fit_names_variable_and_key(name: str, text: str, key: str, message: str) -> None:
-    (fault,) = faults_of({name: text})
-    assert (fault.origin, fault.key) == (name, key)
-    assert message in fault.message
-    assert str(fault).encode()
+def test_invalid_value_names_variable_and_key(name: str, text: str, key: str, message: str) -> None:
+    (issue,) = issues_of({name: text})
+    assert (issue.origin, issue.key) == (name, key)
+    assert message in issue.message
+    assert str(issue).encode()
 
 
-def test_one_setting_in_two_spellings_is_a_fault() -> None:
-    (fault,) = faults_of({"ROUNDHOUSE_SERVER__PORT": "1", "roundhouse_server__port": "2"})
-    assert fault.kind == "duplicate"
-    assert "ROUNDHOUSE_SERVER__PORT" in str(fault)
-    assert "roundhouse_server__port" in str(fault)
+def test_variable_in_two_spellings_is_an_issue() -> None:
+    (issue,) = issues_of({"ROUNDHOUSE_SERVER__PORT": "1", "roundhouse_server__port": "2"})
+    assert issue.kind == "duplicate"
+    assert "ROUNDHOUSE_SERVER__PORT" in str(issue)
+    assert "roundhouse_server__port" in str(issue)
 
 
-def test_what_is_no_setting_by_design_is_passed_over() -> None:
+def test_kubernetes_service_variables_are_ignored() -> None:
     kubernetes = {
         "ROUNDHOUSE_SERVICE_HOST": "10.0.0.1",
         "ROUNDHOUSE_SERVICE_PORT": "8080",
@@ -163,10 +163,10 @@ def test_what_is_no_setting_by_design_is_passed_over() -> None:
     assert load_settings(None, {**kubernetes, CONFIG_VARIABLE: "x.toml"}).settings == Settings()
 
 
-def test_flags_are_checked_like_everything_else() -> None:
+def test_flags_are_validated() -> None:
     with pytest.raises(ConfigError) as refusal:
         load_settings(None, {}, {"server.port": 70000, "server.prt": 1, "server.host": ""})
-    assert [(fault.origin, fault.key, fault.kind) for fault in refusal.value.faults] == [
+    assert [(issue.origin, issue.key, issue.kind) for issue in refusal.value.issues] == [
         ("command line", "server.prt", "unknown_key"),
         ("command line", "server.host", "invalid"),
         ("command line", "server.port", "invalid"),
@@ -174,14 +174,14 @@ def test_flags_are_checked_like_everything_else() -> None:
     entry = {"name": "a", "path": "b"}
     flags = {"server.port": "3", "models": {"candle_models": []}, "models.onnx_models": [entry]}
     settings = load_settings(None, {}, flags).settings
-    assert flags["models"] == {"candle_models": []}  # the caller's own stay as they were
+    assert flags["models"] == {"candle_models": []}  # not changed
     assert (settings.server.port, settings.models.onnx_models[0].name) == (3, "a")
 
 
-def test_a_variable_leaves_what_the_file_has_wrong_to_the_files_own_fault(tmp_path: Path) -> None:
+def test_variable_does_not_hide_issue_of_file(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text("server = 3\nmodels.onnx_models = 4", encoding="utf-8")
     environ = {"ROUNDHOUSE_SERVER__PORT": "1", "ROUNDHOUSE_MODELS__ONNX_MODELS__0__PATH": "x"}
     with pytest.raises(ConfigError) as refusal:
         load_settings(file, environ)
-    assert [(fault.line, fault.key) for fault in refusal.value.faults] == [(1, "server"), (2, "models.onnx_models")]
+    assert [(issue.line, issue.key) for issue in refusal.value.issues] == [(1, "server"), (2, "models.onnx_models")]

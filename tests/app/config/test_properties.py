@@ -1,4 +1,4 @@
-"""Whatever stands in file, environment or request: settings come out, or a ConfigError; never another exception."""
+"""Any file, environment or body loads, or raises ConfigError; never another exception."""
 
 import json
 from collections.abc import Callable
@@ -35,7 +35,7 @@ entries = st.fixed_dictionaries({"name": st.sampled_from("abc"), "path": st.just
 
 
 def loads_or_refuses(load: Callable[[], object], wanted: Any) -> None:
-    """Lets every exception but ConfigError through."""
+    """Call `load`; any exception but ConfigError fails the test."""
     refusal = None
     try:
         loaded = load()
@@ -44,20 +44,20 @@ def loads_or_refuses(load: Callable[[], object], wanted: Any) -> None:
     if refusal is None:
         assert isinstance(loaded, wanted)
         return
-    assert refusal.faults
+    assert refusal.issues
     assert str(refusal).encode()
-    assert all(fault.message and len(str(fault).splitlines()) == 1 for fault in refusal.faults)
+    assert all(issue.message and len(str(issue).splitlines()) == 1 for issue in refusal.issues)
 
 
 @settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(list(Settings.model_fields)), st.one_of(tables, junk)))
-def test_any_document_loads_or_is_refused(document: dict[str, Any]) -> None:
+def test_any_document_loads_or_raises_config_error(document: dict[str, Any]) -> None:
     loads_or_refuses(lambda: load_settings(None, {}, document), LoadedSettings)
 
 
 @settings(deadline=None)
 @given(st.fixed_dictionaries({}, optional={name: st.lists(entries, max_size=3) for name in NAMES if "_models" in name}))
-def test_any_lists_of_models_load_or_are_refused(models: dict[str, Any]) -> None:
+def test_any_models_load_or_raise_config_error(models: dict[str, Any]) -> None:
     environ = {"ROUNDHOUSE_MODELS": json.dumps(models)}
     loads_or_refuses(lambda: load_settings(None, environ), LoadedSettings)
 
@@ -70,7 +70,7 @@ def test_any_lists_of_models_load_or_are_refused(models: dict[str, Any]) -> None
         max_size=5,
     )
 )
-def test_any_environment_loads_or_is_refused(environ: dict[str, str]) -> None:
+def test_any_environment_loads_or_raises_config_error(environ: dict[str, str]) -> None:
     loads_or_refuses(lambda: load_settings(None, environ), LoadedSettings)
 
 
@@ -89,7 +89,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         .map(str.encode),
     )
 )
-def test_any_file_loads_or_is_refused(file: Path, content: bytes) -> None:
+def test_any_file_loads_or_raises_config_error(file: Path, content: bytes) -> None:
     file.write_bytes(content)
     loads_or_refuses(lambda: load_settings(file, {}), LoadedSettings)
     assert isinstance(check_file(file, {}), tuple)
@@ -97,5 +97,5 @@ def test_any_file_loads_or_is_refused(file: Path, content: bytes) -> None:
 
 @settings(deadline=None)
 @given(st.one_of(st.sampled_from(["onnx", "pytorch"]), junk), tables)
-def test_any_request_for_a_model_is_an_entry_or_refused(framework: object, body: dict[str, Any]) -> None:
+def test_any_model_body_parses_or_raises_config_error(framework: object, body: dict[str, Any]) -> None:
     loads_or_refuses(lambda: parse_model_entry(framework, body), OnnxModelEntry | TorchModelEntry)

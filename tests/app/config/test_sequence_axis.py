@@ -1,4 +1,4 @@
-"""The keys of an entry that declare a sequence axis, in a file and in a request."""
+"""Keys of a model's entry that declare a sequence axis."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ def entry_of(folder: Path, text: str, **variables: str) -> OnnxModelEntry:
     return loaded.settings.models.onnx_models[0]
 
 
-def test_they_are_read_from_a_file_a_request_and_a_variable(tmp_path: Path) -> None:
+def test_sequence_keys_load_from_file_body_and_variable(tmp_path: Path) -> None:
     text = 'sequence_axis = 1\npad_values = { input_ids = 7, "features.0" = -0.5 }\nmask_input = "attention_mask"'
     entry = entry_of(tmp_path, text)
     assert (entry.sequence_axis, entry.mask_input) == (1, "attention_mask")
@@ -31,7 +31,7 @@ def test_they_are_read_from_a_file_a_request_and_a_variable(tmp_path: Path) -> N
     assert entry_of(tmp_path, "sequence_axis = 2", **variable).pad_values == (("x", 3),)
 
 
-def test_without_them_there_is_no_sequence() -> None:
+def test_sequence_keys_default_to_none() -> None:
     entry = parse_model_entry("onnx", {"name": "a", "path": "a", "pad_values": None, "mask_input": None})
     assert isinstance(entry, OnnxModelEntry)
     assert (entry.sequence_axis, entry.pad_values, entry.mask_input) == (None, None, None)
@@ -40,30 +40,38 @@ def test_without_them_there_is_no_sequence() -> None:
 @pytest.mark.parametrize(
     ("text", "key", "message"),
     [
-        ("sequence_axis = 0", "sequence_axis", "wants at least 1, but 0 came"),
-        ("sequence_axis = true", "sequence_axis", "wants a whole number, but true came"),
-        ("sequence_axis = '1'", "sequence_axis", "take the quotes away"),
-        ("mask_input = 'm'", "mask_input", 'goes with sequence_axis, which is not set, but "m" came'),
-        ("pad_values = {x = 1}", "pad_values", "goes with sequence_axis, which is not set, but a table came"),
-        ("sequence_axis = 1\nmask_input = ''", "mask_input", "wants at least 1 character"),
-        ("sequence_axis = 1\npad_values = 3", "pad_values", "wants a table of input names and numbers, like { input"),
-        ("sequence_axis = 1\npad_values = []", "pad_values", "wants a table of input names and numbers, like { input"),
-        ("sequence_axis = 1\npad_values = {x = '0'}", "pad_values", 'wants a number for "x", but a table came'),
-        ("sequence_axis = 1\npad_values = {x = true}", "pad_values", 'wants a number for "x"'),
-        ("sequence_axis = 1\npad_values = {x = nan}", "pad_values", 'wants a number for "x"'),
-        ("sequence_axis = 1\npad_values = {x = -inf}", "pad_values", 'wants a number for "x"'),
+        ("sequence_axis = 0", "sequence_axis", "expected at least 1, got 0"),
+        ("sequence_axis = true", "sequence_axis", "expected an integer, got true"),
+        ("sequence_axis = '1'", "sequence_axis", "remove the quotes"),
+        ("mask_input = 'm'", "mask_input", 'expected no value without sequence_axis, got "m"; set sequence_axis'),
+        ("pad_values = {x = 1}", "pad_values", "expected no value without sequence_axis, got a table"),
+        ("sequence_axis = 1\nmask_input = ''", "mask_input", "expected at least 1 character"),
+        (
+            "sequence_axis = 1\npad_values = 3",
+            "pad_values",
+            "expected a table of input names and numbers, like",
+        ),
+        (
+            "sequence_axis = 1\npad_values = []",
+            "pad_values",
+            "expected a table of input names and numbers, like",
+        ),
+        ("sequence_axis = 1\npad_values = {x = '0'}", "pad_values", 'expected a number for "x", got a table'),
+        ("sequence_axis = 1\npad_values = {x = true}", "pad_values", 'expected a number for "x"'),
+        ("sequence_axis = 1\npad_values = {x = nan}", "pad_values", 'expected a number for "x"'),
+        ("sequence_axis = 1\npad_values = {x = -inf}", "pad_values", 'expected a number for "x"'),
     ],
 )
-def test_what_is_wrong_is_named(text: str, key: str, message: str, tmp_path: Path) -> None:
+def test_invalid_sequence_key_names_key_and_line(text: str, key: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refusal:
         entry_of(tmp_path, text)
-    (fault,) = refusal.value.faults
-    assert fault.key == f"models.onnx_models[0].{key}"
-    assert fault.line == 4 + text.count("\n")
-    assert message in fault.message
+    (issue,) = refusal.value.issues
+    assert issue.key == f"models.onnx_models[0].{key}"
+    assert issue.line == 4 + text.count("\n")
+    assert message in issue.message
 
 
-def test_a_wrong_axis_alone_is_one_fault() -> None:
+def test_invalid_axis_hides_errors_of_other_keys() -> None:
     body: dict[str, Any] = {
         "name": "a",
         "path": "a",
@@ -73,4 +81,4 @@ def test_a_wrong_axis_alone_is_one_fault() -> None:
     }
     with pytest.raises(ConfigError) as refusal:
         parse_model_entry("onnx", body)
-    assert [fault.key for fault in refusal.value.faults] == ["sequence_axis"]
+    assert [issue.key for issue in refusal.value.issues] == ["sequence_axis"]

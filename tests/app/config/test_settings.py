@@ -1,4 +1,4 @@
-"""Loading: the contract's example, defaults, who wins over whom, what the keys turn into."""
+"""Load settings: examples, defaults, precedence and converted values."""
 
 import dataclasses
 import os
@@ -64,7 +64,7 @@ def load(folder: Path, text: str, **variables: str) -> LoadedSettings:
     return load_settings(file, variables)
 
 
-def test_the_contracts_example_loads_as_it_stands(tmp_path: Path) -> None:
+def test_contract_example_loads(tmp_path: Path) -> None:
     loaded = load(tmp_path, CONTRACT_EXAMPLE)
     settings = loaded.settings
     bert, llama = settings.models.onnx_models[0], settings.models.torch_models[0]
@@ -77,14 +77,14 @@ def test_the_contracts_example_loads_as_it_stands(tmp_path: Path) -> None:
     assert loaded.resolve(bert.path) == tmp_path / "models/bert-base.onnx"
 
 
-def test_the_repositorys_own_config_loads() -> None:
+def test_own_config_file_loads() -> None:
     loaded = load_settings(ROOT / "config.toml", {})
     models = loaded.settings.models
     names = [model.name for model in (*models.onnx_models, *models.torch_models)]
     assert names == ["digits", "minilm-onnx", "minilm", "tiny-llama"]
 
 
-def test_with_no_file_the_defaults_serve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_load_settings_without_file_returns_defaults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     loaded = load_settings(None, {})
     assert loaded.settings == Settings()
@@ -92,7 +92,7 @@ def test_with_no_file_the_defaults_serve(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert loaded.settings.server.max_body_bytes == 128 * 1024**2
 
 
-def test_flags_win_over_environment_and_environment_over_file(tmp_path: Path) -> None:
+def test_flags_replace_environment_replaces_file(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text('[server]\nport = 1\nhost = "file"\ndrain_timeout_s = 3', encoding="utf-8")
     environ = {"ROUNDHOUSE_SERVER__PORT": "2", "ROUNDHOUSE_SERVER__HOST": "environment"}
@@ -100,7 +100,7 @@ def test_flags_win_over_environment_and_environment_over_file(tmp_path: Path) ->
     assert (server.port, server.host, server.drain_timeout_s) == (3, "environment", 3.0)
 
 
-def test_paths_start_at_the_files_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_paths_start_at_folder_of_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "there").mkdir()
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
@@ -115,19 +115,19 @@ def test_paths_start_at_the_files_own_folder(tmp_path: Path, monkeypatch: pytest
     assert loaded.resolve(Path("~no-such-user/b")) == loaded.base_dir / "~no-such-user/b"
 
 
-def test_both_names_of_the_torch_table_are_one_table(tmp_path: Path) -> None:
+def test_candle_models_are_appended_to_torch_models(tmp_path: Path) -> None:
     candle = '[[models.candle_models]]\nname = "b"\npath = "b"\nwatch = true\n'
     loaded = load(tmp_path, candle + '[[models.torch_models]]\nname = "a"\npath = "a"')
     assert [model.name for model in loaded.settings.models.torch_models] == ["a", "b"]
     assert loaded.settings.models.torch_models[1].watch
 
 
-def test_a_file_from_another_editor_is_read(tmp_path: Path) -> None:
+def test_load_settings_accepts_bom_and_crlf(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_bytes(b"\xef\xbb\xbf[server]\r\nport = 1\r\n")
     assert load_settings(tmp_path / "config.toml", {}).settings.server.port == 1
 
 
-def test_settings_are_frozen_all_the_way_down() -> None:
+def test_settings_are_frozen_at_every_level() -> None:
     def check(model: BaseModel) -> None:
         for name in type(model).model_fields:
             with pytest.raises(ValidationError, match="frozen"):
@@ -144,7 +144,7 @@ def test_settings_are_frozen_all_the_way_down() -> None:
         load_settings(None, {}).base_dir = Path()  # type: ignore[misc]
 
 
-def test_names_of_providers_dtypes_and_devices_are_normalised() -> None:
+def test_provider_dtype_and_device_names_are_normalised() -> None:
     names = ["cuda", "CPUExecutionProvider", "DmlExecutionProvider", "TensorrtExecutionProvider", "openvino", "CPU"]
     onnx = parse_model_entry("onnx", {"name": "a", "path": "b", "execution_providers": names})
     assert isinstance(onnx, OnnxModelEntry)
@@ -157,13 +157,13 @@ def test_names_of_providers_dtypes_and_devices_are_normalised() -> None:
         assert (torch.dtype, torch.device) == (dtype, "cuda:1")
 
 
-def test_an_entry_from_a_request_is_read_like_one_from_the_file() -> None:
+def test_parse_model_entry_matches_entry_of_file() -> None:
     body = {"framework": "onnx", "name": "a", "path": "b", "quantized": "mixed", "watch": True}
     entry = parse_model_entry("onnx", body)
     assert entry == OnnxModelEntry(name="a", path=Path("b"), quantized="mixed", watch=True)
     with pytest.raises(ConfigError) as refusal:
         parse_model_entry("onnx", {"name": "a/b", "quantzed": True, "input_shape": [1, 0], "device": "cpu"})
-    assert {(fault.key, fault.kind) for fault in refusal.value.faults} == {
+    assert {(issue.key, issue.kind) for issue in refusal.value.issues} == {
         ("name", "invalid"),
         ("path", "missing"),
         ("quantzed", "unknown_key"),
@@ -172,7 +172,7 @@ def test_an_entry_from_a_request_is_read_like_one_from_the_file() -> None:
     }
     with pytest.raises(ConfigError, match='did you mean "pytorch"') as refusal:
         parse_model_entry("torch", {})
-    assert [fault.key for fault in refusal.value.faults] == ["framework"]
+    assert [issue.key for issue in refusal.value.issues] == ["framework"]
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_an_entry_from_a_request_is_read_like_one_from_the_file() -> None:
         (None, 8),
     ],
 )
-def test_threads_default_to_the_cpus_that_affinity_and_quota_leave(
+def test_usable_cpus_respects_affinity_and_quota(
     quota: str | None, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
@@ -197,7 +197,7 @@ def test_threads_default_to_the_cpus_that_affinity_and_quota_leave(
     assert usable_cpus(tmp_path / "cpu.max") == expected
 
 
-def test_cpus_are_counted_where_there_is_no_affinity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_usable_cpus_without_affinity_counts_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.delattr(os, "process_cpu_count", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: None)

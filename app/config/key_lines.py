@@ -1,4 +1,4 @@
-"""Finds the line on which each key of a TOML file stands: tomli says what a file means, not where."""
+"""Find the line of each key of a TOML file: tomli parses values, not positions."""
 
 import re
 from bisect import bisect_right
@@ -8,7 +8,7 @@ from itertools import count
 
 import tomli
 
-from app.config.faults import Location
+from app.config.issues import Location
 
 _BLANK = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
 _SAME_LINE_BLANK = re.compile(r"[ \t]*")
@@ -21,23 +21,22 @@ _VALUE = re.compile(
 
 
 def key_lines(text: str) -> dict[Location, int]:
-    """The line (from 1) of every table, key and list item of `text`, which tomli must have accepted.
+    """Return the line (from 1) of every table, key and list item of `text`, which tomli must have accepted.
 
-    A table has the line of its header, or, where it has none, of the first key in it. Should the scanner lose its way,
-    it gives what it found up to there.
+    A table has the line of its header, else of its first key. If the scan fails, the lines found so far are returned.
     """
     scanner = _Scanner(text)
-    with suppress(_LostError, RecursionError):
+    with suppress(_ScanError, RecursionError):
         scanner.document()
     return scanner.lines
 
 
-class _LostError(Exception):
-    """The text did not go on as a valid TOML document does."""
+class _ScanError(Exception):
+    """The text is not a valid TOML document."""
 
 
 class _Scanner:
-    """Walks a document from start to end and notes the lines of what it passes."""
+    """Scans a document from start to end and records the line of each table, key and item."""
 
     def __init__(self, text: str) -> None:
         self.lines: dict[Location, int] = {}
@@ -70,7 +69,7 @@ class _Scanner:
             self._num_items[location] = index + 1
             location = (*location, index)
         self._expect("]" * (1 + is_array))
-        self.lines[location] = self._line(start)  # the table's own header, though a sub-table may have come before it
+        self.lines[location] = self._line(start)  # the table's own header, even after one of a sub-table
         return location
 
     def _key_and_value(self, table: Location) -> None:
@@ -94,7 +93,7 @@ class _Scanner:
             self._match(_VALUE)
 
     def _items(self, closing: str) -> Iterator[int]:
-        """Counts the items of a list or inline table, stopping before each; ends behind the closing bracket."""
+        """Yield the index of each item of a list or inline table, positioned before it; skip the closing bracket."""
         self._skip(_BLANK)
         for index in count():
             if self._takes(closing):
@@ -128,7 +127,7 @@ class _Scanner:
 
     def _expect(self, expected: str) -> None:
         if not self._takes(expected):
-            raise _LostError
+            raise _ScanError
 
     def _skip(self, pattern: re.Pattern[str]) -> int:
         match = pattern.match(self._text, self._position)
@@ -139,6 +138,6 @@ class _Scanner:
         start = self._position
         match = pattern.match(self._text, start)
         if match is None:
-            raise _LostError
+            raise _ScanError
         self._position = match.end()
         return match[0]

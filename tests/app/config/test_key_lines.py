@@ -1,4 +1,4 @@
-"""The line of every key, in every way TOML can write one."""
+"""Lines of keys, for every form of a key in TOML."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,8 +7,8 @@ import tomli
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.config.faults import Location
-from app.config.lines import key_lines
+from app.config.issues import Location
+from app.config.key_lines import key_lines
 
 EVERY_WAY = '''a = 1 # b = 2
 [server]
@@ -37,7 +37,7 @@ d=[{a=1},
 '''
 
 
-def test_every_way_to_write_a_key_is_found() -> None:
+def test_key_lines_finds_every_form_of_key() -> None:
     tomli.loads(EVERY_WAY)
     first, second = ("models", "onnx_models", 0), ("models", "onnx_models", 1)
     assert key_lines(EVERY_WAY) == {
@@ -75,7 +75,7 @@ def test_every_way_to_write_a_key_is_found() -> None:
     }
 
 
-def test_a_text_that_goes_astray_keeps_what_was_found() -> None:
+def test_key_lines_invalid_text_keeps_earlier_lines() -> None:
     assert key_lines("a = 1\nb = \n???") == {("a",): 1, ("b",): 2}
     assert key_lines("a = 1\n[b\nc = 2") == {("a",): 1}
     assert ("a",) in key_lines("a = " + "[" * 5000)
@@ -119,7 +119,7 @@ values = st.recursive(
 
 @settings(deadline=None)
 @given(st.dictionaries(keys, values, max_size=4))
-def test_all_keys_that_tomli_finds_are_found_and_on_a_line_that_has_them(document: dict[str, Any]) -> None:
+def test_key_lines_agree_with_tomli(document: dict[str, Any]) -> None:
     text = "\n".join(f"{quoted(key)} = {as_toml(value)}" for key, value in document.items())
     lines = key_lines(text)
     assert set(lines) == set(locations(tomli.loads(text)))
