@@ -34,7 +34,7 @@ OLDER_CPU := ONEDNN_MAX_CPU_ISA=AVX2 DNNL_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=a
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install models serve test test-all check bench clean dev
+.PHONY: help install models serve test test-all check bench docs clean dev
 
 help:
 	@echo 'make serve    install, prepare the embedded models, serve $(CONFIG) and print curl lines'
@@ -44,6 +44,7 @@ help:
 	@echo 'make models   prepare the embedded models below ./models'
 	@echo 'make check    ruff, mypy --strict and import-linter only'
 	@echo 'make bench    measure, and print the figures as a table (wants wrk); PARTS="texts overload" measures less'
+	@echo 'make docs     build the manual as a web site in ./site'
 	@echo 'make clean    remove $(VENV) and caches; ./models stays'
 
 install: $(STAMPS)/install-$(EXTRA)
@@ -72,11 +73,16 @@ check: dev
 bench: dev models
 	@$(BIN)/python -m tests.bench $(PARTS)
 
+docs: $(STAMPS)/docs
+	@$(BIN)/python -m tests.manual.reference
+	@rm -rf site && $(BIN)/zensical build --strict
+	@echo 'the manual: file://$(CURDIR)/site/index.html'
+
 clean:
-	rm -rf $(VENV) build dist .bench .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info
+	rm -rf $(VENV) build dist site .cache .bench .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info
 	find app frameworks memory tests -name __pycache__ -prune -exec rm -rf {} +
 
-dev: $(STAMPS)/dev $(STAMPS)/prometheus
+dev: $(STAMPS)/dev $(STAMPS)/docs $(STAMPS)/prometheus
 
 # An environment that does not run, because it is half made or its Python is gone, is made anew.
 $(STAMPS)/python: $(CONSTRAINTS)
@@ -104,6 +110,11 @@ $(STAMPS)/models: $(STAMPS)/install-$(EXTRA) $(PINNED)
 $(STAMPS)/dev: $(STAMPS)/install-$(EXTRA) $(PINNED)
 	@echo 'installing what checks and tests need'
 	@$(PIP_INSTALL) --no-build-isolation --editable '.[$(EXTRA),dev]'
+	@touch $@
+
+$(STAMPS)/docs: $(STAMPS)/install-$(EXTRA) $(PINNED)
+	@echo 'installing the builder of the manual'
+	@$(PIP_INSTALL) --no-build-isolation --editable '.[$(EXTRA),docs]'
 	@touch $@
 
 # For the tests of alerts and dashboard, where Prometheus is not there already: Debian's, out of its package without

@@ -1,0 +1,278 @@
+"""Write the generated parts of the manual: configuration keys, errors, metrics, the tree of the code.
+
+`python -m tests.manual.reference` rewrites them in docs/; a test compares them with the code.
+"""
+
+import ast
+import asyncio
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, get_args
+from unittest.mock import patch
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from starlette.types import Message, Scope
+
+import app.protocols.errors as wire_errors
+from app.config import load_settings
+from app.config.loading import Settings
+from app.server.build import build
+from frameworks.errors import RoundhouseError
+from frameworks.settings import ModelEntry, OnnxModelEntry, TorchModelEntry
+from memory.sizes import format_size, parse_size
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PACKAGES = ("app", "frameworks", "memory")
+
+_TYPES_WITHOUT_SCHEMA = {"version_policy": "string or list of integers", "pad_values": "table of numbers"}
+_LARGEST_COUNT = 2**31 - 1
+_METRICS_SCOPE: Scope = {
+    "type": "http",
+    "http_version": "1.1",
+    "method": "GET",
+    "scheme": "http",
+    "path": "/metrics",
+    "raw_path": b"/metrics",
+    "query_string": b"",
+    "headers": [(b"host", b"127.0.0.1")],
+    "client": ("127.0.0.1", 1),
+    "server": ("127.0.0.1", 8080),
+}
+
+
+def configuration() -> str:
+    """Return one table for each table of config.toml, from the settings classes and the docstrings of their fields."""
+    tables: list[tuple[str, type[BaseModel], set[str]]] = []
+    for name, field in Settings.model_fields.items():
+        table = field.annotation
+        assert isinstance(table, type)
+        assert issubclass(table, BaseModel)
+        tables.append((f"[{name}]", table, {"onnx_models", "torch_models"}))
+        if name == "models":
+            shared = set(ModelEntry.model_fields)
+            tables.append(("[[models.onnx_models]] and [[models.torch_models]]", ModelEntry, set()))
+            tables.append(("only [[models.onnx_models]]", OnnxModelEntry, shared))
+            tables.append(("only [[models.torch_models]]", TorchModelEntry, shared))
+    return "\n\n".join(_settings_table(*table) for table in tables)
+
+
+def errors() -> str:
+    """Return the table of statuses and codes, from the table that maps errors to HTTP and gRPC."""
+    codes: dict[tuple[int, str, str], list[str]] = {}
+    for error, status, code, grpc_code in wire_errors._TABLE:
+        codes.setdefault((status, code, grpc_code), []).append(_first_sentence(error))
+    gone = (wire_errors.STATUS_CLIENT_GONE, "", "")
+    codes[gone] = [_first_sentence(wire_errors.ClientGone)]
+    codes[500, "internal", "INTERNAL"] = ["A fault of the server; the log has the traceback under the request id."]
+    rows = [
+        f"| {status} | {_code(code)} | {_code(grpc_code)} | {' '.join(meanings)} |"
+        for (status, code, grpc_code), meanings in sorted(codes.items())
+    ]
+    return "\n".join(["| status | code | gRPC status | meaning |", "|---|---|---|---|", *rows])
+
+
+def error_tree() -> str:
+    """Return the tree of error classes with the first sentence of each."""
+    return "\n".join(["```text", *_tree_lines(RoundhouseError, ""), "```"])
+
+
+def metrics() -> str:
+    """Return the table of metrics, from the families that `GET /metrics` writes."""
+    rows = [
+        f"| `{family.name}{'_total' if family.type == 'counter' else ''}` | {family.type} "
+        f"| {', '.join(_code(label) for label in family._labelnames)} | {_cell(family.documentation)} |"
+        for family in sorted(_metric_families(), key=lambda family: str(family.name))
+    ]
+    return "\n".join(["| metric | type | labels | meaning |", "|---|---|---|---|", *rows])
+
+
+def tree() -> str:
+    """Return the packages with the first sentence of their docstrings, and the names of their modules."""
+    lines = []
+    for init in sorted(path for top in PACKAGES for path in (ROOT / top).rglob("__init__.py")):
+        folder = init.parent
+        depth = len(folder.relative_to(ROOT).parts) - 1
+        indent = "  " * depth
+        doc = ast.get_docstring(ast.parse(init.read_text(encoding="utf-8"))) or ""
+        lines.append(f"{indent + folder.name + '/':26}{' '.join(doc.split(chr(10) * 2)[0].split())}")
+        modules = " ".join(sorted(path.stem for path in folder.glob("*.py") if not path.stem.startswith("__")))
+        lines += textwrap.wrap(modules, 118, initial_indent=indent + "    ", subsequent_indent=indent + "    ")
+    return "\n".join(["```text", *lines, "```"])
+
+
+PARTS: Mapping[str, tuple[str, Callable[[], str]]] = {
+    "configuration": ("configuration.md", configuration),
+    "errors": ("errors.md", errors),
+    "error-tree": ("errors.md", error_tree),
+    "metrics": ("metrics.md", metrics),
+    "tree": ("architecture.md", tree),
+}
+"""Name of each generated part -> its page and the function that writes it."""
+
+
+def replaced(page: str, part: str, text: str) -> str:
+    """Return the page with the text between the marks of a part. Raises ValueError if the marks are missing."""
+    begin, end = f"<!-- generated: {part} -->\n", f"\n<!-- end: {part} -->"
+    head, found, rest = page.partition(begin)
+    _, found_end, tail = rest.partition(end)
+    if not found or not found_end:
+        raise ValueError(f"the marks of {part} are missing")
+    return f"{head}{begin}\n{text}\n{end}{tail}"
+
+
+def field_docstrings(settings: type[BaseModel]) -> dict[str, str]:
+    """Return the docstring below each field of a class, base classes included, as one line."""
+    texts: dict[str, str] = {}
+    for each in reversed(settings.__mro__):
+        if not issubclass(each, BaseModel) or each is BaseModel:
+            continue
+        (defined,) = ast.parse(textwrap.dedent(inspect.getsource(each))).body
+        assert isinstance(defined, ast.ClassDef)
+        for field, docstring in zip(defined.body, defined.body[1:], strict=False):
+            if isinstance(field, ast.AnnAssign) and isinstance(docstring, ast.Expr):
+                assert isinstance(field.target, ast.Name)
+                assert isinstance(docstring.value, ast.Constant)
+                texts[field.target.id] = " ".join(str(docstring.value.value).split())
+    return texts
+
+
+def _settings_table(title: str, settings: type[BaseModel], omitted: set[str]) -> str:
+    schema = settings.model_json_schema()["properties"]
+    texts = field_docstrings(settings)
+    rows = []
+    for name, field in settings.model_fields.items():
+        if name not in omitted:
+            meaning, default_text = _split_default(texts[name])
+            kind = _TYPES_WITHOUT_SCHEMA.get(name) or _type(schema[name], field)
+            rows.append(f"| `{name}` | {kind} | {_default(field, default_text)} | {_cell(meaning)} |")
+    head = f"### `{title}`" if title.startswith("[") and " " not in title else f"### {_code_tables(title)}"
+    return "\n".join([head, "", "| key | type | default | meaning |", "|---|---|---|---|", *rows])
+
+
+def _code_tables(title: str) -> str:
+    return re.sub(r"\[\[[\w.]+\]\]", lambda match: f"`{match[0]}`", title)
+
+
+def _split_default(docstring: str) -> tuple[str, str]:
+    """Split "Meaning. None: default." into the meaning and the text of the default."""
+    meaning, _, default = docstring.partition("None: ")
+    return meaning.strip(), default.removesuffix(".")
+
+
+def _type(schema: Mapping[str, Any], field: FieldInfo) -> str:
+    if _is_size(field):
+        return "size"
+    options = [each for each in schema.get("anyOf", [schema]) if each.get("type") != "null"]
+    return " or ".join(_simple_type(each) for each in options)
+
+
+def _simple_type(schema: Mapping[str, Any]) -> str:
+    if "enum" in schema:
+        return "one of " + ", ".join(f'`"{each}"`' for each in schema["enum"])
+    if "const" in schema:
+        return f'`"{schema["const"]}"`'
+    if schema["type"] == "array":
+        return f"list of: {_simple_type(schema['items'])}"
+    if schema.get("format") == "path":
+        return "path"
+    return f"{schema['type']}{_range(schema)}"
+
+
+def _range(schema: Mapping[str, Any]) -> str:
+    low, above, high = schema.get("minimum"), schema.get("exclusiveMinimum"), schema.get("maximum")
+    high = None if high == _LARGEST_COUNT else high
+    if low is not None and high is not None:
+        return f", {low:,} to {high:,}"
+    parts = [f"> {above}"] if above is not None else [f"≥ {low}"] if low is not None else []
+    parts += [f"≤ {high}"] if high is not None else []
+    return "".join(f", {part}" for part in parts)
+
+
+def _is_size(field: FieldInfo) -> bool:
+    seen: list[Any] = [field.annotation, *field.metadata]
+    while seen:
+        each = seen.pop()
+        if getattr(each, "func", None) is parse_size:
+            return True
+        seen += [*get_args(each), *getattr(each, "__metadata__", ())]
+    return False
+
+
+def _default(field: FieldInfo, text: str) -> str:
+    value = field.default
+    if field.is_required():
+        return "required"
+    if value is None:
+        return _cell(text) or "none"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if isinstance(value, tuple):
+        return f"`[{', '.join(_quoted(each) for each in value)}]`"
+    if _is_size(field):
+        return f'`"{format_size(value).replace(" ", "")}"`'
+    return f"`{_quoted(value)}`"
+
+
+def _quoted(value: object) -> str:
+    if isinstance(value, Path):
+        return f'"./{value}"'
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def _first_sentence(error: type[BaseException]) -> str:
+    text = " ".join((error.__doc__ or "").split())
+    return _cell(re.split(r"(?<=[.;]) ", text)[0].rstrip(";.") + ".")
+
+
+def _tree_lines(error: type[RoundhouseError], indent: str) -> Iterator[str]:
+    yield f"{indent + error.__name__:32}{_first_sentence(error)}"
+    for each in error.__subclasses__():
+        if each.__module__ in ("frameworks.errors", "app.protocols.errors"):
+            yield from _tree_lines(each, indent + "  ")
+
+
+def _metric_families() -> list[Any]:
+    """Return the families of prometheus_client that a scrape of a server without models collects."""
+    families: list[Any] = []
+
+    def capture(registry: Any) -> bytes:
+        families.extend(registry.collect())
+        return b""
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Message) -> None:
+        assert message.get("status", 200) == 200
+
+    async def scrape() -> None:
+        await build(load_settings(None, {}), "none").app(_METRICS_SCOPE, receive, send)
+
+    with patch("prometheus_client.generate_latest", capture):
+        asyncio.run(scrape())
+    assert families
+    return families
+
+
+def _code(text: str) -> str:
+    return f"`{text}`" if text else ""
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def main() -> None:
+    """Rewrite the generated parts of all pages."""
+    for part, (name, write) in PARTS.items():
+        page = DOCS / name
+        page.write_text(replaced(page.read_text(encoding="utf-8"), part, write()), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""Run the examples of README and manual against one server, and compare their output."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.config import check_file
+from tests.e2e.server import GRPC_PORT, ROOT, RunningServer, free_port
+from tests.manual.pages import ANY, Example, blocks, examples
+
+SHELL = examples("sh", "json")
+PYTHON = examples("python", "text")
+_VARIES = {"latency_ms"}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    """Start a server with the repository's config.toml on free ports."""
+    with RunningServer(["--config", "config.toml", "--port", "0"], {GRPC_PORT: free_port()}) as running:
+        yield running.wait_ready()
+
+
+@pytest.mark.parametrize("example", SHELL, ids=lambda example: example.name)
+def test_shell_example_prints_expected_json(server: RunningServer, example: Example) -> None:
+    assert "http://127.0.0.1:8080" in example.code
+    words = ["sh", "-ec", example.code.replace("http://127.0.0.1:8080", server.url)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    check_agrees(json.loads(done.stdout), read_elided(example.output))
+
+
+@pytest.mark.parametrize("example", PYTHON, ids=lambda example: example.name)
+def test_python_example_prints_expected_text(server: RunningServer, example: Example) -> None:
+    assert "127.0.0.1:8080" in example.code or "127.0.0.1:8081" in example.code
+    code = example.code.replace("127.0.0.1:8080", f"127.0.0.1:{server.port}")
+    code = code.replace("127.0.0.1:8081", f"127.0.0.1:{server.grpc_port}")
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    expected = re.escape(example.output.strip()).replace(ANY, ".+")
+    assert re.fullmatch(expected, done.stdout.strip(), flags=re.DOTALL), done.stdout
+
+
+def test_every_example_is_run() -> None:
+    assert len(SHELL) == len(blocks("sh"))
+    assert len(PYTHON) == len(blocks("python"))
+
+
+def test_examples_cover_every_kind_of_input() -> None:
+    commands = " ".join(example.code for example in SHELL)
+    assert all(f'"{name}"' in commands for name in ("input_data", "inputs", "text", "prompt", "messages"))
+
+
+@pytest.mark.parametrize("text", blocks("toml"))
+def test_toml_example_is_valid(text: str, tmp_path: Path) -> None:
+    (tmp_path / "models").symlink_to(ROOT / "models")
+    file = tmp_path / "config.toml"
+    file.write_text(text, encoding="utf-8")
+    assert not check_file(file, {})
+
+
+def read_elided(output: str) -> Any:
+    """Parse JSON in which `…` stands for the rest of a list or object, or for a whole string."""
+    text = output.replace(f", {ANY}]", f', "{ANY}"]').replace(f", {ANY}}}", f', "{ANY}": 0}}')
+    return json.loads(text)
+
+
+def check_agrees(actual: Any, expected: Any) -> None:
+    """Compare numbers within 1 % or 0.0001, and skip `latency_ms`; more members only where the page has `…`."""
+    if isinstance(expected, dict):
+        keys = expected.keys() - {ANY}
+        assert keys <= actual.keys() if ANY in expected else keys == actual.keys(), (actual.keys(), keys)
+        for key in keys - _VARIES:
+            check_agrees(actual[key], expected[key])
+    elif isinstance(expected, list):
+        is_elided = bool(expected) and expected[-1] == ANY
+        items = expected[:-1] if is_elided else expected
+        assert len(actual) > len(items) if is_elided else len(actual) == len(items)
+        for one, other in zip(actual, items, strict=False):
+            check_agrees(one, other)
+    elif isinstance(expected, float):
+        assert actual == pytest.approx(expected, rel=0.01, abs=1e-4)
+    elif expected != ANY:
+        assert actual == expected

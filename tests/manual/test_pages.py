@@ -1,0 +1,73 @@
+"""The hand-written tables of the manual agree with the code, and the built site needs no other host."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.protocols.native.fields import FIELDS
+from tests.manual.pages import PAGES, ROOT
+
+ALERTS = (ROOT / "docker" / "alerts.yml").read_text(encoding="utf-8")
+
+
+def test_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+def test_readme_names_existing_folders() -> None:
+    (picture,) = re.findall(r"## The code\n\n```text\n(.*?)```", _text("README.md"), flags=re.DOTALL)
+    for line in picture.splitlines():
+        names = re.split(r"\s{2,}", line)[0].split(", ")
+        for name in names:
+            beside = Path(names[0]).parent / name
+            assert (ROOT / name).exists() or (ROOT / beside).exists(), name
+
+
+def test_field_table_has_the_fields_of_infer() -> None:
+    (table,) = re.findall(r"\| field of `/infer` .*?\n\n", _text("docs/native-api.md"), flags=re.DOTALL)
+    cells = [line.split("|")[1] for line in table.splitlines()[2:] if line]
+    assert set(re.findall(r"`(\w+)`", " ".join(cells))) == FIELDS
+
+
+def test_alert_table_has_every_alert() -> None:
+    assert set(re.findall(r"\| `(Roundhouse\w+)`", _text("docs/metrics.md"))) == set(
+        re.findall(r"alert: (\w+)", ALERTS)
+    )
+
+
+def test_architecture_names_existing_files() -> None:
+    names = re.findall(r"`((?:app|frameworks|memory|tests|docker|docs)/[\w./]*)`", _text("docs/architecture.md"))
+    assert names
+    assert [name for name in names if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_exist(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+\.md)(?:#[\w-]+)?\)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).is_file(), target
+
+
+def test_site_is_built_without_other_hosts(tmp_path: Path) -> None:
+    pytest.importorskip("zensical", reason="needs the extra docs")
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    shutil.copy(ROOT / "mkdocs.yml", tmp_path)
+    words = [sys.executable, "-m", "zensical", "build", "--strict", "--config-file", "mkdocs.yml"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    pages = list((tmp_path / "site").rglob("*.html"))
+    assert len(pages) >= len(PAGES)
+    for page in pages:
+        html = page.read_text(encoding="utf-8")
+        assert (
+            re.findall(r"<(?:script|img|iframe)[^>]*https?://|<link[^>]*(?:stylesheet|preconnect)[^>]*//", html) == []
+        )
+        # The theme loads scripts of these elements from a CDN.
+        assert not re.search(r'class="[^"]*(?:mermaid|glightbox)', html)
+
+
+def _text(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
