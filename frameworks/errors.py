@@ -17,7 +17,7 @@ RoundhouseError
 ├── DeadlineExceeded             the request's deadline has passed
 ├── InvalidModel                 the model's files are damaged or not supported
 └── OutOfMemory                  the model or the batch does not fit in memory
-    └── NoRoomNow                the model fits only if others are evicted
+    └── EvictionNeeded           the model fits only if others are evicted
 """
 
 from collections.abc import Iterable
@@ -130,5 +130,5 @@ class OutOfMemory(RoundhouseError):
     """The model or the batch does not fit in memory; the message states the required and the available bytes."""
 
 
-class NoRoomNow(OutOfMemory):
+class EvictionNeeded(OutOfMemory):
     """The model fits only if other models are evicted, and this load may not evict them."""

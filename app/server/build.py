@@ -75,12 +75,12 @@ def build(
     response_cache = ResponseCache(
         ResultCache(settings.cache.max_bytes, settings.cache.ttl_s), observer.cache_hits, observer.cache_misses
     )
-    manager.when_unloaded(response_cache.drop)
+    manager.on_unloaded(response_cache.drop)
     loop_watch = LoopWatch(lambda: observer.inflight > 0)
     service = InferenceService(response_cache, observer.generation)
     shadowing = ShadowTraffic(service, observer.shadow_outcomes)
     integrity = IntegrityWatch(
-        lambda: not observer.inflight and not shadowing.copies and manager.residency.is_at_rest,
+        lambda: not observer.inflight and not shadowing.copies and manager.residency.is_idle,
         [manager.residency.ledger.check_integrity, manager.residency.check_integrity, pool.check_integrity],
     )
     scheduling = settings.scheduling

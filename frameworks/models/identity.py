@@ -1,4 +1,4 @@
-"""What all versions of a model have in common."""
+"""Hold the state that all versions of a model share."""
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from memory.pooled_arrays import PooledArrays
 
 @dataclass(frozen=True, slots=True)
 class RunCounts:
-    """What has run of one version, in all its loads: the batches, or the steps of one that generates text."""
+    """The batches of one version over all its loads, or the steps of a generating one."""
 
     batches: BatchCounts = field(default_factory=BatchCounts)
     generated: StepCounts = field(default_factory=StepCounts)
@@ -21,17 +21,26 @@ class RunCounts:
 
 @dataclass(frozen=True, slots=True)
 class ModelIdentity:
-    """What all versions of a model have in common. `ageing_s`: after which a waiting request gains a priority level."""
+    """The settings and counts that all versions of a model share.
 
-    name: str
+    `ageing_s`: a waiting request gains a priority level after so many seconds. `arrays`: the pool for large batches;
+    None: numpy allocates them.
+    """
+
     framework: str
     entry: ModelEntry
     limits: BatchLimits
     ageing_s: float
-    requests: RequestLimit
-    loads: Counter[str]
-    """By version, also of those whose files have changed since."""
     arrays: PooledArrays | None = None
-    """For large batches; None: numpy's own."""
+    name: str = field(init=False)
+    requests: RequestLimit = field(init=False)
+    loads: Counter[str] = field(default_factory=Counter)
+    """Number of loads by version, including versions whose files have changed since."""
     runs: defaultdict[str, RunCounts] = field(default_factory=lambda: defaultdict(RunCounts))
-    """As `loads`: a counter that begins anew would look like a restart."""
+    """By version, as `loads`: a counter that restarted at zero would look like a restart of the server."""
+
+    def __post_init__(self) -> None:
+        entry = self.entry
+        limit = RequestLimit(f'model "{entry.name}"', entry.max_queue_size, entry.max_concurrent_requests)
+        object.__setattr__(self, "name", entry.name)
+        object.__setattr__(self, "requests", limit)

@@ -1,4 +1,4 @@
-"""Loads models in threads: reads what they need, makes their instances, warms them up, measures what they take."""
+"""Load models in threads: estimate their memory, create and warm up their instances, measure their memory."""
 
 import asyncio
 import gc
@@ -15,14 +15,13 @@ from frameworks.runtime import LoadedModel, Registry
 from memory.allocator import give_back_freed_memory, in_use_bytes
 from memory.host import mapped_bytes, resident_bytes
 
-# Loads run one at a time: what a model takes beyond its size while it is read is taken by one only, and what is
-# measured is its own.
+# Loads run one at a time: only one model then needs extra memory while it is read, and the measurement is its own.
 LOADER_THREADS = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Instances that are warmed up, and the bytes that they take, as measured."""
+    """The instances of a model, warmed up, and their measured bytes."""
 
     instances: LoadedModel
     memory_bytes: int
@@ -34,50 +33,51 @@ class Loaded:
 
 
 class Loader:
-    """Owns the frameworks' registries, and the threads that use them."""
+    """Own the registries of the frameworks, and the threads that call them."""
 
     def __init__(self, registries: dict[str, Callable[[], Registry]], devices: DeviceManager) -> None:
-        """`registries`: per framework how to make its registry, called once, when its first model is loaded."""
+        """`registries`: framework → function that creates its registry, called once, at the first load."""
         self._make_registry = registries
         self._registries: dict[str, Registry] = {}
         self._registries_lock = threading.Lock()
         self._devices = devices
         self._threads = ThreadPoolExecutor(LOADER_THREADS, thread_name_prefix="loader")
-        self._departures = 0
+        self._num_unloads = 0
         self._prepared: set[tuple[str, str]] = set()
 
     async def needs(self, version: ModelVersion) -> ModelNeeds:
-        """What the version wants of a device. Raises InvalidModel."""
+        """Return what the version needs of a device. Raises InvalidModel."""
         return await asyncio.wrap_future(self._threads.submit(self._needs, version))
 
     async def load(self, version: ModelVersion, device: Device) -> Loaded:
-        """Raises InvalidModel, OutOfMemory, or what a library raises on files that lie.
+        """Load a version on a device. Raises InvalidModel, OutOfMemory, and errors of libraries on damaged files.
 
-        A thread cannot be stopped: what it still brings for a caller that was cancelled is closed.
+        A thread cannot be stopped: after a cancellation the loaded instances are closed.
         """
-        loading = self._threads.submit(self._load_apart, version, device)
+        loading = self._threads.submit(self._load_in_own_thread, version, device)
         try:
             return await asyncio.wrap_future(loading)
         except asyncio.CancelledError:
             loading.add_done_callback(_close_unused)
             raise
 
-    async def tidy(self) -> None:
-        """Gives back what a model left behind."""
-        self._departures += 1
-        await asyncio.to_thread(_give_back_memory)
+    async def reclaim_memory(self) -> None:
+        """Return the memory of a closed model to the system."""
+        self._num_unloads += 1
+        await asyncio.to_thread(_reclaim_memory)
 
     def close(self) -> None:
-        """Starts nothing more. What runs is not waited for."""
+        """Start no more loads; do not wait for the current one."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _needs(self, version: ModelVersion) -> ModelNeeds:
         return self._registry(version.model.framework).needs(version.model.entry, version.path)
 
-    def _load_apart(self, version: ModelVersion, device: Device) -> Loaded:
-        """In a thread that ends with the load, and with it the OpenMP threads that computed for it. As long as they
-        were there, asleep, OpenMP would count more threads than CPUs and put those of every model to sleep at each of
-        their barriers, which makes a language model's steps two to three times as long.
+    def _load_in_own_thread(self, version: ModelVersion, device: Device) -> Loaded:
+        """Load in a thread that ends with the load, and with it the OpenMP threads of the load.
+
+        OpenMP would count them, and with more threads than CPUs it puts the threads of every model to sleep at each
+        barrier. The steps of a language model would take two to three times as long.
         """
         with ThreadPoolExecutor(1, thread_name_prefix="load") as thread:
             return thread.submit(self._load, version, device).result()
@@ -87,7 +87,7 @@ class Loader:
         if (version.model.framework, device.id) not in self._prepared:
             registry.prepare(device)
             self._prepared.add((version.model.framework, device.id))
-        departures = self._departures
+        num_unloads = self._num_unloads
         before = self._measure(version.path, device)
         instances = registry.load(version.model.entry, version.path, device)
         started_s = time.perf_counter()
@@ -101,13 +101,13 @@ class Loader:
         warm_up_s = time.perf_counter() - started_s
         give_back_freed_memory()
         taken = self._measure(version.path, device) - before
-        if self._departures != departures:
-            # Somebody gave memory back meanwhile: what was seen is less than what was taken.
+        if self._num_unloads != num_unloads:
+            # Another model released memory meanwhile, so the difference is too small.
             taken = version.memory_bytes
         return Loaded(instances, max(instances[0].spec.memory_bytes, taken), warm_up_s)
 
     def _measure(self, path: Path, device: Device) -> int:
-        """Bytes in use, of which only the difference of two looks means something."""
+        """Return the bytes in use; only the difference of two measurements is meaningful."""
         if device.kind == "cuda":
             return -next((d.free_bytes for d in self._devices.devices() if d.id == device.id), 0)
         in_use = in_use_bytes()
@@ -116,21 +116,19 @@ class Loader:
         return in_use + mapped_bytes(path)
 
     def _registry(self, framework: str) -> Registry:
-        """Made in the loader thread that needs it first: making it imports the framework."""
+        """Return the registry of a framework. The first call imports the framework, so it runs in a loader thread."""
         with self._registries_lock:
             if framework not in self._registries:
                 self._registries[framework] = self._make_registry[framework]()
-                # A framework brings up to 200,000 objects that stay for ever. Left in the collector's care they are
-                # walked through again and again, 35 ms each time that the loop stands still.
+                # A framework has up to 200,000 permanent objects. Each collection would scan them, and stop the event
+                # loop for 35 ms.
                 gc.collect()
                 gc.freeze()
             return self._registries[framework]
 
 
-def _give_back_memory() -> None:
-    """What a closed model leaves: first what only the collector finds (frameworks are frozen, so it is quick), then the
-    pages that lie free.
-    """
+def _reclaim_memory() -> None:
+    """Collect the cycles of a closed model (frameworks are frozen, so this is quick), then return free pages."""
     gc.collect()
     give_back_freed_memory()
 

@@ -1,34 +1,72 @@
-"""Where a model goes, by measured sizes: pure."""
+"""Choose the device of a model, and the version to evict for it: pure policy over measured sizes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from frameworks.devices import Device, ModelNeeds
+from frameworks.models.version import ModelVersion
 
-MemoryLedger = Callable[[Device], int]
-"""Bytes on a device."""
+BytesOn = Callable[[Device], int]
 
 
-class Place(NamedTuple):
-    """`must_leave`: bytes that others have to give up there first."""
+class Placement(NamedTuple):
+    """The device for a model. `missing_bytes`: what must be evicted there first."""
 
     device: Device
-    must_leave: int
+    missing_bytes: int
 
 
-def place(
-    candidates: Sequence[Device], needs: ModelNeeds, room: MemoryLedger, largest_room: MemoryLedger
-) -> Place | None:
-    """The device for a model; None where it fits on none of the candidates, whoever leaves.
+class Victim(NamedTuple):
+    """The version to evict next. `wait_s`: seconds until it may be evicted."""
 
-    The accelerator with the most room that holds it as things are; else the one that has to give up least for it; the
-    CPU, if it is among the candidates, only where no accelerator can ever hold it. `room`: what is free now;
-    `largest_room`: what could be, if all who may leave did.
+    version: ModelVersion
+    wait_s: float
+
+
+def choose_device(
+    candidates: Sequence[Device], needs: ModelNeeds, free: BytesOn, evictable: BytesOn
+) -> Placement | None:
+    """Return the device for a model; None where it fits on no candidate, even after evictions.
+
+    `free`: free bytes of a device. `evictable`: the same after all possible evictions. The accelerator with the most
+    bytes left is preferred, then the one that needs the fewest evictions. The CPU, if it is a candidate, is chosen only
+    where no accelerator can hold the model.
     """
-    for kind in (True, False):
-        devices = [device for device in candidates if (device.kind != "cpu") is kind]
-        devices = [device for device in devices if needs.on(device) <= largest_room(device)]
+    for is_accelerator in (True, False):
+        devices = [device for device in candidates if (device.kind != "cpu") is is_accelerator]
+        devices = [device for device in devices if needs.on(device) <= evictable(device)]
         if devices:
-            best = max(devices, key=lambda device: room(device) - needs.on(device))
-            return Place(best, max(0, needs.on(best) - room(best)))
+            best = max(devices, key=lambda device: free(device) - needs.on(device))
+            return Placement(best, max(0, needs.on(best) - free(best)))
     return None
+
+
+def is_pinned(version: ModelVersion) -> bool:
+    """Whether a version is never evicted; a pinned version may be evicted after it has died."""
+    return version.model.entry.pinned and not version.has_died
+
+
+def is_evictable(version: ModelVersion) -> bool:
+    """Whether a loaded version may be evicted now."""
+    if version.load_task is not None:
+        return False  # it has died, and its reload unloads it
+    return version.has_died or (version.is_ready and not version.model.entry.pinned)
+
+
+def choose_victim(versions: Iterable[ModelVersion], now_s: float) -> Victim | None:
+    """Return a dead version, else the least recently used idle one, else the version that was loaded first.
+
+    A version in use stays at least as long as its load took: where the working set does not fit, loads then take at
+    most half of the time. It is drained, so that it serves the requests that hold a reference.
+    """
+    candidates = [version for version in versions if is_evictable(version)]
+    dead = [version for version in candidates if version.has_died]
+    if dead:
+        return Victim(dead[0], 0.0)
+    idle = [version for version in candidates if not version.is_in_use]
+    if idle:
+        return Victim(min(idle, key=lambda version: max(version.last_used_s or 0.0, version.ready_since_s)), 0.0)
+    if not candidates:
+        return None
+    oldest = min(candidates, key=lambda version: version.ready_since_s)
+    return Victim(oldest, max(0.0, oldest.ready_since_s + oldest.load_s - now_s))

@@ -1,4 +1,4 @@
-"""Who is in memory: brings versions in, makes room for them, and sends out what has to leave."""
+"""Load, evict and unload versions: which of them are in memory."""
 
 import asyncio
 import time
@@ -11,14 +11,14 @@ import structlog
 from frameworks.devices import DeviceManager
 from frameworks.errors import (
     Draining,
+    EvictionNeeded,
     InvalidModel,
     ModelFailed,
     ModelUnloaded,
-    NoRoomNow,
     OutOfMemory,
     RoundhouseError,
 )
-from frameworks.models.ledger import MemoryLedger, Order
+from frameworks.models.ledger import LoadOptions, MemoryLedger
 from frameworks.models.loader import Loaded, Loader
 from frameworks.models.version import ModelState, ModelVersion
 from frameworks.scheduling.admission import Permit
@@ -29,55 +29,55 @@ log = structlog.get_logger(__name__)
 
 Outcome = TypeVar("Outcome")
 
-# A measurement is more than the one before only by what else the process did meanwhile.
-_MOST_TRIES = 3
+# A measurement differs from the one before only by what else the process allocated meanwhile.
+_MAX_LOAD_ATTEMPTS = 3
 
 
 class ModelResidency:
     """Owned by the event loop."""
 
     def __init__(self, loader: Loader, devices: DeviceManager) -> None:
-        self.ledger = MemoryLedger(devices, self._leaves)
+        self.ledger = MemoryLedger(devices, self._evict)
         self._loader = loader
-        self._flights: set[asyncio.Task[Any]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._is_closing = False
-        self._when_unloaded: list[Callable[[str], None]] = []
+        self._on_unloaded: list[Callable[[str], None]] = []
 
-    def when_unloaded(self, callback: Callable[[str], None]) -> None:
-        """`callback(model)` is called whenever instances of a model are gone: the next may be of other files."""
-        self._when_unloaded.append(callback)
+    def on_unloaded(self, callback: Callable[[str], None]) -> None:
+        """Call `callback(model)` after each unload of a version: its files may differ at the next load."""
+        self._on_unloaded.append(callback)
 
     @property
-    def is_at_rest(self) -> bool:
-        """Whether nothing is computed, loaded or sent out."""
-        return not self._flights and not any(version.is_running for version in self.ledger.versions)
+    def is_idle(self) -> bool:
+        """Whether no model computes, and none is being loaded or unloaded."""
+        return not self._tasks and not any(version.is_running for version in self.ledger.versions)
 
     def check_integrity(self) -> None:
-        """Raises AssertionError, with what is wrong, where a model that has nothing to do holds something."""
+        """Raise AssertionError where an idle model holds sequences or memory of requests."""
         for version in self.ledger.versions:
             version.check_integrity()
 
     async def wait_for(self, version: ModelVersion, permit: Permit) -> None:
-        """Brings in a version for a request, which it then serves before it may leave.
+        """Load a version for a request, which then holds a reference to it.
 
-        Returns also when another version may have to answer instead: the request is routed again. Raises ModelFailed,
-        OutOfMemory, Draining, and ModelUnloaded where a caller ordered it out meanwhile.
+        Returns without a reference where another version may have to answer; the caller then routes the request again.
+        Raises ModelFailed, OutOfMemory, Draining; ModelUnloaded where an operator unloaded the version meanwhile.
         """
         if version.state is ModelState.DRAINING:
-            # It leaves; whoever came too late for it comes in again with it, or goes to its successor.
-            permit.release_model()  # of instances that have died under it: they wait for their references
-            async with version.change:
+            # The request arrived after the unload began: wait for its end, then load again or use the successor.
+            permit.release_model()  # a reference to dead instances would block their unload
+            async with version.lock:
                 pass
             if self._is_closing:
-                raise Draining("the server is going down; it loads no more models")
+                raise Draining("the server is shutting down and loads no more models")
             return
         if version.is_ready:
             return
         version.check_may_load()
         version.expect(permit)
         try:
-            with suppress(NoRoomNow):  # a load of start-up's, which asks nobody to leave; the next one does
-                await self._fly(version)
+            with suppress(EvictionNeeded):  # it joined a load at start-up, which may not evict; the next load may
+                await self._join_load(version)
         except InvalidModel as error:
             permit.release_model()
             raise ModelFailed(f"{version} failed to load: {error.message}") from error
@@ -85,115 +85,115 @@ class ModelResidency:
             permit.release_model()
             raise
 
-    async def load(self, version: ModelVersion, *, may_evict: bool = True, beside: ModelVersion | None = None) -> None:
-        """Loads a version by order; returns when it is ready. `beside`: who stays, whatever it costs.
+    async def load(self, version: ModelVersion, *, may_evict: bool = True, keep: ModelVersion | None = None) -> None:
+        """Load a version by an operator's command; return when it is ready. `keep`: a version not to be evicted.
 
-        Raises InvalidModel, OutOfMemory, Draining; NoRoomNow where others would have to leave and may not be asked to.
+        Raises InvalidModel, OutOfMemory, Draining; EvictionNeeded where it must evict and may not.
         """
         while not version.is_ready:
             try:
-                await self._fly(version, Order(may_evict, beside))
+                await self._join_load(version, LoadOptions(may_evict, keep))
                 return
             except ModelUnloaded:
-                continue  # it shared a request's load, before which the version was ordered out
-            except NoRoomNow:
+                continue  # it joined the load of a request, and an unload command came first
+            except EvictionNeeded:
                 if not may_evict:
                     raise
 
-    async def finish(self, order: Coroutine[Any, Any, Outcome]) -> Outcome:
-        """Carries out an order to its end, also if who gave it goes away. Raises what the order raises; Draining."""
-        task = self._start(order)
+    async def run_to_end(self, command: Coroutine[Any, Any, Outcome]) -> Outcome:
+        """Run an operator's command to its end, even if the caller is cancelled. Raises its errors, and Draining."""
+        task = self._start(command)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             if task.cancelled():
-                raise Draining("the server went down before the order was carried out") from None
+                raise Draining("the server shut down before the command was completed") from None
             raise
 
     async def retire(self, version: ModelVersion) -> None:
-        """Sends a version out also if the caller leaves: another one serves in its place."""
+        """Unload a version that was replaced, even if the caller is cancelled."""
         await asyncio.shield(self._start(self.unload(version)))
 
     async def unload(self, version: ModelVersion, state: ModelState = ModelState.UNLOADED) -> None:
-        """Answers the version's references, takes nobody new, then lets it go and gives its memory back.
+        """Drain the version's references, then close it and release its memory.
 
-        Cancelled while references are being answered, it leaves the version in service.
+        The version returns to service where this is cancelled while it drains.
         """
-        async with version.change:
-            await self._send_out(version, state)
+        async with version.lock:
+            await self._unload(version, state)
 
     def close(self) -> None:
-        """No load begins any more."""
+        """Refuse further loads."""
         self._is_closing = True
 
-    async def empty(self) -> None:
-        """Sends out who is in memory and who is still on the way there, whether a model knows them or not."""
-        while self.ledger.versions or self._flights:
+    async def unload_all(self) -> None:
+        """Unload every version that is loaded or being loaded, including those without a registered model."""
+        while self.ledger.versions or self._tasks:
             await asyncio.gather(*(self.unload(version) for version in self.ledger.versions))
-            if self._flights:
-                await asyncio.wait(self._flights)
+            if self._tasks:
+                await asyncio.wait(self._tasks)
 
     async def abort(self, message: str) -> None:
-        """Ends the loads that are on their way, and lets go who is in memory; who waits for them gets Draining."""
-        for flight in self._flights:
-            flight.cancel()
+        """Cancel the loads and close all versions at once; their requests fail with Draining."""
+        for task in self._tasks:
+            task.cancel()
         with suppress(asyncio.CancelledError):
-            await asyncio.gather(*self._flights, return_exceptions=True)
+            await asyncio.gather(*self._tasks, return_exceptions=True)
         for version in self.ledger.versions:
             version.abort(message)
             self.ledger.release(version)
 
-    async def _fly(self, version: ModelVersion, order: Order | None = None) -> None:
-        """Waits for the version's load, which all who want it share; it goes on if this caller leaves.
+    async def _join_load(self, version: ModelVersion, options: LoadOptions | None = None) -> None:
+        """Wait for the version's load, which all its callers share. The load continues if this caller is cancelled.
 
-        `order`: None for a request, which brings in nothing that was ordered out.
+        `options`: None for a request, which does not load a version that an operator unloaded.
         """
-        flight = version.flight
-        if flight is None:
+        task = version.load_task
+        if task is None:
             if self._is_closing:
-                raise Draining("the server is going down; it loads no more models")
-            flight = version.flight = self._start(self._bring_in(version, order))
+                raise Draining("the server is shutting down and loads no more models")
+            task = version.load_task = self._start(self._load_unless_ready(version, options))
         try:
-            await asyncio.shield(flight)
+            await asyncio.shield(task)
         except asyncio.CancelledError:
-            if flight.cancelled():
-                raise Draining("the server went down before the model was loaded") from None
+            if task.cancelled():
+                raise Draining("the server shut down before the model was loaded") from None
             raise
 
     def _start(self, work: Coroutine[Any, Any, Outcome]) -> asyncio.Task[Outcome]:
-        flight = asyncio.get_running_loop().create_task(work)
-        self._flights.add(flight)
-        flight.add_done_callback(self._landed)
-        return flight
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._end_task)
+        return task
 
-    def _landed(self, flight: asyncio.Task[Any]) -> None:
-        self._flights.discard(flight)
-        self.ledger.tell()
-        if not flight.cancelled():
-            flight.exception()  # who waited has it; all of them may have gone
+    def _end_task(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        self.ledger.notify()
+        if not task.cancelled():
+            task.exception()  # mark it as retrieved: all callers may be cancelled
 
-    async def _bring_in(self, version: ModelVersion, order: Order | None) -> None:
+    async def _load_unless_ready(self, version: ModelVersion, options: LoadOptions | None) -> None:
         try:
-            async with version.change:
+            async with version.lock:
                 if version.is_ready:
                     return
-                if order is None:
-                    version.check_may_load()  # an order may have come between
+                if options is None:
+                    version.check_may_load()  # an operator's command may have come first
                 elif version.state is ModelState.FAILED:
-                    version.measured_on = ""  # others' memory may have been in it
-                await self._load(version, order or Order())
+                    version.measured_on = ""  # the measurement may include memory of others
+                await self._load(version, options or LoadOptions())
         finally:
-            version.flight = None
+            version.load_task = None
 
-    async def _load(self, version: ModelVersion, order: Order) -> None:
-        if version.spec is not None:  # what has died, drained or not
-            await self._send_out(version, ModelState.REGISTERED)
+    async def _load(self, version: ModelVersion, options: LoadOptions) -> None:
+        if version.spec is not None:  # dead instances
+            await self._unload(version, ModelState.REGISTERED)
         version.begin_load()
-        self._tell_unloaded(version)
+        self._report_unloaded(version)
         try:
-            loaded, load_s = await self._loaded(version, order)
-        except NoRoomNow:
-            version.postpone()
+            loaded, load_s = await self._load_instances(version, options)
+        except EvictionNeeded:
+            version.defer_load()
             raise
         except RoundhouseError as error:
             self._fail(version, error)
@@ -202,71 +202,71 @@ class ModelResidency:
             self._fail(version, Draining("its load was cancelled"))
             raise
         except Exception as error:
-            # What a library raises on files that lie is its own affair; the caller gets our word for it.
+            # The errors of libraries on damaged files are not ours; the caller gets our own.
             log.exception("model failed to load", model=version.model.name, version=version.version)
             kind = f"{type(error).__name__}: {error}"
             self._fail(version, InvalidModel(kind))
             raise InvalidModel(f"{version} cannot be loaded: {kind}") from error
         version.start(loaded.instances, load_s)
-        self.ledger.tell()
+        self.ledger.notify()
         _log_ready(version, loaded)
 
-    async def _loaded(self, version: ModelVersion, order: Order) -> tuple[Loaded, float]:
-        """The version's instances, and the seconds that they took; their memory is in the ledger."""
+    async def _load_instances(self, version: ModelVersion, options: LoadOptions) -> tuple[Loaded, float]:
+        """Return the version's instances and the seconds of their load; the ledger holds their measured memory."""
         needs = await self._loader.needs(version)
-        for _ in range(_MOST_TRIES):
-            device = await self.ledger.reserve(version, needs, order)
+        for _ in range(_MAX_LOAD_ATTEMPTS):
+            device = await self.ledger.reserve(version, needs, options)
             started_s = time.perf_counter()
             loaded = await self._loader.load(version, device)
             load_s = time.perf_counter() - started_s
             version.memory_bytes, version.measured_on = loaded.memory_bytes, device.kind
             try:
-                if await self.ledger.correct(version, device, order):
+                if await self.ledger.record_measured(version, device, options):
                     return loaded, load_s
             except BaseException:
                 loaded.close()
                 raise
-            # It takes more than was thought, and nobody who may leave is there yet: it makes room for all of it first.
+            # It is larger than estimated, and too few versions can be evicted now: reserve all of its memory first.
             loaded.close()
-            await self._loader.tidy()
+            await self._loader.reclaim_memory()
             self.ledger.release(version)
         raise OutOfMemory(
-            f"{version} took more memory each time that it was loaded, {format_size(version.memory_bytes)} at last"
+            f"{version} took more memory at each of {_MAX_LOAD_ATTEMPTS} loads, "
+            f"{format_size(version.memory_bytes)} at the last"
         )
 
     def _fail(self, version: ModelVersion, error: RoundhouseError) -> None:
         version.fail(error)
         self.ledger.release(version)
 
-    async def _send_out(self, version: ModelVersion, state: ModelState) -> None:
-        """With the version's lock held."""
+    async def _unload(self, version: ModelVersion, state: ModelState) -> None:
+        """Drain and close a version, with its lock held."""
         if version.spec is None:
             version.unload(state)
             return
         version.begin_draining(state)
         try:
-            await version.wait_until_unused()
+            await version.wait_until_idle()
         except asyncio.CancelledError:
-            version.stay()
-            self.ledger.tell()
+            version.resume()
+            self.ledger.notify()
             raise
         try:
             await version.close()
-            await self._loader.tidy()
+            await self._loader.reclaim_memory()
         finally:
             version.unload(state)
             self.ledger.release(version)
-            self._tell_unloaded(version)
+            self._report_unloaded(version)
 
-    async def _leaves(self, version: ModelVersion) -> None:
-        """One that has to make room."""
+    async def _evict(self, version: ModelVersion) -> None:
         version.begin_draining(ModelState.REGISTERED)
-        async with version.change:
-            if version.spec is not None:  # else an order came first, and its word stands
-                await self._send_out(version, ModelState.REGISTERED)
+        async with version.lock:
+            if version.spec is not None:  # else an operator's command came first, and its state stays
+                await self._unload(version, ModelState.REGISTERED)
 
-    def _tell_unloaded(self, version: ModelVersion) -> None:
-        for callback in self._when_unloaded:
+    def _report_unloaded(self, version: ModelVersion) -> None:
+        for callback in self._on_unloaded:
             callback(version.model.name)
 
 

@@ -1,4 +1,4 @@
-"""A loaded model in service: its instances, each on a thread of its own, and the dispatcher before them."""
+"""Run a loaded model: each instance on a worker thread, behind one dispatcher."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, cast
@@ -12,14 +12,14 @@ from frameworks.scheduling.steps.worker import StepWorker
 
 
 class BatchServing(NamedTuple):
-    """The first instance of a model that answers batches, for what all have in common; the dispatcher of all."""
+    """The first instance of a batch model, for what all instances share, and the dispatcher of all instances."""
 
     model: BatchModel
     dispatcher: Dispatcher
 
 
 class StepServing(NamedTuple):
-    """The same of a model that generates text."""
+    """The same for a generating model."""
 
     model: StepModel
     dispatcher: StepDispatcher
@@ -28,8 +28,8 @@ class StepServing(NamedTuple):
 Serving = BatchServing | StepServing
 
 
-def take_into_service(model: ModelIdentity, version: str, instances: LoadedModel) -> Serving:
-    """Of instances that are loaded and warmed up. Called in the event loop."""
+def start_serving(model: ModelIdentity, version: str, instances: LoadedModel) -> Serving:
+    """Start the workers of instances that are warmed up. Call it in the event loop."""
     runs = model.runs[version]
     if instances[0].spec.task == "generate":
         generating = cast("Sequence[StepModel]", instances)

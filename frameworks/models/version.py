@@ -10,7 +10,7 @@ from pathlib import Path
 from frameworks.errors import ModelFailed, ModelLoading, ModelUnloaded, OutOfMemory, RoundhouseError
 from frameworks.generation.types import StepStats
 from frameworks.models.identity import ModelIdentity
-from frameworks.models.serving import BatchServing, Serving, StepServing, take_into_service
+from frameworks.models.serving import BatchServing, Serving, StepServing, start_serving
 from frameworks.runtime import BatchModel, LoadedModel, StepModel
 from frameworks.scheduling.admission import Permit
 from frameworks.types import ModelSpec
@@ -55,7 +55,7 @@ class ModelVersion:
         self.path = path
         self._clock = clock
         self._state = ModelState.REGISTERED
-        self._leaves_for = ModelState.UNLOADED
+        self._next_state = ModelState.UNLOADED
         self._failure: RoundhouseError | None = None
         self._failures = 0
         self._retry_at_s = 0.0
@@ -76,8 +76,8 @@ class ModelVersion:
         self._expecting: set[Permit] = set()
         self._idle: asyncio.Future[None] | None = None
         # It is brought in and sent out by one at a time.
-        self.change = asyncio.Lock()
-        self.flight: asyncio.Task[None] | None = None
+        self.lock = asyncio.Lock()
+        self.load_task: asyncio.Task[None] | None = None
         """Its load, while it is on its way."""
         self.waits_for_load = model.entry.load == "lazy"
         """Whether who asks for it while it is not loaded waits for that. A start-up model's first load is not waited
@@ -123,7 +123,7 @@ class ModelVersion:
         return self.model.loads[self.version]
 
     @property
-    def is_used(self) -> bool:
+    def is_in_use(self) -> bool:
         return bool(self._visitors or self._expecting)
 
     @property
@@ -222,7 +222,7 @@ class ModelVersion:
         it is tried again, ModelFailed or OutOfMemory.
         """
         match self.state:
-            case ModelState.UNLOADED | ModelState.DRAINING if self._leaves_for is ModelState.UNLOADED:
+            case ModelState.UNLOADED | ModelState.DRAINING if self._next_state is ModelState.UNLOADED:
                 raise ModelUnloaded(
                     f'model "{self.model.name}" was unloaded; POST /models/{self.model.name}/load brings it back'
                 )
@@ -241,12 +241,12 @@ class ModelVersion:
                     f'model "{self.model.name}" is {self.state}; ask again when GET /health/ready answers 200'
                 )
 
-    async def wait_until_unused(self) -> None:
+    async def wait_until_idle(self) -> None:
         """Returns when it has no visitor but those who wait for its next load."""
         while self._visitors:
-            await asyncio.shield(self.unused())
+            await asyncio.shield(self.idle_future())
 
-    def unused(self) -> asyncio.Future[None]:
+    def idle_future(self) -> asyncio.Future[None]:
         """Of a version that has references: done when the last of them leaves. To be looked at, never cancelled."""
         if self._idle is None:
             self._idle = asyncio.get_running_loop().create_future()
@@ -257,7 +257,7 @@ class ModelVersion:
 
     def start(self, instances: LoadedModel, load_s: float) -> None:
         """Takes loaded and warmed-up instances into service, each on a thread of its own."""
-        self._serving = take_into_service(self.model, self.version, instances)
+        self._serving = start_serving(self.model, self.version, instances)
         self._last_spec = self._serving.model.spec
         self._visitors |= self._expecting
         self._expecting.clear()
@@ -274,21 +274,21 @@ class ModelVersion:
         self.waits_for_load = True
         self._note_failure(failure)
 
-    def postpone(self) -> None:
+    def defer_load(self) -> None:
         """There is no room for it now: who asks for it later waits for its load."""
         self._state = ModelState.REGISTERED
         self.waits_for_load = True
 
     def unload(self, state: ModelState) -> None:
         """Of what is not loaded: it is in `state` from now on."""
-        self._state, self._leaves_for, self._failure, self._failures = state, state, None, 0
+        self._state, self._next_state, self._failure, self._failures = state, state, None, 0
 
-    def begin_draining(self, leaves_for: ModelState) -> None:
-        """From now on nobody new is taken. `leaves_for`: the state that it will be in when it has left."""
+    def begin_draining(self, next_state: ModelState) -> None:
+        """From now on nobody new is taken. `next_state`: the state that it will be in when it has left."""
         self._state = ModelState.DRAINING
-        self._leaves_for = leaves_for
+        self._next_state = next_state
 
-    def stay(self) -> None:
+    def resume(self) -> None:
         """It does not leave after all."""
         if self._serving is not None:
             self._state = ModelState.READY
@@ -302,7 +302,7 @@ class ModelVersion:
     def abort(self, message: str) -> None:
         """Lets the instances go without waiting for anything: those who wait for answers get Draining."""
         serving, self._serving = self._serving, None
-        self._state, self._leaves_for, self._failure = ModelState.UNLOADED, ModelState.UNLOADED, None
+        self._state, self._next_state, self._failure = ModelState.UNLOADED, ModelState.UNLOADED, None
         if serving is not None:
             serving.dispatcher.abort(message)
 

@@ -1,4 +1,4 @@
-"""The versions that a model's path holds: a folder of numbered folders, or the files of one version."""
+"""Find the versions below a model's path: numbered folders, or the files of a single version."""
 
 import re
 from pathlib import Path
@@ -6,16 +6,16 @@ from pathlib import Path
 from frameworks.settings import VersionPolicy
 
 ONLY_VERSION = "1"
-"""The version of a model whose path holds no version folders."""
+"""The version of a model whose path has no version folders."""
 
 _NUMBER = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
 
 
 def find_versions(path: Path) -> dict[str, Path]:
-    """Version → its path, the oldest first. A path without numbered folders is version "1" itself."""
+    """Map versions to paths, oldest first. A path without numbered folders is version "1" itself."""
     try:
         numbered = [each for each in path.iterdir() if _NUMBER.fullmatch(each.name) and each.is_dir()]
-    except OSError:  # a file, or nothing: who loads it says what is wrong
+    except OSError:  # a file, or absent: the load reports the reason
         numbered = []
     if not numbered:
         return {ONLY_VERSION: path}
@@ -23,7 +23,7 @@ def find_versions(path: Path) -> dict[str, Path]:
 
 
 def served_versions(found: list[str], policy: VersionPolicy) -> list[str]:
-    """Those of the versions, oldest first, that an entry's `version_policy` has served."""
+    """Return the versions, oldest first, that the `version_policy` of an entry serves."""
     if policy == "all":
         return found
     if policy == "latest":
@@ -32,7 +32,7 @@ def served_versions(found: list[str], policy: VersionPolicy) -> list[str]:
 
 
 def version_of(file: Path, folder: Path) -> str | None:
-    """The version in whose folder below `folder` a file lies; None where it lies in none."""
+    """Return the version whose folder below `folder` holds a file; None for other files."""
     try:
         first = file.relative_to(folder).parts[:1]
     except ValueError:

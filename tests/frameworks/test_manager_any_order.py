@@ -143,7 +143,7 @@ class AnyOrder(RuleBasedStateMachine):
         if tasks:
             self.runner.run(asyncio.wait(tasks, timeout=3))
         # A load whose caller has left goes on to its end.
-        self.runner.run(soon(lambda: self.manager.residency.is_at_rest))
+        self.runner.run(soon(lambda: self.manager.residency.is_idle))
         for x, task in self.questions:
             self.check_ended(task, (ModelUnavailable, ModelNotFound, *([InvalidInput] if x == "bad" else [])))
             if not task.cancelled() and task.exception() is None:

@@ -90,7 +90,7 @@ class Management:
 
     def _find(self, name: str, version: str) -> tuple[ModelSlot, ModelVersion]:
         slot = self._manager.slot(name)
-        return slot, slot.version_named(version) if version else slot.standing
+        return slot, slot.version_named(version) if version else slot.default_version
 
     async def _describe(self, name: str, version: str) -> Described:
         while True:

@@ -64,7 +64,7 @@ async def generating(
     try:
         async with serving(registry, **settings) as manager:
             yield House(manager, service, observer, registry.made)
-            await soon(lambda: manager.residency.is_at_rest)
+            await soon(lambda: manager.residency.is_idle)
             await soon(lambda: not any(model.has_work and not model.is_closed for model in registry.made))
             manager.residency.check_integrity()
             requests = manager.slot("m").requests

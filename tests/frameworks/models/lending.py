@@ -127,7 +127,7 @@ def check_settled(manager: MLFrameworkManager) -> None:
     for slot in manager.slots:
         assert (slot.requests.inflight, slot.requests.waiting) == (0, 0)
         for version in slot.versions.values():
-            assert (version.references, version.flight) == (0, None), version
+            assert (version.references, version.load_task) == (0, None), version
             assert (room.budget.held_by(version) > 0) == (version.spec is not None), version
 
 

@@ -49,7 +49,7 @@ async def test_a_generating_model_is_loaded_asked_and_unloaded() -> None:
         texts = await asyncio.gather(*(generate(manager, "abc", 4 + i) for i in range(4)))
         assert list(map(text_of, texts)) == [b"abca", b"abcab", b"abcabc", b"abcabca"]
         assert [len(model.given) for model in registry.made] == [2, 2]
-        await soon(lambda: manager.residency.is_at_rest)
+        await soon(lambda: manager.residency.is_idle)
         manager.residency.check_integrity()
         assert slot.requests.inflight == 0
         await manager.unload("m")
@@ -143,7 +143,7 @@ async def test_a_model_that_holds_what_nobody_reads_is_found() -> None:
         registry.made[0].add(request("abc", 1000))  # past its worker
         await generate(manager)
         await soon(lambda: not version.is_running)
-        with pytest.raises(AssertionError, match="that nobody reads"):
+        with pytest.raises(AssertionError, match="holds sequences"):
             manager.residency.check_integrity()
 
 

@@ -202,10 +202,10 @@ class ComingAndGoing(RuleBasedStateMachine):
         tasks = {*self.orders, *self.questions}
         if tasks:
             await asyncio.wait(tasks, timeout=5)
-        if self.manager.residency._flights:
-            await asyncio.wait(self.manager.residency._flights, timeout=5)
+        if self.manager.residency._tasks:
+            await asyncio.wait(self.manager.residency._tasks, timeout=5)
             await asyncio.sleep(0)
-        assert not self.manager.residency._flights
+        assert not self.manager.residency._tasks
 
     async def all_answer(self) -> None:
         async with asyncio.timeout(5):

@@ -73,10 +73,10 @@ class TestOrders:
             [slot] = lazy(manager, "a")
             await asked(manager, "a")
             # Both want the version's lock at once, the order first.
-            async with slot.active.change:
+            async with slot.active.lock:
                 order = task(manager.unload("a"))
                 await asyncio.sleep(0.01)
-                eviction = task(manager.residency._leaves(slot.active))
+                eviction = task(manager.residency._evict(slot.active))
                 await asyncio.sleep(0.01)
             await asyncio.gather(order, eviction)
             assert states(manager) == {"a": "unloaded"}
@@ -87,7 +87,7 @@ class TestOrders:
         registry = Yard()
         async with make_manager(registry) as manager:
             [slot] = lazy(manager, "a")
-            async with slot.active.change:
+            async with slot.active.lock:
                 out = task(manager.residency.unload(slot.active))
                 await asyncio.sleep(0.01)
                 request = task(error_of(asked(manager, "a")))  # its load stands behind the order out

@@ -83,7 +83,7 @@ class TestShares:
     async def test_the_one_that_answers_already_gets_no_share(self, kind: str, tmp_path: Path) -> None:
         async with versioned(tmp_path, 1) as (_, manager):
             await manager.load("m")
-            with pytest.raises(InvalidInput, match=f'{kind}: version "1" answers already'):
+            with pytest.raises(InvalidInput, match=f'{kind}: version "1" is the active version'):
                 await manager.split("m", kind, Share("1", 5))
 
 

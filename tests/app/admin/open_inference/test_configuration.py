@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from app import VERSION
 from app.admin.open_inference.configuration import model_configuration
 from app.admin.open_inference.metadata import Described, model_metadata, server_metadata
+from frameworks.models.identity import ModelIdentity
 from frameworks.models.slot import ModelSlot
 from frameworks.scheduling.batch.batcher import BatchLimits
 from frameworks.settings import OnnxModelEntry
@@ -34,7 +35,7 @@ def told(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Metadata and configuration."""
     entry = OnnxModelEntry(name="m", path=Path("files"), **settings)
-    slot = ModelSlot(spec.framework, entry, Path("files"), limits, ageing_s=1.0)
+    slot = ModelSlot(ModelIdentity(spec.framework, entry, limits, ageing_s=1.0), Path("files"))
     described = Described(slot, slot.active, spec)
     return model_metadata(described, ["1"]), model_configuration(described, timeout_ms)
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from app.admin.open_inference.statistics import counted_versions, version_statistics
 from app.observability.metrics import Observer, RequestRecord
+from frameworks.models.identity import ModelIdentity
 from frameworks.models.slot import ModelSlot
 from frameworks.scheduling.batch.batcher import BatchLimits
 from frameworks.settings import OnnxModelEntry
@@ -19,7 +20,8 @@ PARTS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_
 
 
 def slot_at(path: Path) -> ModelSlot:
-    return ModelSlot("onnx", OnnxModelEntry(name="m", path=path), path, BatchLimits(max_rows=8), ageing_s=1.0)
+    entry = OnnxModelEntry(name="m", path=path)
+    return ModelSlot(ModelIdentity("onnx", entry, BatchLimits(max_rows=8), ageing_s=1.0), path)
 
 
 def answered(observer: Observer, total_s: float, timings: Timings, status: int = 200, version: str = "1") -> None:
