@@ -179,7 +179,7 @@ def _infer(options: argparse.Namespace) -> int:
         else:
             body = {"inputs": _json_argument(options.inputs)}
     except (OSError, ValueError) as error:
-        print(f"expected JSON, got {error}", file=sys.stderr)
+        print(f"cannot read JSON: {error}", file=sys.stderr)
         return 2
     status, response = call(options.url, "POST", f"/models/{options.name}/infer", body)
     print(json.dumps(response))

@@ -92,7 +92,7 @@ def test_a_refusal_is_printed_and_ends_with_1(server: RunningServer, capsys: pyt
 def test_what_is_not_json_ends_with_2(argument: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["infer", "digits", "--data", argument]) == 2
     printed = capsys.readouterr()
-    assert (printed.out, printed.err[:20]) == ("", "expected JSON, got ")
+    assert (printed.out, printed.err[:18]) == ("", "cannot read JSON: ")
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "ftp://127.0.0.1", "127.0.0.1", "http://", "http://[", ""])
