@@ -46,6 +46,15 @@ def test_architecture_names_existing_files() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_sentences_have_at_most_twenty_words(page: Path) -> None:
+    text = re.sub(r"<!-- generated: .*?<!-- end: |```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    text = re.sub(r"`[^`]*`|\*\*", "", text)
+    lines = (line for line in text.splitlines() if not line.startswith("|") and "](docs/" not in line)
+    sentences = (each.split() for line in lines for each in re.split(r"(?<=[.;:!?]) ", line))
+    assert [" ".join(words) for words in sentences if sum(any(map(str.isalnum, word)) for word in words) > 20] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_between_pages_exist(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+\.md)(?:#[\w-]+)?\)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).is_file(), target
