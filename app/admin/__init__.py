@@ -1,1 +1,1 @@
-"""The routes that describe or change the server: models, health, metrics, statistics."""
+"""Serve the routes that describe or change the server: models, health, metrics, statistics."""

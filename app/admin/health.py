@@ -1,4 +1,4 @@
-"""/health, /health/live, /health/ready: for people, for process supervisors, for load balancers."""
+"""Route /health (for people), /health/live (for process supervisors) and /health/ready (for load balancers)."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ from memory.host import resident_bytes
 
 
 class DeviceDescription(BaseModel):
-    """A device and its memory in bytes, measured for this answer."""
+    """A device and its memory, measured for this response."""
 
     id: str
     name: str
@@ -23,7 +23,7 @@ class DeviceDescription(BaseModel):
 
 
 class Health(BaseModel):
-    """`status`: healthy, starting, degraded (a model failed) or draining."""
+    """State of the server. `status`: healthy, starting, degraded (a model failed) or draining."""
 
     status: str
     models: dict[str, str]
@@ -33,7 +33,7 @@ class Health(BaseModel):
 
 
 class HealthApi:
-    """The handlers of /health."""
+    """Handlers of the routes."""
 
     def __init__(self, manager: MLFrameworkManager, observer: Observer, lifecycle: Lifecycle) -> None:
         self._manager = manager
@@ -45,13 +45,16 @@ class HealthApi:
         router.add_api_route("/health", self.health, methods=["GET"], responses={200: {"model": Health}})
         router.add_api_route("/health/live", self.live, methods=["GET"])
         router.add_api_route(
-            "/health/ready", self.ready, methods=["GET"], responses={503: {"description": "not yet, or draining"}}
+            "/health/ready",
+            self.ready,
+            methods=["GET"],
+            responses={503: {"description": "The server loads start-up models, or it drains."}},
         )
         return router
 
     async def health(self) -> Response:
-        """What the server is doing."""
-        # Measuring a GPU asks its driver, which may take its time.
+        """Show the state of the server, its models and its devices."""
+        # In a thread: a GPU's driver may be slow to report free memory.
         devices = await asyncio.to_thread(self._manager.devices.devices)
         states = {slot.name: slot.state.value for slot in self._manager.slots}
         requests = self._observer.requests
@@ -61,25 +64,30 @@ class HealthApi:
                 "models": states,
                 "metrics": {
                     "requests_total": requests.total(),
-                    "requests_failed_total": sum(n for (_, _, status), n in requests.items() if status >= 400),
+                    "requests_failed_total": sum(count for (_, _, status), count in requests.items() if status >= 400),
                     "inflight": self._observer.inflight,
                     "models_ready": sum(state == ModelState.READY for state in states.values()),
                     "resident_memory_bytes": resident_bytes(),
                 },
                 "devices": [
-                    {"id": d.id, "name": d.name, "total_bytes": d.total_bytes, "free_bytes": d.free_bytes}
-                    for d in devices
+                    {
+                        "id": device.id,
+                        "name": device.name,
+                        "total_bytes": device.total_bytes,
+                        "free_bytes": device.free_bytes,
+                    }
+                    for device in devices
                 ],
                 "uptime_seconds": round(self._lifecycle.uptime_s, 3),
             }
         )
 
     async def live(self) -> Response:
-        """200 while the process works."""
+        """Return 200 while the process is alive."""
         return json_answer({"status": "live"})
 
     async def ready(self) -> Response:
-        """200 when every start-up model is ready; 503 before, and while draining."""
+        """Return 200 when every start-up model is ready; 503 before, and during the drain."""
         waits_for = self._lifecycle.waits_for()
         if self._lifecycle.is_draining or waits_for:
             return json_answer({"status": self._lifecycle.status(), "waits_for": waits_for}, 503)

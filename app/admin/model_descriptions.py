@@ -1,4 +1,4 @@
-"""What /models shows of a model: the form, for the OpenAPI document, and the filling of it."""
+"""Describe models for /models: the response schemas, and the functions that fill them."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -14,7 +14,7 @@ from frameworks.types import ValueSpec
 
 
 class TensorDescription(BaseModel):
-    """One input or output of a model. `shape` has -1 for a free dimension and is null where none is declared."""
+    """One input or output. In `shape`, -1 is a free dimension; null means that the model declares no shape."""
 
     name: str
     dtype: str
@@ -22,18 +22,20 @@ class TensorDescription(BaseModel):
 
 
 class Quantization(BaseModel):
-    """What quantising the model gave; the cosines are to the original, over the rows of the warm-up inputs."""
+    """Result of the quantization. Cosine similarities compare the outputs for the warm-up inputs with the original."""
 
     scheme: str
     cosine_min: float
     cosine_mean: float
-    speedup: float = Field(description="median time of the original by that of the quantised model, when it was made")
+    speedup: float = Field(
+        description="Median time of the original divided by that of the quantized model, measured when it was made."
+    )
     bytes_before: int
     bytes_after: int
 
 
 class RequestCounts(BaseModel):
-    """Requests that named the model, since the server started."""
+    """Requests to the model since the server's start."""
 
     total: int
     failed: int
@@ -41,7 +43,7 @@ class RequestCounts(BaseModel):
 
 
 class ModelDescription(BaseModel):
-    """A registered model; what only a loaded model has is null while it is not loaded."""
+    """A registered model. Fields that need a loaded model are null while it is not loaded."""
 
     model_config = ConfigDict(protected_namespaces=())
 
@@ -58,7 +60,7 @@ class ModelDescription(BaseModel):
     memory_bytes: int | None
     inputs: list[TensorDescription] | None
     outputs: list[TensorDescription] | None
-    last_used: str | None = Field(description="ISO 8601, UTC")
+    last_used: str | None = Field(description="Time of the last request: ISO 8601, UTC.")
     requests: RequestCounts
 
 
@@ -70,13 +72,15 @@ class VersionDetail(BaseModel):
     memory_bytes: int | None
     device: str | None
     providers: list[str]
-    max_tokens: int | None = Field(description="of a text; of a model that generates: prompt and text together")
+    max_tokens: int | None = Field(
+        description="Maximum tokens of a text; for a model that generates, of prompt and generated text together."
+    )
     labels: list[str] | None
     loads: int
     load_seconds: float
-    batching: str = Field(description="on, or why requests of tensors never share a run")
+    batching: str = Field(description="on, or the reason why tensor requests are not batched.")
     padding: str | None = Field(
-        description="on, or why only tensors of one length share a run; null where no sequence_axis is declared"
+        description="on, or the reason why only tensors of one length are batched; null without a sequence_axis."
     )
     max_batch_size: int
     instances: int
@@ -85,39 +89,39 @@ class VersionDetail(BaseModel):
 
 
 class TrafficShare(BaseModel):
-    """A version that gets a share of the requests that name none."""
+    """A version that gets a share of the requests without a version."""
 
     version: str
     percent: float
 
 
 class ModelDetail(ModelDescription):
-    """A registered model with its versions. `active_version` answers who names none."""
+    """A registered model with its versions. `active_version` answers requests without a version."""
 
     active_version: str
-    previous_version: str | None = Field(description="what a rollback goes back to")
+    previous_version: str | None = Field(description="The version that a rollback activates.")
     canary: TrafficShare | None
     shadow: TrafficShare | None
     version_details: dict[str, VersionDetail]
 
 
 class ModelList(BaseModel):
-    """Every registered model."""
+    """All registered models."""
 
     models: list[ModelDescription]
 
 
 class Deleted(BaseModel):
-    """The name that is free again."""
+    """The name of the deleted model."""
 
     deleted: str
 
 
 def describe(slot: ModelSlot, requests: Mapping[tuple[str, str, int], int]) -> dict[str, Any]:
-    """What /models shows of one model. `requests`: how many were answered, by model, version and HTTP status."""
+    """Return the fields of ModelDescription. `requests`: completed requests by model, version and HTTP status."""
     spec = slot.spec
     unused_s = slot.seconds_unused
-    counts = {status: n for (name, _, status), n in requests.items() if name == slot.name}
+    counts = {status: count for (name, _, status), count in requests.items() if name == slot.name}
     return {
         "name": slot.name,
         "framework": slot.framework,
@@ -135,14 +139,14 @@ def describe(slot: ModelSlot, requests: Mapping[tuple[str, str, int], int]) -> d
         "last_used": None if unused_s is None else (datetime.now(UTC) - timedelta(seconds=unused_s)).isoformat(),
         "requests": {
             "total": sum(counts.values()),
-            "failed": sum(n for status, n in counts.items() if status >= 400),
+            "failed": sum(count for status, count in counts.items() if status >= 400),
             "inflight": slot.requests.inflight,
         },
     }
 
 
 def describe_in_detail(slot: ModelSlot, requests: Mapping[tuple[str, str, int], int]) -> dict[str, Any]:
-    """As `describe`, with what is known of each version."""
+    """Return the fields of ModelDetail: those of `describe`, and the versions."""
     return describe(slot, requests) | {
         "active_version": slot.version,
         "previous_version": slot.previous.version if slot.previous else None,
@@ -180,16 +184,17 @@ def _version_detail(slot: ModelSlot, version: ModelVersion) -> dict[str, Any]:
 
 
 def _path_of(slot: ModelSlot, version: ModelVersion) -> str:
-    """As the entry has it, with the version's own folder."""
+    """Return the path of the entry with the folder of the version; it is relative if the entry's path is."""
     return str(slot.entry.path / version.path.relative_to(slot.path))
 
 
 def _printable(text: str) -> str:
-    """A file's name may hold bytes that are no UTF-8, for which JSON has no place."""
+    """Replace what JSON cannot hold: a file name may contain bytes that are not UTF-8."""
     return text.encode("utf-8", "replace").decode()
 
 
 def _tensors(specs: tuple[ValueSpec, ...]) -> list[dict[str, Any]]:
     return [
-        {"name": s.name, "dtype": str(s.type), "shape": list(s.shape) if s.shape is not None else None} for s in specs
+        {"name": spec.name, "dtype": str(spec.type), "shape": list(spec.shape) if spec.shape is not None else None}
+        for spec in specs
     ]

@@ -1,20 +1,21 @@
-"""/models: what is registered, and registering, loading, unloading and deleting at run time."""
+"""Route /models: list, register, load, unload and delete models at run time."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-import orjson
 from fastapi import APIRouter, Request, Response
+from pydantic import Field, WithJsonSchema
 
+from app.admin.bodies import optional_body, read_object, read_optional
 from app.admin.model_descriptions import Deleted, ModelDetail, ModelList, describe, describe_in_detail
 from app.config import ConfigError, parse_model_entry
-from app.http.wire import json_answer, read_body
+from app.http.wire import json_answer
 from app.inference.lifecycle import Lifecycle
 from app.observability.metrics import Observer
-from app.protocols.codec import check_media_type
-from app.protocols.errors import EmptyBody, Forbidden, InvalidJson
+from app.protocols.bodies import Body, got
+from app.protocols.errors import Forbidden
 from app.protocols.native.fields import ErrorResponse
 from frameworks.errors import InvalidInput, InvalidModel, ModelFailed, UnknownField
 from frameworks.manager import MLFrameworkManager
@@ -24,9 +25,39 @@ from frameworks.settings import OnnxModelEntry, TorchModelEntry
 
 FRAMEWORKS = ("onnx", "pytorch")
 
+Percent = Annotated[int | float, Field(ge=0, le=100), WithJsonSchema({"type": "number", "minimum": 0, "maximum": 100})]
+
+
+class CanaryShare(Body):
+    """Share of the requests without a version that the canary version answers; 0 percent ends the canary."""
+
+    version: str
+    percent: Percent
+
+
+class ShadowShare(Body):
+    """Share of the requests that are copied to the shadow version; 0 percent ends the shadow traffic."""
+
+    version: str
+    percent: Percent = 100
+
+
+class UnloadRequest(Body):
+    """A version to unload. The body may be omitted."""
+
+    version: str | None = Field(None, description="Default: all versions.")
+
+
+class LoadRequest(Body):
+    """A version to load, or a share of the traffic for one: one of the fields. The body may be omitted."""
+
+    version: str | None = Field(None, description="Default: the versions that version_policy selects.")
+    canary: CanaryShare | None = Field(None, description="Null ends the canary.")
+    shadow: ShadowShare | None = Field(None, description="Null ends the shadow traffic.")
+
 
 class ModelsApi:
-    """The handlers of /models and their ways to the manager."""
+    """Handlers of the routes; the manager does the work."""
 
     def __init__(
         self,
@@ -37,7 +68,7 @@ class ModelsApi:
         roots: tuple[Path, ...],
         max_body_bytes: int,
     ) -> None:
-        """`base_dir`: what relative paths of a registration are relative to. `roots`: absolute folders."""
+        """`base_dir`: base of relative paths in a registration. `roots`: absolute folders with models."""
         self._manager = manager
         self._observer = observer
         self._lifecycle = lifecycle
@@ -55,8 +86,8 @@ class ModelsApi:
         add("/models/{name}", self.show_model, methods=["GET"], responses={200: {"model": ModelDetail}, **failures})
         add("/models/{name}", self.delete_model, methods=["DELETE"], responses={200: {"model": Deleted}, **failures})
         for verb, handler, body in (
-            ("load", self.load_model, _LOAD_BODY),
-            ("unload", self.unload_model, _VERSION_BODY),
+            ("load", self.load_model, optional_body(LoadRequest, examples=_LOAD_EXAMPLES)),
+            ("unload", self.unload_model, optional_body(UnloadRequest)),
             ("rollback", self.roll_model_back, None),
         ):
             add(f"/models/{{name}}/{verb}", handler, methods=["POST"],
@@ -64,55 +95,56 @@ class ModelsApi:
         return router
 
     async def list_models(self) -> Response:
-        """Every registered model."""
+        """List all registered models."""
         return json_answer({"models": [describe(slot, self._observer.requests) for slot in self._manager.slots]})
 
     async def show_model(self, name: str) -> Response:
-        """One model, with per-version detail."""
+        """Show one model and its versions."""
         return json_answer(self._detail(self._manager.slot(name)))
 
     async def add_model(self, request: Request) -> Response:
-        """Registers and loads a model: the keys of a `[[models.…]]` entry of config.toml, and `framework`."""
+        """Register and load a model. The body has `framework` and the keys of a `[[models.…]]` entry of config.toml."""
         self._lifecycle.check_accepting()
-        body = await self._read_object(request)
+        body = await read_object(request, self._max_body_bytes)
+        found = got(body["framework"]) if "framework" in body else "nothing"
         framework = body.pop("framework", None)
         if framework not in FRAMEWORKS:
-            raise InvalidInput("framework", f"wants one of {', '.join(FRAMEWORKS)}")
+            raise InvalidInput("framework", f"expected {' or '.join(FRAMEWORKS)}, got {found}")
         entry = _read_entry(framework, body)
         slot = await self._manager.add(framework, entry, self._allowed_path(entry.path))
         return json_answer(self._detail(slot), 201)
 
     async def load_model(self, name: str, request: Request) -> Response:
-        """Loads a model, or one version of it beside the one that serves; returns when it is ready, the traffic has
-        turned over to it and the old version has left. With `canary` or `shadow` a version gets a share instead.
+        """Load a model or one version. The response follows when the version is ready, the traffic has switched to it,
+        and the old version is unloaded. With `canary` or `shadow`, a version gets a share of the traffic instead.
         """
         self._lifecycle.check_accepting()
         self._manager.slot(name)
-        body = await self._read_order(request, "version", "canary", "shadow")
+        body = await read_optional(LoadRequest, request, self._max_body_bytes)
+        kinds = [kind for kind in ("canary", "shadow") if kind in body.model_fields_set]
+        if kinds and len(body.model_fields_set) > 1:
+            raise InvalidInput(kinds[0], "expected as the only field, got others too; send one at a time")
         with as_failed_model(name):
-            if not body.keys() & {"canary", "shadow"}:
-                slot = await self._manager.load(name, _read_version(body))
+            if kinds:
+                slot = await self._manager.split(name, kinds[0], _share(body.canary or body.shadow))
             else:
-                if len(body) > 1:
-                    raise InvalidInput(next(iter(body)), "does not go with the others; send one at a time")
-                [(kind, share)] = body.items()
-                slot = await self._manager.split(name, kind, _read_share(kind, share))
+                slot = await self._manager.load(name, body.version)
         return json_answer(self._detail(slot))
 
     async def roll_model_back(self, name: str) -> Response:
-        """Turns the traffic back to the version that answered before; returns when the other one has left."""
+        """Switch the traffic back to the previous version. The response follows when the other one is unloaded."""
         self._lifecycle.check_accepting()
         with as_failed_model(name):
             return json_answer(self._detail(await self._manager.rollback(name)))
 
     async def unload_model(self, name: str, request: Request) -> Response:
-        """Unloads a model, or one version of it; returns after the requests in flight have been answered."""
+        """Unload a model or one version. The response follows when its running requests have completed."""
         self._manager.slot(name)
-        body = await self._read_order(request, "version")
-        return json_answer(self._detail(await self._manager.unload(name, _read_version(body))))
+        body = await read_optional(UnloadRequest, request, self._max_body_bytes)
+        return json_answer(self._detail(await self._manager.unload(name, body.version)))
 
     async def delete_model(self, name: str) -> Response:
-        """Unloads a model and forgets its name."""
+        """Unload a model and remove it from the list."""
         await self._manager.remove(name)
         self._observer.forget(name)
         return json_answer({"deleted": name})
@@ -120,91 +152,42 @@ class ModelsApi:
     def _detail(self, slot: ModelSlot) -> dict[str, Any]:
         return describe_in_detail(slot, self._observer.requests)
 
-    async def _read_object(self, request: Request) -> dict[str, Any]:
-        check_media_type(request.scope["headers"])
-        return parse_object(await read_body(request.scope, request.receive, self._max_body_bytes))
-
-    async def _read_order(self, request: Request, *known: str) -> dict[str, Any]:
-        """The body, which may be left out. Raises UnknownField."""
-        try:
-            body = await self._read_object(request)
-        except EmptyBody:
-            return {}
-        for field in body:
-            if field not in known:
-                raise UnknownField.among(field[:200], known)
-        return body
-
     def _allowed_path(self, path: Path) -> Path:
-        """The absolute path, symbolic links followed. Raises Forbidden where it is not below a root, InvalidInput where
-        the system takes it for no path at all.
+        """Return the absolute path with symbolic links resolved.
+
+        Raises Forbidden if it is not below a root, InvalidInput if the system cannot read it.
         """
         shown = f'"{str(path)[:200]}"'
         try:
             resolved = (self._base_dir / path).resolve()
         except (OSError, RuntimeError):  # links in a circle are a RuntimeError before Python 3.13
-            raise InvalidInput("path", f"{shown} leads round in a circle of symbolic links") from None
+            raise InvalidInput("path", f"expected a file or folder, got a loop of symbolic links: {shown}") from None
         if not any(resolved.is_relative_to(root.resolve()) for root in self._roots):
-            raise Forbidden(
-                f"path: {shown} is not below models.roots ({', '.join(map(str, self._roots))}); put the model there"
-            )
+            raise Forbidden(f"path: expected a path below models.roots, got {shown}; move the model there")
         try:
             resolved.stat()
         except (FileNotFoundError, NotADirectoryError):
-            pass  # who reads the model says what is missing
+            pass  # the loader reports which file is missing
         except OSError as error:
-            raise InvalidInput("path", f"{shown} cannot be read ({error.strerror})") from None
+            raise InvalidInput("path", f"expected a readable path, got {shown} ({error.strerror})") from None
         return resolved
-
-
-def parse_object(body: bytes) -> dict[str, Any]:
-    """Raises InvalidJson, InvalidInput."""
-    try:
-        content = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise InvalidJson(f"the body is not valid JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise InvalidInput("body", "wants a JSON object")
-    return content
 
 
 @contextmanager
 def as_failed_model(name: str) -> Iterator[None]:
-    """Files that cannot be served are the model's failure here: the request that orders it loaded is right."""
+    """Turn InvalidModel into ModelFailed: the files are wrong here, and the request that loads them is right."""
     try:
         yield
     except InvalidModel as error:
         raise ModelFailed(f'model "{name}" failed to load: {error.message}') from error
 
 
-def _read_version(body: dict[str, Any]) -> str | None:
-    version = body.get("version")
-    if version is not None and not isinstance(version, str):
-        raise InvalidInput("version", 'wants a string, like "2"')
-    return version
-
-
-def _read_share(kind: str, content: object) -> Share | None:
-    """`{"version": "3", "percent": 5}`; null or no percent of the requests ends it. A shadow gets all unless it says
-    otherwise.
-    """
-    if content is None:
-        return None
-    if not isinstance(content, dict):
-        raise InvalidInput(kind, 'wants an object like {"version": "3", "percent": 5}, or null to end it')
-    for field in content:
-        if field not in ("version", "percent"):
-            raise UnknownField.among(field[:200], ("version", "percent"), f"{kind}.")
-    version, percent = content.get("version"), content.get("percent", 100 if kind == "shadow" else None)
-    if not isinstance(version, str):
-        raise InvalidInput(f"{kind}.version", 'wants a string, like "2"')
-    if isinstance(percent, bool) or not isinstance(percent, int | float) or not 0 <= percent <= 100:
-        raise InvalidInput(f"{kind}.percent", "wants a number from 0 to 100")
-    return Share(version, percent) if percent else None
+def _share(body: CanaryShare | ShadowShare | None) -> Share | None:
+    return Share(body.version, body.percent) if body is not None and body.percent else None
 
 
 def _read_entry(framework: str, body: dict[str, Any]) -> OnnxModelEntry | TorchModelEntry:
-    """Raises UnknownField or InvalidInput, with every fault of the body in its message."""
+    """Validate a model's entry. Raises UnknownField or InvalidInput, with all faults of the body in its message."""
     try:
         entry = parse_model_entry(framework, body)
     except ConfigError as error:
@@ -226,34 +209,16 @@ _ENTRY_BODY = {
                     "properties": {
                         "framework": {"enum": list(FRAMEWORKS)},
                         "name": {"type": "string"},
-                        "path": {"type": "string", "description": "below one of models.roots"},
+                        "path": {"type": "string", "description": "A path below one of models.roots."},
                     },
-                    "additionalProperties": {"description": "the other keys of a config.toml entry"},
+                    "additionalProperties": {"description": "Other keys of a config.toml entry."},
                 },
                 "example": {"framework": "onnx", "name": "digits-2", "path": "./models/digits"},
             }
         },
     }
 }
-_VERSION = {"version": {"type": "string", "description": "left out: all that the entry has served"}}
-_SHARE = {
-    "type": ["object", "null"],
-    "required": ["version"],
-    "properties": {"version": {"type": "string"}, "percent": {"type": "number", "minimum": 0, "maximum": 100}},
-}
-_VERSION_BODY = {
-    "requestBody": {"content": {"application/json": {"schema": {"type": "object", "properties": _VERSION}}}}
-}
-_LOAD_BODY = {
-    "requestBody": {
-        "content": {
-            "application/json": {
-                "schema": {"type": "object", "properties": {**_VERSION, "canary": _SHARE, "shadow": _SHARE}},
-                "examples": {
-                    "swap": {"value": {"version": "2"}},
-                    "canary": {"value": {"canary": {"version": "3", "percent": 5}}},
-                },
-            }
-        }
-    }
+_LOAD_EXAMPLES = {
+    "rollout": {"value": {"version": "2"}},
+    "canary": {"value": {"canary": {"version": "3", "percent": 5}}},
 }

@@ -1,4 +1,4 @@
-"""/v1/models: the registered models, as OpenAI's clients list them."""
+"""Route /v1/models: list the registered models in the format of the OpenAI API."""
 
 import time
 from typing import Any
@@ -18,22 +18,22 @@ class OpenAiModel(BaseModel):
 
     id: str
     object: str = "model"
-    created: int = Field(description="Unix time of the server's start.")
+    created: int = Field(description="Unix time of the server's start in seconds.")
     owned_by: str = "roundhouse"
     max_model_len: int | None = Field(
-        None, description="Tokens that it reads, and writes, at most; left out while it is not loaded."
+        None, description="Maximum tokens of a text, or of prompt and generated text together; absent while not loaded."
     )
 
 
 class OpenAiModelList(BaseModel):
-    """Every registered model, loaded or not."""
+    """All registered models, loaded or not."""
 
     object: str = "list"
     data: list[OpenAiModel]
 
 
 class OpenAiModelsApi:
-    """The handlers of /v1/models."""
+    """Handlers of the routes."""
 
     def __init__(self, manager: MLFrameworkManager) -> None:
         self._manager = manager
@@ -55,11 +55,11 @@ class OpenAiModelsApi:
         return router
 
     async def list_openai_models(self) -> Response:
-        """Every registered model, in OpenAI's words."""
+        """List all registered models in the format of the OpenAI API."""
         return json_answer({"object": "list", "data": [self._describe(slot) for slot in self._manager.slots]})
 
     async def show_openai_model(self, name: str) -> Response:
-        """One model, in OpenAI's words."""
+        """Show one model in the format of the OpenAI API."""
         return json_answer(self._describe(self._manager.slot(name)))
 
     def _describe(self, slot: ModelSlot) -> dict[str, Any]:

@@ -64,7 +64,7 @@ class ManagementCalls:
         return messages.ServerReadyResponse(ready=self._management.why_not_ready() is None)
 
     async def _model_ready(self, request: Message) -> Message:
-        error = self._management.why_model_is_not_ready(request.name, request.version)
+        error = self._management.why_model_not_ready(request.name, request.version)
         return messages.ModelReadyResponse(ready=error is None)
 
     async def _server_metadata(self, _: Message) -> Message:

@@ -155,7 +155,7 @@ def _locate(kind: type[Body], detail: Any, fields: Mapping[str, Any]) -> _Place:
         location = (*location, detail["ctx"]["discriminator"].strip("'"))
     path: list[str | int] = []
     names: frozenset[str] = frozenset()
-    schemas = _alternatives([_schema_of(kind)])
+    schemas = _alternatives([schema_of(kind)])
     value: Any = fields
     for position, step in enumerate(location):
         is_absent = position == len(location) - 1 and detail["type"] in _ABSENT
@@ -255,7 +255,7 @@ def _bounds(schema: Schema) -> str:
 
 
 @cache
-def _schema_of(kind: type[Body]) -> Schema:
+def schema_of(kind: type[Body]) -> Schema:
     """Return the schema without references. Each branch of a tagged union gets its tag as the member `tag`."""
     schema = kind.model_json_schema()
     inlined: Schema = _inline(schema, schema.get("$defs", {}))

@@ -173,7 +173,7 @@ def test_a_model_is_registered_used_and_forgotten(own_server: RunningServer, roo
         ({"framework": "onnx", "name": "x", "path": "loop"}, 400, "invalid_input", ["loop"]),
         ({"framework": "onnx", "name": "x", "path": "y" * 5000}, 400, "invalid_input", ["path"]),
         ({"framework": "onnx", "name": "x", "path": "good/" * 2000}, 400, "invalid_input", ["path"]),
-        ({"framework": "onnx", "name": "x", "path": "link"}, 403, "forbidden", ["is not below models.roots"]),
+        ({"framework": "onnx", "name": "x", "path": "link"}, 403, "forbidden", ["expected a path below models.roots"]),
         ({"framework": "onnx", "name": "x", "path": "link/model.onnx"}, 403, "forbidden", ["models.roots"]),
         ({"framework": "onnx", "name": "x", "path": "../outside/secret"}, 403, "forbidden", ["models.roots"]),
         ({"framework": "onnx", "name": "x", "path": "good/../../outside/secret"}, 403, "forbidden", ["models.roots"]),

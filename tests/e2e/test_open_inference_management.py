@@ -237,12 +237,12 @@ class TestRepository:
     @pytest.mark.parametrize(
         ("path", "body", "words"),
         [
-            ("index", b'{"ready": 1}', "ready: wants true or false"),
-            ("index", b"[]", "body: wants a JSON object"),
+            ("index", b'{"ready": 1}', "ready: expected a boolean, got 1"),
+            ("index", b"[]", "body: expected a JSON object"),
             ("index", b"{", "not valid JSON"),
-            ("models/digits/load", b'{"parameters": []}', "parameters: wants an object"),
-            ("models/digits/unload", b'{"parameters": "all"}', "parameters: wants an object"),
-            ("models/digits/unload", b"1", "body: wants a JSON object"),
+            ("models/digits/load", b'{"parameters": []}', "parameters: expected an object"),
+            ("models/digits/unload", b'{"parameters": "all"}', "parameters: expected an object"),
+            ("models/digits/unload", b"1", "body: expected a JSON object"),
         ],
     )
     def test_bodies_that_are_refused(self, path: str, body: bytes, words: str, repository: RunningServer) -> None:

@@ -179,7 +179,7 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
     ({"canary": {"version": 2, "percent": 5}}, "canary.version:"),
     ({"shadow": "2"}, "shadow:"),
     ({"version": 2}, "version:"),
-    ({"version": "2", "canary": None}, "version: does not go with the others"),
+    ({"version": "2", "canary": None}, "canary: expected as the only field"),
 ]
 
 

@@ -1,1 +1,1 @@
-"""The Open Inference Protocol beside inference: metadata, configuration, statistics and the model repository."""
+"""Serve the management part of the Open Inference Protocol: metadata, configuration, statistics, model repository."""

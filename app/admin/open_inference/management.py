@@ -1,43 +1,48 @@
-"""What the protocol tells and orders beside inference, for REST and gRPC alike: in dicts of Triton's JSON form, which
-are the messages of its GRPCInferenceService too.
+"""Answer management requests for REST and gRPC.
+
+Results are dicts in Triton's JSON form; the messages of its GRPCInferenceService have the same fields.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from app.admin.models import as_failed_model
-from app.admin.open_inference.configuration import model_configuration
-from app.admin.open_inference.metadata import Described, model_metadata
-from app.admin.open_inference.repository import check_load_parameters, repository_index
-from app.admin.open_inference.statistics import counted_versions, version_statistics
+from app.admin.open_inference.metadata import VersionInfo, model_configuration, model_metadata
+from app.admin.open_inference.statistics import version_statistics, versions_with_statistics
 from app.inference.pipeline import Pipeline
-from frameworks.errors import ModelLoading, RoundhouseError
-from frameworks.models.slot import ModelSlot
+from app.protocols.errors import NotSupported
+from frameworks.errors import ModelLoading, ModelUnloaded, RoundhouseError
+from frameworks.models.slot import ModelSlot, ModelState
 from frameworks.models.version import ModelVersion
+
+_READY = "READY"
+_ON_DEMAND = "not in memory; the next request loads it"
 
 
 class Management:
-    """Owned by the event loop. Wherever a version may be named, "" is that which answers who names none."""
+    """Owned by the event loop. Where a version may be named, "" is the active version."""
 
     def __init__(self, pipeline: Pipeline) -> None:
-        self._journey = pipeline
+        self._pipeline = pipeline
         self._manager = pipeline.manager
         self._observer = pipeline.observer
         self._lifecycle = pipeline.lifecycle
 
     def why_not_ready(self) -> RoundhouseError | None:
-        """What keeps the server from being ready; None if it is."""
+        """Return the error that keeps the server from being ready; None if it is ready."""
         try:
             self._lifecycle.check_accepting()
         except RoundhouseError as error:
             return error
         waits_for = self._lifecycle.waits_for()
-        return ModelLoading(f"the server is not ready before {', '.join(waits_for)}; ask again") if waits_for else None
+        if not waits_for:
+            return None
+        return ModelLoading(f"the server is not ready: it waits for {', '.join(waits_for)}; try again later")
 
-    def why_model_is_not_ready(self, name: str, version: str = "") -> RoundhouseError | None:
-        """What keeps a model from answering: it is unknown, unloaded, has failed or is not loaded for the first time.
-        None if a request would be answered, perhaps after it has waited for a load: a lazy model, or one that has left
-        to make room, is ready.
+    def why_model_not_ready(self, name: str, version: str = "") -> RoundhouseError | None:
+        """Return the error that a request to the model would get; None if it would be answered.
+
+        A lazy or evicted model is ready, because the next request loads it.
         """
         try:
             self._lifecycle.check_accepting()
@@ -47,60 +52,100 @@ class Management:
         return None
 
     async def model_metadata(self, name: str, version: str = "") -> dict[str, Any]:
-        """As ModelMetadataResponse. A model that was never loaded is brought in, as by a request; of one that has left
-        to make room it tells what it was. Raises what keeps it from answering.
+        """Return the fields of ModelMetadataResponse.
+
+        Loads a model that was never loaded; the metadata of an evicted model is known without a load. Raises the
+        error that a request to the model would get.
         """
-        described = await self._describe(name, version)
-        return model_metadata(described, [version] if version else described.slot.answering)
+        info = await self._version_info(name, version)
+        return model_metadata(info, [version] if version else info.slot.answering)
 
     async def model_configuration(self, name: str, version: str = "") -> dict[str, Any]:
-        """As ModelConfig; else as `model_metadata`."""
-        described = await self._describe(name, version)
-        return model_configuration(described, self._journey.bounds.default_timeout_ms)
+        """Return the fields of ModelConfig. Loads and raises as `model_metadata`."""
+        info = await self._version_info(name, version)
+        return model_configuration(info, self._pipeline.bounds.default_timeout_ms)
 
     def model_statistics(self, name: str = "", version: str = "") -> dict[str, Any]:
-        """As ModelStatisticsResponse: of a version, of all of a model's, or of all. Raises ModelNotFound,
-        VersionNotFound.
+        """Return the fields of ModelStatisticsResponse: of a version, of a model's versions, or of all models.
+
+        Raises ModelNotFound, VersionNotFound.
         """
         if name and version:
             slot = self._manager.slot(name)
             counted = [(slot, slot.find(version))]
         else:
             slots = [self._manager.slot(name)] if name else self._manager.slots
-            counted = [(slot, each) for slot in slots for each in counted_versions(slot, self._observer)]
+            counted = [(slot, each) for slot in slots for each in versions_with_statistics(slot, self._observer)]
         return {"model_stats": [version_statistics(slot, each, self._observer) for slot, each in counted]}
 
     def repository_index(self, ready_only: bool = False) -> list[dict[str, str]]:
-        """As the `models` of RepositoryIndexResponse."""
-        return repository_index(self._manager.slots, ready_only)
+        """Return the `models` of RepositoryIndexResponse: all versions, or only those that accept requests."""
+        versions = [(slot, version) for slot in self._manager.slots for version in slot.versions.values()]
+        entries = [_index_entry(slot, version) for slot, version in versions]
+        return [entry for entry in entries if entry["state"] == _READY or not ready_only]
 
     async def load(self, name: str, parameters: Mapping[str, Any]) -> None:
-        """Loads a model, with a version that has appeared; returns when it is ready. Raises NotSupported, and as
-        MLFrameworkManager.load; what its files are to blame for is ModelFailed.
+        """Load a model, including a version that was added to its folder; return when it is ready.
+
+        Raises NotSupported, and as MLFrameworkManager.load; invalid model files are a ModelFailed.
         """
         self._lifecycle.check_accepting()
         self._manager.slot(name)
-        check_load_parameters(parameters)
+        _check_load_parameters(parameters)
         with as_failed_model(name):
             await self._manager.load(name)
 
     async def unload(self, name: str) -> None:
-        """Unloads a model; returns when the requests in flight have been answered. Raises ModelNotFound."""
+        """Unload a model after its running requests. Raises ModelNotFound."""
         await self._manager.unload(name)
 
     def _find(self, name: str, version: str) -> tuple[ModelSlot, ModelVersion]:
         slot = self._manager.slot(name)
         return slot, slot.version_named(version) if version else slot.default_version
 
-    async def _describe(self, name: str, version: str) -> Described:
+    async def _version_info(self, name: str, version: str) -> VersionInfo:
         while True:
             slot, found = self._find(name, version)
             spec = found.described()
             if spec is not None:
-                return Described(slot, found, spec)
-            permit = self._journey.new_permit()
+                return VersionInfo(slot, found, spec)
+            permit = self._pipeline.new_permit()
             try:
                 permit.queue(slot.requests)
                 await self._manager.wait_for(found, permit)
             finally:
                 permit.release()
+
+
+def _check_load_parameters(parameters: Mapping[str, Any]) -> None:
+    """Raise NotSupported for parameters that replace the model's entry in config.toml. Ignore other parameters."""
+    for name in parameters:
+        if name == "config" or name.startswith("file:"):
+            raise NotSupported(
+                f"parameters.{name[:200]}: expected none, because the model's entry in config.toml decides how it is "
+                "loaded; register a model with other settings by POST /models"
+            )
+
+
+def _index_entry(slot: ModelSlot, version: ModelVersion) -> dict[str, str]:
+    state, reason = _state_of(slot, version)
+    return {
+        "name": slot.name,
+        "version": version.version,
+        "state": state,
+        # An error message may contain a file name that is not valid UTF-8.
+        "reason": reason.encode("utf-8", "replace").decode(),
+    }
+
+
+def _state_of(slot: ModelSlot, version: ModelVersion) -> tuple[str, str]:
+    """Return Triton's name of the state, and its reason."""
+    if version.version not in slot.answering:
+        return "UNAVAILABLE", "not selected by version_policy"
+    try:
+        version.described()
+    except ModelUnloaded:
+        return "UNLOADING" if version.state is ModelState.DRAINING else "UNAVAILABLE", "unloaded"
+    except RoundhouseError as error:
+        return "LOADING" if version.state is ModelState.LOADING else "UNAVAILABLE", error.message
+    return _READY, "" if version.is_ready else _ON_DEMAND

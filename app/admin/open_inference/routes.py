@@ -1,4 +1,4 @@
-"""/v2 beside inference: health, metadata, configuration, statistics and the repository. FastAPI's routes."""
+"""Route /v2 except inference: health, metadata, configuration, statistics and the model repository."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -7,29 +7,27 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from app.admin.models import parse_object
-from app.admin.open_inference import descriptions
+from app.admin.bodies import optional_body, read_optional
+from app.admin.open_inference import schemas
 from app.admin.open_inference.management import Management
 from app.admin.open_inference.metadata import EXTENSIONS, server_metadata
-from app.http.wire import json_answer, read_body
-from app.protocols.codec import Header, check_media_type
-from app.protocols.errors import EmptyBody, NotSupported
+from app.http.wire import json_answer
+from app.protocols.errors import NotSupported
 from app.protocols.open_inference.errors import OpenInferenceErrorResponse
-from frameworks.errors import InvalidInput
 
-Tell = Callable[[str, str], Awaitable[dict[str, Any]]]
-"""Model and version, "" where none is named → what is told of it."""
+Describe = Callable[[str, str], Awaitable[dict[str, Any]]]
+"""Model and version, "" for the active version -> the body of the response."""
 
 _FAILURES: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": OpenInferenceErrorResponse},
     "5XX": {"model": OpenInferenceErrorResponse},
 }
-_NOT_HERE = ("systemsharedmemory", "cudasharedmemory", "trace", "logging", "models/{model}/trace")
-"""Below /v2: what Triton's clients have calls for, and this server has not."""
+# Paths below /v2 that Triton's clients call and that this server does not support.
+_UNSUPPORTED = ("systemsharedmemory", "cudasharedmemory", "trace", "logging", "models/{model}/trace")
 
 
 class OpenInferenceApi:
-    """The handlers; what they answer is Management's."""
+    """Handlers of the routes; Management computes the responses."""
 
     def __init__(self, management: Management, max_body_bytes: int) -> None:
         self._management = management
@@ -37,39 +35,47 @@ class OpenInferenceApi:
 
     def router(self) -> APIRouter:
         router = APIRouter(tags=["open_inference"])
-        add = router.add_api_route
-
-        def get(path: str, handler: Callable[..., Any], summary: str, answer: type[BaseModel]) -> None:
-            add(path, handler, methods=["GET"], summary=summary, responses={200: {"model": answer}, **_FAILURES})
-
-        get("/v2", self.show_server, "The server, and its extensions", descriptions.ServerMetadata)
-        get("/v2/health/live", self.show_live, "Whether the process works", descriptions.ServerLive)
-        get("/v2/health/ready", self.show_ready, "Whether the server is ready", descriptions.ServerReady)
-        get("/v2/models/stats", self.show_statistics, "Statistics of all models", descriptions.ModelStatisticsList)
-        tell: Tell
-        for path, summary, tell, answer in (
-            ("", "What a model takes and gives", self._management.model_metadata, descriptions.ModelMetadata),
-            ("/ready", "Whether a model answers", self._tell_ready, descriptions.ModelReady),
-            ("/config", "How a model is run", self._management.model_configuration, descriptions.ModelConfiguration),
-            ("/stats", "Statistics of a model", self._tell_statistics, descriptions.ModelStatisticsList),
-        ):
-            get(f"/v2/models/{{name}}{path}", _of_model(tell), summary, answer)
-            get(f"/v2/models/{{name}}/versions/{{version}}{path}", _of_version(tell), summary, answer)
-
-        add("/v2/repository/index", self.show_index, methods=["POST"], summary="Every version of every model",
-            responses={200: {"model": list[descriptions.ModelIndex]}, **_FAILURES},
-            openapi_extra=_may_be_left_out(descriptions.RepositoryIndexRequest))  # fmt: skip
-        for verb, handler, summary in (
-            ("load", self.load, "Load a model, with a version that has appeared"),
-            ("unload", self.unload, "Unload a model, when its requests have been answered"),
-        ):
-            add(f"/v2/repository/models/{{name}}/{verb}", handler, methods=["POST"], summary=summary,
-                responses={200: {"model": descriptions.Done}, **_FAILURES},
-                openapi_extra=_may_be_left_out(descriptions.RepositoryModelRequest))  # fmt: skip
-        for extension in _NOT_HERE:
+        self._add_descriptions(router)
+        self._add_repository(router)
+        for extension in _UNSUPPORTED:
             for path in (f"/v2/{extension}", f"/v2/{extension}/{{rest:path}}"):
-                add(path, _refuse, methods=["GET", "POST"], include_in_schema=False)
+                router.add_api_route(path, _refuse, methods=["GET", "POST"], include_in_schema=False)
         return router
+
+    def _add_descriptions(self, router: APIRouter) -> None:
+        def get(path: str, handler: Callable[..., Any], summary: str, response: type[BaseModel]) -> None:
+            router.add_api_route(
+                path, handler, methods=["GET"], summary=summary, responses={200: {"model": response}, **_FAILURES}
+            )
+
+        get("/v2", self.show_server, "Name, version and extensions of the server", schemas.ServerMetadata)
+        get("/v2/health/live", self.show_live, "Whether the process is alive", schemas.ServerLive)
+        get("/v2/health/ready", self.show_ready, "Whether the server is ready", schemas.ServerReady)
+        get("/v2/models/stats", self.show_statistics, "Statistics of all models", schemas.ModelStatisticsList)
+        describe: Describe
+        for path, summary, describe, response in (
+            ("", "Inputs and outputs of a model", self._management.model_metadata, schemas.ModelMetadata),
+            ("/ready", "Whether a model is ready", self._model_ready, schemas.ModelReady),
+            ("/config", "Configuration of a model", self._management.model_configuration, schemas.ModelConfiguration),
+            ("/stats", "Statistics of a model", self._model_statistics, schemas.ModelStatisticsList),
+        ):
+            get(f"/v2/models/{{name}}{path}", _of_model(describe), summary, response)
+            get(f"/v2/models/{{name}}/versions/{{version}}{path}", _of_version(describe), summary, response)
+
+    def _add_repository(self, router: APIRouter) -> None:
+        def post(path: str, handler: Callable[..., Any], summary: str, response: Any, body: dict[str, Any]) -> None:
+            responses: dict[int | str, dict[str, Any]] = {200: {"model": response}, **_FAILURES}
+            router.add_api_route(
+                f"/v2/repository{path}", handler, methods=["POST"], summary=summary, responses=responses,
+                openapi_extra=body,
+            )  # fmt: skip
+
+        index_body = optional_body(schemas.RepositoryIndexRequest)
+        model_body = optional_body(schemas.RepositoryModelRequest)
+        post("/index", self.show_index, "All versions of all models", list[schemas.ModelIndex], index_body)
+        done = schemas.RepositoryModelResponse
+        post("/models/{name}/load", self.load, "Load a model and its new versions", done, model_body)
+        post("/models/{name}/unload", self.unload, "Unload a model after its running requests", done, model_body)
 
     async def show_server(self) -> Response:
         return json_answer(server_metadata())
@@ -78,7 +84,7 @@ class OpenInferenceApi:
         return json_answer({"live": True})
 
     async def show_ready(self) -> Response:
-        """503 before every start-up model is ready, and while draining."""
+        """Return 200 when every start-up model is ready; 503 before, and during the drain."""
         error = self._management.why_not_ready()
         if error is not None:
             raise error
@@ -88,72 +94,48 @@ class OpenInferenceApi:
         return json_answer(self._management.model_statistics())
 
     async def show_index(self, request: Request) -> Response:
-        """With `ready`, only what answers."""
-        ready = (await self._read(request)).get("ready", False)
-        if not isinstance(ready, bool):
-            raise InvalidInput("ready", "wants true or false")
-        return json_answer(self._management.repository_index(ready))
+        """List the versions of all models. With `ready`, list only versions that accept requests."""
+        body = await read_optional(schemas.RepositoryIndexRequest, request, self._max_body_bytes, True)
+        return json_answer(self._management.repository_index(body.ready))
 
     async def load(self, name: str, request: Request) -> Response:
-        """Returns when it is ready."""
-        await self._management.load(name, await self._read_parameters(request))
+        """Load a model. The response follows when the model is ready."""
+        body = await read_optional(schemas.RepositoryModelRequest, request, self._max_body_bytes, True)
+        await self._management.load(name, body.parameters)
         return json_answer({})
 
     async def unload(self, name: str, request: Request) -> Response:
-        """Returns when it is done."""
-        await self._read_parameters(request)
+        """Unload a model. The response follows when its running requests have completed."""
+        await read_optional(schemas.RepositoryModelRequest, request, self._max_body_bytes, True)
         await self._management.unload(name)
         return json_answer({})
 
-    async def _tell_ready(self, name: str, version: str) -> dict[str, Any]:
-        error = self._management.why_model_is_not_ready(name, version)
+    async def _model_ready(self, name: str, version: str) -> dict[str, Any]:
+        error = self._management.why_model_not_ready(name, version)
         if error is not None:
             raise error
         return {"name": name, "ready": True}
 
-    async def _tell_statistics(self, name: str, version: str) -> dict[str, Any]:
+    async def _model_statistics(self, name: str, version: str) -> dict[str, Any]:
         return self._management.model_statistics(name, version)
 
-    async def _read_parameters(self, request: Request) -> dict[str, Any]:
-        parameters = (await self._read(request)).get("parameters", {})
-        if not isinstance(parameters, dict):
-            raise InvalidInput("parameters", "wants an object")
-        return parameters
 
-    async def _read(self, request: Request) -> dict[str, Any]:
-        """The body, which may be left out; what it has that is not known is harmless."""
-        check_media_type([header for header in request.scope["headers"] if not _is_binary(header)])
-        try:
-            return parse_object(await read_body(request.scope, request.receive, self._max_body_bytes))
-        except EmptyBody:
-            return {}
-
-
-def _of_model(tell: Tell) -> Callable[[str], Awaitable[Response]]:
+def _of_model(describe: Describe) -> Callable[[str], Awaitable[Response]]:
     async def of_model(name: str) -> Response:
-        return json_answer(await tell(name, ""))
+        return json_answer(await describe(name, ""))
 
     return of_model
 
 
-def _of_version(tell: Tell) -> Callable[[str, str], Awaitable[Response]]:
+def _of_version(describe: Describe) -> Callable[[str, str], Awaitable[Response]]:
     async def of_version(name: str, version: str) -> Response:
-        return json_answer(await tell(name, version))
+        return json_answer(await describe(name, version))
 
     return of_version
 
 
 async def _refuse(request: Request) -> Response:
     raise NotSupported(
-        f"{request.url.path[:200]} is of an extension that is not here; there is {', '.join(EXTENSIONS)}"
+        f"{request.url.path[:200]} belongs to an extension that this server does not support; "
+        f"it supports {', '.join(EXTENSIONS)}"
     )
-
-
-def _is_binary(header: Header) -> bool:
-    """What asyncio's clients call a body that they were given as bytes; no web page sends it without asking first."""
-    return header == (b"content-type", b"application/octet-stream")
-
-
-def _may_be_left_out(question: type[BaseModel]) -> dict[str, Any]:
-    schema = question.model_json_schema()
-    return {"requestBody": {"required": False, "content": {"application/json": {"schema": schema}}}}

@@ -1,9 +1,9 @@
-"""What has been asked and has run, for each version of a model: the protocol's statistics extension."""
+"""Report requests and batches of each version of a model: the protocol's statistics extension."""
 
 import time
 from typing import Any
 
-from app.admin.open_inference.configuration import device_of
+from app.admin.open_inference.metadata import device_of
 from app.observability.metrics import Observer, VersionRequests
 from frameworks.models.identity import RunCounts
 from frameworks.models.slot import ModelSlot
@@ -11,11 +11,11 @@ from frameworks.models.version import ModelVersion
 from frameworks.scheduling.batch.request import BatchCounts
 
 Duration = dict[str, int]
-"""`count` and `ns`."""
+"""`count`, and `ns` in total."""
 
 
-def counted_versions(slot: ModelSlot, observer: Observer) -> list[ModelVersion]:
-    """Those that answer, and those that have anything to tell of."""
+def versions_with_statistics(slot: ModelSlot, observer: Observer) -> list[ModelVersion]:
+    """Return the versions that accept requests, and those with any request or batch since the start."""
     answering = slot.answering
     return [
         version
@@ -25,11 +25,11 @@ def counted_versions(slot: ModelSlot, observer: Observer) -> list[ModelVersion]:
 
 
 def version_statistics(slot: ModelSlot, version: ModelVersion, observer: Observer) -> dict[str, Any]:
-    """As ModelStatistics.
+    """Return the fields of ModelStatistics.
 
-    Reading a question counts as `compute_input`, writing its answer as `compute_output`; those of a whole batch, which
-    are done within its run, are not known apart from it. `inference_count` are rows, or texts generated, and
-    `execution_count` batches, or the steps of a model that generates, by how many texts were in each.
+    `compute_input` is the decoding of a request, `compute_output` the encoding of its response; within a batch the two
+    are part of `compute_infer`. `inference_count` counts rows or generated texts, `execution_count` batches or, for a
+    model that generates, steps.
     """
     requests = observer.versions.get((slot.name, version.version)) or VersionRequests()
     runs = slot.identity.runs.get(version.version) or RunCounts()
@@ -49,22 +49,22 @@ def version_statistics(slot: ModelSlot, version: ModelVersion, observer: Observe
 
 
 def _of_requests(requests: VersionRequests) -> dict[str, Duration]:
-    """As InferStatistics: those that were answered from what is kept have not computed anything."""
-    ran = requests.answered - requests.kept
+    """Return the fields of InferStatistics. Cache hits do not count as computed."""
+    computed = requests.answered - requests.kept
     return {
         "success": _duration(requests.answered, requests.answered_s),
         "fail": _duration(requests.failed, requests.failed_s),
         "queue": _duration(requests.answered, requests.queue_s),
-        "compute_input": _duration(ran, requests.decode_s),
-        "compute_infer": _duration(ran, requests.compute_s),
-        "compute_output": _duration(ran, requests.encode_s),
+        "compute_input": _duration(computed, requests.decode_s),
+        "compute_infer": _duration(computed, requests.compute_s),
+        "compute_output": _duration(computed, requests.encode_s),
         "cache_hit": _duration(requests.kept, requests.kept_s),
         "cache_miss": _duration(requests.not_kept, 0.0),
     }
 
 
 def _of_batches(size: int, executions: BatchCounts) -> dict[str, Any]:
-    """As InferBatchStatistics."""
+    """Return the fields of InferBatchStatistics."""
     count = executions.sizes[size]
     return {
         "batch_size": size,
@@ -75,7 +75,7 @@ def _of_batches(size: int, executions: BatchCounts) -> dict[str, Any]:
 
 
 def _memory(version: ModelVersion) -> list[dict[str, Any]]:
-    """As MemoryUsage: what it takes while it is loaded."""
+    """Return a list of MemoryUsage; empty while the version is not loaded."""
     if version.spec is None:
         return []
     kind, number = device_of(version.spec)
@@ -87,5 +87,5 @@ def _duration(count: int, seconds: float) -> Duration:
 
 
 def _epoch_ms(at_s: float) -> int:
-    """Of a time.perf_counter: milliseconds since 1970."""
+    """Convert a time of time.perf_counter to Unix milliseconds."""
     return round((time.time() - (time.perf_counter() - at_s)) * 1000)

@@ -1,4 +1,4 @@
-"""What is told of models that come, go and fail, and the orders that are given them."""
+"""Test readiness, metadata, statistics, loads and unloads through Management."""
 
 from pathlib import Path
 from typing import Any, cast
@@ -52,46 +52,46 @@ def index(management: Management, ready_only: bool = False) -> dict[str, tuple[s
 
 class TestReadiness:
     @in_loop
-    async def test_a_lazy_model_is_ready_before_it_is_in_memory(self) -> None:
+    async def test_lazy_model_is_ready_before_its_load(self) -> None:
         async with yard("a") as (registry, manager):
             management = management_of(manager)
-            assert management.why_model_is_not_ready("a") is None
-            assert index(management)["a/1"] == ("READY", "not in memory; whoever asks for it waits for its load")
+            assert management.why_model_not_ready("a") is None
+            assert index(management)["a/1"] == ("READY", "not in memory; the next request loads it")
             assert registry.loads == []
             await asked(manager, "a")
             assert index(management)["a/1"] == ("READY", "")
 
     @in_loop
-    async def test_one_that_has_left_to_make_room_is_ready_and_one_that_was_ordered_out_is_not(self) -> None:
+    async def test_evicted_model_is_ready_and_unloaded_is_not(self) -> None:
         async with yard("ab", room=1) as (_, manager):
             management = management_of(manager)
             await asked(manager, "a")
             await asked(manager, "b")
             assert manager.slot("a").state is ModelState.REGISTERED
-            assert management.why_model_is_not_ready("a") is None
+            assert management.why_model_not_ready("a") is None
             await management.unload("b")
-            assert isinstance(management.why_model_is_not_ready("b"), ModelUnloaded)
+            assert isinstance(management.why_model_not_ready("b"), ModelUnloaded)
             assert index(management)["b/1"] == ("UNAVAILABLE", "unloaded")
             assert list(index(management, ready_only=True)) == ["a/1"]
             await management.load("b", {})
-            assert management.why_model_is_not_ready("b") is None
+            assert management.why_model_not_ready("b") is None
 
     @in_loop
-    async def test_one_that_failed_is_not_ready_and_says_why(self) -> None:
+    async def test_failed_model_is_not_ready_with_reason(self) -> None:
         async with yard("a") as (registry, manager):
             management = management_of(manager)
             registry.broken.add("a")
             with capture_logs():
                 with pytest.raises(ModelFailed, match="a is broken"):
                     await management.load("a", {})
-                assert isinstance(management.why_model_is_not_ready("a"), ModelFailed)
+                assert isinstance(management.why_model_not_ready("a"), ModelFailed)
             state, reason = index(management)["a/1"]
             assert (state, "a is broken" in reason) == ("UNAVAILABLE", True)
             with pytest.raises(ModelFailed, match="a is broken"):
                 await management.model_metadata("a")
 
     @in_loop
-    async def test_one_whose_thread_died_is_not_ready(self) -> None:
+    async def test_model_with_dead_thread_is_not_ready(self) -> None:
         def die(x: list[object]) -> None:
             if x == ["die"]:
                 raise SystemExit
@@ -99,10 +99,10 @@ class TestReadiness:
         async with yard("a", behaviour=die) as (_, manager):
             management = management_of(manager)
             await kill(manager, "a")
-            assert isinstance(management.why_model_is_not_ready("a"), ModelFailed)
+            assert isinstance(management.why_model_not_ready("a"), ModelFailed)
 
     @in_loop
-    async def test_a_start_up_model_is_not_ready_before_its_first_load(self) -> None:
+    async def test_startup_model_is_not_ready_before_first_load(self) -> None:
         gate = Gate()
         async with yard("") as (registry, manager):
             register(manager, "a")
@@ -114,53 +114,53 @@ class TestReadiness:
             assert index(management)["a/1"][0] == "UNAVAILABLE"
             loading = task(manager.load_registered())
             await soon(gate.arrived.is_set)
-            assert isinstance(management.why_model_is_not_ready("a"), ModelLoading)
+            assert isinstance(management.why_model_not_ready("a"), ModelLoading)
             assert index(management)["a/1"][0] == "LOADING"
             with pytest.raises(ModelLoading):
                 await management.model_metadata("a")
             gate.open()
             await loading
             assert management.why_not_ready() is None
-            assert management.why_model_is_not_ready("a") is None
+            assert management.why_model_not_ready("a") is None
 
     @in_loop
-    async def test_one_that_is_being_unloaded_says_so(self) -> None:
+    async def test_model_during_unload_is_in_state_unloading(self) -> None:
         gate = Gate()
         async with yard("a", behaviour=gate) as (_, manager):
             management = management_of(manager)
-            asking = task(asked(manager, "a"))
+            running = task(asked(manager, "a"))
             await soon(gate.arrived.is_set)
-            leaving = task(management.unload("a"))
+            unloading = task(management.unload("a"))
             await soon(lambda: manager.slot("a").state is ModelState.DRAINING)
             assert index(management)["a/1"] == ("UNLOADING", "unloaded")
             gate.open()
-            await asking
-            await leaving
+            await running
+            await unloading
             assert index(management)["a/1"] == ("UNAVAILABLE", "unloaded")
 
     @in_loop
-    async def test_nothing_is_ready_while_the_server_drains(self) -> None:
+    async def test_nothing_is_ready_during_drain(self) -> None:
         async with yard("a") as (_, manager):
             management = management_of(manager)
             await asked(manager, "a")
             drain(management)
             assert isinstance(management.why_not_ready(), Draining)
-            assert isinstance(management.why_model_is_not_ready("a"), Draining)
+            assert isinstance(management.why_model_not_ready("a"), Draining)
             with pytest.raises(Draining):
                 await management.load("a", {})
             assert (await management.model_metadata("a"))["name"] == "a"
 
     @in_loop
-    async def test_who_is_unknown_is_not_ready(self) -> None:
+    async def test_unknown_model_is_not_ready(self) -> None:
         async with yard("a") as (_, manager):
             management = management_of(manager)
-            assert isinstance(management.why_model_is_not_ready("b"), ModelNotFound)
-            assert isinstance(management.why_model_is_not_ready("a", "2"), VersionNotFound)
+            assert isinstance(management.why_model_not_ready("b"), ModelNotFound)
+            assert isinstance(management.why_model_not_ready("a", "2"), VersionNotFound)
 
 
-class TestWhatIsTold:
+class TestDescriptions:
     @in_loop
-    async def test_a_model_that_was_never_loaded_is_brought_in(self) -> None:
+    async def test_metadata_loads_model_that_was_never_loaded(self) -> None:
         async with yard("a") as (registry, manager):
             management = management_of(manager)
             metadata = await management.model_metadata("a")
@@ -170,17 +170,17 @@ class TestWhatIsTold:
             assert registry.loads == ["a"]
 
     @in_loop
-    async def test_what_has_left_to_make_room_is_told_from_memory(self) -> None:
+    async def test_metadata_of_evicted_model_needs_no_load(self) -> None:
         async with yard("ab", room=1) as (registry, manager):
             management = management_of(manager)
             before = await management.model_metadata("a")
             await management.model_metadata("b")
             assert manager.slot("a").state is ModelState.REGISTERED
             assert await management.model_metadata("a") == before
-            assert registry.loads == ["a", "b"], "nobody is sent out for a look"
+            assert registry.loads == ["a", "b"], "reading metadata evicts no model"
 
     @in_loop
-    async def test_who_waits_for_it_takes_a_place_and_gives_it_back(self) -> None:
+    async def test_metadata_wait_counts_against_request_limit(self) -> None:
         gate = Gate()
         async with yard("a") as (registry, manager):
             management = management_of(manager, max_concurrent_requests=1)
@@ -194,20 +194,20 @@ class TestWhatIsTold:
             assert (await management.model_configuration("a"))["name"] == "a"
 
     @in_loop
-    async def test_one_who_leaves_while_it_loads_leaves_nothing_behind(self) -> None:
+    async def test_metadata_cancelled_during_load_releases_model(self) -> None:
         gate = Gate()
         async with yard("a") as (registry, manager):
             management = management_of(manager)
             registry.gates["a"] = gate
-            gone = task(management.model_metadata("a"))
+            cancelled = task(management.model_metadata("a"))
             await soon(gate.arrived.is_set)
-            gone.cancel()
-            await soon(gone.done)
+            cancelled.cancel()
+            await soon(cancelled.done)
             gate.open()
             await soon(lambda: manager.slot("a").state is ModelState.READY)
 
     @in_loop
-    async def test_versions_that_may_be_asked_for(self, tmp_path: Path) -> None:
+    async def test_metadata_lists_versions_of_version_policy(self, tmp_path: Path) -> None:
         async with versioned(tmp_path / "m", 1, 2, 3, version_policy=[1, 3]) as (_, manager):
             management = management_of(manager)
             await manager.load("m")
@@ -223,25 +223,27 @@ class TestWhatIsTold:
             assert "version_policy" in index(management)["m/2"][1]
             statistics = management.model_statistics("m")["model_stats"]
             assert [each["version"] for each in statistics] == ["1", "3"]
-            # One that is not served can be asked about all the same.
+            # Statistics of a version that is not served are available too.
             assert management.model_statistics("m", "2")["model_stats"][0]["execution_count"] == 0
 
     @pytest.mark.parametrize(("name", "version", "error"), [("b", "", ModelNotFound), ("a", "9", VersionNotFound)])
     @in_loop
-    async def test_what_is_not_there(self, name: str, version: str, error: type[RoundhouseError]) -> None:
+    async def test_unknown_model_or_version_is_not_found(
+        self, name: str, version: str, error: type[RoundhouseError]
+    ) -> None:
         async with yard("a") as (_, manager):
             management = management_of(manager)
-            for told in (management.model_metadata, management.model_configuration):
+            for read in (management.model_metadata, management.model_configuration):
                 with pytest.raises(error):
-                    await told(name, version)
+                    await read(name, version)
             with pytest.raises(error):
                 management.model_statistics(name, version)
 
 
-class TestOrders:
+class TestLoadAndUnload:
     @pytest.mark.parametrize("name", ["config", "file:1/model.onnx"])
     @in_loop
-    async def test_a_model_is_loaded_as_its_entry_says(self, name: str) -> None:
+    async def test_load_with_other_configuration_is_not_supported(self, name: str) -> None:
         async with yard("a") as (registry, manager):
             management = management_of(manager)
             with pytest.raises(NotSupported, match=name):
@@ -251,8 +253,8 @@ class TestOrders:
             assert registry.loads == ["a"]
 
     @in_loop
-    async def test_who_is_unknown_is_not_found(self) -> None:
+    async def test_load_and_unload_of_unknown_model_not_found(self) -> None:
         manager = make_manager(cast(Any, None))
-        for order in (management_of(manager).load("a", {"config": ""}), management_of(manager).unload("a")):
+        for operation in (management_of(manager).load("a", {"config": ""}), management_of(manager).unload("a")):
             with pytest.raises(ModelNotFound):
-                await order
+                await operation

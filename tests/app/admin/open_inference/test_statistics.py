@@ -1,4 +1,4 @@
-"""What has been asked and has run is told for each version."""
+"""Test the statistics of each version: requests and batches."""
 
 import time
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.admin.open_inference.statistics import counted_versions, version_statistics
+from app.admin.open_inference.statistics import version_statistics, versions_with_statistics
 from app.observability.metrics import Observer, RequestRecord
 from frameworks.models.identity import ModelIdentity
 from frameworks.models.slot import ModelSlot
@@ -24,30 +24,30 @@ def slot_at(path: Path) -> ModelSlot:
     return ModelSlot(ModelIdentity("onnx", entry, BatchLimits(max_rows=8), ageing_s=1.0), path)
 
 
-def answered(observer: Observer, total_s: float, timings: Timings, status: int = 200, version: str = "1") -> None:
+def complete(observer: Observer, total_s: float, timings: Timings, status: int = 200, version: str = "1") -> None:
     started_s = time.perf_counter() - total_s
     observer.inferred(RequestRecord("id", "POST", "/", started_s, "m", version, status, "", timings), total_s, False)
 
 
-def test_a_version_that_nobody_asked(tmp_path: Path) -> None:
+def test_statistics_of_unused_version_are_zero(tmp_path: Path) -> None:
     slot = slot_at(tmp_path)
-    told = version_statistics(slot, slot.active, Observer("none", 1000))
-    assert told["inference_stats"] == {part: {"count": 0, "ns": 0} for part in PARTS}
-    assert (told["last_inference"], told["inference_count"], told["execution_count"]) == (0, 0, 0)
-    assert (told["batch_stats"], told["memory_usage"]) == ([], [])
-    check_message("ModelStatisticsResponse", {"model_stats": [told]})
+    statistics = version_statistics(slot, slot.active, Observer("none", 1000))
+    assert statistics["inference_stats"] == {part: {"count": 0, "ns": 0} for part in PARTS}
+    assert (statistics["last_inference"], statistics["inference_count"], statistics["execution_count"]) == (0, 0, 0)
+    assert (statistics["batch_stats"], statistics["memory_usage"]) == ([], [])
+    check_message("ModelStatisticsResponse", {"model_stats": [statistics]})
 
 
-def test_requests_are_told_by_what_became_of_them(tmp_path: Path) -> None:
+def test_requests_are_counted_by_outcome(tmp_path: Path) -> None:
     slot, observer = slot_at(tmp_path), Observer("none", 1000)
     before_ms = time.time() * 1000
-    answered(observer, 1.0, Timings(0.1, 0.2, 0.3, 0.4))
-    answered(observer, 2.0, Timings(0.1, 0.0, 0.5, 0.1, cache_hit=False))
-    answered(observer, 0.5, Timings(0.1, 0.0, 0.0, 0.2, cache_hit=True))
-    answered(observer, 0.25, Timings(0.1), status=400)
-    answered(observer, 0.25, Timings(0.1), status=503)
-    told = version_statistics(slot, slot.active, observer)
-    seconds = {part: (each["count"], each["ns"] / 1e9) for part, each in told["inference_stats"].items()}
+    complete(observer, 1.0, Timings(0.1, 0.2, 0.3, 0.4))
+    complete(observer, 2.0, Timings(0.1, 0.0, 0.5, 0.1, cache_hit=False))
+    complete(observer, 0.5, Timings(0.1, 0.0, 0.0, 0.2, cache_hit=True))
+    complete(observer, 0.25, Timings(0.1), status=400)
+    complete(observer, 0.25, Timings(0.1), status=503)
+    statistics = version_statistics(slot, slot.active, observer)
+    seconds = {part: (each["count"], each["ns"] / 1e9) for part, each in statistics["inference_stats"].items()}
     assert seconds == {
         "success": (3, pytest.approx(3.5)),
         "fail": (2, pytest.approx(0.5)),
@@ -58,16 +58,16 @@ def test_requests_are_told_by_what_became_of_them(tmp_path: Path) -> None:
         "cache_hit": (1, pytest.approx(0.2)),
         "cache_miss": (1, 0.0),
     }
-    # The last one came 0.25 s ago.
-    assert before_ms - 300 < told["last_inference"] < time.time() * 1000 - 200
-    check_message("ModelStatisticsResponse", {"model_stats": [told]})
+    # The last request started 0.25 s ago.
+    assert before_ms - 300 < statistics["last_inference"] < time.time() * 1000 - 200
+    check_message("ModelStatisticsResponse", {"model_stats": [statistics]})
 
 
-def test_an_answer_that_broke_off_has_failed_and_an_unknown_version_is_nobody_s(tmp_path: Path) -> None:
+def test_aborted_response_fails_and_unknown_version_is_ignored(tmp_path: Path) -> None:
     slot, observer = slot_at(tmp_path), Observer("none", 1000)
-    broken_off = RequestRecord("id", "POST", "/", 0.0, "m", "1", 200, "model_failed")
-    observer.inferred(broken_off, 0.5, rejected=False)
-    answered(observer, 0.1, Timings(), status=404)
+    aborted = RequestRecord("id", "POST", "/", 0.0, "m", "1", 200, "model_failed")
+    observer.inferred(aborted, 0.5, rejected=False)
+    complete(observer, 0.1, Timings(), status=404)
     observer.inferred(RequestRecord("id", "POST", "/", 0.0, status=404), 0.1, rejected=False)
     assert observer.versions.keys() == {("m", "1")}
     statistics = version_statistics(slot, slot.active, observer)["inference_stats"]
@@ -77,42 +77,42 @@ def test_an_answer_that_broke_off_has_failed_and_an_unknown_version_is_nobody_s(
 
 
 @given(st.lists(st.tuples(st.integers(1, 8), st.floats(0, 1))))
-def test_batches_are_told_by_size(ran: list[tuple[int, float]]) -> None:
+def test_batches_are_counted_by_size(ran: list[tuple[int, float]]) -> None:
     slot = slot_at(Path("files"))
     for rows, seconds in ran:
         slot.identity.runs["1"].batches.ran(rows, seconds)
-    told = version_statistics(slot, slot.active, Observer("none", 1000))
-    assert told["inference_count"] == sum(rows for rows, _ in ran)
-    assert told["execution_count"] == len(ran)
-    assert [each["batch_size"] for each in told["batch_stats"]] == sorted({rows for rows, _ in ran})
-    for each in told["batch_stats"]:
+    statistics = version_statistics(slot, slot.active, Observer("none", 1000))
+    assert statistics["inference_count"] == sum(rows for rows, _ in ran)
+    assert statistics["execution_count"] == len(ran)
+    assert [each["batch_size"] for each in statistics["batch_stats"]] == sorted({rows for rows, _ in ran})
+    for each in statistics["batch_stats"]:
         counts = {each[part]["count"] for part in ("compute_input", "compute_infer", "compute_output")}
         assert counts == {sum(rows == each["batch_size"] for rows, _ in ran)}
-    computed_s = sum(each["compute_infer"]["ns"] for each in told["batch_stats"]) / 1e9
+    computed_s = sum(each["compute_infer"]["ns"] for each in statistics["batch_stats"]) / 1e9
     assert computed_s == pytest.approx(sum(seconds for _, seconds in ran), abs=1e-6)
-    check_message("ModelStatisticsResponse", {"model_stats": [told]})
+    check_message("ModelStatisticsResponse", {"model_stats": [statistics]})
 
 
-def test_a_model_that_generates_is_told_by_its_steps_and_texts() -> None:
+def test_generate_model_counts_steps_and_texts() -> None:
     slot = slot_at(Path("files"))
     generated = slot.identity.runs["1"].generated
     for sequences in (1, 2, 2, 1):
         generated.steps.ran(sequences, 0.5)
     generated.texts = 2
-    told = version_statistics(slot, slot.active, Observer("none", 1000))
-    assert (told["inference_count"], told["execution_count"]) == (2, 4)
-    (one, two) = as_message("ModelStatisticsResponse", {"model_stats": [told]}).model_stats[0].batch_stats
+    statistics = version_statistics(slot, slot.active, Observer("none", 1000))
+    assert (statistics["inference_count"], statistics["execution_count"]) == (2, 4)
+    (one, two) = as_message("ModelStatisticsResponse", {"model_stats": [statistics]}).model_stats[0].batch_stats
     assert (one.batch_size, one.compute_infer.count, one.compute_infer.ns) == (1, 2, 10**9)
     assert (two.batch_size, two.compute_infer.count) == (2, 2)
 
 
-def test_a_version_is_told_of_that_answers_or_was_asked(tmp_path: Path) -> None:
+def test_versions_with_statistics_are_active_or_used(tmp_path: Path) -> None:
     for version in ("1", "2", "3", "4"):
         (tmp_path / version).mkdir()
     slot, observer = slot_at(tmp_path), Observer("none", 1000)
-    answered(observer, 0.1, Timings(), version="1")
+    complete(observer, 0.1, Timings(), version="1")
     slot.identity.runs["3"].batches.ran(1, 0.1)
-    assert [version.version for version in counted_versions(slot, observer)] == ["1", "3", "4"]
+    assert [version.version for version in versions_with_statistics(slot, observer)] == ["1", "3", "4"]
     assert version_statistics(slot, slot.versions["1"], observer)["inference_stats"]["success"]["count"] == 1
     assert version_statistics(slot, slot.versions["4"], observer)["inference_stats"]["success"]["count"] == 0
     assert version_statistics(slot, slot.versions["3"], observer)["execution_count"] == 1

@@ -1,4 +1,4 @@
-"""What is told of a model: metadata and configuration agree with each other and with Triton's messages."""
+"""Test that metadata and configuration of a model agree with each other and with Triton's messages."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app import VERSION
-from app.admin.open_inference.configuration import model_configuration
-from app.admin.open_inference.metadata import Described, model_metadata, server_metadata
+from app.admin.open_inference.metadata import VersionInfo, model_configuration, model_metadata, server_metadata
 from frameworks.models.identity import ModelIdentity
 from frameworks.models.slot import ModelSlot
 from frameworks.scheduling.batch.batcher import BatchLimits
@@ -30,14 +29,14 @@ from tests.app.protocols.open_inference.messages import as_message, check_messag
 LIMITS = BatchLimits(max_rows=8, max_delay_s=0.0025)
 
 
-def told(
+def describe(
     spec: ModelSpec, timeout_ms: int | None = None, limits: BatchLimits = LIMITS, **settings: Any
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Metadata and configuration."""
+    """Return metadata and configuration of a model with this spec."""
     entry = OnnxModelEntry(name="m", path=Path("files"), **settings)
     slot = ModelSlot(ModelIdentity(spec.framework, entry, limits, ageing_s=1.0), Path("files"))
-    described = Described(slot, slot.active, spec)
-    return model_metadata(described, ["1"]), model_configuration(described, timeout_ms)
+    info = VersionInfo(slot, slot.active, spec)
+    return model_metadata(info, ["1"]), model_configuration(info, timeout_ms)
 
 
 def tensor_model(
@@ -63,11 +62,11 @@ ROWS = st.builds(lambda dtype, row: TensorType(dtype, (-1, *row)), st.sampled_fr
 
 
 @given(TENSORS, TENSORS, st.booleans())
-def test_shapes_are_those_of_the_configuration(
+def test_metadata_shapes_equal_configured_dims(
     inputs: dict[str, TensorType], outputs: dict[str, TensorType], is_batched: bool
 ) -> None:
     spec = tensor_model(inputs, outputs, is_batched=is_batched)
-    metadata, configuration = told(spec)
+    metadata, configuration = describe(spec)
     rows = [-1] if configuration["max_batch_size"] else []
     for kind, declared in (("input", inputs), ("output", outputs)):
         shapes = {each["name"]: each["shape"] for each in metadata[f"{kind}s"]}
@@ -76,25 +75,25 @@ def test_shapes_are_those_of_the_configuration(
         for one, other in zip(metadata[f"{kind}s"], configuration[kind], strict=True):
             assert other["data_type"] == "TYPE_" + one["datatype"].replace("BYTES", "STRING")
     if any(value.shape is None for value in (*inputs.values(), *outputs.values())):
-        assert configuration["max_batch_size"] == 0, "what is of any rank need not have rows"
+        assert configuration["max_batch_size"] == 0, "a tensor of unknown rank cannot be batched"
     assert ("dynamic_batching" in configuration) == (configuration["max_batch_size"] > 0)
     check_message("ModelMetadataResponse", metadata)
     check_message("ModelConfig", configuration)
 
 
 @given(st.dictionaries(st.sampled_from("abc"), ROWS, min_size=1), st.dictionaries(st.sampled_from("xyz"), ROWS))
-def test_rows_that_share_a_run_are_a_dimension_of_the_batch(
+def test_dims_of_batched_model_omit_first_dimension(
     inputs: dict[str, TensorType], outputs: dict[str, TensorType]
 ) -> None:
-    _, batched = told(tensor_model(inputs, outputs, is_batched=True))
+    _, batched = describe(tensor_model(inputs, outputs, is_batched=True))
     assert batched["max_batch_size"] == 8
     assert [each["dims"] for each in (*batched["input"], *batched["output"])] == [[3]] * (len(inputs) + len(outputs))
-    _, alone = told(tensor_model(inputs, outputs, is_batched=False))
+    _, alone = describe(tensor_model(inputs, outputs, is_batched=False))
     assert alone["max_batch_size"] == 0
     assert [each["dims"] for each in (*alone["input"], *alone["output"])] == [[-1, 3]] * (len(inputs) + len(outputs))
 
 
-def test_what_has_no_place_in_the_protocol_is_left_out() -> None:
+def test_output_without_protocol_type_is_omitted() -> None:
     spec = replace(
         SPECS["mixed"],
         outputs=(
@@ -102,7 +101,7 @@ def test_what_has_no_place_in_the_protocol_is_left_out() -> None:
             ValueSpec("s", TensorType("string", (2,))),
         ),
     )
-    metadata, configuration = told(spec)
+    metadata, configuration = describe(spec)
     assert metadata["outputs"] == [{"name": "s", "datatype": "BYTES", "shape": [2]}]
     assert {each["name"]: each["optional"] for each in configuration["input"]} == {"x": False, "s": False, "b": True}
 
@@ -115,11 +114,11 @@ def test_what_has_no_place_in_the_protocol_is_left_out() -> None:
         ("generate", None, {"text_output": ("BYTES", [-1])}, 0, None),
     ],
 )
-def test_models_of_text(spec: str, inputs: Any, outputs: Any, max_batch_size: int, dims: Any) -> None:
+def test_text_model_inputs_and_outputs(spec: str, inputs: Any, outputs: Any, max_batch_size: int, dims: Any) -> None:
     sized = SPECS[spec]
     if spec == "embed":
         sized = replace(sized, text=TextSpec(max_tokens=16, embedding_size=4))
-    metadata, configuration = told(sized)
+    metadata, configuration = describe(sized)
     tensors = [
         {each["name"]: (each["datatype"], each["shape"]) for each in metadata[kind]} for kind in ("inputs", "outputs")
     ]
@@ -134,25 +133,25 @@ def test_models_of_text(spec: str, inputs: Any, outputs: Any, max_batch_size: in
     check_message("ModelConfig", configuration)
 
 
-def test_a_prompt_is_wanted_and_the_rest_is_not() -> None:
-    metadata, configuration = told(WRITER)
+def test_generate_model_requires_only_prompt() -> None:
+    metadata, configuration = describe(WRITER)
     assert metadata["inputs"][0] == {"name": "text_input", "datatype": "BYTES", "shape": [1]}
     assert [each["name"] for each in configuration["input"] if not each["optional"]] == ["text_input"]
 
 
 @pytest.mark.parametrize(
-    ("policy", "said"),
+    ("policy", "expected"),
     [
         ("latest", {"latest": {"num_versions": 1}}),
         ("all", {"all": {}}),
         ([3, 1], {"specific": {"versions": [1, 3]}}),
     ],
 )
-def test_the_version_policy(policy: Any, said: Any) -> None:
-    _, configuration = told(SPECS["matrix"], version_policy=policy)
-    assert configuration["version_policy"] == said
+def test_version_policy_is_triton_policy(policy: Any, expected: Any) -> None:
+    _, configuration = describe(SPECS["matrix"], version_policy=policy)
+    assert configuration["version_policy"] == expected
     message = as_message("ModelConfig", configuration)
-    assert message.version_policy.WhichOneof("policy_choice") == next(iter(said))
+    assert message.version_policy.WhichOneof("policy_choice") == next(iter(expected))
 
 
 @pytest.mark.parametrize(
@@ -163,9 +162,9 @@ def test_the_version_policy(policy: Any, said: Any) -> None:
         ("mps", "KIND_GPU", [0], "pytorch"),
     ],
 )
-def test_where_it_runs(device: str, kind: str, gpus: list[int], platform: str) -> None:
+def test_instance_group_and_platform_follow_device(device: str, kind: str, gpus: list[int], platform: str) -> None:
     framework = "onnx" if platform.startswith("onnx") else platform
-    metadata, configuration = told(replace(SPECS["matrix"], device=device, framework=framework), instances=3)
+    metadata, configuration = describe(replace(SPECS["matrix"], device=device, framework=framework), instances=3)
     (group,) = configuration["instance_group"]
     assert (group["kind"], group["gpus"], group["count"]) == (kind, gpus, 3)
     assert configuration["parameters"]["device"] == {"string_value": device}
@@ -173,13 +172,13 @@ def test_where_it_runs(device: str, kind: str, gpus: list[int], platform: str) -
     assert configuration["backend"] == platform.removesuffix("_onnx")
 
 
-def test_how_it_waits_and_what_is_kept() -> None:
+def test_configuration_of_batching_cache_and_quantization() -> None:
     spec = replace(
         tensor_model({"x": TensorType("float32", (-1, 3))}, {}, is_batched=True),
         quantization=QuantizationReport("int8", 0.99, 0.99, 2.0, 4, 1),
         providers=("CUDAExecutionProvider", "CPUExecutionProvider"),
     )
-    _, configuration = told(spec, 1500, cache=True, max_queue_size=7)
+    _, configuration = describe(spec, 1500, cache=True, max_queue_size=7)
     batching = configuration["dynamic_batching"]
     assert batching["max_queue_delay_microseconds"] == 2500
     assert (batching["priority_levels"], batching["default_priority_level"]) == (9, 5)
@@ -190,14 +189,16 @@ def test_how_it_waits_and_what_is_kept() -> None:
         "max_queue_size": 7,
     }
     assert configuration["response_cache"] == {"enable": True}
-    assert told(WRITER, cache=True)[1]["response_cache"] == {"enable": False}, "generated text is not kept"
+    assert describe(WRITER, cache=True)[1]["response_cache"] == {"enable": False}, (
+        "responses with generated text are not cached"
+    )
     parameters = {name: value["string_value"] for name, value in configuration["parameters"].items()}
     assert parameters["quantization"] == "int8"
     assert parameters["execution_providers"] == "CUDAExecutionProvider,CPUExecutionProvider"
     check_message("ModelConfig", configuration)
 
 
-def test_the_server() -> None:
+def test_server_metadata_names_supported_extensions() -> None:
     metadata = server_metadata()
     check_message("ServerMetadataResponse", metadata)
     assert metadata["name"] == "roundhouse"
@@ -205,6 +206,6 @@ def test_the_server() -> None:
     assert not {"sequence", "trace", "logging", "system_shared_memory"} & set(metadata["extensions"])
 
 
-def test_the_version_is_that_of_the_project() -> None:
+def test_version_equals_version_in_pyproject() -> None:
     pyproject = (Path(__file__).parents[4] / "pyproject.toml").read_text(encoding="utf-8")
     assert f'\nversion = "{VERSION}"\n' in pyproject

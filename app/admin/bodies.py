@@ -1,0 +1,56 @@
+"""Read the JSON bodies of admin routes, and describe them for OpenAPI."""
+
+from typing import Any, TypeVar
+
+import orjson
+from fastapi import Request
+
+from app.http.wire import read_body
+from app.protocols import bodies
+from app.protocols.bodies import Body
+from app.protocols.codec import check_media_type
+from app.protocols.errors import EmptyBody, InvalidJson
+from app.protocols.json_body import describe_type
+from frameworks.errors import InvalidInput
+
+Kind = TypeVar("Kind", bound=Body)
+
+# Triton's asyncio clients declare this type for a body of JSON. Browsers send it only after a CORS preflight.
+_BINARY = (b"content-type", b"application/octet-stream")
+
+
+async def read_object(request: Request, max_body_bytes: int, accepts_binary_type: bool = False) -> dict[str, Any]:
+    """Return the JSON object in the body. `accepts_binary_type`: also with content-type application/octet-stream.
+
+    Raises UnsupportedMediaType, TooLarge, EmptyBody, InvalidJson, InvalidInput.
+    """
+    headers = request.scope["headers"]
+    check_media_type([header for header in headers if header != _BINARY] if accepts_binary_type else headers)
+    content = await read_body(request.scope, request.receive, max_body_bytes)
+    try:
+        value = orjson.loads(content)
+    except orjson.JSONDecodeError as error:
+        raise InvalidJson(f"the body is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise InvalidInput("body", f"expected a JSON object, got {describe_type(value)}")
+    return value
+
+
+async def read_optional(
+    kind: type[Kind], request: Request, max_body_bytes: int, accepts_binary_type: bool = False
+) -> Kind:
+    """Return the validated body; an omitted body has the defaults of all fields.
+
+    Raises as `read_object`, except EmptyBody, and UnknownField.
+    """
+    try:
+        fields = await read_object(request, max_body_bytes, accepts_binary_type)
+    except EmptyBody:
+        fields = {}
+    return bodies.read_body(kind, fields)
+
+
+def optional_body(kind: type[Body], **media: Any) -> dict[str, Any]:
+    """Describe a body that may be omitted, for `openapi_extra`. `media`: more members, as `examples`."""
+    content = {"application/json": {"schema": bodies.schema_of(kind), **media}}
+    return {"requestBody": {"required": False, "content": content}}
