@@ -138,7 +138,7 @@ def field_docstrings(settings: type[BaseModel]) -> dict[str, str]:
                 assert isinstance(field.target, ast.Name)
                 assert isinstance(docstring.value, ast.Constant)
                 texts[field.target.id] = " ".join(str(docstring.value.value).split())
-    return texts
+    return {name: text for name, text in texts.items() if name in settings.model_fields}
 
 
 def _settings_table(title: str, settings: type[BaseModel], omitted: set[str]) -> str:
@@ -151,7 +151,15 @@ def _settings_table(title: str, settings: type[BaseModel], omitted: set[str]) ->
             kind = _TYPES_WITHOUT_SCHEMA.get(name) or _type(schema[name], field)
             rows.append(f"| `{name}` | {kind} | {_default(field, default_text)} | {_cell(meaning)} |")
     head = f"### `{title}`" if title.startswith("[") and " " not in title else f"### {_code_tables(title)}"
-    return "\n".join([head, "", "| key | type | default | meaning |", "|---|---|---|---|", *rows])
+    return "\n".join(
+        [head, "", "| key | type | default | meaning |", "|---|---|---|---|", *rows, *_old_names(settings)]
+    )
+
+
+def _old_names(settings: type[BaseModel]) -> list[str]:
+    names: Mapping[str, str] = getattr(settings, "deprecated_keys", {})
+    listed = ", ".join(f"`{old}` for `{name}`" for old, name in names.items())
+    return ["", f"Old names, accepted with a warning: {listed}."] if listed else []
 
 
 def _code_tables(title: str) -> str:
