@@ -35,6 +35,11 @@ BANNED = (
 WHAT_AS_SUBJECT = r"(?<![\w\"'`])(?:What|Whoever|Who|Nobody) (?![^.?!]*\?)"
 """A sentence whose subject is not named. Questions are allowed."""
 
+BANNED_IN_NAMES = frozenset({"anew", "asking", "door", "doors", "house", "journey", "nobody", "turntable"}) | frozenset(
+    {"visitor", "visitors", "whoever"}
+)
+"""Words that no name of a variable, function or class contains."""
+
 MAX_WORDS_OF_A_TEST_NAME = 8
 
 CLEAN = ("README.md", "config.toml", "docs", "mkdocs.yml", "tests/manual")
@@ -48,6 +53,7 @@ _SKIPPED = (
     "app/embedded/tiny_llama/",  # files of a trained model
     "app/embedded/training/dialogues.py",  # training texts
     "app/embedded/training/prose.py",
+    "frameworks/quantization/warm_up_texts.py",
     "tests/bench/corpus.py",
     "tests/bench/tiny_llama",
 )
@@ -60,7 +66,7 @@ def offences(path: Path) -> list[str]:
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".py":
         pieces = [*_comments(text), *_strings(text, is_test=path.is_relative_to(ROOT / "tests"))]
-        found = [*_found_in(pieces), *_long_test_names(text)]
+        found = [*_found_in(pieces), *_banned_names(text), *_long_test_names(text)]
     else:
         # Generated tables repeat texts of the code, which are checked there.
         found = _found_in(_paragraphs(_GENERATED.sub(lambda match: "\n" * match[0].count("\n"), text)))
@@ -116,6 +122,19 @@ def _strings(source: str, is_test: bool) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and (id(node) in documented or not is_test):
             yield node.lineno, " ".join(node.value.split())
+
+
+def _banned_names(source: str) -> list[str]:
+    names = {
+        token.string: token.start[0]
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type == tokenize.NAME
+    }
+    return [
+        f"{line}: the name {name}"
+        for name, line in names.items()
+        if BANNED_IN_NAMES.intersection(word.lower() for word in re.findall(r"[A-Z]?[a-z]+", name))
+    ]
 
 
 def _long_test_names(source: str) -> list[str]:
@@ -174,6 +193,11 @@ def test_plain_phrase_is_not_found(text: str) -> None:
 def test_long_test_name_is_found() -> None:
     assert _long_test_names("def test_one_two_three_four_five_six_seven_eight_nine(): ...")
     assert not _long_test_names("def test_one_two_three_four_five_six_seven_eight(): ...")
+
+
+def test_banned_word_of_a_name_is_found() -> None:
+    assert _banned_names("for_nobody = GrpcDoor()") == ["1: the name for_nobody", "1: the name GrpcDoor"]
+    assert not _banned_names("roundhouse = Pipeline()")
 
 
 def test_comment_over_two_lines_is_one_text() -> None:
