@@ -10,7 +10,7 @@ import structlog
 from fastapi import FastAPI
 
 from app.admin.health import HealthApi
-from app.admin.metrics import CounterTotals, MetricsApi
+from app.admin.metrics import MetricsApi, StatsSources
 from app.admin.models import ModelsApi
 from app.admin.open_inference.management import Management
 from app.admin.open_inference.routes import OpenInferenceApi
@@ -107,7 +107,7 @@ def build(
         OpenAiModelsApi(manager).router(),
         OpenInferenceApi(Management(pipeline), settings.server.max_body_bytes).router(),
         HealthApi(manager, observer, lifecycle).router(),
-        MetricsApi(CounterTotals(manager, requests, observer, response_cache, loop_watch, integrity, pool)).router(),
+        MetricsApi(StatsSources(manager, requests, observer, response_cache, loop_watch, integrity, pool)).router(),
     ]
 
     @asynccontextmanager

@@ -103,7 +103,7 @@ class TestDelay:
             assert model.executed == []
             results = await asyncio.gather(first, second)
             assert model.executed == [[0, 1]]
-            # CounterTotals from the one that came first.
+            # Counted from the one that came first.
             assert 0.08 <= results[0].queue_s < 0.5
             assert results[1].queue_s <= results[0].queue_s - 0.02
         assert house.batch_sizes == {2: 1}

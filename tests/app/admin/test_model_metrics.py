@@ -1,11 +1,11 @@
-"""What /metrics and /models say of a model that generates text."""
+"""Test the metrics and the description of a model that generates text."""
 
 import asyncio
 import time
 from typing import Any
 
-from app.admin.generation_metrics import generation_families
 from app.admin.model_descriptions import describe_in_detail
+from app.admin.model_metrics import generation_families
 from tests.app.inference.generating import House, asks, generating
 from tests.support.batch_models import FakeRegistry
 from tests.support.loops import in_loop, soon, task
@@ -16,7 +16,7 @@ KV_TOTAL = 4 * CONTEXT * KV_BYTES_PER_TOKEN
 
 
 def scraped(house: House) -> dict[tuple[str, str], float]:
-    """Name and last label's value → value; of histograms their counts and sums."""
+    """Return (name, value of the last label) -> value; of histograms only counts and sums."""
     families: list[Any] = list(generation_families(house.manager.slots, house.observer.generations))
     samples = [sample for family in families for sample in family.samples if not sample.name.endswith("_bucket")]
     assert {sample.labels["model"] for sample in samples} <= {"m"}
@@ -26,7 +26,7 @@ def scraped(house: House) -> dict[tuple[str, str], float]:
 
 
 @in_loop
-async def test_what_was_generated_is_counted() -> None:
+async def test_generated_tokens_and_times_are_counted() -> None:
     async with generating(lambda _: time.sleep(0.001)) as house:
         await house.whole(asks("abc", n=2, max_tokens=4))
         await asyncio.gather(*(house.whole(asks("abcd", "xyz", max_tokens=4)) for _ in range(3)))
@@ -45,11 +45,11 @@ async def test_what_was_generated_is_counted() -> None:
 
 
 @in_loop
-async def test_gauges_show_who_runs_and_who_waits() -> None:
+async def test_gauges_show_running_and_waiting_sequences() -> None:
     async with generating(lambda _: time.sleep(0.001)) as house:
         idle = scraped(house)
         assert [idle["sequences", state] for state in ("running", "waiting")] == [0, 0]
-        reader = task(house.whole(asks(*(["ab"] * 6), max_tokens=2000)))
+        running = task(house.whole(asks(*(["ab"] * 6), max_tokens=2000)))
         await soon(lambda: scraped(house)["sequences", "running"] == 4)
         samples = scraped(house)
         assert samples["sequences", "waiting"] == 2
@@ -57,14 +57,14 @@ async def test_gauges_show_who_runs_and_who_waits() -> None:
         assert kinds[0] >= 4 * 3 * KV_BYTES_PER_TOKEN
         assert kinds[1] == KV_BYTES_PER_TOKEN
         assert sum(kinds) == KV_TOTAL
-        reader.cancel()
+        running.cancel()
         await soon(lambda: scraped(house)["sequences", "running"] == 0)
         assert scraped(house)["kv_cache_bytes", "used"] == 0
         assert scraped(house)["sequences", "waiting"] == 0
 
 
 @in_loop
-async def test_models_of_batches_have_no_such_series() -> None:
+async def test_batch_model_has_no_generation_series() -> None:
     async with serving(FakeRegistry()) as manager:
         await ask(manager)
         families: list[Any] = list(generation_families(manager.slots, {}))
@@ -73,7 +73,7 @@ async def test_models_of_batches_have_no_such_series() -> None:
 
 
 @in_loop
-async def test_a_version_s_detail_says_how_long_prompt_and_text_may_be() -> None:
+async def test_version_detail_shows_maximum_tokens() -> None:
     async with generating() as house:
         detail = describe_in_detail(house.manager.slot("m"), {})
         assert detail["task"] == "generate"

@@ -1,0 +1,57 @@
+"""Build the metric families of prometheus_client from plain numbers.
+
+prometheus_client is imported at the first scrape, so that it does not delay the start.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from app.observability.metrics import Histogram
+
+Family = Any
+"""A metric family of prometheus_client, which has no types for it."""
+Samples = Iterable[tuple[Sequence[str], float]]
+"""Pairs of label values and value."""
+
+
+def counter(name: str, documentation: str, labels: Sequence[str], samples: Samples) -> Family:
+    """`name`: without `roundhouse_` and `_total`."""
+    from prometheus_client.core import CounterMetricFamily
+
+    family = CounterMetricFamily(f"roundhouse_{name}", documentation, labels=labels)
+    for values, value in samples:
+        family.add_metric(values, value)
+    return family
+
+
+def gauge(name: str, documentation: str, labels: Sequence[str], samples: Samples) -> Family:
+    """`name`: without `roundhouse_`."""
+    from prometheus_client.core import GaugeMetricFamily
+
+    family = GaugeMetricFamily(f"roundhouse_{name}", documentation, labels=labels)
+    for values, value in samples:
+        family.add_metric(values, value)
+    return family
+
+
+def time_histogram(
+    name: str, documentation: str, labels: Sequence[str], histograms: Iterable[tuple[Sequence[str], Histogram]]
+) -> Family:
+    """`name`: without `roundhouse_`. The histograms are in seconds."""
+    counted = [(values, histogram.cumulated(), histogram.total) for values, histogram in histograms]
+    return histogram(name, documentation, labels, counted)
+
+
+def histogram(
+    name: str,
+    documentation: str,
+    labels: Sequence[str],
+    samples: Iterable[tuple[Sequence[str], Sequence[tuple[str, float]], float]],
+) -> Family:
+    """`samples`: label values, cumulated count per upper bound, and sum of all values."""
+    from prometheus_client.core import HistogramMetricFamily
+
+    family = HistogramMetricFamily(f"roundhouse_{name}", documentation, labels=labels)
+    for values, buckets, total in samples:
+        family.add_metric(values, buckets=buckets, sum_value=total)
+    return family

@@ -1,0 +1,146 @@
+"""Collect the metrics of each model for /metrics: state, memory, batches, times and generated text."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from app.admin.metric_families import Family, counter, gauge, histogram, time_histogram
+from app.observability.metrics import GenerationMetrics, ModelMetrics
+from frameworks.models.slot import ModelSlot, ModelState
+
+BATCH_SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+
+_MODEL = ["model"]
+
+
+def model_families(slots: Sequence[ModelSlot], evictions: Mapping[str, int]) -> Iterator[Family]:
+    """Yield the families of all registered models. `evictions`: by model."""
+    yield gauge(
+        "queue_depth", "Decoded requests in the queue.", _MODEL, (([slot.name], slot.queue_depth) for slot in slots)
+    )
+    yield gauge(
+        "model_state",
+        "1 for the current state of a model, 0 for the other states.",
+        ["model", "state"],
+        (([slot.name, state.value], slot.state is state) for slot in slots for state in ModelState),
+    )
+    yield gauge(
+        "model_memory_bytes",
+        "Measured memory of the loaded versions of a model.",
+        _MODEL,
+        (([slot.name], slot.memory_bytes) for slot in slots),
+    )
+    yield counter("model_loads", "Successful loads of a model.", _MODEL, (([slot.name], slot.loads) for slot in slots))
+    yield counter(
+        "model_evictions",
+        "Evictions of a model to free memory for another one.",
+        _MODEL,
+        (([slot.name], evictions[slot.name]) for slot in slots),
+    )
+    yield counter(
+        "batches_split",
+        "Batches that exceeded the memory and were split in half.",
+        _MODEL,
+        (([slot.name], slot.batches.split.total()) for slot in slots),
+    )
+
+
+def time_families(metrics: Mapping[str, ModelMetrics]) -> Iterator[Family]:
+    """Yield the histograms of successful requests. `metrics`: by model."""
+    yield time_histogram(
+        "request_seconds",
+        "Time from the first byte of a request to the last byte of its response. Successful requests.",
+        _MODEL,
+        (([model], each.request_seconds) for model, each in metrics.items()),
+    )
+    yield time_histogram(
+        "queue_seconds",
+        "Time of a request in the queue. Successful requests.",
+        _MODEL,
+        (([model], each.queue_seconds) for model, each in metrics.items()),
+    )
+    yield time_histogram(
+        "compute_seconds",
+        "Time of a request on the device. Successful requests.",
+        _MODEL,
+        (([model], each.compute_seconds) for model, each in metrics.items()),
+    )
+
+
+def batch_size_family(slots: Iterable[ModelSlot]) -> Family:
+    return histogram("batch_size", "Rows of executed batches.", _MODEL, map(_batch_sizes, slots))
+
+
+def generation_families(slots: Iterable[ModelSlot], metrics: Mapping[str, GenerationMetrics]) -> Iterator[Family]:
+    """Yield the families of models that generate text. `metrics`: by model; a model without tokens has none."""
+    slots = [slot for slot in slots if slot.generates]
+    counts = [(slot.name, slot.generated) for slot in slots]
+    yield counter(
+        "tokens_generated",
+        "Generated tokens, including the token that ends a text.",
+        _MODEL,
+        (([name], each.tokens) for name, each in counts),
+    )
+    yield counter(
+        "prompt_tokens", "Tokens of the prompts.", _MODEL, (([name], each.prompt_tokens) for name, each in counts)
+    )
+    yield counter(
+        "prefix_cache_hit_tokens",
+        "Prompt tokens found in the prefix cache.",
+        _MODEL,
+        (([name], each.prefix_hit_tokens) for name, each in counts),
+    )
+    yield counter(
+        "preemptions",
+        "Running texts that were queued again because the KV cache was full.",
+        _MODEL,
+        (([name], each.preemptions) for name, each in counts),
+    )
+    yield gauge(
+        "sequences",
+        "Texts that are running, and texts that are waiting in the queue.",
+        ["model", "state"],
+        [sample for slot in slots for sample in _sequences(slot)],
+    )
+    yield gauge(
+        "kv_cache_bytes",
+        "Memory of the KV cache: used by running texts, cached from earlier texts, and free.",
+        ["model", "kind"],
+        [sample for slot in slots for sample in _kv_cache(slot)],
+    )
+    yield time_histogram(
+        "time_to_first_token_seconds",
+        "Time from the first byte of a request to the first token of its text.",
+        _MODEL,
+        (([model], each.time_to_first_token_seconds) for model, each in metrics.items()),
+    )
+    yield time_histogram(
+        "inter_token_seconds",
+        "Time between two tokens of a text.",
+        _MODEL,
+        (([model], each.inter_token_seconds) for model, each in metrics.items()),
+    )
+
+
+def _batch_sizes(slot: ModelSlot) -> tuple[list[str], list[tuple[str, float]], float]:
+    """Return label values, buckets and sum."""
+    sizes = slot.batches.sizes
+    buckets = [
+        (str(bound), float(sum(count for rows, count in sizes.items() if rows <= bound)))
+        for bound in BATCH_SIZE_BUCKETS
+    ]
+    buckets.append(("+Inf", float(sizes.total())))
+    return [slot.name], buckets, sum(rows * count for rows, count in sizes.items())
+
+
+def _sequences(slot: ModelSlot) -> Iterator[tuple[list[str], int]]:
+    stats = slot.step_stats
+    yield [slot.name, "running"], sum(each.running for each in stats)
+    yield [slot.name, "waiting"], sum(each.waiting for each in stats)
+
+
+def _kv_cache(slot: ModelSlot) -> Iterator[tuple[list[str], int]]:
+    stats = slot.step_stats
+    used = sum(each.kv_used_bytes for each in stats)
+    cached = sum(each.kv_cached_bytes for each in stats)
+    yield [slot.name, "used"], used
+    yield [slot.name, "cached"], cached
+    yield [slot.name, "free"], sum(each.kv_total_bytes for each in stats) - used - cached
