@@ -1,4 +1,4 @@
-"""Which devices there are, how much memory each has free, and on which of them a model is put."""
+"""List devices, measure their free memory, and select the candidates for a model."""
 
 import os
 import platform
@@ -11,17 +11,17 @@ from memory.host import host_memory
 
 log = structlog.get_logger(__name__)
 
-# NVML counts cards by their place on the bus; CUDA counts the fastest first unless told otherwise before it starts.
+# NVML orders cards by bus; CUDA orders them by speed unless this is set before it starts.
 os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 
 
-# The rest is for what models need while they run, and for everybody else.
+# The rest is for activations and for other processes.
 SHARE_FOR_MODELS = 0.8
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One place where a model can stand. Memory in bytes, as measured when it was probed."""
+    """A device that can hold models. Memory in bytes, as measured by the probe."""
 
     kind: Literal["cuda", "mps", "cpu"]
     index: int
@@ -31,21 +31,21 @@ class Device:
 
     @property
     def id(self) -> str:
-        """`cuda:0`, `mps`, `cpu`: as torch and config.toml spell it."""
+        """`cuda:0`, `mps` or `cpu`, as in torch and config.toml."""
         return f"cuda:{self.index}" if self.kind == "cuda" else self.kind
 
     @property
     def memory_id(self) -> str:
-        """Whose memory it is: an Apple GPU's is the host's."""
+        """The device that owns the memory; an Apple GPU uses that of the host."""
         return "cpu" if self.kind == "mps" else self.id
 
 
 @dataclass(frozen=True, slots=True)
 class ModelNeeds:
-    """What a model wants of a device by its files' word: before it is loaded nothing more is known.
+    """The needs of a model, estimated from its files before the load.
 
-    `host_bytes`, `accelerator_bytes`: there, activations of the largest batch included. `wanted`: the entry's word,
-    `auto` or a device. `usable`: the accelerators that its framework can drive for it.
+    `host_bytes`, `accelerator_bytes`: memory on that kind of device, including the activations of the largest batch.
+    `wanted`: the `device` of the entry, `auto` or a name. `usable`: the kinds of accelerators that can run the model.
     """
 
     host_bytes: int
@@ -54,12 +54,12 @@ class ModelNeeds:
     usable: tuple[str, ...] = ()
 
     def on(self, device: Device) -> int:
-        """Bytes there."""
+        """Return the bytes on that device."""
         return self.host_bytes if device.kind == "cpu" else self.accelerator_bytes
 
 
 class DeviceProbe(Protocol):
-    """Asks the machine. The tests' small real fakes stand for machines that we do not have."""
+    """Measure the devices of a machine. Tests replace it to simulate other machines."""
 
     def accelerators(self) -> list[Device]: ...
 
@@ -67,7 +67,7 @@ class DeviceProbe(Protocol):
 
 
 class SystemProbe:
-    """This machine: CUDA through NVML (which needs no framework imported), MPS on Apple silicon, the host's memory."""
+    """Measure this machine: CUDA through NVML (without importing a framework), MPS on Apple silicon, host memory."""
 
     def accelerators(self) -> list[Device]:
         return self._cuda() + self._mps()
@@ -106,11 +106,11 @@ class SystemProbe:
 
 
 def visible_positions(uuids: list[str], visible: str | None) -> list[int]:
-    """The NVML positions that CUDA numbers 0, 1, … under `CUDA_VISIBLE_DEVICES`.
+    """Return the NVML positions of CUDA's devices 0, 1, … under `CUDA_VISIBLE_DEVICES`.
 
-    NVML shows every device; CUDA shows those that the variable lists, by number or by UUID (a prefix will do), in its
-    order, up to the first that does not exist (CUDA C++ Programming Guide, "CUDA Environment Variables"). Where one is
-    listed twice it shows none.
+    NVML lists every device. CUDA lists the devices of the variable, by number, UUID or prefix of a UUID, in its order,
+    up to the first unknown one, and none where a device is repeated (CUDA C++ Programming Guide, "CUDA Environment
+    Variables").
     """
     if visible is None:
         return list(range(len(uuids)))
@@ -127,29 +127,29 @@ def visible_positions(uuids: list[str], visible: str | None) -> list[int]:
 
 
 class DeviceManager:
-    """Measures the devices, and says on which a model may be put. Holds no state but the probe."""
+    """Measure the devices and select candidates for models. Its only state is the probe."""
 
     def __init__(self, probe: DeviceProbe, enable_gpu: bool = True) -> None:
         self._probe = probe
         self._enable_gpu = enable_gpu
 
     def devices(self) -> list[Device]:
-        """Every device there is, accelerators first, measured now."""
+        """Measure and return all devices, accelerators first."""
         accelerators = self._probe.accelerators() if self._enable_gpu else []
         return [*accelerators, self._probe.host()]
 
     def memory_limits(self, max_model_bytes: int | None) -> dict[str, int]:
-        """Per memory what models may take of it: as it is said, or 80 % of what is free now."""
+        """Return the limit for models of each memory: `max_model_bytes`, or 80 % of the bytes free now."""
         return {
             device.memory_id: int(device.free_bytes * SHARE_FOR_MODELS) if max_model_bytes is None else max_model_bytes
             for device in self.devices()
         }
 
     def candidates(self, model: str, needs: ModelNeeds, is_first_look: bool = True) -> list[Device]:
-        """The devices on which a model may be put, measured now: accelerators with the most free memory first, then the
-        CPU where the entry leaves the choice to us.
+        """Measure and return the devices for a model: accelerators with the most free memory first.
 
-        A device that is named and absent gives a warning at the first look, and the choice is then as for `auto`.
+        The CPU is last where `device` is `auto`. An absent named device is treated as `auto`, with a warning at the
+        first call for a load.
         """
         host = self._probe.host()
         if needs.wanted == "cpu":

@@ -11,7 +11,7 @@ import orjson
 from frameworks.errors import InvalidModel
 
 _DIGEST_BYTES = 16
-# A file that was not touched is not read again at a reload: gigabytes, for a large model.
+# An unchanged file is not read again at a reload; a large model has gigabytes.
 _known: dict[tuple[str, int, int, int], str] = {}
 _MOST_KNOWN = 1000
 
@@ -37,7 +37,7 @@ def parse_json(file: Path, absent: object) -> Any:
 
 
 def contents_name(files: Iterable[Path], made_by: str) -> str:
-    """32 hexadecimal digits that change with the bytes of any of the files, with their order, and with `made_by`.
+    """Return 32 hexadecimal digits that depend on the bytes and the order of the files, and on `made_by`.
 
     Raises OSError where a file cannot be read.
     """
@@ -48,9 +48,9 @@ def contents_name(files: Iterable[Path], made_by: str) -> str:
 
 
 def file_digest(file: Path) -> str:
-    """BLAKE2b of a file's bytes; read once as long as its size, its time of change and its inode stay. Raises OSError.
+    """Return the BLAKE2b of a file's bytes, cached while its size, modification time and inode stay the same.
 
-    The time is looked at before reading: a file that changes meanwhile is read again the next time.
+    The time is read before the bytes: a file that changes meanwhile is read again the next time. Raises OSError.
     """
     state = os.stat(file)
     key = (str(file), state.st_size, state.st_mtime_ns, state.st_ino)

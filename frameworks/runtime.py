@@ -1,4 +1,4 @@
-"""The contract below the scheduler: what a framework brings, so that everything above it need not know which it is."""
+"""Define the contract of a framework: Registry, BatchModel and StepModel. The layers above know only these."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,42 +15,42 @@ ModelEntry = OnnxModelEntry | TorchModelEntry
 
 
 class BatchModel(Protocol):
-    """One instance of a loaded model, which answers a whole batch at once. One thread uses it at a time."""
+    """One instance of a loaded model that computes whole batches. Used by one thread at a time."""
 
     @property
     def spec(self) -> ModelSpec: ...
 
     @property
     def tokenizer(self) -> TextTokenizer | None:
-        """The tokenizer of a text model; None for a model of tensors."""
+        """The tokenizer of a text model; None for a tensor model."""
         ...
 
     def infer(self, batch: Batch) -> dict[str, Value]:
-        """Runs the model: output name → value. A TokenBatch is answered with one value named TEXT_OUTPUT.
+        """Run the model; return output name → value. The result of a TokenBatch is one value named TEXT_OUTPUT.
 
-        Raises InvalidInput where the batch does not suit the graph, OutOfMemory where it does not fit, ModelFailed
-        where the device gave up.
+        Raises InvalidInput where the batch does not match the graph, OutOfMemory where it does not fit, ModelFailed
+        where the device failed.
         """
         ...
 
     def warm_up(self) -> None:
-        """Runs once with the declared shape, so that the first caller does not pay for lazy initialisation.
+        """Run once with the declared shape, so that the first request does not pay for lazy initialisation.
 
         Raises InvalidModel where the model cannot run.
         """
         ...
 
     def on_idle(self) -> None:
-        """Nothing has come for a moment: lets go of what would be in the way of other models. It may be used again."""
+        """Release resources that slow other models down. Called after a short time without work; work may follow."""
         ...
 
     def close(self) -> None:
-        """Lets go of weights and device memory. Nothing is called after it."""
+        """Release weights and device memory. No other method is called afterwards."""
         ...
 
 
 class StepModel(Protocol):
-    """One instance of a loaded generating model: sequences join and leave between its steps. One thread uses it."""
+    """One instance of a loaded generating model; sequences join and end between its steps. Used by one thread."""
 
     @property
     def spec(self) -> ModelSpec: ...
@@ -60,29 +60,29 @@ class StepModel(Protocol):
 
     @property
     def has_work(self) -> bool:
-        """Whether a sequence waits or runs."""
+        """Whether a sequence is queued or running."""
         ...
 
     def constrain(self, constraint: Constraint) -> TokenMatcher:
-        """The matcher of a constraint; blocks, and may be called by any thread. Raises InvalidInput, with the field
-        `constraint`, where it cannot be read.
+        """Return the matcher of a constraint. Blocks; any thread may call it.
+
+        Raises InvalidInput, with the field `constraint`, where the constraint is invalid.
         """
         ...
 
     def add(self, request: SequenceRequest) -> None:
-        """Takes a sequence into the line of those that wait. Its prompt has a token at least and fits the context."""
+        """Queue a sequence. Its prompt has at least one token and fits the context."""
         ...
 
     def abort(self, sequence_id: int) -> None:
-        """Lets a sequence go; harmless where it is gone already."""
+        """End a sequence. Does nothing for an unknown id."""
         ...
 
     def step(self) -> StepResult:
-        """Computes a step: of each sequence that runs its next token, of those that join a part of their prompts.
+        """Compute one step: the next token of each running sequence, and a part of the prompts of new sequences.
 
-        Also called without a sequence, at first and when the last was let go: then it computes nothing, and says how
-        it stands. What concerns one sequence alone fails that one. Raises OutOfMemory, ModelFailed: for all of them;
-        they are aborted then.
+        Without sequences, at the start and after the last abort, the step only reports stats. An error of one sequence
+        is part of the result. Raises OutOfMemory or ModelFailed for all sequences; the caller then aborts them.
         """
         ...
 
@@ -91,7 +91,7 @@ class StepModel(Protocol):
         ...
 
     def on_idle(self) -> None:
-        """As BatchModel.rest."""
+        """As BatchModel.on_idle."""
         ...
 
     def close(self) -> None:
@@ -100,33 +100,33 @@ class StepModel(Protocol):
 
 
 LoadedModel = Sequence[BatchModel] | Sequence[StepModel]
-"""The instances of one model: all of one kind, with equal specs."""
+"""The instances of one model, of one kind and with equal specs."""
 
 
 class Registry(Protocol):
-    """Makes models of one framework from their files. All calls block and belong in a worker thread."""
+    """Load models of one framework from their files. All methods block; call them in a worker thread."""
 
     framework: str
 
     def needs(self, entry: ModelEntry, path: Path) -> ModelNeeds:
-        """What the model at `path` wants of a device, read from its files' heads.
+        """Estimate what the model at `path` needs of a device, from the headers of its files.
 
-        Raises InvalidModel where the files are not what they claim.
+        Raises InvalidModel where the files are damaged.
         """
         ...
 
     def prepare(self, device: Device) -> None:
-        """Brings what the framework itself keeps on a device for ever: it is no model's, and not counted as the first
-        one's. Called once for each device, before the first load there.
+        """Allocate the memory that the framework itself keeps on a device, so that it is not counted as a model's.
+
+        Called once for each device, before its first load.
         """
         ...
 
     def load(self, entry: ModelEntry, path: Path, device: Device) -> LoadedModel:
-        """Reads the model at `path` and places `entry.instances` of it on `device`; not yet warmed up.
+        """Load `entry.instances` instances of the model at `path` on `device`, without warm-up.
 
-        They share their weights and their tokenizer where the framework lets them, and the CPUs: none uses more threads
-        than leave as many to each of the others.
+        Instances share weights and tokenizer where the framework allows it, and divide the CPUs evenly.
 
-        Raises InvalidModel where the files are not what they claim, OutOfMemory where the model does not fit.
+        Raises InvalidModel where the files are damaged, OutOfMemory where the model does not fit.
         """
         ...

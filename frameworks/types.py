@@ -1,8 +1,8 @@
-"""The vocabulary: what a model takes and gives, a request, a batch, an answer and its timings.
+"""Define the data types of requests and models: specs, batches, answers and timings.
 
-A `Value` is what travels: a tensor is a numpy array, an ONNX sequence a list of values, an ONNX map a dict, an absent
-optional None. Two dtypes have no numpy type of their own: a `bfloat16` tensor travels as float32 numbers (each exactly
-a bfloat16), a `string` tensor as an object array of str.
+A `Value` represents a tensor as a numpy array, an ONNX sequence as a list of values, an ONNX map as a dict, and an
+absent optional as None. Two dtypes have no numpy type: a `bfloat16` tensor is a float32 array (each number exactly a
+bfloat16), a `string` tensor is an object array of str.
 """
 
 import time
@@ -38,7 +38,7 @@ NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """A tensor. `shape` has -1 for a free dimension and is None where the model declares no rank."""
+    """A tensor. `shape`: -1 is a free dimension; None where the model declares no rank."""
 
     dtype: str
     shape: tuple[int, ...] | None
@@ -49,7 +49,7 @@ class TensorType:
 
 @dataclass(frozen=True, slots=True)
 class SequenceType:
-    """An ONNX sequence: values of one type, in order."""
+    """An ONNX sequence: a list of values of one type."""
 
     element: "ValueType"
 
@@ -70,7 +70,7 @@ class MapType:
 
 @dataclass(frozen=True, slots=True)
 class OptionalType:
-    """An ONNX optional: a value of the inner type, or nothing."""
+    """An ONNX optional: a value of the inner type, or None."""
 
     inner: "ValueType"
 
@@ -91,17 +91,17 @@ class ValueSpec:
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """The declared shape (-1 for a free dimension) of a tensor; None for what has none."""
+        """The declared shape (-1 for a free dimension) of a tensor; None for other types."""
         inner = self.type.inner if isinstance(self.type, OptionalType) else self.type
         return inner.shape if isinstance(inner, TensorType) else None
 
 
 @dataclass(frozen=True, slots=True)
 class TextSpec:
-    """How a text model reads: `max_tokens` per text, special tokens included; whether it normalises; its labels.
+    """How a text model reads texts. `max_tokens`: per text, with special tokens. `normalize`: the default of requests.
 
-    `embedding_size`: numbers in an embedding, None where its files do not say. `shorter_sizes`: to which embeddings may
-    be cut and still compare, rising; empty for a model that was not trained for it.
+    `embedding_size`: dimensions of an embedding; None where the files do not define it. `shorter_sizes`: dimensions to
+    which embeddings may be truncated (Matryoshka), ascending; empty for other models.
     """
 
     max_tokens: int
@@ -114,12 +114,12 @@ class TextSpec:
 
 @dataclass(frozen=True, slots=True)
 class SequenceSpec:
-    """The axis of a model's tensors that is a sequence.
+    """The sequence axis of a model's tensors.
 
-    `pad_values`: for each input that has the axis (the mask too) what fills it up behind the shorter rows of a batch.
-    `mask`: the input that is 1 on what is real and 0 on padding; made by the server where a caller leaves it out.
-    `output_axes`: per output the axes that are as long as the sequence. `unpadded_because`: why only rows of one length
-    share a batch; None where rows of different lengths do.
+    `pad_values`: the padding value of each input that has the axis, including the mask. `mask`: the input that is 1 on
+    real elements and 0 on padding; the server adds it where a request omits it. `output_axes`: for each output the axes
+    with the length of the sequence. `unpadded_because`: why only rows of one length share a batch; None where rows of
+    different lengths do.
     """
 
     axis: int
@@ -131,10 +131,10 @@ class SequenceSpec:
 
 @dataclass(frozen=True, slots=True)
 class QuantizationReport:
-    """What quantising a model gave, measured against the original on the warm-up inputs of its kind.
+    """A quantised model compared with its original on warm-up inputs.
 
-    `cosine_min` and `cosine_mean` are over the rows of those inputs; `speedup` is the median time of the original by
-    that of the quantised model; `bytes_before` and `bytes_after` are those of the weights.
+    `cosine_min` and `cosine_mean`: over the rows of the outputs. `speedup`: median time of the original divided by that
+    of the quantised model. `bytes_before`, `bytes_after`: size of the weights.
     """
 
     scheme: str
@@ -147,13 +147,12 @@ class QuantizationReport:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """What a loaded model is: shown by /models, and what a request is decoded by.
+    """Describe a loaded model: shown by /models, and used to decode requests.
 
-    `memory_bytes` counts the weights as they are held. `providers` are ONNX Runtime's, in order of preference.
-    `batched_inputs`: requests of these tensors may share a batch; where it is empty, `unbatched_because` says why.
-    `runs_by_shape`: how long a run takes is settled by the shapes of what it is given, not by the values.
-    `sequence`: None for tensors that have no sequence axis, or whose axis nobody declared.
-    `quantization`: None for a model that is served as its files are. `generation`: of a model that generates text.
+    `memory_bytes`: the weights in memory. `providers`: of ONNX Runtime, in order of preference. `batched_inputs`:
+    requests of these tensors may share a batch; where it is empty, `unbatched_because` has the reason. `runs_by_shape`:
+    the time of a run depends on the shapes of its inputs, not on their values. `sequence`: None without a declared
+    sequence axis. `quantization`: None for a model that is not quantised. `generation`: only of a generating model.
     """
 
     framework: str
@@ -174,9 +173,9 @@ class ModelSpec:
     inputs_by_name: dict[str, ValueSpec] = field(init=False, compare=False, repr=False)
     outputs_by_name: dict[str, ValueSpec] = field(init=False, compare=False, repr=False)
     first_output: tuple[str, ...] = field(init=False, compare=False, repr=False)
-    """Its name, alone."""
+    """The name of the first output, alone."""
     sole_input: ValueSpec | None = field(init=False, compare=False, repr=False)
-    """The one required input; None where there are several, or none."""
+    """The only required input; None where there are several, or none."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "inputs_by_name", {spec.name: spec for spec in self.inputs})
@@ -187,30 +186,30 @@ class ModelSpec:
 
     @property
     def max_tokens(self) -> int | None:
-        """How many tokens it reads at most, or reads and writes; None for a model that knows none."""
+        """Maximum tokens of a text, or of prompt and generated text together; None for a tensor model."""
         if self.generation is not None:
             return self.generation.max_context_tokens
         return self.text.max_tokens if self.text is not None else None
 
 
 class TensorBatch(NamedTuple):
-    """Named tensors for one run of a model. `output_names` None asks for every output."""
+    """Named tensors for one run of a model. `output_names`: None for every output."""
 
     inputs: dict[str, Value]
     output_names: tuple[str, ...] | None = None
 
     @property
     def rows(self) -> int:
-        """The first dimension of the first tensor; 1 where there is none."""
+        """The first dimension of the first tensor; 1 without a tensor."""
         first = next((value for value in self.inputs.values() if isinstance(value, np.ndarray)), None)
         return int(first.shape[0]) if first is not None and first.ndim else 1
 
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """Tokenised texts for one run of a text model, special tokens included, not yet padded.
+    """Tokenised texts for one run of a text model, with special tokens and without padding.
 
-    `token_type_ids`: of pairs of texts, for each token 0 or 1: to which of the two it belongs. None: 0 for all.
+    `token_type_ids`: for pairs of texts 0 or 1 for each token, the text that it belongs to. None: 0 for all.
     """
 
     token_ids: list[list[int]]
@@ -221,20 +220,22 @@ class TokenBatch:
         return len(self.token_ids)
 
     def part(self, at: int, rows: int) -> "TokenBatch":
-        """So many of its texts, from one on."""
+        """Return `rows` of its texts from position `at`."""
         types = self.token_type_ids
         return TokenBatch(self.token_ids[at : at + rows], None if types is None else types[at : at + rows])
 
 
 Batch = TensorBatch | TokenBatch
 TEXT_OUTPUT = "text"
-"""The name under which a text model gives its rows: float32 [rows, embedding size] or [rows, labels] of raw logits."""
+"""The output of a text model: float32 [rows, embedding size], or raw logits [rows, labels]."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextRequest:
-    """Texts for an embed or classify model. `normalize` None means as the model's own files say. `dimensions`: to which
-    embeddings are cut, one of the model's `shorter_sizes`; None: they are whole.
+    """Texts for an embed or classify model.
+
+    `normalize`: None for the default of the model's files. `dimensions`: truncate embeddings to this size, one of
+    `shorter_sizes`; None: whole embeddings.
     """
 
     texts: list[str]
@@ -246,7 +247,7 @@ class TextRequest:
 
 @dataclass(frozen=True, slots=True)
 class PairRequest:
-    """Pairs of texts, each to be scored by how well the second suits the first."""
+    """Pairs of texts; the model scores how well the second text matches the first."""
 
     pairs: list[tuple[str, str]]
     truncate: bool = True
@@ -254,10 +255,10 @@ class PairRequest:
 
 @dataclass(slots=True)
 class Timings:
-    """Where a request's time went, in seconds. Filled on the way, read by headers, log and metrics.
+    """The phases of a request, in seconds; used by headers, logs and metrics.
 
-    `started_s`: when its first byte was there (time.perf_counter). `cache_hit`: of a model whose answers are kept,
-    whether this one was known, or asked for by a neighbour; None of any other.
+    `started_s`: arrival of the first byte (time.perf_counter). `cache_hit`: whether the answer came from the response
+    cache or from a concurrent equal request; None for a model without cache.
     """
 
     decode_s: float = 0.0
@@ -270,7 +271,7 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class EmbedAnswer:
-    """`embeddings`: float32 [texts, embedding size], in the order of the question; `tokens` read in all."""
+    """`embeddings`: float32 [texts, embedding size], in the order of the request. `tokens`: number of tokens read."""
 
     embeddings: Array
     tokens: int
@@ -278,15 +279,16 @@ class EmbedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ClassifyAnswer:
-    """Per text its (label, score) pairs by falling score."""
+    """For each text its (label, score) pairs, highest score first."""
 
     predictions: list[list[tuple[str, float]]]
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreAnswer:
-    """A score for each pair, in the order of the question: a cross-encoder's from 0 to 1, the cosine of two embeddings
-    from -1 to 1. `tokens` read in all.
+    """A score for each pair, in the order of the request. `tokens`: number of tokens read.
+
+    The score of a cross-encoder is from 0 to 1, the cosine of two embeddings from -1 to 1.
     """
 
     scores: list[float]
@@ -294,7 +296,7 @@ class ScoreAnswer:
 
 
 Answer = dict[str, Value] | EmbedAnswer | ClassifyAnswer | ScoreAnswer
-"""To tensors: output name → value."""
+"""The answer to tensors is a dict: output name → value."""
 
 DEFAULT_PRIORITY = 5
 LAST_PRIORITY = 9

@@ -1,1 +1,1 @@
-"""Rows and padding: what both frameworks and the schedulers know about a batch."""
+"""Rows and padding of batches, shared by the frameworks and the schedulers."""

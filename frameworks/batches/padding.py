@@ -1,4 +1,4 @@
-"""Tensors of different lengths in one batch: padded to the longest of them before a run, cut back after it."""
+"""Pad tensors of different lengths to share a batch, and cut the outputs back."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,7 +9,7 @@ from memory.pooled_arrays import PooledArrays
 
 
 def missing_mask(inputs: dict[str, Value], sequence: SequenceSpec) -> dict[str, Value] | None:
-    """The mask of inputs that came without it: all of them is real. None where nothing is missing."""
+    """Return a mask of ones for inputs without their mask; None where no mask is missing."""
     mask = sequence.mask
     if mask is None or mask.name in inputs:
         return None
@@ -27,9 +27,9 @@ def missing_mask(inputs: dict[str, Value], sequence: SequenceSpec) -> dict[str, 
 def pad_and_join(
     tensors: Sequence[dict[str, Value]], sequence: SequenceSpec, arrays: PooledArrays | None = None
 ) -> dict[str, Value]:
-    """The rows of all, one below the other, each as long as the longest. The mask then says what of them is real.
+    """Concatenate the rows, padded to the longest; the mask marks the real elements.
 
-    `arrays`: what large tensors are joined in.
+    `arrays`: the pool for large tensors.
     """
     join = arrays.concatenate if arrays else np.concatenate
     if sequence.mask is not None:
@@ -45,8 +45,8 @@ def pad_and_join(
     return joined
 
 
-def as_long(outputs: dict[str, Value], length: int, sequence: SequenceSpec) -> dict[str, Value]:
-    """Outputs of padded rows, cut back to the length that these rows have: views, nothing is copied."""
+def cut_to_length(outputs: dict[str, Value], length: int, sequence: SequenceSpec) -> dict[str, Value]:
+    """Cut the outputs of padded rows back to the length of the rows; returns views."""
     cut = dict(outputs)
     for name, axes in sequence.output_axes.items():
         value = cut.get(name)

@@ -1,4 +1,4 @@
-"""A request in parts that may run in different batches: cut before the queue, joined in order after it."""
+"""Split requests into parts for batches, merge parts into batches, and assemble the outputs of a request."""
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
@@ -7,18 +7,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from frameworks.batches.padding import as_long, missing_mask, pad_and_join
+from frameworks.batches.padding import cut_to_length, missing_mask, pad_and_join
 from frameworks.errors import InvalidInput
 from frameworks.types import Batch, SequenceSpec, TensorBatch, TokenBatch, Value
 from memory.pooled_arrays import PooledArrays
 
 
 class BatchSignature(NamedTuple):
-    """What the scheduler needs to know of a batch.
+    """The properties of a batch that the scheduler uses.
 
-    `length`: what a row costs is measured by it: tokens of a text, the size of a sequence axis, elements of a row of
-    other tensors. `shape`: dtypes, every dimension but the first (and that of a sequence which can be padded), the
-    outputs asked for; batches that are equal in it may share a run where `shares` is True.
+    `length`: a measure of the cost of a row: tokens of a text, size of the sequence axis, elements of a row of other
+    tensors. `shape`: dtypes, dimensions without the first (and without a padded sequence), requested outputs. Batches
+    of equal shape may share a run where `shares` is True.
     """
 
     rows: int
@@ -29,7 +29,7 @@ class BatchSignature(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Rows of a request that stay together. `position`: the first of them among the request's rows."""
+    """Rows of a request that stay together. `position`: of the first row in the request."""
 
     batch: Batch
     position: int
@@ -38,13 +38,15 @@ class Part:
 
 
 def signature_of(batch: Batch, batched_inputs: frozenset[str], sequence: SequenceSpec | None = None) -> BatchSignature:
-    """`batched_inputs`: only tensors of these share a run, and only if each has one row for each of the others': where
-    one is broadcast, rows cannot be told apart. Texts always share.
+    """Return the signature of a batch. Texts always share a run.
+
+    `batched_inputs`: tensors share a run only if these are all of them, with equal numbers of rows: a broadcast tensor
+    has no rows of its own.
     """
     if isinstance(batch, TokenBatch):
         return BatchSignature(batch.rows, max(1, max(map(len, batch.token_ids), default=1)), TokenBatch, shares=True)
     if sequence is not None:
-        return _outline_of_sequences(batch, batched_inputs, sequence)
+        return _signature_of_sequences(batch, batched_inputs, sequence)
     rows = -1
     elements = 0
     shares = True
@@ -65,10 +67,10 @@ def signature_of(batch: Batch, batched_inputs: frozenset[str], sequence: Sequenc
 
 
 def split_request(batch: Batch, signature: BatchSignature, max_rows: int) -> tuple[int, Iterator[Part]]:
-    """How many parts a request has, and the parts, longest first, made as they are asked for: of 100,000 texts the
-    event loop has more to do meanwhile.
+    """Return the number of parts of a request and an iterator of the parts, longest first.
 
-    Texts are cut one by one, tensors that share in blocks of at most `max_rows`, others not at all.
+    Texts are split one by one, shared tensors in blocks of at most `max_rows`, other tensors not at all. The iterator
+    is lazy: splitting 100,000 texts at once would block the event loop.
     """
     rows = signature.rows
     if isinstance(batch, TokenBatch):
@@ -81,7 +83,7 @@ def split_request(batch: Batch, signature: BatchSignature, max_rows: int) -> tup
 
 
 def blocks(part: Part, max_rows: int) -> Iterator[Part]:
-    """A part whose rows may run in different batches, in parts of at most `max_rows`."""
+    """Split a part into parts of at most `max_rows`."""
     for at in range(0, part.rows, max_rows):
         rows = min(max_rows, part.rows - at)
         if isinstance(part.batch, TokenBatch):
@@ -93,7 +95,7 @@ def blocks(part: Part, max_rows: int) -> Iterator[Part]:
 
 
 def follow_rows(outputs: dict[str, Value], rows: int) -> bool:
-    """Whether each output has one row for each of the batch's, so that it can be shared."""
+    """Whether each output has one row for each row of the batch, so that it can be split."""
     for value in outputs.values():
         if isinstance(value, np.ndarray):
             if value.shape[:1] != (rows,):
@@ -104,9 +106,9 @@ def follow_rows(outputs: dict[str, Value], rows: int) -> bool:
 
 
 def merge(batches: Sequence[Batch], sequence: SequenceSpec | None = None, arrays: PooledArrays | None = None) -> Batch:
-    """One batch of those of one shape, in their order. Rows of `sequence` are padded to the longest of them.
+    """Merge batches of one shape, in order. Rows of a `sequence` are padded to the longest.
 
-    `arrays`: what large tensors are joined in.
+    `arrays`: the pool for large tensors.
     """
     first = batches[0]
     if len(batches) == 1:
@@ -132,39 +134,41 @@ def split_outputs(
     lengths: Sequence[int] = (),
     sequence: SequenceSpec | None = None,
 ) -> list[dict[str, Value]]:
-    """The outputs of a batch, for each of its members, which have so many rows: views, nothing is copied.
+    """Split the outputs of a batch into those of its items; `counts` are their rows. Returns views.
 
-    What is as long as a `sequence` is cut back to the member's own length.
+    Outputs of a `sequence` are cut back to the `lengths` of the items.
     """
     if len(counts) == 1:
         return [outputs]
-    shares: list[dict[str, Value]] = []
+    split: list[dict[str, Value]] = []
     at = 0
     for rows in counts:
-        shares.append({name: _rows(value, at, rows) for name, value in outputs.items()})
+        split.append({name: _rows(value, at, rows) for name, value in outputs.items()})
         at += rows
     if sequence is not None and sequence.output_axes:
-        shares = [as_long(own, length, sequence) for own, length in zip(shares, lengths, strict=True)]
-    return shares
+        split = [cut_to_length(own, length, sequence) for own, length in zip(split, lengths, strict=True)]
+    return split
 
 
-_ASK_FOR_LESS = "ask for fewer rows at a time, at most max_batch_size"
+_SEND_LESS = "send fewer rows at a time, at most max_batch_size"
 
 
 class ResultAssembler:
-    """A request's outputs, put together from those of its parts, which may come in any order."""
+    """Assemble the outputs of a request from those of its parts, which arrive in any order."""
 
     def __init__(self, rows: int) -> None:
-        """`rows`: of all parts together."""
+        """`rows`: the number of rows of the request."""
         self._rows = rows
         self._outputs: dict[str, Value] = {}
 
     def add(self, part: Part, outputs: dict[str, Value]) -> dict[str, Value]:
-        """What is there so far. Raises InvalidInput where a part's outputs have not one row for each of its own."""
+        """Add the outputs of a part; return those added so far. Raises InvalidInput where the rows do not match."""
         if part.rows == self._rows:
             return outputs
         if not follow_rows(outputs, part.rows):
-            raise InvalidInput("inputs", f"the graph's outputs do not follow its rows; {_ASK_FOR_LESS}")
+            raise InvalidInput(
+                "inputs", f"the outputs of the graph do not have one row for each input row; {_SEND_LESS}"
+            )
         for name, value in outputs.items():
             if isinstance(value, np.ndarray):
                 if name not in self._outputs:
@@ -172,7 +176,7 @@ class ResultAssembler:
                 whole = self._outputs[name]
                 assert isinstance(whole, np.ndarray)
                 if whole.shape[1:] != value.shape[1:]:
-                    raise InvalidInput("inputs", f'rows of output "{name}" differ in shape; {_ASK_FOR_LESS}')
+                    raise InvalidInput("inputs", f'rows of output "{name}" differ in shape; {_SEND_LESS}')
                 whole[part.position : part.position + part.rows] = value
             elif isinstance(value, list):
                 if name not in self._outputs:
@@ -185,8 +189,10 @@ class ResultAssembler:
         return self._outputs
 
 
-def _outline_of_sequences(batch: TensorBatch, batched_inputs: frozenset[str], sequence: SequenceSpec) -> BatchSignature:
-    """As of other tensors; the inputs that have the sequence axis must agree in its size, too, to share."""
+def _signature_of_sequences(
+    batch: TensorBatch, batched_inputs: frozenset[str], sequence: SequenceSpec
+) -> BatchSignature:
+    """As for other tensors; to share, the inputs with the sequence axis must also agree in its size."""
     rows = length = -1
     shares = True
     inputs = batch.inputs
@@ -219,7 +225,7 @@ def _texts(batch: TokenBatch) -> Iterator[Part]:
 
 
 def _merged_texts(batches: Sequence[TokenBatch]) -> TokenBatch:
-    """Beside pairs of texts the tokens of single ones are of the first type."""
+    """Merge texts. Beside pairs of texts, the tokens of single texts have type 0."""
     token_ids = list(chain.from_iterable(batch.token_ids for batch in batches))
     if all(batch.token_type_ids is None for batch in batches):
         return TokenBatch(token_ids)
@@ -228,5 +234,5 @@ def _merged_texts(batches: Sequence[TokenBatch]) -> TokenBatch:
 
 
 def _rows(value: Value, at: int, rows: int) -> Value:
-    """The rows of a tensor, or the items of a sequence that has one for each row (ZipMap's)."""
+    """Return rows of a tensor, or the items of a sequence with one item for each row (of ZipMap)."""
     return value[at : at + rows] if isinstance(value, np.ndarray | list) else value

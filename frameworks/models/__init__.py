@@ -1,1 +1,1 @@
-"""One model: its versions, their traffic, and which of them are in memory."""
+"""Versions of a model: their traffic, and which of them are in memory."""

@@ -1,1 +1,1 @@
-"""Quantisation, whatever the framework: copies made once, and what they lose and gain against the original."""
+"""Quantised copies of models, and their comparison with the originals, for every framework."""

@@ -1,4 +1,4 @@
-"""How far a quantised model is from its original, and how much faster: measured on the same inputs, in turn."""
+"""Compare a quantised model with its original: similarity of outputs, and speed."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ Infer = Callable[[Batch], dict[str, Value]]
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """`cosine_min` and `cosine_mean`: over every row of every output that holds numbers."""
+    """`cosine_min` and `cosine_mean`: over every row of every numeric output."""
 
     cosine_min: float
     cosine_mean: float
@@ -29,7 +29,7 @@ class Comparison:
 
 
 def compare(original: Infer, quantized: Infer, batches: Sequence[Batch]) -> Comparison:
-    """Runs both on all batches, a few rounds of each in turn, and fewer where they take long."""
+    """Run both models on all batches, alternately, for a few rounds; fewer rounds where they are slow."""
     originals = [original(batch) for batch in batches]
     found = cosines_of(originals, [quantized(batch) for batch in batches], batches)
     times: list[tuple[float, float]] = []
@@ -43,7 +43,7 @@ def compare(original: Infer, quantized: Infer, batches: Sequence[Batch]) -> Comp
 def cosines_of(
     originals: Sequence[dict[str, Value]], others: Sequence[dict[str, Value]], batches: Sequence[Batch]
 ) -> Array:
-    """One cosine for each row of each output of each batch; [1] where no output holds a number."""
+    """Return one cosine for each row of each output of each batch; [1] without numeric outputs."""
     found = [
         row_cosines(rows, other_rows)
         for batch, one, other in zip(batches, originals, others, strict=True)
@@ -53,9 +53,7 @@ def cosines_of(
 
 
 def row_cosines(one: Array, other: Array) -> Array:
-    """The cosine of each row of two arrays [rows, …]. Two rows of nothing but zeros are equal; what is not finite
-    counts as 0, on both sides.
-    """
+    """Return the cosine of each row of two arrays [rows, …]. Two rows of zeros are equal; non-finite numbers are 0."""
     first, second = (np.nan_to_num(a.reshape(len(a), -1).astype(np.float64), posinf=0, neginf=0) for a in (one, other))
     lengths = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
     both_zero = ~first.any(axis=1) & ~second.any(axis=1)
@@ -64,16 +62,16 @@ def row_cosines(one: Array, other: Array) -> Array:
 
 
 def check_cosine(report: QuantizationReport, min_cosine: float | None, path: Path, remedies: str) -> None:
-    """Raises InvalidModel where the worst cosine is below what the entry asks for, or below the default.
+    """Raise InvalidModel where the minimum cosine is below `min_cosine`, or below the default.
 
-    `remedies`: what else an entry of this framework can say.
+    `remedies`: other settings of this framework, for the message.
     """
     wanted = DEFAULT_MIN_COSINE if min_cosine is None else min_cosine
     if report.cosine_min < wanted:
         raise InvalidModel(
-            f"{path}: quantised ({report.scheme}) it is too far from the original: cosine {report.cosine_min:.4f} at "
-            f"worst and {report.cosine_mean:.4f} in the mean over the warm-up inputs, and min_cosine wants {wanted:g}; "
-            f"{remedies}, or set min_cosine lower if that is close enough"
+            f"{path}: quantised ({report.scheme}) it differs too much from the original: got cosine "
+            f"{report.cosine_min:.4f} at worst and {report.cosine_mean:.4f} in the mean over the warm-up inputs, "
+            f"expected min_cosine {wanted:g}; {remedies}, or set min_cosine lower"
         )
 
 
@@ -85,16 +83,16 @@ def _seconds(infer: Infer, batches: Sequence[Batch]) -> float:
 
 
 def _numbers(outputs: dict[str, Value], batch: Batch) -> list[Array]:
-    """The outputs that are floats, as [rows, …]; where none is, those that are whole numbers."""
+    """Return the float outputs as [rows, …]; without float outputs, the integer ones."""
     arrays = [array for value in outputs.values() if (array := _array(value)) is not None]
     arrays = [array for array in arrays if array.dtype.kind == "f"] or [a for a in arrays if a.dtype.kind in "iub"]
     rows = batch.rows if isinstance(batch, TensorBatch) else None
-    # An output that has not one entry per row of the batch is one row.
+    # An output without one entry for each row of the batch counts as one row.
     return [a if a.ndim and (rows is None or len(a) == rows) else a.reshape(1, -1) for a in arrays if a.size]
 
 
 def _array(value: Value) -> Array | None:
-    """A tensor; or ZipMap's maps of scores, one row each."""
+    """Return a tensor, or ZipMap's maps of scores as rows."""
     if isinstance(value, np.ndarray):
         return value
     if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):

@@ -1,4 +1,4 @@
-"""Quantised copies below `models.cache_dir`: each made once, by one process, and found whole or made anew."""
+"""Cache quantised copies below `models.cache_dir`; one process makes a copy, and damaged copies are replaced."""
 
 import shutil
 import tempfile
@@ -18,28 +18,28 @@ from frameworks.types import QuantizationReport
 
 log = structlog.get_logger(__name__)
 
-# Goes up whenever what is made from the same files changes.
+# Increase it whenever the copies of the same files change.
 _VERSION = 1
 _REPORT = "report.json"
 
 Make = Callable[[Path], QuantizationReport]
-"""Writes a copy's files into the empty folder it is given, and says how good they are."""
+"""Write the files of a copy into an empty folder, and return its report."""
 
 
 class QuantizedCopies:
-    """The folder of copies: `<cache_dir>/quantized/<name of the contents>-<scheme>-v<version>/`. Used by any thread."""
+    """Copies in `<cache_dir>/quantized/<name of the contents>-<scheme>-v<version>/`. Thread-safe."""
 
     def __init__(self, cache_dir: Path) -> None:
-        """`cache_dir` is absolute; it is made when first used."""
+        """`cache_dir` is absolute; it is created at the first use."""
         self._cache_dir = cache_dir
         self._root = cache_dir / "quantized"
 
     def get(self, sources: Sequence[Path], scheme: str, made_by: str, make: Make) -> tuple[Path, QuantizationReport]:
-        """The copy's folder and its report; `make` is called if there is no whole copy yet.
+        """Return the folder of a copy and its report; call `make` where no complete copy exists.
 
-        `sources`: the files it is made from. `made_by`: what else it depends on, versions of libraries above all. While
-        another thread or process makes it, this one waits. Raises InvalidModel where `cache_dir` cannot be written, and
-        whatever `make` raises.
+        `sources`: the original files. `made_by`: other dependencies, above all versions of libraries. Waits while
+        another thread or process makes the copy. Raises InvalidModel where `cache_dir` is not writable, and the errors
+        of `make`.
         """
         name = f"{contents_name(sources, made_by)}-{scheme}-v{_VERSION}"
         folder = self._root / name
@@ -51,13 +51,13 @@ class QuantizedCopies:
                 report = _read(folder) or self._make(folder, make)
         except OSError as error:
             raise InvalidModel(
-                f"models.cache_dir = {self._cache_dir}: the quantised copy cannot be written there ({error}); make "
-                "room or make it writable, name another folder, or leave quantisation out of the model's entry"
+                f"models.cache_dir = {self._cache_dir}: the quantised copy cannot be written there ({error}); free "
+                "disk space, make it writable, name another folder, or remove quantisation from the model's entry"
             ) from error
         return folder, report
 
     def _make(self, folder: Path, make: Make) -> QuantizationReport:
-        """In a folder beside it that then takes its name: what was begun and not ended is never taken for a copy."""
+        """Make the copy in a temporary folder and rename it, so that an incomplete copy is never used."""
         for left_over in self._root.glob(f".{folder.name}-*"):
             shutil.rmtree(left_over, ignore_errors=True)
         making = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=self._root))
@@ -66,7 +66,7 @@ class QuantizedCopies:
             files = {file.name: [file.stat().st_size, file_digest(file)] for file in sorted(making.iterdir())}
             (making / _REPORT).write_bytes(orjson.dumps({"report": asdict(report), "files": files}))
             if folder.exists():
-                log.warning("a quantised copy was damaged and is replaced", folder=str(folder))
+                log.warning("damaged quantised copy replaced", folder=str(folder))
                 shutil.rmtree(folder)
             making.chmod(0o755)
             making.rename(folder)
@@ -77,12 +77,12 @@ class QuantizedCopies:
 
 @contextmanager
 def _locked(file: Path) -> Iterator[None]:
-    """Holds the lock of one copy in the block. The system lets go of it when the process dies."""
+    """Hold the lock of a copy within the block. The system releases it when the process dies."""
     lock = FileLock(file)
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        log.info("another process or thread is quantising this model; waiting for it", lock=str(file))
+        log.info("waiting for another process or thread that quantises this model", lock=str(file))
         lock.acquire()
     try:
         yield
@@ -91,11 +91,11 @@ def _locked(file: Path) -> Iterator[None]:
 
 
 def _read(folder: Path) -> QuantizationReport | None:
-    """The report of a copy; None where there is none, or one that is not as it was written."""
+    """Return the report of a copy; None where it is absent or damaged."""
     try:
         content = orjson.loads((folder / _REPORT).read_bytes())
         for name, written in content["files"].items():
-            # The size first: what is cut short is found without reading it.
+            # Compare the size first: a truncated file is found without reading it.
             if (folder / name).stat().st_size != written[0] or file_digest(folder / name) != written[1]:
                 return None
         return _report(content["report"])

@@ -1,4 +1,4 @@
-"""The texts on which a quantised text model is held against its original: every length and kind that callers send."""
+"""Texts of many lengths and kinds, for the comparison of a quantised text model with its original."""
 
 _PARAGRAPH = (
     "A roundhouse is a building where locomotives are kept and mended, laid out around a turntable. An engine rolls on "

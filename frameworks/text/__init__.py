@@ -1,1 +1,1 @@
-"""Texts: tokenizer, configuration files of text models, and token requests."""
+"""Read text models' configuration files, tokenise texts, and compute embeddings and scores."""

@@ -1,4 +1,4 @@
-"""What the files of a text model's folder say about reading text and about making one vector of many.
+"""Read the configuration files of a text model: limits, pooling, normalisation, labels.
 
 Sources: Hugging Face `config.json` and `tokenizer_config.json`; sentence-transformers `modules.json`,
 `sentence_*_config.json`, `config_sentence_transformers.json` and the pooling module's `config.json`.
@@ -13,7 +13,7 @@ from frameworks.files import parse_json, read_json
 
 Pooling = Literal["mean", "cls", "max"]
 
-# In the order in which sentence-transformers would concatenate them.
+# In the order in which sentence-transformers concatenates them.
 _POOLING_FLAGS: dict[str, str] = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -29,16 +29,16 @@ _DEFAULT_MAX_TOKENS = 512
 _NO_LIMIT = 1_000_000
 _MOST_LABELS = 1_000_000
 _LARGEST_EMBEDDING = 65_536
-# These count positions from the padding index on, so two of the position embeddings are never used by text.
+# These models number positions from the padding index, so texts never use two of the position embeddings.
 _POSITIONS_AFTER_PADDING = ("roberta", "xlm-roberta", "camembert", "mpnet", "longformer", "data2vec-text")
 
 
 @dataclass(frozen=True, slots=True)
 class TextConfig:
-    """A folder's word on text. `pooling` None: its files do not say. `prompt` is put before every text.
+    """The text settings of a model's folder. `pooling`: None where undefined. `prompt`: prefix of every text.
 
-    `shorter_sizes`: to which the model was trained to have its embeddings cut (Matryoshka), rising.
-    `reads_token_types`: whether it tells the texts of a pair apart by them, where it has an input for them at all.
+    `shorter_sizes`: sizes for which truncated embeddings were trained (Matryoshka), ascending. `reads_token_types`:
+    whether token types distinguish the texts of a pair, where the model has an input for them.
     """
 
     max_tokens: int
@@ -62,13 +62,13 @@ class TextConfig:
 
 
 def transformer_folder(folder: Path) -> Path:
-    """Where the encoder's own files lie: the folder, or the first module's folder in a sentence-transformers model."""
+    """Return the folder of the encoder: the first module of a sentence-transformers model, else the folder itself."""
     modules = _modules(folder)
     return folder / modules[0][1] if modules else folder
 
 
 def read_text_config(folder: Path) -> TextConfig:
-    """Reads the folder's JSON files. Raises InvalidModel where one cannot be read or asks for what is not served."""
+    """Read the JSON files of a folder. Raises InvalidModel for damaged files and unsupported settings."""
     modules = _modules(folder)
     unserved = [kind for kind, _ in modules if kind not in _MODULES_SERVED]
     if unserved:
@@ -86,8 +86,7 @@ def read_text_config(folder: Path) -> TextConfig:
     problem = config.get("problem_type")
     if problem == "regression" and architecture.endswith(_CLASSIFIES):
         raise InvalidModel(
-            f"{encoder / 'config.json'}: problem_type is regression, whose numbers are no scores of labels; "
-            "classifiers are served"
+            f"{encoder / 'config.json'}: problem_type is regression, which is not served; use a classifier"
         )
     return TextConfig(
         max_tokens=_max_tokens(config, tokenizer, sentence),
@@ -110,7 +109,7 @@ def read_text_config(folder: Path) -> TextConfig:
 
 
 def _modules(folder: Path) -> list[tuple[str, str]]:
-    """The (class name, folder) pairs of modules.json, in order."""
+    """Return the (class name, folder) pairs of modules.json, in order."""
     file = folder / "modules.json"
     content = parse_json(file, absent=[])
     try:
@@ -123,7 +122,7 @@ def _modules(folder: Path) -> list[tuple[str, str]]:
 
 
 def _kind(module_type: str) -> str:
-    """The class name of one of sentence-transformers' modules; the full name of any other, code of the folder's own."""
+    """Return the class name of a module of sentence-transformers; the full name of other modules."""
     return module_type.rsplit(".", 1)[-1] if module_type.startswith("sentence_transformers.") else module_type
 
 
@@ -135,7 +134,7 @@ def _sentence_config(folder: Path) -> dict[str, Any]:
 def _pooling(file: Path) -> Pooling:
     config = read_json(file)
     if not config:
-        raise InvalidModel(f"{file}: not there or empty; modules.json says that it holds the pooling")
+        raise InvalidModel(f"{file}: absent or empty; modules.json names it as the configuration of the pooling")
     modes = config.get("pooling_mode") or [mode for flag, mode in _POOLING_FLAGS.items() if config.get(flag)] or "mean"
     wanted = modes if isinstance(modes, list) else [modes]
     match wanted:
@@ -165,7 +164,7 @@ def _architecture(config: dict[str, Any], folder: Path) -> str:
 
 
 def _max_tokens(config: dict[str, Any], tokenizer: dict[str, Any], sentence: dict[str, Any]) -> int:
-    """The sentence model's own limit, else the tokenizer's, and never more than there are position embeddings."""
+    """Return the limit of the sentence model, else of the tokenizer; at most the number of position embeddings."""
     limits = []
     positions = _integer(config.get("max_position_embeddings"), 0)
     if positions > 0:
@@ -192,7 +191,7 @@ def _labels(config: dict[str, Any], folder: Path) -> tuple[str, ...]:
 
 
 def _shorter_sizes(config: dict[str, Any], folder: Path) -> tuple[int, ...]:
-    """By the keys that vLLM reads: `matryoshka_dimensions`, or `is_matryoshka` for any size."""
+    """Read the keys that vLLM reads: `matryoshka_dimensions`, or `is_matryoshka` for any size."""
     sizes = config.get("matryoshka_dimensions")
     if sizes is None:
         size = _integer(config.get("hidden_size"), 0) if config.get("is_matryoshka") is True else 0
@@ -203,7 +202,7 @@ def _shorter_sizes(config: dict[str, Any], folder: Path) -> tuple[int, ...]:
 
 
 def _reads_token_types(config: dict[str, Any], tokenizer: dict[str, Any]) -> bool:
-    """Not a model that has one type, whatever its tokenizer says, nor one whose tokenizer leaves them out."""
+    """Return False for a model with one token type, and for a tokenizer that omits them."""
     names = tokenizer.get("model_input_names")
     if isinstance(names, list) and "token_type_ids" not in names:
         return False

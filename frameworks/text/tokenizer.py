@@ -1,4 +1,4 @@
-"""Text in and scores out: tokenising, padding, pooling, and the last arithmetic of embed and classify models."""
+"""Tokenise and pad texts, pool hidden states, and compute embeddings and scores of text models."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -12,10 +12,10 @@ from frameworks.errors import InvalidInput, InvalidModel
 from frameworks.text.config import Pooling, TextConfig
 from frameworks.types import Array, TokenBatch
 
-# Tokenized in less time, about 0.2 ms, than the loop and a thread lose over handing it to and fro.
+# Tokenising up to these bounds takes about 0.2 ms, less than a round trip between the loop and a thread.
 _FEW_TEXTS = 4
 _FEW_CHARACTERS = 1000
-# The library's ids have 32 bits.
+# Token ids of the library have 32 bits.
 _LARGEST_ID = 2**32 - 1
 
 
@@ -23,7 +23,7 @@ _LARGEST_ID = 2**32 - 1
 class PaddedTokens:
     """`input_ids` and `attention_mask`: int64 [texts, longest]. The mask is 1 on tokens and 0 on padding.
 
-    `token_type_ids`: as large, where there are pairs of texts; else None.
+    `token_type_ids`: the same shape for pairs of texts; else None.
     """
 
     input_ids: Array
@@ -32,48 +32,48 @@ class PaddedTokens:
 
 
 class TextTokenizer:
-    """A folder's tokenizer.json, cut at the model's limit. It blocks while it works."""
+    """Tokenise with a folder's tokenizer.json, truncated at the model's limit. All methods block."""
 
     def __init__(self, folder: Path, config: TextConfig) -> None:
         """Raises InvalidModel where tokenizer.json is absent or cannot be read."""
         file = folder / "tokenizer.json"
         if not file.is_file():
             raise InvalidModel(
-                f"{file}: not there; a text model needs it beside its weights "
+                f"{file}: absent; a text model needs it beside its weights "
                 "(transformers writes it with AutoTokenizer.from_pretrained(…).save_pretrained(folder))"
             )
         try:
             self._tokenizer = Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises bare Exception
             raise InvalidModel(f"{file}: not a tokenizer: {error}") from error
-        # The file may carry the padding and truncation of its training; ours are the model's limit and no padding.
+        # The file may contain the padding and truncation of the training; here only the model's limit applies.
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         if config.lower_case:
-            # Within the tokenizer, as sentence-transformers does it: the prompt too, and [MASK] in a text stays one.
+            # In the tokenizer, as in sentence-transformers: it applies to the prompt too, and keeps [MASK] in a text.
             steps = [normalizers.Lowercase(), self._tokenizer.normalizer]
             self._tokenizer.normalizer = normalizers.Sequence([step for step in steps if step is not None])
         special = self._tokenizer.num_special_tokens_to_add(False)
         if config.max_tokens <= special:
             raise InvalidModel(
-                f"{folder}: a limit of {config.max_tokens} tokens leaves no room beside {special} special ones"
+                f"{folder}: the limit of {config.max_tokens} tokens is used up by {special} special tokens"
             )
         self._config = config
         self._num_special_of_pair = self._tokenizer.num_special_tokens_to_add(True)
         self._truncates = False
-        # Truncation is a state of the tokenizer, so one caller at a time; within a call Rust uses every core.
+        # Truncation is state of the tokenizer, so one call runs at a time. Within a call Rust uses every core.
         self._lock = threading.Lock()
 
     def tokenize(self, texts: list[str], truncate: bool) -> list[list[int]]:
-        """Token ids per text, special tokens included. Waits while another thread tokenizes.
+        """Return the token ids of each text, with special tokens. Waits while another thread tokenizes.
 
-        Raises InvalidInput, with both lengths, where `truncate` is False and a text is longer than the model's limit.
+        Raises InvalidInput, with both lengths, where `truncate` is False and a text exceeds the model's limit.
         """
         with self._lock:
             return self._tokenize(texts, truncate)
 
     def tokenize_at_once(self, texts: list[str], truncate: bool) -> list[list[int]] | None:
-        """As `tokenize`, for the event loop's thread: None where it would have to wait, or where there is too much."""
+        """As `tokenize`, for the event loop: return None where it would wait, or where the texts are too long."""
         if len(texts) > _FEW_TEXTS or sum(map(len, texts)) > _FEW_CHARACTERS or not self._lock.acquire(blocking=False):
             return None
         try:
@@ -82,22 +82,23 @@ class TextTokenizer:
             self._lock.release()
 
     def tokenize_pairs(self, pairs: Sequence[tuple[str, str]], truncate: bool) -> TokenBatch:
-        """Pairs of texts, each as one, as cross-encoders read them. Where a pair is too long, the longer of its texts
-        is cut first. Waits while another thread tokenizes.
+        """Tokenise each pair as one text for a cross-encoder; truncate the longer text of a long pair first.
 
-        Raises InvalidInput as `tokenize`; also where the model's limit leaves a pair no room.
+        Waits while another thread tokenizes. Raises InvalidInput as `tokenize`, and where the model's limit is used up
+        by the special tokens of a pair.
         """
         if self._config.max_tokens <= self._num_special_of_pair:
             raise InvalidInput("text", f"the model reads {self._config.max_tokens} tokens, too few for pairs of texts")
         with self._lock:
-            # The prompt is the first text's, as sentence-transformers has it.
+            # Only the first text gets the prompt, as in sentence-transformers.
             encodings = self._encodings([(self._config.prompt + first, second) for first, second in pairs], truncate)
         types = [encoding.type_ids for encoding in encodings] if self._config.reads_token_types else None
         return TokenBatch([encoding.ids for encoding in encodings], types)
 
     def ids_of(self, text: str, add_special_tokens: bool) -> list[int]:
-        """All of the text's tokens, whatever the model's limit, without its prompt; with those that the files put
-        around a text, or without them. Waits while another thread tokenizes. Raises InvalidInput: not Unicode.
+        """Return all token ids of a text, beyond the model's limit too, and without the model's prompt.
+
+        Waits while another thread tokenizes. Raises InvalidInput where the text is not valid Unicode.
         """
         with self._lock:
             self._set_truncation(False)
@@ -109,11 +110,11 @@ class TextTokenizer:
         return ids
 
     def token_strings(self, token_ids: Sequence[int]) -> list[str]:
-        """Tokens as the vocabulary has them. Raises InvalidInput, with the field `tokens`, for an id that is none."""
+        """Return the strings of token ids. Raises InvalidInput, with the field `tokens`, for an unknown id."""
         return [self._name_of(token_id) for token_id in token_ids]
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of token ids, special tokens left out. Raises InvalidInput as `token_strings`."""
+        """Return the text of token ids without special tokens. Raises InvalidInput as `token_strings`."""
         self.token_strings(token_ids)
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
 
@@ -148,12 +149,12 @@ class TextTokenizer:
     def _name_of(self, token_id: int) -> str:
         name = self._tokenizer.id_to_token(token_id) if 0 <= token_id <= _LARGEST_ID else None
         if name is None:
-            raise InvalidInput("tokens", f"token {token_id}: the model's vocabulary does not have it")
+            raise InvalidInput("tokens", f"token {token_id} is not in the vocabulary of the model")
         return name
 
 
 def _not_unicode(texts: Sequence[str | tuple[str, str]]) -> InvalidInput:
-    """A str may hold half of a surrogate pair, which no encoding of Unicode can."""
+    """Return the error for a str with half of a surrogate pair, which no encoding of Unicode can represent."""
     halves = (i for i, text in enumerate(texts) if any("\ud800" <= c <= "\udfff" for c in "".join(text)))
     return InvalidInput(f"text[{next(halves, 0)}]", "not valid Unicode: it holds half of a surrogate pair")
 
@@ -165,9 +166,9 @@ def pad(
     empty: Callable[..., Array] = np.empty,
     token_type_ids: list[list[int]] | None = None,
 ) -> PaddedTokens:
-    """Puts texts of different length into one array, padded on the right to the longest, or to `min_length`.
+    """Put texts into one array, padded on the right to the longest text, or to `min_length`.
 
-    `empty(shape, dtype)` makes it, that of the mask, and that of the types of pairs' tokens.
+    `empty(shape, dtype)` allocates the arrays.
     """
     longest = max(1, min_length, max(map(len, token_ids), default=1))
     shape, dtype = (len(token_ids), longest), np.dtype(np.int64)
@@ -187,9 +188,9 @@ def pad(
 
 
 def pool(hidden: Array, attention_mask: Array, pooling: Pooling) -> Array:
-    """One float32 vector per text [texts, size] from its tokens' states `hidden` [texts, longest, size].
+    """Pool the hidden states [texts, longest, size] of the tokens into float32 vectors [texts, size].
 
-    As sentence-transformers' Pooling module defines mean, cls and max.
+    Mean, cls and max are those of sentence-transformers' Pooling module.
     """
     hidden = hidden.astype(np.float32, copy=False)
     match pooling:
@@ -197,7 +198,7 @@ def pool(hidden: Array, attention_mask: Array, pooling: Pooling) -> Array:
             first: Array = hidden[:, 0]
             return np.ascontiguousarray(first)
         case "max":
-            # Of a text without any token -inf would remain, and normalising it gives NaN.
+            # Not -inf: it would remain for a text without tokens, and normalising it gives NaN.
             highest: Array = np.where(attention_mask[:, :, None] == 0, -1e9, hidden).max(axis=1)
             return highest.astype(np.float32)
         case "mean":
@@ -208,16 +209,16 @@ def pool(hidden: Array, attention_mask: Array, pooling: Pooling) -> Array:
 
 
 def normalize_rows(vectors: Array) -> Array:
-    """Each row at L2 length 1, as torch.nn.functional.normalize: a row of zeros stays zeros."""
+    """Scale each row to L2 length 1, as torch.nn.functional.normalize: a row of zeros stays zeros."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     return np.asarray(vectors / np.maximum(lengths, 1e-12), dtype=np.float32)
 
 
 def scores(logits: Array, multi_label: bool) -> Array:
-    """Probabilities [texts, labels] from raw logits: sigmoid per label if several may hold, else softmax over them."""
+    """Return probabilities [texts, labels] of raw logits: sigmoid if `multi_label`, else softmax over the labels."""
     logits = logits.astype(np.float64)
     if multi_label:
-        # exp of a negative number only, so that no logit overflows.
+        # exp of negative numbers only, so that no logit overflows.
         decay = np.exp(-np.abs(logits))
         return np.where(logits >= 0, 1.0, decay) / (1.0 + decay)
     powers = np.exp(logits - logits.max(axis=1, keepdims=True))

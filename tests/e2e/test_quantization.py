@@ -47,7 +47,7 @@ dtype = "int8"
         assert 0.97 < row_cosines(original, quantised).min() < 1 - 1e-6
         entry = {"framework": "onnx", "name": "x", "path": str(MODELS / "minilm-onnx"), "quantized": True}
         refused = server.client.post("/models", json=entry | {"min_cosine": 0.999})
-        assert_refused(refused, 400, "invalid_input", "at worst", "min_cosine wants 0.999", '"mixed"')
+        assert_refused(refused, 400, "invalid_input", "at worst", "expected min_cosine 0.999", '"mixed"')
         server.stop()
 
     with serving(tmp_path, config.partition("[[models.torch_models]]")[0]) as server:

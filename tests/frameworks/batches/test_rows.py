@@ -230,5 +230,5 @@ def test_outputs_that_do_not_follow_the_rows_of_a_part_are_refused() -> None:
     first, second = cut_of(TensorBatch({"x": np.ones((4, 1))}), 2)
     joined = ResultAssembler(4)
     joined.add(first, {"y": np.ones((2, 1))})
-    with pytest.raises(InvalidInput, match="do not follow its rows"):
+    with pytest.raises(InvalidInput, match="do not have one row for each input row"):
         joined.add(second, {"y": np.ones((3, 1))})

@@ -186,10 +186,10 @@ class TestSensitive:
     ) -> None:
         monkeypatch.setattr("frameworks.onnx.quantization.mixed._FAR_FROM_OTHERS", np.inf)
         cache = tmp_path / "cache"
-        with pytest.raises(InvalidModel, match=r'at worst.*min_cosine wants 0\.97; quantized = "mixed"'):
+        with pytest.raises(InvalidModel, match=r'at worst.*expected min_cosine 0\.97; quantized = "mixed"'):
             load_onnx(graph, quantized=True, cache_dir=cache)
         # From the cache as well, unless the entry takes it as it is.
-        with pytest.raises(InvalidModel, match=r"min_cosine wants 0\.9;"):
+        with pytest.raises(InvalidModel, match=r"expected min_cosine 0\.9;"):
             load_onnx(graph, quantized=True, cache_dir=cache, min_cosine=0.9)
         model = load_onnx(graph, quantized=True, cache_dir=cache, min_cosine=0)
         assert model.spec.quantization is not None

@@ -92,7 +92,7 @@ def test_later_load_reuses_and_checks_report(
     again = load_torch(folder, dtype="int8", cache_dir=tmp_path)
     assert again.spec == first.spec
     np.testing.assert_array_equal(rows_of(again, [*TEXTS]), rows_of(first, [*TEXTS]))
-    with pytest.raises(InvalidModel, match=r'int8.*at worst.*min_cosine wants 1; dtype = "bf16"'):
+    with pytest.raises(InvalidModel, match=r'int8.*at worst.*expected min_cosine 1; dtype = "bf16"'):
         load_torch(folder, dtype="int8", cache_dir=tmp_path, min_cosine=1.0)
 
 

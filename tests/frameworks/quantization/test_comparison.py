@@ -47,7 +47,9 @@ def test_the_worst_and_the_mean_are_over_all_batches() -> None:
 
 @pytest.mark.parametrize(("cosine", "min_cosine"), [(0.9699, None), (0.9899, 0.99)])
 def test_too_far_off_is_refused_with_both_figures_and_the_remedies(cosine: float, min_cosine: float | None) -> None:
-    wanted = rf"int8.*cosine {cosine} at worst.*min_cosine wants {min_cosine or 0.97}; do this, or set min_cosine lower"
+    wanted = (
+        rf"int8.*cosine {cosine} at worst.*expected min_cosine {min_cosine or 0.97}; do this, or set min_cosine lower"
+    )
     with pytest.raises(InvalidModel, match=wanted):
         check_cosine(report(cosine), min_cosine, Path("m"), "do this")
 

@@ -130,7 +130,7 @@ def test_what_cannot_be_written_is_said_with_the_key_and_the_remedy(
 
     if obstacle == "a file":
         (tmp_path / "cache").write_bytes(b"")
-    with pytest.raises(InvalidModel, match=r"models\.cache_dir = .*cache: .*make room or make it writable"):
+    with pytest.raises(InvalidModel, match=r"models\.cache_dir = .*cache: .*free disk space, make it writable"):
         QuantizedCopies(tmp_path / "cache").get([source], "int8", "1", full)
 
 
@@ -195,7 +195,7 @@ def test_two_processes_that_start_together_make_one(tmp_path: Path, source: Path
             if maker is other:
                 _lines_until(other, "making")
             else:
-                _lines_until(other, "waiting for it")
+                _lines_until(other, "waiting for another")
             assert maker.stdin is not None
             assert waiter.stdin is not None
             if first == "ends":

@@ -154,7 +154,7 @@ class TestSentenceTransformers:
     def test_an_absent_pooling_file_is_not_taken_for_mean(self, tmp_path: Path) -> None:
         write_sentence_transformers(tmp_path, "cls")
         (tmp_path / "1_Pooling" / "config.json").unlink()
-        with pytest.raises(InvalidModel, match=r"1_Pooling/config\.json: not there"):
+        with pytest.raises(InvalidModel, match=r"1_Pooling/config\.json: absent"):
             read_text_config(tmp_path)
 
     @pytest.mark.parametrize("module", ["Dense", "LayerNorm", "WordEmbeddings", "LSTM", "Router"])

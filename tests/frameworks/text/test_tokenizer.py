@@ -164,7 +164,7 @@ class TestTokenizer:
 
 class TestTokenizerFiles:
     def test_an_absent_file_is_named_with_the_remedy(self, tmp_path: Path) -> None:
-        with pytest.raises(InvalidModel, match=r"tokenizer\.json: not there.*AutoTokenizer.*save_pretrained"):
+        with pytest.raises(InvalidModel, match=r"tokenizer\.json: absent.*AutoTokenizer.*save_pretrained"):
             TextTokenizer(tmp_path, CONFIG)
 
     @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"model": {"type": "None"}}'])
@@ -190,7 +190,7 @@ class TestTokenizerFiles:
         if fits:
             assert tokenizer(max_tokens=limit).tokenize(["the cat"], truncate=True)[0][0] == 2
         else:
-            with pytest.raises(InvalidModel, match=f"limit of {limit} tokens leaves no room beside 2 special ones"):
+            with pytest.raises(InvalidModel, match=f"limit of {limit} tokens is used up by 2 special tokens"):
                 tokenizer(max_tokens=limit)
 
 
@@ -223,7 +223,7 @@ class TestTokensAsked:
     def test_an_id_that_is_none(self, tokenizer: MakeTokenizer, wrong: int) -> None:
         one = tokenizer()
         for ask in (one.token_strings, one.decode):
-            with pytest.raises(InvalidInput, match=rf"^tokens: token {wrong}: the model's vocabulary"):
+            with pytest.raises(InvalidInput, match=rf"^tokens: token {wrong} is not in the vocabulary"):
                 ask([2, wrong])
 
 

@@ -141,7 +141,7 @@ class TestDtypes:
 
     def test_int8_that_is_too_far_is_refused(self, made_once: FolderMaker) -> None:
         message = refusal(made_once(save_causal_model), dtype="int8", min_cosine=1.0)
-        assert "it is too far from the original" in message
+        assert "it differs too much from the original" in message
         assert 'dtype = "bf16" or "f16" is nearer, left out is the original' in message
 
     def test_int8_where_quantising_is_turned_off(self, made_once: FolderMaker) -> None:
