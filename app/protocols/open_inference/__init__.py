@@ -1,1 +1,1 @@
-"""The Open Inference Protocol, version 2 (KServe's, as Triton extends it): over REST here, over gRPC in app/grpc."""
+"""Implement version 2 of the Open Inference Protocol, with Triton's extensions, over REST; app/grpc adds gRPC."""

@@ -1,4 +1,4 @@
-"""Step 1, DECODE, of what all doors of the protocol share: a question held against the model that it is for."""
+"""Check a parsed request against its model and build the request that the pipeline runs, for REST and gRPC."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from app.protocols.open_inference.generate_request import gather, read_wanted_te
 from app.protocols.open_inference.infer_types import (
     InferRequest,
     InputTensor,
-    Parameter,
+    Parameters,
     ParsedRequest,
     RequestedOutput,
 )
@@ -39,44 +39,138 @@ from frameworks.types import (
     Value,
 )
 
-Parameters = Mapping[str, Parameter]
-_LONGEST_TIMEOUT_US = 2**63 - 1
-_MOST_CLASSES = 2**31 - 1
+_MAX_TIMEOUT_US = 2**63 - 1
+_MAX_CLASSES = 2**31 - 1
 
 
-def read_request(question: ParsedRequest, spec: ModelSpec) -> InferRequest:
-    """Raises InvalidInput, UnknownField, which name the input, output or parameter."""
-    signature = _signature_for(question, spec)
-    if signature.refusal is not None:
-        raise InvalidInput("inputs", signature.refusal)
-    given = _by_name(question.inputs, signature)
-    outputs = _outputs(question, signature)
-    parameters = question.parameters
+def check_request(parsed: ParsedRequest, spec: ModelSpec) -> InferRequest:
+    """Check inputs, outputs and parameters. Raises InvalidInput and UnknownField, which name the wrong one."""
+    signature = _signature_for(parsed, spec)
+    if signature.unsupported is not None:
+        raise InvalidInput("inputs", signature.unsupported)
+    inputs = _inputs_by_name(parsed.inputs, signature)
+    outputs = _requested_outputs(parsed, signature)
+    parameters = parsed.parameters
     request: TensorBatch | TextRequest | GenerateRequest
     stream = False
     if spec.generation is not None:
         options = dict(parameters)
-        if OPTIONS_INPUT in given:
-            options[OPTIONS_INPUT] = _one(given[OPTIONS_INPUT], OPTIONS_INPUT)
-        request = read_generation(_one(given[PROMPT_INPUT], PROMPT_INPUT), options, spec)
-        stream = STREAM_INPUT in given and bool(_one(given[STREAM_INPUT], STREAM_INPUT))
-    elif spec.text is not None and TEXT_INPUT in given:
-        request = _read_texts(given[TEXT_INPUT], parameters, spec.text)
+        if OPTIONS_INPUT in inputs:
+            options[OPTIONS_INPUT] = _only_element(inputs[OPTIONS_INPUT], OPTIONS_INPUT)
+        request = _read_generation(_only_element(inputs[PROMPT_INPUT], PROMPT_INPUT), options, spec)
+        stream = STREAM_INPUT in inputs and bool(_only_element(inputs[STREAM_INPUT], STREAM_INPUT))
+    elif spec.text is not None and TEXT_INPUT in inputs:
+        request = _read_texts(inputs[TEXT_INPUT], parameters, spec.text)
     else:
         values: dict[str, Value] = {}
-        values.update(given)
-        is_all = outputs is signature.wanted
+        values.update(inputs)
+        is_all = outputs is signature.all_outputs
         request = TensorBatch(values, signature.output_names if is_all else tuple([each.name for each in outputs]))
     if not parameters:
-        return InferRequest(request, spec, outputs, question.id, DEFAULT_PRIORITY, None, stream)
+        return InferRequest(request, spec, outputs, parsed.id, DEFAULT_PRIORITY, None, stream)
     priority = read_priority(parameters)
-    return InferRequest(request, spec, outputs, question.id, priority, read_timeout_ms(parameters), stream)
+    return InferRequest(request, spec, outputs, parsed.id, priority, read_timeout_ms(parameters), stream)
 
 
-def read_generation(prompt: str, parameters: Parameters, spec: ModelSpec) -> GenerateRequest:
-    """What continues a prompt as the parameters say, in the words of the generate extension; those that say nothing of
-    it are harmless. Raises InvalidInput, UnknownField.
-    """
+def read_priority(parameters: Parameters) -> int:
+    """Return the priority, 1 to 9; 0 is the default, as in Triton."""
+    return read_whole(parameters, "priority", 0, LAST_PRIORITY) or DEFAULT_PRIORITY
+
+
+def read_timeout_ms(parameters: Parameters) -> float | None:
+    """Convert `timeout`, in microseconds, to milliseconds; None for 0 and where it is left out."""
+    timeout_us = read_whole(parameters, "timeout", 0, _MAX_TIMEOUT_US)
+    return timeout_us / 1e3 if timeout_us else None
+
+
+def read_requested_output(name: str, parameters: Parameters) -> RequestedOutput:
+    """Read the parameters of a requested output. Raises InvalidInput, NotSupported."""
+    if not parameters:
+        return RequestedOutput(name)
+    within = f"outputs.{name}."
+    refuse_shared_memory(parameters, within)
+    field = f"{within}classification"
+    num_classes = read_whole({field: parameters.get("classification")}, field, 0, _MAX_CLASSES) or 0
+    return RequestedOutput(name, num_classes, _read_boolean(parameters, "binary_data", within))
+
+
+def refuse_shared_memory(parameters: Parameters, within: str) -> None:
+    """Raises NotSupported where the caller places a tensor in shared memory."""
+    if "shared_memory_region" in parameters:
+        raise NotSupported(
+            f"{within}shared_memory_region: shared memory is not supported; put the tensor into the request or response"
+        )
+
+
+def own_name(message: str) -> str:
+    """Put this protocol's field, `text_input`, in the place of `prompt` in an error message of the service."""
+    return PROMPT_INPUT + message[len("prompt") :] if message.startswith("prompt: ") else message
+
+
+def _signature_for(parsed: ParsedRequest, spec: ModelSpec) -> Signature:
+    signature = signature_for(spec)
+    if spec.text is None or spec.framework == "pytorch":
+        return signature
+    graph = signature_for(spec, of_graph=True)
+    names = [tensor.name for tensor in parsed.inputs]
+    return graph if names and TEXT_INPUT not in names and graph.inputs.keys() >= set(names) else signature
+
+
+def _inputs_by_name(tensors: list[InputTensor], signature: Signature) -> dict[str, Array]:
+    """Return the inputs in the model's order, so that requests in any order share batches and cached responses."""
+    declared = signature.inputs
+    inputs: dict[str, Array] = {}
+    for name, datatype, value, _ in tensors:
+        expected = declared.get(name)
+        if expected is None:
+            raise _unknown(name, declared, signature, "inputs")
+        if name in inputs:
+            raise InvalidInput(f"inputs.{name}", "expected one tensor of this name, got two; leave one out")
+        if datatype != expected.datatype:
+            raise InvalidInput(f"inputs.{name}", f"expected {expected.datatype}, got {datatype}")
+        if not signature.reads_texts:
+            check_shape(value.shape, expected.shape, f"inputs.{name}")
+        inputs[name] = value
+    if len(inputs) == 1 == len(declared):
+        return inputs
+    for expected in declared.values():
+        if expected.required and expected.name not in inputs:
+            raise InvalidInput(
+                f"inputs.{expected.name}", f"expected a tensor, got nothing; the model expects {_describe(declared)}"
+            )
+    return {name: inputs[name] for name in declared if name in inputs}
+
+
+def _requested_outputs(parsed: ParsedRequest, signature: Signature) -> tuple[RequestedOutput, ...]:
+    """Return the named outputs, or all that the protocol supports, with the request's default for `binary`."""
+    parameters = parsed.parameters
+    binary = _read_boolean(parameters, "binary_data_output", "parameters.") if parameters else None
+    if not parsed.outputs:
+        every = signature.all_outputs
+        return every if binary is None else tuple([output._replace(binary=binary) for output in every])
+    outputs: dict[str, RequestedOutput] = {}
+    for output in parsed.outputs:
+        declared = signature.outputs.get(output.name)
+        if declared is None:
+            raise _unknown(output.name, signature.outputs, signature, "outputs")
+        if output.name in outputs:
+            raise InvalidInput(f"outputs.{output.name}", "expected different names, got this one twice; leave one out")
+        if output.num_classes and declared.datatype == "BYTES":
+            raise InvalidInput(f"outputs.{output.name}", "expected numbers for classification, got BYTES")
+        outputs[output.name] = output if output.binary is not None else output._replace(binary=binary)
+    return tuple(outputs.values())
+
+
+def _unknown(
+    name: str, known: Mapping[str, TensorSignature], signature: Signature, within: str
+) -> InvalidInput | UnknownField:
+    if name in signature.unsupported_types:
+        return InvalidInput(f"{within}.{name}", explain_unsupported_type(signature.unsupported_types[name]))
+    return UnknownField.among(name[:200], known, f"{within}.")
+
+
+def _read_generation(prompt: str, parameters: Parameters, spec: ModelSpec) -> GenerateRequest:
+    """Read the parameters under the names of the generate extension; unknown ones have no effect."""
     assert spec.generation is not None
     options = gather({**parameters, PROMPT_INPUT: prompt})
     try:
@@ -85,131 +179,31 @@ def read_generation(prompt: str, parameters: Parameters, spec: ModelSpec) -> Gen
         raise options.renamed(error) from None
 
 
-def read_priority(parameters: Parameters) -> int:
-    """0 is the default, as Triton has it."""
-    return read_whole(parameters, "priority", 0, LAST_PRIORITY) or DEFAULT_PRIORITY
-
-
-def read_timeout_ms(parameters: Parameters) -> float | None:
-    """`timeout`, which is in microseconds. None where there is none, or 0, which says so."""
-    timeout_us = read_whole(parameters, "timeout", 0, _LONGEST_TIMEOUT_US)
-    return timeout_us / 1e3 if timeout_us else None
-
-
-def read_requested_output(name: str, parameters: Parameters) -> RequestedOutput:
-    """An output by the parameters that it came with. Raises InvalidInput, NotSupported."""
-    if not parameters:
-        return RequestedOutput(name)
-    within = f"outputs.{name}."
-    refuse_shared_memory(parameters, within)
-    classes = read_whole(
-        {f"{within}classification": parameters.get("classification")}, f"{within}classification", 0, _MOST_CLASSES
-    )
-    binary = parameters.get("binary_data")
-    if binary is not None and not isinstance(binary, bool):
-        raise InvalidInput(f"{within}binary_data", f"is {describe_value(binary)}; wants true or false")
-    return RequestedOutput(name, classes or 0, binary)
-
-
-def refuse_shared_memory(parameters: Parameters, within: str) -> None:
-    """Raises NotSupported where a tensor lies, or is to be put, in memory that is not the request's own."""
-    if "shared_memory_region" in parameters:
-        raise NotSupported(
-            f"{within}shared_memory_region: shared memory is not served; send and take the tensor itself"
-        )
-
-
-def own_name(message: str) -> str:
-    """The message of an InvalidInput in this protocol's words: the service knows prompts and texts alone."""
-    return PROMPT_INPUT + message[len("prompt") :] if message.startswith("prompt: ") else message
-
-
-def _signature_for(question: ParsedRequest, spec: ModelSpec) -> Signature:
-    signature = signature_for(spec)
-    if spec.text is None or spec.framework == "pytorch":
-        return signature
-    graph = signature_for(spec, of_graph=True)
-    names = [tensor.name for tensor in question.inputs]
-    return graph if names and TEXT_INPUT not in names and graph.inputs.keys() >= set(names) else signature
-
-
-def _by_name(tensors: list[InputTensor], signature: Signature) -> dict[str, Array]:
-    """In the model's order: requests that name them in different orders share batches and kept answers."""
-    declared = signature.inputs
-    given: dict[str, Array] = {}
-    for name, datatype, value, _ in tensors:
-        wanted = declared.get(name)
-        if wanted is None:
-            raise _unknown(name, declared, signature, "inputs")
-        if name in given:
-            raise InvalidInput(f"inputs.{name}", "is given twice; leave one")
-        if datatype != wanted.datatype:
-            raise InvalidInput(f"inputs.{name}", f"is {datatype}, and the model wants {wanted.datatype}")
-        if not signature.reads_texts:
-            check_shape(value.shape, wanted.shape, f"inputs.{name}")
-        given[name] = value
-    if len(given) == 1 == len(declared):
-        return given
-    for wanted in declared.values():
-        if wanted.required and wanted.name not in given:
-            raise InvalidInput(f"inputs.{wanted.name}", f"is missing; the model wants {_describe(declared)}")
-    return {name: given[name] for name in declared if name in given}
-
-
-def _outputs(question: ParsedRequest, signature: Signature) -> tuple[RequestedOutput, ...]:
-    """Those that are named, or all that can be carried. `binary` is settled where the request says so for all."""
-    binary = question.parameters.get("binary_data_output") if question.parameters else None
-    if binary is not None and not isinstance(binary, bool):
-        raise InvalidInput("parameters.binary_data_output", f"is {describe_value(binary)}; wants true or false")
-    if not question.outputs:
-        return signature.wanted if binary is None else tuple([w._replace(binary=binary) for w in signature.wanted])
-    wanted: dict[str, RequestedOutput] = {}
-    for output in question.outputs:
-        declared = signature.outputs.get(output.name)
-        if declared is None:
-            raise _unknown(output.name, signature.outputs, signature, "outputs")
-        if output.name in wanted:
-            raise InvalidInput(f"outputs.{output.name}", "is named twice; leave one")
-        if output.classes and declared.datatype == "BYTES":
-            raise InvalidInput(f"outputs.{output.name}", "is BYTES; classification is of numbers")
-        wanted[output.name] = output if output.binary is not None else output._replace(binary=binary)
-    return tuple(wanted.values())
-
-
-def _unknown(
-    name: str, known: Mapping[str, TensorSignature], signature: Signature, within: str
-) -> InvalidInput | UnknownField:
-    if name in signature.untold:
-        return InvalidInput(f"{within}.{name}", f"is {explain_unsupported_type(signature.untold[name])}")
-    return UnknownField.among(name[:200], known, f"{within}.")
-
-
-def _one(value: Array, name: str) -> Any:
-    """The only element."""
-    if value.size != 1:
-        raise InvalidInput(f"inputs.{name}", f"has shape {list(value.shape)}; wants one element, as [1] or [1, 1]")
-    return value.reshape(-1)[0]
-
-
 def _read_texts(texts: Array, parameters: Parameters, text: TextSpec) -> TextRequest:
     if texts.size > MAX_TEXTS:
-        raise InvalidInput("inputs.text", f"{texts.size} texts; a request takes at most {MAX_TEXTS}, send several")
+        raise InvalidInput("inputs.text", f"expected at most {MAX_TEXTS} texts, got {texts.size}; send several requests")
     flat: list[str] = texts.reshape(-1).tolist()
     if not parameters:
         return TextRequest(flat)
     return TextRequest(
         flat,
-        normalize=_read_choice(parameters, "normalize"),
-        truncate=_read_choice(parameters, "truncate") is not False,
+        normalize=_read_boolean(parameters, "normalize", "parameters."),
+        truncate=_read_boolean(parameters, "truncate", "parameters.") is not False,
         dimensions=read_dimensions(parameters, text),
     )
 
 
-def _read_choice(parameters: Parameters, name: str) -> bool | None:
+def _read_boolean(parameters: Parameters, name: str, within: str) -> bool | None:
     value = parameters.get(name)
     if value is None or isinstance(value, bool):
         return value
-    raise InvalidInput(f"parameters.{name}", f"is {describe_value(value)}; wants true or false")
+    raise InvalidInput(f"{within}{name}", f"expected a boolean, got {describe_value(value)}")
+
+
+def _only_element(value: Array, name: str) -> Any:
+    if value.size != 1:
+        raise InvalidInput(f"inputs.{name}", f"expected one element, as [1] or [1, 1], got shape {list(value.shape)}")
+    return value.reshape(-1)[0]
 
 
 def _describe(declared: Mapping[str, TensorSignature]) -> str:

@@ -1,19 +1,67 @@
-"""Step 5, ENCODE, of what all doors of the protocol share: an answer as the tensors that its request asked for."""
+"""Build the response to an infer request: its output tensors, for REST and gRPC, and the REST body."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import orjson
 
+from app.protocols.codec import AnswerContext, EncodedResponse, elements_of
+from app.protocols.json_output import to_json_value
+from app.protocols.open_inference.datatypes import describe_binary_only, encode_tensor
 from app.protocols.open_inference.infer_types import InferRequest, OutputTensor
-from app.protocols.open_inference.signature import OTHERWISE, signature_of_request, supports_batching
+from app.protocols.open_inference.signature import USE_NATIVE_INFER, signature_of_request, supports_batching
 from frameworks.errors import InvalidInput
 from frameworks.generation.types import GenerateAnswer
 from frameworks.types import Array, ClassifyAnswer, EmbedAnswer, Value
 
+HEADER_LENGTH = b"inference-header-content-length"
+"""The HTTP header with the number of bytes of a body's JSON; the bytes of tensors follow the JSON."""
+
+
+def check_output_formats(request: InferRequest) -> None:
+    """Raises InvalidInput where JSON cannot represent an output and the caller does not request its bytes."""
+    signature = signature_of_request(request)
+    if not signature.binary_only:
+        return
+    for name, num_classes, binary in request.outputs:
+        if not binary and not num_classes and name in signature.binary_only:
+            raise InvalidInput(
+                f"outputs.{name}",
+                f'{describe_binary_only(signature.outputs[name].datatype)}; send "binary_data": true in its '
+                'parameters, or "binary_data_output": true in the request\'s',
+            )
+
+
+def num_json_elements(request: InferRequest, answer: Any) -> int:
+    """Count the numbers and strings that are written one by one; the bytes of binary numbers are only joined."""
+    if isinstance(answer, dict):
+        outputs = [(output, answer[output.name]) for output in request.outputs]
+    elif isinstance(answer, EmbedAnswer):
+        outputs = [(output, answer.embeddings) for output in request.outputs]
+    else:
+        return elements_of(answer)
+    return sum(
+        value.size for output, value in outputs if not output.binary or output.num_classes or value.dtype.hasobject
+    )
+
+
+def encode_response(request: InferRequest, answer: Any, context: AnswerContext) -> bytes | EncodedResponse:
+    """Write the body of a 200: plain bytes for JSON alone, else an EncodedResponse."""
+    raws: list[bytes | memoryview] = []
+    head: dict[str, Any] = {"model_name": context.model, "model_version": context.version}
+    if request.id:
+        head["id"] = request.id
+    head["outputs"] = [_describe_output(tensor, raws) for tensor in output_tensors(request, answer)]
+    text = orjson.dumps(head, option=orjson.OPT_SERIALIZE_NUMPY)
+    if not raws:
+        return text
+    headers = [(HEADER_LENGTH, str(len(text)).encode())]
+    return EncodedResponse(b"".join([text, *raws]), b"application/octet-stream", headers)
+
 
 def output_tensors(request: InferRequest, answer: Any) -> list[OutputTensor]:
-    """In the order of the request's outputs. Raises InvalidInput where a model gives what cannot be carried."""
+    """Return the requested outputs in their order. Raises InvalidInput where the protocol has no form for a value."""
     if isinstance(answer, dict):
         return _tensors(request, answer)
     spec = request.spec
@@ -28,56 +76,71 @@ def output_tensors(request: InferRequest, answer: Any) -> list[OutputTensor]:
         case GenerateAnswer():
             datatype, value = "BYTES", _strings([choice.text for choice in answer.choices])
         case _:
-            raise AssertionError(f"{type(answer)} answers no request of this protocol")
+            raise AssertionError(f"this protocol has no requests with answers of {type(answer)}")
     return [
-        OutputTensor(name, "BYTES", _classified(value, classes, labels, by_row=True), binary)
-        if classes
+        OutputTensor(name, "BYTES", _classify(value, num_classes, labels, by_row=True), binary)
+        if num_classes
         else OutputTensor(name, datatype, value, binary)
-        for name, classes, binary in request.outputs
+        for name, num_classes, binary in request.outputs
     ]
+
+
+def _describe_output(tensor: OutputTensor, raws: list[bytes | memoryview]) -> dict[str, Any]:
+    """Return the JSON of an output; the bytes of a binary one are appended to `raws`. NaN and infinities are null."""
+    name, datatype, value, binary = tensor
+    described: dict[str, Any] = {"name": name, "datatype": datatype, "shape": value.shape}
+    if binary:
+        raw = encode_tensor(value, datatype)
+        described["parameters"] = {"binary_data_size": len(raw)}
+        raws.append(raw)
+    else:
+        described["data"] = to_json_value(value.reshape(-1))
+    return described
 
 
 def _tensors(request: InferRequest, answer: Mapping[str, Value]) -> list[OutputTensor]:
     declared = signature_of_request(request).outputs
     tensors = []
-    for name, classes, binary in request.outputs:
+    for name, num_classes, binary in request.outputs:
         value = answer[name]
         if not isinstance(value, np.ndarray):
-            raise InvalidInput(f"outputs.{name}", f"is no tensor this time; {OTHERWISE}")
-        if classes:
+            raise InvalidInput(f"outputs.{name}", f"the model returned another type than a tensor; {USE_NATIVE_INFER}")
+        if num_classes:
             by_row = value.ndim > 0 and supports_batching(request.spec)
-            tensors.append(OutputTensor(name, "BYTES", _classified(value, classes, (), by_row), binary))
+            tensors.append(OutputTensor(name, "BYTES", _classify(value, num_classes, (), by_row), binary))
         else:
             tensors.append(OutputTensor(name, declared[name].datatype, value, binary))
     return tensors
 
 
 def _scores(answer: ClassifyAnswer, labels: tuple[str, ...]) -> Array:
-    """float32 [texts, labels], in the labels' order."""
+    """Return scores as float32 [texts, labels], in the order of the labels."""
     rows = [dict(row) for row in answer.predictions]
     scores = np.array([[row[label] for label in labels] for row in rows], dtype=np.float32)
     return scores.reshape(len(rows), len(labels))
 
 
-def _classified(value: Array, classes: int, labels: tuple[str, ...], by_row: bool) -> Array:
-    """The highest of each row's numbers, or of all of them, as Triton writes them: `value:index`, or
-    `value:index:label`. Equal ones in their order, NaN last.
+def _classify(value: Array, num_classes: int, labels: tuple[str, ...], by_row: bool) -> Array:
+    """Return the highest values, of each row or of all, in Triton's form: `value:index` or `value:index:label`.
+
+    Equal values keep their order; NaN is last.
     """
     num_rows = len(value) if by_row else 1
     rows = value.reshape(num_rows, value.size // max(1, num_rows))
     if rows.dtype.kind == "b":
         rows = rows.view(np.uint8)
-    # Sorting what is turned round, and turning it back, keeps equal ones in their order.
-    highest = rows.shape[1] - 1 - np.argsort(_comparable(rows)[:, ::-1], axis=1, kind="stable")[:, : -classes - 1 : -1]
-    written = [_written(row[i], i, labels) for row, best in zip(rows, highest.tolist(), strict=True) for i in best]
-    return _strings(written).reshape(highest.shape if by_row else highest.shape[1:])
+    # A stable sort of the reversed rows, read backwards, keeps equal values in their order.
+    order = np.argsort(_comparable(rows)[:, ::-1], axis=1, kind="stable")[:, : -num_classes - 1 : -1]
+    highest = rows.shape[1] - 1 - order
+    texts = [_format_class(row[i], i, labels) for row, best in zip(rows, highest.tolist(), strict=True) for i in best]
+    return _strings(texts).reshape(highest.shape if by_row else highest.shape[1:])
 
 
 def _comparable(rows: Array) -> Array:
     return np.where(np.isnan(rows), -np.inf, rows) if rows.dtype.kind == "f" else rows
 
 
-def _written(value: Any, index: int, labels: tuple[str, ...]) -> str:
+def _format_class(value: Any, index: int, labels: tuple[str, ...]) -> str:
     number = f"{value:f}" if value.dtype.kind == "f" else f"{value:d}"
     return f"{number}:{index}:{labels[index]}" if labels else f"{number}:{index}"
 

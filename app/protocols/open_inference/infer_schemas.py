@@ -1,4 +1,7 @@
-"""What the OpenAPI document says of infer; requests are read by json_questions."""
+"""Describe the bodies of infer for the OpenAPI document.
+
+`infer_body` decodes the requests by hand, for speed; a property test holds these schemas to it.
+"""
 
 from typing import Any
 
@@ -19,45 +22,45 @@ class OpenInferenceInput(BaseModel):
     datatype: str = _DATATYPE
     data: list[Any] | None = Field(
         None,
-        description="Flat, or nested as the shape says. FP16 and BF16 travel in bytes only.",
+        description="Flat, or nested in the given shape. FP16 and BF16 need binary data.",
         examples=[[0, 0.5, 1]],
     )
     parameters: dict[str, Any] | None = Field(
-        None, description="binary_data_size: how many of the bytes behind the JSON are this tensor's, instead of data."
+        None, description="binary_data_size: the number of this tensor's bytes behind the JSON, instead of data."
     )
 
 
 class OpenInferenceOutput(BaseModel):
-    """An output that is wanted."""
+    """A requested output."""
 
     model_config = ConfigDict(extra="forbid")
 
     name: str
     parameters: dict[str, Any] | None = Field(
         None,
-        description="binary_data: as bytes behind the JSON. classification: of each row so many of the highest, as "
-        '"value:index" or "value:index:label".',
+        description="binary_data: return the bytes behind the JSON. classification: return this many of the highest "
+        'values of each row, as "value:index" or "value:index:label".',
     )
 
 
 class OpenInferenceRequest(BaseModel):
-    """JSON; or, with the header inference-header-content-length, so many bytes of it and then those of the tensors that
-    have a binary_data_size, one after the other; with 0 there, the bytes of the model's one input and nothing else.
+    """JSON. With the header inference-header-content-length, JSON of that length and then the bytes of the tensors that
+    have a binary_data_size, one after the other. With the length 0, only the bytes of the model's one input.
     """
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
-    id: str | None = Field(None, description="Repeated in the answer.")
+    id: str | None = Field(None, description="Repeated in the response.")
     inputs: list[OpenInferenceInput]
-    outputs: list[OpenInferenceOutput] | None = Field(None, description="Only these are answered, in this order.")
+    outputs: list[OpenInferenceOutput] | None = Field(None, description="Return only these, in this order.")
     parameters: dict[str, Any] | None = Field(
         None,
         description="priority: 1 (first) to 9, 0 for the default. timeout: microseconds. binary_data_output: all "
-        "outputs as bytes. Embed models: normalize, truncate, dimensions. Models that generate: max_tokens and the "
-        "like. Others change nothing.",
+        "outputs as bytes. Embed models: normalize, truncate, dimensions. Generation models: max_tokens and the other "
+        "options of generate. Unknown parameters have no effect.",
     )
-    model_name: str | None = Field(None, description="The path names the model; this says nothing.")
-    model_version: str | None = Field(None, description="As model_name.")
+    model_name: str | None = Field(None, description="Ignored; the path names the model.")
+    model_version: str | None = Field(None, description="Ignored; the path names the version.")
 
 
 class OpenInferenceTensor(BaseModel):
@@ -68,12 +71,12 @@ class OpenInferenceTensor(BaseModel):
     shape: list[int]
     data: list[Any] | None = None
     parameters: dict[str, Any] | None = Field(
-        None, description="binary_data_size: how many of the bytes behind the JSON are this tensor's."
+        None, description="binary_data_size: the number of this tensor's bytes behind the JSON."
     )
 
 
 class OpenInferenceResponse(BaseModel):
-    """JSON; where tensors are in bytes, the header inference-header-content-length says where they begin."""
+    """JSON. With binary tensors, the header inference-header-content-length gives the length of the JSON."""
 
     model_config = ConfigDict(protected_namespaces=())
 

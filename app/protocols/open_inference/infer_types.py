@@ -1,4 +1,4 @@
-"""The vocabulary of the Open Inference Protocol, whatever it travels by: JSON, binary tensors, or gRPC messages."""
+"""Types of infer requests and responses, for every transport: JSON, binary tensors, gRPC messages."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,43 +8,48 @@ from frameworks.generation.types import GenerateRequest
 from frameworks.types import Array, ModelSpec, TensorBatch, TextRequest
 
 Parameter = bool | int | float | str
+Parameters = Mapping[str, Parameter]
 
 
 class InputTensor(NamedTuple):
-    """An input as it came. `datatype`: the protocol's name (`FP32`). `value`: of the datatype's numpy type, as
-    frameworks.types has it, in its shape; it may be a read-only view on the body.
+    """One input as the caller sent it.
+
+    `datatype`: the protocol's name (`FP32`). `value`: of the datatype's numpy type and in its shape; it may be a
+    read-only view of the body.
     """
 
     name: str
     datatype: str
     value: Array
-    parameters: Mapping[str, Parameter] = {}
+    parameters: Parameters = {}
 
 
 class RequestedOutput(NamedTuple):
-    """`classes`: of the classification extension, how many of the highest values are told; 0: the tensor itself.
-    `binary`: None where the caller did not say, as `binary_data_output` of the request does then.
+    """One output that the caller requests.
+
+    `num_classes`: of the classification extension, how many of the highest values to return; 0 for the tensor itself.
+    `binary`: whether the response carries it as bytes; None: as the request's `binary_data_output` says.
     """
 
     name: str
-    classes: int = 0
+    num_classes: int = 0
     binary: bool | None = None
 
 
 @dataclass(slots=True)
 class ParsedRequest:
-    """What came, before it is held against a model. `outputs` None: all of them, as the request's parameters say."""
+    """A request that was parsed and not yet checked against a model. `outputs` None: all outputs of the model."""
 
     inputs: list[InputTensor]
     outputs: list[RequestedOutput] | None = None
     id: str = ""
-    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    parameters: Parameters = field(default_factory=dict)
 
 
 class InferRequest(NamedTuple):
-    """As DecodedRequest of app/inference/pipeline.py: a question that suits the model whose `spec` it was read by.
+    """A request that was checked against the model of `spec`; a DecodedRequest of app/inference/pipeline.py.
 
-    `outputs`: those that the answer has, in its order. `timeout_ms` None: the caller named no deadline.
+    `outputs`: in the order of the response. `timeout_ms` None: the request has no deadline.
     """
 
     request: TensorBatch | TextRequest | GenerateRequest
@@ -57,9 +62,7 @@ class InferRequest(NamedTuple):
 
 
 class OutputTensor(NamedTuple):
-    """An output. `value`: of the datatype's numpy type as frameworks.types has it, in its shape; for BYTES an object
-    array of str.
-    """
+    """One output of a response. `value`: of the datatype's numpy type; for BYTES an object array of str."""
 
     name: str
     datatype: str

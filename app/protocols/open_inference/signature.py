@@ -1,4 +1,4 @@
-"""What a model takes and gives in the protocol's words: questions are held against it, and metadata tell it."""
+"""Describe the inputs and outputs of a model in the protocol's terms, for request checks and for metadata."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from app.protocols.open_inference.infer_types import InferRequest, RequestedOutp
 from frameworks.types import ModelSpec, OptionalType, TensorBatch, TensorType, ValueSpec
 
 TEXT_INPUT = "text"
-"""Of embed and classify models; those that generate have PROMPT_INPUT."""
+"""The input of embed and classify models; generation models have PROMPT_INPUT."""
 EMBEDDINGS_OUTPUT = "embeddings"
 SCORES_OUTPUT = "scores"
 
@@ -20,8 +20,10 @@ GENERATED_OUTPUT = "text_output"
 
 
 class TensorSignature(NamedTuple):
-    """One input or output. `shape` has -1 for a free dimension, and is None where the model declares no rank: then any
-    shape may come. `required` False: an input that may be left out.
+    """One input or output.
+
+    `shape`: -1 is a free dimension; None: the model declares no rank and accepts every shape. `required` False: an
+    input that may be left out.
     """
 
     name: str
@@ -32,26 +34,27 @@ class TensorSignature(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """By name, in the model's order. `reads_texts`: inputs may come in any shape, their strings are read one by one.
+    """The inputs and outputs of a model by name, in the model's order.
 
-    ONNX sequences, maps and optionals cannot be carried, and are not among them: `untold` has their names and types,
-    `refusal` says why no request can be answered where one of them is needed.
+    `reads_texts`: inputs are strings in any shape, read one by one. The protocol has no form for ONNX sequences, maps
+    and optionals: `unsupported_types` holds their names and types. `unsupported`: why the protocol cannot serve the
+    model at all; None where it can.
     """
 
     inputs: dict[str, TensorSignature]
     outputs: dict[str, TensorSignature]
     reads_texts: bool = False
-    untold: Mapping[str, str] = field(default_factory=dict)
-    refusal: str | None = None
+    unsupported_types: Mapping[str, str] = field(default_factory=dict)
+    unsupported: str | None = None
     output_names: tuple[str, ...] = field(init=False)
-    wanted: tuple[RequestedOutput, ...] = field(init=False)
-    """All outputs, where a request says nothing of them."""
+    all_outputs: tuple[RequestedOutput, ...] = field(init=False)
+    """The outputs of a request that names none."""
     binary_only: frozenset[str] = field(init=False)
-    """Outputs that have no form in JSON."""
+    """Outputs that JSON cannot represent."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "output_names", tuple(self.outputs))
-        object.__setattr__(self, "wanted", tuple(RequestedOutput(name) for name in self.outputs))
+        object.__setattr__(self, "all_outputs", tuple(RequestedOutput(name) for name in self.outputs))
         halves = [output.name for output in self.outputs.values() if output.datatype in BINARY_ONLY]
         object.__setattr__(self, "binary_only", frozenset(halves))
 
@@ -64,36 +67,36 @@ _GENERATE = (
     ),
     TensorSignature(GENERATED_OUTPUT, "BYTES", (-1,)),
 )
-OTHERWISE = "ask POST /infer, which writes it in JSON"
+USE_NATIVE_INFER = "send the request to POST /infer, which supports the type"
 
-# By the identity of the spec, which is made once for each load: to hash all of it takes longer than to read a request.
+# The key is the identity of the spec, which is created once for each load: hashing it would take longer than a decode.
 _signatures: dict[tuple[int, bool], tuple[ModelSpec, Signature]] = {}
-_MOST_SIGNATURES = 256
+_MAX_SIGNATURES = 256
 
 
 def signature_for(spec: ModelSpec, of_graph: bool = False) -> Signature:
-    """The tensors of a model. Any thread may call it.
+    """Return the signature of a model. Thread-safe.
 
-    `of_graph`: those of an ONNX text model's own graph (`input_ids`, …), which may be sent in the place of texts.
+    `of_graph`: that of an ONNX text model's own graph (`input_ids`, …), which accepts tensors instead of texts.
     """
     known = _signatures.get((id(spec), of_graph))
     if known is not None and known[0] is spec:
         return known[1]
     signature = _signature_of(spec, of_graph)
-    if len(_signatures) >= _MOST_SIGNATURES:
+    if len(_signatures) >= _MAX_SIGNATURES:
         _signatures.clear()
     _signatures[id(spec), of_graph] = spec, signature
     return signature
 
 
 def signature_of_request(request: InferRequest) -> Signature:
-    """What a request was held against."""
+    """Return the signature that a request was checked against."""
     spec = request.spec
     return signature_for(spec, of_graph=spec.text is not None and type(request.request) is TensorBatch)
 
 
 def supports_batching(spec: ModelSpec) -> bool:
-    """Whether the first dimension of the model's tensors is rows that may share a run with those of others."""
+    """Whether the first dimension of the model's tensors holds rows that can share a batch with other requests."""
     return spec.text is not None or bool(spec.batched_inputs)
 
 
@@ -108,19 +111,19 @@ def _signature_of(spec: ModelSpec, of_graph: bool) -> Signature:
         return _of_texts((TensorSignature(TEXT_INPUT, "BYTES", (-1,)),), output)
     inputs = {value.name: _tensor(value, kind) for value in spec.inputs if (kind := _tensor_type(value))}
     outputs = {value.name: _tensor(value, value.type) for value in spec.outputs if isinstance(value.type, TensorType)}
-    untold = {v.name: str(v.type) for v in spec.outputs if v.name not in outputs}
-    refusal = None if outputs else f"none of the model's outputs is a tensor; {OTHERWISE}"
+    unsupported_types = {v.name: str(v.type) for v in spec.outputs if v.name not in outputs}
+    unsupported = None if outputs else f"the model has no output that is a tensor; {USE_NATIVE_INFER}"
     for value in spec.inputs:
         if value.name not in inputs:
-            untold[value.name] = str(value.type)
+            unsupported_types[value.name] = str(value.type)
             if value.required:
-                refusal = f'the model wants "{value.name}", {explain_unsupported_type(str(value.type))}'
-    return Signature(inputs, outputs, False, untold, refusal)
+                unsupported = f'the model requires "{value.name}"; {explain_unsupported_type(str(value.type))}'
+    return Signature(inputs, outputs, False, unsupported_types, unsupported)
 
 
 def explain_unsupported_type(kind: str) -> str:
-    """What is wrong with a value of this type, and the remedy."""
-    return f"a {kind}, which this protocol cannot carry; {OTHERWISE}"
+    """Say that the protocol has no form for values of this type, and the remedy."""
+    return f"this protocol does not support {kind}; {USE_NATIVE_INFER}"
 
 
 def _of_texts(inputs: tuple[TensorSignature, ...], output: TensorSignature) -> Signature:
@@ -128,7 +131,7 @@ def _of_texts(inputs: tuple[TensorSignature, ...], output: TensorSignature) -> S
 
 
 def _tensor_type(value: ValueSpec) -> TensorType | None:
-    """Of an optional tensor as well: it may come or be left out."""
+    """Return the type of a tensor or optional tensor; None for every other value."""
     inner = value.type.inner if isinstance(value.type, OptionalType) else value.type
     return inner if isinstance(inner, TensorType) else None
 
