@@ -16,7 +16,7 @@ from app.grpc.tensors import parse_request, write_response
 from app.inference.pipeline import FindSpec
 from app.observability.metrics import RequestRecord
 from app.protocols.codec import LONG_BYTES
-from app.protocols.open_inference.infer_request import read_request
+from app.protocols.open_inference.infer_request import check_request
 from app.protocols.open_inference.infer_response import output_tensors
 from app.protocols.open_inference.infer_types import InferRequest, OutputTensor, ParsedRequest
 from app.protocols.open_inference.signature import GENERATED_OUTPUT, STREAM_INPUT
@@ -155,7 +155,7 @@ def _decode(message: Message, call: Call, is_streamed: bool, find_spec: FindSpec
     # The call's deadline also bounds the wait for a load.
     spec = find_spec(message.model_name, message.model_version or None, lambda: _earlier_ms(None, call))
     parsed = parse_request(message)
-    request = read_request(parsed, spec)
+    request = check_request(parsed, spec)
     if is_streamed and spec.generation is not None:
         request = request._replace(stream=_wants_stream(parsed, request))
     timeout_ms = _earlier_ms(request.timeout_ms, call)

@@ -8,7 +8,7 @@ import numpy as np
 
 from app.grpc.messages import Message, ModelInferResponse
 from app.protocols.json_tensors import narrow
-from app.protocols.open_inference.datatypes import DTYPES, from_raw, numpy_dtype, to_raw
+from app.protocols.open_inference.datatypes import DTYPES, decode_tensor, encode_tensor, numpy_dtype
 from app.protocols.open_inference.infer_request import read_requested_output, refuse_shared_memory
 from app.protocols.open_inference.infer_types import InputTensor, OutputTensor, Parameter, ParsedRequest
 from app.protocols.shapes import read_sizes
@@ -77,7 +77,7 @@ def write_response(
     for tensor in tensors:
         output = response.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.value.shape)
         if is_raw:
-            response.raw_output_contents.append(bytes(to_raw(tensor.value, tensor.datatype)))
+            response.raw_output_contents.append(bytes(encode_tensor(tensor.value, tensor.datatype)))
         else:
             _write_contents(output.contents, tensor)
     for name, value in parameters.items():
@@ -100,7 +100,7 @@ def _read_input(tensor: Message, field: str, raw: bytes | None) -> InputTensor:
             f"{field}.contents", "expected none beside raw_input_contents; send one of the two for all inputs"
         )
     else:
-        value = from_raw(memoryview(raw), tensor.datatype, shape, field)
+        value = decode_tensor(memoryview(raw), tensor.datatype, shape, field)
     if not tensor.parameters:
         return InputTensor(tensor.name, tensor.datatype, value)
     return InputTensor(tensor.name, tensor.datatype, value, read_parameters(tensor.parameters))

@@ -1,4 +1,4 @@
-"""Bodies that travel compressed: `gzip` and `deflate` (zlib's form, RFC 9110), within the bound that bodies have."""
+"""Compress and decompress bodies with `gzip` and `deflate` (zlib's form, RFC 9110), within the limit of bodies."""
 
 import zlib
 
@@ -6,29 +6,25 @@ from app.protocols.errors import TooLarge, UnsupportedMediaType
 from frameworks.errors import InvalidInput
 
 MIN_COMPRESSED_BYTES = 1024
-"""An answer below this is not worth compressing."""
+"""Shorter responses are sent uncompressed."""
 
-# zlib's window_bits: which of its forms, with the largest window.
-_FORMS = {"gzip": 31, "deflate": 15}
+# zlib's `wbits`: the container, with the largest window.
+_WINDOW_BITS = {"gzip": 31, "deflate": 15}
 _NAMES = {"": None, "identity": None, "gzip": "gzip", "x-gzip": "gzip", "deflate": "deflate"}
-# The fastest: tensors are hardly made smaller by more work.
+# The fastest level: higher ones hardly make tensors smaller.
 _LEVEL = 1
 
 
 def parse_encoding(value: bytes) -> str | None:
-    """What a content-encoding says: `gzip`, `deflate`, or None for a body that is as it is. Raises
-    UnsupportedMediaType for any other.
-    """
+    """Return `gzip`, `deflate`, or None for an uncompressed body. Raises UnsupportedMediaType for any other."""
     name = value.decode("latin-1").strip().lower()
     if name not in _NAMES:
-        raise UnsupportedMediaType(
-            f'content-encoding "{name[:100]}" is not read; send gzip, deflate, or the body as it is'
-        )
+        raise UnsupportedMediaType(f'content-encoding: expected gzip, deflate or identity, got "{name[:100]}"')
     return _NAMES[name]
 
 
 def choose_encoding(accepted: bytes) -> str | None:
-    """The best that an accept-encoding takes, gzip where it takes both alike; None: the answer goes as it is."""
+    """Choose the encoding that an accept-encoding prefers, gzip before deflate; None: do not compress the response."""
     qualities: dict[str, float] = {}
     for item in accepted.decode("latin-1").lower().split(","):
         name, _, parameter = item.partition(";")
@@ -42,26 +38,27 @@ def choose_encoding(accepted: bytes) -> str | None:
 
 
 def decompress(body: bytes, encoding: str, max_body_bytes: int) -> bytes:
-    """What was compressed. Raises InvalidInput where it was not, or not so; TooLarge as soon as it gets too long."""
-    inflater = zlib.decompressobj(_FORMS[encoding])
+    """Decompress a body. Raises InvalidInput for invalid data, and TooLarge as soon as the result exceeds the limit."""
+    inflater = zlib.decompressobj(_WINDOW_BITS[encoding])
     try:
         inner = inflater.decompress(body, max_body_bytes + 1)
     except zlib.error as error:
-        raise InvalidInput("content-encoding", f"the body is no {encoding}: {error}") from None
+        raise InvalidInput("content-encoding", f"expected a body in {encoding}, got invalid data: {error}") from None
     if len(inner) > max_body_bytes:
         raise TooLarge(max_body_bytes)
     if not inflater.eof:
-        raise InvalidInput("content-encoding", f"the body ends within its {encoding}")
+        raise InvalidInput("content-encoding", f"expected a whole body in {encoding}, got a truncated one")
     if inflater.unused_data:
         raise InvalidInput(
-            "content-encoding", f"{len(inflater.unused_data)} bytes come after the end of the body's {encoding}"
+            "content-encoding",
+            f"expected the end of the body after its {encoding}, got {len(inflater.unused_data)} more bytes",
         )
     return inner
 
 
 def compress(body: bytes, encoding: str) -> bytes:
-    """The body, compressed."""
-    deflater = zlib.compressobj(_LEVEL, zlib.DEFLATED, _FORMS[encoding])
+    """Compress a body."""
+    deflater = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WINDOW_BITS[encoding])
     return deflater.compress(body) + deflater.flush()
 
 

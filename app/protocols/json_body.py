@@ -1,8 +1,8 @@
-"""Reading a JSON body so that its numbers never become Python objects.
+"""Parse a JSON body without converting its numbers to Python objects.
 
-pysimdjson hands a numeric array over as one flat buffer, nesting forgotten; so each array's shape is read apart and
-proven before the body counts as read. orjson and numpy are the way where pysimdjson has no wheel, and where a body
-leaves room for doubt: slower, and always right.
+pysimdjson returns a numeric array as one flat buffer without its nesting. Therefore the shape of each array is read
+separately, and checked before the body counts as read. orjson and numpy parse the body exactly, but more slowly: where
+pysimdjson has no wheel, and where the shape of an array is not certain.
 """
 
 from collections import Counter
@@ -20,11 +20,11 @@ from frameworks.types import Array
 simdjson: Any
 try:
     import simdjson
-except ImportError:  # no wheel for this Python
+except ImportError:  # this Python version has no wheel
     simdjson = None
 
 Node = Any
-"""A JSON value, of the document that gave it: a scalar of Python, or an array or object to ask the document about."""
+"""A JSON value of one document: a Python scalar, or an array or object that only the document can read."""
 NumberKind = Literal["float", "int", "uint"]
 
 _KINDS: dict[NumberKind, tuple[str, Any]] = {
@@ -32,37 +32,37 @@ _KINDS: dict[NumberKind, tuple[str, Any]] = {
     "int": ("i", np.int64),
     "uint": ("u", np.uint64),
 }
-_MAX_DEPTH = 32  # numpy has no more dimensions than 64, and nobody's tensor has more than 32
-_LARGEST_COUNT = 2**24 - 1  # simdjson counts and gives an array's elements up to here; only its buffers have the rest
+_MAX_DEPTH = 32  # numpy supports 64 dimensions
+_LARGEST_COUNT = 2**24 - 1  # simdjson counts and lists an array's elements up to here; only its buffers are complete
 _LONG_BYTES = 16 * 1024
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class NonNumericArray(Exception):
-    """An array holds something else than numbers of the kind asked for; the message says what."""
+    """An array holds a value that is not a number of the requested kind; the message describes the value."""
 
 
 class RaggedArray(Exception):
-    """The arrays in an array differ in length or depth; the message says where."""
+    """The arrays in an array differ in length or depth; the message gives the depth."""
 
 
 class ExactParseNeeded(Exception):
-    """An array is too long for the quick way; read the body again with `parse_exact`."""
+    """An array is too long for simdjson; read the body again with `parse_exact`."""
 
 
 class Document(Protocol):
-    """One parsed body. All values must be read before the next await: they die with the document.
+    """One parsed body. Its values are valid as long as the document; read them before the next await.
 
-    `items`, `python` and `numbers` raise ExactParseNeeded as well.
+    `items`, `python` and `numbers` also raise ExactParseNeeded.
     """
 
     @property
     def root(self) -> Node: ...
 
     def members(self, node: Node, known: Collection[str], within: str = "") -> dict[str, Node]:
-        """The members of an object. Raises UnknownField for one not `known`, InvalidInput for one given twice.
+        """Return the members of an object. Raises UnknownField for an unknown name, InvalidInput for a repeated one.
 
-        `within`: where the object stands, `inputs.`, for the message.
+        `within`: the path of the object, as `inputs.`, for the message.
         """
         ...
 
@@ -71,36 +71,39 @@ class Document(Protocol):
     def is_object(self, node: Node) -> bool: ...
 
     def items(self, array: Node) -> list[Node]:
-        """What an array holds, if it is to be asked about one by one."""
+        """Return the elements of an array as nodes."""
         ...
 
     def python(self, node: Node) -> Any:
-        """The node in Python's own lists, dicts and scalars."""
+        """Convert a node to Python's lists, dicts and scalars."""
         ...
 
     def numbers(self, node: Node, kind: NumberKind) -> tuple[Array, tuple[int, ...]]:
-        """An array's numbers, flat (float64, int64 or uint64), and its shape. Raises NonNumericArray, RaggedArray."""
+        """Return an array's numbers, flat (float64, int64 or uint64), and its shape.
+
+        Raises NonNumericArray, RaggedArray.
+        """
         ...
 
     def shapes_are_certain(self) -> bool:
-        """Whether every shape that `numbers` gave is certain; if not, read the body again with `parse_exact`."""
+        """Whether every shape that `numbers` returned is certain; if not, read the body again with `parse_exact`."""
         ...
 
 
 def parse(body: bytes) -> Document:
-    """Raises InvalidJson, with the place of the fault."""
-    # simdjson passes a byte order mark over, orjson refuses it: one word on it, whichever way the body is read.
+    """Parse a body. Raises InvalidJson, whose message has line and column."""
+    # simdjson skips a byte order mark and orjson rejects it; every body with one gets the same error.
     if simdjson is None or body.startswith(_BYTE_ORDER_MARK):
         return parse_exact(body)
     try:
         return _SimdDocument(body)
     except (ValueError, RuntimeError):
-        # Bad JSON gets orjson's message, which has line and column; an integer beyond 64 bits is only simdjson's limit.
+        # orjson's message has line and column, and orjson accepts integers of more than 64 bits.
         return parse_exact(body)
 
 
 def parse_exact(body: bytes) -> Document:
-    """As `parse`, by the slower way that leaves no doubt. Raises InvalidJson."""
+    """Parse a body with orjson: slower, and with certain shapes. Raises InvalidJson."""
     try:
         return _PlainDocument(orjson.loads(body))
     except orjson.JSONDecodeError as error:
@@ -108,7 +111,7 @@ def parse_exact(body: bytes) -> Document:
 
 
 def flatten(node: list[Any]) -> tuple[list[Any], tuple[int, ...]]:
-    """The elements of a nest of lists, in order, and its shape. Raises RaggedArray."""
+    """Return the elements of nested lists, in order, and the shape. Raises RaggedArray."""
     level, shape = node, [len(node)]
     while list in (types := set(map(type, level))):
         lengths = set(map(len, level)) if types == {list} else set()
@@ -116,7 +119,7 @@ def flatten(node: list[Any]) -> tuple[list[Any], tuple[int, ...]]:
             raise RaggedArray(_ragged_at(len(shape), lengths))
         shape.append(lengths.pop())
         if len(shape) > _MAX_DEPTH:
-            raise RaggedArray(f"it is nested more than {_MAX_DEPTH} deep")
+            raise RaggedArray(f"it has more than {_MAX_DEPTH} dimensions")
         level = list(chain.from_iterable(level))
     return level, tuple(shape)
 
@@ -124,19 +127,19 @@ def flatten(node: list[Any]) -> tuple[list[Any], tuple[int, ...]]:
 class _SimdDocument:
     def __init__(self, body: bytes) -> None:
         self._body = body
-        # A parser of its own costs nothing; one that is shared refuses its next body while a value of the last lives.
+        # A new parser costs nothing; a shared one refuses a new body while a value of the last body is referenced.
         self.root: Node = simdjson.Parser().parse(body)
-        # Arrays that `numbers` took for flat, and the brackets that all arrays seen so far must have.
+        # The arrays that `numbers` assumed to be flat, and the opening brackets of all arrays that were read.
         self._flat_arrays = 0
         self._brackets = 0
 
     def members(self, node: Node, known: Collection[str], within: str = "") -> dict[str, Node]:
-        # The names first: simdjson finds a member by walking the object, which a hostile one makes long.
+        # Check the names first: simdjson finds a member by a linear search, which is slow in a hostile object.
         names = list(node)
         _check_names(names, known, within)
         if len(names) > 1 and len(names) != len(set(names)):
-            twice, _ = Counter(names).most_common(1)[0]
-            raise InvalidInput(within + twice, "given twice in one object; leave one")
+            repeated, _ = Counter(names).most_common(1)[0]
+            raise InvalidInput(within + repeated, "expected one member of this name, got several; send one")
         return {name: node[name] for name in names}
 
     def is_array(self, node: Node) -> bool:
@@ -153,7 +156,7 @@ class _SimdDocument:
 
     def python(self, node: Node) -> Any:
         if isinstance(node, simdjson.Array):
-            self._brackets += 1  # at least; a nest in it leaves the count short, and so the doubt
+            self._brackets += 1  # a nested array has more, so that its shape stays uncertain
             items = node.as_list()
             if len(self._body) > 2 * _LARGEST_COUNT and (len(items) == _LARGEST_COUNT or list in set(map(type, items))):
                 raise ExactParseNeeded
@@ -165,17 +168,17 @@ class _SimdDocument:
         try:
             flat = np.frombuffer(node.as_buffer(of_type=code), dtype)
         except (TypeError, ValueError):
-            # simdjson does not say which element; the exact way does.
+            # simdjson does not report which element is wrong.
             return _plain_numbers(self.python(node), kind)
         return flat, self._shape(node, flat.size)
 
     def shapes_are_certain(self) -> bool:
-        # A flat array has one bracket. If the body has just the brackets that were predicted, no flat array hides a
-        # nest; more of them may also stand in a string, which only the exact way can tell.
+        # A flat array has one opening bracket. With as many brackets as counted, no array assumed to be flat is nested.
+        # Additional brackets can also be part of a string; only the exact parser knows.
         return not self._flat_arrays or _brackets_in(self._body) == self._brackets
 
     def _shape(self, node: Node, size: int) -> tuple[int, ...]:
-        """The shape of a nest; rows are walked, never numbers. `shapes_are_certain` checks flat arrays."""
+        """Return the shape of an array from its rows, without reading numbers; see `shapes_are_certain`."""
         self._brackets += 1
         if size and len(node) == size and not self.is_array(node[0]):
             self._flat_arrays += 1
@@ -187,30 +190,30 @@ class _SimdDocument:
             if len(lengths) != 1:
                 raise RaggedArray(_ragged_at(len(shape), lengths))
             shape.append(lengths.pop())
-            rows = [row for array in level for row in array] if self._is_nest(level[0]) else []
+            rows = [row for array in level for row in array] if self._is_nested(level[0]) else []
             if not rows:
                 break
             if not all(map(self.is_array, rows)):
                 raise RaggedArray(_ragged_at(len(shape), set()))
             if len(shape) >= _MAX_DEPTH:
-                raise RaggedArray(f"it is nested more than {_MAX_DEPTH} deep")
+                raise RaggedArray(f"it has more than {_MAX_DEPTH} dimensions")
             self._brackets += len(rows)
             level = rows
         self._flat_arrays += 1
         if len(shape) == 1:
-            return (size,)  # the buffer's own size is the truth, however long
+            return (size,)  # the size of the buffer is right at every length
         if _LARGEST_COUNT in shape:
             raise ExactParseNeeded
         if int(np.prod(shape)) != size:
-            raise RaggedArray("its rows differ in length or depth")
+            raise RaggedArray("the rows differ in length or depth")
         return tuple(shape)
 
-    def _is_nest(self, array: Node) -> bool:
+    def _is_nested(self, array: Node) -> bool:
         return len(array) > 0 and self.is_array(array[0])
 
 
 def _brackets_in(body: bytes) -> int:
-    """How many `[` there are; of a long body numpy counts them eight times as fast as bytes.count."""
+    """Count the opening brackets; in a long body numpy is eight times as fast as bytes.count."""
     if len(body) < _LONG_BYTES:
         return body.count(b"[")
     return int(np.count_nonzero(np.frombuffer(body, np.uint8) == ord("[")))
@@ -248,33 +251,33 @@ class _PlainDocument:
 def _plain_numbers(node: list[Any], kind: NumberKind) -> tuple[Array, tuple[int, ...]]:
     flat, shape = flatten(node)
     types = set(map(type, flat))
-    if strangers := types - {int, float}:
-        raise NonNumericArray(f"it holds {_JSON_NAMES[strangers.pop()]}, not only numbers")
+    if others := types - {int, float}:
+        raise NonNumericArray(f"{_TYPE_NAMES[others.pop()]} in the array")
     if kind != "float" and float in types:
         example = next(value for value in flat if type(value) is float)
-        raise NonNumericArray(f"it holds {example!r}, which is no integer of 64 bits")
+        raise NonNumericArray(f"{example!r} instead of an integer of 64 bits")
     try:
         return np.array(flat, dtype=_KINDS[kind][1]), shape
     except OverflowError:
         bounds = np.iinfo(_KINDS[kind][1])
         example = next(value for value in flat if not bounds.min <= value <= bounds.max)
-        raise NonNumericArray(f"it holds {example}, outside {bounds.min} to {bounds.max}") from None
+        raise NonNumericArray(f"{example}, outside {bounds.min} to {bounds.max}") from None
 
 
-_JSON_NAMES: dict[type, str] = {bool: "true or false", str: "a string", type(None): "null", dict: "an object"}
+_TYPE_NAMES: dict[type, str] = {bool: "a boolean", str: "a string", type(None): "null", dict: "an object"}
 
 
 def describe_type(value: Any) -> str:
-    """What a caller would call the value: `a string`, `an array`, `null`, …"""
+    """Return the JSON type of a value for an error message: `a string`, `an array`, `null`, …"""
     if isinstance(value, bool | str | dict) or value is None:
-        return _JSON_NAMES[type(value)]
+        return _TYPE_NAMES[type(value)]
     if isinstance(value, int | float):
         return "a number"
     return "an object" if simdjson is not None and isinstance(value, simdjson.Object) else "an array"
 
 
 def describe_value(value: Any) -> str:
-    """What came, in a message that says what is wanted: a number itself, of anything else only what it is."""
+    """Return a number or the empty string itself, and of any other value the JSON type, for an error message."""
     if type(value) in (int, float):
         return str(value)[:40]
     return '""' if value == "" else describe_type(value)
@@ -288,5 +291,5 @@ def _check_names(names: Iterable[str], known: Collection[str], within: str) -> N
 
 def _ragged_at(depth: int, lengths: set[int]) -> str:
     if len(lengths) > 1:
-        return f"at depth {depth} its rows have lengths {', '.join(map(str, sorted(lengths)[:4]))}; they must be equal"
-    return f"at depth {depth} rows and single values are mixed"
+        return f"the rows at depth {depth} have lengths {', '.join(map(str, sorted(lengths)[:4]))}"
+    return f"depth {depth} has both rows and single values"

@@ -1,4 +1,4 @@
-"""Ways to read a body: the quickest for the shortest, and one that makes certain what came."""
+"""Read whole JSON bodies: with certain shapes, and in the fast path of a short flat list."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -12,13 +12,13 @@ from frameworks.types import Array
 
 Read = TypeVar("Read")
 SHORT_BYTES = 16 * 1024
-"""Below this a body may be worth a way of its own."""
+"""Shorter bodies have fast paths of their own."""
 
 
 def read_document(body: bytes, read: Callable[[Document], Read]) -> Read:
-    """What `read` makes of the body, whose shapes are certain. It is called again where they were not.
+    """Parse the body and return the result of `read`, which is called again if the shapes were not certain.
 
-    Raises InvalidJson, and what `read` raises.
+    Raises InvalidJson, and the errors of `read`.
     """
     document = parse(body)
     try:
@@ -27,20 +27,21 @@ def read_document(body: bytes, read: Callable[[Document], Read]) -> Read:
         return read(parse_exact(body))
     except InvalidInput:
         if not document.shapes_are_certain():
-            # What seemed flat and of the wrong length may be ragged: the slower way then says so instead.
+            # An array of a wrong length may be ragged: the exact parser then raises a better error.
             read(parse_exact(body))
         raise
     if document.shapes_are_certain():
         return read_once
-    # An array that seemed flat may hide a nest, or a bracket stands in a string: the slower way tells.
+    # A bracket more than expected is a nested array or part of a string: only the exact parser knows.
     return read(parse_exact(body))
 
 
 def read_flat(body: bytes) -> tuple[Any, Array] | None:
-    """The value of `model_name`, None where it is left out, and the float64 numbers of `input_data`, of a short body
-    that has no other member and no nest; None for any other body, which is read by `parse` or refused there.
+    """Return `model_name`, or None without one, and the float64 numbers of `input_data` of a short body.
+
+    Returns None for a body with another member or a nested array, and for an invalid body.
     """
-    # One bracket opens one array, and none within it.
+    # With one bracket there is no nested array.
     simdjson = json_body.simdjson
     if simdjson is None or len(body) >= SHORT_BYTES or body.count(b"[") != 1 or not body.startswith(b"{"):
         return None

@@ -1,4 +1,4 @@
-"""One JSON value read as the type that a model declares: tensor, sequence, map or optional."""
+"""Read a JSON value as the type that a model declares: tensor, sequence, map or optional."""
 
 import re
 from math import prod
@@ -13,126 +13,126 @@ from frameworks.types import NUMPY_DTYPES, Array, MapType, OptionalType, Sequenc
 
 _TENSOR_FIELDS = ("data", "shape", "dtype")
 _BFLOAT16_INFINITY = np.float32(2.0**128 - 2.0**119)  # from here on the nearest bfloat16 is an infinity
-_FEW = 1024
-_SQUARES_THAT_FIT = {"float16": 65504.0**2, "bfloat16": 1.15e77, "float32": 1.15e77}
+_FEW_NUMBERS = 1024
+_MAX_SUM_OF_SQUARES = {"float16": 65504.0**2, "bfloat16": 1.15e77, "float32": 1.15e77}
 _INT_KEY = re.compile(r"0|-?[1-9][0-9]{0,18}", re.ASCII)
 
 
-def read_value(document: Document, node: Node, wanted: ValueType, field: str) -> Value:
-    """Raises InvalidInput, which names `field`, what came and what is wanted."""
-    match wanted:
+def read_value(document: Document, node: Node, declared: ValueType, field: str) -> Value:
+    """Read a value of any declared type. Raises InvalidInput, which names `field`, the expected and the given type."""
+    match declared:
         case OptionalType():
-            return None if node is None else read_value(document, node, wanted.inner, field)
+            return None if node is None else read_value(document, node, declared.inner, field)
         case SequenceType():
-            return _read_sequence(document, node, wanted, field)
+            return _read_sequence(document, node, declared, field)
         case MapType():
-            return _read_map(document, node, wanted, field)
+            return _read_map(document, node, declared, field)
         case TensorType():
-            tensor, _ = read_tensor(document, node, wanted, field)
+            tensor, _ = read_tensor(document, node, declared, field)
             return tensor
 
 
-def read_tensor(document: Document, node: Node, wanted: TensorType, field: str) -> tuple[Array, bool]:
-    """The tensor, of the dtype's numpy type, in the shape that came; and whether it came as a flat list.
+def read_tensor(document: Document, node: Node, declared: TensorType, field: str) -> tuple[Array, bool]:
+    """Read a tensor from nested lists, a scalar, or an object with `data`, `shape` and `dtype`.
 
-    An object with `data`, `shape` and `dtype` is taken as well. Raises InvalidInput.
+    Returns the tensor, of the dtype's numpy type and in the given shape, and whether it was a flat list. Raises
+    InvalidInput.
     """
     if document.is_object(node):
-        return _read_described(document, node, wanted, field)
+        return _read_described(document, node, declared, field)
     if not document.is_array(node):
-        return _read_scalar(node, wanted, field), False
+        return _read_scalar(node, declared, field), False
     try:
-        if wanted.dtype in ("string", "bool"):
-            tensor, shape = _read_plain(document, node, wanted, field)
+        if declared.dtype in ("string", "bool"):
+            tensor, shape = _read_plain(document, node, declared, field)
         else:
-            numbers, shape = document.numbers(node, _kind(wanted.dtype))
-            tensor = narrow(numbers, wanted.dtype, field)
+            numbers, shape = document.numbers(node, _kind(declared.dtype))
+            tensor = narrow(numbers, declared.dtype, field)
     except RaggedArray as error:
-        raise InvalidInput(field, f"the array is ragged: {error}") from None
+        raise InvalidInput(field, f"expected rows of equal length, got a ragged array: {error}") from None
     except NonNumericArray as error:
-        raise InvalidInput(field, f"{error}; the model wants {wanted.dtype}") from None
+        raise InvalidInput(field, f"expected {declared.dtype}, got {error}") from None
     return tensor.reshape(shape), len(shape) == 1
 
 
-def _read_described(document: Document, node: Node, wanted: TensorType, field: str) -> tuple[Array, bool]:
+def _read_described(document: Document, node: Node, declared: TensorType, field: str) -> tuple[Array, bool]:
     members = document.members(node, _TENSOR_FIELDS, within=f"{field}.")
     if "data" not in members:
-        raise InvalidInput(field, 'an object must have "data"; "shape" and "dtype" may stand beside it')
-    dtype = members.get("dtype", wanted.dtype)
-    if dtype != wanted.dtype:
-        came = f'"{dtype[:40]}"' if isinstance(dtype, str) else describe_type(dtype)
-        raise InvalidInput(f"{field}.dtype", f'is {came}, and the model wants "{wanted.dtype}"')
+        raise InvalidInput(field, 'expected an object with "data", and optionally "shape" and "dtype"')
+    dtype = members.get("dtype", declared.dtype)
+    if dtype != declared.dtype:
+        given = f'"{dtype[:40]}"' if isinstance(dtype, str) else describe_type(dtype)
+        raise InvalidInput(f"{field}.dtype", f'expected "{declared.dtype}", got {given}')
     data = members["data"]
     if document.is_object(data):
-        raise InvalidInput(f"{field}.data", "is an object; wants numbers or strings, flat or nested")
-    tensor, flat = read_tensor(document, data, wanted, f"{field}.data")
+        raise InvalidInput(f"{field}.data", "expected numbers or strings, flat or nested, got an object")
+    tensor, flat = read_tensor(document, data, declared, f"{field}.data")
     if "shape" not in members:
         return tensor, flat
     shape = read_sizes(document.python(members["shape"]), f"{field}.shape")
     if flat or tensor.ndim == 0:
         if prod(shape) != tensor.size:
             raise InvalidInput(
-                f"{field}.shape", f"{list(shape)} holds {prod(shape)} elements, and data has {tensor.size}"
+                f"{field}.shape", f"expected a shape of {tensor.size} elements, as data has, got {list(shape)}"
             )
         return tensor.reshape(shape), False
     if tensor.shape != shape:
-        raise InvalidInput(f"{field}.shape", f"is {list(shape)}, and the nested data has {list(tensor.shape)}")
+        raise InvalidInput(f"{field}.shape", f"expected {list(tensor.shape)}, as data has, got {list(shape)}")
     return tensor, False
 
 
-def _read_scalar(node: Node, wanted: TensorType, field: str) -> Array:
-    fits = {"string": str, "bool": bool}.get(wanted.dtype)
+def _read_scalar(node: Node, declared: TensorType, field: str) -> Array:
+    fits = {"string": str, "bool": bool}.get(declared.dtype)
     if fits is None and type(node) in (int, float):
-        if type(node) is float and _kind(wanted.dtype) != "float":
-            raise InvalidInput(field, f"is {node!r}; the model wants {wanted.dtype}")
+        if type(node) is float and _kind(declared.dtype) != "float":
+            raise InvalidInput(field, f"expected {declared.dtype}, got {node!r}")
         try:
             wide = np.array(
-                [node], dtype={"float": np.float64, "int": np.int64, "uint": np.uint64}[_kind(wanted.dtype)]
+                [node], dtype={"float": np.float64, "int": np.int64, "uint": np.uint64}[_kind(declared.dtype)]
             )
         except OverflowError:
-            raise InvalidInput(field, f"is {node}, out of the range of {wanted.dtype}") from None
-        return narrow(wide, wanted.dtype, field).reshape(())
+            raise InvalidInput(field, f"expected a number in the range of {declared.dtype}, got {node}") from None
+        return narrow(wide, declared.dtype, field).reshape(())
     if fits is None or type(node) is not fits:
-        raise InvalidInput(field, f"is {describe_type(node)}; the model wants {wanted.dtype}, flat or nested in arrays")
-    return np.array(node, dtype=NUMPY_DTYPES[wanted.dtype])
+        raise InvalidInput(field, f"expected {declared.dtype}, flat or nested in arrays, got {describe_type(node)}")
+    return np.array(node, dtype=NUMPY_DTYPES[declared.dtype])
 
 
-def _read_plain(document: Document, node: Node, wanted: TensorType, field: str) -> tuple[Array, tuple[int, ...]]:
-    """Strings and booleans, by way of Python objects. 0 and 1 are taken for booleans too."""
+def _read_plain(document: Document, node: Node, declared: TensorType, field: str) -> tuple[Array, tuple[int, ...]]:
+    """Read strings or booleans through Python objects. 0 and 1 are booleans too."""
     flat, shape = flatten(document.python(node))
-    fits = {str} if wanted.dtype == "string" else {bool, int}
-    strangers = set(map(type, flat)) - fits
-    if strangers or (wanted.dtype == "bool" and not set(flat) <= {0, 1}):
-        stranger = next(v for v in flat if type(v) not in fits or (wanted.dtype == "bool" and v not in (0, 1)))
-        raise InvalidInput(field, f"holds {describe_type(stranger)}; the model wants {wanted.dtype}")
-    tensor = np.empty(len(flat), dtype=NUMPY_DTYPES[wanted.dtype])
+    fits = {str} if declared.dtype == "string" else {bool, int}
+    if not fits.issuperset(map(type, flat)) or (declared.dtype == "bool" and not set(flat) <= {0, 1}):
+        wrong = next(v for v in flat if type(v) not in fits or (declared.dtype == "bool" and v not in (0, 1)))
+        raise InvalidInput(field, f"expected {declared.dtype}, got {describe_type(wrong)} in it")
+    tensor = np.empty(len(flat), dtype=NUMPY_DTYPES[declared.dtype])
     tensor[:] = flat
     return tensor, shape
 
 
-def _read_sequence(document: Document, node: Node, wanted: SequenceType, field: str) -> list[Any]:
+def _read_sequence(document: Document, node: Node, declared: SequenceType, field: str) -> list[Any]:
     if not document.is_array(node):
-        raise InvalidInput(field, f"is {describe_type(node)}; the model wants {wanted}, a list")
-    return [read_value(document, item, wanted.element, f"{field}[{i}]") for i, item in enumerate(node)]
+        raise InvalidInput(field, f"expected a list for {declared}, got {describe_type(node)}")
+    return [read_value(document, item, declared.element, f"{field}[{i}]") for i, item in enumerate(node)]
 
 
-def _read_map(document: Document, node: Node, wanted: MapType, field: str) -> dict[Any, Any]:
+def _read_map(document: Document, node: Node, declared: MapType, field: str) -> dict[Any, Any]:
     if not document.is_object(node):
-        raise InvalidInput(field, f"is {describe_type(node)}; the model wants {wanted}, an object")
+        raise InvalidInput(field, f"expected an object for {declared}, got {describe_type(node)}")
     result: dict[Any, Any] = {}
     members = document.python(node)
     if len(members) != len(node):
-        raise InvalidInput(field, "has a key given twice; leave one")
+        raise InvalidInput(field, "expected different keys, got one of them twice; leave one out")
     for name, value in members.items():
         key: Any = name
-        if wanted.key != "string":
-            # int() would take " 1" and "1_0" as well, and two spellings of one key would hide each other.
+        if declared.key != "string":
+            # int() also accepts " 1" and "1_0"; two spellings of one key would overwrite each other.
             if not _INT_KEY.fullmatch(name) or not -(2**63) <= int(name) < 2**63:
-                raise InvalidInput(field, f'has the key "{name[:40]}"; the model wants {wanted.key} keys')
+                raise InvalidInput(field, f'expected {declared.key} keys, got "{name[:40]}"')
             key = int(name)
-        if not isinstance(wanted.value, TensorType) or type(value) not in (int, float, str, bool):
-            raise InvalidInput(f"{field}.{name[:40]}", f"is {describe_type(value)}; the model wants {wanted.value}")
-        result[key] = _read_scalar(value, wanted.value, f"{field}.{name[:40]}").item()
+        if not isinstance(declared.value, TensorType) or type(value) not in (int, float, str, bool):
+            raise InvalidInput(f"{field}.{name[:40]}", f"expected {declared.value}, got {describe_type(value)}")
+        result[key] = _read_scalar(value, declared.value, f"{field}.{name[:40]}").item()
     return result
 
 
@@ -143,24 +143,24 @@ def _kind(dtype: str) -> NumberKind:
 
 
 def narrow(numbers: Array, dtype: str, field: str) -> Array:
-    """float64, int64 or uint64 numbers in the model's own dtype. Raises InvalidInput where one is out of its range."""
+    """Convert float64, int64 or uint64 numbers to the model's dtype. Raises InvalidInput for one out of its range."""
     target = NUMPY_DTYPES[dtype]
     if numbers.dtype == target:
         return numbers
     if target.kind == "f":
-        # vdot, as it says nothing where the sum overflows; `dot` warns.
-        if numbers.size <= _FEW and float(np.vdot(numbers, numbers)) <= _SQUARES_THAT_FIT[dtype]:
-            # No number of few is larger than the root of the sum of their squares: told in a tenth of the time.
+        # `vdot` overflows without a warning; `dot` warns.
+        if numbers.size <= _FEW_NUMBERS and float(np.vdot(numbers, numbers)) <= _MAX_SUM_OF_SQUARES[dtype]:
+            # No number exceeds the root of the sum of squares. This check takes a tenth of the time of the next.
             return numbers.astype(target)
         with np.errstate(over="ignore"):
             narrowed = numbers.astype(target)
-        # JSON has no infinities: any that is here came from a number too large.
+        # JSON has no infinities: every infinity is a number that was too large.
         fits = np.isfinite(narrowed) if dtype != "bfloat16" else np.abs(narrowed) < _BFLOAT16_INFINITY
         if not fits.all():
-            raise InvalidInput(field, f"holds {numbers[~fits][0]:g}, out of the range of {dtype}")
+            raise InvalidInput(field, f"expected numbers in the range of {dtype}, got {numbers[~fits][0]:g}")
         return narrowed
     bounds = np.iinfo(target)
     if numbers.size and (numbers.min() < bounds.min or numbers.max() > bounds.max):
         outside = numbers[(numbers < bounds.min) | (numbers > bounds.max)][0]
-        raise InvalidInput(field, f"holds {outside}, outside {bounds.min} to {bounds.max} of {dtype}")
+        raise InvalidInput(field, f"expected {dtype}, from {bounds.min} to {bounds.max}, got {outside}")
     return numbers.astype(target)

@@ -9,7 +9,7 @@ def explain_expected_input(spec: ModelSpec) -> str:
         return "this model's task is generate; send the field prompt, or messages"
     if spec.text is not None:
         return f"this model's task is {spec.task}; send the field text"
-    return f"this model takes no text; its inputs are {describe_inputs(spec)}"
+    return f"this model reads no text; its inputs are {describe_inputs(spec)}"
 
 
 def describe_inputs(spec: ModelSpec) -> str:

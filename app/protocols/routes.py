@@ -1,4 +1,4 @@
-"""Which paths are questions to models: each with the format that reads and answers it, found in one look."""
+"""Find the codec and the model for the path of an inference request."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -8,12 +8,13 @@ from pydantic import BaseModel
 
 from app.protocols.codec import Codec, ErrorWriter, Target
 
-_PATHS_REMEMBERED = 1024
+_MAX_CACHED_PATHS = 1024
 
 
 class RouteDescription(NamedTuple):
-    """What the OpenAPI document says of a route. `streams`: the answer may come as server-sent events. `in_bytes`:
-    question and answer may be JSON with bytes behind it.
+    """Describe a route for the OpenAPI document.
+
+    `streams`: the response may be server-sent events. `in_bytes`: bodies may be JSON with bytes behind it.
     """
 
     tag: str
@@ -26,7 +27,7 @@ class RouteDescription(NamedTuple):
 
 
 class Route(NamedTuple):
-    """`path`: in it `{name}` and `{version}` stand for one part each, which the Target is made of. Only POST."""
+    """A POST route. `path`: `{name}` and `{version}` match one part each and give the Target."""
 
     path: str
     codec: Codec
@@ -34,33 +35,33 @@ class Route(NamedTuple):
 
 
 class ResolvedRoute(NamedTuple):
-    """Who reads and answers what came to a path, and which model the path names."""
+    """The codec of a path, and the model that the path names."""
 
     codec: Codec
     target: Target
 
 
 class RouteTable:
-    """All routes of all formats."""
+    """All inference routes of all protocols."""
 
     def __init__(self, routes: Sequence[Route]) -> None:
-        """The first route's format has the word on errors where no other has."""
+        """The first route's codec writes the errors of paths that belong to no protocol."""
         self.routes = tuple(routes)
         self._exact = {route.path: ResolvedRoute(route.codec, Target()) for route in routes if "{" not in route.path}
         self._patterns = [(route.path.split("/"), route.codec) for route in routes if "{" in route.path]
         self._error_writers = {_first_part(route.path): route.codec.error_body for route in reversed(routes)}
-        # Callers ask on the same paths again and again.
-        self.find = lru_cache(maxsize=_PATHS_REMEMBERED)(self._find)
-        """The address that a path leads to; None where it is no route's."""
+        # Most requests have one of few paths.
+        self.find = lru_cache(maxsize=_MAX_CACHED_PATHS)(self._find)
+        """Return the ResolvedRoute of a path; None where no route matches."""
 
     def error_writer(self, path: str) -> ErrorWriter:
-        """Who words the errors of any path: a protocol those of all paths that begin as its own do."""
+        """Return the error writer of any path; a protocol writes the errors of all paths with its first part."""
         return self._error_writers.get(_first_part(path)) or self.routes[0].codec.error_body
 
     def _find(self, path: str) -> ResolvedRoute | None:
-        address = self._exact.get(path)
-        if address is not None:
-            return address
+        resolved = self._exact.get(path)
+        if resolved is not None:
+            return resolved
         parts = path.split("/")
         for pattern, codec in self._patterns:
             named = _named_parts(pattern, parts)
@@ -70,16 +71,16 @@ class RouteTable:
 
 
 def _named_parts(pattern: list[str], parts: list[str]) -> dict[str, str] | None:
-    """What a path has in the places of a pattern's names; None where it does not fit."""
+    """Return the parts of a path at the names of a pattern; None where the path does not match."""
     if len(pattern) != len(parts):
         return None
     named: dict[str, str] = {}
-    for wanted, part in zip(pattern, parts, strict=True):
-        if wanted.startswith("{"):
+    for expected, part in zip(pattern, parts, strict=True):
+        if expected.startswith("{"):
             if not part:
                 return None
-            named[wanted[1:-1]] = part
-        elif wanted != part:
+            named[expected[1:-1]] = part
+        elif expected != part:
             return None
     return named
 

@@ -236,14 +236,14 @@ class TestPredict:
         ("fields", "words"),
         [
             ({"data": [1.0]}, ("model_name: expected a model's name", "default_model")),
-            ({"data": [1.0], "model_name": "digits"}, ("data: holds 1 values", "64")),
+            ({"data": [1.0], "model_name": "digits"}, ("data: expected a multiple of 64 values, got 1", "64")),
             (
                 {"data": [1.0], "shape": [2], "model_name": "float32"},
                 ("shape: expected the shape of 1 numbers, got .2.",),
             ),
-            ({"data": [1.0], "shape": [-1], "model_name": "float32"}, ("shape: wants",)),
+            ({"data": [1.0], "shape": [-1], "model_name": "float32"}, ("shape: expected a list",)),
             ({"data": [1.5], "model_name": "int64"}, ("data: expected whole numbers for int64",)),
-            ({"data": [300.0], "model_name": "int8"}, ("data: holds 300",)),
+            ({"data": [300.0], "model_name": "int8"}, ("data: expected int8, from -128 to 127, got 300",)),
             ({"data": [1.0], "model_name": "string"}, ("data: expected string, got numbers",)),
             (
                 {"data": [1.0], "model_name": "minilm"},

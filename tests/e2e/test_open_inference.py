@@ -140,7 +140,9 @@ def test_what_is_no_tensor_is_left_to_infer(client: Client) -> None:
     assert [output["name"] for output in answer.get_response()["outputs"]] == ["output_label"]
     assert answer.as_numpy("output_label").shape == (2,)
     message = refused(client, 400, "digits", image, outputs=[http.InferRequestedOutput("output_probability")])
-    assert message.startswith("outputs.output_probability: is a sequence(map(int64, float32)), which this protocol")
+    assert message.startswith(
+        "outputs.output_probability: this protocol does not support sequence(map(int64, float32))"
+    )
     assert "ask POST /infer" in message
     for model, words in (("sequence-in", '"parts", a sequence(float32)'), ("maps-by-string", "none of the model's")):
         assert words in refused(client, 400, model, given("scores", np.zeros((1, 3), np.float32)))
@@ -240,12 +242,12 @@ def test_priority_and_timeout(client: Client) -> None:
 def test_refusals(client: Client, server: RunningServer) -> None:
     x = given("x", np.ones((1, 3), np.float32))
     assert 'model "float33" is not registered; there is float32' in refused(client, 404, "float33", x)
-    assert refused(client, 400, "fixed", x) == ("inputs.x: has shape [1, 3], and the model wants [2, 3] (-1 is free)")
-    assert refused(client, 400, "float64", x) == "inputs.x: is FP32, and the model wants FP64"
+    assert refused(client, 400, "fixed", x) == ("inputs.x: expected shape [2, 3] (-1 is free), got [1, 3]")
+    assert refused(client, 400, "float64", x) == "inputs.x: expected FP64, got FP32"
     assert refused(client, 400, "gather", given("indices", np.array([3]))).startswith("inputs: the graph refuses")
     shared = http.InferInput("x", [1], "FP32")
     shared.set_shared_memory("region", 4)
-    assert "shared memory is not served" in refused(client, 501, "float32", shared)
+    assert "shared memory is not supported" in refused(client, 501, "float32", shared)
     for path, status in (("/v2/models/float32/infer", 405), ("/v2/models/float32/infer/nothing", 404)):
         answer = server.client.get(path)
         assert answer.status_code == status
@@ -331,11 +333,11 @@ def test_a_body_of_bytes_alone(server: RunningServer) -> None:
 @pytest.mark.parametrize(
     ("length", "body", "words"),
     [
-        ("999", b"{}", "inference-header-content-length: is 999, and the body has 2 bytes"),
-        ("-1", b"{}", "inference-header-content-length: wants the number of bytes"),
-        ("2", b"{}", "inputs: is missing"),
+        ("999", b"{}", "inference-header-content-length: expected at most the body's 2 bytes, got 999"),
+        ("-1", b"{}", "inference-header-content-length: expected the number of bytes"),
+        ("2", b"{}", "inputs: expected a list of tensors"),
         ("1", b"{}", "the body is not valid JSON"),
-        ("0", b"123", "inputs.x: the body has 3 bytes, no multiple of 4"),
+        ("0", b"123", "inputs.x: expected a multiple of 4 bytes, got 3"),
     ],
 )
 def test_frames_that_lie(length: str, body: bytes, words: str, server: RunningServer) -> None:

@@ -54,16 +54,16 @@ def test_a_ragged_array_is_refused_in_every_disguise(data: str, server: RunningS
     }.items():
         for model in ("float32", "int64", "uint64", "bool", "float16"):
             answer = server.post(f"/models/{model}/infer", body)
-            assert_refused(answer, 400, "invalid_input", f"{field}: the array is ragged")
+            assert_refused(answer, 400, "invalid_input", f"{field}: expected rows of equal length, got a ragged array")
         answer = server.post("/models/string/infer", body.replace(data, strings))
-        assert_refused(answer, 400, "invalid_input", f"{field}: the array is ragged")
+        assert_refused(answer, 400, "invalid_input", f"{field}: expected rows of equal length, got a ragged array")
 
 
 @pytest.mark.parametrize("model", ["free-n", "fixed", "digits", "gather"])
 @pytest.mark.parametrize("data", ["[1,[2],3]", "[[1,2,3],[4,[5],6]]", "[1,[2,3,4,5,6]]"])
 def test_a_ragged_array_is_called_ragged_whatever_shape_is_wanted(model: str, data: str, server: RunningServer) -> None:
     answer = server.post(f"/models/{model}/infer", f'{{"input_data": {data}}}')
-    assert_refused(answer, 400, "invalid_input", "input_data: the array is ragged")
+    assert_refused(answer, 400, "invalid_input", "input_data: expected rows of equal length, got a ragged array")
 
 
 def test_brackets_in_strings_hide_no_ragged_array(server: RunningServer) -> None:
@@ -74,7 +74,7 @@ def test_brackets_in_strings_hide_no_ragged_array(server: RunningServer) -> None
     for data in ("[[1, 2], [3, [4]], [5, 6]]", "[1, [2], 3, 4, 5, 6]", "[[1, 2], [3], [4, 5, 6]]"):
         body = '{"inputs": {"c": ' + data + strings
         answer = server.post("/models/concat/infer", body)
-        assert_refused(answer, 400, "invalid_input", "inputs.c: the array is ragged")
+        assert_refused(answer, 400, "invalid_input", "inputs.c: expected rows of equal length, got a ragged array")
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_an_empty_body_is_refused(path: str, server: RunningServer) -> None:
 @pytest.mark.parametrize("body", ["[]", "[1, 2]", "1", "null", "true", '"text"', "[" + QUESTION + "]"])
 def test_a_body_that_is_no_object_is_refused(body: str, server: RunningServer) -> None:
     for path in ("/infer", "/models/float32/infer", "/models", "/models/float32/load"):
-        assert_refused(server.post(path, body), 400, "invalid_input", "body:", "wants a JSON object")
+        assert_refused(server.post(path, body), 400, "invalid_input", "body:", "JSON object")
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,12 @@ def test_a_typo_is_refused_with_the_nearest_name(field: str, nearest: str, serve
     ],
 )
 def test_a_field_given_twice_is_refused(body: str, server: RunningServer) -> None:
-    assert_refused(server.post("/models/float32/infer", body), 400, "invalid_input", "given twice")
+    assert_refused(
+        server.post("/models/float32/infer", body),
+        400,
+        "invalid_input",
+        "expected one member of this name, got several",
+    )
 
 
 @pytest.mark.parametrize(
@@ -169,16 +174,16 @@ def test_a_field_given_twice_is_refused(body: str, server: RunningServer) -> Non
         ({"input_data": [1], "normalize": True}, "normalize", "does not go with input_data"),
         ({"inputs": {"x": [1]}, "batch_size": 1}, "batch_size", "does not go with inputs"),
         ({"input_data": [1], "top_k": 1}, "top_k", "does not go with input_data"),
-        ({"text": "a"}, "text", "this model takes no text; its inputs are x: float32"),
-        ({"prompt": "a"}, "prompt", "this model takes no text; its inputs are x: float32"),
-        ({"messages": [], "n": 2}, "messages", "this model takes no text; its inputs are x: float32"),
+        ({"text": "a"}, "text", "this model reads no text; its inputs are x: float32"),
+        ({"prompt": "a"}, "prompt", "this model reads no text; its inputs are x: float32"),
+        ({"messages": [], "n": 2}, "messages", "this model reads no text; its inputs are x: float32"),
         ({"prompt": "a", "messages": []}, "messages", "prompt and messages"),
         ({"input_data": [1], "stream": True}, "stream", "does not go with input_data"),
         ({"model_name": 1, "input_data": [1]}, "model_name", "is a number; wants a string"),
         ({"model_name": None, "input_data": [1]}, "model_name", "is null; wants a string"),
         ({"version": 1, "input_data": [1]}, "version", "is a number; wants a string"),
         ({"version": "2", "input_data": [1]}, "version", 'has no version "2"; there is 1'),
-        ({"input_data": {"x": [1]}}, "input_data", "is an object"),
+        ({"input_data": {"x": [1]}}, "input_data", "got an object"),
     ],
 )
 def test_fields_that_do_not_go_together_are_refused(

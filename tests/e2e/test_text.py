@@ -118,7 +118,7 @@ def test_many_texts_in_one_request_keep_their_order(model: str, count: int, serv
 
 def test_more_texts_than_a_request_takes_are_refused(server: RunningServer) -> None:
     answer = server.client.post("/models/minilm-onnx/infer", json={"text": [""] * 100_001})
-    assert_refused(answer, 400, "invalid_input", "text: 100001 texts; a request takes at most 100000")
+    assert_refused(answer, 400, "invalid_input", "text: expected at most 100000 texts, got 100001")
 
 
 @pytest.mark.parametrize("model", [*EMBEDDERS, *CLASSIFIERS])
@@ -186,30 +186,30 @@ def test_onnx_scores_equal_raw_onnxruntime(server: RunningServer) -> None:
 @pytest.mark.parametrize(
     ("model", "body", "words"),
     [
-        ("minilm", {"text": "a", "top_k": 1}, "top_k: goes with classify models; this one's task is embed"),
-        ("minilm-onnx", {"text": "a", "top_k": 1}, "top_k: goes with classify models"),
-        ("classify", {"text": "a", "normalize": True}, "normalize: goes with embed models"),
-        ("classify-onnx", {"text": "a", "normalize": False}, "normalize: goes with embed models"),
-        ("minilm", {"text": "a", "normalize": 1}, "normalize: is a number; wants true or false"),
-        ("minilm", {"text": "a", "normalize": None}, "normalize: is null; wants true or false"),
-        ("minilm", {"text": "a", "truncate": "yes"}, "truncate: is a string; wants true or false"),
-        ("classify", {"text": "a", "top_k": 0}, "top_k: is 0; wants a whole number of 1 or more"),
-        ("classify", {"text": "a", "top_k": 1.5}, "top_k: is 1.5; wants a whole number"),
-        ("classify", {"text": "a", "top_k": True}, "top_k: is true or false; wants a whole number"),
+        ("minilm", {"text": "a", "top_k": 1}, "top_k: expected a model of task classify, got embed"),
+        ("minilm-onnx", {"text": "a", "top_k": 1}, "top_k: expected a model of task classify"),
+        ("classify", {"text": "a", "normalize": True}, "normalize: expected a model of task embed"),
+        ("classify-onnx", {"text": "a", "normalize": False}, "normalize: expected a model of task embed"),
+        ("minilm", {"text": "a", "normalize": 1}, "normalize: expected a boolean, got a number"),
+        ("minilm", {"text": "a", "normalize": None}, "normalize: expected a boolean, got null"),
+        ("minilm", {"text": "a", "truncate": "yes"}, "truncate: expected a boolean, got a string"),
+        ("classify", {"text": "a", "top_k": 0}, "top_k: expected an integer of 1 or more, got 0"),
+        ("classify", {"text": "a", "top_k": 1.5}, "top_k: expected an integer of 1 or more, got 1.5"),
+        ("classify", {"text": "a", "top_k": True}, "top_k: expected an integer of 1 or more, got a boolean"),
         ("minilm", {"text": "a", "outputs": ["x"]}, "outputs: does not go with text"),
         ("minilm", {"text": "a", "batch_size": 1}, "batch_size: does not go with text"),
-        ("minilm", {"text": None}, "text: is null; wants a string"),
-        ("minilm", {"text": 1}, "text: is a number; wants a string"),
-        ("minilm", {"text": {"a": 1}}, "text: is an object; wants a string"),
-        ("minilm", {"text": ["a", None, 1]}, "text[1]: is null; wants a string"),
-        ("minilm", {"text": ["a", ["b"]]}, "text[1]: is an array; wants a string"),
-        ("minilm", {"text": [{}]}, "text[0]: is an object; wants a string"),
+        ("minilm", {"text": None}, "text: expected a string, got null"),
+        ("minilm", {"text": 1}, "text: expected a string, got a number"),
+        ("minilm", {"text": {"a": 1}}, "text: expected a string, got an object"),
+        ("minilm", {"text": ["a", None, 1]}, "text[1]: expected a string, got null"),
+        ("minilm", {"text": ["a", ["b"]]}, "text[1]: expected a string, got an array"),
+        ("minilm", {"text": [{}]}, "text[0]: expected a string, got an object"),
         ("minilm", {"prompt": "a"}, "prompt: this model's task is embed; send the field text"),
         ("classify", {"messages": []}, "messages: this model's task is classify; send the field text"),
         ("minilm", {"input_data": [1]}, "input_data: this model's task is embed; send the field text"),
         ("classify", {"inputs": {}}, "inputs: this model's task is classify; send the field text"),
-        ("minilm-onnx", {"input_data": [[1]]}, "input_data: fits a model with exactly one required tensor"),
-        ("digits", {"text": "a"}, "text: this model takes no text; its inputs are image: float32 [-1, 64]"),
+        ("minilm-onnx", {"input_data": [[1]]}, "input_data: expected a model with one required tensor"),
+        ("digits", {"text": "a"}, "text: this model reads no text; its inputs are image: float32 [-1, 64]"),
     ],
 )
 def test_a_question_that_does_not_suit_the_task_is_refused(

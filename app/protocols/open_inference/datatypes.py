@@ -1,4 +1,4 @@
-"""Convert between the protocol's datatypes and numpy, and between tensors and their bytes (little-endian, row-major)."""
+"""Convert between datatypes and numpy types, and between tensors and their bytes (little-endian, row-major)."""
 
 from collections.abc import Iterator
 from math import prod
@@ -102,7 +102,9 @@ def _decode_strings(buffer: Raw, count: int, field: str) -> Array:
     view, at = memoryview(buffer), 0
     end = len(view)
     if count * _LENGTH_BYTES > end:
-        raise InvalidInput(field, f"expected at least {count * _LENGTH_BYTES} bytes for the lengths of {count} strings, got {end}")
+        raise InvalidInput(
+            field, f"expected at least {count * _LENGTH_BYTES} bytes for the lengths of {count} strings, got {end}"
+        )
     strings = np.empty(count, dtype=object)
     for i in range(count):
         start = at + _LENGTH_BYTES

@@ -12,7 +12,7 @@ import orjson
 
 from app.inference.pipeline import FindSpec, no_timeout_ms
 from app.protocols.codec import Target
-from app.protocols.json_body import Document, Node, describe_type
+from app.protocols.json_body import Document, Node, describe_type, describe_value
 from app.protocols.json_reading import read_document
 from app.protocols.json_tensors import narrow, read_tensor
 from app.protocols.open_inference.datatypes import (
@@ -69,7 +69,9 @@ class BinaryTensors:
     def take(self, size: Any, field: str) -> memoryview:
         """Return the next `size` bytes. Raises InvalidInput where the body has fewer."""
         if type(size) is not int or size < 0:
-            raise InvalidInput(f"{field}.binary_data_size", "expected an integer of 0 or more")
+            raise InvalidInput(
+                f"{field}.binary_data_size", f"expected an integer of 0 or more, got {describe_value(size)}"
+            )
         if self._data is None:
             raise InvalidInput(
                 f"{field}.binary_data_size",
@@ -219,9 +221,7 @@ def _read_outputs(document: Document, fields: dict[str, Node]) -> list[Requested
     if node is None:
         return None
     if not document.is_array(node):
-        raise InvalidInput(
-            "outputs", f'expected a list of objects like {{"name": "…"}}, got {describe_type(node)}'
-        )
+        raise InvalidInput("outputs", f'expected a list of objects like {{"name": "…"}}, got {describe_type(node)}')
     return [_read_output(document, item, f"outputs[{i}]") for i, item in enumerate(document.items(node))]
 
 

@@ -181,7 +181,9 @@ def _read_generation(prompt: str, parameters: Parameters, spec: ModelSpec) -> Ge
 
 def _read_texts(texts: Array, parameters: Parameters, text: TextSpec) -> TextRequest:
     if texts.size > MAX_TEXTS:
-        raise InvalidInput("inputs.text", f"expected at most {MAX_TEXTS} texts, got {texts.size}; send several requests")
+        raise InvalidInput(
+            "inputs.text", f"expected at most {MAX_TEXTS} texts, got {texts.size}; send several requests"
+        )
     flat: list[str] = texts.reshape(-1).tolist()
     if not parameters:
         return TextRequest(flat)

@@ -21,7 +21,7 @@ class InputTensor(NamedTuple):
     name: str
     datatype: str
     value: Array
-    parameters: Parameters = {}
+    parameters: Mapping[str, Parameter] = {}
 
 
 class RequestedOutput(NamedTuple):

@@ -14,7 +14,7 @@ from frameworks.errors import InvalidInput
 
 
 @given(st.binary(max_size=3000), st.sampled_from(["gzip", "deflate"]))
-def test_what_goes_comes(body: bytes, encoding: str) -> None:
+def test_compress_round_trip_is_exact(body: bytes, encoding: str) -> None:
     compressed = compress(body, encoding)
     assert decompress(compressed, encoding, len(body)) == body
     if encoding == "gzip":
@@ -27,7 +27,7 @@ def test_what_goes_comes(body: bytes, encoding: str) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
-def test_a_bomb_is_stopped_at_the_bound(encoding: str) -> None:
+def test_decompress_stops_at_the_limit(encoding: str) -> None:
     bomb = compress(bytes(10**7), encoding)
     assert len(bomb) < 10**5
     with pytest.raises(TooLarge, match="max_body_bytes, 1000000 bytes"):
@@ -36,22 +36,25 @@ def test_a_bomb_is_stopped_at_the_bound(encoding: str) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
-def test_what_is_not_compressed_so(encoding: str) -> None:
+def test_decompress_refuses_invalid_data(encoding: str) -> None:
     whole = compress(b"a body" * 100, encoding)
     for body, words in (
-        (b"{}", f"the body is no {encoding}"),
-        (whole[:-1], f"the body ends within its {encoding}"),
-        (b"", f"the body ends within its {encoding}"),
-        (whole + b"!!", f"2 bytes come after the end of the body's {encoding}"),
-        (whole[:20] + b"\0" + whole[21:], f"the body is no {encoding}"),
-        (compress(b"a", "deflate" if encoding == "gzip" else "gzip"), f"the body is no {encoding}"),
+        (b"{}", f"expected a body in {encoding}, got invalid data"),
+        (whole[:-1], f"expected a whole body in {encoding}, got a truncated one"),
+        (b"", f"expected a whole body in {encoding}, got a truncated one"),
+        (whole + b"!!", f"expected the end of the body after its {encoding}, got 2 more bytes"),
+        (whole[:20] + b"\0" + whole[21:], f"expected a body in {encoding}, got invalid data"),
+        (
+            compress(b"a", "deflate" if encoding == "gzip" else "gzip"),
+            f"expected a body in {encoding}, got invalid data",
+        ),
     ):
         with pytest.raises(InvalidInput, match=f"^content-encoding: {words}"):
             decompress(body, encoding, 1000)
 
 
 @given(st.binary(max_size=60), st.sampled_from(["gzip", "deflate"]))
-def test_any_bytes_are_inflated_or_refused(body: bytes, encoding: str) -> None:
+def test_decompress_decodes_or_refuses_any_bytes(body: bytes, encoding: str) -> None:
     for candidate in (body, compress(body, encoding)[:-3] + body[:4]):
         with suppress(InvalidInput, TooLarge):
             assert len(decompress(candidate, encoding, 50)) <= 50
@@ -61,13 +64,13 @@ def test_any_bytes_are_inflated_or_refused(body: bytes, encoding: str) -> None:
     ("header", "encoding"),
     [(b"gzip", "gzip"), (b" X-GZIP ", "gzip"), (b"deflate", "deflate"), (b"identity", None), (b"", None)],
 )
-def test_encodings_that_are_read(header: bytes, encoding: str | None) -> None:
+def test_parse_encoding_accepts_known_names(header: bytes, encoding: str | None) -> None:
     assert parse_encoding(header) == encoding
 
 
 @pytest.mark.parametrize("header", [b"br", b"gzip, gzip", b"zstd", b"\xff"])
-def test_encodings_that_are_not(header: bytes) -> None:
-    with pytest.raises(UnsupportedMediaType, match="is not read; send gzip, deflate, or the body as it is"):
+def test_parse_encoding_refuses_unknown_names(header: bytes) -> None:
+    with pytest.raises(UnsupportedMediaType, match=r"^content-encoding: expected gzip, deflate or identity, got "):
         parse_encoding(header)
 
 
@@ -94,5 +97,5 @@ def test_encodings_that_are_not(header: bytes) -> None:
         (b"\xff;;,;q=1", None),
     ],
 )
-def test_the_encoding_of_an_answer(accepted: bytes, encoding: str | None) -> None:
+def test_choose_encoding_follows_qualities(accepted: bytes, encoding: str | None) -> None:
     assert choose_encoding(accepted) == encoding

@@ -63,7 +63,7 @@ for _ in range(300):
         ({"choice": ["a", 1]}, r"choice\[1\]: is 1; wants"),
         ({"choice": ["a", "b", "a"]}, 'choice: has "a" twice'),
         ({"choice": ["a" * LONGEST_DEFINITION]}, "choice: has 65540 characters"),
-        ({"json_schema": False}, "json_schema: is true or false; wants a JSON schema, or true for any JSON"),
+        ({"json_schema": False}, "json_schema: is a boolean; wants a JSON schema, or true for any JSON"),
         ({"json_schema": "{}"}, "json_schema: is a string"),
         ({"json_schema": DEEP}, "json_schema: cannot be read: "),
         ({"json_schema": {"title": "\ud800"}}, "json_schema: cannot be read: "),

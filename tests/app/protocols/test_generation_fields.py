@@ -85,7 +85,7 @@ def test_log_probabilities() -> None:
     [
         ("temperature", -0.1, "temperature: is -0.1; wants a number from 0 to 100"),
         ("temperature", 101, "temperature: is 101; wants"),
-        ("temperature", True, "temperature: is true or false; wants"),
+        ("temperature", True, "temperature: is a boolean; wants"),
         ("temperature", "1", "temperature: is a string; wants"),
         ("top_p", 0, 'top_p: is 0; wants a number above 0 and at most 1 .*send "temperature": 0'),
         ("top_p", 1.1, "top_p: is 1.1; wants a number from 0 to 1"),

@@ -1,4 +1,4 @@
-"""A body of /infer becomes a request, or the field that is wrong is named."""
+"""Decode /infer bodies: a request, or an error that names the wrong field."""
 
 import json
 from typing import Any
@@ -16,7 +16,7 @@ from tests.app.protocols.native.specs import SPECS, find_spec
 
 
 def read(model: str, body: object) -> NativeRequest:
-    """The request in a body to /models/{model}/infer; `body` as bytes, as text or as what JSON makes of it."""
+    """Decode a body of /models/{model}/infer: bytes, text, or a value that is written as JSON."""
     text = body if isinstance(body, bytes | str) else json.dumps(body)
     return decode(text.encode() if isinstance(text, str) else text, Target(model), find_spec)
 
@@ -34,7 +34,7 @@ def refusal(model: str, body: object, kind: type[RoundhouseError] = InvalidInput
     return caught.value.message
 
 
-def test_the_model_is_named_by_path_or_body() -> None:
+def test_decode_takes_model_from_path_or_body() -> None:
     asked: list[tuple[str, str | None]] = []
 
     def find(name: str, version: str | None, read_timeout_ms: object = None) -> ModelSpec:
@@ -47,7 +47,7 @@ def test_the_model_is_named_by_path_or_body() -> None:
     decode(body, Target("int8", "1"), find)
     decode(b'{"model_name": "int8", "input_data": [1]}', Target(), find)
     decode(b'{"input_data": [1]}', Target("int8", "1"), find)
-    # The last two look like the commonest question, a flat list of floats, and are asked for again when they are not.
+    # The last two look like the fast path, a flat list of floats, and are looked up again on the general path.
     once = [("int8", "1"), ("int8", "1"), ("int8", "1")]
     assert asked == [*once, *[("int8", None)] * 2, *[("int8", "1")] * 2]
     with pytest.raises(InvalidInput, match="model_name: is missing"):
@@ -56,20 +56,20 @@ def test_the_model_is_named_by_path_or_body() -> None:
         decode(b'{"model_name": "int9"}', Target(), find)
 
 
-def test_a_wrong_version_is_a_missing_one_in_a_path_and_a_wrong_value_in_a_body() -> None:
+def test_decode_unknown_version_depends_on_its_place() -> None:
     with pytest.raises(VersionNotFound):
         decode(b'{"input_data": [1]}', Target("int8", "2"), find_spec)
     with pytest.raises(InvalidInput, match='version: model "int8" has no version "2"'):
         decode(b'{"version": "2", "input_data": [1]}', Target("int8"), find_spec)
 
 
-def test_the_model_is_asked_for_before_any_tensor_is_read() -> None:
+def test_decode_finds_model_before_reading_tensors() -> None:
     for question in ('"input_data": [1, [2]]', '"inputs": 5', '"text": null'):
         with pytest.raises(ModelNotFound):
             decode(f'{{"model_name": "lost", {question}}}'.encode(), Target(), find_spec)
 
 
-def test_what_was_asked_is_remembered_for_the_answer() -> None:
+def test_decode_keeps_the_form_for_the_response() -> None:
     flat, nested = read("matrix", {"input_data": [1, 2, 3]}), read("matrix", {"input_data": [[1, 2, 3]]})
     assert (flat.question, flat.flat, nested.flat) == ("input_data", True, False)
     assert isinstance(flat.request, TensorBatch)
@@ -82,40 +82,46 @@ def test_what_was_asked_is_remembered_for_the_answer() -> None:
     assert chosen.output_names == ("z",)
 
 
-def test_texts() -> None:
+def test_decode_reads_texts() -> None:
     assert read("embed", {"text": "a"}).request == TextRequest(["a"])
     assert read("embed", {"text": [], "normalize": False}).request == TextRequest([], normalize=False)
     assert read("embed-onnx", {"text": ["a", ""], "truncate": False}).request == TextRequest(["a", ""], truncate=False)
     assert read("classify", {"text": ["[", "]]"], "top_k": 2}).request == TextRequest(["[", "]]"], top_k=2)
-    assert refusal("embed", {"text": ["a"] * 100_001}).startswith("text: 100001 texts; a request takes at most 100000")
-    assert refusal("embed", '{"text": ["a", ["b"]]}') == "text[1]: is an array; wants a string"
-    assert refusal("embed", '{"text": {"a": []}}') == "text: is an object; wants a string"
+    assert refusal("embed", {"text": ["a"] * 100_001}).startswith("text: expected at most 100000 texts, got 100001")
+    assert refusal("embed", '{"text": ["a", ["b"]]}') == "text[1]: expected a string, got an array"
+    assert refusal("embed", '{"text": {"a": []}}') == "text: expected a string, got an object"
 
 
-def test_a_sequence_holds_what_its_items_are() -> None:
+def test_decode_reads_sequences() -> None:
     (items,) = tensors("sequence", {"inputs": {"x": [[1, 2], [[3]], 4, {"data": [5, 6], "shape": [2, 1]}]}}).values()
     assert [item.shape for item in items] == [(2,), (1, 1), (), (2, 1)]
     assert [item.dtype for item in items] == [np.float32] * 4
     assert tensors("sequence", {"inputs": {"x": []}}) == {"x": []}
     (outer,) = tensors("sequences", {"inputs": {"x": [[], [[1]], [[2], [3, 4]]]}}).values()
     assert [[item.tolist() for item in inner] for inner in outer] == [[], [[1]], [[2], [3, 4]]]
-    assert "inputs.x[1][0]: the array is ragged" in refusal("sequences", {"inputs": {"x": [[], [[1, [2]]]]}})
-    assert "inputs.x[0]: is a number; the model wants sequence(int64)" in refusal("sequences", {"inputs": {"x": [1]}})
+    assert "inputs.x[1][0]: expected rows of equal length, got a ragged array" in refusal(
+        "sequences", {"inputs": {"x": [[], [[1, [2]]]]}}
+    )
+    assert "inputs.x[0]: expected a list for sequence(int64), got a number" in refusal(
+        "sequences", {"inputs": {"x": [1]}}
+    )
 
 
-def test_a_maps_keys_are_of_its_type() -> None:
+def test_decode_checks_keys_of_maps() -> None:
     assert tensors("int-map", {"inputs": {"x": {"-1": 2, "0": 0.5}}}) == {"x": {-1: 2.0, 0: 0.5}}
     assert tensors("string-map", {"inputs": {"x": {"": 2, "a": 2**53 + 1}}}) == {"x": {"": 2, "a": 2**53 + 1}}
     assert tensors("maps", {"inputs": {"x": [{"data": "b"}, {}]}}) == {"x": [{"data": "b"}, {}]}
     for key in ("a", "", " 1", "1_0", "01", "+1", "-0", "1.0", "٣", str(2**63), str(-(2**63) - 1), "9" * 5000):
         message = refusal("int-map", {"inputs": {"x": {key: 1}}})
-        assert message == f'inputs.x: has the key "{key[:40]}"; the model wants int64 keys'
+        assert message == f'inputs.x: expected int64 keys, got "{key[:40]}"'
     assert tensors("int-map", {"inputs": {"x": {str(-(2**63)): 1}}}) == {"x": {-(2**63): 1.0}}
-    assert "a key given twice" in refusal("string-map", '{"inputs": {"x": {"a": 1, "a": 2}}}')
-    assert "inputs.x.a: is 1.5" in refusal("string-map", {"inputs": {"x": {"a": 1.5}}})
+    assert "expected different keys, got one of them twice" in refusal(
+        "string-map", '{"inputs": {"x": {"a": 1, "a": 2}}}'
+    )
+    assert "inputs.x.a: expected int64, got 1.5" in refusal("string-map", {"inputs": {"x": {"a": 1.5}}})
 
 
-def test_optional_inputs_may_be_left_out_or_null() -> None:
+def test_decode_accepts_absent_optional_inputs() -> None:
     assert tensors("optional", {"inputs": {}}) == {}
     assert tensors("optional", {"inputs": {"x": None}}) == {"x": None}
     assert tensors("optional", {"inputs": {"x": [1]}})["x"].tolist() == [1]
@@ -123,19 +129,19 @@ def test_optional_inputs_may_be_left_out_or_null() -> None:
     assert tensors("mixed", {"inputs": {"x": [[1]], "s": "["}}).keys() == {"x", "s"}
 
 
-def test_bfloat16_travels_as_float32_and_stays_in_its_range() -> None:
+def test_decode_checks_range_of_bfloat16() -> None:
     largest = 3.3895313892515355e38
     assert tensors("bfloat16", {"input_data": [largest, -largest]})["x"].dtype == np.float32
     above = float(np.nextafter(np.float32(3.3961775292304957e38), np.float32(0)))
     assert tensors("bfloat16", {"input_data": above})["x"].tolist() == above
     for value in (3.3961775292304957e38, -3.4e38, 1e39):
-        assert "out of the range of bfloat16" in refusal("bfloat16", {"input_data": [value]})
+        assert "expected numbers in the range of bfloat16" in refusal("bfloat16", {"input_data": [value]})
 
 
-def test_numbers_whose_squares_overflow_are_refused_without_a_warning() -> None:
+def test_decode_overflowing_squares_raise_no_warning() -> None:
     for dtype in ("float32", "float16", "bfloat16"):
         for data in ([1e154], [1e200, -1e200], 1.7e308, [0.0] * 1023 + [1e308]):
-            assert f"out of the range of {dtype}" in refusal(dtype, {"input_data": data})
+            assert f"in the range of {dtype}, got " in refusal(dtype, {"input_data": data})
     assert tensors("float64", {"input_data": [1e308, 1e308]})["x"].tolist() == [1e308, 1e308]
     assert (
         tensors("float32", {"input_data": [3.4e38, -3.4e38]})["x"].tolist()
@@ -143,20 +149,20 @@ def test_numbers_whose_squares_overflow_are_refused_without_a_warning() -> None:
     )
 
 
-def test_ragged_is_said_before_wrong_shape() -> None:
+def test_decode_reports_ragged_before_wrong_shape() -> None:
     for data in ("[1, [2], 3]", "[[1, 2, 3], [4, [5], 6]]", "[[1], [2, 3]]"):
-        assert "is ragged" in refusal("matrix", f'{{"input_data": {data}}}')
-        assert "is ragged" in refusal("fixed", f'{{"inputs": {{"x": {data}}}}}')
-        assert "is ragged" in refusal("mixed", f'{{"inputs": {{"x": {data}, "s": ["["]}}}}')
+        assert "got a ragged array" in refusal("matrix", f'{{"input_data": {data}}}')
+        assert "got a ragged array" in refusal("fixed", f'{{"inputs": {{"x": {data}}}}}')
+        assert "got a ragged array" in refusal("mixed", f'{{"inputs": {{"x": {data}, "s": ["["]}}}}')
 
 
-def test_a_refusal_of_the_quick_way_stands_where_the_exact_way_sees_nothing() -> None:
-    """orjson keeps the last of two equal keys; that the body has two of them is only seen by simdjson."""
+def test_decode_refuses_repeated_keys() -> None:
+    """orjson keeps the last of two equal keys; only simdjson sees both."""
     body = '{"inputs": {"x": [[1]], "s": {"data": [], "data": []}}}'
-    assert refusal("mixed", body) == "inputs.s.data: given twice in one object; leave one"
+    assert refusal("mixed", body) == "inputs.s.data: expected one member of this name, got several; send one"
 
 
-def test_deep_nests_are_refused_at_little_cost() -> None:
+def test_decode_refuses_deep_nesting_quickly() -> None:
     for depth in (33, 100, 1000):
         for opened, closed in (("[", "]"), ("[1, ", "]"), ("[[], ", "]")):
             refusal("float32", f'{{"input_data": {opened * depth}1{closed * depth}}}')
@@ -165,15 +171,15 @@ def test_deep_nests_are_refused_at_little_cost() -> None:
             read("float32", body)
 
 
-def test_more_numbers_than_simdjson_counts_are_all_there() -> None:
-    """simdjson counts an array's elements up to 2^24 - 1."""
+def test_decode_reads_more_numbers_than_simdjson_counts() -> None:
+    """Read more elements than the 2^24 - 1 that simdjson counts."""
     count = 2**24 + 3
     body = b'{"input_data": [' + b"0," * (count - 1) + b"7]}"
     tensor = tensors("uint8", body)["x"]
     assert (tensor.shape, tensor[-1]) == ((count,), 7)
 
 
-def test_an_array_too_long_for_the_quick_way_is_read_the_exact_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decode_reads_long_arrays_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_body, "_LARGEST_COUNT", 3)
     assert tensors("float32", {"input_data": [[1, 2, 3]]})["x"].tolist() == [[1, 2, 3]]
     assert tensors("bool", {"input_data": [True, False, True]})["x"].tolist() == [True, False, True]
@@ -182,7 +188,7 @@ def test_an_array_too_long_for_the_quick_way_is_read_the_exact_way(monkeypatch: 
     assert "a string" in refusal("float32", {"input_data": [1, 2, "3"]})
 
 
-def test_unknown_fields_name_the_nearest() -> None:
+def test_decode_unknown_field_names_the_nearest() -> None:
     assert 'did you mean "input_data"' in refusal("float32", {"input_dta": [1]}, UnknownField)
     assert 'did you mean "inputs.x.shape"' in refusal(
         "float32", {"inputs": {"x": {"data": [1], "shap": [1]}}}, UnknownField
@@ -192,7 +198,7 @@ def test_unknown_fields_name_the_nearest() -> None:
 
 
 @pytest.mark.parametrize("model", SPECS)
-def test_every_model_refuses_nothing_at_all(model: str) -> None:
+def test_decode_refuses_empty_bodies(model: str) -> None:
     for body in (b"{}", b"[]", b"null", b"", b"{", b'{"inputs": null}', b'{"text": 1}', b'{"input_data": {}}'):
         with pytest.raises((InvalidInput, InvalidJson)):
             read(model, body)

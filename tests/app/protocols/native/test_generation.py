@@ -83,7 +83,7 @@ def test_every_option() -> None:
         ("generate", {"inputs": {}}, "inputs: this model's task is generate; send the field prompt"),
         ("embed", {"prompt": "a"}, "prompt: this model's task is embed; send the field text"),
         ("embed-onnx", {"prompt": "a"}, "prompt: this model's task is embed; send the field text"),
-        ("matrix", {"prompt": "a"}, r"prompt: this model takes no text; its inputs are x: float32 \[-1, 3\]"),
+        ("matrix", {"prompt": "a"}, r"prompt: this model reads no text; its inputs are x: float32 \[-1, 3\]"),
         ("generate", {"prompt": "a", "normalize": True}, "normalize: does not go with prompt, whose options are"),
         ("generate", {"prompt": "a", "messages": []}, "messages: exactly one of .*; prompt and messages"),
         ("generate", {"prompt": "a", "stream": "yes"}, "stream: is a string; wants true or false"),

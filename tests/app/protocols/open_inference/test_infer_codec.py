@@ -1,4 +1,4 @@
-"""Bodies of the protocol's REST form become requests, or what is wrong is named; answers become bodies."""
+"""Infer over REST: decode and refuse bodies, and encode responses."""
 
 import json
 import struct
@@ -29,12 +29,12 @@ LENGTH = "inference-header-content-length"
 
 
 def formed(**headers: str | int) -> InferCodec:
-    """The format for a request with these headers, `_` in their names for `-`."""
+    """Return the codec for a request with these headers; `_` in their names stands for `-`."""
     return FORMAT.for_headers([(n.replace("_", "-").encode(), str(v).encode()) for n, v in headers.items()])
 
 
 def read(name: str, body: object, **headers: str | int) -> InferRequest:
-    """`body` as bytes, as text or as what JSON makes of it."""
+    """Decode `body`: bytes, text, or a value that is written as JSON."""
     text = body if isinstance(body, bytes | str) else json.dumps(body)
     data = text.encode() if isinstance(text, str) else text
     form = formed(**headers)
@@ -52,7 +52,7 @@ def tensors(request: InferRequest) -> dict[str, Any]:
 
 
 def x(value: Any, datatype: str = "FP32", shape: list[Any] | None = None, **more: object) -> dict[str, Any]:
-    """The input `x` in JSON."""
+    """Return the input `x` in JSON."""
     return {"name": "x", "shape": list(np.shape(value)) if shape is None else shape, "datatype": datatype,
             "data": value} | more  # fmt: skip
 
@@ -79,7 +79,7 @@ def refusal_binary(name: str, head: object, *tensors: bytes) -> str:
     ("data", "shape"),
     [([1, 2, 3, 4, 5, 6], [2, 3]), ([[1, 2, 3], [4, 5, 6]], [2, 3]), ([], [0, 3]), ([[], [], []], [3, 0])],
 )
-def test_numbers_flat_or_nested(data: list[Any], shape: list[int]) -> None:
+def test_decode_json_reads_flat_and_nested_numbers(data: list[Any], shape: list[int]) -> None:
     extras: list[dict[str, Any]] = [{}, {"parameters": {}}, {"id": "7"}, {"model_name": "else", "model_version": "9"}]
     for extra in extras:
         request = read("float32", {"inputs": [x(data, shape=shape)], **extra})
@@ -102,15 +102,15 @@ def test_numbers_flat_or_nested(data: list[Any], shape: list[int]) -> None:
         ("string", "BYTES", ["", "Ωß🚂"]),
     ],
 )
-def test_datatypes_in_json(dtype: str, datatype: str, values: list[Any]) -> None:
+def test_decode_json_keeps_values_of_each_datatype(dtype: str, datatype: str, values: list[Any]) -> None:
     value = tensors(read(dtype, {"inputs": [x(values, datatype)]}))["x"]
     assert value.tolist() == values
     scalar = tensors(read(dtype, {"inputs": [x([values[0]], datatype, shape=[])]}))["x"]
     assert (scalar.shape, scalar.item()) == ((), values[0])
 
 
-def test_the_short_way_reads_as_the_long_one() -> None:
-    """What is read by itself, and the same with a word more, which others read."""
+def test_decode_one_tensor_equals_decode_json() -> None:
+    """Compare the fast path with the same body plus an empty field, which takes the general path."""
     for tensor in (x([[0.1, 1, -2]]), x([0.1, 1, 1e30], shape=[1, 3]), x([], shape=[0, 3])):
         short, long = read("matrix", {"inputs": [tensor]}), read("matrix", {"inputs": [tensor], "parameters": {}})
         assert short[1:] == long[1:]
@@ -125,16 +125,18 @@ def test_the_short_way_reads_as_the_long_one() -> None:
         assert refusal("matrix", {"inputs": [tensor]}) == refusal("matrix", {"inputs": [tensor], "parameters": {}})
 
 
-def test_a_body_may_be_long() -> None:
+def test_decode_json_reads_long_bodies() -> None:
     values = np.random.default_rng(0).random((300, 3), dtype=np.float32)
     for data in (values.tolist(), values.ravel().tolist()):
         assert tensors(read("matrix", {"inputs": [x(data, shape=[300, 3])]}))["x"].tobytes() == values.tobytes()
     ragged = values.tolist()
     ragged[7] = [1, [2], 3]
-    assert refusal("matrix", {"inputs": [x(ragged, shape=[300, 3])]}).startswith("inputs.x.data: the array is ragged")
+    assert refusal("matrix", {"inputs": [x(ragged, shape=[300, 3])]}).startswith(
+        "inputs.x.data: expected rows of equal length, got a ragged array"
+    )
 
 
-def test_brackets_in_strings_are_no_nests() -> None:
+def test_decode_json_ignores_brackets_in_strings() -> None:
     request = read("string", {"id": "[[", "inputs": [x(["[", "]]"], "BYTES", parameters={"a": "[" * 9})]})
     assert tensors(request)["x"].tolist() == ["[", "]]"]
 
@@ -142,47 +144,47 @@ def test_brackets_in_strings_are_no_nests() -> None:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ([], "body: is an array; wants a JSON object"),
-        ({}, "inputs: is missing; wants a list of tensors"),
-        ({"inputs": {}}, "inputs: is an object"),
-        ({"inputs": [1]}, "inputs[0]: is a number; wants an object"),
-        ({"inputs": [{}]}, "inputs[0].name: is missing"),
-        ({"inputs": [x([1]) | {"name": 3}]}, "inputs[0].name: is a number; wants a string"),
-        ({"inputs": [{"name": "x"}]}, "inputs.x.datatype: is no string; wants one of BOOL"),
-        ({"inputs": [x([1], "float32")]}, 'inputs.x.datatype: is "float32"; wants one of BOOL'),
-        ({"inputs": [{"name": "x", "datatype": "FP32"}]}, "inputs.x.shape: wants a list of at most 32 whole"),
-        ({"inputs": [x([1], shape=[-1])]}, "inputs.x.shape: wants a list of at most 32 whole numbers, 0 or more"),
-        ({"inputs": [x([1], shape=[1] * 33)]}, "inputs.x.shape: wants a list of at most 32"),
-        ({"inputs": [x([], shape=[2**40, 2**40, 0])]}, "inputs.x.shape: [1099511627776, 1099511627776, 0] is larger"),
-        ({"inputs": [x([1], shape=[1.0])]}, "inputs.x.shape: wants a list"),
-        ({"inputs": [x([1], shape=[True])]}, "inputs.x.shape: wants a list"),
-        ({"inputs": [x([1, 2, 3], shape=[2])]}, "inputs.x: has 3 elements, and shape [2] holds 2"),
-        ({"inputs": [x([[1, 2]], shape=[2])]}, "inputs.x: has nested data of shape [1, 2], and its shape is [2]"),
-        ({"inputs": [x(1, shape=[])]}, "inputs.x.data: is a number; wants a list, flat or nested"),
-        ({"inputs": [x({"data": [1]}, shape=[1])]}, "inputs.x.data: is an object; wants a list"),
-        ({"inputs": [x(None, shape=[1])]}, "inputs.x.data: is null; wants a list"),
-        ({"inputs": [{"name": "x", "shape": [1], "datatype": "FP32"}]}, "inputs.x: has no data; send it, or binary_da"),
-        ({"inputs": [x(["a"])]}, "inputs.x.data: it holds a string"),
-        ({"inputs": [x([1e39])]}, "inputs.x.data: holds 1e+39, out of the range of float32"),
-        ({"inputs": [x([1], "FP16")]}, "inputs.x: is FP16, which travels as binary data only (binary_data_size)"),
-        ({"inputs": [x([1], "BF16")]}, "inputs.x: is BF16, which travels as binary data only"),
-        ({"inputs": [x([1], parameters=[])]}, "inputs.x.parameters: is an array; wants an object"),
-        ({"inputs": [x([1], parameters={"binary_data_size": 4})]}, "inputs.x: has data in the JSON and bi"),
-        ({"inputs": [in_bytes(8)]}, "inputs.x.binary_data_size: wants the header Inference-Header-Content-Length"),
-        ({"inputs": [x([1]), x([1])]}, "inputs.x: is given twice; leave one"),
-        ({"inputs": [x([1])], "id": 7}, "id: is a number; wants a string"),
-        ({"inputs": [x([1])], "parameters": 7}, "parameters: is a number; wants an object"),
-        ({"inputs": [x([1])], "outputs": {}}, "outputs: is an object; wants a list of objects"),
-        ({"inputs": [x([1])], "outputs": ["y"]}, "outputs[0]: is a string; wants an object"),
-        ({"inputs": [x([1])], "outputs": [{}]}, "outputs[0].name: is missing"),
+        ([], "body: expected a JSON object, got an array"),
+        ({}, 'inputs: expected a list of tensors like {"name", "shape", "datatype", "data"}, got nothing'),
+        ({"inputs": {}}, 'inputs: expected a list of tensors like {"name", "shape", "datatype", "data"}, got an obj'),
+        ({"inputs": [1]}, "inputs[0]: expected an object, got a number"),
+        ({"inputs": [{}]}, "inputs[0].name: expected a string, got nothing"),
+        ({"inputs": [x([1]) | {"name": 3}]}, "inputs[0].name: expected a string, got a number"),
+        ({"inputs": [{"name": "x"}]}, "inputs.x.datatype: expected one of BOOL"),
+        ({"inputs": [x([1], "float32")]}, "inputs.x.datatype: expected one of BOOL"),
+        ({"inputs": [{"name": "x", "datatype": "FP32"}]}, "inputs.x.shape: expected a list of at most 32 integers"),
+        ({"inputs": [x([1], shape=[-1])]}, "inputs.x.shape: expected a list of at most 32 integers of 0 or more"),
+        ({"inputs": [x([1], shape=[1] * 33)]}, "inputs.x.shape: expected a list of at most 32"),
+        ({"inputs": [x([], shape=[2**40, 2**40, 0])]}, "inputs.x.shape: expected fewer than 1099511627776 el"),
+        ({"inputs": [x([1], shape=[1.0])]}, "inputs.x.shape: expected a list"),
+        ({"inputs": [x([1], shape=[True])]}, "inputs.x.shape: expected a list"),
+        ({"inputs": [x([1, 2, 3], shape=[2])]}, "inputs.x: expected 2 elements for shape [2], got 3"),
+        ({"inputs": [x([[1, 2]], shape=[2])]}, "inputs.x: expected data of shape [2], got nested data of shape [1, 2]"),
+        ({"inputs": [x(1, shape=[])]}, "inputs.x.data: expected a list, flat or nested, got a number"),
+        ({"inputs": [x({"data": [1]}, shape=[1])]}, "inputs.x.data: expected a list, flat or nested, got an object"),
+        ({"inputs": [x(None, shape=[1])]}, "inputs.x.data: expected a list, flat or nested, got null"),
+        ({"inputs": [{"name": "x", "shape": [1], "datatype": "FP32"}]}, "inputs.x: expected data, got nothing; send"),
+        ({"inputs": [x(["a"])]}, "inputs.x.data: expected float32, got a string"),
+        ({"inputs": [x([1e39])]}, "inputs.x.data: expected numbers in the range of float32, got 1e+39"),
+        ({"inputs": [x([1], "FP16")]}, "inputs.x: JSON cannot represent FP16, which needs binary data; send binary"),
+        ({"inputs": [x([1], "BF16")]}, "inputs.x: JSON cannot represent BF16, which needs binary data"),
+        ({"inputs": [x([1], parameters=[])]}, "inputs.x.parameters: expected an object, got an array"),
+        ({"inputs": [x([1], parameters={"binary_data_size": 4})]}, "inputs.x: expected data or binary_da"),
+        ({"inputs": [in_bytes(8)]}, "inputs.x.binary_data_size: expected the header Inference-Header-Content-Length"),
+        ({"inputs": [x([1]), x([1])]}, "inputs.x: expected one tensor of this name, got two"),
+        ({"inputs": [x([1])], "id": 7}, "id: expected a string, got a number"),
+        ({"inputs": [x([1])], "parameters": 7}, "parameters: expected an object, got a number"),
+        ({"inputs": [x([1])], "outputs": {}}, "outputs: expected a list of objects"),
+        ({"inputs": [x([1])], "outputs": ["y"]}, "outputs[0]: expected an object, got a string"),
+        ({"inputs": [x([1])], "outputs": [{}]}, "outputs[0].name: expected a string, got nothing"),
         ({"inputs": [x([1])], "parameters": {"priority": 10}}, "priority: is 10; wants a whole number from 0 to 9"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_named(body: object, words: str) -> None:
+def test_decode_invalid_body_names_the_field(body: object, words: str) -> None:
     assert refusal("float32", body).startswith(words)
 
 
-def test_a_field_that_there_is_not() -> None:
+def test_decode_unknown_field_names_the_nearest() -> None:
     for body, words in (
         ({"inputs": [x([1])], "ouputs": []}, 'ouputs: unknown field; did you mean "outputs"?'),
         ({"inputs": [x([1], dtype="FP32")]}, 'inputs[0].dtype: unknown field; did you mean "inputs[0].datatype"?'),
@@ -192,13 +194,13 @@ def test_a_field_that_there_is_not() -> None:
     assert refusal("float32", b"{", InvalidJson).startswith("the body is not valid JSON")
 
 
-def test_null_is_as_good_as_left_out() -> None:
+def test_decode_null_field_counts_as_absent() -> None:
     body = {"id": None, "parameters": None, "outputs": None, "inputs": [x([1], parameters=None)]}
     assert tensors(read("float32", body))["x"].tolist() == [1]
 
 
 @pytest.mark.parametrize("blanks", range(9))
-def test_binary_tensors_are_views_on_the_body(blanks: int) -> None:
+def test_decode_binary_tensor_is_a_view(blanks: int) -> None:
     head = json.dumps({"inputs": [in_bytes(24, "FP64", shape=[3])]}).encode() + b" " * blanks
     form = formed(inference_header_content_length=len(head))
     body = bytes(form.lead_bytes) + head + np.array([1, 2, 3], np.float64).tobytes()
@@ -208,7 +210,7 @@ def test_binary_tensors_are_views_on_the_body(blanks: int) -> None:
     assert formed(inference_header_content_length=len(head), content_encoding="gzip").lead_bytes == 0
 
 
-def test_binary_and_json_side_by_side() -> None:
+def test_decode_mixes_binary_and_json_tensors() -> None:
     strings = struct.pack("<I", 2) + "ä".encode()
     head = {
         "id": "mixed",
@@ -226,37 +228,45 @@ def test_binary_and_json_side_by_side() -> None:
 @pytest.mark.parametrize(
     ("head", "sizes", "words"),
     [
-        ([in_bytes(8)], [7], "inputs.x.binary_data_size: is 8, and 7 bytes are left of the body"),
-        ([in_bytes(8)], [], "inputs.x.binary_data_size: is 8, and 0 bytes are left"),
-        ([in_bytes(8)], [9], "inputs: 1 bytes come behind the JSON that no binary_data_size speaks of"),
-        ([x([1])], [4], "inputs: 4 bytes come behind the JSON"),
-        ([in_bytes(4)], [4], "inputs.x: has 4 bytes, and FP32 of shape [2] takes 8"),
-        ([in_bytes(8), in_bytes(8)], [8], "inputs.x.binary_data_size: is 8, and 0 bytes are left"),
-        ([in_bytes(-1)], [8], "inputs.x.binary_data_size: wants a whole number, 0 or more"),
-        ([in_bytes("8")], [8], "inputs.x.binary_data_size: wants a whole number"),
-        ([in_bytes(True)], [1], "inputs.x.binary_data_size: wants a whole number"),
-        ([in_bytes(2**70)], [8], "inputs.x.binary_data_size: wants a whole number"),
-        ([in_bytes(2**62)], [8], "inputs.x.binary_data_size: is 4611686018427387904, and 8 bytes are left"),
-        ([in_bytes(8, shape=[2**39])], [8], "inputs.x: has 8 bytes, and FP32 of shape [549755813888] takes"),
+        ([in_bytes(8)], [7], "inputs.x.binary_data_size: expected 8 bytes behind the JSON, got 7"),
+        ([in_bytes(8)], [], "inputs.x.binary_data_size: expected 8 bytes behind the JSON, got 0"),
+        ([in_bytes(8)], [9], "inputs: expected 8 bytes behind the JSON, got 9; send each binary_data_size"),
+        ([x([1])], [4], "inputs: expected 0 bytes behind the JSON, got 4"),
+        ([in_bytes(4)], [4], "inputs.x: expected 8 bytes for FP32 of shape [2], got 4"),
+        ([in_bytes(8), in_bytes(8)], [8], "inputs.x.binary_data_size: expected 8 bytes behind the JSON, got 0"),
+        ([in_bytes(-1)], [8], "inputs.x.binary_data_size: expected an integer of 0 or more"),
+        ([in_bytes("8")], [8], "inputs.x.binary_data_size: expected an integer"),
+        ([in_bytes(True)], [1], "inputs.x.binary_data_size: expected an integer"),
+        ([in_bytes(2**70)], [8], "inputs.x.binary_data_size: expected an integer"),
+        (
+            [in_bytes(2**62)],
+            [8],
+            f"inputs.x.binary_data_size: expected {2**62} bytes behind the JSON, got 8",
+        ),
+        (
+            [in_bytes(8, shape=[2**39])],
+            [8],
+            f"inputs.x: expected {2**41} bytes for FP32 of shape [{2**39}], got 8",
+        ),
     ],
 )
-def test_frames_that_lie(head: list[Any], sizes: list[int], words: str) -> None:
+def test_decode_wrong_binary_size_is_refused(head: list[Any], sizes: list[int], words: str) -> None:
     assert refusal_binary("float32", {"inputs": head}, *map(bytes, sizes)).startswith(words)
 
 
-def test_header_lengths_that_lie() -> None:
+def test_decode_wrong_header_length_is_refused() -> None:
     body = json.dumps({"inputs": [x([1])]})
     message = refusal("float32", body, inference_header_content_length=len(body) + 1)
-    assert message == f"{LENGTH}: is {len(body) + 1}, and the body has {len(body)} bytes"
+    assert message == f"{LENGTH}: expected at most the body's {len(body)} bytes, got {len(body) + 1}"
     assert refusal("float32", body, InvalidJson, inference_header_content_length=5).startswith("the body is not valid")
     for wrong in ("-1", "x", "", "1.0", "1" * 30, "+5", "٣"):
-        with pytest.raises(InvalidInput, match=f"^{LENGTH}: wants the number of bytes"):
+        with pytest.raises(InvalidInput, match=f"^{LENGTH}: expected the number of bytes"):
             formed(inference_header_content_length=wrong)
 
 
 @given(st.data())
-def test_whatever_comes_is_read_or_refused(data: st.DataObject) -> None:
-    """Frames by the rules with one thing changed: never anything but a request or a word to the caller."""
+def test_decode_any_frame_succeeds_or_is_refused(data: st.DataObject) -> None:
+    """Decode valid frames with one change: the result is a request or a RoundhouseError."""
     datatype = data.draw(st.sampled_from(["FP32", "BYTES", "INT64", "BOOL", "FP99"]))
     shape = data.draw(st.lists(st.integers(-1, 3) | st.integers(2**38, 2**70), max_size=3))
     size: Any = data.draw(st.integers(-2, 40) | json_values)
@@ -282,7 +292,7 @@ def _fits_64_bits(value: Any) -> bool:
     return True
 
 
-def test_a_body_of_bytes_alone() -> None:
+def test_decode_raw_tensor_reads_whole_body() -> None:
     numbers = np.arange(6, dtype=np.float32)
 
     def raw(name: str, body: bytes) -> InferRequest:
@@ -296,18 +306,18 @@ def test_a_body_of_bytes_alone() -> None:
     assert tensors(raw("string", "Ωß".encode()))["x"].tolist() == ["Ωß"]
     assert raw("embed", b"a text").request == TextRequest(["a text"])
     for name, body, words in (
-        ("matrix", bytes(13), "inputs.x: the body has 13 bytes, no multiple of 12; the model wants FP32 [-1, 3]"),
-        ("fixed", bytes(8), "inputs.x: has 8 bytes, and INT64 of shape [2, 3] takes 48"),
-        ("free-nml", bytes(8), "inputs.x: the model wants FP32 [-1, -1, -1]; bytes alone cannot say that shape"),
-        ("zero", bytes(8), "inputs.x: the body has 8 bytes, no multiple of 0"),
-        ("mixed", bytes(8), "inputs: a body of bytes alone is for models with one input"),
-        ("string", b"\xff", "inputs.x: the body is no UTF-8"),
-        ("sequence", b"\0", "inputs: a body of bytes alone is for models with one input"),
+        ("matrix", bytes(13), "inputs.x: expected a multiple of 12 bytes, got 13; the model expects FP32 [-1, 3]"),
+        ("fixed", bytes(8), "inputs.x: expected 48 bytes for INT64 of shape [2, 3], got 8"),
+        ("free-nml", bytes(8), "inputs.x: the model expects FP32 [-1, -1, -1]; bytes alone do not give that"),
+        ("zero", bytes(8), "inputs.x: expected a multiple of 0 bytes, got 8"),
+        ("mixed", bytes(8), "inputs: expected a model with one required input, got 2"),
+        ("string", b"\xff", "inputs.x: expected UTF-8 text, got invalid start byte"),
+        ("sequence", b"\0", "inputs: expected a model with one required input, got 0"),
     ):
         assert refusal(name, body, inference_header_content_length=0).startswith(words)
 
 
-def test_compressed_bodies() -> None:
+def test_decode_decompresses_bodies() -> None:
     body = json.dumps({"inputs": [x([1, 2])]}).encode()
     for encoding in ("gzip", "deflate"):
         request = read("float32", compress(body, encoding), content_encoding=encoding)
@@ -333,7 +343,7 @@ def test_compressed_bodies() -> None:
         ("multipart/form-data", False),
     ],
 )
-def test_media_types(content_type: str, is_read: bool) -> None:
+def test_for_headers_checks_content_type(content_type: str, is_read: bool) -> None:
     if is_read:
         assert formed(content_type=content_type)
     else:
@@ -341,15 +351,17 @@ def test_media_types(content_type: str, is_read: bool) -> None:
             formed(content_type=content_type)
 
 
-def test_a_text_in_pieces_comes_elsewhere() -> None:
+def test_decode_stream_is_not_supported() -> None:
     inputs = [
         {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["a"]},
         {"name": "stream", "shape": [1], "datatype": "BOOL", "data": [True]},
     ]
-    assert refusal("generate", {"inputs": inputs}, NotSupported).startswith("inputs.stream: the pieces of a text come")
+    assert refusal("generate", {"inputs": inputs}, NotSupported).startswith(
+        "inputs.stream: infer returns whole texts; send"
+    )
 
 
-def test_who_waits_for_a_load_waits_no_longer_than_the_timeout() -> None:
+def test_decode_passes_timeout_to_find_spec() -> None:
     def is_absent(name: str, version: str | None, read_timeout_ms: Callable[[], float | None]) -> ModelSpec:
         assert read_timeout_ms() == 1500
         raise ModelLoading("not loaded")
@@ -359,7 +371,7 @@ def test_who_waits_for_a_load_waits_no_longer_than_the_timeout() -> None:
         FORMAT.decode(body, Target("m"), is_absent)
 
 
-def test_halves_have_no_form_in_json() -> None:
+def test_decode_half_output_requires_binary_data() -> None:
     halves = ModelSpec(
         "onnx", "tensor", SPECS["float32"].inputs, (ValueSpec("y", TensorType("float16", None)),), "cpu", "f", 0
     )
@@ -369,14 +381,16 @@ def test_halves_have_no_form_in_json() -> None:
         return FORMAT.decode(body, Target("m"), lambda *_: halves)
 
     for more in ({}, {"parameters": {"binary_data_output": False}}, {"outputs": [{"name": "y"}]}):
-        with pytest.raises(InvalidInput, match=r"^outputs\.y: is FP16, which travels as binary data only; send"):
+        with pytest.raises(
+            InvalidInput, match=r"^outputs\.y: JSON cannot represent FP16, which needs binary data; send"
+        ):
             decoded(**more)
     assert decoded(parameters={"binary_data_output": True}).outputs[0].binary
     assert decoded(outputs=[{"name": "y", "parameters": {"binary_data": True}}]).outputs[0].binary
-    assert decoded(outputs=[{"name": "y", "parameters": {"classification": 1}}]).outputs[0].classes == 1
+    assert decoded(outputs=[{"name": "y", "parameters": {"classification": 1}}]).outputs[0].num_classes == 1
 
 
-def test_what_is_long_to_read() -> None:
+def test_is_long_to_read_depends_on_format() -> None:
     one = '{"inputs":[{"name":"x","shape":[150528],"datatype":"FP32","parameters":{"binary_data_size":602112}}]}'
     assert not formed().is_long_to_read(bytes(200_000))
     assert formed().is_long_to_read(bytes(300_000))
@@ -397,7 +411,7 @@ def test_what_is_long_to_read() -> None:
     assert not formed(content_encoding="gzip").is_long_to_read(bytes(1023))
 
 
-def test_what_is_long_to_write() -> None:
+def test_is_long_to_write_depends_on_format() -> None:
     def is_long(size: int, binary: bool, **headers: str) -> bool:
         body = {"inputs": [x([1])], "parameters": {"binary_data_output": binary}}
         answer = {"y": np.zeros(size, np.float32), "z": np.zeros(1, np.int64)}
@@ -424,7 +438,7 @@ Y: Array = np.array([[1, np.nan], [np.inf, 2]], np.float32)
 Z: Array = np.array([3, 4], np.int64)
 
 
-def test_an_answer_in_json() -> None:
+def test_encode_writes_json() -> None:
     body, content_type, headers = written(read("float32", {"id": "7", "inputs": [x([1])]}), {"y": Y, "z": Z})
     assert (content_type, headers) == (b"application/json", [])
     assert json.loads(body) == {
@@ -441,7 +455,7 @@ def test_an_answer_in_json() -> None:
     assert [(output["shape"], output["data"]) for output in outputs] == [([], [0.5]), ([0, 2], [])]
 
 
-def test_an_answer_in_bytes_and_json() -> None:
+def test_encode_writes_binary_outputs_behind_json() -> None:
     wanted = [{"name": "z"}, {"name": "y", "parameters": {"binary_data": True}}]
     body, content_type, headers = written(read("float32", {"inputs": [x([1])], "outputs": wanted}), {"y": Y, "z": Z})
     assert content_type == b"application/octet-stream"
@@ -455,13 +469,13 @@ def test_an_answer_in_bytes_and_json() -> None:
     assert body[int(length) :] == Y.tobytes()
 
 
-def test_an_empty_answer_in_bytes_says_where_they_would_begin() -> None:
+def test_encode_empty_binary_output_has_header() -> None:
     request = read("float32", {"inputs": [x([1])], "parameters": {"binary_data_output": True}})
     body, _, headers = written(request, {"y": Y[:0], "z": Z[:0]})
     assert dict(headers) == {LENGTH.encode(): str(len(body)).encode()}
 
 
-def test_compressed_answers() -> None:
+def test_encode_compresses_long_responses() -> None:
     long = np.zeros(1000, np.float32)
     request = read("float32", {"inputs": [x([1])], "outputs": [{"name": "y"}]})
     plain = written(request, {"y": long})
@@ -478,18 +492,18 @@ def test_compressed_answers() -> None:
     assert {name for name, _ in headers} == {LENGTH.encode(), b"content-encoding", b"vary"}
 
 
-def test_errors_are_the_message_alone() -> None:
+def test_error_body_has_only_the_message() -> None:
     assert FORMAT.error_body(400, "invalid_input", "prompt: is empty", "id") == b'{"error":"text_input: is empty"}'
 
 
-def test_the_paths() -> None:
+def test_routes_have_both_paths() -> None:
     assert [route.path for route in routes(10)] == [
         "/v2/models/{name}/infer",
         "/v2/models/{name}/versions/{version}/infer",
     ]
 
 
-def test_the_fields_that_are_read_are_those_that_are_described() -> None:
+def test_schemas_have_the_decoded_fields() -> None:
     for schema, described in (
         (OpenInferenceRequest, infer_body.FIELDS),
         (OpenInferenceInput, infer_body.TENSOR_FIELDS),
@@ -498,6 +512,6 @@ def test_the_fields_that_are_read_are_those_that_are_described() -> None:
         assert schema.model_fields.keys() == described
 
 
-def test_models_without_inputs_can_be_asked() -> None:
+def test_decode_model_without_inputs() -> None:
     assert tensors(read("none", {"inputs": []})) == {}
     assert model().inputs == ()

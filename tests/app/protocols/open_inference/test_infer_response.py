@@ -1,4 +1,4 @@
-"""Answers as the tensors that were asked for."""
+"""Convert answers to the requested output tensors."""
 
 from dataclasses import replace
 from typing import Any
@@ -17,19 +17,21 @@ MATRIX = SPECS["matrix"]
 BATCHES = replace(MATRIX, batched_inputs=frozenset({"x"}))
 
 
-def told(spec: ModelSpec, request: Any, answer: Any, *outputs: RequestedOutput) -> list[OutputTensor]:
+def outputs_of(spec: ModelSpec, request: Any, answer: Any, *outputs: RequestedOutput) -> list[OutputTensor]:
     return output_tensors(InferRequest(request, spec, outputs, "", 5, None), answer)
 
 
 def classes(value: Array, count: int, spec: ModelSpec = BATCHES) -> Any:
-    (tensor,) = told(spec, TensorBatch({}), {"y": value}, RequestedOutput("y", count))
+    (tensor,) = outputs_of(spec, TensorBatch({}), {"y": value}, RequestedOutput("y", count))
     assert (tensor.name, tensor.datatype) == ("y", "BYTES")
     return tensor.value.tolist()
 
 
-def test_tensors_in_the_order_that_was_asked_for() -> None:
+def test_output_tensors_keep_requested_order() -> None:
     y, z = np.ones((2, 3), np.float32), np.array([1, 2])
-    first, second = told(MATRIX, TensorBatch({}), {"y": y, "z": z}, RequestedOutput("z", 0, True), RequestedOutput("y"))
+    first, second = outputs_of(
+        MATRIX, TensorBatch({}), {"y": y, "z": z}, RequestedOutput("z", 0, True), RequestedOutput("y")
+    )
     assert first[:2] == ("z", "INT64")
     assert first.value is z
     assert first.binary is True
@@ -38,40 +40,43 @@ def test_tensors_in_the_order_that_was_asked_for() -> None:
     assert second.binary is None
 
 
-def test_what_is_no_tensor_after_all() -> None:
-    with pytest.raises(InvalidInput, match=r"^outputs\.y: is no tensor this time; ask POST /infer"):
-        told(MATRIX, TensorBatch({}), {"y": None}, RequestedOutput("y"))
+def test_output_tensors_refuse_other_values() -> None:
+    with pytest.raises(
+        InvalidInput,
+        match=r"^outputs\.y: the model returned another type than a tensor; send the request to ",
+    ):
+        outputs_of(MATRIX, TensorBatch({}), {"y": None}, RequestedOutput("y"))
 
 
-def test_embeddings() -> None:
+def test_output_tensors_of_embeddings() -> None:
     vectors = np.ones((2, 4), np.float32)
-    (tensor,) = told(
+    (tensor,) = outputs_of(
         SPECS["embed"], TextRequest(["a", "b"]), EmbedAnswer(vectors, 5), RequestedOutput("embeddings", 0, True)
     )
     assert (tensor.name, tensor.datatype, tensor.binary) == ("embeddings", "FP32", True)
     assert tensor.value is vectors
 
 
-def test_scores_are_in_the_labels_order() -> None:
+def test_output_tensors_of_scores_follow_labels() -> None:
     answer = ClassifyAnswer([[("b", 0.75), ("a", 0.25)], [("a", 0.5), ("b", 0.5)]])
     request = TextRequest(["x", "y"])
-    (tensor,) = told(SPECS["classify"], request, answer, RequestedOutput("scores"))
+    (tensor,) = outputs_of(SPECS["classify"], request, answer, RequestedOutput("scores"))
     assert tensor.datatype == "FP32"
     assert tensor.value.dtype == np.float32
     assert tensor.value.tolist() == [[0.25, 0.75], [0.5, 0.5]]
-    (none,) = told(SPECS["classify"], TextRequest([]), ClassifyAnswer([]), RequestedOutput("scores"))
+    (none,) = outputs_of(SPECS["classify"], TextRequest([]), ClassifyAnswer([]), RequestedOutput("scores"))
     assert none.value.shape == (0, 2)
-    (best,) = told(SPECS["classify"], request, answer, RequestedOutput("scores", 1))
+    (best,) = outputs_of(SPECS["classify"], request, answer, RequestedOutput("scores", 1))
     assert best.value.tolist() == [["0.750000:1:b"], ["0.500000:0:a"]]
 
 
-def test_generated_texts() -> None:
+def test_output_tensors_of_generated_texts() -> None:
     answer = GenerateAnswer([Choice("one", "stop"), Choice("two", "length")], Usage(1, 2))
-    (tensor,) = told(SPECS["generate"], GenerateRequest(("a",)), answer, RequestedOutput("text_output"))
+    (tensor,) = outputs_of(SPECS["generate"], GenerateRequest(("a",)), answer, RequestedOutput("text_output"))
     assert (tensor.name, tensor.datatype, tensor.value.tolist()) == ("text_output", "BYTES", ["one", "two"])
 
 
-def test_the_highest_are_told_with_their_place() -> None:
+def test_classification_returns_values_with_index() -> None:
     numbers = np.array([[1, 5, 10, 4], [3, 3, -np.inf, 7]], np.float32)
     assert classes(numbers, 2) == [["10.000000:2", "5.000000:1"], ["7.000000:3", "3.000000:0"]]
     assert classes(numbers, 1, MATRIX) == ["10.000000:2"]
@@ -80,7 +85,7 @@ def test_the_highest_are_told_with_their_place() -> None:
     assert classes(numbers[0, :3], 3) == [["1.000000:0"], ["5.000000:0"], ["10.000000:0"]]
 
 
-def test_any_numbers_can_be_compared() -> None:
+def test_classification_orders_every_dtype() -> None:
     assert classes(np.array([[np.nan, 1, np.nan, 2]], np.float64), 4) == [
         ["2.000000:3", "1.000000:1", "nan:0", "nan:2"]
     ]

@@ -123,7 +123,7 @@ class TestQuestion:
             (None, "prompt", "missing"),
             ([], "prompt", "empty"),
             (["a", 1], "prompt[1]", "1"),
-            ([1, True], "prompt[1]", "true or false"),
+            ([1, True], "prompt[1]", "a boolean"),
             ([[1], []], "prompt[1]", "empty"),
             ([1, VOCABULARY_SIZE], "prompt[1]", "0 to 99"),
             ([[1], [-1]], "prompt[1][0]", "-1"),
