@@ -1,7 +1,7 @@
-"""Runs an image's root as a container would be run, asks it, ends it, and notes what came of it.
+"""Run an image's root like a container, send it requests, stop it, and record the results.
 
-docker/build-check.sh starts it, in a network and with mounts of its own. The server is the first process, without
-root's rights, on a root that is read-only but for the volume and /tmp; command, user and environment are the image's.
+docker/build-check.sh starts this module in network and mount namespaces of its own. The server is the first process and
+has no root rights. Only the volume and /tmp are writable. Command, user and environment are those of the image.
 """
 
 import http.client
@@ -30,21 +30,21 @@ DIGIT = {
 ONE_MODEL = "/opt/roundhouse/embedded/digits"
 NOT_IN_AN_IMAGE = ("gcc", "cc", "c++", "make", "git")
 PARTS = ("torch", "nvidia", "triton", "transformers", "sympy", "onnxruntime", "onnx", "numpy")
-"""Packages whose share of the image is noted, the largest of those that there may be."""
+"""The largest packages; their share of the image is recorded."""
 
 
 class Image:
-    """The unpacked root of an image, and what its config says of how to run it."""
+    """The unpacked root of an image, and its configuration."""
 
     def __init__(self, root: Path, inspected: dict[str, Any]) -> None:
-        """`inspected`: what `buildah inspect` says of the image."""
+        """`inspected`: the output of `buildah inspect`."""
         self.root = root
         self.config: dict[str, Any] = inspected["Docker"]["config"]
         self.environment: list[str] = self.config["Env"]
         self.user, _, self.group = self.config["User"].partition(":")
 
     def mount(self) -> None:
-        """As a container with `--read-only --tmpfs /tmp` has it; the mounts go with this process's own namespace."""
+        """Mount the root as `--read-only --tmpfs /tmp` does; the mounts end with the namespace of this process."""
         mount("--bind", self.root, self.root)
         mount("--options", "remount,bind,ro", self.root)
         for folder in ("dev", "sys"):
@@ -55,7 +55,7 @@ class Image:
         mount("--types", "tmpfs", "--options", owned, "tmpfs", self.root / volume.lstrip("/"))
 
     def command(self, words: Sequence[str]) -> list[str]:
-        """Runs `words` in the image, as its user, in its folder, with its environment and nothing else."""
+        """Return a command that runs `words` in the image with its user, folder and environment only."""
         inside = ["chroot", f"--userspec={self.user}:{self.group}", "--groups=", str(self.root)]
         return [
             *inside,
@@ -67,13 +67,13 @@ class Image:
         ]
 
     def is_healthy(self) -> bool:
-        """What the image's HEALTHCHECK says now."""
+        """Run the image's HEALTHCHECK."""
         kind, *words = self.config["Healthcheck"]["Test"]
         assert kind == "CMD", kind
         return subprocess.run(self.command(words), stdout=subprocess.DEVNULL, check=False).returncode == 0
 
     def check_contents(self) -> None:
-        """Nothing is in it that only a build wants."""
+        """Check that the image holds no build tools and no caches, and that its modules are compiled."""
         paths = [path for each in self.environment if each.startswith("PATH=") for path in each[5:].split(":")]
         there = [word for word in NOT_IN_AN_IMAGE for path in paths if (self.root / path.lstrip("/") / word).exists()]
         caches = [folder for folder in ("root/.cache", "app/.cache", "build") if (self.root / folder).exists()]
@@ -82,19 +82,19 @@ class Image:
         compiled = list(self.packages().rglob("*.pyc"))
         stale = [path for path in compiled if not is_compiled(path)]
         assert compiled
-        assert not stale, f"perhaps compiled anew at each start: {stale[:3]}"
-        assert self.user.isdigit(), "a user by name cannot be told from root"
+        assert not stale, f"expected .pyc files without a time check, got {stale[:3]}"
+        assert self.user.isdigit(), "expected a numeric user: a name may be root"
         assert self.user != "0"
 
     def sizes_mb(self) -> dict[str, Any]:
-        """Millions of bytes: of the image, of what it is based on, and of its largest packages."""
+        """Return the megabytes of the image, of its base and of its largest packages."""
         total, installed = megabytes(self.root), megabytes(self.root / "opt/roundhouse")
         packages = self.packages()
         parts = {part: megabytes(packages / part) for part in PARTS if (packages / part).exists()}
         return {"image_mb": total, "of_these_mb": {"base": total - installed, **parts}}
 
     def packages(self) -> Path:
-        """Where what pip has installed lies."""
+        """Return the folder of the packages that pip installed."""
         (folder,) = (self.root / "opt/roundhouse/lib").glob("python3*/site-packages")
         return folder
 
@@ -103,7 +103,7 @@ class Container:
     """A process tree of its own whose first process is the image's command."""
 
     def __init__(self, image: Image, arguments: Sequence[str]) -> None:
-        """`arguments`: what stands after the image's name in `docker run`; its own CMD where there are none."""
+        """`arguments`: those of `docker run` after the name of the image; none: the CMD of the image."""
         words = image.config["Entrypoint"] + list(arguments or image.config["Cmd"])
         apart = ["unshare", "--pid", "--fork", "--kill-child", f"--mount-proc={image.root / 'proc'}"]
         self.started_s = time.monotonic()
@@ -117,7 +117,7 @@ class Container:
         self.process.wait()
 
     def seconds_to_ready(self) -> float:
-        """From its start until /health/ready says 200."""
+        """Return the time from the start until /health/ready answers 200."""
         while time.monotonic() - self.started_s < READY_WITHIN_S:
             if self.process.poll() is not None:
                 raise SystemExit(f"the server ended: {self.rest_of_log()}")
@@ -129,8 +129,9 @@ class Container:
         raise SystemExit("the server did not become ready")
 
     def stop(self, stop_signal: str) -> float:
-        """Ends it as `docker stop` does, with a question half sent: that one is answered, the exit status is 0. Returns
-        how long it took, in seconds.
+        """Stop the server as `docker stop` does while a request is half sent, and return the seconds that it took.
+
+        The request must be answered, and the exit status must be 0.
         """
         body = json.dumps(DIGIT).encode()
         head = b"POST /models/digits/infer HTTP/1.1\r\nhost: roundhouse\r\ncontent-length: %d\r\n\r\n" % len(body)
@@ -150,19 +151,22 @@ class Container:
         return time.monotonic() - stopped_s
 
     def first_process(self) -> int:
-        """The server's process id out here; in there it is 1."""
+        """Return the process id of the server outside its namespace; inside it is 1."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text(encoding="ascii")
         (child,) = children.split()
         return int(child)
 
     def rest_of_log(self) -> str:
-        """What it has written, once it has ended."""
+        """Return the rest of the log of a server that has ended."""
         assert self.process.stderr is not None
         return self.process.stderr.read().decode("utf-8", "replace")
 
 
 def main(variant: str, inputs: str, root: str, inspected: str, record: str) -> int:
-    """`inputs`: their hash; `inspected` and `record`: files, of what buildah says of the image, and to note it all."""
+    """Check one image and add the results to the file `record`.
+
+    `inputs`: the hash of the image's inputs. `inspected`: a file with the output of `buildah inspect`.
+    """
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     image = Image(Path(root), json.loads(Path(inspected).read_text(encoding="utf-8")))
     image.check_contents()
@@ -180,7 +184,7 @@ def main(variant: str, inputs: str, root: str, inspected: str, record: str) -> i
 
 
 def try_all_models(image: Image) -> dict[str, Any]:
-    """Starts what the image starts by itself, asks every model, ends it."""
+    """Start the image with its own CMD, send a request to every model, stop it."""
     with Container(image, []) as container:
         assert not image.is_healthy(), "it cannot be ready yet"
         seconds = container.seconds_to_ready()
@@ -199,7 +203,7 @@ def try_all_models(image: Image) -> dict[str, Any]:
 
 
 def start_once(image: Image, arguments: Sequence[str]) -> float:
-    """Seconds until a server with these arguments is ready."""
+    """Return the seconds until a server with these arguments is ready."""
     with Container(image, arguments) as container:
         seconds = container.seconds_to_ready()
         container.stop(image.config["StopSignal"])
@@ -207,31 +211,31 @@ def start_once(image: Image, arguments: Sequence[str]) -> float:
 
 
 def answer_of(model: str, question: object) -> Any:
-    """The answer to a question that must be answered with 200."""
+    """Return the response of a request that must be answered with 200."""
     status, answer = ask("POST", f"/models/{model}/infer", question)
     assert status == http.client.OK, answer
     return answer
 
 
 def is_compiled(path: Path) -> bool:
-    """Whether Python takes this .pyc whatever the time of its source (PEP 552: a hash that is not checked, flags 1)."""
+    """Return whether Python ignores the time of this .pyc's source (PEP 552: unchecked hash, flags 1)."""
     flags: int = struct.unpack("<4sI", path.read_bytes()[:8])[1]
     return flags == 1
 
 
 def megabytes(path: Path) -> int:
-    """Millions of bytes below a folder, each hard-linked file once."""
+    """Return the megabytes below a folder; a hard-linked file counts once."""
     done = subprocess.run(["du", "--summarize", "--bytes", path], stdout=subprocess.PIPE, text=True, check=True)
     return round(int(done.stdout.split()[0]) / 1e6)
 
 
 def mount(*words: object) -> None:
-    """mount(8) with these words."""
+    """Run mount(8)."""
     subprocess.run(["mount", *map(str, words)], check=True)
 
 
 def ask(method: str, path: str, body: object = None) -> tuple[int, Any]:
-    """The status and the decoded answer of the server at the image's own port. Raises OSError if there is none."""
+    """Return the status and the decoded response of the server at the image's port. Raises OSError without a server."""
     connection = http.client.HTTPConnection("127.0.0.1", 8080, timeout=30)
     try:
         connection.request(method, path, body=None if body is None else json.dumps(body))

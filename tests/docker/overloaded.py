@@ -1,4 +1,4 @@
-"""Servers in trouble, and the Prometheus that watches them."""
+"""Start servers in trouble, and a Prometheus that scrapes them."""
 
 import socket
 from collections.abc import Iterator
@@ -23,8 +23,8 @@ _LLAMA = f'[[models.torch_models]]\nname = "tiny-llama"\npath = "{MODELS / "tiny
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """`busy`: a server of several models, one of them with more callers than it bears. `failed`: one whose only model
-    cannot be loaded. `gone`: the address of one that is not there.
+    """`busy`: a server with several models, one of them overloaded. `failed`: a server whose only model cannot be
+    loaded. `gone`: an address without a server.
     """
 
     prometheus: RunningPrometheus
@@ -35,7 +35,7 @@ class Watched:
 
 @contextmanager
 def watched_servers(folder: Path) -> Iterator[Watched]:
-    """In trouble while the block lasts."""
+    """Run the servers while the block lasts."""
     program("prometheus")
     folders = [folder / name for name in ("busy", "failed", "prometheus")]
     for each in folders:
@@ -49,9 +49,9 @@ def watched_servers(folder: Path) -> Iterator[Watched]:
             gone = f"127.0.0.1:{free.getsockname()[1]}"
         targets = [f"127.0.0.1:{server.port}" for server in (busy, failed)]
         prometheus = stack.enter_context(running_prometheus(folders[2], [*targets, gone]))
-        # What happens before it has looked for the first time would be no change to it.
+        # Prometheus sees a change of a counter only after its first scrape.
         wait_until(lambda: len(prometheus.query("roundhouse_inflight")) == len(targets))
-        stack.enter_context(more_callers_than_it_bears(busy))
+        stack.enter_context(overload(busy))
         for number in (1, 2, 2):
             busy.infer("digits", input_data=[number] * 64)
         busy.infer("tiny-llama", prompt="A list is", max_tokens=8)
@@ -60,8 +60,8 @@ def watched_servers(folder: Path) -> Iterator[Watched]:
 
 
 @contextmanager
-def more_callers_than_it_bears(server: RunningServer) -> Iterator[None]:
-    """While the block lasts `slow` is asked by more callers than may wait for it; who is refused asks again."""
+def overload(server: RunningServer) -> Iterator[None]:
+    """Send requests to `slow` from more callers than its queue holds; a refused caller repeats its request."""
     over = Event()
 
     def ask() -> None:

@@ -1,4 +1,4 @@
-"""A real Prometheus in a process of its own, and promtool: Debian's, which `make test` fetches where it can."""
+"""Run Prometheus and promtool: Debian's, which `make test` fetches where possible."""
 
 import json
 import os
@@ -21,25 +21,25 @@ from tests.e2e.server import wait_until
 
 
 def program(name: str) -> str:
-    """Where `prometheus` or `promtool` is. Skips the test where there is none, but not in CI."""
+    """Return the path of `prometheus` or `promtool`. Skip the test if it is absent, except in CI."""
     beside = Path(sys.executable).parent
     found = shutil.which(name, path=os.pathsep.join([str(beside), os.environ.get("PATH", "")]))
     if found:
         return found
     if os.environ.get("CI"):
         pytest.fail(f"CI has no {name}; make dev fetches it from Debian's package prometheus")
-    pytest.skip(f"wants {name}, of Debian's package prometheus")
+    pytest.skip(f"needs {name}, of Debian's package prometheus")
 
 
 def promtool(*arguments: str) -> str:
-    """What promtool says; it has to be content."""
+    """Return the output of promtool, which must succeed."""
     done = subprocess.run([program("promtool"), *arguments], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 class RunningPrometheus:
-    """What can be asked of a Prometheus."""
+    """The client of a running Prometheus."""
 
     def __init__(self, port: int) -> None:
         self._client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False)
@@ -54,14 +54,14 @@ class RunningPrometheus:
             return False
 
     def query(self, expression: str) -> list[dict[str, Any]]:
-        """The samples of an instant query."""
+        """Return the samples of an instant query."""
         answer = self._client.post("/api/v1/query", data={"query": expression}).json()
         assert answer["status"] == "success", (expression, answer)
         found: list[dict[str, Any]] = answer["data"]["result"]
         return found
 
     def firing(self) -> dict[str, list[dict[str, str]]]:
-        """The labels of the alerts that fire, by the alert's name."""
+        """Return the labels of the firing alerts, by the alert's name."""
         found: dict[str, list[dict[str, str]]] = {}
         for alert in self._client.get("/api/v1/alerts").json()["data"]["alerts"]:
             if alert["state"] == "firing":
@@ -71,8 +71,9 @@ class RunningPrometheus:
 
 @contextmanager
 def running_prometheus(folder: Path, targets: Sequence[str]) -> Iterator[RunningPrometheus]:
-    """One with docker/prometheus.yml and docker/alerts.yml, that asks these `host:port`s and is in a hurry: its minutes
-    are seconds, and it asks twice a second.
+    """Run one with docker/prometheus.yml and docker/alerts.yml that scrapes these `host:port`s.
+
+    Its minutes are seconds, and it scrapes twice a second.
     """
     config = dict(read_yaml("prometheus.yml"))
     config["global"] = dict.fromkeys(config["global"], "500ms")

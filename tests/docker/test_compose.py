@@ -1,4 +1,4 @@
-"""compose.yaml: its services find each other and their files, and each profile is a whole house."""
+"""compose.yaml: its services find each other and their files, and each profile is complete."""
 
 import re
 from pathlib import PurePosixPath
@@ -13,7 +13,7 @@ SERVICES: dict[str, dict[str, Any]] = read_yaml("compose.yaml")["services"]
 
 
 def mounts(service: str) -> dict[str, str]:
-    """Where in the container → what is mounted there, with nothing set in the environment."""
+    """Return the source of each mount point, with nothing set in the environment."""
     found = {}
     for volume in SERVICES[service]["volumes"]:
         nothing_set = volume
@@ -25,19 +25,19 @@ def mounts(service: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_what_a_service_mounts_is_there(service: str) -> None:
+def test_mounted_file_of_service_exists(service: str) -> None:
     for source in mounts(service).values():
         is_file = source.startswith(".")
         assert (DOCKER / source).exists() if is_file else source in read_yaml("compose.yaml")["volumes"], source
 
 
 @pytest.mark.parametrize(("profile", "server"), SERVERS.items())
-def test_a_profile_brings_its_server_prometheus_and_grafana(profile: str, server: str) -> None:
+def test_profile_has_server_prometheus_and_grafana(profile: str, server: str) -> None:
     assert {name for name, each in SERVICES.items() if profile in each["profiles"]} == {server, "prometheus", "grafana"}
 
 
 @pytest.mark.parametrize("server", SERVERS.values())
-def test_prometheus_finds_the_server_whichever_runs(server: str) -> None:
+def test_prometheus_target_is_alias_of_server(server: str) -> None:
     (job,) = read_yaml("prometheus.yml")["scrape_configs"]
     (target,) = job["static_configs"][0]["targets"]
     name, _, port = target.partition(":")
@@ -45,7 +45,7 @@ def test_prometheus_finds_the_server_whichever_runs(server: str) -> None:
     assert port in [entry.rpartition(":")[2] for entry in SERVICES[server]["ports"]]
 
 
-def test_a_server_is_built_from_its_target_and_may_write_nothing_but_models() -> None:
+def test_server_has_its_target_and_read_only_root() -> None:
     dockerfile = (DOCKER / "Dockerfile").read_text(encoding="utf-8")
     for profile, server in SERVERS.items():
         service = SERVICES[server]
@@ -59,11 +59,11 @@ def test_a_server_is_built_from_its_target_and_may_write_nothing_but_models() ->
     assert "deploy" not in SERVICES["roundhouse-cpu"]
 
 
-def test_nothing_is_reached_from_other_machines_unasked() -> None:
+def test_ports_are_published_on_loopback_only() -> None:
     assert all(entry.startswith("127.0.0.1:") for each in SERVICES.values() for entry in each["ports"])
 
 
-def test_grafana_reads_its_dashboard_from_where_it_is_mounted_and_shows_it_first() -> None:
+def test_grafana_home_dashboard_is_mounted() -> None:
     (provider,) = read_yaml("grafana/provisioning/dashboards/roundhouse.yml")["providers"]
     shown = PurePosixPath(SERVICES["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
     assert str(shown.parent) == provider["options"]["path"]
@@ -74,7 +74,7 @@ def test_grafana_reads_its_dashboard_from_where_it_is_mounted_and_shows_it_first
     assert [entry.rpartition(":")[2] for entry in SERVICES["prometheus"]["ports"]] == ["9090"]
 
 
-def test_a_stop_waits_for_the_drain() -> None:
+def test_stop_grace_period_exceeds_drain_timeout() -> None:
     from app.config.loading import Settings
 
     for server in SERVERS.values():

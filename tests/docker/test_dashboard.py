@@ -1,11 +1,11 @@
-"""Grafana's dashboard: what is on it, and where."""
+"""Grafana's dashboard: its metrics, data source and layout."""
 
 from itertools import combinations
 
 from tests.docker.files import dashboard, metrics_in, panels, read_yaml
 
 
-def test_it_shows_what_an_operator_looks_for() -> None:
+def test_dashboard_shows_the_metrics_of_an_operator() -> None:
     shown = {name for panel in panels() for target in panel["targets"] for name in metrics_in(target["expr"])}
     assert {
         "roundhouse_requests_total", "roundhouse_request_seconds_bucket", "roundhouse_queue_seconds_bucket",
@@ -16,7 +16,7 @@ def test_it_shows_what_an_operator_looks_for() -> None:
     } <= shown  # fmt: skip
 
 
-def test_it_asks_the_prometheus_that_comes_with_it() -> None:
+def test_dashboard_uses_the_provisioned_prometheus() -> None:
     (source,) = read_yaml("grafana/provisioning/datasources/prometheus.yml")["datasources"]
     asked = [panel["datasource"] for panel in panels()]
     asked += [target["datasource"] for panel in panels() for target in panel["targets"]]
@@ -26,7 +26,7 @@ def test_it_asks_the_prometheus_that_comes_with_it() -> None:
     assert source["jsonData"]["timeInterval"] == read_yaml("prometheus.yml")["global"]["scrape_interval"]
 
 
-def test_no_panel_lies_on_another() -> None:
+def test_panels_do_not_overlap() -> None:
     places = [panel["gridPos"] for panel in dashboard()["panels"]]
     assert all(place["x"] >= 0 and place["x"] + place["w"] <= 24 for place in places)
     for one, other in combinations(places, 2):

@@ -1,4 +1,4 @@
-"""The Dockerfile and what goes into the images; docker/build-check.sh builds and runs them."""
+"""The Dockerfile and the content of the images; docker/build-check.sh builds and runs them."""
 
 import json
 import os
@@ -21,37 +21,37 @@ VARIANTS = ("onnx", "cpu", "cuda")
 
 
 def run(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """A program in the repository's root."""
+    """Run a program in the repository's root."""
     return subprocess.run(
         words, cwd=ROOT, env=os.environ | environ, capture_output=True, text=True, timeout=60, check=False
     )
 
 
 def requirements(device: str, frameworks: str) -> list[str]:
-    """The lines that docker/requirements.py prints."""
+    """Return the lines that docker/requirements.py prints."""
     done = run(sys.executable, "docker/requirements.py", device, frameworks)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
 
-def test_hadolint_finds_nothing_wrong() -> None:
+def test_hadolint_accepts_dockerfile() -> None:
     beside = Path(sys.executable).parent
     hadolint = shutil.which("hadolint", path=os.pathsep.join([str(beside), os.environ.get("PATH", "")]))
     if hadolint is None:
-        pytest.skip("wants hadolint")
+        pytest.skip("needs hadolint")
     done = run(hadolint, "docker/Dockerfile")
     assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_the_images_were_built_and_run_from_what_is_here(variant: str) -> None:
+def test_image_record_matches_current_inputs(variant: str) -> None:
     recorded = json.loads((DOCKER / "build-check.json").read_text(encoding="utf-8"))[variant]
     today = run("docker/build-check.sh", "--inputs", PYTHON=sys.executable).stdout.strip()
-    assert recorded["inputs"] == today, f"what images are made from has changed: run docker/build-check.sh {variant}"
+    assert recorded["inputs"] == today, f"the inputs of the images have changed: run docker/build-check.sh {variant}"
 
 
 @pytest.mark.parametrize(("variant", "limit_mb"), [("cpu", 1600), ("onnx", 450)])
-def test_the_images_are_as_small_and_as_quick_as_promised(variant: str, limit_mb: int) -> None:
+def test_image_holds_size_and_start_limits(variant: str, limit_mb: int) -> None:
     recorded = json.loads((DOCKER / "build-check.json").read_text(encoding="utf-8"))[variant]
     assert recorded["image_mb"] <= limit_mb
     assert recorded["ready_with_one_onnx_model_s"] <= 3
@@ -64,7 +64,7 @@ def test_manual_states_size_of_each_image(variant: str) -> None:
     assert f"\n| {target} | {recorded['image_mb']:,} MB |" in (ROOT / "docs" / "docker.md").read_text(encoding="utf-8")
 
 
-def test_both_images_are_run_alike() -> None:
+def test_cpu_and_cuda_stages_are_alike() -> None:
     cpu, cuda = STAGES["cpu"], STAGES["cuda"]
     assert cpu.strip() == cuda.replace("cuda-", "cpu-").strip()
     assert STAGES["cpu-code"].strip() == STAGES["cuda-code"].strip()
@@ -72,7 +72,7 @@ def test_both_images_are_run_alike() -> None:
 
 
 @pytest.mark.parametrize("stage", ["cpu", "cuda"])
-def test_an_image_runs_without_root_and_is_watched(stage: str) -> None:
+def test_image_has_user_health_check_and_volume(stage: str) -> None:
     lines = re.sub(r"\\\n\s*", "", STAGES[stage]).splitlines()
     (user,) = [line.split()[1] for line in lines if line.startswith("USER ")]
     assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user)
@@ -83,14 +83,13 @@ def test_an_image_runs_without_root_and_is_watched(stage: str) -> None:
     assert not any("pip" in line or "apt-get" in line for line in lines)
 
 
-def test_a_change_of_code_rebuilds_no_dependency() -> None:
-    """What is copied before the last dependency is installed is none of our code."""
+def test_dependency_stage_copies_no_code() -> None:
     for device in ("cpu", "cuda"):
         copied = re.findall(r"^COPY (.*)$", STAGES[f"{device}-dependencies"], flags=re.MULTILINE)
         assert copied == ["pyproject.toml docker/constraints.txt docker/requirements.py ./"]
 
 
-def test_a_build_sees_what_it_copies_and_nothing_else() -> None:
+def test_dockerignore_admits_only_copied_paths() -> None:
     ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     seen = {line.removeprefix("!") for line in ignored if line.startswith("!")}
     copied = re.findall(r"^COPY (?!--from)(.*) \S+$", DOCKERFILE, flags=re.MULTILINE)
@@ -101,7 +100,7 @@ def test_a_build_sees_what_it_copies_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
-def test_an_image_installs_what_the_package_declares(device: str) -> None:
+def test_image_installs_the_declared_packages(device: str) -> None:
     names = {re.split(r"[^\w.-]", line)[0] for line in requirements(device, "all")}
     assert {"torch", "transformers", "fastapi", {"cpu": "onnxruntime", "gpu": "onnxruntime-gpu"}[device]} <= names
     lean = requirements(device, "onnx")
@@ -112,7 +111,7 @@ def test_an_image_installs_what_the_package_declares(device: str) -> None:
 
 
 @pytest.mark.parametrize("words", [("tpu", "all"), ("cpu", "jax"), ("cpu",), ()])
-def test_what_no_image_is_made_of_is_refused(words: tuple[str, ...]) -> None:
+def test_unknown_device_or_framework_is_refused(words: tuple[str, ...]) -> None:
     done = run(sys.executable, "docker/requirements.py", *words)
     assert done.returncode == 1
     assert not done.stdout
@@ -120,8 +119,8 @@ def test_what_no_image_is_made_of_is_refused(words: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("frameworks", ["all", "onnx"])
-def test_the_images_configs_are_right(frameworks: str, tmp_path: Path) -> None:
-    """Their models are in the image; here those that they come from stand for them."""
+def test_configuration_of_image_is_valid(frameworks: str, tmp_path: Path) -> None:
+    """The models of the image are replaced by those of this repository."""
     text = (DOCKER / f"config/{frameworks}.toml").read_text(encoding="utf-8")
     served = re.findall(r'^path = "/opt/roundhouse/embedded/(\w+)"$', text, flags=re.MULTILINE)
     assert served == (["digits", "tiny_llama"] if frameworks == "all" else ["digits"])
@@ -132,7 +131,7 @@ def test_the_images_configs_are_right(frameworks: str, tmp_path: Path) -> None:
     assert ("torch_models" in text.replace("# ", "#")) == (frameworks == "all")
 
 
-def test_the_health_check_says_whether_the_server_is_ready(tmp_path: Path) -> None:
+def test_health_check_reports_readiness(tmp_path: Path) -> None:
     missing = '[[models.onnx_models]]\nname = "missing"\npath = "./nowhere"\n'
     with serving(tmp_path, missing + DIGITS) as server:
         environ = {"ROUNDHOUSE_SERVER__HOST": "0.0.0.0", "ROUNDHOUSE_SERVER__PORT": str(server.port)}

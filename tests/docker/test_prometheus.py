@@ -1,4 +1,4 @@
-"""A real Prometheus looks at real servers in trouble: the rules fire, and the dashboard's panels show something."""
+"""A real Prometheus scrapes real servers in trouble: alerts fire, and panels of the dashboard have data."""
 
 import re
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         yield found
 
 
-def test_servers_in_trouble_make_the_rules_fire(watched: Watched) -> None:
+def test_alerts_fire_for_servers_in_trouble(watched: Watched) -> None:
     busy, failed = (f"127.0.0.1:{server.port}" for server in (watched.busy, watched.failed))
     wanted = {
         ("RoundhouseDown", watched.gone, None),
@@ -41,11 +41,11 @@ def test_servers_in_trouble_make_the_rules_fire(watched: Watched) -> None:
         }
 
     wait_until(lambda: wanted <= firing(), 30)
-    # How quick it is depends on the machine; the rest of the house is well: its memory, its texts, its other models.
+    # Latency depends on the machine. Memory, texts and other models have no alert.
     assert {alert for alert in firing() if not alert[0].startswith("RoundhouseSlow")} == wanted
 
 
-def test_the_rules_ask_for_metrics_that_there_are(watched: Watched) -> None:
+def test_rules_use_existing_metrics(watched: Watched) -> None:
     asked = {name for rule in rules() for name in metrics_in(rule["expr"])}
     live = {sample.name for family in watched.busy.metrics().values() for sample in family.samples}
     assert asked <= live, asked - live
@@ -53,14 +53,14 @@ def test_the_rules_ask_for_metrics_that_there_are(watched: Watched) -> None:
 
 
 @pytest.mark.parametrize(("expression", "legend"), EXPRESSIONS)
-def test_a_panel_shows_something_of_a_busy_server(watched: Watched, expression: str, legend: str) -> None:
-    """Every label that a legend names is in what comes back."""
+def test_panel_has_data_of_busy_server(watched: Watched, expression: str, legend: str) -> None:
+    """The samples have every label that the legend names."""
     wait_until(lambda: bool(watched.prometheus.query(filled_in(expression))))
     for found in watched.prometheus.query(filled_in(expression)):
         assert set(re.findall(r"{{(\w+)}}", legend)) <= found["metric"].keys(), found
 
 
-def test_the_choices_and_marks_on_it_are_of_metrics_that_there_are(watched: Watched) -> None:
+def test_variables_and_annotations_use_existing_metrics(watched: Watched) -> None:
     live = {sample.name for family in watched.busy.metrics().values() for sample in family.samples}
     for variable in dashboard()["templating"]["list"]:
         label = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"]["query"])
