@@ -98,8 +98,8 @@ class ModelEntry(BaseModel):
     """Keys of every model, in config.toml and in the body of `POST /models`."""
 
     model_config = SETTINGS_RULES
+    # Old name of a key → its name. An old name is accepted with a warning.
     deprecated_keys: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    """Old name of a key → its name. An old name is accepted with a warning."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
     """Name in requests: letters, digits, `.`, `-` and `_`, at most 128; the first is a letter or a digit. No two models

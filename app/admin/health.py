@@ -88,7 +88,7 @@ class HealthApi:
 
     async def ready(self) -> Response:
         """Return 200 when every start-up model is ready; 503 before, and during the drain."""
-        waits_for = self._lifecycle.waits_for()
-        if self._lifecycle.is_draining or waits_for:
-            return json_answer({"status": self._lifecycle.status(), "waits_for": waits_for}, 503)
+        pending = self._lifecycle.pending_models()
+        if self._lifecycle.is_draining or pending:
+            return json_answer({"status": self._lifecycle.status(), "waits_for": pending}, 503)
         return json_answer({"status": "ready"})

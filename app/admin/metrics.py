@@ -9,8 +9,8 @@ from fastapi import APIRouter, Response
 from app.admin.metric_families import Family, counter, gauge, time_histogram
 from app.admin.model_metrics import batch_size_family, generation_families, model_families, time_families
 from app.inference.response_cache import ResponseCache
-from app.observability.integrity_watch import IntegrityWatch
-from app.observability.loop_watch import LoopWatch
+from app.observability.integrity import IntegrityMonitor
+from app.observability.loop_lag import LoopLagMonitor
 from app.observability.metrics import Observer
 from frameworks.devices import Device
 from frameworks.manager import MLFrameworkManager
@@ -26,8 +26,8 @@ class StatsSources:
     request_limit: RequestLimit
     observer: Observer
     response_cache: ResponseCache
-    loop_watch: LoopWatch
-    integrity_watch: IntegrityWatch
+    loop_lag: LoopLagMonitor
+    integrity: IntegrityMonitor
     tensor_pool: TensorPool
 
 
@@ -78,7 +78,7 @@ class _Collector:
             "event_loop_lag_seconds",
             "Delay of the event loop's periodic timer.",
             [],
-            [([], self._sources.loop_watch.lag_seconds)],
+            [([], self._sources.loop_lag.lag_seconds)],
         )
         yield from self._memory()
         yield counter(
@@ -91,7 +91,7 @@ class _Collector:
             "integrity_failures",
             "Integrity checks that found reserved memory without an owner, or an owner without a reservation.",
             [],
-            [([], self._sources.integrity_watch.failures)],
+            [([], self._sources.integrity.failures)],
         )
 
     def _requests(self) -> Iterator[Family]:

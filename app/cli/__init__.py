@@ -1,4 +1,4 @@
-"""The command line: serve, check, models, infer."""
+"""Run the command line: serve, check, models, infer."""
 
 from app.cli.commands import main
 

@@ -45,7 +45,7 @@ class Lifecycle:
             return "starting"
         return "degraded" if any(slot.state is ModelState.FAILED for slot in slots) else "healthy"
 
-    def waits_for(self) -> list[str]:
+    def pending_models(self) -> list[str]:
         """The start-up models that keep the server from being ready. One that a caller unloaded or deleted does not,
         nor one that has left to make room.
         """

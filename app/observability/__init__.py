@@ -1,1 +1,1 @@
-"""Metrics, logs, and watches over the event loop and the integrity of shared state."""
+"""Metrics, logs, and monitors of the event loop and of leased memory."""

@@ -1,4 +1,4 @@
-"""The log: structlog's events and the standard library's records in one form, on standard error."""
+"""Write events of structlog and records of the standard library in one format, to standard error."""
 
 import json
 import logging
@@ -9,14 +9,17 @@ import orjson
 import structlog
 from structlog.types import EventDict, Processor, WrappedLogger
 
-# Libraries that speak only when something is wrong.
-_QUIET = ("httpx", "httpcore", "asyncio", "transformers", "urllib3", "filelock")
+# Libraries that log warnings and errors only.
+_QUIET_LIBRARIES = ("httpx", "httpcore", "asyncio", "transformers", "urllib3", "filelock")
 
 
-def configure_logging(level: str, form: str, stream: TextIO | None = None) -> None:
-    """`level`: debug, info, warning or error. `form`: json, console, or auto (console on a terminal)."""
+def configure_logging(level: str, log_format: str, stream: TextIO | None = None) -> None:
+    """Configure structlog and logging.
+
+    `level`: debug, info, warning or error. `log_format`: json, console, or auto (console on a terminal).
+    """
     out = stream or sys.stderr
-    console = form == "console" or (form == "auto" and out.isatty())
+    console = log_format == "console" or (log_format == "auto" and out.isatty())
     number = logging.getLevelNamesMapping()[level.upper()]
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -32,10 +35,10 @@ def configure_logging(level: str, form: str, stream: TextIO | None = None) -> No
     structlog.configure(
         processors=[*shared, *last],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=lambda *_: _SteadyLogger(out),
+        logger_factory=lambda *_: _LineWriter(out),
         cache_logger_on_first_use=False,
     )
-    handler = _SteadyHandler(out)
+    handler = _LineHandler(out)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[*shared, structlog.stdlib.ExtraAdder()],
@@ -45,12 +48,12 @@ def configure_logging(level: str, form: str, stream: TextIO | None = None) -> No
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(number, logging.WARNING) if level != "debug" else number)
-    for name in _QUIET:
+    for name in _QUIET_LIBRARIES:
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
-class _SteadyLogger:
-    """Writes lines. A log that cannot be written (full disk, closed pipe) costs its line, never a request."""
+class _LineWriter:
+    """Writes lines. A failed write (full disk, closed pipe) loses the line and never fails a request."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -65,9 +68,9 @@ class _SteadyLogger:
     debug = info = warning = warn = error = critical = exception = fatal = log = msg
 
 
-class _SteadyHandler(logging.StreamHandler[TextIO]):
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's own name
-        """As _SteadyLogger: a lost line is not worth a traceback on the stream that is broken."""
+class _LineHandler(logging.StreamHandler[TextIO]):
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - a method of logging
+        """Lose the line, as _LineWriter does: no traceback is written to the broken stream."""
 
 
 def _drop_nones(logger: WrappedLogger, name: str, event: EventDict) -> EventDict:
@@ -78,5 +81,5 @@ def _to_json(event: EventDict, **_: Any) -> str:
     try:
         return orjson.dumps(event, default=str, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS).decode()
     except TypeError:
-        # A number beyond 64 bits, or text that is no UTF-8, as a file's name may be: no reason to fail a request.
+        # An integer of more than 64 bits, or text that is not UTF-8, such as a file name: the request must not fail.
         return json.dumps(event, default=str, skipkeys=True)

@@ -1,1 +1,1 @@
-"""Build the server from settings and run it as a process."""
+"""Build the server from settings, and run it as a process."""

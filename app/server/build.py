@@ -1,13 +1,12 @@
-"""build(settings): wires every part, and says in which order they start and stop."""
+"""Build the server: wire every part, in the order of their dependencies."""
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import structlog
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 
 from app.admin.health import HealthApi
 from app.admin.metrics import MetricsApi, StatsSources
@@ -16,28 +15,27 @@ from app.admin.open_inference.management import Management
 from app.admin.open_inference.routes import OpenInferenceApi
 from app.admin.openai_models import OpenAiModelsApi
 from app.admin.pages import PagesApi
-from app.config import LoadedSettings
-from app.http.app import HttpApp, build_app
+from app.config import LoadedSettings, Settings
+from app.http.app import HttpApp, Lifespan, build_app
 from app.http.endpoint import Endpoint
 from app.inference.lifecycle import Lifecycle
 from app.inference.pipeline import Bounds, Pipeline
 from app.inference.response_cache import ResponseCache
 from app.inference.service import InferenceService
 from app.inference.shadowing import ShadowTraffic
-from app.observability.integrity_watch import IntegrityWatch
-from app.observability.loop_watch import LoopWatch
+from app.observability.background import background_task
+from app.observability.integrity import IntegrityMonitor
+from app.observability.loop_lag import LoopLagMonitor
 from app.observability.metrics import Observer
 from app.protocols.native.codec import ROUTES as NATIVE_ROUTES
 from app.protocols.open_inference.generate_codec import ROUTES as GENERATE_ROUTES
 from app.protocols.open_inference.infer_codec import routes as open_inference_routes
 from app.protocols.openai.routes import ROUTES as OPENAI_ROUTES
 from app.protocols.routes import RouteTable
+from app.server.manager import build_manager
 from frameworks.devices import DeviceManager, DeviceProbe, SystemProbe
 from frameworks.manager import MLFrameworkManager
-from frameworks.quantization.copies import QuantizedCopies
-from frameworks.runtime import Registry
 from frameworks.scheduling.admission import RequestLimit
-from memory.pooled_arrays import PooledArrays
 from memory.result_cache import ResultCache
 from memory.tensor_pool import TensorPool
 
@@ -49,10 +47,31 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """The application, and the switch that makes it drain."""
+    """The ASGI application, and the switch that starts its drain."""
 
     app: HttpApp
     lifecycle: Lifecycle
+
+
+@dataclass(frozen=True, slots=True)
+class _Inference:
+    """The parts that run requests, from the manager up to the pipeline."""
+
+    manager: MLFrameworkManager
+    pool: TensorPool
+    response_cache: ResponseCache
+    requests: RequestLimit
+    service: InferenceService
+    shadowing: ShadowTraffic
+    pipeline: Pipeline
+
+
+@dataclass(frozen=True, slots=True)
+class _Monitors:
+    """The parts that check the server itself."""
+
+    loop_lag: LoopLagMonitor
+    integrity: IntegrityMonitor
 
 
 def build(
@@ -61,141 +80,105 @@ def build(
     probe: DeviceProbe | None = None,
     grpc_listener: "GrpcListener | None" = None,
 ) -> Server:
-    """Wires the parts for these settings; nothing is loaded before the application starts.
+    """Wire the parts for these settings. Nothing is loaded before the application starts.
 
-    `log_requests`: `all`, `slow_and_failed` or `none`. `probe`: which devices there are; this machine's by default.
-    `grpc_listener`: opened, and answering while the application runs.
+    `log_requests`: `all`, `slow_and_failed` or `none`. `probe`: finds the devices; None: those of this machine.
+    `grpc_listener`: already open; it answers while the application runs.
     """
+    observer = Observer(log_requests, loaded.settings.logging.slow_ms)
+    inference = _build_inference(loaded, observer, probe or SystemProbe())
+    monitors = _build_monitors(inference, observer)
+    app = build_app(
+        _build_routes(loaded.settings),
+        Endpoint(inference.pipeline),
+        _build_routers(loaded, inference, monitors),
+        observer,
+        _build_lifespan(loaded.settings, inference, monitors, grpc_listener),
+    )
+    return Server(app, inference.pipeline.lifecycle)
+
+
+def _build_inference(loaded: LoadedSettings, observer: Observer, probe: DeviceProbe) -> _Inference:
     settings = loaded.settings
-    devices = DeviceManager(probe or SystemProbe(), settings.performance.enable_gpu)
     pool = TensorPool(settings.memory)
-    manager = _manager(loaded, devices, pool)
+    manager = build_manager(loaded, DeviceManager(probe, settings.performance.enable_gpu), pool)
     lifecycle = Lifecycle(manager, tuple(slot.name for slot in manager.slots if slot.entry.load == "startup"))
-    observer = Observer(log_requests, settings.logging.slow_ms)
     response_cache = ResponseCache(
         ResultCache(settings.cache.max_bytes, settings.cache.ttl_s), observer.cache_hits, observer.cache_misses
     )
     manager.on_unloaded(response_cache.drop)
-    loop_watch = LoopWatch(lambda: observer.inflight > 0)
     service = InferenceService(response_cache, observer.generation)
     shadowing = ShadowTraffic(service, observer.shadow_outcomes)
-    integrity = IntegrityWatch(
-        lambda: not observer.inflight and not shadowing.copies and manager.residency.is_idle,
-        [manager.residency.ledger.check_integrity, manager.residency.check_integrity, pool.check_integrity],
-    )
     scheduling = settings.scheduling
     requests = RequestLimit("the server", scheduling.max_queue_size, scheduling.max_concurrent_requests)
-    pipeline = Pipeline(
-        manager,
-        service,
-        shadowing,
-        observer,
-        lifecycle,
-        Bounds(requests, settings.server.max_body_bytes, scheduling.default_timeout_ms),
+    bounds = Bounds(requests, settings.server.max_body_bytes, scheduling.default_timeout_ms)
+    pipeline = Pipeline(manager, service, shadowing, observer, lifecycle, bounds)
+    return _Inference(manager, pool, response_cache, requests, service, shadowing, pipeline)
+
+
+def _build_monitors(inference: _Inference, observer: Observer) -> _Monitors:
+    residency, shadowing = inference.manager.residency, inference.shadowing
+    integrity = IntegrityMonitor(
+        lambda: not observer.inflight and not shadowing.copies and residency.is_idle,
+        [residency.ledger.check_integrity, residency.check_integrity, inference.pool.check_integrity],
     )
-    models = ModelsApi(
+    return _Monitors(LoopLagMonitor(lambda: observer.inflight > 0), integrity)
+
+
+def _build_routes(settings: Settings) -> RouteTable:
+    infer_routes = open_inference_routes(settings.server.max_body_bytes)
+    return RouteTable([*NATIVE_ROUTES, *OPENAI_ROUTES, *infer_routes, *GENERATE_ROUTES])
+
+
+def _build_routers(loaded: LoadedSettings, inference: _Inference, monitors: _Monitors) -> list[APIRouter]:
+    """Return the routes that change or describe the server."""
+    manager, pipeline = inference.manager, inference.pipeline
+    observer, lifecycle = pipeline.observer, pipeline.lifecycle
+    max_body_bytes = loaded.settings.server.max_body_bytes
+    roots = tuple(loaded.resolve(root) for root in loaded.settings.models.roots)
+    sources = StatsSources(
         manager,
+        inference.requests,
         observer,
-        lifecycle,
-        loaded.base_dir,
-        tuple(loaded.resolve(root) for root in settings.models.roots),
-        settings.server.max_body_bytes,
+        inference.response_cache,
+        monitors.loop_lag,
+        monitors.integrity,
+        inference.pool,
     )
-    routers = [
+    return [
         PagesApi().router(),
-        models.router(),
+        ModelsApi(manager, observer, lifecycle, loaded.base_dir, roots, max_body_bytes).router(),
         OpenAiModelsApi(manager).router(),
-        OpenInferenceApi(Management(pipeline), settings.server.max_body_bytes).router(),
+        OpenInferenceApi(Management(pipeline), max_body_bytes).router(),
         HealthApi(manager, observer, lifecycle).router(),
-        MetricsApi(StatsSources(manager, requests, observer, response_cache, loop_watch, integrity, pool)).router(),
+        MetricsApi(sources).router(),
     ]
+
+
+def _build_lifespan(
+    settings: Settings, inference: _Inference, monitors: _Monitors, grpc_listener: "GrpcListener | None"
+) -> Lifespan:
+    """Return the context that starts the parts in order, and stops them in reverse after the listeners are closed."""
+    manager, pipeline = inference.manager, inference.pipeline
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        # Stops in the reverse of this order; the doors are closed by then.
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(running_beside(loop_watch.watch()))
-            stack.callback(service.close)
+            await stack.enter_async_context(background_task(monitors.loop_lag.run()))
+            stack.callback(inference.service.close)
             stack.callback(pipeline.close)
-            # The ledger only: an instance that was given up may compute on, in what it has leased.
-            stack.callback(integrity.look_at, manager.residency.ledger.check_integrity)
+            # Only the ledger: an instance that was abandoned may still compute in its leases.
+            stack.callback(monitors.integrity.check, manager.residency.ledger.check_integrity)
             await stack.enter_async_context(manager)
-            await stack.enter_async_context(running_beside(integrity.watch()))
-            stack.push_async_callback(shadowing.close)
-            await stack.enter_async_context(running_beside(manager.load_registered()))
+            await stack.enter_async_context(background_task(monitors.integrity.run()))
+            stack.push_async_callback(inference.shadowing.close)
+            await stack.enter_async_context(background_task(manager.load_registered()))
             if grpc_listener is not None:
-                serving = grpc_listener.serving(
-                    pipeline, settings.models.default_model, settings.server.drain_timeout_s
+                drain_timeout_s = settings.server.drain_timeout_s
+                await stack.enter_async_context(
+                    grpc_listener.serving(pipeline, settings.models.default_model, drain_timeout_s)
                 )
-                await stack.enter_async_context(serving)
-            log.info("devices", devices=[f"{d.id} ({d.name})" for d in devices.devices()])
+            log.info("devices", devices=[f"{d.id} ({d.name})" for d in manager.devices.devices()])
             yield
 
-    infer_routes = open_inference_routes(settings.server.max_body_bytes)
-    table = RouteTable([*NATIVE_ROUTES, *OPENAI_ROUTES, *infer_routes, *GENERATE_ROUTES])
-    return Server(build_app(table, Endpoint(pipeline), routers, observer, lifespan), lifecycle)
-
-
-def _manager(loaded: LoadedSettings, devices: DeviceManager, pool: TensorPool) -> MLFrameworkManager:
-    """With every model of the settings registered."""
-    settings = loaded.settings
-    manager = MLFrameworkManager(
-        _registries(loaded, devices, pool),
-        devices,
-        settings.performance,
-        settings.scheduling,
-        settings.server.drain_timeout_s,
-        settings.memory.max_model_memory,
-        arrays=PooledArrays(pool),
-    )
-    for framework, entries in (("onnx", settings.models.onnx_models), ("pytorch", settings.models.torch_models)):
-        for entry in entries:
-            manager.register(framework, entry, loaded.resolve(entry.path))
-    return manager
-
-
-def _registries(loaded: LoadedSettings, devices: DeviceManager, pool: TensorPool) -> dict[str, Callable[[], Registry]]:
-    """How to make each framework's registry. Imported when its first model is loaded: a server of ONNX models alone
-    never imports torch or transformers, one of PyTorch models alone never onnxruntime.
-    """
-    settings = loaded.settings
-    enable_memory_mapping = settings.memory.enable_memory_mapping
-    copies = QuantizedCopies(loaded.resolve(settings.models.cache_dir))
-
-    def onnx() -> Registry:
-        from frameworks.onnx.registry import OnnxRegistry
-
-        return OnnxRegistry(
-            devices,
-            settings.performance,
-            settings.models.max_model_size,
-            copies,
-            enable_memory_mapping,
-            PooledArrays(pool),
-        )
-
-    def pytorch() -> Registry:
-        from frameworks.pytorch.registry import TorchRegistry
-
-        return TorchRegistry(
-            settings.performance,
-            settings.models.max_model_size,
-            copies,
-            enable_memory_mapping,
-            pool,
-            settings.scheduling.ageing_ms / 1000,
-        )
-
-    return {"onnx": onnx, "pytorch": pytorch}
-
-
-@asynccontextmanager
-async def running_beside(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
-    """Runs a coroutine beside the block, and ends it with the block."""
-    task = asyncio.get_running_loop().create_task(work)
-    try:
-        yield
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+    return lifespan

@@ -1,4 +1,4 @@
-"""The server process: its socket, its signals, its end."""
+"""Run the server process: open its sockets, handle its signals, end it."""
 
 import asyncio
 import gc
@@ -11,9 +11,6 @@ from typing import TYPE_CHECKING
 import structlog
 import uvicorn
 
-if TYPE_CHECKING:
-    from app.grpc.listener import GrpcListener
-
 from app.config import LoadedSettings, ServerSettings
 from app.http.protocol import BoundedHttpProtocol
 from app.inference.lifecycle import Lifecycle
@@ -21,20 +18,23 @@ from app.observability.logs import configure_logging
 from app.server.build import build
 from memory.allocator import keep_freed_memory
 
+if TYPE_CHECKING:
+    from app.grpc.listener import GrpcListener
+
 log = structlog.get_logger(__name__)
 
-# Clients and load balancers keep connections; 5 s, uvicorn's default, makes them race with the close.
+# Clients and load balancers reuse connections. uvicorn's default of 5 s would often close one as it is reused.
 _KEEP_ALIVE_S = 75
 _BACKLOG = 2048
-_YOUNG_OBJECTS = 10_000
+_GC_THRESHOLD = 10_000
 
 
 class CannotListenError(Exception):
-    """The address cannot be had; the message says why."""
+    """An address cannot be opened; the message has the reason."""
 
 
 class _DrainingServer(uvicorn.Server):
-    """The first signal drains and ends with status 0; a second one ends the process at once."""
+    """Drains and exits with status 0 at the first signal; ends the process at the second."""
 
     def __init__(self, config: uvicorn.Config, lifecycle: Lifecycle) -> None:
         super().__init__(config)
@@ -42,22 +42,22 @@ class _DrainingServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit:
-            # Not sys.exit: a loader or device thread deep in a library would hold the process.
+            # Not sys.exit: it waits for loader and worker threads, which may be inside a library.
             os._exit(128 + sig)
         self._lifecycle.drain()
         self.should_exit = True
 
 
 def serve(loaded: LoadedSettings, log_to_terminal: bool) -> int:
-    """Serves until a signal ends it; the exit status. Raises CannotListenError."""
+    """Serve until a signal arrives. Returns the exit status. Raises CannotListenError."""
     settings = loaded.settings
     keep_freed_memory()
-    # A round of the loop makes and drops a thousand objects; the collector is not to look through them each time.
-    gc.set_threshold(_YOUNG_OBJECTS, 20, 20)
+    # One iteration of the loop creates and drops about a thousand objects: collect less often than the default.
+    gc.set_threshold(_GC_THRESHOLD, 20, 20)
     configure_logging(settings.logging.level, settings.logging.format)
     log_requests = settings.logging.requests or ("all" if log_to_terminal else "slow_and_failed")
     listener = _listen(settings.server.host, settings.server.port)
-    grpc_listener = _open_grpc_door(settings.server)
+    grpc_listener = _open_grpc_listener(settings.server)
     for warning in loaded.warnings:
         log.warning("deprecated key", place=warning.place, key=warning.key, reason=warning.message)
     server = build(loaded, log_requests, grpc_listener=grpc_listener)
@@ -84,13 +84,16 @@ def serve(loaded: LoadedSettings, log_to_terminal: bool) -> int:
     log.info("stopped")
     status = 0 if uvicorn_server.started else 1
     if threading.active_count() > 1:
-        # A load or a run outlasted the drain's time. A library that is torn down while it computes aborts the process.
+        # A load or a batch outlived the drain timeout. A library that is unloaded while it computes aborts the process.
         os._exit(status)
     return status
 
 
-def _open_grpc_door(settings: ServerSettings) -> "GrpcListener | None":
-    """Imported only where it is wanted: grpcio takes memory and a part of the start. Raises CannotListenError."""
+def _open_grpc_listener(settings: ServerSettings) -> "GrpcListener | None":
+    """Open the port of gRPC; None if it is switched off. Raises CannotListenError.
+
+    grpcio is imported only for an open port: it takes memory and start-up time.
+    """
     if settings.grpc_port == 0:
         return None
     from app.grpc.bridge.server import CannotListen
@@ -99,30 +102,29 @@ def _open_grpc_door(settings: ServerSettings) -> "GrpcListener | None":
     try:
         return open_listener(settings)
     except CannotListen as error:
-        raise CannotListenError(
-            f"server.grpc_port: {error}; choose another, 0 for no gRPC, or end what holds it"
-        ) from error
+        raise CannotListenError(f"server.grpc_port: {error}; choose another port, or 0 for no gRPC") from error
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A bound socket, before anything slow is done: a taken port is told at once."""
+    """Return a listening socket. Opened before any slow step, so that a taken port fails at once."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise CannotListenError(f'server.host: "{host}" is no address of this machine ({error.strerror})') from error
+        raise CannotListenError(
+            f'server.host: expected an address of this machine, got "{host}" ({error.strerror})'
+        ) from error
     try:
         if os.name != "nt":
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        # Listening from now on: who connects while models load is answered, not refused.
+        # Listen now: a client that connects while models load gets a response, not a refused connection.
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
         raise CannotListenError(
-            f"server.port: cannot listen on {host}:{port} ({error.strerror}); "
-            "choose another with --port, or end what holds it"
+            f"server.port: cannot listen on {host}:{port} ({error.strerror}); choose another port with --port"
         ) from error
     return listener

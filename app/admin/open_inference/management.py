@@ -34,10 +34,10 @@ class Management:
             self._lifecycle.check_accepting()
         except RoundhouseError as error:
             return error
-        waits_for = self._lifecycle.waits_for()
-        if not waits_for:
+        pending = self._lifecycle.pending_models()
+        if not pending:
             return None
-        return ModelLoading(f"the server is not ready: it waits for {', '.join(waits_for)}; try again later")
+        return ModelLoading(f"the server is not ready: it waits for {', '.join(pending)}; try again later")
 
     def why_model_not_ready(self, name: str, version: str = "") -> RoundhouseError | None:
         """Return the error that a request to the model would get; None if it would be answered.

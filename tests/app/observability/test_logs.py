@@ -1,4 +1,4 @@
-"""One form for structlog's events and the standard library's records, and a log that breaks nothing."""
+"""Log lines: one format for events and records, and lost lines on a broken stream."""
 
 import io
 import json
@@ -15,7 +15,7 @@ from app.observability.logs import configure_logging
 
 
 @pytest.fixture(autouse=True)
-def put_back() -> Iterator[None]:
+def restore_logging() -> Iterator[None]:
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield
@@ -33,7 +33,7 @@ def lines(stream: io.StringIO) -> list[dict[str, Any]]:
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
-def test_events_and_records_have_one_form() -> None:
+def test_events_and_records_have_one_format() -> None:
     stream = io.StringIO()
     configure_logging("info", "json", stream)
     structlog.get_logger("x").info("model ready", model="m", nothing=None, size=np.int64(3), path=Path("/a"))
@@ -45,7 +45,7 @@ def test_events_and_records_have_one_form() -> None:
     assert first["timestamp"].endswith("Z")
 
 
-def test_an_exception_is_one_line() -> None:
+def test_exception_is_one_line() -> None:
     stream = io.StringIO()
     configure_logging("info", "json", stream)
     try:
@@ -58,7 +58,7 @@ def test_an_exception_is_one_line() -> None:
     assert len(lines(stream)) == 2
 
 
-def test_what_json_has_no_form_for_is_written_as_text() -> None:
+def test_values_without_json_form_become_text() -> None:
     stream = io.StringIO()
     configure_logging("info", "json", stream)
     structlog.get_logger().info("odd", value={1: {2}, None: object}, number=2**70, bad="\ud800", line="a\nb\x1b[0m")
@@ -77,7 +77,7 @@ def test_what_json_has_no_form_for_is_written_as_text() -> None:
         ("error", ["e"]),
     ],
 )
-def test_levels(level: str, wanted: list[str]) -> None:
+def test_level_selects_events_and_records(level: str, wanted: list[str]) -> None:
     stream = io.StringIO()
     configure_logging(level, "json", stream)
     log = structlog.get_logger()
@@ -90,28 +90,28 @@ def test_levels(level: str, wanted: list[str]) -> None:
     assert [event["event"] for event in lines(stream)] == wanted
 
 
-def test_people_are_written_to_on_a_terminal_only() -> None:
-    for form, stream, is_json in (
+def test_auto_format_is_console_on_terminal() -> None:
+    for log_format, stream, is_json in (
         ("auto", io.StringIO(), True),
         ("auto", Terminal(), False),
         ("json", Terminal(), True),
         ("console", io.StringIO(), False),
     ):
-        configure_logging("info", form, stream)
+        configure_logging("info", log_format, stream)
         structlog.get_logger().info("model ready", model="m")
         assert stream.getvalue().startswith("{") is is_json
         assert ("\x1b" in stream.getvalue()) is (stream.isatty() and not is_json)
 
 
-class Full(io.StringIO):
+class FullDisk(io.StringIO):
     def write(self, text: str) -> int:
         raise OSError(28, "No space left on device")
 
 
-def test_a_log_that_cannot_be_written_costs_its_lines_only() -> None:
+def test_failed_write_loses_only_its_line() -> None:
     closed = io.StringIO()
     closed.close()
-    streams: tuple[TextIO, ...] = (Full(), closed)
+    streams: tuple[TextIO, ...] = (FullDisk(), closed)
     for stream in streams:
         configure_logging("info", "json", stream)
         structlog.get_logger().info("lost")
