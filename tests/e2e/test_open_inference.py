@@ -143,7 +143,7 @@ def test_what_is_no_tensor_is_left_to_infer(client: Client) -> None:
     assert message.startswith(
         "outputs.output_probability: this protocol does not support sequence(map(int64, float32))"
     )
-    assert "ask POST /infer" in message
+    assert "send the request to POST /infer" in message
     for model, words in (("sequence-in", '"parts", a sequence(float32)'), ("maps-by-string", "none of the model's")):
         assert words in refused(client, 400, model, given("scores", np.zeros((1, 3), np.float32)))
 
