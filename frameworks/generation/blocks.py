@@ -1,9 +1,9 @@
-"""Which block of the key/value memory holds what: pure book-keeping, no tensor is touched.
+"""Track which block of the key/value cache holds what. Pure book-keeping: no tensor is touched.
 
-A block holds the keys and values of `block_tokens` tokens in a row. A full block is known by the tokens in it and by
-those before it; whoever begins with the same tokens copies it in the place of computing it. Sequences hold blocks from
-the bottom up, so that those in use lie together and are read in one piece; what is kept of sequences that have left
-lies at the top, and is given up, the longest unused first, when room is needed.
+A block holds the keys and values of `block_tokens` consecutive tokens. A full block is identified by its tokens and by
+the block before it. A sequence with the same prefix copies such blocks instead of computing them. Allocated blocks grow
+from the bottom, so that the blocks in use lie together and are read in one piece. Blocks cached after their sequence
+has ended lie at the top, and the least recently used is evicted when room is needed.
 """
 
 import heapq
@@ -17,110 +17,111 @@ Key = tuple[int, tuple[int, ...]]
 
 
 class Copy(NamedTuple):
-    """One block's content, to be written into another block before the next step."""
+    """One block to be copied into another before the next step."""
 
     source: int
     destination: int
 
 
 class PrefixMatch(NamedTuple):
-    """How much of a prompt is known: the blocks that hold its beginning. `is_coming`: the next one is being computed
-    for somebody else.
-    """
+    """The cached blocks of a prompt's prefix. `is_pending`: another sequence is computing the next one."""
 
     blocks: list[int]
-    is_coming: bool
+    is_pending: bool
 
 
 class BlockPool:
     """`blocks` blocks of `block_tokens` tokens each. Used by one thread."""
 
     def __init__(self, blocks: int, block_tokens: int) -> None:
-        self.total = blocks
+        self.num_blocks = blocks
         self.block_tokens = block_tokens
         self._free: list[int] = list(range(blocks))  # a heap: the lowest first
         self._nodes = itertools.count(1)
-        # Full blocks by what is in them, of sequences that run and of those that have left.
+        # Full blocks by their content, of running sequences and of ended ones.
         self._node_of: dict[Key, int] = {}
         self._block_of_node: dict[int, int] = {}
         self._key_of_block: dict[int, Key] = {}
-        # Kept ones, the longest unused first.
-        self._kept: OrderedDict[int, None] = OrderedDict()
-        self._coming: dict[Key, int] = {}
+        # Cached blocks, the least recently used first.
+        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._pending: dict[Key, int] = {}
 
     @property
-    def free(self) -> int:
-        """Blocks that a sequence could get now, those included that are only kept."""
-        return len(self._free) + len(self._kept)
+    def num_free(self) -> int:
+        """Number of blocks that can be allocated now, cached ones included."""
+        return len(self._free) + len(self._cached)
 
     @property
-    def kept(self) -> int:
-        """Blocks of sequences that have left."""
-        return len(self._kept)
+    def num_cached(self) -> int:
+        """Number of cached blocks that no sequence holds."""
+        return len(self._cached)
 
     @property
-    def used(self) -> int:
-        """Blocks that sequences hold."""
-        return self.total - self.free
+    def num_used(self) -> int:
+        """Number of blocks that sequences hold."""
+        return self.num_blocks - self.num_free
 
-    def take(self, count: int, keep: Sequence[int] = ()) -> list[int] | None:
-        """`count` blocks for a sequence; None, and nothing has changed, where there are not so many. `keep`: blocks
-        of a text's beginning that are to be copied, and not given up for it.
+    def allocate(self, count: int, keep: Sequence[int] = ()) -> list[int] | None:
+        """Allocate `count` blocks, or return None and change nothing if there are fewer.
+
+        `keep`: cached blocks that are going to be copied, so they are not evicted.
         """
         for block in reversed(keep):
-            if block in self._kept:
-                self._kept.move_to_end(block)
-        spare = sum(block in self._kept for block in keep)
-        if count > self.free - spare:
+            if block in self._cached:
+                self._cached.move_to_end(block)
+        spare = sum(block in self._cached for block in keep)
+        if count > self.num_free - spare:
             return None
         while len(self._free) < count:
-            self._give_up(next(iter(self._kept)))
+            self._evict(next(iter(self._cached)))
         return [heapq.heappop(self._free) for _ in range(count)]
 
     def match(self, token_ids: Sequence[int]) -> PrefixMatch:
-        """The longest known beginning of a prompt, in full blocks; its last token is never among them."""
+        """Find the longest cached prefix of a prompt, in full blocks. Its last token is never part of it."""
         blocks: list[int] = []
         node = 0
-        is_coming = False
+        is_pending = False
         for start in range(0, len(token_ids) - self.block_tokens, self.block_tokens):
             key = (node, tuple(token_ids[start : start + self.block_tokens]))
             known = self._node_of.get(key)
             if known is None:
-                is_coming = key in self._coming
+                is_pending = key in self._pending
                 break
             node = known
             blocks.append(self._block_of_node[node])
-        # The beginning is asked for whenever what follows is: it is to be kept the longest.
+        # Every match of a longer prefix needs its beginning, so the beginning is evicted last.
         for block in reversed(blocks):
-            if block in self._kept:
-                self._kept.move_to_end(block)
-        return PrefixMatch(blocks, is_coming)
+            if block in self._cached:
+                self._cached.move_to_end(block)
+        return PrefixMatch(blocks, is_pending)
 
-    def expect(self, chain: "Chain", token_ids: Sequence[int]) -> None:
-        """The next full block of a prompt is going to be computed: others may wait for it."""
+    def mark_pending(self, chain: "Chain", token_ids: Sequence[int]) -> None:
+        """Announce that the next full block of a prompt is being computed: other sequences may wait for it."""
         start = chain.tokens
         if len(token_ids) - start > self.block_tokens:
             key = (chain.node, tuple(token_ids[start : start + self.block_tokens]))
-            self._coming[key] = self._coming.get(key, 0) + 1
-            chain.expected = key
+            self._pending[key] = self._pending.get(key, 0) + 1
+            chain.pending = key
 
-    def forget_expected(self, chain: "Chain") -> None:
-        """It is computed, or will not be."""
-        key, chain.expected = chain.expected, None
+    def unmark_pending(self, chain: "Chain") -> None:
+        """End the announcement: the block is computed, or never will be."""
+        key, chain.pending = chain.pending, None
         if key is not None:
-            left = self._coming[key] - 1
-            if left:
-                self._coming[key] = left
+            remaining = self._pending[key] - 1
+            if remaining:
+                self._pending[key] = remaining
             else:
-                del self._coming[key]
+                del self._pending[key]
 
-    def fill(self, chain: "Chain", token_ids: Sequence[int], computed: int, blocks: Sequence[int]) -> None:
-        """Of a sequence `computed` tokens lie in its blocks: the full ones among them become known."""
-        while chain.tokens + self.block_tokens <= computed:
+    def cache_full_blocks(
+        self, chain: "Chain", token_ids: Sequence[int], num_computed_tokens: int, blocks: Sequence[int]
+    ) -> None:
+        """Make those blocks matchable that `num_computed_tokens` tokens of a sequence have filled."""
+        while chain.tokens + self.block_tokens <= num_computed_tokens:
             start = chain.tokens
             key = (chain.node, tuple(token_ids[start : start + self.block_tokens]))
-            if chain.expected == key:
-                self.forget_expected(chain)
+            if chain.pending == key:
+                self.unmark_pending(chain)
             node = self._node_of.get(key)
             if node is None:
                 block = blocks[start // self.block_tokens]
@@ -131,8 +132,9 @@ class BlockPool:
             chain.tokens += self.block_tokens
 
     def release(self, blocks: Sequence[int]) -> list[Copy]:
-        """A sequence leaves its blocks. What is known by them is kept, as far as there is room, in other blocks at the
-        top: the copies to be made before anything else is written.
+        """Take back a sequence's blocks. Matchable ones stay cached, moved to free blocks at the top where possible.
+
+        Return the copies to make before anything else is written.
         """
         copies: list[Copy] = []
         moved: dict[int, int] = {}
@@ -141,7 +143,7 @@ class BlockPool:
             key = self._key_of_block.get(block)
             if key is None:
                 continue
-            # Not into a block that this sequence leaves now: its content may still have to be copied itself.
+            # Never into a block of this sequence: its own content may still have to be copied.
             if room and room[-1] > block:
                 destination = room.pop()
                 copies.append(Copy(block, destination))
@@ -152,25 +154,25 @@ class BlockPool:
         kept = set(moved.values())
         self._free = [*room, *(block for block in blocks if block not in kept)]
         heapq.heapify(self._free)
-        # The end of a chain is given up before its beginning.
+        # The end of a chain is evicted before its beginning.
         for block in reversed(blocks):
             if block in moved:
-                self._kept[moved[block]] = None
+                self._cached[moved[block]] = None
         return copies
 
-    def forget(self) -> None:
-        """No block is known for what is in it any more; those that were only kept are free."""
-        for block in list(self._kept):
-            self._give_up(block)
+    def clear_cache(self) -> None:
+        """Make no block matchable any more, and free the cached ones."""
+        for block in list(self._cached):
+            self._evict(block)
         self._node_of.clear()
         self._block_of_node.clear()
         self._key_of_block.clear()
 
     def check_integrity(self, held: Sequence[int]) -> None:
-        """Raises AssertionError where those in `held`, the free and the kept ones are not all blocks, each once."""
-        everybody = sorted([*held, *self._free, *self._kept])
-        assert everybody == list(range(self.total)), "blocks were lost or given out twice"
-        assert set(self._key_of_block) <= {*held, *self._kept}, "a free block is known by its tokens"
+        """Raise AssertionError unless the blocks in `held`, the free and the cached ones are all blocks, each once."""
+        every_block = sorted([*held, *self._free, *self._cached])
+        assert every_block == list(range(self.num_blocks)), "blocks were lost or given out twice"
+        assert set(self._key_of_block) <= {*held, *self._cached}, "a free block is known by its tokens"
         for key, node in self._node_of.items():
             assert self._key_of_block[self._block_of_node[node]] == key, "a block is not what it is known for"
 
@@ -179,19 +181,19 @@ class BlockPool:
         self._key_of_block[destination] = key
         self._block_of_node[self._node_of[key]] = destination
 
-    def _give_up(self, block: int) -> None:
-        del self._kept[block]
+    def _evict(self, block: int) -> None:
+        del self._cached[block]
         key = self._key_of_block.pop(block)
         del self._block_of_node[self._node_of.pop(key)]
         heapq.heappush(self._free, block)
 
 
 class Chain:
-    """How far the blocks of one sequence are known: the last of them, and the tokens up to its end."""
+    """How far one sequence's blocks are matchable: the last such block, and the number of tokens up to its end."""
 
-    __slots__ = ("expected", "node", "tokens")
+    __slots__ = ("node", "pending", "tokens")
 
     def __init__(self) -> None:
         self.node = 0
         self.tokens = 0
-        self.expected: Key | None = None
+        self.pending: Key | None = None

@@ -1,11 +1,11 @@
-"""Text out of a tokenizer's tokens, all at once or one by one, and the same text either way.
+"""Convert tokens to text, at once or one by one, with the same result.
 
-The decoders of language models give bytes: byte-level BPE (GPT-2, Llama 3, Qwen), and SentencePiece with bytes for what
-its vocabulary has not (Llama 2, Mistral, Gemma). There each token has its own bytes, whatever stands beside it, and the
-text is those bytes as UTF-8. With any other decoder a token's text is what it adds behind the one before it.
+The decoders of language models give bytes: byte-level BPE (GPT-2, Llama 3, Qwen), and SentencePiece with byte fallback
+(Llama 2, Mistral, Gemma). There each token has its own bytes, whatever surrounds it, and the text is those bytes as
+UTF-8. With any other decoder a token's text is what it adds to the token before it.
 
-The library's own DecodeStream is not used: behind bytes that are no character it raises on every further token, and it
-has no end that would give an unfinished character.
+The library's own DecodeStream is not used: after invalid bytes it raises on every further token, and it cannot flush an
+incomplete character.
 """
 
 import codecs
@@ -20,9 +20,9 @@ from tokenizers import Tokenizer
 from frameworks.generation.tokenizer import TokenStream
 
 _REPLACEMENT = "\ufffd"
-# The beginning of a character of UTF-8 has at most so many bytes.
+# An incomplete UTF-8 character has at most so many bytes.
 _LONGEST_BEGINNING = 3
-# With decoders that are not of bytes: so many tokens are waited for where they end with no whole character.
+# Without byte decoders: hold back at most so many tokens that end in an incomplete character.
 _MOST_OPEN_TOKENS = 4
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _EACH_BYTE = "roundhouse.each-byte"
@@ -37,24 +37,24 @@ codecs.register_error(_EACH_BYTE, _replace_each_byte)
 
 
 class Detokenizer(Protocol):
-    """May be used by several threads at once. Special tokens, and ids that have no token, have no text."""
+    """Thread-safe. Special tokens and unknown ids have no text."""
 
     def decode(self, token_ids: Sequence[int]) -> str: ...
 
     def text_of(self, token_id: int) -> str:
-        """A token's own text within a text; a special token's name; bytes that are no whole character as U+FFFD."""
+        """Return a token's own text within a text; a special token's name; incomplete characters as U+FFFD."""
         ...
 
     def stream(self, prompt_ids: Sequence[int]) -> TokenStream:
-        """For the text behind a prompt: what `decode` of both is more than `decode` of the prompt.
+        """Return a stream for the text after a prompt: what `decode` of both adds to `decode` of the prompt.
 
-        Where the prompt ends within a character that the tokens behind it complete, that character is theirs.
+        A character that the prompt begins and later tokens complete belongs to the later text.
         """
         ...
 
 
 def detokenizer_of(tokenizer: Tokenizer) -> Detokenizer:
-    """The one that suits the tokenizer's decoder. Its vocabulary must not change any more."""
+    """Choose the detokenizer for the tokenizer's decoder. The vocabulary must not change afterwards."""
     steps = _steps(json.loads(tokenizer.decoder.__getstate__())) if tokenizer.decoder is not None else []
     stripped = ""
     match steps:
@@ -69,18 +69,18 @@ def detokenizer_of(tokenizer: Tokenizer) -> Detokenizer:
 
 
 class ByteDetokenizer:
-    """Of tokens that have bytes of their own.
+    """For tokens that have bytes of their own.
 
-    With SentencePiece's tokens, bytes that are no character become one U+FFFD each and leave the characters beside them
-    alone, as SentencePiece itself has it. (The tokenizers library then spoils the whole run of such tokens, also what
-    has been sent long ago; of runs that are well-formed both make the same.)
+    With SentencePiece's tokens each invalid byte becomes one U+FFFD and leaves its neighbours alone, as in
+    SentencePiece itself. (The tokenizers library then replaces the whole run of such tokens, delivered ones included;
+    both agree on well-formed runs.)
     """
 
     def __init__(
         self, tokenizer: Tokenizer, bytes_of_name: Callable[[str], bytes], errors: str, stripped: str = ""
     ) -> None:
-        """`bytes_of_name`: the bytes of a token by its name. `stripped`: a character that no text begins with: one
-        is taken away.
+        """`bytes_of_name`: converts a token's name to its bytes. `stripped`: a character that is removed from the start
+        of a text, once.
         """
         self._tokenizer = tokenizer
         self._bytes_of_name = bytes_of_name
@@ -101,7 +101,7 @@ class ByteDetokenizer:
         return _ByteStream(self, prompt_ids)
 
     def bytes_of(self, token_id: int) -> bytes:
-        """Of a token that is shown; of others none."""
+        """Return the bytes of a token; none for a special or unknown one."""
         own = self._known.get(token_id)
         if own is None:
             name = None if token_id in self._special_ids else self._tokenizer.id_to_token(token_id)
@@ -120,7 +120,7 @@ class _ByteStream:
             last = tokens.bytes_of(token_id) + last
         self._decoder.decode(last)
         begun, _ = self._decoder.getstate()
-        # If nobody ends the character that the prompt began, what stands for it is in the prompt's own text.
+        # If the prompt's last character stays incomplete, its replacement belongs to the prompt's own text.
         self._not_ours = begun.decode("utf-8", tokens.errors) if last else tokens.stripped
 
     def push(self, token_id: int) -> str:
@@ -132,13 +132,13 @@ class _ByteStream:
         return self._without_beginning(text) if text and self._not_ours else text
 
     def _without_beginning(self, text: str) -> str:
-        """The first of the text."""
+        """Remove the part of the first text that belongs to the prompt."""
         beginning, self._not_ours = self._not_ours, ""
         return text.removeprefix(beginning)
 
 
 class JoinedDetokenizer:
-    """Of tokens whose text depends on the one before them: whether a space is between, whether they are the first."""
+    """For tokens whose text depends on the token before them, such as the space between two words."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -186,14 +186,14 @@ class _JoinedStream:
 
 
 def _steps(decoder: dict[str, Any]) -> list[dict[str, Any]]:
-    """The decoders of a sequence, however it is nested, in order."""
+    """Return the decoders of a nested sequence in order."""
     if decoder["type"] != "Sequence":
         return [decoder]
     return [step for inner in decoder["decoders"] for step in _steps(inner)]
 
 
 def _replacements(steps: list[dict[str, Any]]) -> list[tuple[str, str]] | None:
-    """What each step puts in the place of what; None where one does anything else."""
+    """Return what each step replaces by what, or None if a step does anything else."""
     replaced = []
     for step in steps:
         match step:
@@ -209,7 +209,7 @@ def _special_ids(tokenizer: Tokenizer) -> frozenset[int]:
 
 
 def _byte_of_letter() -> dict[str, int]:
-    """GPT-2's alphabet: the printable bytes of Latin-1 are themselves, the others the letters from U+0100 on."""
+    """Return GPT-2's alphabet: printable bytes of Latin-1 are themselves, the others letters from U+0100 on."""
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
@@ -219,7 +219,7 @@ _BYTE_OF_LETTER = _byte_of_letter()
 
 
 def _byte_level(name: str) -> bytes:
-    """A name with a letter that the alphabet has not is a token that was added: it stands for itself."""
+    """Convert a byte-level name. A letter outside the alphabet marks an added token, which stands for itself."""
     try:
         return bytes([_BYTE_OF_LETTER[letter] for letter in name])
     except KeyError:

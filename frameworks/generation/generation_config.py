@@ -1,4 +1,4 @@
-"""What a generating model's files say about where a text ends and how its tokens are chosen by default.
+"""Read the end-of-text tokens and default sampling of a generating model's files.
 
 Sources: Hugging Face `generation_config.json` and `config.json`.
 """
@@ -18,10 +18,10 @@ _EOS = "eos_token_id"
 
 
 def eos_token_ids(folder: Path) -> frozenset[int]:
-    """The tokens of which any ends a text; empty where the files name none.
+    """Return the tokens that end a text; empty if the files name none.
 
-    As transformers' own `generate`: those of generation_config.json, and those of config.json (or of its text model's
-    part) only where the former names none. Raises InvalidModel where a value is not a token id or a list of them.
+    As transformers' own `generate`: generation_config.json decides, and config.json (or the part for its text model) if
+    the former names none. Raises InvalidModel for a value that is not a token id or a list of them.
     """
     config_file = folder / "config.json"
     config = read_json(config_file)
@@ -34,35 +34,37 @@ def eos_token_ids(folder: Path) -> frozenset[int]:
             continue
         ids = named if isinstance(named, list) else [named]
         if not all(_is_integer(token_id) and token_id >= 0 for token_id in ids):
-            raise InvalidModel(f"{file}: {_EOS} is {_shown(named)}; a token id or a list of token ids is served")
+            raise InvalidModel(f"{file}: {_EOS}: expected a token id or a list of token ids, got {_shown_value(named)}")
         return frozenset(ids)
     return frozenset()
 
 
 def default_sampling(folder: Path) -> Sampling:
-    """How tokens are chosen where a caller does not say, by the folder's generation_config.json.
+    """Return the sampling for requests that set none, from the folder's generation_config.json.
 
-    As vLLM's `--generation-config auto`: temperature, top_k, top_p, min_p and repetition_penalty are taken as they
-    stand, whatever `do_sample` says, and what the file leaves out is as in Sampling. So a file with `do_sample` false
-    and no temperature makes no model greedy: callers of OpenAI's API expect a temperature of 1 unless they say 0.
+    As vLLM's `--generation-config auto`: temperature, top_k, top_p, min_p and repetition_penalty apply as they stand,
+    whatever `do_sample` says; absent ones are as in Sampling. So a file with `do_sample` false and no temperature does
+    not make a model greedy: callers of OpenAI's API expect a temperature of 1 unless they set 0.
 
-    Raises InvalidModel where a value is of a wrong type or cannot be.
+    Raises InvalidModel for a value of a wrong type or range.
     """
     file = folder / _GENERATION_CONFIG
     config = read_json(file)
     values = {
-        name: _read(file, name, config[name], kind) for name, kind in _KINDS.items() if config.get(name) is not None
+        name: _read(file, name, config[name], rule)
+        for name, rule in _VALUE_RULES.items()
+        if config.get(name) is not None
     }
     return Sampling(**values)
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
-    """What a value may be, in words and as a check, and what is made of it."""
+class _ValueRule:
+    """The values that a key accepts, in words and as a check, and the conversion of a valid one."""
 
-    words: str
-    suits: Callable[[Any], bool]
-    made: Callable[[Any], Any] = float
+    expected: str
+    accepts: Callable[[Any], bool]
+    convert: Callable[[Any], Any] = float
 
 
 def _is_integer(value: object) -> bool:
@@ -74,22 +76,22 @@ def _is_number(value: object) -> bool:
 
 
 # transformers writes 0 for "all candidates", and vLLM -1.
-_KINDS = {
-    "temperature": _Kind("a number of at least 0", lambda value: _is_number(value) and value >= 0),
-    "top_k": _Kind(
+_VALUE_RULES = {
+    "temperature": _ValueRule("a number of at least 0", lambda value: _is_number(value) and value >= 0),
+    "top_k": _ValueRule(
         "an integer of at least -1", lambda value: _is_integer(value) and value >= -1, lambda k: k if k > 0 else None
     ),
-    "top_p": _Kind("a number above 0 and at most 1", lambda value: _is_number(value) and 0 < value <= 1),
-    "min_p": _Kind("a number from 0 to 1", lambda value: _is_number(value) and 0 <= value <= 1),
-    "repetition_penalty": _Kind("a number above 0", lambda value: _is_number(value) and value > 0),
+    "top_p": _ValueRule("a number above 0 and at most 1", lambda value: _is_number(value) and 0 < value <= 1),
+    "min_p": _ValueRule("a number from 0 to 1", lambda value: _is_number(value) and 0 <= value <= 1),
+    "repetition_penalty": _ValueRule("a number above 0", lambda value: _is_number(value) and value > 0),
 }
 
 
-def _read(file: Path, name: str, value: object, kind: _Kind) -> Any:
-    if not kind.suits(value):
-        raise InvalidModel(f"{file}: {name} is {_shown(value)}; {kind.words} is served")
-    return kind.made(value)
+def _read(file: Path, name: str, value: object, rule: _ValueRule) -> Any:
+    if not rule.accepts(value):
+        raise InvalidModel(f"{file}: {name}: expected {rule.expected}, got {_shown_value(value)}")
+    return rule.convert(value)
 
 
-def _shown(value: object) -> str:
+def _shown_value(value: object) -> str:
     return repr(value)[:100]

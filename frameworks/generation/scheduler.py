@@ -1,32 +1,32 @@
-"""Who computes what in the next step: sequences join as soon as there is room and leave as soon as they are done.
+"""Decide what the next step computes: sequences start as soon as there is room and end as soon as they are done.
 
-Pure: it touches no tensor, and knows the time only from what it is told. Continuous batching after Orca (Yu et al.,
-OSDI 2022); prompts computed in parts beside running texts after Sarathi-Serve (Agrawal et al., OSDI 2024).
+Pure: it touches no tensor and reads no clock. Continuous batching after Orca (Yu et al., OSDI 2022); prompts prefilled
+in parts beside decoding sequences after Sarathi-Serve (Agrawal et al., OSDI 2024).
 """
 
 import heapq
 from dataclasses import dataclass, field
 
 from frameworks.generation.blocks import BlockPool, Chain, Copy
-from frameworks.generation.step_cost import FEWEST_PROMPT_TOKENS, StepCost
+from frameworks.generation.step_cost import MIN_PROMPT_TOKENS, StepCost
 from frameworks.generation.types import SequenceRequest
 
-# Tokens of a part times those that it sees: of so many products the masks and the sums are in memory at once.
-_MOST_PAIRS = 1 << 22
+# Bound of a part's tokens times the tokens they attend to: masks and sums of so many products are in memory at once.
+_MAX_ATTENTION_PAIRS = 1 << 22
 
 
 class Sequence:
-    """One text on its way. `token_ids`: the prompt and what has been generated; of `computed` of them the keys and
-    values lie in `blocks`.
+    """One text in progress. `token_ids`: the prompt and the generated tokens. `blocks` hold the keys and values of the
+    first `num_computed_tokens` of them.
     """
 
-    __slots__ = ("blocks", "chain", "computed", "has_begun", "order", "request", "token_ids")
+    __slots__ = ("blocks", "chain", "has_begun", "num_computed_tokens", "order", "request", "token_ids")
 
     def __init__(self, request: SequenceRequest, order: float) -> None:
         self.request = request
         self.order = order
         self.token_ids = list(request.prompt_ids)
-        self.computed = 0
+        self.num_computed_tokens = 0
         self.blocks: list[int] = []
         self.chain = Chain()
         self.has_begun = False
@@ -36,12 +36,12 @@ class Sequence:
         return self.request.sequence_id
 
     @property
-    def missing(self) -> int:
-        """Tokens that have to be computed before the next one can be chosen; never 0."""
-        return len(self.token_ids) - self.computed
+    def num_uncomputed_tokens(self) -> int:
+        """Number of tokens to compute before the next one can be sampled; never 0."""
+        return len(self.token_ids) - self.num_computed_tokens
 
     @property
-    def generated(self) -> int:
+    def num_generated_tokens(self) -> int:
         return len(self.token_ids) - len(self.request.prompt_ids)
 
     def __lt__(self, other: "Sequence") -> bool:
@@ -50,23 +50,23 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class StepPart:
-    """What a step computes of one sequence: `count` tokens from `start` on."""
+    """A step's share of one sequence: `num_tokens` tokens from `start` on."""
 
     sequence: Sequence
     start: int
-    count: int
+    num_tokens: int
 
     @property
     def completes(self) -> bool:
-        """Whether the next token can be chosen then."""
-        return self.start + self.count == len(self.sequence.token_ids)
+        """Whether the next token can be sampled after this part."""
+        return self.start + self.num_tokens == len(self.sequence.token_ids)
 
 
 @dataclass(slots=True)
 class StepPlan:
-    """`copies` are made, in this order, before anything is computed. `parts`: those of one token first.
+    """One step. `copies` are made first, in this order. `parts`: decodes, of one token each, come first.
 
-    `begun`: the sequences that join for the first time, with the number of their prompt's tokens that were known.
+    `begun`: ids of the sequences that start for the first time, with the number of prompt tokens found in the cache.
     """
 
     copies: list[Copy] = field(default_factory=list)
@@ -77,19 +77,19 @@ class StepPlan:
 class StepScheduler:
     """Used by one thread.
 
-    Sequences wait in the order of their arrival, a level of priority counting as `ageing_s` seconds. The first in the
-    line joins when there are blocks for all of its prompt. When a text that runs finds no block for its next token,
-    the youngest gives up its own and goes back into the line, where it keeps its place.
+    Sequences wait in the order of their arrival; a level of priority counts as `ageing_s` seconds. The first one starts
+    when there are blocks for its whole prompt. If a running sequence finds no block for its next token, the youngest is
+    preempted: it releases its blocks and waits again, in its old place.
     """
 
     def __init__(
-        self, pool: BlockPool, cost: StepCost, max_sequences: int, max_step_tokens: int, ageing_s: float = 1.0
+        self, pool: BlockPool, cost: StepCost, max_sequences: int, max_num_batched_tokens: int, ageing_s: float = 1.0
     ) -> None:
-        """`max_sequences`: that run at once. `max_step_tokens`: computed in one step, of all of them."""
+        """`max_sequences`: running at once. `max_num_batched_tokens`: computed in one step, over all sequences."""
         self.pool = pool
         self.cost = cost
         self._max_sequences = max_sequences
-        self._max_step_tokens = max(max_step_tokens, max_sequences)
+        self._max_num_batched_tokens = max(max_num_batched_tokens, max_sequences)
         self._ageing_s = ageing_s
         self.running: list[Sequence] = []
         """The oldest first."""
@@ -100,7 +100,7 @@ class StepScheduler:
         self.prefix_hit_tokens = 0
 
     @property
-    def waiting(self) -> int:
+    def num_waiting(self) -> int:
         return len(self._waiting)
 
     def add(self, request: SequenceRequest) -> Sequence:
@@ -109,55 +109,57 @@ class StepScheduler:
         return sequence
 
     def remove(self, sequence: Sequence) -> None:
-        """It is done, or nobody wants it any more."""
+        """Remove a sequence that is complete or cancelled."""
         if sequence in self.running:
             self.running.remove(sequence)
-            self._leave_blocks(sequence)
+            self._release_blocks(sequence)
         else:
             self._waiting.remove(sequence)
             heapq.heapify(self._waiting)
 
     def plan(self) -> StepPlan:
-        """The next step. Empty only if there is nothing to do."""
+        """Plan the next step. The plan is empty only if there is no sequence."""
         plan = StepPlan()
         for sequence in list(self.running):
-            if sequence.missing == 1 and sequence.blocks and self._has_block_for_next(sequence):
-                plan.parts.append(StepPart(sequence, sequence.computed, 1))
-        texts = len(plan.parts)
-        room = min(self._max_step_tokens - texts, self.cost.most_prompt_tokens(texts))
+            if sequence.num_uncomputed_tokens == 1 and sequence.blocks and self._has_block_for_next(sequence):
+                plan.parts.append(StepPart(sequence, sequence.num_computed_tokens, 1))
+        num_decodes = len(plan.parts)
+        budget = min(self._max_num_batched_tokens - num_decodes, self.cost.max_prompt_tokens(num_decodes))
         for sequence in self.running:
-            if sequence.missing > 1 and room > 0:
-                room -= self._take_part(plan, sequence, room)
-        if room > 0:
-            self._admit(plan, room)
-        plan.parts.sort(key=lambda part: part.count > 1)
+            if sequence.num_uncomputed_tokens > 1 and budget > 0:
+                budget -= self._schedule_part(plan, sequence, budget)
+        if budget > 0:
+            self._schedule_waiting(plan, budget)
+        plan.parts.sort(key=lambda part: part.num_tokens > 1)
         plan.copies, self._copies = self._copies, []
         return plan
 
     def advance(self, plan: StepPlan) -> None:
-        """The plan has been carried out."""
+        """Record that the plan was executed."""
         for part in plan.parts:
             sequence = part.sequence
-            sequence.computed += part.count
-            self.pool.fill(sequence.chain, sequence.token_ids, sequence.computed, sequence.blocks)
+            sequence.num_computed_tokens += part.num_tokens
+            self.pool.cache_full_blocks(
+                sequence.chain, sequence.token_ids, sequence.num_computed_tokens, sequence.blocks
+            )
             if not part.completes:
-                self.pool.forget_expected(sequence.chain)
-                self.pool.expect(sequence.chain, sequence.token_ids)
+                self.pool.unmark_pending(sequence.chain)
+                self.pool.mark_pending(sequence.chain, sequence.token_ids)
 
-    def forget(self) -> None:
-        """Nothing of what is in the blocks is to be taken for known any more: a step failed in the middle."""
+    def clear_cache(self) -> None:
+        """Drop all cached content: after a failed step it is unknown what the blocks hold."""
         self._copies.clear()
-        self.pool.forget()
+        self.pool.clear_cache()
 
     def check_integrity(self) -> None:
-        """Raises AssertionError where blocks are lost, or held by nobody."""
+        """Raise AssertionError where blocks are lost or held twice."""
         self.pool.check_integrity([block for sequence in self.running for block in sequence.blocks])
-        assert all(not sequence.blocks for sequence in self._waiting), "a sequence that waits holds blocks"
+        assert all(not sequence.blocks for sequence in self._waiting), "a waiting sequence holds blocks"
 
     def _has_block_for_next(self, sequence: Sequence) -> bool:
-        """Finds the block for the sequence's next token; False where it had to leave the batch itself."""
-        while sequence.computed == len(sequence.blocks) * self.pool.block_tokens:
-            taken = self.pool.take(1)
+        """Allocate the block for the sequence's next token. Return False if the sequence itself was preempted."""
+        while sequence.num_computed_tokens == len(sequence.blocks) * self.pool.block_tokens:
+            taken = self.pool.allocate(1)
             if taken is not None:
                 sequence.blocks += taken
                 break
@@ -170,63 +172,67 @@ class StepScheduler:
     def _preempt(self, sequence: Sequence) -> None:
         self.preemptions += 1
         self.running.remove(sequence)
-        self._leave_blocks(sequence)
+        self._release_blocks(sequence)
         heapq.heappush(self._waiting, sequence)
 
-    def _leave_blocks(self, sequence: Sequence) -> None:
-        self.pool.forget_expected(sequence.chain)
+    def _release_blocks(self, sequence: Sequence) -> None:
+        self.pool.unmark_pending(sequence.chain)
         self._copies += self.pool.release(sequence.blocks)
-        sequence.blocks, sequence.chain, sequence.computed = [], Chain(), 0
+        sequence.blocks, sequence.chain, sequence.num_computed_tokens = [], Chain(), 0
 
-    def _take_part(self, plan: StepPlan, sequence: Sequence, room: int) -> int:
-        most = max(FEWEST_PROMPT_TOKENS, _MOST_PAIRS // len(sequence.token_ids))
-        count = min(sequence.missing, room, most)
-        plan.parts.append(StepPart(sequence, sequence.computed, count))
+    def _schedule_part(self, plan: StepPlan, sequence: Sequence, budget: int) -> int:
+        most = max(MIN_PROMPT_TOKENS, _MAX_ATTENTION_PAIRS // len(sequence.token_ids))
+        count = min(sequence.num_uncomputed_tokens, budget, most)
+        plan.parts.append(StepPart(sequence, sequence.num_computed_tokens, count))
         return count
 
-    def _admit(self, plan: StepPlan, room: int) -> None:
-        """Lets those in who are next, as far as there is room. Who begins with what is being computed for somebody
-        else waits for that.
+    def _schedule_waiting(self, plan: StepPlan, budget: int) -> None:
+        """Start waiting sequences in order, as far as the budget goes. A sequence whose next block is pending waits for
+        it.
         """
-        passed: list[Sequence] = []
-        while self._waiting and room > 0 and len(self.running) < self._max_sequences:
+        deferred: list[Sequence] = []
+        while self._waiting and budget > 0 and len(self.running) < self._max_sequences:
             sequence = heapq.heappop(self._waiting)
-            known = self.pool.match(sequence.token_ids)
-            if known.is_coming:
-                passed.append(sequence)
+            cached = self.pool.match(sequence.token_ids)
+            if cached.is_pending:
+                deferred.append(sequence)
                 continue
-            if not self._has_blocks(sequence, known.blocks):
-                passed.append(sequence)
+            if not self._has_blocks(sequence, cached.blocks):
+                deferred.append(sequence)
                 break
-            self._join(plan, sequence, known.blocks)
-            room -= self._take_part(plan, sequence, room)
-        for sequence in passed:
+            self._start(plan, sequence, cached.blocks)
+            budget -= self._schedule_part(plan, sequence, budget)
+        for sequence in deferred:
             heapq.heappush(self._waiting, sequence)
 
-    def _has_blocks(self, sequence: Sequence, known: list[int]) -> bool:
-        """Finds blocks for all that is known of the sequence. Those that run may each need one more soon."""
+    def _has_blocks(self, sequence: Sequence, cached: list[int]) -> bool:
+        """Allocate blocks for all of the sequence's tokens, with one in reserve for each running sequence."""
         needed = -(-len(sequence.token_ids) // self.pool.block_tokens)
-        if self.running and needed + len(self.running) > self.pool.free:
+        if self.running and needed + len(self.running) > self.pool.num_free:
             return False
-        blocks = self.pool.take(needed, keep=known)
+        blocks = self.pool.allocate(needed, keep=cached)
         if blocks is None and not self.running:
-            # There is room if what is known is given up.
-            known.clear()
-            blocks = self.pool.take(needed)
+            # There is room if the cached prefix itself is evicted.
+            cached.clear()
+            blocks = self.pool.allocate(needed)
         if blocks is None:
             return False
         sequence.blocks = blocks
         return True
 
-    def _join(self, plan: StepPlan, sequence: Sequence, known: list[int]) -> None:
-        self._copies += [Copy(*pair) for pair in zip(known, sequence.blocks, strict=False)]
-        sequence.computed = len(known) * self.pool.block_tokens
-        self.pool.fill(sequence.chain, sequence.token_ids, sequence.computed, sequence.blocks)
-        self.pool.expect(sequence.chain, sequence.token_ids)
+    def _cache_full_blocks(self, sequence: Sequence) -> None:
+        computed = sequence.num_computed_tokens
+        self.pool.cache_full_blocks(sequence.chain, sequence.token_ids, computed, sequence.blocks)
+
+    def _start(self, plan: StepPlan, sequence: Sequence, cached: list[int]) -> None:
+        self._copies += [Copy(*pair) for pair in zip(cached, sequence.blocks, strict=False)]
+        sequence.num_computed_tokens = len(cached) * self.pool.block_tokens
+        self._cache_full_blocks(sequence)
+        self.pool.mark_pending(sequence.chain, sequence.token_ids)
         if not sequence.has_begun:
             sequence.has_begun = True
-            plan.begun.append((sequence.sequence_id, sequence.computed))
+            plan.begun.append((sequence.sequence_id, sequence.num_computed_tokens))
             self.prompt_tokens += len(sequence.request.prompt_ids)
-            self.prefix_hit_tokens += sequence.computed
+            self.prefix_hit_tokens += sequence.num_computed_tokens
         self.running.append(sequence)
         self.running.sort()

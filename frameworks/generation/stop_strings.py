@@ -1,89 +1,89 @@
-"""Where a text that comes bit by bit is to end: at the first of several strings."""
+"""Find the first of several stop strings in a text that arrives in pieces."""
 
 from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
 
-class Found(NamedTuple):
-    """How a search stands behind some more text.
+class StopMatch(NamedTuple):
+    """State of a search after some more text.
 
-    `place`: to go on from. `end`: the number of the new text's characters up to the end of a stop string, None where
-    none ended; `length`: of that string, which may have begun before the new text.
+    `state`: to continue from. `end`: characters of the new text up to the end of a stop string, or None. `length`: of
+    that string, which may start before the new text.
     """
 
-    place: int
+    state: int
     end: int | None = None
     length: int = 0
 
 
 class StopStrings:
-    """Several strings, looked for all at once in one pass over the text. Made once for all choices of a request.
+    """Search for several strings at once in one pass over the text. Made once for all choices of a request.
 
-    The first is the one that ends first as the text grows, character by character, however the text is cut into
-    tokens; of several that end together the longest. Method: Aho and Corasick, "Efficient string matching" (1975).
+    The match is the string that ends first as the text grows, however the text is cut into tokens; of several that end
+    together the longest. Method: Aho and Corasick, "Efficient string matching" (1975).
     """
 
     def __init__(self, strings: Iterable[str]) -> None:
-        """Empty ones are passed over: they would end every text before it begins."""
+        """Empty strings are ignored: they would end every text at once."""
         self._next: list[dict[str, int]] = [{}]
         self._length = [0]
         for string in strings:
             self._add(string)
-        # The place of the longest other suffix that some string begins with, to go on from where no string goes on.
-        self._shorter = [0] * len(self._next)
+        # State of the longest other suffix that starts a string, to continue from where no string continues.
+        self._fallback = [0] * len(self._next)
         depth = [0] * len(self._next)
         self._held = [0] * len(self._next)
-        line = deque([0])
-        while line:
-            place = line.popleft()
-            for character, child in self._next[place].items():
-                depth[child] = depth[place] + 1
-                if place:
-                    self._shorter[child] = self._after(self._shorter[place], character)
-                line.append(child)
-            shorter = self._shorter[place]
-            self._length[place] = self._length[place] or self._length[shorter]
-            self._held[place] = depth[place] if self._next[place] else self._held[shorter]
+        queue = deque([0])
+        while queue:
+            state = queue.popleft()
+            for character, child in self._next[state].items():
+                depth[child] = depth[state] + 1
+                if state:
+                    self._fallback[child] = self._advance(self._fallback[state], character)
+                queue.append(child)
+            fallback = self._fallback[state]
+            self._length[state] = self._length[state] or self._length[fallback]
+            self._held[state] = depth[state] if self._next[state] else self._held[fallback]
 
     def __bool__(self) -> bool:
         return len(self._next) > 1
 
-    def search(self, place: int, text: str) -> Found:
-        """Goes on from `place`, 0 at the beginning of a text, through some more of it."""
-        after, length = self._after, self._length
+    def search(self, state: int, text: str) -> StopMatch:
+        """Search some more text, from `state`; 0 at the start of a text."""
+        advance, length = self._advance, self._length
         for position, character in enumerate(text, start=1):
-            place = after(place, character)
-            if length[place]:
-                return Found(place, position, length[place])
-        return Found(place)
+            state = advance(state, character)
+            if length[state]:
+                return StopMatch(state, position, length[state])
+        return StopMatch(state)
 
-    def skip(self, place: int, text: str) -> Found:
-        """As `search`, where no stop string counts that ends within `text`."""
+    def skip(self, state: int, text: str) -> StopMatch:
+        """Advance as `search`, but ignore every stop string that ends within `text`."""
         for character in text:
-            place = self._after(place, character)
-        return Found(place)
+            state = self._advance(state, character)
+        return StopMatch(state)
 
-    def held(self, place: int) -> int:
-        """How many of the last characters may be the beginning of a stop string."""
-        return self._held[place]
+    def held(self, state: int) -> int:
+        """Return how many of the last characters may be the start of a stop string."""
+        return self._held[state]
 
     def _add(self, string: str) -> None:
-        place = 0
+        state = 0
         for character in string:
-            children = self._next[place]
+            children = self._next[state]
             if character not in children:
                 children[character] = len(self._next)
                 self._next.append({})
                 self._length.append(0)
-            place = children[character]
-        self._length[place] = len(string)
+            state = children[character]
+        self._length[state] = len(string)
 
-    def _after(self, place: int, character: str) -> int:
+    def _advance(self, state: int, character: str) -> int:
         while True:
-            following = self._next[place].get(character)
+            following = self._next[state].get(character)
             if following is not None:
                 return following
-            if not place:
+            if not state:
                 return 0
-            place = self._shorter[place]
+            state = self._fallback[state]

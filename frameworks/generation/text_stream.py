@@ -1,21 +1,20 @@
-"""One choice's text as it grows: whole characters, cut before the first stop string, and the tokens that it is of."""
+"""Build one choice's text as tokens arrive: whole characters, cut before the first stop string, with their tokens."""
 
 from collections import deque
 from collections.abc import Callable
 
-from frameworks.generation.stop_strings import Found, StopStrings
+from frameworks.generation.stop_strings import StopMatch, StopStrings
 from frameworks.generation.tokenizer import TokenStream
 from frameworks.generation.types import GeneratedToken, Piece, TokenText
 
-_NOTHING_FOUND = Found(0)
+_NO_MATCH = StopMatch(0)
 
 
 class ChoiceText:
-    """What of a choice's text may be sent, token by token.
+    """The part of a choice's text that can be delivered, token by token.
 
-    What may yet become a stop string is held back, and nothing else. The text ends before the first stop string, as
-    StopStrings says which that is; it is not shown, and `finish_reason` is `stop` also where the model's own would be
-    `length`. Used by one thread.
+    Only text that may become a stop string is held back. The text ends before the first stop string, which is not
+    delivered; its `finish_reason` is `stop` even where the model's own would be `length`. Used by one thread.
     """
 
     def __init__(
@@ -26,28 +25,27 @@ class ChoiceText:
         text_of: Callable[[int], str] | None = None,
         min_tokens: int = 0,
     ) -> None:
-        """`index`: of the choice. `text_of`: one token's own text, where pieces are to have their tokens; else None.
-
-        `min_tokens`: a stop string counts if it ends behind so many tokens.
+        """`index`: of the choice. `text_of`: returns a token's own text, or None if pieces carry no tokens.
+        `min_tokens`: a stop string counts if it ends after so many tokens.
         """
         self._index = index
         self._stream = stream
         self._stops = stops
         self._text_of = text_of
         self._min_tokens = min_tokens
-        self._place = 0
+        self._state = 0
         self._held = ""
         self._length = 0
         self._waiting: deque[_Waiting] = deque()
         self._unended: list[_Waiting] = []
         self.is_over = False
-        """After the piece with the finish_reason: nothing comes any more, and the sequence may be let go."""
+        """Whether the finish_reason was delivered. The sequence may then be aborted."""
 
     def push(self, token: GeneratedToken) -> Piece:
-        """What may be sent now; it may be nothing. A token that comes when all is over is passed over.
+        """Return the piece that can be delivered now; it may be empty. A token after the end is ignored.
 
-        A token is in the piece with the last of its text, one that only begins a character in the piece with that
-        character; of those that a stop string cuts off, the ones of which some text is left.
+        A token is part of the piece with the last of its text; a token that only begins a character is part of the
+        piece with that character. Of the tokens that a stop string cuts, those with some text left are delivered.
         """
         if self.is_over:
             return Piece(self._index, "")
@@ -61,22 +59,22 @@ class ChoiceText:
         found = self._search(text)
         if found.end is not None:
             return self._stopped(len(self._held) + found.end - found.length, text)
-        held = self._stops.held(found.place) if token.finish_reason is None else 0
+        held = self._stops.held(found.state) if token.finish_reason is None else 0
         text = self._held + text
         sent = len(text) - held
         self._held = text[sent:]
-        self._place = found.place
+        self._state = found.state
         self.is_over = token.finish_reason is not None
         tokens = self._sent(self._length - held) if self._waiting else ()
         return Piece(self._index, text[:sent], token.finish_reason, tokens)
 
-    def _search(self, text: str) -> Found:
+    def _search(self, text: str) -> StopMatch:
         if not self._stops:
-            return _NOTHING_FOUND
-        return self._stops.skip(self._place, text) if self._min_tokens >= 0 else self._stops.search(self._place, text)
+            return _NO_MATCH
+        return self._stops.skip(self._state, text) if self._min_tokens >= 0 else self._stops.search(self._state, text)
 
     def _stopped(self, cut: int, text: str) -> Piece:
-        """The last piece: of what was held back and of the new text, `cut` characters."""
+        """Return the last piece: the first `cut` characters of the held and the new text."""
         text = self._held + text
         self.is_over = True
         end = self._length - len(text) + cut
@@ -84,7 +82,7 @@ class ChoiceText:
         return Piece(self._index, text[:cut], "stop", tokens)
 
     def _note(self, token: GeneratedToken, num_characters: int) -> None:
-        """Keeps a token until the text up to the end of its own has been sent."""
+        """Keep a token until all of its text is delivered."""
         assert self._text_of is not None
         if token.is_text:
             top = tuple((i, self._text_of(i), logprob) for i, logprob in token.top_logprobs)
@@ -98,7 +96,7 @@ class ChoiceText:
             self._unended.clear()
 
     def _sent(self, length: int) -> tuple[TokenText, ...]:
-        """The tokens of the text up to `length`."""
+        """Return the tokens of the text up to `length`."""
         tokens = []
         while self._waiting and (end := self._waiting[0].end) is not None and end <= length:
             tokens.append(self._waiting.popleft().token)
@@ -106,7 +104,7 @@ class ChoiceText:
 
 
 class _Waiting:
-    """A token whose text lies between two characters of the choice's. `end` None: that text has not come yet."""
+    """A token and the characters of the choice that its text lies between. `end` None: its text is not complete."""
 
     __slots__ = ("begin", "end", "token")
 

@@ -1,4 +1,4 @@
-"""What a generating model's tokenizer does, whatever library reads its files."""
+"""The contract of a generating model's tokenizer."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -7,48 +7,47 @@ from frameworks.generation.types import Prompt
 
 
 class TokenStream(Protocol):
-    """Text out of tokens as they come. Used by one thread."""
+    """Text of tokens as they arrive. Used by one thread."""
 
     def push(self, token_id: int) -> str:
-        """The whole characters that the token completes; empty while it only begins one."""
+        """Return the whole characters that the token completes, or an empty string."""
         ...
 
     def flush(self) -> str:
-        """What is left at the end, an unfinished character as U+FFFD."""
+        """Return the rest of the text, an incomplete character as U+FFFD."""
         ...
 
 
 class GenerationTokenizer(Protocol):
-    """May be used by several threads at once. It blocks while it works."""
+    """Thread-safe. Calls block, so they do not belong on an event loop."""
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
-        """Token ids, with the special tokens that the model's files put before a text; a conversation through the
-        model's chat template.
+        """Return token ids, with the special tokens that precede a text; a conversation through the chat template.
 
-        Raises InvalidInput, with the field `prompt` or `messages`: not Unicode, an id that the vocabulary does not
-        have, a model without a chat template, messages that the template refuses.
+        Raises InvalidInput for the field `prompt` or `messages`: invalid Unicode, an unknown id, a model without a chat
+        template, messages that the template refuses.
         """
         ...
 
     def ids_of(self, text: str, add_special_tokens: bool) -> Sequence[int]:
-        """All of a text's tokens, with those before and behind it that the model's files say, or without them.
+        """Return all tokens of a text, with or without the special tokens before and after it.
 
         Raises InvalidInput as `encode`.
         """
         ...
 
     def token_strings(self, token_ids: Sequence[int]) -> Sequence[str]:
-        """Tokens as the vocabulary has them. Raises InvalidInput, with the field `tokens`, for an id that is none."""
+        """Return tokens as the vocabulary spells them. Raises InvalidInput for the field `tokens` at an unknown id."""
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of token ids, special tokens left out. Raises InvalidInput as `token_strings`."""
+        """Return the text of token ids without special tokens. Raises InvalidInput as `token_strings`."""
         ...
 
     def text_of(self, token_id: int) -> str:
-        """One token's own text; bytes that are no whole character as U+FFFD."""
+        """Return one token's own text; incomplete characters as U+FFFD."""
         ...
 
     def stream(self, prompt_ids: tuple[int, ...]) -> TokenStream:
-        """For the text behind this prompt."""
+        """Return a stream for the text after this prompt."""
         ...

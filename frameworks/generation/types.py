@@ -1,4 +1,4 @@
-"""The vocabulary of text generation: what a caller asks, what a model is given and gives, what the caller gets."""
+"""Types of text generation: requests, what a model receives and returns, and responses."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,22 +22,23 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Messages, which the model's chat template makes a prompt of."""
+    """Messages, from which the model's chat template makes a prompt."""
 
     messages: tuple[Message, ...]
 
 
 Prompt = str | tuple[int, ...] | Conversation
-"""A text, token ids as they are, or a conversation."""
+"""A text, token ids, or a conversation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is chosen, in the order of these fields' work: penalties and bias change the logits, then
-    temperature, then the candidates are cut by top_k, top_p and min_p, then one is drawn.
+    """How the next token is chosen. Order: penalties and bias change the logits, temperature scales them, top_k, top_p
+    and min_p remove candidates, then one token is drawn.
 
-    `temperature` 0 is greedy. `top_k` None: all. `seed` None: another one each time. `top_logprobs` None: no log
-    probabilities; 0: of the chosen token; k: also of the k most likely. They are those of the model's own logits.
+    `temperature` 0 is greedy. `top_k` None: all. `seed` None: a new one each time. `top_logprobs` None: no log
+    probabilities; 0: of the chosen token; k: also of the k most likely. Log probabilities are those of the model's own
+    logits.
     """
 
     repetition_penalty: float = 1.0
@@ -54,9 +55,9 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Stopping:
-    """When a text is at its end. `max_tokens` None: at the end of the model's context.
+    """When a text ends. `max_tokens` None: at the end of the model's context.
 
-    `may_be_fewer`: nobody asked for just so many; where the context has no room for them it ends the text.
+    `may_be_fewer`: `max_tokens` is a default. If the context has no room for them, the text ends with the context.
     """
 
     max_tokens: int | None = None
@@ -69,8 +70,8 @@ class Stopping:
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What the text has to be. `definition`: the schema as JSON, the pattern, or the choices as a JSON list of strings;
-    empty for `json_object`.
+    """The form that the text must have. `definition`: the schema as JSON, the pattern, or the choices as a JSON list of
+    strings; empty for `json_object`.
     """
 
     kind: ConstraintKind
@@ -92,8 +93,8 @@ class GenerateRequest:
 class GenerationSpec:
     """What a generating model reads and writes.
 
-    `max_context_tokens`: prompt and text together, as the model and its key/value memory allow. `eos_token_ids`: any
-    of them ends a text. `sampling`: the defaults of the model's own generation_config.json.
+    `max_context_tokens`: prompt and text together, bounded by the model and by its key/value cache. `eos_token_ids`:
+    each of them ends a text. `sampling`: defaults of the model's own generation_config.json.
     """
 
     max_context_tokens: int
@@ -104,29 +105,29 @@ class GenerationSpec:
 
 
 class TokenMatcher(Protocol):
-    """Where one text stands within its constraint. Used by one thread."""
+    """Position of one text within its constraint. Used by one thread."""
 
     def fill_mask(self, mask: "np.ndarray[Any, np.dtype[np.int32]]") -> None:
-        """Sets bit i % 32 of word i // 32 where token i may come next; `mask` is int32 [ceil(vocabulary / 32)]."""
+        """Set bit i % 32 of word i // 32 where token i is allowed next; `mask` is int32 [ceil(vocabulary / 32)]."""
         ...
 
     def accept(self, token_id: int) -> None:
-        """Goes on past a token that the mask allowed."""
+        """Advance past a token that the mask allowed."""
         ...
 
     def copy(self) -> "TokenMatcher":
-        """Another one, that stands at the same place."""
+        """Return an independent matcher at the same position."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceRequest:
-    """One text to be generated, as a model is given it.
+    """One text to generate, as a model receives it.
 
-    `sequence_id`: another one for each. `max_tokens`: at least 1, and within the context. `stop_token_ids`: those of
-    the end of text among them, unless they are to be ignored; none of them is chosen before `min_tokens`.
-    `sampling.seed` is set. `arrived_s`: time.perf_counter; one that waits gains a level of `priority` as it ages.
-    `is_read_whole`: nobody waits for its single tokens, which may come to its reader a few together.
+    `sequence_id`: unique. `max_tokens`: at least 1, and within the context. `stop_token_ids`: includes the end-of-text
+    tokens unless those are ignored; none of them is sampled before `min_tokens`. `sampling.seed` is set. `arrived_s`:
+    time.perf_counter; a waiting request gains a level of `priority` as it ages. `is_read_whole`: the caller needs no
+    single tokens, so several may be delivered together.
     """
 
     sequence_id: int
@@ -142,8 +143,8 @@ class SequenceRequest:
 
 
 class GeneratedToken(NamedTuple):
-    """One token of a sequence. With the last one comes `finish_reason`; `is_text` is False for a token that ended the
-    sequence and is not shown. `logprob` None: not asked for. `top_logprobs`: (token id, log probability), by falling
+    """One token of a sequence. The last one has a `finish_reason`; `is_text` is False for a token that ended the
+    sequence and is not shown. `logprob` None: not requested. `top_logprobs`: (token id, log probability), by falling
     probability.
     """
 
@@ -157,14 +158,14 @@ class GeneratedToken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepStats:
-    """How a generating model stands after a step. The last three only grow, for as long as it is loaded."""
+    """State of a generating model after a step. The last three only grow while it is loaded."""
 
     running: int = 0
     waiting: int = 0
     kv_used_bytes: int = 0
-    """Held by sequences that run."""
+    """Held by running sequences."""
     kv_cached_bytes: int = 0
-    """Kept of prompts and texts that have been, and given up when room is needed."""
+    """Cached from earlier prompts and texts, evicted when room is needed."""
     kv_total_bytes: int = 0
     prefix_hit_tokens: int = 0
     prompt_tokens: int = 0
@@ -173,8 +174,8 @@ class StepStats:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step gave. `begun`: sequences of which something was computed for the first time, with the number of their
-    prompt's tokens that were known already. `failed`: sequences that end with an error.
+    """Outcome of a step. `begun`: sequences computed for the first time, with the number of their prompt tokens found
+    in the cache. `failed`: sequences that end with an error.
     """
 
     tokens: list[GeneratedToken]
@@ -184,7 +185,7 @@ class StepResult:
 
 
 class TokenText(NamedTuple):
-    """One generated token with its own text, for those who asked for log probabilities."""
+    """One generated token with its own text, for requests with log probabilities."""
 
     token_id: int
     text: str
@@ -195,9 +196,9 @@ class TokenText(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some more of one choice's text: whole characters, and nothing that a stop string may yet cut off.
+    """Further text of one choice: whole characters, without any that a stop string may yet cut.
 
-    `tokens`: those that came since the last piece, where log probabilities were asked for; else empty.
+    `tokens`: those since the last piece, for requests with log probabilities; else empty.
     """
 
     index: int
@@ -217,8 +218,8 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """`prompt_tokens`: read, each prompt once; `cached_tokens` of them were known. `tokens_generated`: in all choices,
-    the tokens that ended them included.
+    """`prompt_tokens`: each prompt once; `cached_tokens` of them were found in the cache. `tokens_generated`: of all
+    choices, the tokens that ended them included.
     """
 
     prompt_tokens: int
@@ -228,21 +229,21 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class GenerateAnswer:
-    """The whole answer, choices in order of their index."""
+    """The whole response, choices in order of their index."""
 
     choices: list[Choice]
     usage: Usage
 
 
 class Generation(Protocol):
-    """An answer in the making. Iterated once, by `async for`; ends when every choice has its finish_reason.
+    """A response in progress. Iterated once, by `async for`; ends when every choice has its finish_reason.
 
     Raises what ends it early: DeadlineExceeded, ModelFailed, Draining, and Overloaded where the reader is too slow.
     """
 
     @property
     def usage(self) -> Usage:
-        """So far."""
+        """Usage so far."""
         ...
 
     def __aiter__(self) -> "Generation": ...
@@ -250,13 +251,13 @@ class Generation(Protocol):
     async def __anext__(self) -> Piece: ...
 
     def ready(self) -> list[Piece]:
-        """The next pieces that are there already: none of them is given again."""
+        """Return the pieces that are available now. Each piece is returned once."""
         ...
 
     async def whole(self) -> GenerateAnswer:
-        """Waits for all of it, in the place of iterating."""
+        """Wait for the whole response, instead of iterating."""
         ...
 
     def close(self) -> None:
-        """Ends what still runs; its place is free within one step. Harmless when called again, or after the end."""
+        """End the sequences that still run, within one step. Harmless when repeated, or after the end."""
         ...

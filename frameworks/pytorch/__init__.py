@@ -1,15 +1,15 @@
 """PyTorch models from Hugging Face folders. Nothing here is imported before the first such model is loaded.
 
-What its libraries read from the environment is said here, for they read it when they are imported.
+The environment is set here, because its libraries read it when they are imported.
 """
 
 import os
 
-# Nothing is ever fetched by transformers, whatever a config.json says.
+# transformers downloads nothing, whatever a config.json names.
 os.environ["HF_HUB_OFFLINE"] = "1"
-# GNU OpenMP's threads wait for the next product awake for so many turns, about 0.3 ms, and then go to sleep. By default
-# it is 3 ms, in which they keep the event loop from its CPU.
+# GNU OpenMP's threads spin for the next product for so many turns, about 0.3 ms, before they sleep. The default is 3
+# ms, during which they keep the event loop from its CPU.
 os.environ.setdefault("GOMP_SPINCOUNT", "30000")
-# So many of oneDNN's kernels torch keeps for each thread, and so for each model, beside the thousand that oneDNN keeps
-# for all of them: by default another thousand, of 0.3 MB each. What is found in the other place comes as quickly.
+# torch caches so many of oneDNN's kernels per thread, and so per model, beside the thousand that oneDNN caches for all.
+# The default is another thousand of 0.3 MB each; the shared cache is as fast.
 os.environ.setdefault("LRU_CACHE_CAPACITY", "256")

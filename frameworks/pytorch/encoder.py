@@ -19,7 +19,8 @@ TorchPooling = Literal["mean", "cls", "max", "pooler", "logits"]
 class EncoderModel:
     """One thread at a time calls `infer`.
 
-    `pooling` says what of the model's output is answered: `pooler` its own pooler's output, `logits` a classifier's.
+    `pooling`: how the model's output becomes one row per text; `pooler` is its own pooler's output, `logits` a
+    classifier's.
     """
 
     def __init__(
@@ -32,7 +33,7 @@ class EncoderModel:
         intra_op_threads: int,
         pool: TensorPool | None = None,
     ) -> None:
-        """`intra_op_threads`: CPU threads of one run. `pool`: of the pinned memory through which tokens go to a GPU."""
+        """`intra_op_threads`: CPU threads of one run. `pool`: of the pinned memory through which tokens reach a GPU."""
         self._model: torch.nn.Module | None = model
         self._device = torch.device(spec.device)
         self._pooling = pooling
@@ -44,16 +45,16 @@ class EncoderModel:
         self.spec = spec
 
     def infer(self, batch: Batch) -> dict[str, Value]:
-        """As BatchModel.infer; takes a TokenBatch, answers float32 [texts, size or labels] under TEXT_OUTPUT."""
+        """As BatchModel.infer; takes a TokenBatch, returns float32 [texts, size or labels] under TEXT_OUTPUT."""
         if not isinstance(batch, TokenBatch):
             raise InvalidInput("inputs", "this model takes text; send the field text")
         if self._model is None:
             raise ModelFailed("the model is closed")
         if torch.get_num_threads() != self._intra_op_threads:
-            # A property of the calling thread, and every instance has a thread of its own.
+            # The number is a property of the calling thread, and every instance has a thread of its own.
             torch.set_num_threads(self._intra_op_threads)
         try:
-            # What is copied from pinned memory has arrived when the rows have come back.
+            # The copies from pinned memory are complete when the result arrives.
             with pinned_arrays(self._pool) as empty:
                 types = batch.token_type_ids if self._reads_token_types else None
                 tokens = pad(batch.token_ids, self._pad_token_id, empty=empty, token_type_ids=types)
@@ -64,13 +65,13 @@ class EncoderModel:
             ours = map_device_error(error, f"a batch of {what} of {longest} tokens", self._device)
             if ours is None:
                 raise
-        # Here the error is gone, and with it the frames that held the run's tensors: their memory can be given back,
-        # and what is run next, half of this batch, finds it in one piece.
+        # The error is released here, and with it the frames that held the run's tensors. Their memory can be freed, and
+        # the next run, half of this batch, finds it in one piece.
         self._empty_cache()
         raise ours
 
     def warm_up(self) -> None:
-        """An empty text and a longer one, so that padding runs too, through all of it. Raises InvalidModel."""
+        """Run an empty text and a longer one, which includes padding. Raises InvalidModel."""
         assert self.tokenizer is not None
         try:
             self.infer(TokenBatch(self.tokenizer.tokenize(["", "warm up"], truncate=True)))
@@ -78,7 +79,7 @@ class EncoderModel:
             raise InvalidModel(f"the model does not run on text: {error}") from error
 
     def on_idle(self) -> None:
-        """As BatchModel.rest."""
+        """As BatchModel.on_idle."""
         if self._device.type == "cpu":
             release_threads()
 
@@ -87,7 +88,7 @@ class EncoderModel:
         self._empty_cache()
 
     def _run(self, model: torch.nn.Module, tokens: PaddedTokens) -> Array:
-        """Its tensors live in this frame and below."""
+        """The run's tensors live in this frame and below."""
         in_passing = self._pool is not None
         with torch.inference_mode():
             mask = torch.from_numpy(tokens.attention_mask).to(self._device, non_blocking=in_passing)
@@ -107,7 +108,9 @@ class EncoderModel:
             torch.mps.empty_cache()
 
     def _rows(self, output: Any, mask: torch.Tensor) -> torch.Tensor:
-        """One row per text from the model's output; as sentence-transformers' Pooling defines mean, cls and max."""
+        """Return one row per text from the model's output; mean, cls and max as sentence-transformers' Pooling defines
+        them.
+        """
         if self._pooling == "logits":
             logits: torch.Tensor = output.logits
             return logits
@@ -118,8 +121,8 @@ class EncoderModel:
         if self._pooling == "cls":
             return hidden[:, 0]
         if self._pooling == "max":
-            # As `frameworks.text.tokenizer.pool`, on a number that f16 cannot hold.
+            # As `frameworks.text.tokenizer.pool`, for numbers beyond f16.
             return hidden.float().masked_fill(mask.unsqueeze(-1) == 0, -1e9).amax(dim=1)
-        # The sum is taken in float32 also where the states are f16: 512 of them would lose the last digits.
+        # The sum is float32 even if the states are f16: 512 of them would lose the last digits.
         weights = mask.unsqueeze(-1).float()
         return (hidden.float() * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1e-9)

@@ -1,4 +1,4 @@
-"""Makes encoders of a folder's files, as its sentence-transformers and config files say."""
+"""Load encoders from a folder, as its sentence-transformers and config files describe them."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from memory.tensor_pool import TensorPool
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """What there is of a model before anything of it is loaded. `folder`: where config.json and the weights lie."""
+    """The files of a model before anything is loaded. `folder`: of config.json and the weights."""
 
     folder: Path
     entry: TorchModelEntry
@@ -42,8 +42,10 @@ class EncoderLoading:
 
 
 def load_encoders(files: ModelFiles, loading: EncoderLoading, copies: QuantizedCopies | None) -> list[EncoderModel]:
-    """As many as the entry says, of one set of weights. `copies`: where the int8 ones are known from; None: it is not
-    made int8. Raises InvalidModel, OutOfMemory.
+    """Load as many instances as the entry says, on one set of weights. `copies`: cache of int8 reports; None: the model
+    is not quantised.
+
+    Raises InvalidModel, OutOfMemory.
     """
     config, device, dtype = files.config, loading.device, loading.dtype
     pooling = _pooling(config, files.weights)
@@ -56,7 +58,7 @@ def load_encoders(files: ModelFiles, loading: EncoderLoading, copies: QuantizedC
         encoder = EncoderModel(model, tokenizer, spec, pooling, config.pad_token_id, threads)
         report = quantize_encoder(model, encoder, files.entry, files.weights, copies)
         spec = replace(_spec(model, config, device, "int8"), quantization=report)
-    # The module itself is not changed by a run: one is enough for any number of threads.
+    # A run does not change the module: one is enough for any number of threads.
     return [
         EncoderModel(model, tokenizer, spec, pooling, config.pad_token_id, threads, loading.pool)
         for _ in range(files.entry.instances)
@@ -64,7 +66,9 @@ def load_encoders(files: ModelFiles, loading: EncoderLoading, copies: QuantizedC
 
 
 def _pooling(config: TextConfig, weights: WeightFiles) -> TorchPooling:
-    """sentence-transformers' files decide, else BERT's own pooler if its weights are there, else the mean."""
+    """Choose the pooling: sentence-transformers' files decide, else BERT's own pooler if its weights exist, else the
+    mean.
+    """
     if config.classifies:
         return "logits"
     if config.pooling is not None:

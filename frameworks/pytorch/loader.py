@@ -1,12 +1,13 @@
-"""Reads a transformers encoder from its folder onto a device, and makes sure that no weight was made up."""
+"""Load a transformers model from its folder onto a device, and check that no weight is missing."""
 
 from pathlib import Path
 
 import torch
 import transformers
 
-# What every architecture is made of. transformers imports it, for a second, when it builds its first model: here it
-# is part of the framework's import, after which the manager takes what stays for ever out of the collector's care.
+# The modules that every architecture needs. transformers imports them, for a second, when it builds its first model.
+# Here they are part of the framework's import, after which the manager exempts permanent objects from garbage
+# collection.
 import transformers.generation.utils
 import transformers.masking_utils
 import transformers.modeling_layers
@@ -26,8 +27,8 @@ DTYPE_NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "int8": "
 
 
 def page_in_kernels(device: Device) -> None:
-    """Runs an encoder layer's operators once, on next to nothing: the library's code then comes into memory with the
-    library, and not with the first model, of which nothing is to stay when it leaves.
+    """Run an encoder layer's operators once, on tiny tensors: the library's code is then in memory before the first
+    model, so that an unloaded model leaves nothing behind.
     """
     size, heads = 384, 12
     linear = torch.nn.functional.linear
@@ -59,7 +60,7 @@ def load_encoder(
     device: Device,
     enable_memory_mapping: bool = True,
 ) -> torch.nn.Module:
-    """An encoder; as `load_causal_model`. Without `needs_pooler` the weights of a pooler may be absent."""
+    """Load an encoder, as `load_causal_model`. Without `needs_pooler` the weights of a pooler may be absent."""
     auto = AutoModelForSequenceClassification if classifies else AutoModel
     model, missing = _loaded(auto, folder, dtype, device, enable_memory_mapping)
     _check_nothing_missing(folder, model, [key for key in missing if needs_pooler or "pooler" not in key])
@@ -67,12 +68,12 @@ def load_encoder(
 
 
 def load_causal_model(folder: Path, dtype: str, device: Device, enable_memory_mapping: bool = True) -> torch.nn.Module:
-    """A language model in eval mode on `device`.
+    """Load a language model in eval mode onto `device`.
 
-    With `enable_memory_mapping` weights that need no conversion stay in their files on a CPU: the kernel brings in what
-    is read, and drops it where memory is short. Without it the files are read into memory.
-    `trust_remote_code` is never given. Raises InvalidModel where transformers cannot build it or where weights that
-    the answer depends on are not in the files (transformers would make them up at random), OutOfMemory.
+    With `enable_memory_mapping` weights that need no conversion stay in their files on a CPU: the kernel reads the
+    pages that are used, and drops them where memory is short. Without it the files are read into memory.
+    `trust_remote_code` is never set. Raises OutOfMemory, and InvalidModel if transformers cannot build the model, or if
+    weights are missing, which transformers would fill at random.
     """
     model, missing = _loaded(AutoModelForCausalLM, folder, dtype, device, enable_memory_mapping)
     _check_nothing_missing(folder, model, missing)
@@ -82,7 +83,7 @@ def load_causal_model(folder: Path, dtype: str, device: Device, enable_memory_ma
 def _loaded(
     auto: type, folder: Path, dtype: str, device: Device, enable_memory_mapping: bool
 ) -> tuple[torch.nn.Module, list[str]]:
-    """The model, and the names of the weights that are not in the files."""
+    """Return the model, and the names of the missing weights."""
     _check_config(folder / "config.json")
     try:
         model, info = _from_pretrained(auto, folder, dtype, enable_memory_mapping)
@@ -97,7 +98,7 @@ def _loaded(
     except InvalidModel:
         raise
     except Exception as error:
-        # transformers raises many kinds on folders that lie; all of them mean that the folder cannot be served.
+        # transformers raises many types on broken folders; all of them mean that the folder cannot be served.
         raise InvalidModel(
             f"{folder}: transformers cannot load it: {type(error).__name__}: {_first_line(error)}"
         ) from error
@@ -133,7 +134,7 @@ def _from_pretrained(
         "local_files_only": True,
         "trust_remote_code": False,
         "use_safetensors": True,
-        "ignore_mismatched_sizes": True,  # they are told in the loading info
+        "ignore_mismatched_sizes": True,  # the loading info lists them
         "output_loading_info": True,
     }
     if not enable_memory_mapping:

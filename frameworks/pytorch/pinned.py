@@ -1,4 +1,4 @@
-"""Host memory that a GPU reads by itself: what is to be copied there without anybody waiting for it."""
+"""Pinned host memory, from which a GPU copies asynchronously."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,14 +11,14 @@ from frameworks.types import Array
 from memory.tensor_pool import TensorPool, TensorTooLarge
 
 PINNED = "pinned"
-"""The pool's name for it."""
+"""The name of this memory in the tensor pool."""
 
 
 class PinnedBuffers:
-    """See memory.buffers.BufferSource. To make one takes the driver milliseconds, so they are only worth it reused."""
+    """See memory.buffers.BufferSource. The driver needs milliseconds to allocate one, so they must be reused."""
 
     def make(self, size_bytes: int) -> Array:
-        """Raises MemoryError where the driver has no more."""
+        """Raises MemoryError if the driver has no more."""
         try:
             # The array keeps the tensor alive. CUDA aligns to a page.
             pinned: Array = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True).numpy()
@@ -29,9 +29,9 @@ class PinnedBuffers:
 
 @contextmanager
 def pinned_arrays(pool: TensorPool | None) -> Iterator[Callable[[tuple[int, ...], np.dtype[Any]], Array]]:
-    """Inside the block a numpy.empty whose arrays are pinned, as far as there is such memory; they end with the block.
+    """Provide a numpy.empty whose arrays are pinned if such memory is available; they end with the block.
 
-    The copies that were begun from them must be over by then.
+    Copies from them must be complete by then.
     """
     with ExitStack() as leases:
 

@@ -61,7 +61,7 @@ class Int8Linear(torch.nn.Module):
 
 
 def check_int8_runs_on(device: Device, folder: Path) -> None:
-    """Raises InvalidModel for a device that has no product of int8 matrices in torch."""
+    """Raise InvalidModel for a device without a product of int8 matrices in torch."""
     if device.kind not in ("cpu", "cuda"):
         raise InvalidModel(
             f'{folder}: dtype = "int8" runs on a CPU and on CUDA, not on {device.id}; set device = "cpu" or '
@@ -72,11 +72,11 @@ def check_int8_runs_on(device: Device, folder: Path) -> None:
 def quantize_encoder(
     model: torch.nn.Module, encoder: EncoderModel, entry: TorchModelEntry, weights: WeightFiles, copies: QuantizedCopies
 ) -> QuantizationReport:
-    """Puts int8 layers in the place of the model's Linear layers.
+    """Replace the model's Linear layers by int8 layers.
 
-    `encoder`: answers texts with this model. Compared with what it was once for each content of the weight files; later
-    loads find the report in `cache_dir`. Raises InvalidModel where there is nothing to quantise, where the comparison
-    finds the int8 model too far off, and where `cache_dir` cannot be written.
+    `encoder`: computes responses with this model. It is compared with its original once for each content of the weight
+    files; later loads find the report in `cache_dir`. Raises InvalidModel if there is nothing to quantise, if the int8
+    model is too far off, and if `cache_dir` is not writable.
     """
     folder = weights.files[0].parent
     linears = _linears(model)

@@ -1,4 +1,4 @@
-"""Makes PyTorch models from Hugging Face folders: reads the files' word, chooses task, dtype and device, loads."""
+"""Load PyTorch models from Hugging Face folders: read the files, choose task, dtype and device."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ _HOST = Device("cpu", 0, "", 0, 0)
 log = structlog.get_logger(__name__)
 
 _GENERATES = ("ForCausalLM", "LMHeadModel")
-# Encoder and decoder, or pictures and text.
+# Models with encoder and decoder, or with images and text.
 _GENERATES_OTHERWISE = "ForConditionalGeneration"
 
 
@@ -46,8 +46,8 @@ class TorchRegistry:
         pool: TensorPool | None = None,
         ageing_s: float = 1.0,
     ) -> None:
-        """`pool`: where tokens on their way to a GPU are put; None: in memory that it cannot read by itself.
-        `ageing_s`: after which a text that waits gains a level of priority.
+        """`pool`: of buffers for tokens on their way to a GPU; None: pageable memory. `ageing_s`: after which a waiting
+        text gains a level of priority.
         """
         self._ageing_s = ageing_s
         self._copies = copies
@@ -64,11 +64,11 @@ class TorchRegistry:
         files = _read(entry, path)
         chosen = entry.dtype if entry.dtype in DTYPES else None
         host_dtype = chosen or default_dtype(_HOST, files.weights.dtype)
-        # An accelerator's own choice is a type of 16 bits.
+        # The default dtype of an accelerator has 16 bits.
         accelerator_dtype = chosen or "f16"
         host_size, accelerator_size = DTYPES[host_dtype].itemsize, DTYPES[accelerator_dtype].itemsize
         if self._quantizes(entry):
-            # Its linear layers take one byte, tables of embeddings stay as they are.
+            # Linear layers take one byte per weight, embedding tables keep their dtype.
             host_size = accelerator_size = _INT8_BYTES_PER_ELEMENT
         more_bytes = self._kv_bytes if _generates(files.config) else self._state_bytes
         return ModelNeeds(
@@ -79,7 +79,7 @@ class TorchRegistry:
         )
 
     def prepare(self, device: Device) -> None:
-        """As Registry.prepare: on CUDA its context is half a gigabyte."""
+        """As Registry.prepare: CUDA's context takes half a gigabyte."""
         page_in_kernels(device)
 
     def load(self, entry: ModelEntry, path: Path, device: Device) -> list[EncoderModel] | list[GeneratingModel]:
@@ -109,7 +109,7 @@ class TorchRegistry:
         return entry.max_batch_size or self._performance.max_batch_size
 
     def _state_bytes(self, files: ModelFiles, dtype: str, _: str) -> int:
-        """Of an encoder: the states of the largest batch's last layer."""
+        """Of an encoder: the last layer's states of the largest batch."""
         tokens = self._max_rows(files.entry) * files.config.max_tokens
         return min(tokens, files.entry.max_batch_tokens or tokens) * files.config.hidden_size * DTYPES[dtype].itemsize
 
@@ -141,7 +141,7 @@ def _check_kind(files: ModelFiles) -> None:
             "encoders (embed, classify) and causal language models (generate) are served"
         )
     generates = _generates(config)
-    # "bert" and "llama" name the families; any other model_type must be the folder's own.
+    # "bert" and "llama" are families; any other model_type must be that of the folder.
     if model_type not in (None, config.model_type, "llama" if generates else "bert"):
         raise InvalidModel(
             f'{folder}: config.json says model_type "{config.model_type}", '
@@ -162,7 +162,7 @@ def _read(entry: TorchModelEntry, path: Path) -> ModelFiles:
 
 
 def _usable_accelerators() -> tuple[str, ...]:
-    """What this build of torch can drive: a CPU build on a machine with a GPU can drive nothing."""
+    """Return what this build of torch can use: a CPU build cannot use a GPU."""
     cuda = ("cuda",) if torch.cuda.is_available() else ()
     mps = ("mps",) if torch.backends.mps.is_available() else ()
     return (*cuda, *mps)

@@ -15,7 +15,7 @@ _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 
 @dataclass(frozen=True, slots=True)
 class WeightFiles:
-    """What the headers say. `dtype` is safetensors' name (`F32`, `BF16`, …) of most of the elements."""
+    """Contents of the headers. `dtype`: safetensors' name (`F32`, `BF16`, …) of most elements."""
 
     files: tuple[Path, ...]
     file_bytes: int
@@ -25,9 +25,9 @@ class WeightFiles:
 
 
 def read_weight_files(folder: Path) -> WeightFiles:
-    """Finds the weights and reads their headers (the tensors themselves are not touched).
+    """Find the weights and read their headers, but not the tensors.
 
-    Raises InvalidModel where there are none, where they are pickles, or where a header or the index lies.
+    Raises InvalidModel for absent weights, for pickles, and for an inconsistent header or index.
     """
     files = _find(folder)
     names: set[str] = set()
@@ -60,7 +60,7 @@ def _find(folder: Path) -> list[Path]:
         raise InvalidModel(
             f"{folder}: a file; a PyTorch model is a folder with config.json, *.safetensors and tokenizer.json"
         )
-    # In transformers' own order of preference.
+    # In transformers' order of preference.
     if (folder / "model.safetensors").is_file():
         return [folder / "model.safetensors"]
     index = folder / "model.safetensors.index.json"

@@ -1,8 +1,8 @@
-"""Messages to a prompt, by the template that a model's folder brings.
+"""Render messages to a prompt with the template of a model's folder.
 
-The template is code, in jinja's language. It runs in transformers' own sandbox for it, where it reaches nothing but the
-messages; here it is also bounded in time and in the length of what it makes, because jinja bounds neither. What a
-single step of it takes is not bounded, but for a product's: so far a model's folder is trusted.
+The template is code, in jinja's language. It runs in transformers' own sandbox, where it reaches nothing but the
+messages. Here its time and the length of its result are bounded too, because jinja bounds neither. A single operation
+is not bounded, except products and powers: model folders are trusted so far.
 """
 
 import time
@@ -19,46 +19,46 @@ from transformers.utils.chat_template_utils import _compile_jinja_template
 from frameworks.errors import InvalidInput, InvalidModel
 from frameworks.generation.types import Message
 
-MOST_SECONDS = 2.0
-"""Of the CPU. A long conversation of 1,000 messages takes a few milliseconds."""
-MOST_CHARACTERS = 64 * 1024**2
-"""Of a prompt: more than any model's context."""
+MAX_SECONDS = 2.0
+"""CPU seconds. A long conversation of 1,000 messages takes a few milliseconds."""
+MAX_CHARACTERS = 64 * 1024**2
+"""Characters of a prompt: more than any model's context."""
 _LARGEST_POWER = 64
-_LOOKS_PER_READING = 64
-_LOOK = "look at the clock"
+_CHECKS_PER_READING = 64
+_CLOCK_CHECK = "look at the clock"
 
 
 class ChatTemplate:
-    """May be used by several threads at once."""
+    """Thread-safe."""
 
     def __init__(
         self,
         source: str,
         variables: Mapping[str, str],
-        most_seconds: float = MOST_SECONDS,
-        most_characters: int = MOST_CHARACTERS,
+        max_seconds: float = MAX_SECONDS,
+        max_characters: int = MAX_CHARACTERS,
     ) -> None:
-        """`variables`: what the template reads beside the messages, the names of the special tokens.
+        """`variables`: what the template reads besides the messages, the names of the special tokens.
 
-        Raises InvalidModel where it is no template.
+        Raises InvalidModel for an invalid template.
         """
-        # Of theirs only what stands in it is wanted, so it compiles nothing.
+        # Only the settings of transformers' environment are needed, so it compiles an empty template.
         theirs = _compile_jinja_template("").environment
-        environment = _BoundedEnvironment(theirs, most_seconds, most_characters)
+        environment = _BoundedEnvironment(theirs, max_seconds, max_characters)
         try:
             self._template = environment.from_string(source)
-        except Exception as error:  # of a text that is no template, the parser's and Python's own
+        except Exception as error:  # errors of the parser and of Python itself
             line = getattr(error, "lineno", None)
             where = f" in line {line}" if line else ""
             raise InvalidModel(f"the chat template cannot be compiled: {error}{where}") from error
         self._environment = environment
         self._variables = dict(variables)
-        self._most_characters = most_characters
+        self._max_characters = max_characters
 
     def render(self, messages: Sequence[Message]) -> str:
-        """The prompt, up to where the model's answer begins.
+        """Return the prompt, up to where the model's response begins.
 
-        Raises InvalidInput, with the field `messages`: where the template refuses them, or takes too long.
+        Raises InvalidInput for the field `messages` if the template refuses them, or takes too long.
         """
         if not messages:
             raise InvalidInput("messages", "it is empty; a conversation has a message at least")
@@ -70,10 +70,10 @@ class ChatTemplate:
                 **self._variables, messages=turns, tools=None, documents=None, add_generation_prompt=True
             ):
                 length += len(part)
-                if length > self._most_characters:
-                    raise _TooMuch(f"it makes more than {self._most_characters} characters of them")
+                if length > self._max_characters:
+                    raise _LimitExceeded(f"it makes more than {self._max_characters} characters of them")
                 parts.append(part)
-        except Exception as error:  # whatever a template does that its messages do not suit
+        except Exception as error:  # any error that a template raises on unsuitable messages
             reason = str(error).strip().partition("\n")[0][:300]
             raise InvalidInput(
                 "messages", f"the model's chat template does not take them: {reason or type(error).__name__}"
@@ -81,52 +81,54 @@ class ChatTemplate:
         return "".join(parts)
 
 
-class _TooMuch(Exception):
-    """The template costs more than it may."""
+class _LimitExceeded(Exception):
+    """The template exceeds a limit."""
 
 
 class _BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """transformers' environment with a clock that every loop and every macro looks at."""
+    """transformers' environment with a clock that every loop and every macro checks."""
 
     intercepted_binops = frozenset({"*", "**"})
 
-    def __init__(self, theirs: jinja2.Environment, most_seconds: float, most_characters: int) -> None:
+    def __init__(self, theirs: jinja2.Environment, max_seconds: float, max_characters: int) -> None:
         extensions = [type(extension) for extension in theirs.extensions.values()]
         super().__init__(trim_blocks=theirs.trim_blocks, lstrip_blocks=theirs.lstrip_blocks, extensions=extensions)
-        # A filter is what jinja calls with the least ado; no template can name this one.
-        self.filters = {**theirs.filters, _LOOK: self._look_at_clock}
+        # A filter is the cheapest call in jinja; no template can name this one.
+        self.filters = {**theirs.filters, _CLOCK_CHECK: self._check_clock}
         self.tests = theirs.tests
         self.globals = theirs.globals
-        self._most_seconds = most_seconds
-        self._most_characters = most_characters
+        self._max_seconds = max_seconds
+        self._max_characters = max_characters
         self.clock = local()
 
     def begin(self) -> None:
-        """From now on the calling thread's time counts."""
-        self.clock.num_looks = 0
-        self.clock.end_s = time.thread_time() + self._most_seconds
+        """Start to count the calling thread's time."""
+        self.clock.num_checks = 0
+        self.clock.end_s = time.thread_time() + self._max_seconds
 
-    def _look_at_clock(self, clock: local) -> None:
-        """Raises where the time is over. To read the clock takes longer than a turn of most loops: not each time."""
-        clock.num_looks += 1
-        if not clock.num_looks % _LOOKS_PER_READING and time.thread_time() > clock.end_s:
-            raise _TooMuch(f"it takes longer than {self._most_seconds} seconds over them")
+    def _check_clock(self, clock: local) -> None:
+        """Raise if the time is over. Reading the clock takes longer than most loop bodies, so not every
+        check reads it.
+        """
+        clock.num_checks += 1
+        if not clock.num_checks % _CHECKS_PER_READING and time.thread_time() > clock.end_s:
+            raise _LimitExceeded(f"it takes longer than {self._max_seconds} seconds over them")
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Products and powers, which a few letters can make as large as the memory."""
+        """Bound products and powers, which could fill the memory with a few characters."""
         if operator == "**" and not (isinstance(right, int | float) and abs(right) <= _LARGEST_POWER):
-            raise _TooMuch(f"it raises to a power above {_LARGEST_POWER}")
+            raise _LimitExceeded(f"it raises to a power above {_LARGEST_POWER}")
         if operator == "*":
             for repeated, times in ((left, right), (right, left)):
                 repeats = isinstance(times, int) and hasattr(repeated, "__len__")
-                if repeats and len(repeated) * times > self._most_characters:
-                    raise _TooMuch("it repeats a text too often")
+                if repeats and len(repeated) * times > self._max_characters:
+                    raise _LimitExceeded("it repeats a text too often")
         return super().call_binop(context, operator, left, right)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         template = super()._parse(source, name, filename)
         for node in template.find_all((nodes.For, nodes.Macro, nodes.CallBlock)):
             assert isinstance(node, nodes.For | nodes.Macro | nodes.CallBlock)
-            look = nodes.Filter(nodes.EnvironmentAttribute("clock"), _LOOK, [], [], None, None)
+            look = nodes.Filter(nodes.EnvironmentAttribute("clock"), _CLOCK_CHECK, [], [], None, None)
             node.body.insert(0, nodes.ExprStmt(look).set_lineno(node.lineno))
         return template

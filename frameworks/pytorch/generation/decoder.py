@@ -1,4 +1,4 @@
-"""The seam between the engine and a model's own arithmetic: a step's tokens in, logits out."""
+"""The contract between the engine and a model's arithmetic: a step's tokens in, logits out."""
 
 from typing import Protocol
 
@@ -8,10 +8,10 @@ from frameworks.pytorch.generation.step_layout import StepLayout
 
 
 class Decoder(Protocol):
-    """A causal language model over the blocks of a key/value memory. One thread uses it."""
+    """A causal language model over the blocks of a key/value cache. Used by one thread."""
 
     def logits(self, layout: StepLayout) -> torch.Tensor:
-        """Computes the step's tokens, writes their keys and values, and gives [layout.num_last, vocabulary]: the
-        logits of what comes behind the tokens in `layout.last`.
+        """Compute the step's tokens, write their keys and values, and return [layout.num_logits, vocabulary]: the
+        logits after the tokens in `layout.logit_rows`.
         """
         ...

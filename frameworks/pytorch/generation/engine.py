@@ -1,4 +1,4 @@
-"""A generating model: schedule → compute → choose, once for each step."""
+"""A generating model's step: schedule, compute, sample."""
 
 import time
 from dataclasses import dataclass
@@ -28,14 +28,14 @@ from frameworks.pytorch.generation.token_masks import TokenMasks
 from frameworks.pytorch.openmp import release_threads
 from frameworks.types import DEFAULT_PRIORITY, ModelSpec
 
-# Two prompts, computed beside each other in parts, and what follows them.
+# Two prompts, prefilled together in parts, and a few decodes.
 _WARM_UP_PROMPTS = (BLOCK_TOKENS + 3, 2)
 _WARM_UP_TOKENS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class EngineParts:
-    """What a generating model is made of."""
+    """The components of a generating model."""
 
     decoder: Decoder
     cache: KeyValueCache
@@ -47,7 +47,7 @@ class EngineParts:
 
 
 class GeneratingModel:
-    """As StepModel; one thread at a time uses it, but for `constrain`."""
+    """A StepModel. One thread at a time uses it, except for `constrain`."""
 
     def __init__(self, parts: EngineParts, spec: ModelSpec, intra_op_threads: int) -> None:
         """`intra_op_threads`: CPU threads of a step."""
@@ -69,26 +69,26 @@ class GeneratingModel:
         return self._masks.compile(constraint)
 
     def add(self, request: SequenceRequest) -> None:
-        """As StepModel.add. What is wrong with it fails it at the next step."""
+        """As StepModel.add. An invalid request fails at the next step."""
         assert self.spec.generation is not None
         try:
             state = SamplingState(request, self.spec.generation.vocabulary_size)
         except RoundhouseError as error:
             self._failed.append((request.sequence_id, error))
             return
-        self._sequences[request.sequence_id] = self._open.scheduler.add(request), state
+        self._sequences[request.sequence_id] = self._open_parts.scheduler.add(request), state
 
     def abort(self, sequence_id: int) -> None:
         """As StepModel.abort."""
         known = self._sequences.pop(sequence_id, None)
         if known is not None:
-            self._open.scheduler.remove(known[0])
+            self._open_parts.scheduler.remove(known[0])
 
     def step(self) -> StepResult:
         """As StepModel.step."""
-        parts = self._open
+        parts = self._open_parts
         if torch.get_num_threads() != self._intra_op_threads:
-            # A property of the calling thread, and every instance has a thread of its own.
+            # The number is a property of the calling thread, and every instance has a thread of its own.
             torch.set_num_threads(self._intra_op_threads)
         failed, self._failed = self._failed, []
         tokens: list[GeneratedToken] = []
@@ -96,23 +96,23 @@ class GeneratingModel:
         if self._sequences:
             started_s = time.perf_counter()
             plan = parts.scheduler.plan()
-            texts = sum(part.count == 1 for part in plan.parts)
-            sampled = self._computed(parts, plan)
+            texts = sum(part.num_tokens == 1 for part in plan.parts)
+            sampled = self._compute(parts, plan)
             parts.scheduler.advance(plan)
             completed = [part.sequence for part in plan.parts if part.completes]
             for sequence, chosen in zip(completed, sampled, strict=True):
                 if isinstance(chosen, Sampled):
-                    tokens.append(self._taken(parts, sequence, chosen))
+                    tokens.append(self._accept_token(parts, sequence, chosen))
                 else:
                     self.abort(sequence.sequence_id)
                     failed.append((sequence.sequence_id, chosen))
-            prompt_tokens = sum(part.count for part in plan.parts) - texts
+            prompt_tokens = sum(part.num_tokens for part in plan.parts) - texts
             parts.scheduler.cost.learn(texts, prompt_tokens, time.perf_counter() - started_s)
-        return StepResult(tokens, plan.begun, failed, self._figures(parts))
+        return StepResult(tokens, plan.begun, failed, self._stats(parts))
 
     def warm_up(self) -> None:
-        """Runs two short sequences to their ends, and reads the vocabulary for those that will be constrained: the
-        first of them would wait for it, and whoever is answered then. Raises InvalidModel, OutOfMemory.
+        """Run two short sequences to their ends, and read the vocabulary for constrained texts, which would delay the
+        first of them and every response beside it. Raises InvalidModel, OutOfMemory.
         """
         spec = self.spec.generation
         assert spec is not None
@@ -132,11 +132,11 @@ class GeneratingModel:
         finally:
             for sequence_id in list(self._sequences):
                 self.abort(sequence_id)
-            self._open.scheduler.forget()
+            self._open_parts.scheduler.clear_cache()
         self._masks.prepare()
 
     def on_idle(self) -> None:
-        """As StepModel.rest."""
+        """As StepModel.on_idle."""
         if self._device.type == "cpu":
             release_threads()
 
@@ -147,18 +147,18 @@ class GeneratingModel:
         self._empty_cache()
 
     def check_integrity(self) -> None:
-        """Raises AssertionError where blocks of the key/value memory are lost, or held by nobody."""
+        """Raise AssertionError if blocks of the key/value cache are lost or held twice."""
         if self._parts is not None:
             self._parts.scheduler.check_integrity()
 
     @property
-    def _open(self) -> EngineParts:
+    def _open_parts(self) -> EngineParts:
         if self._parts is None:
             raise ModelFailed("the model is closed")
         return self._parts
 
-    def _computed(self, parts: EngineParts, plan: StepPlan) -> list[Sampled | RoundhouseError]:
-        """The next token of each sequence that the plan completes. Its tensors live in this frame and below."""
+    def _compute(self, parts: EngineParts, plan: StepPlan) -> list[Sampled | RoundhouseError]:
+        """Return the next token of each sequence that the plan completes. Its tensors live in this frame and below."""
         ours: RoundhouseError | None = None
         try:
             with torch.inference_mode():
@@ -168,17 +168,17 @@ class GeneratingModel:
                 states = [self._sequences[part.sequence.sequence_id][1] for part in plan.parts if part.completes]
                 return parts.sampler.sample(logits, states) if states else []
         except Exception as error:
-            # What was copied and computed, and what was not, nobody knows now.
-            parts.scheduler.forget()
+            # It is unknown now which blocks were copied and computed.
+            parts.scheduler.clear_cache()
             ours = map_device_error(error, f"a step of {len(plan.parts)} texts", self._device)
             if ours is None:
                 raise
-        # Here the error is gone, and with it the frames that held the step's tensors.
+        # The error is released here, and with it the frames that held the step's tensors.
         self._empty_cache()
         raise ours
 
-    def _taken(self, parts: EngineParts, sequence: Sequence, chosen: Sampled) -> GeneratedToken:
-        """The sequence goes on with the token, or ends with it."""
+    def _accept_token(self, parts: EngineParts, sequence: Sequence, chosen: Sampled) -> GeneratedToken:
+        """Continue the sequence with the token, or end it."""
         request = sequence.request
         state = self._sequences[request.sequence_id][1]
         sequence.token_ids.append(chosen.token_id)
@@ -186,7 +186,7 @@ class GeneratingModel:
         finish: FinishReason | None = None
         if is_stop:
             finish = "stop"
-        elif sequence.generated >= request.max_tokens:
+        elif sequence.num_generated_tokens >= request.max_tokens:
             finish = "length"
         else:
             state.accept(chosen.token_id)
@@ -194,15 +194,15 @@ class GeneratingModel:
             self.abort(request.sequence_id)
         return GeneratedToken(request.sequence_id, finish_reason=finish, is_text=not is_stop, **chosen._asdict())
 
-    def _figures(self, parts: EngineParts) -> StepStats:
+    def _stats(self, parts: EngineParts) -> StepStats:
         scheduler, pool = parts.scheduler, parts.scheduler.pool
         block_bytes = parts.cache.shape.token_bytes * BLOCK_TOKENS
         return StepStats(
             running=len(scheduler.running),
-            waiting=scheduler.waiting,
-            kv_used_bytes=pool.used * block_bytes,
-            kv_cached_bytes=pool.kept * block_bytes,
-            kv_total_bytes=pool.total * block_bytes,
+            waiting=scheduler.num_waiting,
+            kv_used_bytes=pool.num_used * block_bytes,
+            kv_cached_bytes=pool.num_cached * block_bytes,
+            kv_total_bytes=pool.num_blocks * block_bytes,
             prefix_hit_tokens=scheduler.prefix_hit_tokens,
             prompt_tokens=scheduler.prompt_tokens,
             preemptions=scheduler.preemptions,

@@ -1,4 +1,4 @@
-"""The key/value memory: one tensor, cut into blocks."""
+"""The key/value cache: one tensor, divided into blocks."""
 
 from dataclasses import dataclass
 
@@ -8,17 +8,19 @@ from frameworks.generation.blocks import Copy
 from frameworks.generation.scheduler import StepPart
 
 BLOCK_TOKENS = 32
-"""Tokens in a block: what two prompts have in common is found in such steps, and half a block is wasted on average."""
+"""Tokens per block: prefixes are matched in such steps, and half a block per sequence is unused on average."""
 
 
-def unseen(dtype: torch.dtype) -> float:
-    """Added to the products of what a query does not see. Finite: a row of which nothing is seen makes no NaN."""
+def masked_bias(dtype: torch.dtype) -> float:
+    """Return the addend for products of a token that is not visible. Finite, so that a fully masked row
+    gives no NaN.
+    """
     return -6e4 if dtype == torch.float16 else -1e9
 
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """What a model keeps of a token: keys and values of `heads` heads of `head_size` numbers, in each layer."""
+    """Keys and values of a token: `heads` heads of `head_size` numbers in each layer."""
 
     layers: int
     heads: int
@@ -31,8 +33,8 @@ class CacheShape:
 
 
 class KeyValueCache:
-    """`blocks` blocks on a device. What is not seen is multiplied by 0, and must be no NaN: they are zeroed, here and
-    when a sequence begins one, for the one before may have left numbers in it that are none.
+    """`blocks` blocks on a device. Masked numbers are multiplied by 0, so they must not be NaN: blocks are zeroed here,
+    and again when a sequence starts one, since earlier contents may be NaN or infinite.
     """
 
     def __init__(self, shape: CacheShape, blocks: int, device: torch.device) -> None:
@@ -51,12 +53,14 @@ class KeyValueCache:
         return self._tensor.nbytes
 
     def blocks_of_all_layers(self, low: int, high: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of a piece of it: [layers, blocks * heads, BLOCK_TOKENS, head_size] each."""
+        """Keys and values of the blocks from `low` to `high`: [layers, blocks * heads, BLOCK_TOKENS,
+        head_size] each.
+        """
         piece = self._tensor[:, :, low:high].flatten(2, 3)
         return piece[:, 0], piece[:, 1]
 
     def copy(self, copies: list[Copy]) -> None:
-        """Makes them in their order, as many at a time as do not wait for one another."""
+        """Make the copies in their order, as many at once as are independent."""
         start = 0
         written: set[int] = set()
         for position, one in enumerate(copies):
@@ -68,12 +72,12 @@ class KeyValueCache:
             self._copy(copies[start:])
 
     def clear_begun(self, parts: list[StepPart]) -> None:
-        """Zeroes the blocks of which a step writes the first token and not the last. Before it writes."""
-        ends = [(part, (part.start + part.count) // BLOCK_TOKENS) for part in parts]
+        """Zero the blocks that a step starts and does not fill. Call it before the step writes."""
+        ends = [(part, (part.start + part.num_tokens) // BLOCK_TOKENS) for part in parts]
         blocks = [
             part.sequence.blocks[last]
             for part, last in ends
-            if part.start <= last * BLOCK_TOKENS < part.start + part.count
+            if part.start <= last * BLOCK_TOKENS < part.start + part.num_tokens
         ]
         if blocks:
             self._tensor.index_fill_(2, torch.tensor(blocks, device=self._tensor.device), 0)

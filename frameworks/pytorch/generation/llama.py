@@ -1,9 +1,9 @@
-"""The decoder of Llama and its kin, written out: what transformers' modules compute, in a quarter of the calls.
+"""The decoder of Llama and related models: the arithmetic of transformers' modules in a quarter of the calls.
 
 A token of a small model costs less than the Python around it: transformers' own forward makes about 60 calls a layer,
-this one about 20. Query, key and value are one product, and what follows a product is done while it is written.
-Sources: Touvron et al. 2023 (Llama), Jiang et al. 2023 (Mistral: a sliding window), Qwen2 (biases), Qwen3 (query and
-key normalised by head).
+this one about 20. Query, key and value are one product, and following operations are fused into products. Sources:
+Touvron et al. 2023 (Llama), Jiang et al. 2023 (Mistral: a sliding window), Qwen2 (biases), Qwen3 (query and key
+normalised by head), Zhang and Sennrich 2019 (root mean square norm).
 """
 
 from typing import Any
@@ -12,16 +12,15 @@ import torch
 
 from frameworks.pytorch.generation.attention import BlockAttention
 from frameworks.pytorch.generation.linear import Linear, MakeLinear
-from frameworks.pytorch.generation.norm import RootMeanSquareNorm
 from frameworks.pytorch.generation.step_layout import StepLayout
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
-# Of these the frequencies do not depend on how long the texts are that are computed together.
+# Rotary embeddings whose frequencies do not depend on the lengths of the batch's sequences.
 _FIXED_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
 def is_llama(model: torch.nn.Module) -> bool:
-    """Whether a model of transformers is one that LlamaDecoder computes."""
+    """Return whether LlamaDecoder computes this model of transformers."""
     config: Any = model.config
     return (
         config.model_type in MODEL_TYPES
@@ -30,22 +29,46 @@ def is_llama(model: torch.nn.Module) -> bool:
     )
 
 
+class RootMeanSquareNorm:
+    """x / √(mean(x²) + ε) · weight over the last dimension, computed in float32, in the dtype of x.
+
+    On the CPU torch makes seven passes. With the length of x four suffice: mean(x²) + ε is (|x|² + nε) / n, and the
+    root of that sum is a hypotenuse.
+    """
+
+    def __init__(self, weight: torch.Tensor, epsilon: float) -> None:
+        """`weight`: [n]."""
+        size = len(weight)
+        self._weight = weight
+        self._epsilon = epsilon
+        self._times_root = weight.float() * size**0.5
+        self._floor = torch.tensor((size * epsilon) ** 0.5, device=weight.device)
+
+    def __call__(self, states: torch.Tensor) -> torch.Tensor:
+        """[…, n] → the same."""
+        if states.device.type != "cpu":
+            return torch.nn.functional.rms_norm(states, self._weight.shape, self._weight, self._epsilon)
+        wide = states.float()
+        lengths = torch.linalg.vector_norm(wide, 2, -1, True)
+        return (wide / torch.hypot(lengths, self._floor)).mul_(self._times_root).to(states.dtype)
+
+
 class LlamaDecoder:
-    """As Decoder. Takes the weights out of transformers' model, layer by layer: neither is ever in memory twice."""
+    """A Decoder. It takes the weights out of transformers' model layer by layer, so none is in memory twice."""
 
     def __init__(self, model: Any, attention: BlockAttention, make_linear: MakeLinear) -> None:
-        """`model`: a LlamaForCausalLM or its like, on its device and in its dtype; of no use afterwards."""
+        """`model`: a LlamaForCausalLM or similar, on its device and in its dtype; unusable afterwards."""
         body = model.model
         config = model.config
         self._attention = attention
         self._embedding: torch.Tensor = body.embed_tokens.weight
         frequencies: torch.Tensor = body.rotary_emb.inv_freq.float()
-        # The sine has the sign of the half of a head that it is for, and the cosine does not mind.
+        # The sine has the sign of the half of a head that it is for; the cosine is even.
         self._frequencies = torch.cat((-frequencies, frequencies))
         self._rope_scale = float(body.rotary_emb.attention_scaling)
         epsilon = float(config.rms_norm_eps)
         self._final_norm = RootMeanSquareNorm(body.norm.weight, epsilon)
-        # Where it is the embedding too it is packed beside it: the two are read in different orders.
+        # A head that shares its weights with the embedding is packed beside it: the two are read in different orders.
         self._head = make_linear(model.lm_head.weight, model.lm_head.bias)
         self._layers: list[_Layer] = []
         for index, layer in enumerate(body.layers):
@@ -60,13 +83,13 @@ class LlamaDecoder:
         *layers, last_layer = self._layers
         for layer in layers:
             states = layer(states, cosine, sine)
-        states = last_layer(states, cosine, sine, layout.wanted)
-        if not layout.num_last:
+        states = last_layer(states, cosine, sine, layout.selected_rows)
+        if not layout.num_logits:
             return states.new_empty(0, len(self._embedding))
-        return self._head(self._final_norm(states))[: layout.num_last]
+        return self._head(self._final_norm(states))[: layout.num_logits]
 
     def _rotation(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines, and sines with the sign of the half that they are for: [tokens, 1, head size] each."""
+        """Return cosines, and sines with the sign of their half: [tokens, 1, head size] each."""
         angles = positions[:, None, None] * self._frequencies
         cosine, sine = angles.cos(), angles.sin()
         if self._rope_scale != 1:
@@ -102,14 +125,14 @@ class _Layer:
     def __call__(
         self, states: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, wanted: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """[rows, hidden size] → the same, or only those of the rows that are `wanted`, int64."""
+        """[rows, hidden size] → the same, or only the rows in `wanted`, int64."""
         rows = states.shape[0]
         heads = self._query_key_value(self._input_norm(states)).view(rows, -1, self._size)
         self._rotate(heads[:, : self._query_heads + self._key_heads], cosine, sine)
         query, key_value = torch.split_with_sizes(heads, self._query_and_key_value_heads, 1)
         seen = self._attention(self._index, query, key_value, self._window).reshape(rows, -1)
         if wanted is not None:
-            # All have left their keys and values; of what nobody reads nothing more is computed.
+            # All keys and values are written; rows without logits need no further computation.
             seen, states = seen.index_select(0, wanted), states.index_select(0, wanted)
             if not len(wanted):
                 return states
@@ -118,7 +141,7 @@ class _Layer:
         return self._down.fused_add(self._up.fused_mul(middle, self._gate.fused_silu(middle)), states)
 
     def _rotate(self, heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> None:
-        """Turns queries and keys by their positions (Su et al. 2021), halves of a head together as Llama has it."""
+        """Rotate queries and keys by their positions (Su et al. 2021), the halves of a head together as in Llama."""
         turned = heads
         if self._query_norm is not None and self._key_norm is not None:
             query, key = heads[:, : self._query_heads], heads[:, self._query_heads :]
@@ -127,7 +150,7 @@ class _Layer:
 
 
 def _joined(projections: list[Any], make_linear: MakeLinear) -> Linear:
-    """Several products of the same rows as one."""
+    """Join several products of the same rows into one."""
     weight = torch.cat([projection.weight for projection in projections])
     biases = [projection.bias for projection in projections]
     return make_linear(weight, None if biases[0] is None else torch.cat(biases))

@@ -1,4 +1,4 @@
-"""Makes a generating model of a folder: reads its shape, checks our arithmetic against transformers' own, builds it."""
+"""Load a generating model from a folder: read its shape, check our arithmetic against transformers' own, build it."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,20 +34,20 @@ from frameworks.settings import TorchModelEntry
 from frameworks.types import ModelSpec, QuantizationReport, TensorType, ValueSpec
 from memory.sizes import format_size
 
-# Without a word in the entry: enough for `max_batch_size` texts as long as the context, but not more than this.
-_MOST_KV_BYTES = {"cpu": 1 << 30, "mps": 2 << 30, "cuda": 4 << 30}
-_STEP_TOKENS = {"cpu": 512, "mps": 1024, "cuda": 2048}
-# The model's word where its files have none.
+# Without a value in the entry: enough for `max_batch_size` texts as long as the context, up to this bound.
+_MAX_KV_BYTES = {"cpu": 1 << 30, "mps": 2 << 30, "cuda": 4 << 30}
+_MAX_NUM_BATCHED_TOKENS = {"cpu": 512, "mps": 1024, "cuda": 2048}
+# Context length of a model whose files name none.
 _DEFAULT_CONTEXT = 2048
-# Frequencies that change with the length of what is computed: a text would depend on its neighbours. Up to the length
-# of the training they do not.
+# Frequencies that change with the length of the batch's texts: a text would depend on its neighbours. Up to the length
+# of the training they do not change.
 _LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
 
 @dataclass(frozen=True, slots=True)
 class GeneratorShape:
-    """What config.json says: how long a text may be, and what the model keeps of a token. `shared_elements`: of a table
-    of embeddings that is the last layer's weights too.
+    """What config.json says of the model's size. `shared_elements`: elements of an embedding table that is also the
+    last layer's weights.
     """
 
     max_context_tokens: int
@@ -60,7 +60,7 @@ class GeneratorShape:
 @dataclass(frozen=True, slots=True)
 class GeneratorPerformance:
     """`max_sequences`: texts that run at once. `intra_op_threads`: CPU threads of a step. `ageing_s`: after which a
-    text that waits gains a level of priority.
+    waiting text gains a level of priority.
     """
 
     max_sequences: int
@@ -70,9 +70,9 @@ class GeneratorPerformance:
 
 
 def read_shape(folder: Path, dtype: str) -> GeneratorShape:
-    """Reads config.json by transformers' own class for it. `dtype`: in which the model is served.
+    """Read config.json with transformers' own class for it. `dtype`: in which the model is served.
 
-    Raises InvalidModel where it does not say how large the model is.
+    Raises InvalidModel if it does not state how large the model is.
     """
     try:
         config = transformers.AutoConfig.from_pretrained(
@@ -92,14 +92,14 @@ def read_shape(folder: Path, dtype: str) -> GeneratorShape:
 
 
 def kv_bytes(entry: TorchModelEntry, shape: GeneratorShape, max_sequences: int, kind: str) -> int:
-    """Bytes of the key/value memory, whole blocks, on a device of this kind (`cpu`, `cuda`, `mps`)."""
+    """Return the bytes of the key/value cache, in whole blocks, on a device of this kind (`cpu`, `cuda`, `mps`)."""
     block_bytes = shape.cache.token_bytes * BLOCK_TOKENS
     if entry.kv_cache is not None:
         return entry.kv_cache // block_bytes * block_bytes
     blocks_per_text = -(-shape.max_context_tokens // BLOCK_TOKENS)
     wanted = max_sequences * blocks_per_text * block_bytes
-    # One text at least is as long as it may be.
-    return min(wanted, max(_MOST_KV_BYTES[kind] // block_bytes, blocks_per_text) * block_bytes)
+    # At least one text of the maximum length fits.
+    return min(wanted, max(_MAX_KV_BYTES[kind] // block_bytes, blocks_per_text) * block_bytes)
 
 
 def load_generator(
@@ -110,7 +110,8 @@ def load_generator(
     is_int8: bool,
     performance: GeneratorPerformance,
 ) -> GeneratingModel:
-    """`dtype`: of the arithmetic, f32, f16 or bf16. `is_int8`: the weights of the products are int8.
+    """Load the model. `dtype`: of the arithmetic, f32, f16 or bf16. `is_int8`: whether the linear layers have int8
+    weights.
 
     Raises InvalidModel, OutOfMemory.
     """
@@ -140,7 +141,7 @@ def load_generator(
     weight_bytes = sizes.as_int8 if is_int8 else sizes.as_is
     spec = replace(spec, memory_bytes=weight_bytes + cache.size_bytes, quantization=report)
     sequences = performance.max_sequences
-    most = max(entry.max_step_tokens or _STEP_TOKENS[device.kind], sequences)
+    most = max(entry.max_step_tokens or _MAX_NUM_BATCHED_TOKENS[device.kind], sequences)
     pool = BlockPool(cache.blocks, BLOCK_TOKENS)
     assert spec.generation is not None
     parts = EngineParts(
@@ -202,8 +203,8 @@ def _spec(folder: Path, device: Device, dtype: str, shape: GeneratorShape, has_c
 
 
 def _weight_bytes(model: torch.nn.Module) -> WeightBytes:
-    """What the decoder will hold. Weights that are a table too stay as they are for that, beside those of the product
-    in another order or type.
+    """Return the bytes that the decoder will hold. Weights that are also an embedding table are held twice if the
+    linear layer packs or quantises them.
     """
     tensors = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
     tables = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
@@ -217,10 +218,10 @@ def _weight_bytes(model: torch.nn.Module) -> WeightBytes:
 
 
 def _context(config: Any) -> int:
-    """How long a text may be, in tokens, by config.json."""
+    """Return the maximum length of a text in tokens, by config.json."""
     positions = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
     rope = getattr(config, "rope_parameters", None) or {}
-    # Some models have one for each kind of layer.
+    # Some models have separate ones for each kind of layer.
     for each in [rope, *(part for part in rope.values() if isinstance(part, dict))]:
         trained = each.get("original_max_position_embeddings") or getattr(
             config, "original_max_position_embeddings", None

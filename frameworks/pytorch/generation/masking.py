@@ -1,4 +1,4 @@
-"""What the sequences' constraints allow, as bits on the host, and as what is added to logits on the device."""
+"""Apply the sequences' constraints: bit masks on the host, addends to the logits on the device."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,25 +9,25 @@ import torch
 from frameworks.errors import RoundhouseError
 from frameworks.pytorch.generation.sampling_state import SamplingState
 
-Words = np.ndarray[Any, np.dtype[np.int32]]
+MaskWords = np.ndarray[Any, np.dtype[np.int32]]
 
 _WORD_BITS = 32
 _BYTE_BITS = 8
 
 
-class Masks:
-    """Of the rows of a batch that have a matcher; made again for every token, in the same buffer."""
+class ConstraintMasks:
+    """Masks of the rows that have a matcher, computed for every token in the same buffer."""
 
     def __init__(self, device: torch.device, vocabulary_size: int) -> None:
         self._device = device
         self._vocabulary_size = vocabulary_size
-        self._words: Words = np.empty((0, -(-vocabulary_size // _WORD_BITS)), np.int32)
+        self._words: MaskWords = np.empty((0, -(-vocabulary_size // _WORD_BITS)), np.int32)
         bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
         self._addends = torch.from_numpy(np.where(bits, np.float32(0), np.float32(-np.inf))).to(device)
-        """float32 [256, 8]: what a byte of a mask adds to its 8 logits."""
+        """float32 [256, 8]: what each byte of a mask adds to its 8 logits."""
 
     def fill(self, states: Sequence[SamplingState], rows: Sequence[int]) -> Mapping[int, RoundhouseError]:
-        """What may come next in these rows; for those where that cannot be said, why."""
+        """Compute which tokens are allowed in these rows; return the errors of rows where that fails."""
         if len(rows) > len(self._words):
             self._words = np.empty((len(rows), self._words.shape[1]), np.int32)
         failures: dict[int, RoundhouseError] = {}
@@ -40,12 +40,12 @@ class Masks:
             except RoundhouseError as error:
                 failures[row] = error
                 continue
-            if state.barred_ids:
-                self._bar(words, state.barred_ids)
+            if state.suppressed_ids:
+                self._suppress(words, state.suppressed_ids)
         return failures
 
     def add_to(self, logits: torch.Tensor, rows: Sequence[int]) -> None:
-        """Minus infinity where the tokens are not allowed, in `logits`, float32 [all rows, vocabulary]."""
+        """Set disallowed tokens to minus infinity in `logits`, float32 [all rows, vocabulary]."""
         in_bytes = torch.from_numpy(self._words[: len(rows)].view(np.uint8)).to(self._device).int()
         addends = self._addends.index_select(0, in_bytes.view(-1)).view(len(rows), -1)[:, : self._vocabulary_size]
         if len(rows) == len(logits):
@@ -53,8 +53,8 @@ class Masks:
         else:
             logits.index_add_(0, torch.tensor(rows, device=self._device), addends)
 
-    def _bar(self, words: Words, token_ids: frozenset[int]) -> None:
-        """Takes them out, unless nothing else is allowed: then the text is at its end, as short as it is."""
+    def _suppress(self, words: MaskWords, token_ids: frozenset[int]) -> None:
+        """Disallow these tokens, unless no other is allowed: then the text ends, short as it is."""
         rest = words.view(np.uint32).copy()
         for token_id in token_ids:
             if 0 <= token_id < self._vocabulary_size:

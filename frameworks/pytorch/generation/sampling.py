@@ -1,4 +1,4 @@
-"""The next token of every row of a batch, each as its own sequence asks for it."""
+"""Sample the next token of every row of a batch, each with its sequence's own parameters."""
 
 import math
 from collections.abc import Sequence
@@ -8,16 +8,23 @@ import numpy as np
 import torch
 
 from frameworks.errors import InvalidInput, ModelFailed, RoundhouseError
-from frameworks.pytorch.generation.drawing import Cuts, SamplingWorkspace, draw, draw_cut, how_many_to_look_at, weigh
-from frameworks.pytorch.generation.logprobs import log_probabilities
-from frameworks.pytorch.generation.masking import Masks
+from frameworks.pytorch.generation.drawing import (
+    SamplingWorkspace,
+    Truncation,
+    compute_weights,
+    draw_tokens,
+    draw_truncated,
+    log_probabilities,
+    num_candidates,
+)
+from frameworks.pytorch.generation.masking import ConstraintMasks
 from frameworks.pytorch.generation.sampling_state import SamplingState
-from frameworks.pytorch.generation.searches import greatest
+from frameworks.pytorch.generation.searches import argmax_rows
 from frameworks.pytorch.openmp import single_threaded
 
 
 class Sampled(NamedTuple):
-    """A token, with what GeneratedToken says of log probabilities."""
+    """A token with the log probabilities of GeneratedToken."""
 
     token_id: int
     logprob: float | None = None
@@ -25,38 +32,38 @@ class Sampled(NamedTuple):
 
 
 class Sampler:
-    """Of one model; used by one thread. Holds room for the rows of its largest batch.
+    """The sampler of one model, used by one thread. It holds buffers for the rows of its largest batch.
 
-    The order of work: what a constraint forbids; repetition, frequency and presence penalty, logit_bias; temperature;
-    top_k, top_p and min_p; the draw.
+    Order of work: constraint; repetition, frequency and presence penalty, logit_bias; temperature; top_k, top_p and
+    min_p; the draw.
     """
 
     def __init__(self, device: torch.device, vocabulary_size: int) -> None:
-        """`device`: where the logits are. MPS has no float64, and shares its memory with the CPU: its rows are drawn
-        there.
+        """`device`: of the logits. MPS has no float64 and shares its memory with the CPU, so its rows are drawn on the
+        CPU.
         """
         self._device = torch.device("cpu") if device.type == "mps" else device
         self._vocabulary_size = vocabulary_size
-        self._masks = Masks(self._device, vocabulary_size)
+        self._masks = ConstraintMasks(self._device, vocabulary_size)
         self._changed = torch.empty(0, vocabulary_size, device=self._device)
-        self._room = SamplingWorkspace(self._device, vocabulary_size)
+        self._workspace = SamplingWorkspace(self._device, vocabulary_size)
 
     def sample(self, logits: torch.Tensor, states: Sequence[SamplingState]) -> list[Sampled | RoundhouseError]:
-        """A token for each row, or why there is none for it; the states are as before.
+        """Return a token for each row, or the error of that row. The states do not change.
 
-        `logits`: float32, bfloat16 or float16 [rows, vocabulary], on the device, and not changed. What a row gives is
-        the same whatever rows are beside it. Where logits are NaN, or nothing is allowed, that row alone fails.
+        `logits`: float32, bfloat16 or float16 [rows, vocabulary], on the device; unchanged. A row's result is the same
+        whatever rows are computed with it. If logits are NaN, or no token is allowed, that row alone fails.
         """
         with torch.inference_mode(), single_threaded():
             if all(state.is_plain_greedy for state in states):
-                token_ids, maxima = greatest(logits.to(self._device, torch.float32))
+                token_ids, maxima = argmax_rows(logits.to(self._device, torch.float32))
                 return self._results(states, token_ids, maxima)
-            # Before anything waits for the device: it may still be computing the logits.
+            # Before any call waits for the device, which may still be computing the logits.
             constrained = [row for row, state in enumerate(states) if state.matcher is not None]
             failures = self._masks.fill(states, constrained) if constrained else {}
             logits = logits.to(self._device)
             values = self._change(logits, states, constrained)
-            token_ids, maxima = greatest(values)
+            token_ids, maxima = argmax_rows(values)
             drawn = [row for row, state in enumerate(states) if not state.is_greedy]
             if drawn:
                 token_ids = self._draw_rows(values, maxima, token_ids, states, drawn)
@@ -67,8 +74,12 @@ class Sampler:
         return results
 
     def _change(self, logits: torch.Tensor, states: Sequence[SamplingState], constrained: list[int]) -> torch.Tensor:
-        """The logits as they are drawn from, float32; they themselves where nothing changes them."""
-        changes = [(row, state.changes.now()) for row, state in enumerate(states) if state.changes is not None]
+        """Return the logits after all changes, float32; the given tensor if nothing changes them."""
+        changes = [
+            (row, state.logit_processor.current())
+            for row, state in enumerate(states)
+            if state.logit_processor is not None
+        ]
         changes = [(row, change) for row, change in changes if len(change.ids)]
         if logits.dtype == torch.float32 and not changes and not constrained:
             return logits
@@ -96,7 +107,7 @@ class Sampler:
         states: Sequence[SamplingState],
         rows: list[int],
     ) -> torch.Tensor:
-        """`token_ids`, with those of `rows` drawn."""
+        """Return `token_ids` with those of `rows` drawn."""
         if len(rows) == len(states):
             return self._draw(values, maxima, states)
         index = torch.tensor(rows, device=self._device)
@@ -104,30 +115,32 @@ class Sampler:
         return token_ids.index_copy_(0, index, drawn)
 
     def _draw(self, values: torch.Tensor, maxima: torch.Tensor, states: Sequence[SamplingState]) -> torch.Tensor:
-        """A token for each row, int64 [rows]."""
+        """Draw a token for each row, int64 [rows]."""
         asked = [(state.temperature, state.top_k, state.top_p, state.min_p, state.uniform) for state in states]
         table = torch.tensor(asked, dtype=torch.float64).to(self._device)
         temperatures, top_k, top_p, min_p, uniforms = torch.split(table, 1, dim=-1)
         are_scaled = any(state.temperature != 1 for state in states)
-        weights = weigh(values, maxima[:, None], temperatures.float() if are_scaled else None, self._room)
-        cut = [row for row, state in enumerate(states) if state.is_cut]
-        sums = self._room.sums_of_blocks(weights)
+        weights = compute_weights(
+            values, maxima[:, None], temperatures.float() if are_scaled else None, self._workspace
+        )
+        cut = [row for row, state in enumerate(states) if state.is_truncated]
+        sums = self._workspace.sums_of_blocks(weights)
         if not cut:
-            return draw(weights, sums, uniforms)
-        candidates = how_many_to_look_at([states[row].top_k for row in cut], self._vocabulary_size)
-        cuts = Cuts(top_k.long(), top_p, min_p, *candidates)
+            return draw_tokens(weights, sums, uniforms)
+        candidates = num_candidates([states[row].top_k for row in cut], self._vocabulary_size)
+        truncation = Truncation(top_k.long(), top_p, min_p, *candidates)
         of_tokens, totals = weights[:, : self._vocabulary_size], sums.sum(dim=-1, keepdim=True)
         if len(cut) == len(states):
-            return draw_cut(of_tokens, totals, uniforms, cuts)
+            return draw_truncated(of_tokens, totals, uniforms, truncation)
         index = torch.tensor(cut, device=self._device)
-        drawn = draw_cut(of_tokens[index], totals[index], uniforms[index], cuts.of(index))
-        return draw(weights, sums, uniforms).index_copy_(0, index, drawn)
+        drawn = draw_truncated(of_tokens[index], totals[index], uniforms[index], truncation.of(index))
+        return draw_tokens(weights, sums, uniforms).index_copy_(0, index, drawn)
 
     def _results(
         self, states: Sequence[SamplingState], token_ids: torch.Tensor, maxima: torch.Tensor
     ) -> list[Sampled | RoundhouseError]:
         return [
-            Sampled(token_id) if math.isfinite(maximum) else _why_none(state, maximum)
+            Sampled(token_id) if math.isfinite(maximum) else _missing_token_error(state, maximum)
             for state, token_id, maximum in zip(states, token_ids.tolist(), maxima.tolist(), strict=True)
         ]
 
@@ -138,7 +151,7 @@ class Sampler:
         token_ids: torch.Tensor,
         states: Sequence[SamplingState],
     ) -> None:
-        """To the rows that ask for them."""
+        """Add log probabilities to the rows that requested them."""
         asked = [
             (row, state.top_logprobs)
             for row, state in enumerate(states)
@@ -148,15 +161,17 @@ class Sampler:
             return
         index = torch.tensor([row for row, _ in asked], device=self._device)
         chosen = token_ids.index_select(0, index)
-        found = log_probabilities(logits.index_select(0, index).float(), chosen, [top for _, top in asked], self._room)
+        found = log_probabilities(
+            logits.index_select(0, index).float(), chosen, [top for _, top in asked], self._workspace
+        )
         for (row, _), token_id, of_row in zip(asked, chosen.tolist(), found, strict=True):
             results[row] = Sampled(token_id, of_row.logprob, of_row.top)
 
 
-def _why_none(state: SamplingState, maximum: float) -> RoundhouseError:
+def _missing_token_error(state: SamplingState, maximum: float) -> RoundhouseError:
     if maximum == -math.inf:
         if state.matcher is not None:
             return InvalidInput("constraint", "no token of the model's vocabulary can go on from here")
-        if state.changes is not None:
+        if state.logit_processor is not None:
             return InvalidInput("logit_bias", "it leaves no token that could be chosen")
     return ModelFailed("the model gave logits that are not finite numbers")

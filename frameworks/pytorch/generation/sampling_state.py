@@ -1,30 +1,32 @@
-"""What the choice of one sequence's next token depends on, besides the logits."""
+"""State of one sequence's sampling: random numbers, constraint, penalties, bias and suppressed tokens."""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from frameworks.errors import InvalidInput
-from frameworks.generation.types import SequenceRequest
-from frameworks.pytorch.generation.logit_changes import LogitChanges
+from frameworks.generation.types import Sampling, SequenceRequest
 
 _SEED_BITS = 64
-_COLDEST = 1e-5  # colder is greedy: quotients of float32 logits have no digits left
+_COLDEST = 1e-5  # a lower temperature is greedy: quotients of float32 logits have no digits left
 
 
 class SamplingState:
-    """One sequence's: made with it, and kept while it waits to go on. Used by one thread.
+    """Made with its sequence, and kept while the sequence is preempted. Used by one thread.
 
-    It has its own random numbers, one for each token of the text: whatever runs beside the sequence, and however often
-    it is put back and resumed, the same seed draws the same. Choosing a token changes nothing here; `accept` does.
+    It has its own random numbers, one for each token: whatever runs beside the sequence, and however often it is
+    preempted, the same seed draws the same tokens. Sampling changes nothing here; `accept` does.
     """
 
     def __init__(self, request: SequenceRequest, vocabulary_size: int) -> None:
-        """`vocabulary_size`: how many logits a row has. Raises InvalidInput for a logit_bias beyond them."""
+        """`vocabulary_size`: number of logits of a row. Raises InvalidInput for a logit_bias beyond them."""
         sampling = request.sampling
         for token_id in sampling.logit_bias:
             if not 0 <= token_id < vocabulary_size:
                 raise InvalidInput("logit_bias", f"no token {token_id}; the model's go from 0 to {vocabulary_size - 1}")
         self.num_generated = 0
-        """Tokens that were accepted."""
+        """Number of accepted tokens."""
         self.matcher = request.matcher
         self.top_logprobs = sampling.top_logprobs
         self.temperature = sampling.temperature
@@ -33,45 +35,133 @@ class SamplingState:
         self.top_p = sampling.top_p
         self.min_p = sampling.min_p
         self.is_greedy = sampling.temperature < _COLDEST or self.top_k == 1
-        self.is_cut = self.top_k < vocabulary_size or self.top_p < 1 or self.min_p > 0
-        """Some candidates are cut off."""
+        self.is_truncated = self.top_k < vocabulary_size or self.top_p < 1 or self.min_p > 0
+        """Whether top_k, top_p or min_p remove candidates."""
         self._min_tokens = request.min_tokens
         self._stop_token_ids = request.stop_token_ids
-        # Where a constraint decides what may come, it decides too whether anything else than an end may.
-        barred = self._stop_token_ids if self._min_tokens > 0 and self.matcher is None else ()
-        changes = LogitChanges(sampling, request.prompt_ids, barred, vocabulary_size)
-        self.changes: LogitChanges | None = changes if changes.can_come else None
-        """None where no logit is changed."""
+        # With a constraint, the constraint also decides whether anything but an end token is allowed.
+        suppressed = self._stop_token_ids if self._min_tokens > 0 and self.matcher is None else ()
+        changes = LogitProcessor(sampling, request.prompt_ids, suppressed, vocabulary_size)
+        self.logit_processor: LogitProcessor | None = changes if changes.has_effect else None
+        """None if no logit is changed."""
         self._random = None if self.is_greedy else np.random.Generator(np.random.PCG64(_bits(sampling.seed)))
         self.uniform = self._draw()
-        """The next token's random number, from 0 up to but without 1."""
+        """The next token's random number, from 0 up to but excluding 1."""
 
     @property
     def is_plain_greedy(self) -> bool:
-        """The next token is that of the highest logit as it is, and nothing else is asked for."""
-        return self.is_greedy and self.matcher is None and self.changes is None and self.top_logprobs is None
+        """Whether the next token is that of the highest unchanged logit, without log probabilities."""
+        return self.is_greedy and self.matcher is None and self.logit_processor is None and self.top_logprobs is None
 
     @property
-    def barred_ids(self) -> frozenset[int]:
-        """The tokens that end the text, while it is too short for that; none from `min_tokens` on."""
+    def suppressed_ids(self) -> frozenset[int]:
+        """The tokens that end the text, while it has fewer than `min_tokens`; empty afterwards."""
         return self._stop_token_ids if self.num_generated < self._min_tokens else frozenset()
 
     def accept(self, token_id: int) -> None:
-        """The sequence goes on with this token."""
+        """Record that the sequence continues with this token."""
         self.num_generated += 1
         self.uniform = self._draw()
         if self.matcher is not None:
             self.matcher.accept(token_id)
-        if self.changes is not None:
-            self.changes.accept(token_id)
+        if self.logit_processor is not None:
+            self.logit_processor.accept(token_id)
             if self.num_generated == self._min_tokens:
-                self.changes.lift_bar()
-                self.changes = self.changes if self.changes.can_come else None
+                self.logit_processor.allow_suppressed()
+                self.logit_processor = self.logit_processor if self.logit_processor.has_effect else None
 
     def _draw(self) -> float:
         return 0.0 if self._random is None else self._random.random()
 
 
+class LogitEdits(NamedTuple):
+    """The logit of token `ids[i]` is divided by `divisors[i]` (multiplied if negative), then `shifts[i]` is added.
+
+    int64 and twice float32; views, to be read before the next change.
+    """
+
+    ids: "np.ndarray[Any, np.dtype[np.int64]]"
+    divisors: "np.ndarray[Any, np.dtype[np.float32]]"
+    shifts: "np.ndarray[Any, np.dtype[np.float32]]"
+
+
+class LogitProcessor:
+    """Penalties, bias and suppressed tokens of one sequence, updated token by token.
+
+    They concern few tokens of a vocabulary, so they are lists of token ids, never whole rows. The repetition penalty is
+    that of CTRL (https://arxiv.org/abs/1909.05858), over prompt and text, as in transformers; frequency and presence
+    penalty count the text alone, as OpenAI's API defines them.
+    """
+
+    def __init__(
+        self, sampling: Sampling, prompt_ids: Iterable[int], suppressed_ids: Iterable[int], vocabulary_size: int
+    ) -> None:
+        """`suppressed_ids`: never sampled until `allow_suppressed`. Ids beyond the vocabulary are ignored."""
+        self._divisor = sampling.repetition_penalty
+        self._frequency = sampling.frequency_penalty
+        self._presence = sampling.presence_penalty
+        self._bias = sampling.logit_bias
+        self._counts_text = self._divisor != 1 or self._frequency != 0 or self._presence != 0
+        self._counts: dict[int, int] = {}
+        self._suppressed = frozenset(suppressed_ids)
+        changed = set(self._bias) | self._suppressed
+        repeated = set(prompt_ids) if self._divisor != 1 else set()
+        token_ids = sorted(token_id for token_id in changed | repeated if 0 <= token_id < vocabulary_size)
+        self._slots = {token_id: slot for slot, token_id in enumerate(token_ids)}
+        self._ids = np.array(token_ids, np.int64)
+        self._divisors = np.array([self._divisor if i in repeated else 1.0 for i in token_ids], np.float32)
+        self._shifts = np.array([self._shift_of(i) for i in token_ids], np.float32)
+
+    @property
+    def has_effect(self) -> bool:
+        """False if no logit is changed, now or later."""
+        return bool(self._slots) or self._counts_text
+
+    def accept(self, token_id: int) -> None:
+        """Record that the text continues with this token."""
+        if not self._counts_text:
+            return
+        self._counts[token_id] = self._counts.get(token_id, 0) + 1
+        slot = self._slots.get(token_id)
+        if slot is None:
+            slot = self._add(token_id)
+        self._divisors[slot] = self._divisor
+        self._shifts[slot] = self._shift_of(token_id)
+
+    def allow_suppressed(self) -> None:
+        """Allow the suppressed tokens from now on."""
+        lifted, self._suppressed = self._suppressed, frozenset()
+        for token_id in lifted:
+            slot = self._slots.get(token_id)
+            if slot is not None:
+                self._shifts[slot] = self._shift_of(token_id)
+        if not (self._counts_text or self._bias):
+            self._slots.clear()
+
+    def current(self) -> LogitEdits:
+        """Return the edits for the next token."""
+        count = len(self._slots)
+        return LogitEdits(self._ids[:count], self._divisors[:count], self._shifts[:count])
+
+    def _shift_of(self, token_id: int) -> float:
+        if token_id in self._suppressed:
+            return -np.inf
+        shift = self._bias.get(token_id, 0.0)
+        count = self._counts.get(token_id, 0)
+        return shift - count * self._frequency - self._presence if count else shift
+
+    def _add(self, token_id: int) -> int:
+        slot = len(self._slots)
+        if slot == len(self._ids):
+            capacity = max(64, 2 * slot)
+            self._ids = np.resize(self._ids, capacity)
+            self._divisors = np.resize(self._divisors, capacity)
+            self._shifts = np.resize(self._shifts, capacity)
+        self._slots[token_id] = slot
+        self._ids[slot] = token_id
+        return slot
+
+
 def _bits(seed: int | None) -> int | None:
-    """What NumPy takes for a seed: any whole number, also one below 0, as unsigned bits."""
+    """Convert any whole number, also a negative one, to the unsigned seed that NumPy accepts."""
     return None if seed is None else seed & ((1 << _SEED_BITS) - 1)

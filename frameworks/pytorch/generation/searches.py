@@ -1,4 +1,4 @@
-"""Searches in the rows of a batch. On the CPU by NumPy, which does them 5 to 30 times faster than torch does."""
+"""Search the rows of a batch. On the CPU NumPy is 5 to 30 times as fast as torch."""
 
 import numpy as np
 import torch
@@ -6,12 +6,12 @@ import torch
 _PLACE_BITS = 32
 
 
-def greatest(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The position of each row's greatest number, the first where there are several, and that number.
+def argmax_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the position of each row's largest number, the first of equal ones, and that number.
 
-    NaN is greater than every number. `rows`: [rows, columns]; int64 [rows] and [rows] of its own dtype.
+    NaN is larger than every number. `rows`: [rows, columns]; int64 [rows], and [rows] of its own dtype.
     """
-    if not _by_numpy(rows):
+    if not _uses_numpy(rows):
         values, positions = rows.max(dim=-1)
         return positions, values
     array = rows.numpy()
@@ -19,10 +19,10 @@ def greatest(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(found), torch.from_numpy(array[np.arange(len(array)), found])
 
 
-def largest(rows: torch.Tensor, count: int) -> torch.Tensor:
-    """Each row's `count` largest numbers, by falling size: [rows, count], of the rows' own dtype."""
+def top_values(rows: torch.Tensor, count: int) -> torch.Tensor:
+    """Return each row's `count` largest numbers by falling size: [rows, count], of the rows' own dtype."""
     columns = rows.shape[-1]
-    if not _by_numpy(rows):
+    if not _uses_numpy(rows):
         if count == columns:
             return rows.sort(dim=-1, descending=True).values
         return rows.topk(count, dim=-1).values
@@ -32,17 +32,17 @@ def largest(rows: torch.Tensor, count: int) -> torch.Tensor:
     return torch.from_numpy(np.sort(array, axis=-1)[:, ::-1].copy())
 
 
-def largest_places(rows: torch.Tensor, count: int) -> torch.Tensor:
-    """Where each row's `count` largest numbers stand, by falling size, of equal ones the first first.
+def top_positions(rows: torch.Tensor, count: int) -> torch.Tensor:
+    """Return the positions of each row's `count` largest numbers by falling size, equal ones by position.
 
     `rows`: float32 [rows, columns] without NaN; int64 [rows, count].
     """
     columns = rows.shape[-1]
-    if not _by_numpy(rows):
-        # No two of these are alike, so whatever order the device searches in, it finds the same.
+    if not _uses_numpy(rows):
+        # All keys differ, so every device finds the same ones in any search order.
         last_place = columns - 1
         places_from_last = torch.arange(last_place, -1, -1, device=rows.device)
-        keys = (_in_order_as_whole_numbers(rows) << _PLACE_BITS) + places_from_last
+        keys = (_to_ordered_integers(rows) << _PLACE_BITS) + places_from_last
         return last_place - (keys.topk(count, dim=-1).values & ((1 << _PLACE_BITS) - 1))
     array = rows.numpy()
     smallest = np.partition(array, columns - count, axis=-1)[:, columns - count]
@@ -53,13 +53,13 @@ def largest_places(rows: torch.Tensor, count: int) -> torch.Tensor:
     return torch.from_numpy(found)
 
 
-def nth_equal(rows: torch.Tensor, values: torch.Tensor, earlier: torch.Tensor) -> torch.Tensor:
-    """Where in each row its value stands, with `earlier` places before it where it stands too.
+def find_nth_equal(rows: torch.Tensor, values: torch.Tensor, earlier: torch.Tensor) -> torch.Tensor:
+    """Return where each row equals its value, after `earlier` such positions.
 
-    `rows` [rows, columns], `values` [rows] of the same dtype, `earlier` int64 [rows]; int64 [rows]. Of a row without
-    such a place the answer is one that the row has.
+    `rows` [rows, columns], `values` [rows] of the same dtype, `earlier` int64 [rows]; int64 [rows]. For a row without
+    such a position, some position of the row.
     """
-    if not _by_numpy(rows):
+    if not _uses_numpy(rows):
         passed = (rows == values[:, None]).cumsum(dim=-1) <= earlier[:, None]
         return passed.sum(dim=-1).clamp_(max=rows.shape[-1] - 1)
     equal = rows.numpy() == values.numpy()[:, None]
@@ -70,11 +70,11 @@ def nth_equal(rows: torch.Tensor, values: torch.Tensor, earlier: torch.Tensor) -
     return torch.from_numpy(positions)
 
 
-def _in_order_as_whole_numbers(rows: torch.Tensor) -> torch.Tensor:
-    """int64 in the order of float32: their bits are in it where they are above 0, and in reverse below."""
-    bits = (rows + 0.0).view(torch.int32)  # of the two zeros one
+def _to_ordered_integers(rows: torch.Tensor) -> torch.Tensor:
+    """Convert float32 to int64 of the same order: positive bits are ordered, negative ones are reversed."""
+    bits = (rows + 0.0).view(torch.int32)  # makes -0.0 equal to 0.0
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()
 
 
-def _by_numpy(rows: torch.Tensor) -> bool:
+def _uses_numpy(rows: torch.Tensor) -> bool:
     return rows.device.type == "cpu"

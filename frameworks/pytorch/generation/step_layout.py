@@ -1,4 +1,4 @@
-"""The places in the key/value memory that a step reads and writes."""
+"""Compute where a step reads and writes in the key/value cache."""
 
 import itertools
 from collections.abc import Callable
@@ -10,16 +10,16 @@ import numpy as np
 import torch
 
 from frameworks.generation.scheduler import StepPart
-from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, KeyValueCache, unseen
+from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, KeyValueCache, masked_bias
 from frameworks.pytorch.generation.linear import padded_rows
 
-# Rows that belong to no sequence are read along with the others as long as they are not more than this share.
+# Rows of other sequences are read along, up to this share of all rows.
 _MOST_IDLE_ROWS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class BlockViews:
-    """Blocks that lie together, of each layer: a view of the cache, made once for all of them.
+    """Adjacent blocks of each layer, as a view of the cache that is made once for all layers.
 
     `keys`: [blocks * heads, head size, block tokens]. `values`: [blocks * heads, block tokens, head size].
     """
@@ -29,54 +29,62 @@ class BlockViews:
 
 
 @dataclass(frozen=True, slots=True)
-class TextRows:
-    """The blocks that the sequences of one token read, one row for each.
+class DecodeRows:
+    """The blocks that the decodes read, one row for each.
 
-    `blocks`: a piece of the cache, or int64 the blocks' numbers where they lie too far apart. `owner`: int64 [rows],
-    the sequence of each row, and the number of sequences for a row of none; `asks`: the same, but any sequence for a
-    row of none. `bias`: [rows * heads, queries per head, block tokens], 0 where a token is seen. `table`: int64
-    [sequences * most], the rows of each sequence, and the number of rows where it has fewer than `most`. `places`:
-    int64 [rows], where in the table each row stands; for a row of none the first place. `is_one_text`: there is one
-    sequence, and every row is of it.
+    `blocks`: adjacent blocks of the cache, or their numbers (int64) if they lie too far apart. `owners`: int64 [rows],
+    the sequence of each row, or the number of sequences for an idle row. `query_rows`: the same, but any sequence for
+    an idle row. `bias`: [rows * heads, queries per head, block tokens], 0 where a token is visible. `table`: int64
+    [sequences * max_blocks], the rows of each sequence, or the number of rows where it has fewer than `max_blocks`.
+    `places`: int64 [rows], the position of each row in the table; 0 for an idle row. `is_single_sequence`: there is one
+    sequence, and every row belongs to it.
     """
 
     sequences: int
     blocks: BlockViews | torch.Tensor
-    owner: torch.Tensor
-    asks: torch.Tensor
+    owners: torch.Tensor
+    query_rows: torch.Tensor
     bias: torch.Tensor
-    most: int
+    max_blocks: int
     table: torch.Tensor
     places: torch.Tensor
-    is_one_text: bool
+    is_single_sequence: bool
 
 
-class PromptPart:
-    """`count` tokens of one prompt in a step, `first` the first of them among the step's tokens; `start` tokens lie
-    before them in the sequence, `blocks` (int64) hold them all.
+class PrefillPart:
+    """`num_tokens` tokens of one prompt in a step.
+
+    `first`: index of the first of them among the step's tokens. `start`: number of tokens before them in the sequence.
+    `blocks`: int64, the blocks of all of them.
     """
 
-    def __init__(self, first: int, count: int, start: int, blocks: torch.Tensor) -> None:
+    def __init__(self, first: int, num_tokens: int, start: int, blocks: torch.Tensor) -> None:
         self.first = first
-        self.count = count
+        self.num_tokens = num_tokens
         self.start = start
         self.blocks = blocks
         self._masks: dict[int | None, torch.Tensor] = {}
         self._padded_masks: dict[int | None, torch.Tensor] = {}
 
     def mask(self, window: int | None, dtype: torch.dtype) -> torch.Tensor | None:
-        """[count, start + count], added to the products; None where each token simply sees those before it."""
-        length = self.start + self.count
+        """Return [num_tokens, start + num_tokens] to add to the products, or None where plain causal
+        attention applies.
+        """
+        length = self.start + self.num_tokens
         if self.start == 0 and (window is None or window >= length):
             return None
         mask = self._masks.get(window)
         if mask is None:
-            mask = self._masks[window] = causal_mask(self.start, self.count, length, window, dtype, self.blocks.device)
+            mask = self._masks[window] = causal_mask(
+                self.start, self.num_tokens, length, window, dtype, self.blocks.device
+            )
         return mask
 
     def padded_mask(self, window: int | None, rows: int, times: int, dtype: torch.dtype) -> torch.Tensor:
-        """[times * rows, all tokens of its blocks], added to the products of `rows` tokens, the part's own and some
-        behind them that are nobody's. `rows`, `times`, `dtype`: of one part always the same.
+        """Return [times * rows, all tokens of its blocks] to add to the products of `rows` tokens, padding rows
+        included.
+
+        `rows`, `times` and `dtype` are the same in every call for a part.
         """
         mask = self._padded_masks.get(window)
         if mask is None:
@@ -88,39 +96,39 @@ class PromptPart:
 
 @dataclass(slots=True)
 class StepLayout:
-    """Where a step's tokens belong. The tokens of sequences that compute one token, the texts, come first.
+    """Where a step's tokens belong. The tokens of decodes come first.
 
-    `token_ids`, `positions`: int64 [rows]; behind the tokens they are filled up, with what belongs to nobody.
-    `writes`: int64 [tokens * 2 * heads], where each token's keys and then its values go among the rows of a layer.
-    `last`: int64, the `num_last` tokens behind which the next one is chosen, filled up like them.
+    `token_ids`, `positions`: int64 [rows], padded behind the tokens. `writes`: int64 [tokens * 2 * heads], the rows of
+    a layer that each token's keys and then its values are written to. `logit_rows`: int64, the `num_logits` tokens
+    whose logits are sampled, padded too.
     """
 
     token_ids: torch.Tensor
     positions: torch.Tensor
-    tokens: int
+    num_tokens: int
     writes: torch.Tensor
-    last: torch.Tensor
-    num_last: int
-    texts: int
-    prompts: list[PromptPart]
-    make_text_rows: Callable[[int | None], TextRows]
-    rows_by_window: dict[int | None, TextRows] = field(default_factory=dict)
+    logit_rows: torch.Tensor
+    num_logits: int
+    num_decodes: int
+    prefills: list[PrefillPart]
+    make_decode_rows: Callable[[int | None], DecodeRows]
+    decode_rows_by_window: dict[int | None, DecodeRows] = field(default_factory=dict)
 
     @property
-    def wanted(self) -> torch.Tensor | None:
-        """`last`, unless it is every token in its order."""
-        return None if self.num_last == self.tokens else self.last
+    def selected_rows(self) -> torch.Tensor | None:
+        """`logit_rows`, or None if they are all tokens in order."""
+        return None if self.num_logits == self.num_tokens else self.logit_rows
 
-    def text_rows(self, window: int | None) -> TextRows:
-        """What the texts read, in layers where a token sees so many, its own included; None: all before it."""
-        rows = self.rows_by_window.get(window)
+    def decode_rows(self, window: int | None) -> DecodeRows:
+        """Return the rows that decodes read in layers with this attention window. None: no window."""
+        rows = self.decode_rows_by_window.get(window)
         if rows is None:
-            rows = self.rows_by_window[window] = self.make_text_rows(window)
+            rows = self.decode_rows_by_window[window] = self.make_decode_rows(window)
         return rows
 
 
 class LayoutMaker:
-    """Says for each step where its tokens belong."""
+    """Make the layout of each step."""
 
     def __init__(self, cache: KeyValueCache, queries_per_head: int, device: torch.device) -> None:
         self._cache = cache
@@ -131,84 +139,86 @@ class LayoutMaker:
         self._heads = np.concatenate((heads, cache.blocks * shape.heads + heads))
 
     def make(self, parts: list[StepPart]) -> StepLayout:
-        """`parts`: of one token first."""
-        texts = sum(part.count == 1 for part in parts)
+        """`parts`: decodes first."""
+        num_decodes = sum(part.num_tokens == 1 for part in parts)
         token_ids: list[int] = []
         positions: list[int] = []
         blocks: list[int] = []
         for part in parts:
-            of_part = range(part.start, part.start + part.count)
+            of_part = range(part.start, part.start + part.num_tokens)
             token_ids += part.sequence.token_ids[of_part.start : of_part.stop]
             positions += of_part
             own = part.sequence.blocks
             blocks += [own[position // BLOCK_TOKENS] for position in of_part]
         places = np.asarray(blocks)[:, None] * self._shape.heads + self._heads
         writes = places * BLOCK_TOKENS + np.asarray(positions)[:, None] % BLOCK_TOKENS
-        ends = list(itertools.accumulate(part.count for part in parts))
-        last = [end - 1 for end, part in zip(ends, parts, strict=True) if part.completes]
+        ends = list(itertools.accumulate(part.num_tokens for part in parts))
+        logit_rows = [end - 1 for end, part in zip(ends, parts, strict=True) if part.completes]
         return StepLayout(
             token_ids=self._filled(token_ids),
             positions=self._filled(positions),
-            tokens=len(token_ids),
+            num_tokens=len(token_ids),
             writes=self._on_device(writes.reshape(-1)),
-            last=self._filled(last),
-            num_last=len(last),
-            texts=texts,
-            prompts=[
-                PromptPart(
-                    end - part.count,
-                    part.count,
+            logit_rows=self._filled(logit_rows),
+            num_logits=len(logit_rows),
+            num_decodes=num_decodes,
+            prefills=[
+                PrefillPart(
+                    end - part.num_tokens,
+                    part.num_tokens,
                     part.start,
-                    self._on_device(np.asarray(part.sequence.blocks[: -(-(part.start + part.count) // BLOCK_TOKENS)])),
+                    self._on_device(
+                        np.asarray(part.sequence.blocks[: -(-(part.start + part.num_tokens) // BLOCK_TOKENS)])
+                    ),
                 )
-                for end, part in zip(ends[texts:], parts[texts:], strict=True)
+                for end, part in zip(ends[num_decodes:], parts[num_decodes:], strict=True)
             ],
-            make_text_rows=partial(self._text_rows, parts[:texts]),
+            make_decode_rows=partial(self._decode_rows, parts[:num_decodes]),
         )
 
-    def _text_rows(self, parts: list[StepPart], window: int | None) -> TextRows:
+    def _decode_rows(self, parts: list[StepPart], window: int | None) -> DecodeRows:
         if len(parts) == 1:
-            seen = _seen_of(parts[0], window)
+            seen = _visible_blocks(parts[0], window)
             blocks = parts[0].sequence.blocks[seen.first_block : seen.end_block]
             if blocks == list(range(blocks[0], blocks[0] + len(blocks))):
-                return self._rows_of_one(parts[0], seen, blocks[0])
-        return self._rows_of_many(parts, window)
+                return self._single_rows(parts[0], seen, blocks[0])
+        return self._batch_rows(parts, window)
 
-    def _rows_of_one(self, part: StepPart, seen: "_Seen", low: int) -> TextRows:
-        """Of one text whose blocks lie in a row from `low` on: it asks for much less than many do."""
+    def _single_rows(self, part: StepPart, seen: "_VisibleBlocks", low: int) -> DecodeRows:
+        """Rows of one sequence whose blocks are adjacent from `low` on: much less work than the general case."""
         count = seen.end_block - seen.first_block
         hidden = np.zeros((count, BLOCK_TOKENS), dtype=np.float32)
-        hidden[-1, part.start + 1 - (seen.end_block - 1) * BLOCK_TOKENS :] = unseen(self._shape.dtype)
-        hidden[0, : seen.first - seen.first_block * BLOCK_TOKENS] = unseen(self._shape.dtype)
-        nobody_else = torch.zeros(count, dtype=torch.int64, device=self._device)
+        hidden[-1, part.start + 1 - (seen.end_block - 1) * BLOCK_TOKENS :] = masked_bias(self._shape.dtype)
+        hidden[0, : seen.first - seen.first_block * BLOCK_TOKENS] = masked_bias(self._shape.dtype)
+        owners = torch.zeros(count, dtype=torch.int64, device=self._device)
         order = torch.arange(count, device=self._device)
-        return TextRows(
+        return DecodeRows(
             sequences=1,
             blocks=self._views(low, low + count),
-            owner=nobody_else,
-            asks=nobody_else,
+            owners=owners,
+            query_rows=owners,
             bias=self._bias(hidden),
-            most=count,
+            max_blocks=count,
             table=order,
             places=order,
-            is_one_text=True,
+            is_single_sequence=True,
         )
 
-    def _rows_of_many(self, parts: list[StepPart], window: int | None) -> TextRows:
+    def _batch_rows(self, parts: list[StepPart], window: int | None) -> DecodeRows:
         blocks: list[int] = []
         owners: list[int] = []
         seen: list[tuple[int, int]] = []
-        most = 1
+        max_blocks = 1
         for owner, part in enumerate(parts):
             length = part.start + 1
-            first_seen, first_block, end_block = _seen_of(part, window)
+            first_seen, first_block, end_block = _visible_blocks(part, window)
             blocks += part.sequence.blocks[first_block:end_block]
             owners += [owner] * (end_block - first_block)
             seen += [
                 (max(0, first_seen - block * BLOCK_TOKENS), min(BLOCK_TOKENS, length - block * BLOCK_TOKENS))
                 for block in range(first_block, end_block)
             ]
-            most = max(most, end_block - first_block)
+            max_blocks = max(max_blocks, end_block - first_block)
         low, high = min(blocks), max(blocks) + 1
         is_together = high - low <= len(blocks) * (1 + _MOST_IDLE_ROWS) + 4
         rows = np.asarray(blocks) - low if is_together else np.arange(len(blocks))
@@ -219,21 +229,21 @@ class LayoutMaker:
         limits[rows] = seen
         tokens = np.arange(BLOCK_TOKENS)
         is_seen = (tokens >= limits[:, :1]) & (tokens < limits[:, 1:])
-        table = np.full((len(parts), most), count)
+        table = np.full((len(parts), max_blocks), count)
         places = np.zeros(count, dtype=np.int64)
         column = np.concatenate([np.arange(n) for n in np.bincount(owners, minlength=len(parts))])
         table[owners, column] = rows
-        places[rows] = np.asarray(owners) * most + column
-        return TextRows(
+        places[rows] = np.asarray(owners) * max_blocks + column
+        return DecodeRows(
             sequences=len(parts),
             blocks=self._views(low, high) if is_together else self._on_device(np.asarray(blocks)),
-            owner=self._on_device(owner_of),
-            asks=self._on_device(np.minimum(owner_of, len(parts) - 1)),
-            bias=self._bias(np.where(is_seen, np.float32(0), np.float32(unseen(self._shape.dtype)))),
-            most=most,
+            owners=self._on_device(owner_of),
+            query_rows=self._on_device(np.minimum(owner_of, len(parts) - 1)),
+            bias=self._bias(np.where(is_seen, np.float32(0), np.float32(masked_bias(self._shape.dtype)))),
+            max_blocks=max_blocks,
             table=self._on_device(table.reshape(-1)),
             places=self._on_device(places),
-            is_one_text=len(parts) == 1 and count == most,
+            is_single_sequence=len(parts) == 1 and count == max_blocks,
         )
 
     def _views(self, low: int, high: int) -> BlockViews:
@@ -241,14 +251,14 @@ class LayoutMaker:
         return BlockViews(keys.transpose(-1, -2).unbind(0), values.unbind(0))
 
     def _bias(self, hidden: "np.ndarray[Any, np.dtype[np.float32]]") -> torch.Tensor:
-        """[rows, block tokens] → the same for each query of each head, as TextRows has it."""
+        """[rows, block tokens] → the same for each query of each head, as in DecodeRows."""
         rows = self._on_device(hidden).to(self._shape.dtype)[:, None, None, :]
         return rows.expand(-1, self._shape.heads, self._queries_per_head, -1).reshape(
             -1, self._queries_per_head, BLOCK_TOKENS
         )
 
     def _filled(self, numbers: list[int]) -> torch.Tensor:
-        """With zeros, up to a number of rows that is computed."""
+        """Pad with zeros up to the number of rows that is computed."""
         filling = [0] * (padded_rows(len(numbers), self._device) - len(numbers))
         return self._on_device(np.asarray(numbers + filling, dtype=np.int64))
 
@@ -256,27 +266,27 @@ class LayoutMaker:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device, non_blocking=True)
 
 
-class _Seen(NamedTuple):
-    """What the one token of a text sees of its sequence: from token `first` on, which lie in these of its blocks."""
+class _VisibleBlocks(NamedTuple):
+    """The blocks that one decode reads: from token `first` on."""
 
     first: int
     first_block: int
     end_block: int
 
 
-def _seen_of(part: StepPart, window: int | None) -> _Seen:
+def _visible_blocks(part: StepPart, window: int | None) -> _VisibleBlocks:
     length = part.start + 1
     first = 0 if window is None else max(0, length - window)
-    return _Seen(first, first // BLOCK_TOKENS, -(-length // BLOCK_TOKENS))
+    return _VisibleBlocks(first, first // BLOCK_TOKENS, -(-length // BLOCK_TOKENS))
 
 
 def causal_mask(
     start: int, count: int, length: int, window: int | None, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """[count, length]: the tokens of a sequence from `start` on see what is before them, as far as the window goes."""
+    """Return [count, length] for the tokens of a sequence from `start` on: each sees earlier ones within the window."""
     own = torch.arange(start, start + count, device=device)[:, None]
     other = torch.arange(length, device=device)
     is_seen = other <= own
     if window is not None:
         is_seen &= other > own - window
-    return torch.zeros((count, length), dtype=dtype, device=device).masked_fill_(~is_seen, unseen(dtype))
+    return torch.zeros((count, length), dtype=dtype, device=device).masked_fill_(~is_seen, masked_bias(dtype))

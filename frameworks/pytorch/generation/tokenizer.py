@@ -1,8 +1,8 @@
-"""A Hugging Face folder's tokenizer, for generating models: text and conversations to token ids, and back."""
+"""The tokenizer of a Hugging Face folder, for generating models: text and conversations to token ids, and back."""
 
 import os
 
-# Nothing is ever fetched, whatever the folder's files say; transformers reads this when it is imported.
+# Nothing is downloaded, whatever the folder's files name; transformers reads this when it is imported.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 from collections.abc import Sequence
@@ -22,27 +22,29 @@ transformers.logging.set_verbosity_error()
 
 
 class HuggingFaceTokenizer:
-    """A GenerationTokenizer: what transformers' AutoTokenizer makes of the folder, without its Python around it.
+    """A GenerationTokenizer: what transformers' AutoTokenizer loads from the folder, without its Python wrapper.
 
-    May be used by several threads at once; while it encodes they run, for the library works without the GIL.
+    Thread-safe; the library encodes without the GIL, so other threads run meanwhile.
     """
 
     def __init__(self, folder: Path, vocabulary_size: int) -> None:
-        """`vocabulary_size`: how many tokens the model knows; the files may name fewer, or more.
+        """`vocabulary_size`: number of tokens that the model knows; the files may name fewer or more.
 
-        Raises InvalidModel where tokenizer.json is absent or broken, where transformers cannot read the folder or
-        would have to run code of its own, and where its chat template is none.
+        Raises InvalidModel if tokenizer.json is absent or broken, if transformers cannot read the folder or would have
+        to run its code, and if the chat template is invalid.
         """
         self.pretrained = _from_pretrained(folder)
-        """transformers' own, for libraries that want it. It is not to be called: that is for one thread at a time."""
+        """transformers' own tokenizer, for libraries that need it. It must not be called: it is for one thread at a
+        time.
+        """
         self._tokenizer: Tokenizer = self.pretrained.backend_tokenizer
-        # The file may carry the padding and truncation of its training.
+        # The file may contain the padding and truncation of its training.
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         self._vocabulary_size = vocabulary_size
         self._may_exceed = max(self._tokenizer.get_vocab().values(), default=0) >= vocabulary_size
         try:
-            self._num_behind = _num_special_tokens_behind(self._tokenizer)
+            self._num_suffix_tokens = _count_suffix_tokens(self._tokenizer)
         except Exception as error:  # the library raises bare Exception
             raise InvalidModel(f"{folder}: its tokenizer encodes nothing: {error}") from error
         self._detokenizer = detokenizer_of(self._tokenizer)
@@ -53,10 +55,10 @@ class HuggingFaceTokenizer:
         return self._chat_template is not None
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
-        """As GenerationTokenizer.encode. What the files put behind a text is left out: it is to be gone on with."""
+        """As GenerationTokenizer.encode. Special tokens after a text are left out, because the text continues."""
         if isinstance(prompt, str):
             ids = self._ids_of(prompt, True, "prompt")
-            return tuple(ids[: len(ids) - self._num_behind])
+            return tuple(ids[: len(ids) - self._num_suffix_tokens])
         if isinstance(prompt, Conversation):
             if self._chat_template is None:
                 raise InvalidInput(
@@ -67,14 +69,14 @@ class HuggingFaceTokenizer:
         return prompt
 
     def ids_of(self, text: str, add_special_tokens: bool) -> list[int]:
-        """All of the text's tokens, with those before and behind it that the files say, or without them.
+        """Return all tokens of the text, with or without the special tokens before and after it.
 
         Raises InvalidInput as `encode`.
         """
         return self._ids_of(text, add_special_tokens, "prompt")
 
     def token_strings(self, token_ids: Sequence[int]) -> list[str]:
-        """Tokens as the vocabulary has them, "Ġthe" or "▁the"; an empty string for an id without a token.
+        """Return tokens as the vocabulary spells them, "Ġthe" or "▁the"; an empty string for an id without a token.
 
         Raises InvalidInput as `decode`.
         """
@@ -82,12 +84,12 @@ class HuggingFaceTokenizer:
         return [self._tokenizer.id_to_token(token_id) or "" for token_id in token_ids]
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """As GenerationTokenizer.decode, with the field `tokens`. The text is what `stream` gives of the same ids."""
+        """As GenerationTokenizer.decode, for the field `tokens`. `stream` gives the same text for the same ids."""
         self._check(token_ids, "tokens")
         return self._detokenizer.decode(token_ids)
 
     def text_of(self, token_id: int) -> str:
-        """As GenerationTokenizer.text_of: within a text, so with the space before it; of a special token its name."""
+        """As GenerationTokenizer.text_of: within a text, so with the space before it; a special token's name."""
         return self._detokenizer.text_of(token_id)
 
     def stream(self, prompt_ids: Sequence[int]) -> TokenStream:
@@ -96,7 +98,7 @@ class HuggingFaceTokenizer:
 
     def _ids_of(self, text: str, add_special_tokens: bool, field: str) -> list[int]:
         try:
-            # Of a batch, though it is one text: only then the library gives the GIL away.
+            # A batch of one text: only then the library releases the GIL.
             [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         except TypeError as error:
             raise InvalidInput(field, "not valid Unicode: it holds half of a surrogate pair") from error
@@ -117,7 +119,7 @@ class HuggingFaceTokenizer:
 
 
 def _from_pretrained(folder: Path) -> Any:
-    """transformers' tokenizer of the folder, made in Rust."""
+    """Return transformers' tokenizer of the folder, implemented in Rust."""
     file = folder / "tokenizer.json"
     if not file.is_file():
         raise InvalidModel(
@@ -133,7 +135,7 @@ def _from_pretrained(folder: Path) -> Any:
             str(folder), local_files_only=True, trust_remote_code=False
         )
     except Exception as error:
-        # transformers raises many kinds on folders that lie; all of them mean that the folder cannot be served.
+        # transformers raises many types on broken folders; all of them mean that the folder cannot be served.
         reason = str(error).strip().partition("\n")[0][:300]
         raise InvalidModel(
             f"{folder}: transformers cannot read its tokenizer: {type(error).__name__}: {reason}"
@@ -147,8 +149,10 @@ def _from_pretrained(folder: Path) -> Any:
     return pretrained
 
 
-def _num_special_tokens_behind(tokenizer: Tokenizer) -> int:
-    """How many the files put behind a text. Tried on one that has a token, so that those before it are told apart."""
+def _count_suffix_tokens(tokenizer: Tokenizer) -> int:
+    """Return the number of special tokens after a text. Tested on a text with a token, to tell them from those before
+    it.
+    """
     tokens = tokenizer.get_added_tokens_decoder().values()
     for text in (*(token.content for token in tokens), "a"):
         mask = tokenizer.encode(text).special_tokens_mask
@@ -158,7 +162,7 @@ def _num_special_tokens_behind(tokenizer: Tokenizer) -> int:
 
 
 def _chat_template(pretrained: Any, folder: Path) -> ChatTemplate | None:
-    """The folder's template; the one named default, where there are several."""
+    """Return the folder's template; the one named default if there are several."""
     source = pretrained.chat_template
     if isinstance(source, dict):
         source = source.get("default")

@@ -1,7 +1,7 @@
-"""Any other causal model that transformers has: its own forward, with our attention and our products in it.
+"""Any other causal model of transformers: its own forward, with our attention and our products in it.
 
-transformers' models ask a table for their attention function, and pass it query, key and value of all the tokens that
-they were given; theirs for continuous batching comes in by the same way (`generation/continuous_batching`).
+transformers' models look their attention function up in a table, and pass it query, key and value of all tokens.
+transformers' own continuous batching uses the same interface (`generation/continuous_batching`).
 """
 
 import inspect
@@ -16,9 +16,9 @@ from frameworks.pytorch.generation.linear import Linear, MakeLinear
 from frameworks.pytorch.generation.step_layout import StepLayout
 
 _ATTENTION = "roundhouse_blocks"
-_OURS = "_roundhouse_attention"
-# What an attention function may be given beside the tensors without it changing anything here.
-_HARMLESS = frozenset(
+_ATTENTION_ATTRIBUTE = "_roundhouse_attention"
+# Options of an attention function that have no effect here.
+_IGNORED_OPTIONS = frozenset(
     {
         *("dropout", "is_causal", "position_ids", "use_cache", "cache_position", "output_attentions"),
         *("output_hidden_states", "output_router_logits"),
@@ -27,7 +27,7 @@ _HARMLESS = frozenset(
 
 
 class TransformersDecoder:
-    """As Decoder."""
+    """A Decoder."""
 
     def __init__(self, model: Any, attention: BlockAttention, make_linear: MakeLinear) -> None:
         """`model`: an AutoModelForCausalLM, on its device and in its dtype; its weights stay in use."""
@@ -35,26 +35,26 @@ class TransformersDecoder:
         self._attention = attention
         for module in model.modules():
             if isinstance(getattr(module, "layer_idx", None), int):
-                setattr(module, _OURS, attention)
+                setattr(module, _ATTENTION_ATTRIBUTE, attention)
         _put_linears(model, make_linear)
         model.set_attn_implementation(_ATTENTION)
-        self._keeps_some = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._selects_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def logits(self, layout: StepLayout) -> torch.Tensor:
         """As Decoder.logits, in the model's dtype."""
         self._attention.layout = layout
-        # One at least: what multiplies no rows at all is not asked for in any model's tests.
-        last = layout.last if layout.num_last else layout.positions.new_zeros(1)
-        options: dict[str, Any] = {"logits_to_keep": last} if self._keeps_some else {}
+        # At least one row: no model's tests cover products of zero rows.
+        last = layout.logit_rows if layout.num_logits else layout.positions.new_zeros(1)
+        options: dict[str, Any] = {"logits_to_keep": last} if self._selects_logits else {}
         output = self._model(
             input_ids=layout.token_ids[None], position_ids=layout.positions[None], use_cache=False, **options
         )
         logits: torch.Tensor = output.logits[0]
-        return (logits if self._keeps_some else logits.index_select(0, layout.last))[: layout.num_last]
+        return (logits if self._selects_logits else logits.index_select(0, layout.logit_rows))[: layout.num_logits]
 
 
 class _LinearModule(torch.nn.Module):
-    """One of our linear layers in the place of theirs."""
+    """One of our linear layers in the place of a module of transformers."""
 
     def __init__(self, linear: Linear, outputs: int) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ def _put_linears(model: torch.nn.Module, make_linear: MakeLinear) -> None:
         for name, module in list(parent.named_children()):
             if isinstance(module, torch.nn.Linear):
                 replacement = _LinearModule(make_linear(module.weight, module.bias), module.out_features)
-            elif isinstance(module, Conv1D):  # GPT-2's, whose weights stand the other way
+            elif isinstance(module, Conv1D):  # GPT-2's layer, whose weights are transposed
                 replacement = _LinearModule(make_linear(module.weight.t().contiguous(), module.bias), module.nf)
             else:
                 continue
@@ -89,11 +89,11 @@ def _attend(
 ) -> tuple[torch.Tensor, None]:
     """As transformers' attention functions: [1, heads, tokens, head size] → [1, tokens, heads, head size]."""
     scaling, window, softcap = (options.pop(name, None) for name in ("scaling", "sliding_window", "softcap"))
-    # A layer that wants what we do not know of (sinks, biases by distance) is not to be answered without it.
-    strange = [name for name, given in options.items() if name not in _HARMLESS and given is not None]
+    # A layer with an unknown option (sinks, biases by distance) would get a wrong result.
+    strange = [name for name, given in options.items() if name not in _IGNORED_OPTIONS and given is not None]
     if strange or attention_mask is not None:
         raise ValueError(f"{type(module).__name__} wants {', '.join(strange) or 'a mask'} of its attention")
-    attention: BlockAttention = getattr(module, _OURS)
+    attention: BlockAttention = getattr(module, _ATTENTION_ATTRIBUTE)
     index: Any = module.layer_idx
     key_value = torch.cat((key[0], value[0])).transpose(0, 1)
     seen = attention(index, query[0].transpose(0, 1), key_value, window, scaling, softcap)
@@ -101,7 +101,7 @@ def _attend(
 
 
 def _no_mask(*_: Any, **__: Any) -> None:
-    """What sees what is the layout's affair."""
+    """Return no mask: the layout decides which tokens are visible."""
 
 
 AttentionInterface.register(_ATTENTION, _attend)

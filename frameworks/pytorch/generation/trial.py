@@ -1,4 +1,4 @@
-"""Whether our arithmetic is the model's: a text computed by transformers' own forward, and by ours in parts."""
+"""Check a decoder against its model: one text by transformers' own forward, and by the decoder in parts."""
 
 import time
 from collections.abc import Callable
@@ -20,34 +20,34 @@ from frameworks.pytorch.generation.step_layout import LayoutMaker
 from frameworks.quantization.comparison import row_cosines
 from frameworks.types import DEFAULT_PRIORITY, QuantizationReport
 
-# Two parts of a prompt, the second over a border of two blocks, then one token after the other.
+# Two parts of a prompt, the second across the border of two blocks, then single tokens.
 _PARTS = (BLOCK_TOKENS - 8, 20, 1, 1, 1, 1)
-# Root mean square of the logits' errors, by their spread. Narrow types are off by their own rounding, by which
-# transformers' attention functions differ among themselves too; attention of another kind is off by more than 1.
+# Root mean square of the logits' errors, relative to their spread. Narrow types are off by their own rounding, by which
+# transformers' attention functions differ too; another kind of attention is off by more than 1.
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.25}
 _ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class WeightBytes:
-    """Of a model in its dtype, and with the weights of its products as int8."""
+    """Weight bytes of a model in its dtype, and with int8 weights."""
 
     as_is: int
     as_int8: int
 
 
 class Trial:
-    """Made before anything of the model is changed."""
+    """The reference logits of one text, computed before the model is changed."""
 
     def __init__(self, model: Any, folder: Path, vocabulary_size: int, max_tokens: int) -> None:
-        """Computes the original's logits. Raises InvalidModel where the model does not run, OutOfMemory."""
+        """Compute the original's logits. Raises InvalidModel if the model does not run, OutOfMemory."""
         self._folder = folder
         self._device: torch.device = model.device
         self._dtype: torch.dtype = model.dtype
         counts = [count for end, count in zip(np.cumsum(_PARTS), _PARTS, strict=True) if end <= max_tokens]
         self._counts = counts or [1]
         length = sum(self._counts)
-        # Any tokens will do, as long as they differ.
+        # Any tokens suffice, if they differ.
         self._token_ids = tuple(int(token) for token in np.random.default_rng(0).integers(0, vocabulary_size, length))
         ids = torch.tensor([self._token_ids], device=model.device)
 
@@ -64,8 +64,8 @@ class Trial:
         self._logits = logits[np.cumsum(self._counts) - 1].numpy()
 
     def check(self, decoder: Decoder, layouts: LayoutMaker) -> None:
-        """Raises InvalidModel where the decoder computes something else than the model, OutOfMemory."""
-        own, _ = self._own(decoder, layouts)
+        """Raise InvalidModel if the decoder computes something else than the model, OutOfMemory."""
+        own, _ = self._run_decoder(decoder, layouts)
         spread = max(float(self._logits.std()), 1e-6)
         off = float(np.sqrt(np.square(own - self._logits).mean())) / spread
         if not off <= _TOLERANCE[self._dtype]:
@@ -75,8 +75,8 @@ class Trial:
             )
 
     def report(self, decoder: Decoder, layouts: LayoutMaker, sizes: WeightBytes) -> QuantizationReport:
-        """How far a decoder with int8 weights is from the model."""
-        own, own_s = self._own(decoder, layouts)
+        """Measure how far a decoder with int8 weights is from the model."""
+        own, own_s = self._run_decoder(decoder, layouts)
         cosines = row_cosines(self._logits, own)
         return QuantizationReport(
             scheme="int8 per channel, dynamic int8 rows",
@@ -87,8 +87,8 @@ class Trial:
             bytes_after=sizes.as_int8,
         )
 
-    def _own(self, decoder: Decoder, layouts: LayoutMaker) -> tuple[Any, float]:
-        """The logits behind each part, and the seconds of the whole text at once."""
+    def _run_decoder(self, decoder: Decoder, layouts: LayoutMaker) -> tuple[Any, float]:
+        """Return the logits after each part, and the seconds of the whole text at once."""
         blocks = list(range(-(-sum(self._counts) // BLOCK_TOKENS)))
 
         def computed(start: int, count: int) -> torch.Tensor:
@@ -110,14 +110,14 @@ class Trial:
         return torch.cat(rows).numpy(), seconds
 
     def _check_memory(self, error: Exception) -> None:
-        """Raises OutOfMemory where that is what is wrong: the model may still be served where there is more room."""
+        """Raise OutOfMemory if memory is the cause: the model may still be served where there is more."""
         ours = map_device_error(error, f"{self._folder}: a text of {len(self._token_ids)} tokens", self._device)
         if isinstance(ours, OutOfMemory):
             raise ours from error
 
 
 def _timed(run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, float]:
-    """What it gives, and the median of its seconds."""
+    """Return the result, and the median of the seconds."""
     times: list[float] = []
     for _ in range(_ROUNDS):
         started_s = time.perf_counter()

@@ -1,4 +1,4 @@
-"""A key/value memory that says of each of its places what was written there: all the tokens up to that one."""
+"""A key/value cache whose places record all tokens up to their own."""
 
 from frameworks.generation.scheduler import Sequence, StepPart, StepPlan
 
@@ -6,19 +6,19 @@ _Place = tuple[int, ...] | None
 
 
 class BlockMemory:
-    """What a scheduler's plans do to a real one. Keys and values depend on every token up to their own."""
+    """Execute a scheduler's plans as a real cache would. Keys and values depend on every token up to their own."""
 
     def __init__(self, blocks: int, block_tokens: int) -> None:
         self._block_tokens = block_tokens
         self._blocks: list[list[_Place]] = [[None] * block_tokens for _ in range(blocks)]
 
     def carry_out(self, plan: StepPlan) -> None:
-        """Raises AssertionError where a sequence would read anything but its own beginning."""
+        """Raise AssertionError if a sequence reads anything but its own prefix."""
         for copy in plan.copies:
             self._blocks[copy.destination] = list(self._blocks[copy.source])
-        # Every layer writes for all the sequences before any of them reads.
+        # Every layer writes for all sequences before any of them reads.
         for part in plan.parts:
-            for position in range(part.start, part.start + part.count):
+            for position in range(part.start, part.start + part.num_tokens):
                 self._write(part.sequence, position)
         for part in plan.parts:
             self._check(part)
@@ -29,7 +29,7 @@ class BlockMemory:
 
     def _check(self, part: StepPart) -> None:
         sequence = part.sequence
-        for position in range(part.start + part.count):
+        for position in range(part.start + part.num_tokens):
             block = sequence.blocks[position // self._block_tokens]
             read = self._blocks[block][position % self._block_tokens]
             assert read == tuple(sequence.token_ids[: position + 1]), (sequence.sequence_id, position, read)

@@ -1,4 +1,4 @@
-"""A scheduler of small blocks, sequences for it, and its steps."""
+"""A scheduler with small blocks, and helpers to add sequences and run steps."""
 
 from frameworks.generation.blocks import BlockPool
 from frameworks.generation.scheduler import Sequence, StepPlan, StepScheduler
@@ -10,10 +10,14 @@ BLOCK = 4
 
 
 def scheduler_of(
-    *, blocks: int = 64, max_sequences: int = 8, max_step_tokens: int = 64, ageing_s: float = 1.0
+    *, blocks: int = 64, max_sequences: int = 8, max_num_batched_tokens: int = 64, ageing_s: float = 1.0
 ) -> StepScheduler:
     return StepScheduler(
-        BlockPool(blocks, BLOCK), StepCost(max_step_tokens), max_sequences, max_step_tokens, ageing_s=ageing_s
+        BlockPool(blocks, BLOCK),
+        StepCost(max_num_batched_tokens),
+        max_sequences,
+        max_num_batched_tokens,
+        ageing_s=ageing_s,
     )
 
 
@@ -26,7 +30,7 @@ def add(
     priority: int = 5,
     arrived_s: float = 0.0,
 ) -> Sequence:
-    """`prompt`: the tokens, or how many; then no two sequences have one in common."""
+    """`prompt`: the tokens, or their number; then no two sequences share a token."""
     if isinstance(prompt, int):
         prompt = tuple(1000 * (sequence_id + 1) + i for i in range(prompt))
     return scheduler.add(
@@ -35,8 +39,8 @@ def add(
 
 
 def parts(plan: StepPlan) -> list[tuple[int, int, int]]:
-    """(sequence, start, count) of each part."""
-    return [(part.sequence.sequence_id, part.start, part.count) for part in plan.parts]
+    """Return (sequence id, start, number of tokens) of each part."""
+    return [(part.sequence.sequence_id, part.start, part.num_tokens) for part in plan.parts]
 
 
 def running(scheduler: StepScheduler) -> list[int]:
@@ -44,7 +48,7 @@ def running(scheduler: StepScheduler) -> list[int]:
 
 
 def step(scheduler: StepScheduler, memory: BlockMemory | None = None, token_id: int = 0) -> StepPlan:
-    """Carries out one step, in which every sequence that may go on goes on with `token_id`."""
+    """Execute one step; every sequence that completes gets `token_id`."""
     plan = scheduler.plan()
     assert plan.parts, "there is work, and nothing is planned"
     if memory is not None:
@@ -53,12 +57,12 @@ def step(scheduler: StepScheduler, memory: BlockMemory | None = None, token_id: 
     for part in plan.parts:
         if part.completes:
             part.sequence.token_ids.append(token_id)
-            if part.sequence.generated >= part.sequence.request.max_tokens:
+            if part.sequence.num_generated_tokens >= part.sequence.request.max_tokens:
                 scheduler.remove(part.sequence)
     scheduler.check_integrity()
     return plan
 
 
 def run_out(scheduler: StepScheduler) -> None:
-    while scheduler.running or scheduler.waiting:
+    while scheduler.running or scheduler.num_waiting:
         step(scheduler)

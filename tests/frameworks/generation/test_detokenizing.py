@@ -1,4 +1,4 @@
-"""A text comes out the same one token at a time as all at once, and as the tokenizers library makes it."""
+"""Text is the same token by token and at once, and as the tokenizers library makes it."""
 
 from functools import cache
 from itertools import accumulate
@@ -27,7 +27,7 @@ TEXTS = (
     "",
 )
 BYTE_OF_LLAMA = 3
-"""The id of its token for the byte 0."""
+"""Id of its token for byte 0."""
 # Beginnings, middles and ends of characters, and bytes that are never one.
 BYTES = b"a \xc3\xa9\xe4\xbd\xa0\xf0\x9f\x9a\x82\xed\xa0\x80\xff\xef\xbf\xbd"
 
@@ -86,10 +86,10 @@ def as_sentencepiece(run: bytes) -> str:
     return text
 
 
-class TestAgainstTheLibrary:
+class TestAgainstLibrary:
     @pytest.mark.parametrize("text", TEXTS)
     @pytest.mark.parametrize("kind", KINDS)
-    def test_texts(self, kind: Kind, text: str) -> None:
+    def test_decode_text_matches_library(self, kind: Kind, text: str) -> None:
         ids = tokenizer_of(kind).encode(text).ids
         wanted = library_s(kind, ids)
         assert ours(kind).decode(ids) == wanted
@@ -97,12 +97,12 @@ class TestAgainstTheLibrary:
 
     @pytest.mark.parametrize("text", TEXTS[:-3])
     @pytest.mark.parametrize("kind", OF_BYTES)
-    def test_what_has_bytes_loses_nothing(self, kind: Kind, text: str) -> None:
+    def test_decode_restores_encoded_text(self, kind: Kind, text: str) -> None:
         assert "".join(streamed(kind, tokenizer_of(kind).encode(text).ids)) == text
 
     @pytest.mark.parametrize("kind", ["gpt2", "words", "suffixes", "metaspace", "plain"])
     @given(data=st.data())
-    def test_any_tokens(self, kind: Kind, data: st.DataObject) -> None:
+    def test_decode_any_tokens_matches_library(self, kind: Kind, data: st.DataObject) -> None:
         ids = data.draw(ids_of(kind))
         wanted = library_s(kind, ids)
         assert ours(kind).decode(ids) == wanted
@@ -110,13 +110,13 @@ class TestAgainstTheLibrary:
 
     @pytest.mark.parametrize("kind", ["words", "suffixes", "metaspace", "plain"])
     @given(data=st.data())
-    def test_any_tokens_behind_any_prompt(self, kind: Kind, data: st.DataObject) -> None:
+    def test_stream_any_tokens_after_any_prompt(self, kind: Kind, data: st.DataObject) -> None:
         prompt, ids = data.draw(ids_of(kind)), data.draw(ids_of(kind))
         assert library_s(kind, prompt) + "".join(streamed(kind, ids, prompt)) == library_s(kind, prompt + ids)
 
     @pytest.mark.parametrize("kind", ["llama2", "gemma"])
     @given(data=st.data())
-    def test_characters_of_bytes(self, kind: Kind, data: st.DataObject) -> None:
+    def test_decode_characters_of_byte_tokens(self, kind: Kind, data: st.DataObject) -> None:
         """Where the bytes between other tokens are whole characters."""
         size = tokenizer_of(kind).get_vocab_size()
         words = (
@@ -132,7 +132,7 @@ class TestAgainstTheLibrary:
 class TestBytes:
     @pytest.mark.parametrize("kind", OF_BYTES)
     @given(data=st.data())
-    def test_one_by_one_is_all_at_once_behind_any_prompt(self, kind: Kind, data: st.DataObject) -> None:
+    def test_stream_equals_decode_after_any_prompt(self, kind: Kind, data: st.DataObject) -> None:
         prompt, ids = data.draw(ids_of(kind)), data.draw(ids_of(kind))
         tokens = ours(kind)
         assert isinstance(tokens, ByteDetokenizer)
@@ -154,7 +154,7 @@ class TestBytes:
     @example(b"\xe4\xbd\xa0\xff")
     @example(b"\xe4\xbd")
     @example(b"\xf0\x9f\x9aa")
-    def test_what_is_no_character_leaves_its_neighbours_alone(self, kind: Kind, run: bytes) -> None:
+    def test_invalid_bytes_leave_neighbours_alone(self, kind: Kind, run: bytes) -> None:
         ids = [BYTE_OF_LLAMA + byte for byte in run]
         wanted = as_sentencepiece(run)
         if kind == "llama2":
@@ -164,7 +164,7 @@ class TestBytes:
 
     @pytest.mark.parametrize("kind", OF_BYTES)
     @given(data=st.data())
-    def test_each_character_comes_with_the_token_that_ends_it(self, kind: Kind, data: st.DataObject) -> None:
+    def test_character_delivered_with_its_last_token(self, kind: Kind, data: st.DataObject) -> None:
         text = data.draw(st.text(max_size=6))
         ids = tokenizer_of(kind).encode(text, add_special_tokens=False).ids
         tokens = ours(kind)
@@ -174,11 +174,11 @@ class TestBytes:
         assert list(accumulate(streamed(kind, ids)[:-1], initial="")) == whole
 
     @pytest.mark.parametrize("kind", OF_BYTES)
-    def test_an_added_token_is_its_own_name_and_a_special_one_nothing(self, kind: Kind) -> None:
+    def test_added_token_is_text_special_is_not(self, kind: Kind) -> None:
         tool = token(kind, "<tool>")
         assert streamed(kind, [1, tool, 2, tool, 99_999]) == ["", "<tool>", "", "<tool>", "", ""]
 
-    def test_a_space_before_the_text_goes_only_where_nothing_is_before_it(self) -> None:
+    def test_leading_space_stripped_only_at_start(self) -> None:
         the = token("llama2", "▁the")
         assert streamed("llama2", [1, the, the]) == ["", "the", " the", ""]
         assert streamed("llama2", [the], prompt=[1, 2]) == ["the", ""]
@@ -186,7 +186,7 @@ class TestBytes:
         assert streamed("gemma", [the]) == [" the", ""]
 
     @pytest.mark.parametrize("kind", OF_BYTES)
-    def test_a_character_that_the_prompt_began(self, kind: Kind) -> None:
+    def test_character_begun_by_prompt(self, kind: Kind) -> None:
         one, two, three = (self.id_of(kind, byte) for byte in "你".encode())
         letter = token(kind, "a")
         assert streamed(kind, [three, letter], prompt=[letter, one, two]) == ["你", "a", ""]
@@ -214,11 +214,11 @@ class TestTokens:
             ("suffixes", "the</w>", " the"),
         ],
     )  # fmt: skip
-    def test_a_token_s_own_text(self, kind: Kind, name: str, text: str) -> None:
+    def test_text_of_token(self, kind: Kind, name: str, text: str) -> None:
         assert ours(kind).text_of(token(kind, name)) == text
 
     @pytest.mark.parametrize("kind", KINDS)
-    def test_an_id_without_a_token(self, kind: Kind) -> None:
+    def test_text_of_unknown_id(self, kind: Kind) -> None:
         assert ours(kind).text_of(99_999) == ""
         assert streamed(kind, [99_999]) == ["", ""]
 
@@ -234,7 +234,7 @@ class TestTokens:
         decoders.Sequence([decoders.Fuse(), decoders.ByteLevel()]),
     ],
 )
-def test_decoders_whose_tokens_have_no_bytes_of_their_own(decoder: decoders.Decoder | None) -> None:
+def test_other_decoders_stream_equals_decode(decoder: decoders.Decoder | None) -> None:
     tokenizer = make_tokenizer("llama2")
     if decoder is not None:
         tokenizer.decoder = decoder

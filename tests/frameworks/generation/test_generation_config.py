@@ -1,4 +1,4 @@
-"""What generation_config.json and config.json say, and that whatever stands there is an answer or an InvalidModel."""
+"""Values of generation_config.json and config.json: read, or refused with InvalidModel."""
 
 import math
 from pathlib import Path
@@ -43,14 +43,18 @@ class TestEndOfText:
             (None, None, set()),
         ],
     )
-    def test_which_tokens(self, tmp_path: Path, generation_config: object, config: object, wanted: set[int]) -> None:
+    def test_eos_token_ids_read_from_files(
+        self, tmp_path: Path, generation_config: object, config: object, wanted: set[int]
+    ) -> None:
         assert eos_token_ids(folder_with(tmp_path, generation_config, config)) == wanted
 
     @pytest.mark.parametrize("value", ["2", 2.0, True, -1, [2, None], [[2]], {"a": 1}])
     @pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
-    def test_what_is_no_token_id_is_named_with_its_file(self, tmp_path: Path, file: str, value: object) -> None:
+    def test_invalid_eos_token_id_refused(self, tmp_path: Path, file: str, value: object) -> None:
         write_json(tmp_path / file, {"eos_token_id": value})
-        with pytest.raises(InvalidModel, match=rf"/{file}: eos_token_id is .*; a token id or a list"):
+        with pytest.raises(
+            InvalidModel, match=rf"/{file}: eos_token_id: expected a token id or a list of token ids, got "
+        ):
             eos_token_ids(tmp_path)
 
 
@@ -69,7 +73,7 @@ class TestSampling:
             ({"repetition_penalty": 1.1, "max_length": 20, "num_beams": "x"}, Sampling(repetition_penalty=1.1)),
         ],
     )
-    def test_the_files_word(self, tmp_path: Path, content: object, wanted: Sampling) -> None:
+    def test_sampling_read_from_file(self, tmp_path: Path, content: object, wanted: Sampling) -> None:
         assert default_sampling(folder_with(tmp_path, content)) == wanted
 
     @pytest.mark.parametrize(
@@ -80,11 +84,13 @@ class TestSampling:
             ("min_p", -0.1), ("min_p", 2), ("repetition_penalty", 0), ("repetition_penalty", {}),
         ],
     )  # fmt: skip
-    def test_what_cannot_be_is_named_with_its_file(self, tmp_path: Path, key: str, value: object) -> None:
-        with pytest.raises(InvalidModel, match=rf"/generation_config\.json: {key} is .*; an? (number|integer)"):
+    def test_invalid_sampling_value_refused(self, tmp_path: Path, key: str, value: object) -> None:
+        with pytest.raises(
+            InvalidModel, match=rf"/generation_config\.json: {key}: expected an? (number|integer) .*, got "
+        ):
             default_sampling(folder_with(tmp_path, {key: value}))
 
-    def test_a_file_that_is_no_object(self, tmp_path: Path) -> None:
+    def test_file_without_object_refused(self, tmp_path: Path) -> None:
         with pytest.raises(InvalidModel, match=r"generation_config\.json: not a JSON object"):
             default_sampling(folder_with(tmp_path, [1]))
 
@@ -92,7 +98,9 @@ class TestSampling:
 @given(file=st.sampled_from(["generation_config.json", "config.json"]), key=st.sampled_from(KEYS), value=junk)
 @example("generation_config.json", "temperature", 10**400)
 @example("generation_config.json", "top_k", 10**400)
-def test_any_value_of_any_key(tmp_path_factory: pytest.TempPathFactory, file: str, key: str, value: object) -> None:
+def test_any_value_accepted_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, file: str, key: str, value: object
+) -> None:
     folder = folder_with(tmp_path_factory.getbasetemp() / "generation_lies")
     write_json(folder / file, {key: value})
     try:

@@ -1,95 +1,93 @@
-"""How much of a prompt goes beside running texts: what the steps before have taught."""
+"""The bound of prompt tokens beside decodes, learned from past steps."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frameworks.generation.step_cost import FEWEST_PROMPT_TOKENS, StepCost
+from frameworks.generation.step_cost import MIN_PROMPT_TOKENS, StepCost
 
 
-def learnt(*steps: tuple[int, int, float], most: int = 512) -> StepCost:
-    """From (texts, prompt tokens, seconds)."""
+def learned(*steps: tuple[int, int, float], most: int = 512) -> StepCost:
+    """Return the cost after steps of (decodes, prompt tokens, seconds)."""
     cost = StepCost(most)
     for step in steps:
         cost.learn(*step)
     return cost
 
 
-def test_with_no_text_running_all_there_may_be() -> None:
-    assert StepCost(512).most_prompt_tokens(0) == 512
-    assert learnt((4, 0, 0.01), (4, 100, 9.0)).most_prompt_tokens(0) == 512
+def test_bound_without_decodes_is_maximum() -> None:
+    assert StepCost(512).max_prompt_tokens(0) == 512
+    assert learned((4, 0, 0.01), (4, 100, 9.0)).max_prompt_tokens(0) == 512
 
 
-def test_before_anything_is_known_the_fewest() -> None:
-    assert StepCost(512).most_prompt_tokens(3) == FEWEST_PROMPT_TOKENS
-    assert learnt((0, 100, 0.1)).most_prompt_tokens(3) == FEWEST_PROMPT_TOKENS
-    assert learnt((3, 0, 0.1)).most_prompt_tokens(3) == FEWEST_PROMPT_TOKENS
+def test_bound_before_measurements_is_minimum() -> None:
+    assert StepCost(512).max_prompt_tokens(3) == MIN_PROMPT_TOKENS
+    assert learned((0, 100, 0.1)).max_prompt_tokens(3) == MIN_PROMPT_TOKENS
+    assert learned((3, 0, 0.1)).max_prompt_tokens(3) == MIN_PROMPT_TOKENS
 
 
-def test_a_step_with_a_part_of_a_prompt_takes_at_most_so_much_longer() -> None:
-    # 20 ms without, and 0.1 ms for each token of a prompt: 32 ms, 1.6 times as long, are 320 of them.
-    cost = learnt((4, 0, 0.020), (4, 100, 0.030))
-    assert cost.most_prompt_tokens(4) == pytest.approx(320, abs=1)
+def test_bound_limits_slowdown_of_decodes() -> None:
+    # 20 ms for the decodes and 0.1 ms for each prompt token: 32 ms more, 1.6 times as long again, are 320 tokens.
+    cost = learned((4, 0, 0.020), (4, 100, 0.030))
+    assert cost.max_prompt_tokens(4) == pytest.approx(320, abs=1)
 
 
-def test_prompts_alone_teach_too() -> None:
-    cost = learnt((4, 0, 0.020), (0, 100, 0.010))
-    assert cost.most_prompt_tokens(4) == pytest.approx(320, abs=1)
+def test_steps_without_decodes_are_learned() -> None:
+    cost = learned((4, 0, 0.020), (0, 100, 0.010))
+    assert cost.max_prompt_tokens(4) == pytest.approx(320, abs=1)
 
 
-def test_a_few_tokens_alone_teach_nothing() -> None:
-    """They are mostly what any step costs."""
-    cost = learnt((4, 0, 0.020), (0, FEWEST_PROMPT_TOKENS - 1, 0.020))
-    assert cost.most_prompt_tokens(4) == FEWEST_PROMPT_TOKENS
+def test_short_prompt_alone_not_learned() -> None:
+    """Such a step is mostly fixed cost."""
+    cost = learned((4, 0, 0.020), (0, MIN_PROMPT_TOKENS - 1, 0.020))
+    assert cost.max_prompt_tokens(4) == MIN_PROMPT_TOKENS
 
 
-def test_never_fewer_than_the_fewest_nor_more_than_the_most() -> None:
-    assert learnt((4, 0, 0.001), (4, 100, 1.0)).most_prompt_tokens(4) == FEWEST_PROMPT_TOKENS
-    assert learnt((4, 0, 1.0), (4, 100, 1.001), most=300).most_prompt_tokens(4) == 300
+def test_bound_between_minimum_and_maximum() -> None:
+    assert learned((4, 0, 0.001), (4, 100, 1.0)).max_prompt_tokens(4) == MIN_PROMPT_TOKENS
+    assert learned((4, 0, 1.0), (4, 100, 1.001), most=300).max_prompt_tokens(4) == 300
 
 
-def test_numbers_of_texts_are_told_apart_by_powers_of_two() -> None:
-    cost = learnt((2, 0, 0.010), (16, 0, 0.040), (0, 100, 0.010), most=1000)
-    few, many = cost.most_prompt_tokens(3), cost.most_prompt_tokens(31)
+def test_decodes_grouped_by_powers_of_two() -> None:
+    cost = learned((2, 0, 0.010), (16, 0, 0.040), (0, 100, 0.010), most=1000)
+    few, many = cost.max_prompt_tokens(3), cost.max_prompt_tokens(31)
     assert few == pytest.approx(160, abs=1)
     assert many == pytest.approx(640, abs=1)
 
 
-def test_a_number_that_was_not_seen_is_taken_for_the_nearest() -> None:
-    cost = learnt((2, 0, 0.010), (64, 0, 0.040), (0, 100, 0.010))
-    assert cost.most_prompt_tokens(4) == cost.most_prompt_tokens(2)
-    assert cost.most_prompt_tokens(32) == cost.most_prompt_tokens(64)
+def test_unmeasured_number_uses_nearest() -> None:
+    cost = learned((2, 0, 0.010), (64, 0, 0.040), (0, 100, 0.010))
+    assert cost.max_prompt_tokens(4) == cost.max_prompt_tokens(2)
+    assert cost.max_prompt_tokens(32) == cost.max_prompt_tokens(64)
 
 
-def test_one_step_that_the_machine_held_up_says_little() -> None:
+def test_delayed_step_changes_little() -> None:
     steady = [(4, 0, 0.020), (4, 100, 0.030)]
-    cost = learnt(*steady, (4, 0, 10.0))
-    assert cost.most_prompt_tokens(4) <= 1.7 * learnt(*steady).most_prompt_tokens(4)
+    cost = learned(*steady, (4, 0, 10.0))
+    assert cost.max_prompt_tokens(4) <= 1.7 * learned(*steady).max_prompt_tokens(4)
 
 
-def test_what_changes_is_followed() -> None:
-    cost = learnt((4, 0, 0.020), (4, 100, 0.030), *[(4, 0, 0.040)] * 30, most=1000)
-    assert cost.most_prompt_tokens(4) == pytest.approx(640, abs=6)
+def test_lasting_change_is_followed() -> None:
+    cost = learned((4, 0, 0.020), (4, 100, 0.030), *[(4, 0, 0.040)] * 30, most=1000)
+    assert cost.max_prompt_tokens(4) == pytest.approx(640, abs=6)
 
 
-def test_a_part_that_seemed_to_cost_nothing_does_not_open_the_gate_for_ever() -> None:
-    cost = learnt((4, 0, 0.020), (4, 20, 0.019), most=10**6)
-    assert cost.most_prompt_tokens(4) < 10**4
+def test_free_prompt_tokens_keep_bound_finite() -> None:
+    cost = learned((4, 0, 0.020), (4, 20, 0.019), most=10**6)
+    assert cost.max_prompt_tokens(4) < 10**4
 
 
-def test_a_step_in_which_the_clock_did_not_move_teaches_nothing() -> None:
+def test_step_of_zero_seconds_not_learned() -> None:
     steady = [(4, 0, 0.020), (4, 100, 0.030)]
-    assert learnt((4, 0, 0.0), (4, 100, 0.0)).most_prompt_tokens(4) == FEWEST_PROMPT_TOKENS
-    taught = learnt((4, 0, 0.0), (4, 100, 0.0), *steady, (4, 0, 0.0), (4, 100, 0.0))
-    assert taught.most_prompt_tokens(4) == learnt(*steady).most_prompt_tokens(4)
+    assert learned((4, 0, 0.0), (4, 100, 0.0)).max_prompt_tokens(4) == MIN_PROMPT_TOKENS
+    taught = learned((4, 0, 0.0), (4, 100, 0.0), *steady, (4, 0, 0.0), (4, 100, 0.0))
+    assert taught.max_prompt_tokens(4) == learned(*steady).max_prompt_tokens(4)
 
 
 seconds = st.just(0.0) | st.floats(1e-6, 100)
 steps = st.tuples(st.integers(0, 64), st.integers(0, 2048), seconds).filter(lambda step: step[0] + step[1])
 
 
-@given(st.lists(steps, max_size=20), st.integers(FEWEST_PROMPT_TOKENS, 4096), st.integers(0, 64))
-def test_whatever_was_seen_prompts_go_on_and_the_bound_holds(
-    seen: list[tuple[int, int, float]], most: int, texts: int
-) -> None:
-    assert FEWEST_PROMPT_TOKENS <= learnt(*seen, most=most).most_prompt_tokens(texts) <= most
+@given(st.lists(steps, max_size=20), st.integers(MIN_PROMPT_TOKENS, 4096), st.integers(0, 64))
+def test_bound_holds_for_any_measurements(seen: list[tuple[int, int, float]], most: int, texts: int) -> None:
+    assert MIN_PROMPT_TOKENS <= learned(*seen, most=most).max_prompt_tokens(texts) <= most

@@ -1,4 +1,4 @@
-"""What of a choice's text is sent, and when: however it is cut into tokens, the pieces make the text up to its stop."""
+"""Delivery of a choice's text: however it is cut into tokens, the pieces add up to the text before its stop string."""
 
 import codecs
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ from frameworks.generation.text_stream import ChoiceText
 from frameworks.generation.types import FinishReason, GeneratedToken, Piece
 
 SEQUENCE_ID = 7
-# Few letters, so that stop strings occur, overlap and begin again within themselves; some of several bytes.
+# Few letters, so that stop strings occur, overlap and restart within themselves; some of several bytes.
 LETTERS = "abé你🚂"
 texts = st.text(LETTERS, max_size=30)
 stop_strings = st.lists(st.text(LETTERS, min_size=1, max_size=5), max_size=4)
 
 
 class BytesOfTokens:
-    """A TokenStream whose token i is the i-th of some strings of bytes."""
+    """A TokenStream whose token i has the i-th of some byte strings."""
 
     def __init__(self, tokens: Sequence[bytes]) -> None:
         self._tokens = tokens
@@ -35,7 +35,7 @@ class BytesOfTokens:
 
 
 def cut_anywhere(text: str, borders: set[int]) -> list[bytes]:
-    """The text in tokens, cut at these bytes."""
+    """Return the text as tokens, cut at these bytes."""
     encoded = text.encode()
     places = sorted({0, len(encoded), *(border for border in borders if border < len(encoded))})
     return [encoded[begin:end] for begin, end in pairwise(places)]
@@ -50,7 +50,7 @@ def pieces_of(
     with_tokens: bool = False,
     min_tokens: int = 0,
 ) -> list[Piece]:
-    """The pieces of a text whose every token is pushed, also after its end."""
+    """Return the pieces of a text whose tokens are all pushed, even those after its end."""
     own_texts = [token.decode("utf-8", "replace") for token in tokens]
     choice = ChoiceText(
         3,
@@ -97,9 +97,7 @@ class TestStopStrings:
     @example("aaab", ["aab", "aac"], {1, 2, 3})
     @example("abab", ["b", "abab", "ab"], set())
     @example("你好🚂", ["好🚂"], {1, 2, 4, 7, 8})
-    def test_the_text_ends_before_the_first_however_it_is_cut(
-        self, text: str, stops: list[str], borders: set[int]
-    ) -> None:
+    def test_text_ends_before_first_stop_string(self, text: str, stops: list[str], borders: set[int]) -> None:
         pieces = pieces_of(cut_anywhere(text, borders), stops)
         wanted, is_stopped = cut_at_first_stop(text, stops)
         assert text_of(pieces) == wanted
@@ -107,8 +105,8 @@ class TestStopStrings:
         assert reasons == (["stop" if is_stopped else "length"] if text else [])
 
     @given(text=texts, stops=stop_strings, borders=st.sets(st.integers(0, 100)))
-    def test_nothing_is_held_back_longer_than_it_must(self, text: str, stops: list[str], borders: set[int]) -> None:
-        """After each token: all whole characters but the longest end of them that a stop string begins with."""
+    def test_only_possible_stop_string_held_back(self, text: str, stops: list[str], borders: set[int]) -> None:
+        """After each token all whole characters are delivered, except the longest suffix that starts a stop string."""
         tokens = cut_anywhere(text, borders)
         pieces = pieces_of(tokens, stops)
         for i, piece in enumerate(pieces):
@@ -129,15 +127,15 @@ class TestStopStrings:
             (["worldly"], "hello world"),
         ],
     )
-    def test_which_is_the_first(self, stops: list[str], wanted: str) -> None:
-        """The one that ends first, and then the longest; their order does not matter."""
+    def test_first_and_longest_stop_string_wins(self, stops: list[str], wanted: str) -> None:
+        """The string that ends first wins, then the longest; their order does not matter."""
         assert text_of(pieces_of([b"hello wor", b"ld"], stops)) == wanted
 
-    def test_what_looked_like_a_stop_string_comes_when_it_is_none(self) -> None:
+    def test_held_text_delivered_when_no_stop_string(self) -> None:
         pieces = pieces_of([b"one \n", b"\n", b"User", b": x", b"?"], ["\n\nUser:\t"])
         assert [piece.text for piece in pieces] == ["one ", "", "", "\n\nUser: x", "?"]
 
-    def test_a_stop_string_overrules_the_length_and_what_follows_it_is_passed_over(self) -> None:
+    def test_stop_string_overrides_length(self) -> None:
         pieces = pieces_of([b"a", b"STOP", b"b", b"c"], ["STOP"])
         assert [(piece.text, piece.finish_reason) for piece in pieces] == [
             ("a", None),
@@ -147,12 +145,12 @@ class TestStopStrings:
         ]
         assert pieces_of([b"a", b"b STOP"], ["STOP"])[-1] == Piece(3, "b ", "stop")
 
-    def test_what_is_held_back_comes_with_the_model_s_own_end(self) -> None:
+    def test_held_text_delivered_at_end(self) -> None:
         pieces = pieces_of([b"a ST", b"</s>"], ["STOP"], finish_reason="stop", last_is_text=False)
         assert [(piece.text, piece.finish_reason) for piece in pieces] == [("a ", None), ("ST", "stop")]
 
     @given(text=texts, stops=stop_strings, borders=st.sets(st.integers(0, 100)), min_tokens=st.integers(0, 6))
-    def test_one_that_ends_before_min_tokens_does_not_count(
+    def test_stop_string_before_min_tokens_ignored(
         self, text: str, stops: list[str], borders: set[int], min_tokens: int
     ) -> None:
         tokens = cut_anywhere(text, borders)
@@ -165,31 +163,31 @@ class TestStopStrings:
         sent = text_of(pieces_of(tokens, stops, min_tokens=min_tokens))
         assert sent == wanted
 
-    def test_one_that_does_not_count_is_sent_at_once(self) -> None:
+    def test_ignored_stop_string_delivered_at_once(self) -> None:
         pieces = pieces_of([b"a STOP", b"x STOP", b"y"], ["STOP"], min_tokens=1)
         assert [piece.text for piece in pieces] == ["a STOP", "x ", ""]
 
-    def test_many_characters_take_no_longer_each(self) -> None:
-        """A search that began anew at each character would look at 10^9 of them."""
+    def test_search_time_linear_in_text(self) -> None:
+        """A search that restarted at each character would read 10^9 of them."""
         choice = ChoiceText(0, BytesOfTokens([b"a" * 50]), StopStrings(["a" * 20_000 + "b"]))
         assert {choice.push(GeneratedToken(1, 0)).text for _ in range(400)} == {""}
         assert len(choice.push(GeneratedToken(1, 0)).text) == 50
 
 
 class TestCharacters:
-    def test_half_a_character_waits_for_the_other(self) -> None:
+    def test_incomplete_character_held_back(self) -> None:
         pieces = pieces_of([b"a\xf0\x9f", b"\x9a", b"\x82b"])
         assert [piece.text for piece in pieces] == ["a", "", "🚂b"]
 
     @pytest.mark.parametrize("last_is_text", [True, False])
-    def test_a_character_that_never_ends(self, last_is_text: bool) -> None:
+    def test_unfinished_character_replaced_at_end(self, last_is_text: bool) -> None:
         tokens = [b"a", b"\xf0\x9f", *([] if last_is_text else [b"</s>"])]
         assert text_of(pieces_of(tokens, last_is_text=last_is_text)) == "a\ufffd"
 
-    def test_its_replacement_may_be_in_a_stop_string(self) -> None:
+    def test_stop_string_with_replacement_character(self) -> None:
         assert pieces_of([b"ab", b"\xf0\x9f"], ["b\ufffd"])[-1] == Piece(3, "", "stop")
 
-    def test_the_token_that_ended_the_text_is_not_shown(self) -> None:
+    def test_stop_token_has_no_text(self) -> None:
         for reason in ("stop", "length"):
             pieces = pieces_of([b"a", b"</s>"], finish_reason=_reason(reason), last_is_text=False, with_tokens=True)
             assert [(piece.text, len(piece.tokens)) for piece in pieces] == [("a", 1), ("", 0)]
@@ -204,21 +202,21 @@ class TestTokens:
     def ids_of(self, pieces: Sequence[Piece]) -> list[list[int]]:
         return [[token.token_id for token in piece.tokens] for piece in pieces]
 
-    def test_none_where_they_were_not_asked_for(self) -> None:
+    def test_tokens_absent_unless_requested(self) -> None:
         assert self.ids_of(pieces_of([b"a", b"b"])) == [[], []]
 
-    def test_their_text_and_probabilities(self) -> None:
+    def test_tokens_have_text_and_probabilities(self) -> None:
         [_, piece] = pieces_of([b"a", b" b"], with_tokens=True)
         [token] = piece.tokens
         assert (token.token_id, token.text, token.logprob) == (1, " b", -1.0)
         assert token.top == ((1, " b", -1.0), (0, "a", -9.0))
 
-    def test_they_wait_for_the_character_they_are_of(self) -> None:
+    def test_tokens_delivered_with_their_character(self) -> None:
         assert self.ids_of(pieces_of([b"a", b"\xf0", b"\x9f\x9a", b"\x82", b"b"], with_tokens=True)) == [
             [0], [], [], [1, 2, 3], [4],
         ]  # fmt: skip
 
-    def test_they_wait_with_the_text_that_is_held_back(self) -> None:
+    def test_tokens_held_back_with_their_text(self) -> None:
         assert self.ids_of(pieces_of([b"a S", b"T", b"x", b"y"], ["STOP"], with_tokens=True)) == [
             [],
             [],
@@ -226,13 +224,13 @@ class TestTokens:
             [3],
         ]
 
-    def test_those_of_which_a_stop_string_leaves_nothing_are_not_shown(self) -> None:
+    def test_tokens_after_stop_string_dropped(self) -> None:
         assert self.ids_of(pieces_of([b"a", b"b S", b"TO", b"P", b"c"], ["STOP"], with_tokens=True)) == [
             [0], [], [], [1], [],
         ]  # fmt: skip
 
     @given(text=texts, stops=stop_strings, borders=st.sets(st.integers(0, 100)), last_is_text=st.booleans())
-    def test_each_comes_once_in_order_and_never_before_its_text(
+    def test_tokens_delivered_once_in_order(
         self, text: str, stops: list[str], borders: set[int], last_is_text: bool
     ) -> None:
         tokens = cut_anywhere(text, borders)

@@ -16,7 +16,7 @@ END_TOKENS = ("</s>", "<|end|>")
 def _searched_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU NumPy searches, elsewhere torch; this makes torch do it here too."""
     if request.param == "torch":
-        monkeypatch.setattr(searches, "_by_numpy", lambda _: False)
+        monkeypatch.setattr(searches, "_uses_numpy", lambda _: False)
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from frameworks.generation.types import Sampling, SequenceRequest
-from frameworks.pytorch.generation.masking import Words
+from frameworks.pytorch.generation.masking import MaskWords
 from frameworks.pytorch.generation.sampling import Sampled, Sampler
 from frameworks.pytorch.generation.sampling_state import SamplingState
 
@@ -22,7 +22,7 @@ class AllowedIds:
         self.token_ids = token_ids
         self.accepted: list[int] = []
 
-    def fill_mask(self, mask: Words) -> None:
+    def fill_mask(self, mask: MaskWords) -> None:
         bits = np.zeros(mask.size * 32, np.uint8)
         bits[list(self.token_ids)] = 1
         mask |= np.packbits(bits, bitorder="little").view(np.int32)

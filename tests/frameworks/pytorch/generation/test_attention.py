@@ -32,10 +32,10 @@ def _products_of_bf16() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Part:
-    """Of a sequence `start` tokens are in the memory, `count` are computed."""
+    """Of a sequence `start` tokens are in the memory, `num_tokens` are computed."""
 
     start: int
-    count: int
+    num_tokens: int
 
 
 @dataclass(frozen=True)
@@ -59,17 +59,17 @@ class Case:
         for keys, values in self.cache.layers:
             keys.fill_(30)
             values.fill_(1000)
-        parts = sorted(parts, key=lambda part: part.count > 1)
-        self.keys = [self._random(part.start + part.count, form.heads) for part in parts]
-        self.values = [self._random(part.start + part.count, form.heads) for part in parts]
-        self.queries = [self._random(part.count, form.heads * form.group) for part in parts]
+        parts = sorted(parts, key=lambda part: part.num_tokens > 1)
+        self.keys = [self._random(part.start + part.num_tokens, form.heads) for part in parts]
+        self.values = [self._random(part.start + part.num_tokens, form.heads) for part in parts]
+        self.queries = [self._random(part.num_tokens, form.heads * form.group) for part in parts]
         free = iter(order)
         self.parts = [self._placed(number, part, free) for number, part in enumerate(parts)]
 
     def ours(self, layer: int = 1, scale: float | None = None) -> list[torch.Tensor]:
         blocks = BlockAttention(self.cache, self.form.heads * self.form.group, self.form.head_size**-0.5)
         layout = blocks.layout = LayoutMaker(self.cache, self.form.group, CPU).make(self.parts)
-        own = [slice(part.start, part.start + part.count) for part in self.parts]
+        own = [slice(part.start, part.start + part.num_tokens) for part in self.parts]
         seen = blocks(
             layer,
             filled(self.queries, layout),
@@ -85,8 +85,8 @@ class Case:
             self.form.softcap,
         )
         assert seen.dtype == self.form.dtype
-        assert not seen[layout.tokens :].any(), "what is no token's is nothing, not even NaN"
-        return list(torch.split(seen[: layout.tokens], [part.count for part in self.parts]))
+        assert not seen[layout.num_tokens :].any(), "what is no token's is nothing, not even NaN"
+        return list(torch.split(seen[: layout.num_tokens], [part.num_tokens for part in self.parts]))
 
     def expected(self, scale: float | None = None) -> list[torch.Tensor]:
         """By torch, sequence by sequence, in double precision."""
@@ -98,8 +98,8 @@ class Case:
             states[number].double().transpose(0, 1) for states in (self.queries, self.keys, self.values)
         )
         key, value = key.repeat_interleave(form.group, 0), value.repeat_interleave(form.group, 0)
-        own = torch.arange(part.start, part.start + part.count)[:, None]
-        other = torch.arange(part.start + part.count)
+        own = torch.arange(part.start, part.start + part.num_tokens)[:, None]
+        other = torch.arange(part.start + part.num_tokens)
         mask = (other <= own) & (other > own - (form.window or 10**6))
         if form.softcap is None:
             seen = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
@@ -110,7 +110,7 @@ class Case:
         return seen.transpose(0, 1)
 
     def _placed(self, number: int, part: Part, free: Iterator[int]) -> StepPart:
-        length = part.start + part.count
+        length = part.start + part.num_tokens
         sequence = Sequence(SequenceRequest(number, (1,) * length, 1, Sampling(), priority=5), 0.0)
         sequence.blocks = [next(free) for _ in range(-(-length // BLOCK_TOKENS))]
         for keys, values in self.cache.layers:
@@ -118,7 +118,7 @@ class Case:
                 block, at = sequence.blocks[position // BLOCK_TOKENS], position % BLOCK_TOKENS
                 keys[block, :, at] = self.keys[number][position]
                 values[block, :, at] = self.values[number][position]
-        return StepPart(sequence, part.start, part.count)
+        return StepPart(sequence, part.start, part.num_tokens)
 
     def _random(self, tokens: int, heads: int) -> torch.Tensor:
         return torch.randn(tokens, heads, self.form.head_size, generator=self._numbers).to(self.form.dtype)
@@ -127,7 +127,9 @@ class Case:
 def filled(states: list[torch.Tensor], layout: StepLayout) -> torch.Tensor:
     """Of the step's tokens, and behind them rows that are no token's: whatever is in those."""
     rows = len(layout.positions)
-    return torch.cat([*states, torch.full((rows - layout.tokens, *states[0].shape[1:]), torch.nan)]).to(states[0].dtype)
+    return torch.cat([*states, torch.full((rows - layout.num_tokens, *states[0].shape[1:]), torch.nan)]).to(
+        states[0].dtype
+    )
 
 
 def check(case: Case, scale: float | None = None) -> None:
@@ -170,7 +172,7 @@ class TestForms:
 
     def test_texts_of_one_block_need_no_sums(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Wherever their blocks lie: idle ones between them are read, and nobody's."""
-        monkeypatch.setattr(attention, "unseen", lambda dtype: pytest.fail("sums were made"))
+        monkeypatch.setattr(attention, "masked_bias", lambda dtype: pytest.fail("sums were made"))
         for order in (IN_ROW, IN_ROW[::-1], IN_ROW[::2], SCATTERED):
             check(Case([Part(5, 1), Part(31, 1), Part(0, 1)], Form(), order))
 
@@ -181,7 +183,7 @@ class TestForms:
     def test_a_text_alone_needs_no_sums(
         self, start: int, order: list[int], window: int | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(attention, "unseen", lambda dtype: pytest.fail("sums were made"))
+        monkeypatch.setattr(attention, "masked_bias", lambda dtype: pytest.fail("sums were made"))
         check(Case([Part(start, 1)], Form(window=window, dtype=dtype), order))
 
     def test_a_prompt_alone(self) -> None:
@@ -212,7 +214,7 @@ class TestMemory:
         assert torch.equal(case.cache.layers[0][1], before[0][1])
         expected_keys, expected_values = before[1]
         for number, part in enumerate(case.parts):
-            for position in range(part.start, part.start + part.count):
+            for position in range(part.start, part.start + part.num_tokens):
                 block, at = part.sequence.blocks[position // BLOCK_TOKENS], position % BLOCK_TOKENS
                 expected_keys[block, :, at] = case.keys[number][position]
                 expected_values[block, :, at] = case.values[number][position]
@@ -234,8 +236,8 @@ class TestMemory:
         assert all(ours.isfinite().all() for ours in case.ours())
 
 
-lengths = st.builds(Part, start=st.integers(0, 130), count=st.just(1)) | st.builds(
-    Part, start=st.integers(0, 130), count=st.integers(2, 40)
+lengths = st.builds(Part, start=st.integers(0, 130), num_tokens=st.just(1)) | st.builds(
+    Part, start=st.integers(0, 130), num_tokens=st.integers(2, 40)
 )
 
 

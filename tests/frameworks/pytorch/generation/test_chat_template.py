@@ -81,11 +81,11 @@ def test_messages_that_a_template_does_not_take(template: str, reason: str) -> N
 )
 def test_a_template_that_never_ends_is_ended(template: str) -> None:
     with pytest.raises(InvalidInput, match=r"messages: .*(longer than 0\.05 seconds|recursion)"):
-        ChatTemplate(template, {}, most_seconds=0.05).render(TALK)
+        ChatTemplate(template, {}, max_seconds=0.05).render(TALK)
 
 
 def test_the_time_is_of_one_rendering() -> None:
-    template = ChatTemplate("{% for i in range(3000) %}{% endfor %}", {}, most_seconds=0.2)
+    template = ChatTemplate("{% for i in range(3000) %}{% endfor %}", {}, max_seconds=0.2)
     assert {template.render(TALK) for _ in range(300)} == {""}
 
 
@@ -101,7 +101,7 @@ def test_the_time_is_of_one_rendering() -> None:
 )
 def test_a_prompt_that_is_too_long(template: str, reason: str) -> None:
     with pytest.raises(InvalidInput, match=f"messages: .*{reason}"):
-        ChatTemplate(template, {}, most_characters=1000).render(TALK)
+        ChatTemplate(template, {}, max_characters=1000).render(TALK)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_no_messages() -> None:
 
 def test_two_models_with_one_template_do_not_share_their_bounds() -> None:
     source = "{% for i in range(300) %}12345{% endfor %}"
-    narrow, wide = ChatTemplate(source, {}, most_characters=1000), ChatTemplate(source, {})
+    narrow, wide = ChatTemplate(source, {}, max_characters=1000), ChatTemplate(source, {})
     assert len(wide.render(TALK)) == 1500
     with pytest.raises(InvalidInput):
         narrow.render(TALK)

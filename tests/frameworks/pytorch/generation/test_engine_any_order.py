@@ -109,7 +109,7 @@ def test_each_text_is_what_it_is_alone(
 ) -> None:
     assert small._parts is not None
     if forgets:
-        small._parts.scheduler.forget()
+        small._parts.scheduler.clear_cache()
     given_ids: dict[int, list[int]] = {number: [] for number in range(len(coming))}
     begun: list[int] = []
     clock = 0
@@ -151,7 +151,7 @@ def test_siblings_share_their_prompt_and_nothing_else(reference: Reference, smal
     prompt = COMMON[:70]
     siblings = [request(i, prompt, 12, Sampling(temperature=1.5, seed=i)) for i in range(5)]
     assert small._parts is not None
-    small._parts.scheduler.forget()
+    small._parts.scheduler.clear_cache()
     for one in siblings:
         small.add(one)
     results = run_out(small)

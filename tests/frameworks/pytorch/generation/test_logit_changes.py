@@ -13,18 +13,18 @@ from transformers.generation.logits_process import RepetitionPenaltyLogitsProces
 
 from frameworks.errors import InvalidInput
 from frameworks.generation.types import Sampling
-from frameworks.pytorch.generation.logit_changes import LogitChanges
 from frameworks.pytorch.generation.sampling import Sampler
+from frameworks.pytorch.generation.sampling_state import LogitProcessor
 from tests.frameworks.pytorch.generation.sampling_cases import CPU, AllowedIds, ids, random_logits, shares, state_of
 
 SIZE = 40
 TOKENS = st.integers(0, SIZE - 1)
 
 
-def changed(logits: torch.Tensor, changes: LogitChanges) -> torch.Tensor:
+def changed(logits: torch.Tensor, changes: LogitProcessor) -> torch.Tensor:
     """The row as its changes say."""
     row = logits.clone()
-    token_ids, divisors, shifts = (torch.from_numpy(array.copy()) for array in changes.now())
+    token_ids, divisors, shifts = (torch.from_numpy(array.copy()) for array in changes.current())
     assert len(set(token_ids.tolist())) == len(token_ids)
     row[token_ids] = torch.where(row[token_ids] < 0, row[token_ids] * divisors, row[token_ids] / divisors) + shifts
     return row
@@ -57,7 +57,7 @@ class TestLogitChanges:
             repetition_penalty=repetition, frequency_penalty=frequency, presence_penalty=presence, logit_bias=bias
         )
         logits = random_logits(1, SIZE, seed)
-        changes = LogitChanges(sampling, prompt, (), SIZE)
+        changes = LogitProcessor(sampling, prompt, (), SIZE)
         for count in range(len(text) + 1):
             if count:
                 changes.accept(text[count - 1])
@@ -74,7 +74,7 @@ class TestLogitChanges:
     @given(prompt=st.lists(TOKENS, max_size=12), text=st.lists(TOKENS, max_size=12))
     def test_what_is_barred_is_barred_until_it_is_not(self, prompt: list[int], text: list[int]) -> None:
         sampling = Sampling(repetition_penalty=1.5, frequency_penalty=0.5, logit_bias={3: 100.0, 4: 1.0})
-        barred, free = (LogitChanges(sampling, prompt, bar, SIZE) for bar in ({3, 7, 99}, ()))
+        barred, free = (LogitProcessor(sampling, prompt, bar, SIZE) for bar in ({3, 7, 99}, ()))
         logits = random_logits(1, SIZE)[0]
         for token_id in text:
             barred.accept(token_id)
@@ -82,15 +82,15 @@ class TestLogitChanges:
         expected = changed(logits, free)
         expected[[3, 7]] = -math.inf
         assert torch.equal(changed(logits, barred), expected)
-        barred.lift_bar()
+        barred.allow_suppressed()
         assert torch.equal(changed(logits, barred), changed(logits, free))
 
     def test_nothing_to_change_is_known_as_such(self) -> None:
-        assert not LogitChanges(Sampling(), range(10), (), SIZE).can_come
-        barred = LogitChanges(Sampling(), range(10), {3}, SIZE)
-        assert barred.can_come
-        barred.lift_bar()
-        assert not barred.can_come
+        assert not LogitProcessor(Sampling(), range(10), (), SIZE).has_effect
+        barred = LogitProcessor(Sampling(), range(10), {3}, SIZE)
+        assert barred.has_effect
+        barred.allow_suppressed()
+        assert not barred.has_effect
 
 
 class TestInBatches:

@@ -20,12 +20,12 @@ def test_a_step_s_tokens_and_where_they_go() -> None:
     layout = LAYOUTS.make([text, prompt, unfinished])
     assert layout.token_ids.tolist() == [134, 131, 132, 133, 100, 101]
     assert layout.positions.tolist() == [34, 31, 32, 33, 0, 1]
-    assert layout.texts == 1
-    assert layout.last.tolist() == [0, 3]
-    assert layout.num_last == 2
-    assert layout.wanted is layout.last
-    assert layout.last.dtype == torch.int64
-    assert [(each.first, each.count, each.start, each.blocks.tolist()) for each in layout.prompts] == [
+    assert layout.num_decodes == 1
+    assert layout.logit_rows.tolist() == [0, 3]
+    assert layout.num_logits == 2
+    assert layout.selected_rows is layout.logit_rows
+    assert layout.logit_rows.dtype == torch.int64
+    assert [(each.first, each.num_tokens, each.start, each.blocks.tolist()) for each in layout.prefills] == [
         (1, 3, 31, [3, 0]),
         (4, 2, 0, [5]),
     ]
@@ -40,22 +40,22 @@ def test_a_step_s_tokens_and_where_they_go() -> None:
 def test_what_fills_a_step_up_goes_nowhere() -> None:
     """33 tokens are computed as 36; what is written, and whose next token is chosen, is as without."""
     layout = LAYOUTS.make([part_of([4, 1], 5, 1), part_of([3, 0], 2, 32)])
-    assert layout.tokens == 33
+    assert layout.num_tokens == 33
     assert layout.token_ids.tolist() == [105, *range(102, 134), 0, 0, 0]
     assert layout.positions.tolist() == [5, *range(2, 34), 0, 0, 0]
     assert len(layout.writes) == 33 * 2 * SHAPE.heads
-    assert layout.last.tolist() == [0, 32]
+    assert layout.logit_rows.tolist() == [0, 32]
 
 
 def test_what_a_step_without_any_end_gives() -> None:
     layout = LAYOUTS.make([part_of([0], 0, 4, is_last=False)])
-    assert layout.last.tolist() == []
-    assert layout.last.dtype == torch.int64
+    assert layout.logit_rows.tolist() == []
+    assert layout.logit_rows.dtype == torch.int64
 
 
 @pytest.mark.parametrize(("blocks", "is_one_piece"), [([0, 1], True), ([2, 5], True), ([0, 60], False)])
 def test_blocks_that_lie_together_are_read_in_one_piece(blocks: list[int], is_one_piece: bool) -> None:
-    rows = LAYOUTS.make([part_of(blocks, BLOCK_TOKENS, 1)]).text_rows(None)
+    rows = LAYOUTS.make([part_of(blocks, BLOCK_TOKENS, 1)]).decode_rows(None)
     assert isinstance(rows.blocks, BlockViews) == is_one_piece
 
 
@@ -68,11 +68,11 @@ def blocks_of(views: BlockViews) -> tuple[int, int]:
 
 def test_only_the_blocks_within_a_window_are_read() -> None:
     layout = LAYOUTS.make([part_of([7, 8, 9], 2 * BLOCK_TOKENS, 1)])
-    views = [layout.text_rows(window).blocks for window in (1, 2, BLOCK_TOKENS + 1, BLOCK_TOKENS + 2, None)]
+    views = [layout.decode_rows(window).blocks for window in (1, 2, BLOCK_TOKENS + 1, BLOCK_TOKENS + 2, None)]
     assert [blocks_of(each) for each in views if isinstance(each, BlockViews)] == [
         (9, 10), (8, 10), (8, 10), (7, 10), (7, 10),
     ]  # fmt: skip
-    assert layout.text_rows(2) is layout.text_rows(2)
+    assert layout.decode_rows(2) is layout.decode_rows(2)
 
 
 @pytest.mark.parametrize("window", [None, 1, 2, 3, 9])

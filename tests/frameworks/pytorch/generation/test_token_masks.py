@@ -341,7 +341,7 @@ class TestCompiling:
     def test_what_was_not_used_for_longest_is_forgotten(
         self, tokenizer: Tokenizer, compiled: list[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(token_masks, "_MAX_KEPT", 2)
+        monkeypatch.setattr(token_masks, "_MAX_CACHED", 2)
         masks = TokenMasks(tokenizer, SIZE, ENDS)
         for text in ("a", "b", "a", "c", "a"):
             masks.compile(choice(text))
