@@ -1,8 +1,8 @@
-"""Folders of models that are made once and read by many tests."""
+"""Fixtures for folders of models that many tests share."""
 
 import os
 
-# Before transformers is imported by whoever is first: nothing in these tests may reach for a hub.
+# Set before the first import of transformers: no test may contact a hub.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import shutil
@@ -17,7 +17,7 @@ FolderMaker = Callable[..., Path]
 
 @pytest.fixture(scope="session")
 def made_once(tmp_path_factory: pytest.TempPathFactory) -> FolderMaker:
-    """`made_once(save, **options)`: the folder that `save(folder, **options)` writes. To read, not to change."""
+    """`made_once(save, **options)` returns the folder that `save(folder, **options)` writes; do not change it."""
     made: dict[str, Path] = {}
 
     def make(save: Callable[..., Any], **options: Any) -> Path:
@@ -32,7 +32,7 @@ def made_once(tmp_path_factory: pytest.TempPathFactory) -> FolderMaker:
 
 @pytest.fixture
 def copied(made_once: FolderMaker, tmp_path: Path) -> FolderMaker:
-    """As `made_once`, but a copy of one's own, to change."""
+    """As `made_once`, but returns a copy that the test may change."""
 
     def make(save: Callable[..., Any], **options: Any) -> Path:
         folder = tmp_path / f"copy_{len(list(tmp_path.iterdir()))}"

@@ -1,4 +1,4 @@
-"""Loading, names and permits, also all at once."""
+"""Test loading, names and permits of the manager, also concurrently."""
 
 import asyncio
 import threading
@@ -31,7 +31,7 @@ from tests.support.managing import ask, entry, make_manager, permitted, register
 
 class TestLoading:
     @in_loop
-    async def test_a_model_is_warmed_up_before_it_is_ready(self) -> None:
+    async def test_model_is_warmed_up_before_ready(self) -> None:
         registry = FakeRegistry()
         async with serving(registry) as manager:
             slot = manager.slot("m")
@@ -41,7 +41,7 @@ class TestLoading:
             assert await ask(manager, 21) == [42]
 
     @in_loop
-    async def test_nothing_is_read_when_a_model_is_registered(self) -> None:
+    async def test_register_reads_no_files(self) -> None:
         registry = FakeRegistry()
         async with make_manager(registry) as manager:
             slot = register(manager)
@@ -50,7 +50,7 @@ class TestLoading:
                 await ask(manager)
 
     @in_loop
-    async def test_two_loads_at_once_load_once(self) -> None:
+    async def test_concurrent_loads_share_one_load(self) -> None:
         gate = Gate()
         registry = FakeRegistry(on_load=gate)
         async with make_manager(registry) as manager:
@@ -65,7 +65,7 @@ class TestLoading:
             assert (len(registry.made), slot.loads) == (1, 1)
 
     @in_loop
-    async def test_a_model_that_cannot_be_loaded_has_failed_with_the_reason(self) -> None:
+    async def test_failed_load_has_state_and_reason(self) -> None:
         async with make_manager(FakeRegistry()) as manager:
             slot = register(manager, file="broken")
             with pytest.raises(InvalidModel, match="broken"):
@@ -75,13 +75,13 @@ class TestLoading:
                 ModelFailed, match=r"broken: broken; it is tried again in [01]\.\d s, or by POST /models/m/load"
             ):
                 await ask(manager)
-            slot.path = Path("mended")
+            slot.path = Path("repaired")
             await manager.load("m")
             assert (slot.state, slot.reason) == (ModelState.READY, None)
             assert await ask(manager) == [2]
 
     @in_loop
-    async def test_what_a_library_raises_becomes_our_word_for_it(self) -> None:
+    async def test_library_error_becomes_invalid_model(self) -> None:
         def on_load() -> None:
             raise ZeroDivisionError("by the library")
 
@@ -93,8 +93,8 @@ class TestLoading:
             assert [entry["event"] for entry in logs] == ["model failed to load"]
 
     @in_loop
-    async def test_a_model_that_does_not_warm_up_is_closed(self) -> None:
-        class Cold(FakeRegistry):
+    async def test_model_with_failed_warm_up_is_closed(self) -> None:
+        class FailingWarmUp(FakeRegistry):
             def load(self, *arguments: Any) -> Any:
                 model = super().load(*arguments)
                 self.made[-1].warm_up = self.refuse  # type: ignore[method-assign]
@@ -102,18 +102,18 @@ class TestLoading:
 
             @staticmethod
             def refuse() -> None:
-                raise OutOfMemory("it is too cold")
+                raise OutOfMemory("warm-up failed")
 
-        registry = Cold()
+        registry = FailingWarmUp()
         async with make_manager(registry) as manager:
             slot = register(manager)
             with pytest.raises(OutOfMemory):
                 await manager.load("m")
-            assert (slot.state, slot.reason) == (ModelState.FAILED, "it is too cold")
+            assert (slot.state, slot.reason) == (ModelState.FAILED, "warm-up failed")
             assert registry.made[0].is_closed
 
     @in_loop
-    async def test_at_start_up_one_failure_does_not_keep_the_others(self) -> None:
+    async def test_startup_continues_after_failed_model(self) -> None:
         async with make_manager(FakeRegistry()) as manager:
             for name, file in {"a": "files", "b": "broken", "c": "files"}.items():
                 register(manager, name, file)
@@ -127,7 +127,7 @@ class TestLoading:
             assert ready[0]["warm_up_s"] >= 0
 
     @in_loop
-    async def test_a_load_whose_caller_left_goes_on_to_its_end(self) -> None:
+    async def test_load_continues_after_cancelled_caller(self) -> None:
         gate = Gate()
         registry = FakeRegistry(on_load=gate)
         async with make_manager(registry) as manager:
@@ -142,7 +142,7 @@ class TestLoading:
             assert (len(registry.made), await ask(manager)) == (1, [2])
 
     @in_loop
-    async def test_a_framework_s_registry_is_made_once_in_a_loader_thread(self) -> None:
+    async def test_registry_is_created_once_in_loader_thread(self) -> None:
         made: list[str] = []
 
         def make() -> FakeRegistry:
@@ -159,7 +159,7 @@ class TestLoading:
         assert made[0].startswith("loader")
 
     @in_loop
-    async def test_a_device_is_prepared_once_before_the_first_load_there(self) -> None:
+    async def test_device_is_prepared_once_before_first_load(self) -> None:
         registry = FakeRegistry()
         registry.on_load = lambda: seen.append([*registry.prepared])
         seen: list[list[str]] = []
@@ -172,7 +172,7 @@ class TestLoading:
 
 class TestInstances:
     @in_loop
-    async def test_each_is_warmed_up_runs_in_a_thread_of_its_own_and_is_closed(self) -> None:
+    async def test_instances_run_in_own_threads_and_are_closed(self) -> None:
         gate = Gate()
         registry = FakeRegistry(gate)
         async with serving(registry, instances=3) as manager:
@@ -184,8 +184,8 @@ class TestInstances:
         assert [model.is_closed for model in registry.made] == [True] * 3
 
     @in_loop
-    async def test_where_one_does_not_warm_up_all_are_closed(self) -> None:
-        class Cold(FakeRegistry):
+    async def test_failed_warm_up_closes_all_instances(self) -> None:
+        class FailingWarmUp(FakeRegistry):
             def load(self, *arguments: Any) -> Any:
                 instances = super().load(*arguments)
                 self.made[1].warm_up = self.refuse  # type: ignore[method-assign]
@@ -193,9 +193,9 @@ class TestInstances:
 
             @staticmethod
             def refuse() -> None:
-                raise OutOfMemory("it is too cold")
+                raise OutOfMemory("warm-up failed")
 
-        registry = Cold()
+        registry = FailingWarmUp()
         async with make_manager(registry) as manager:
             register(manager, instances=3)
             with pytest.raises(OutOfMemory):
@@ -203,7 +203,7 @@ class TestInstances:
             assert [model.is_closed for model in registry.made] == [True] * 3
 
     @in_loop
-    async def test_the_model_has_failed_only_when_the_last_has_died(self) -> None:
+    async def test_model_fails_when_last_instance_has_died(self) -> None:
         def die(x: list[object]) -> None:
             if x == [13]:
                 raise SystemExit
@@ -222,7 +222,7 @@ class TestInstances:
 
 class TestNames:
     @in_loop
-    async def test_a_name_is_taken_once(self) -> None:
+    async def test_registered_name_is_refused(self) -> None:
         async with make_manager(FakeRegistry()) as manager:
             register(manager)
             with pytest.raises(ModelExists, match='"m"'):
@@ -232,7 +232,7 @@ class TestNames:
             assert [slot.name for slot in manager.slots] == ["m"]
 
     @in_loop
-    async def test_an_unknown_name_lists_near_ones(self) -> None:
+    async def test_unknown_name_lists_similar_names(self) -> None:
         async with make_manager(FakeRegistry()) as manager:
             with pytest.raises(ModelNotFound, match="no model is registered"):
                 manager.slot("bert")
@@ -245,7 +245,7 @@ class TestNames:
                     await wait("what")
 
     @in_loop
-    async def test_a_model_added_that_cannot_be_loaded_is_not_kept(self) -> None:
+    async def test_failed_add_removes_model(self) -> None:
         async with make_manager(FakeRegistry()) as manager:
             with pytest.raises(InvalidModel):
                 await manager.add("fake", entry(), Path("broken"))
@@ -254,7 +254,7 @@ class TestNames:
             assert slot.state is ModelState.READY
 
     @in_loop
-    async def test_an_entry_s_own_bounds_go_before_the_server_s(self) -> None:
+    async def test_limits_of_entry_override_server_limits(self) -> None:
         async with make_manager(FakeRegistry()) as manager:
             own = register(manager, "own", max_batch_size=3, max_batch_tokens=99, max_queue_delay_ms=20)
             other = register(manager, "other")
@@ -262,7 +262,7 @@ class TestNames:
             assert other.limits == BatchLimits(max_rows=4, max_tokens=None, max_delay_s=0.0)
 
     @in_loop
-    async def test_only_an_entry_s_own_keys_bound_its_requests(self) -> None:
+    async def test_request_limits_come_from_entry_only(self) -> None:
         async with make_manager(FakeRegistry()) as manager:
             own = register(manager, "own", max_queue_size=2, max_concurrent_requests=5)
             other = register(manager, "other")
@@ -270,7 +270,7 @@ class TestNames:
             assert (other.requests.max_queue_size, other.requests.max_concurrent_requests) == (None, None)
 
     @in_loop
-    async def test_there_is_one_version(self) -> None:
+    async def test_model_without_folders_has_one_version(self) -> None:
         async with serving(FakeRegistry()) as manager:
             slot = manager.slot("m")
             assert slot.version_named("1") is slot.route() is slot.active
@@ -280,7 +280,7 @@ class TestNames:
 
 class TestPermits:
     @in_loop
-    async def test_what_runs_does_not_wait_and_past_the_queue_s_bound_is_a_refusal(self) -> None:
+    async def test_request_beyond_queue_limit_is_refused(self) -> None:
         gate = Gate()
         async with serving(FakeRegistry(gate), max_queue_size=2) as manager:
             slot = manager.slot("m")
@@ -289,7 +289,7 @@ class TestPermits:
             assert (slot.requests.inflight, slot.queue_depth) == (1, 0)
             for i in (1, 2):
                 asked.append(task(ask(manager, i)))
-                # A model that takes no company is handed the next request while this one runs.
+                # A model without batching gets the next request while this one runs.
                 await soon(lambda: slot.requests.inflight == len(asked))
             await soon(lambda: slot.queue_depth == 1)
             with permitted(slot):
@@ -304,7 +304,7 @@ class TestPermits:
             slot.requests.check_room()
 
     @in_loop
-    async def test_past_the_bound_of_requests_at_once_is_a_refusal(self) -> None:
+    async def test_request_beyond_concurrency_limit_is_refused(self) -> None:
         gate = Gate()
         async with serving(FakeRegistry(gate), max_concurrent_requests=1) as manager:
             asked = task(ask(manager))
@@ -316,7 +316,7 @@ class TestPermits:
             assert await ask(manager) == [2]
 
     @in_loop
-    async def test_a_permit_comes_back_however_the_request_ends(self) -> None:
+    async def test_permit_is_released_however_request_ends(self) -> None:
         gate = Gate()
         async with serving(FakeRegistry(lambda x: gate() if x == [7] else None)) as manager:
             slot = manager.slot("m")

@@ -1,4 +1,4 @@
-"""Whatever is asked of the manager in whatever order: everybody is answered or refused, and everything comes back."""
+"""Test random orders of commands and requests: every request ends, and all permits are released."""
 
 import asyncio
 import threading
@@ -27,15 +27,15 @@ MAX_REQUESTS = 3
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """The loop turns only within a rule; what a rule starts goes on through the next ones."""
+    """The loop runs only within a rule; tasks of a rule continue during the next rules."""
 
     @initialize()
-    def open_the_house(self) -> None:
+    def start_manager(self) -> None:
         self.logs = capture_logs()
         self.logs.__enter__()
         self.runner = asyncio.Runner()
-        self.unhindered = threading.Event()
-        self.unhindered.set()
+        self.unblocked = threading.Event()
+        self.unblocked.set()
         self.registry = FakeRegistry(self.behave, on_load=self.wait)
         self.manager = MLFrameworkManager(
             {"fake": lambda: self.registry},
@@ -44,8 +44,8 @@ class AnyOrder(RuleBasedStateMachine):
             SchedulingSettings(),
             drain_timeout_s=3,
         )
-        self.questions: list[tuple[object, asyncio.Task[Any]]] = []
-        self.orders: list[asyncio.Task[Any]] = []
+        self.requests: list[tuple[object, asyncio.Task[Any]]] = []
+        self.commands: list[asyncio.Task[Any]] = []
         self.cancelled: set[asyncio.Task[Any]] = set()
         for name in "ab":
             self.register(name, broken=False)
@@ -53,7 +53,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.runner.run(self.manager.load_registered())
 
     def wait(self) -> None:
-        assert self.unhindered.wait(10)
+        assert self.unblocked.wait(10)
 
     def behave(self, x: list[object]) -> None:
         self.wait()
@@ -86,86 +86,86 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(name=NAMES)
     def load(self, name: str) -> None:
-        self.orders.append(self.start(self.manager.load(name)))
+        self.commands.append(self.start(self.manager.load(name)))
 
     @rule(name=NAMES)
     def unload(self, name: str) -> None:
-        self.orders.append(self.start(self.manager.unload(name)))
+        self.commands.append(self.start(self.manager.unload(name)))
 
     @rule(name=NAMES)
     def remove(self, name: str) -> None:
-        self.orders.append(self.start(self.manager.remove(name)))
+        self.commands.append(self.start(self.manager.remove(name)))
 
     @rule(name=NAMES, broken=st.booleans())
     def add(self, name: str, broken: bool) -> None:
         path = Path("broken" if broken else "files")
-        self.orders.append(self.start(self.manager.add("fake", self.entry(name), path)))
+        self.commands.append(self.start(self.manager.add("fake", self.entry(name), path)))
 
     @rule(name=NAMES, xs=st.lists(st.one_of(st.integers(0, 99), st.just("bad")), min_size=1, max_size=5))
     def ask(self, name: str, xs: list[object]) -> None:
-        self.questions += [(x, self.start(self.answer(name, x))) for x in xs]
+        self.requests += [(x, self.start(self.answer(name, x))) for x in xs]
 
     @rule(name=NAMES)
     def kill(self, name: str) -> None:
-        self.questions.append(("die", self.start(self.answer(name, "die"))))
+        self.requests.append(("die", self.start(self.answer(name, "die"))))
 
     async def answer(self, name: str, x: object) -> Any:
         with permit() as held:
             version = await opened(self.manager, held, name)
             held.queue(version.model.requests)
             result = await version.serving()[1].run(numbers(x), begin=held.begin)
-            await asyncio.sleep(0)  # the answer leaves
+            await asyncio.sleep(0)  # send the response
             return result.outputs["y"]
 
-    @precondition(lambda self: self.orders or self.questions)
+    @precondition(lambda self: self.commands or self.requests)
     @rule(choice=st.integers(0, 1000))
-    def somebody_leaves(self, choice: int) -> None:
-        tasks = [*self.orders, *(task for _, task in self.questions)]
+    def cancel(self, choice: int) -> None:
+        tasks = [*self.commands, *(task for _, task in self.requests)]
         task = tasks[choice % len(tasks)]
         if not task.done():
             task.cancel()
             self.cancelled.add(task)
-        self.turn()
+        self.run_loop()
 
     @rule()
-    def turn(self) -> None:
+    def run_loop(self) -> None:
         self.runner.run(asyncio.sleep(0.001))
 
     @rule()
-    def hinder(self) -> None:
-        self.unhindered.clear()
+    def block(self) -> None:
+        self.unblocked.clear()
 
     @rule()
     def settle(self) -> None:
-        """Lets everything end, and looks at how it ended."""
-        self.unhindered.set()
-        tasks = [*self.orders, *(task for _, task in self.questions)]
+        """Let all tasks end, and check their results."""
+        self.unblocked.set()
+        tasks = [*self.commands, *(task for _, task in self.requests)]
         if tasks:
             self.runner.run(asyncio.wait(tasks, timeout=3))
-        # A load whose caller has left goes on to its end.
+        # A load continues after its caller was cancelled.
         self.runner.run(soon(lambda: self.manager.residency.is_idle))
-        for x, task in self.questions:
+        for x, task in self.requests:
             self.check_ended(task, (ModelUnavailable, ModelNotFound, *([InvalidInput] if x == "bad" else [])))
             if not task.cancelled() and task.exception() is None:
                 assert isinstance(x, int)
                 assert task.result() == [2 * x]
-        for task in self.orders:
+        for task in self.commands:
             self.check_ended(task, (ModelNotFound, ModelExists, InvalidModel))
         assert [slot.requests.inflight for slot in self.manager.slots] == [0] * len(self.manager.slots)
         assert [slot.queue_depth for slot in self.manager.slots] == [0] * len(self.manager.slots)
         passing = (ModelState.LOADING, ModelState.DRAINING)
         assert [slot for slot in self.manager.slots if slot.state in passing] == []
-        self.questions, self.orders = [], []
+        self.requests, self.commands = [], []
 
     def check_ended(self, task: "asyncio.Task[Any]", refusals: tuple[type[Exception], ...]) -> None:
-        assert task.done(), "nobody is left waiting"
+        assert task.done(), "every request ends"
         if task.cancelled():
             assert task in self.cancelled
         else:
             assert task.exception() is None or isinstance(task.exception(), refusals)
 
     @invariant()
-    def what_is_shown_is_so(self) -> None:
+    def shown_state_is_correct(self) -> None:
         for slot in self.manager.slots if hasattr(self, "manager") else []:
             assert 0 <= slot.queue_depth <= slot.requests.inflight <= MAX_REQUESTS
             assert (slot.reason is not None) == (slot.state is ModelState.FAILED)
@@ -182,18 +182,18 @@ class AnyOrder(RuleBasedStateMachine):
             return
         try:
             self.settle()
-            self.runner.run(self.leave())
+            self.runner.run(self.shut_down())
             assert all(slot.state is ModelState.UNLOADED for slot in self.manager.slots)
             assert lanes_end()
-            # A load whose caller left may end after everything else.
+            # A load whose caller was cancelled may end last.
             self.manager._loader._threads.shutdown(wait=True)
             assert [model for model in self.registry.made if not model.is_closed] == []
         finally:
-            self.unhindered.set()
+            self.unblocked.set()
             self.runner.close()
             self.logs.__exit__(None, None, None)
 
-    async def leave(self) -> None:
+    async def shut_down(self) -> None:
         await self.manager.__aexit__(None, None, None)
 
 
@@ -202,5 +202,5 @@ TestAnyOrder.settings = settings(
     max_examples=100,
     stateful_step_count=30,
     deadline=None,
-    phases=(Phase.reuse, Phase.generate),  # to shrink an order in which somebody hangs takes for ever
+    phases=(Phase.reuse, Phase.generate),  # shrinking an order that hangs would take too long
 )

@@ -10,7 +10,7 @@ from frameworks.errors import DeadlineExceeded, Draining, InvalidInput, ModelFai
 from frameworks.generation.types import Prompt
 from frameworks.scheduling.steps import token_feed
 from tests.app.inference.generating import asks, generating, read
-from tests.frameworks.scheduling.steps.stepping import arrival
+from tests.frameworks.scheduling.steps.harness import wait_for_arrival
 from tests.support.batch_models import Gate
 from tests.support.loops import in_loop, soon, task
 from tests.support.step_models import EchoModel, EchoRegistry
@@ -59,7 +59,7 @@ async def test_what_waits_at_the_deadline_is_never_run() -> None:
     gate = Gate()
     async with generating(gate) as house:
         first = task(house.whole(asks(*"abcd")))
-        await arrival(gate)
+        await wait_for_arrival(gate)
         with pytest.raises(DeadlineExceeded):
             await house.whole(asks("late"), left_s=0.02)
         assert house.last_timings.queue_s >= 0.02
@@ -174,7 +174,7 @@ async def test_a_request_waits_for_its_model_until_the_first_of_it_is_computed()
     async with generating(gate, max_queue_size=1) as house:
         requests = house.manager.slot("m").requests
         first = task(house.whole(asks(*"abcd")))
-        await arrival(gate)
+        await wait_for_arrival(gate)
         assert (requests.inflight, requests.waiting) == (1, 1), "it has not computed anything yet"
         with pytest.raises(Overloaded, match="max_queue_size"):
             await house.whole(asks("e"))

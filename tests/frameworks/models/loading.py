@@ -1,4 +1,4 @@
-"""Loads a model as the manager would, on a machine that has a CPU only, with one thread."""
+"""Load models as the manager does, on a machine with only a CPU, with one thread."""
 
 from collections import Counter
 from pathlib import Path
@@ -37,7 +37,7 @@ def load_onnx(
     enable_quantization: bool = True,
     **entry: Any,
 ) -> "OnnxModel | OnnxTextModel":
-    """Loaded and not warmed up. `entry`: the keys of an `[[models.onnx_models]]` table."""
+    """Load without warm-up. `entry`: the keys of an `[[models.onnx_models]]` table."""
     from frameworks.onnx.registry import OnnxRegistry
     from frameworks.onnx.session import OnnxModel
     from frameworks.onnx.text_model import OnnxTextModel
@@ -62,7 +62,7 @@ def load_torch(
     enable_quantization: bool = True,
     **entry: Any,
 ) -> "EncoderModel":
-    """Loaded and not warmed up. `entry`: the keys of a `[[models.torch_models]]` table."""
+    """Load without warm-up. `entry`: the keys of a `[[models.torch_models]]` table."""
     from frameworks.pytorch.encoder import EncoderModel
     from frameworks.pytorch.registry import TorchRegistry
 
@@ -76,19 +76,19 @@ def load_torch(
 
 
 def placed(registry: Registry, settings: ModelEntry, path: Path, devices: DeviceManager) -> BatchModel:
-    """The first instance of a model of batches that a registry loads, where it would be as the only model."""
+    """Load a batch model on its first candidate device, and return its first instance."""
     device = devices.candidates(settings.name, registry.needs(settings, path))[0]
     return cast(BatchModel, registry.load(settings, path, device)[0])
 
 
 def listed(value: Value) -> Any:
-    """The numbers of a tensor, as a list for comparisons."""
+    """Return the numbers of a tensor as a list."""
     assert isinstance(value, np.ndarray)
     return value.tolist()
 
 
 def rows_of(model: BatchModel, texts: list[str]) -> Array:
-    """What the model answers to the texts, all in one batch: raw rows, not normalised."""
+    """Return the raw rows of texts in one batch, not normalised."""
     assert model.tokenizer is not None
     rows = model.infer(TokenBatch(model.tokenizer.tokenize(texts, truncate=True)))[TEXT_OUTPUT]
     assert isinstance(rows, np.ndarray)
@@ -96,7 +96,7 @@ def rows_of(model: BatchModel, texts: list[str]) -> Array:
 
 
 async def answered_through_a_dispatcher(model: BatchModel, batch: Batch) -> tuple[Array, Counter[int]]:
-    """Text rows that a model on its own worker returns, in any batches, and the sizes of split batches."""
+    """Return the text rows of a model behind a dispatcher, and the sizes of split batches."""
     worker, split = BatchWorker("m", model), Counter[int]()
     dispatcher = Dispatcher("m", [worker], model.spec, BatchLimits(max_rows=256), 1.0, BatchCounts(Counter(), split))
     rows = (await dispatcher.run(batch)).outputs[TEXT_OUTPUT]

@@ -1,4 +1,4 @@
-"""A model that generates text on the turntable: loaded, asked, drained, died, loaded again."""
+"""Test a generating model in the manager: load, generate, drain, death, reload."""
 
 import asyncio
 import time
@@ -12,7 +12,7 @@ from frameworks.generation.types import GeneratedToken, SequenceRequest
 from frameworks.manager import MLFrameworkManager
 from frameworks.models.slot import ModelState
 from frameworks.scheduling.steps.worker import StepCounts
-from tests.frameworks.scheduling.steps.stepping import arrival, asked, read_all, text_of
+from tests.frameworks.scheduling.steps.harness import read_all, sequence_request, text_of, wait_for_arrival
 from tests.support.batch_models import FakeRegistry, Gate
 from tests.support.loops import in_loop, soon, task
 from tests.support.managing import ask, make_manager, opened, permit, register, serving
@@ -22,7 +22,7 @@ _ids = count(1)
 
 
 async def generate(manager: MLFrameworkManager, prompt: str = "abc", max_tokens: int = 5) -> list[GeneratedToken]:
-    """What a door does: the model, a permit, the tokens."""
+    """Generate tokens as the pipeline does: model, permit, tokens."""
     with permit() as held:
         version = await opened(manager, held)
         held.queue(version.model.requests)
@@ -35,11 +35,11 @@ async def generate(manager: MLFrameworkManager, prompt: str = "abc", max_tokens:
 
 
 def request(prompt: str, max_tokens: int) -> SequenceRequest:
-    return asked(next(_ids), prompt, max_tokens)
+    return sequence_request(next(_ids), prompt, max_tokens)
 
 
 @in_loop
-async def test_a_generating_model_is_loaded_asked_and_unloaded() -> None:
+async def test_generating_model_is_loaded_used_and_unloaded() -> None:
     registry = EchoRegistry()
     async with serving(registry, instances=2) as manager:
         slot = manager.slot("m")
@@ -58,12 +58,12 @@ async def test_a_generating_model_is_loaded_asked_and_unloaded() -> None:
 
 
 @in_loop
-async def test_an_unload_waits_for_the_texts_that_are_being_generated() -> None:
+async def test_unload_waits_for_running_texts() -> None:
     gate = Gate()
     registry = EchoRegistry(gate)
     async with serving(registry) as manager:
         reader = task(generate(manager))
-        await arrival(gate)
+        await wait_for_arrival(gate)
         leaving = task(manager.unload("m"))
         await soon(lambda: manager.slot("m").state is ModelState.DRAINING)
         gate.open()
@@ -72,7 +72,7 @@ async def test_an_unload_waits_for_the_texts_that_are_being_generated() -> None:
 
 
 @in_loop
-async def test_what_was_computed_is_counted_over_all_loads() -> None:
+async def test_counts_survive_reload() -> None:
     async with serving(EchoRegistry()) as manager:
         await generate(manager, "abcd", 6)
         await manager.unload("m")
@@ -82,7 +82,7 @@ async def test_what_was_computed_is_counted_over_all_loads() -> None:
 
 
 @in_loop
-async def test_a_death_fails_the_texts_and_the_next_load_serves_again() -> None:
+async def test_reload_after_dead_thread_serves_again() -> None:
     def die(prompts: list[str]) -> None:
         if "die" in prompts:
             raise SystemExit
@@ -100,7 +100,7 @@ async def test_a_death_fails_the_texts_and_the_next_load_serves_again() -> None:
 
 
 @in_loop
-async def test_the_end_of_the_drain_s_time_ends_the_texts() -> None:
+async def test_drain_timeout_ends_running_texts() -> None:
     manager = make_manager(EchoRegistry(lambda _: time.sleep(0.001)), drain_timeout_s=0.05)
     async with manager:
         register(manager)
@@ -112,7 +112,7 @@ async def test_the_end_of_the_drain_s_time_ends_the_texts() -> None:
 
 
 @in_loop
-async def test_a_cache_has_no_effect_and_that_is_said() -> None:
+async def test_cache_of_generating_model_logs_warning() -> None:
     with capture_logs() as logs:
         async with serving(EchoRegistry(), cache=True):
             pass
@@ -121,7 +121,7 @@ async def test_a_cache_has_no_effect_and_that_is_said() -> None:
 
 
 @in_loop
-async def test_a_model_of_batches_generates_nothing_and_the_other_way_round() -> None:
+async def test_batch_and_generating_models_reject_wrong_requests() -> None:
     async with serving(FakeRegistry()) as manager:
         with pytest.raises(AssertionError):
             await generate(manager)
@@ -133,14 +133,14 @@ async def test_a_model_of_batches_generates_nothing_and_the_other_way_round() ->
 
 
 @in_loop
-async def test_a_model_that_holds_what_nobody_reads_is_found() -> None:
+async def test_integrity_check_finds_sequences_without_reader() -> None:
     registry = EchoRegistry()
     async with serving(registry) as manager:
         await generate(manager)
         version = manager.slot("m").active
         await soon(lambda: not version.is_running)
         manager.residency.check_integrity()
-        registry.made[0].add(request("abc", 1000))  # past its worker
+        registry.made[0].add(request("abc", 1000))  # without its worker
         await generate(manager)
         await soon(lambda: not version.is_running)
         with pytest.raises(AssertionError, match="holds sequences"):
@@ -148,7 +148,7 @@ async def test_a_model_that_holds_what_nobody_reads_is_found() -> None:
 
 
 @in_loop
-async def test_a_model_that_cannot_be_loaded_is_not_served() -> None:
+async def test_model_that_fails_to_load_is_failed() -> None:
     async with make_manager(EchoRegistry()) as manager:
         register(manager, file="broken")
         with pytest.raises(InvalidModel, match="broken"):

@@ -1,4 +1,4 @@
-"""Models that are loaded when they are asked for, once for all who ask, and again when that failed."""
+"""Test loads on request: one load for all requests, and retries after a failure."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from frameworks.errors import InvalidModel, ModelFailed, ModelLoading, ModelUnloaded
-from tests.frameworks.models.lending import Clock, asked, die, error_of, kill, states, yard
+from tests.frameworks.models.sized_registry import Clock, die, error_of, infer, kill, lazy_models, states
 from tests.support.batch_models import Gate
 from tests.support.loops import in_loop, soon, task
 from tests.support.managing import permit, register
@@ -14,12 +14,12 @@ from tests.support.managing import permit, register
 
 class TestLoadingOnDemand:
     @in_loop
-    async def test_a_lazy_model_is_loaded_when_it_is_first_asked_for(self) -> None:
-        async with yard("a") as (registry, manager):
+    async def test_first_request_loads_lazy_model(self) -> None:
+        async with lazy_models("a") as (registry, manager):
             await manager.load_registered()
             assert (states(manager), registry.loads) == ({"a": "registered"}, [])
             registry.gates["a"] = Gate()
-            request = task(asked(manager, "a"))
+            request = task(infer(manager, "a"))
             await soon(registry.gates["a"].arrived.is_set)
             assert states(manager) == {"a": "loading"}
             registry.gates["a"].open()
@@ -27,16 +27,16 @@ class TestLoadingOnDemand:
             assert states(manager) == {"a": "ready"}
 
     @in_loop
-    async def test_many_who_ask_at_once_load_it_once(self) -> None:
-        async with yard("a") as (registry, manager):
-            await asyncio.gather(*(asked(manager, "a", x) for x in range(20)), manager.load("a"), manager.load("a"))
+    async def test_concurrent_requests_share_one_load(self) -> None:
+        async with lazy_models("a") as (registry, manager):
+            await asyncio.gather(*(infer(manager, "a", x) for x in range(20)), manager.load("a"), manager.load("a"))
             assert registry.loads == ["a"]
 
     @in_loop
-    async def test_one_who_leaves_harms_nobody_and_the_load_goes_on_for_none(self) -> None:
-        async with yard("a") as (registry, manager):
+    async def test_load_continues_when_its_callers_are_cancelled(self) -> None:
+        async with lazy_models("a") as (registry, manager):
             registry.gates["a"] = Gate()
-            requests = [task(asked(manager, "a", x)) for x in range(3)]
+            requests = [task(infer(manager, "a", x)) for x in range(3)]
             await soon(registry.gates["a"].arrived.is_set)
             requests[0].cancel()
             await asyncio.wait(requests[:1])
@@ -56,38 +56,38 @@ class TestLoadingOnDemand:
             await soon(lambda: states(manager) == {"a": "ready"})
 
     @in_loop
-    async def test_who_waits_waits_no_longer_than_it_may(self) -> None:
-        async with yard("a") as (registry, manager):
+    async def test_request_waits_for_load_until_its_timeout(self) -> None:
+        async with lazy_models("a") as (registry, manager):
             registry.gates["a"] = Gate()
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.02):
-                    await asked(manager, "a")
+                    await infer(manager, "a")
             assert manager.slot("a").active.references == 0
             registry.gates["a"].open()
             await soon(lambda: states(manager) == {"a": "ready"})
-            assert (await asked(manager, "a"), registry.loads) == ("1", ["a"])
+            assert (await infer(manager, "a"), registry.loads) == ("1", ["a"])
 
     @in_loop
-    async def test_only_a_start_up_model_s_first_load_is_not_waited_for(self) -> None:
-        async with yard("", room=1) as (registry, manager):
+    async def test_requests_wait_except_for_first_startup_load(self) -> None:
+        async with lazy_models("", capacity_gib=1) as (registry, manager):
             for name in "ab":
                 register(manager, name)
             with pytest.raises(ModelLoading):
-                await asked(manager, "a")
+                await infer(manager, "a")
             await manager.load("a")
             await manager.load("b")
             assert states(manager) == {"a": "registered", "b": "ready"}
-            assert await asked(manager, "a") == "1"
+            assert await infer(manager, "a") == "1"
             assert registry.loads == ["a", "b", "a"]
 
 
 class TestFailures:
     @in_loop
-    async def test_all_who_wait_are_told(self) -> None:
-        async with yard("a") as (registry, manager):
+    async def test_failed_load_fails_all_its_requests(self) -> None:
+        async with lazy_models("a") as (registry, manager):
             registry.broken.add("a")
             registry.gates["a"] = Gate()
-            requests = [task(error_of(asked(manager, "a"))) for _ in range(3)]
+            requests = [task(error_of(infer(manager, "a"))) for _ in range(3)]
             await soon(registry.gates["a"].arrived.is_set)
             registry.gates["a"].open()
             assert {type(error) for error in await asyncio.gather(*requests)} == {ModelFailed}
@@ -95,69 +95,69 @@ class TestFailures:
             assert (states(manager), manager.slot("a").reason) == ({"a": "failed"}, "a is broken")
 
     @in_loop
-    async def test_it_is_tried_again_later_each_time(self) -> None:
-        async with yard("a") as (registry, manager):
+    async def test_retries_after_failures_have_growing_delays(self) -> None:
+        async with lazy_models("a") as (registry, manager):
             version, clock = manager.slot("a").active, Clock()
             version._clock = clock
             registry.broken.add("a")
             for count, wait_s in enumerate([1, 2, 4, 8, 16, 32, 60, 60, 60]):
-                assert isinstance(await error_of(asked(manager, "a")), ModelFailed)
+                assert isinstance(await error_of(infer(manager, "a")), ModelFailed)
                 assert len(registry.loads) == count + 1
                 clock.now_s += wait_s - 0.1
                 with pytest.raises(ModelFailed, match=r"failed: a is broken; it is tried again in 0\.1 s"):
-                    await asked(manager, "a")
+                    await infer(manager, "a")
                 assert len(registry.loads) == count + 1
                 clock.now_s += 0.1
             registry.broken.clear()
-            assert await asked(manager, "a") == "1"
-            # What has been well begins anew.
+            assert await infer(manager, "a") == "1"
+            # A success resets the delay of the retries.
             await manager.unload("a")
             registry.broken.add("a")
             with pytest.raises(InvalidModel):
                 await manager.load("a")
             clock.now_s += 1
-            assert isinstance(await error_of(asked(manager, "a")), ModelFailed)
+            assert isinstance(await error_of(infer(manager, "a")), ModelFailed)
 
     @in_loop
-    async def test_an_order_does_not_wait_for_the_next_try(self) -> None:
-        async with yard("a") as (registry, manager):
+    async def test_load_command_ignores_retry_delay(self) -> None:
+        async with lazy_models("a") as (registry, manager):
             registry.broken.add("a")
-            assert isinstance(await error_of(asked(manager, "a")), ModelFailed)
+            assert isinstance(await error_of(infer(manager, "a")), ModelFailed)
             registry.broken.clear()
             await manager.load("a")
-            assert await asked(manager, "a") == "1"
+            assert await infer(manager, "a") == "1"
 
     @in_loop
-    async def test_one_that_has_died_is_loaded_anew_for_who_asks_later(self) -> None:
-        async with yard("a", behaviour=die) as (registry, manager):
+    async def test_dead_model_is_reloaded_by_later_requests(self) -> None:
+        async with lazy_models("a", behaviour=die) as (registry, manager):
             version, clock = manager.slot("a").active, Clock()
             version._clock = clock
-            await asked(manager, "a")
+            await infer(manager, "a")
             await kill(manager, "a")
             with pytest.raises(ModelFailed, match=r"its device thread ended; it is tried again in 1\.0 s"):
-                await asked(manager, "a")
+                await infer(manager, "a")
             clock.now_s += 1
-            assert await asyncio.gather(*(asked(manager, "a") for _ in range(5))) == ["1"] * 5
+            assert await asyncio.gather(*(infer(manager, "a") for _ in range(5))) == ["1"] * 5
             assert registry.loads == ["a", "a"]
 
     @in_loop
-    async def test_an_order_to_leave_one_that_has_died_does_not_wait_for_those_who_ask_for_it(self) -> None:
-        async with yard("a", behaviour=die) as (_, manager):
+    async def test_unload_of_dead_model_ignores_waiting_requests(self) -> None:
+        async with lazy_models("a", behaviour=die) as (_, manager):
             version, clock = manager.slot("a").active, Clock()
             version._clock = clock
-            await asked(manager, "a")
+            await infer(manager, "a")
             await kill(manager, "a")
             with pytest.raises(ModelFailed):
-                await asked(manager, "a")
+                await infer(manager, "a")
             clock.now_s += 1
-            # The request has begun its load, but the order is before it at the version's lock.
-            order, request = task(manager.unload("a")), task(error_of(asked(manager, "a")))
+            # The request has started a load, but the unload command is first at the version's lock.
+            order, request = task(manager.unload("a")), task(error_of(infer(manager, "a")))
             await asyncio.wait([order, request], timeout=5)
             assert order.done()
             assert request.done()
 
     @in_loop
-    async def test_who_finds_it_dead_while_it_leaves_does_not_hold_up_its_going(self) -> None:
+    async def test_draining_dead_model_is_not_blocked_by_requests(self) -> None:
         gate = Gate()
 
         def hesitate(x: list[object]) -> None:
@@ -165,10 +165,10 @@ class TestFailures:
                 gate()
             die(x)
 
-        async with yard("a", behaviour=hesitate) as (_, manager):
+        async with lazy_models("a", behaviour=hesitate) as (_, manager):
             version = manager.slot("a").active
-            await asked(manager, "a")
-            dying = task(error_of(asked(manager, "a", "die")))
+            await infer(manager, "a")
+            dying = task(error_of(infer(manager, "a", "die")))
             await soon(gate.arrived.is_set)
             with permit() as held, capture_logs():
                 assert version.enter(held, version.spec_for(held))
@@ -178,5 +178,5 @@ class TestFailures:
                 assert isinstance(await dying, ModelFailed)
                 with pytest.raises(ModelUnloaded):
                     version.spec_for(held)
-                held.release_model()  # what the door does with a request that is refused
+                held.release_model()  # as the pipeline does for a refused request
                 await order

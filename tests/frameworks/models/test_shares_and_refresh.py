@@ -1,4 +1,4 @@
-"""Versions beside the active one: canaries, shadows, and files that have changed."""
+"""Test canaries, shadows, and versions whose files have changed."""
 
 import asyncio
 from collections import Counter
@@ -9,31 +9,31 @@ import pytest
 from frameworks.errors import InvalidInput, InvalidModel, ModelFailed, ModelUnloaded, VersionNotFound
 from frameworks.models.slot import ModelState
 from frameworks.models.traffic import Share
-from tests.frameworks.models.lending import asked, error_of, loaded_versions, versioned, versions
+from tests.frameworks.models.sized_registry import error_of, infer, loaded_versions, make_versions, versioned_model
 from tests.support.batch_models import Gate
 from tests.support.loops import in_loop, soon, task
 
 
 class TestShares:
     @in_loop
-    async def test_a_canary_gets_exactly_its_share_until_it_ends(self, tmp_path: Path) -> None:
-        async with versioned(tmp_path, 1, 2) as (_, manager):
+    async def test_canary_gets_exact_share_until_it_ends(self, tmp_path: Path) -> None:
+        async with versioned_model(tmp_path, 1, 2) as (_, manager):
             await manager.load("m", "1")
             await manager.split("m", "canary", Share("2", 5))
-            answers = Counter([await asked(manager) for _ in range(200)])
+            answers = Counter([await infer(manager) for _ in range(200)])
             assert answers == {"1": 190, "2": 10}
-            assert await asked(manager, named="2") == "2"
+            assert await infer(manager, named="2") == "2"
             await manager.split("m", "canary", Share("2", 50))
-            assert Counter([await asked(manager) for _ in range(20)]) == {"1": 10, "2": 10}
+            assert Counter([await infer(manager) for _ in range(20)]) == {"1": 10, "2": 10}
             await manager.split("m", "canary", None)
-            assert Counter([await asked(manager) for _ in range(20)]) == {"1": 20}
+            assert Counter([await infer(manager) for _ in range(20)]) == {"1": 20}
             assert loaded_versions(manager) == ["1"]
             with pytest.raises(VersionNotFound):
-                await asked(manager, named="2")
+                await infer(manager, named="2")
 
     @in_loop
-    async def test_one_that_takes_over_is_a_canary_no_more(self, tmp_path: Path) -> None:
-        async with versioned(tmp_path, 1, 2) as (registry, manager):
+    async def test_activated_canary_loses_its_share(self, tmp_path: Path) -> None:
+        async with versioned_model(tmp_path, 1, 2) as (registry, manager):
             await manager.load("m", "1")
             await manager.split("m", "canary", Share("2", 5))
             await manager.load("m", "2")
@@ -41,8 +41,8 @@ class TestShares:
             assert (loaded_versions(manager), registry.loads) == (["2"], ["m/1", "m/2"])
 
     @in_loop
-    async def test_one_that_cannot_be_loaded_leaves_the_share_as_it_was(self, tmp_path: Path) -> None:
-        async with versioned(tmp_path, 1, 2, 3) as (registry, manager):
+    async def test_failed_canary_load_keeps_old_share(self, tmp_path: Path) -> None:
+        async with versioned_model(tmp_path, 1, 2, 3) as (registry, manager):
             await manager.load("m", "1")
             await manager.split("m", "canary", Share("2", 50))
             registry.broken.add("m/3")
@@ -56,32 +56,32 @@ class TestShares:
             assert loaded_versions(manager) == ["1", "3"]
 
     @in_loop
-    async def test_one_that_is_unloaded_gets_nothing_more(self, tmp_path: Path) -> None:
-        async with versioned(tmp_path, 1, 2) as (_, manager):
+    async def test_unload_of_version_ends_its_share(self, tmp_path: Path) -> None:
+        async with versioned_model(tmp_path, 1, 2) as (_, manager):
             await manager.load("m", "1")
             for kind in ("canary", "shadow"):
                 await manager.split("m", kind, Share("2", 100))
                 assert loaded_versions(manager) == ["1", "2"]
                 await manager.unload("m", "2")
                 assert (manager.slot("m").canary, manager.slot("m").shadow) == (None, None)
-                assert (await asked(manager), loaded_versions(manager)) == ("1", ["1"])
+                assert (await infer(manager), loaded_versions(manager)) == ("1", ["1"])
 
     @in_loop
-    async def test_a_shadow_answers_nobody_and_stays_while_it_is_one(self, tmp_path: Path) -> None:
-        async with versioned(tmp_path, 1, 2) as (_, manager):
+    async def test_shadow_stays_loaded_and_sends_no_answers(self, tmp_path: Path) -> None:
+        async with versioned_model(tmp_path, 1, 2) as (_, manager):
             await manager.load("m", "1")
             await manager.split("m", "shadow", Share("2", 100))
             await manager.split("m", "canary", Share("2", 10))
             await manager.split("m", "canary", None)
-            assert Counter([await asked(manager) for _ in range(20)]) == {"1": 20}
+            assert Counter([await infer(manager) for _ in range(20)]) == {"1": 20}
             assert loaded_versions(manager) == ["1", "2"]
             await manager.split("m", "shadow", None)
             assert loaded_versions(manager) == ["1"]
 
     @pytest.mark.parametrize("kind", ["canary", "shadow"])
     @in_loop
-    async def test_the_one_that_answers_already_gets_no_share(self, kind: str, tmp_path: Path) -> None:
-        async with versioned(tmp_path, 1) as (_, manager):
+    async def test_active_version_gets_no_share(self, kind: str, tmp_path: Path) -> None:
+        async with versioned_model(tmp_path, 1) as (_, manager):
             await manager.load("m")
             with pytest.raises(InvalidInput, match=f'{kind}: version "1" is the active version'):
                 await manager.split("m", kind, Share("1", 5))
@@ -89,16 +89,19 @@ class TestShares:
 
 class TestRefresh:
     @in_loop
-    async def test_changed_files_are_loaded_beside_what_serves(self, tmp_path: Path) -> None:
+    async def test_changed_files_are_loaded_while_old_version_serves(self, tmp_path: Path) -> None:
         gate = Gate()
-        async with versioned(tmp_path, 1, behaviour=lambda x: gate() if x == [7] else None) as (registry, manager):
+        async with versioned_model(tmp_path, 1, behaviour=lambda x: gate() if x == [7] else None) as (
+            registry,
+            manager,
+        ):
             await manager.load("m")
             old, old_version = registry.of["m/1"], manager.slot("m").active
-            before = task(asked(manager, x=7))
+            before = task(infer(manager, x=7))
             await soon(gate.arrived.is_set)
             refresh = task(manager.refresh("m", frozenset("1")))
             await soon(lambda: manager.slot("m").active is not old_version)
-            assert await asked(manager, x=3) == "1"
+            assert await infer(manager, x=3) == "1"
             assert (registry.of["m/1"].executed, old.is_closed) == ([[3]], False)
             gate.open()
             await asyncio.gather(before, refresh)
@@ -106,39 +109,39 @@ class TestRefresh:
             assert manager.slot("m").previous is None
 
     @in_loop
-    async def test_if_they_are_broken_what_serves_serves_on(self, tmp_path: Path) -> None:
-        async with versioned(tmp_path, 1) as (registry, manager):
+    async def test_refresh_with_broken_files_keeps_old_version(self, tmp_path: Path) -> None:
+        async with versioned_model(tmp_path, 1) as (registry, manager):
             await manager.load("m")
             registry.broken.add("m/1")
             with pytest.raises(InvalidModel):
                 await manager.refresh("m", frozenset("1"))
-            assert await asked(manager) == "1"
+            assert await infer(manager) == "1"
             assert manager.slot("m").state is ModelState.READY
 
     @in_loop
-    async def test_a_new_folder_is_served_as_the_entry_says(self, tmp_path: Path) -> None:
-        async with versioned(tmp_path, 1) as (registry, manager):
+    async def test_refresh_activates_new_folder(self, tmp_path: Path) -> None:
+        async with versioned_model(tmp_path, 1) as (registry, manager):
             await manager.load("m")
-            versions(tmp_path, 2)
+            make_versions(tmp_path, 2)
             await manager.refresh("m", frozenset("2"))
-            assert (await asked(manager), registry.loads) == ("2", ["m/1", "m/2"])
+            assert (await infer(manager), registry.loads) == ("2", ["m/1", "m/2"])
 
     @in_loop
-    async def test_one_that_was_ordered_out_stays_out(self, tmp_path: Path) -> None:
-        async with versioned(tmp_path, 1) as (registry, manager):
+    async def test_refresh_keeps_unloaded_model_unloaded(self, tmp_path: Path) -> None:
+        async with versioned_model(tmp_path, 1) as (registry, manager):
             await manager.load("m")
             await manager.unload("m")
-            versions(tmp_path, 2)
+            make_versions(tmp_path, 2)
             await manager.refresh("m", frozenset("12"))
             assert (loaded_versions(manager), registry.loads) == ([], ["m/1"])
             with pytest.raises(ModelUnloaded):
-                await asked(manager)
+                await infer(manager)
 
     @in_loop
-    async def test_one_that_failed_is_tried_again_by_who_asks(self, tmp_path: Path) -> None:
-        async with versioned(tmp_path, 1, load="lazy") as (registry, manager):
+    async def test_refresh_of_failed_version_allows_next_request(self, tmp_path: Path) -> None:
+        async with versioned_model(tmp_path, 1, load="lazy") as (registry, manager):
             registry.broken.add("m/1")
-            assert isinstance(await error_of(asked(manager)), ModelFailed)
+            assert isinstance(await error_of(infer(manager)), ModelFailed)
             registry.broken.clear()
             await manager.refresh("m", frozenset("1"))
-            assert await asked(manager) == "1"
+            assert await infer(manager) == "1"

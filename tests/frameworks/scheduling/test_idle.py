@@ -9,7 +9,7 @@ import pytest
 from frameworks.scheduling import idle
 from frameworks.scheduling.batch.worker import BatchWorker
 from frameworks.scheduling.idle import next_of
-from tests.frameworks.scheduling.steps.stepping import house_of, read_all
+from tests.frameworks.scheduling.steps.harness import read_all, running_worker
 from tests.support.batch_models import DoublingModel, numbers
 from tests.support.loops import in_loop, soon
 from tests.support.step_models import EchoModel
@@ -59,7 +59,7 @@ async def test_a_batch_model_rests_between_its_batches_on_its_own_thread() -> No
 
 @in_loop
 async def test_a_step_model_rests_between_its_texts_and_not_between_steps() -> None:
-    async with house_of(EchoModel(lambda prompts: None)) as house:
+    async with running_worker(EchoModel(lambda prompts: None)) as house:
         await soon(lambda: len(house.model.rests) == 1)
         assert len(await read_all(house.open("abc", 500))) == 500
         await soon(lambda: len(house.model.rests) == 2)

@@ -25,7 +25,7 @@ from frameworks.manager import MLFrameworkManager
 from frameworks.models.slot import ModelState
 from frameworks.scheduling.admission import RequestLimit
 from tests.app.protocols.open_inference.messages import check_message
-from tests.frameworks.models.lending import asked, kill, versioned, yard
+from tests.frameworks.models.sized_registry import infer, kill, lazy_models, versioned_model
 from tests.support.batch_models import Gate
 from tests.support.loops import in_loop, soon, task
 from tests.support.managing import make_manager, register
@@ -53,20 +53,20 @@ def index(management: Management, ready_only: bool = False) -> dict[str, tuple[s
 class TestReadiness:
     @in_loop
     async def test_lazy_model_is_ready_before_its_load(self) -> None:
-        async with yard("a") as (registry, manager):
+        async with lazy_models("a") as (registry, manager):
             management = management_of(manager)
             assert management.why_model_not_ready("a") is None
             assert index(management)["a/1"] == ("READY", "not in memory; the next request loads it")
             assert registry.loads == []
-            await asked(manager, "a")
+            await infer(manager, "a")
             assert index(management)["a/1"] == ("READY", "")
 
     @in_loop
     async def test_evicted_model_is_ready_and_unloaded_is_not(self) -> None:
-        async with yard("ab", room=1) as (_, manager):
+        async with lazy_models("ab", capacity_gib=1) as (_, manager):
             management = management_of(manager)
-            await asked(manager, "a")
-            await asked(manager, "b")
+            await infer(manager, "a")
+            await infer(manager, "b")
             assert manager.slot("a").state is ModelState.REGISTERED
             assert management.why_model_not_ready("a") is None
             await management.unload("b")
@@ -78,7 +78,7 @@ class TestReadiness:
 
     @in_loop
     async def test_failed_model_is_not_ready_with_reason(self) -> None:
-        async with yard("a") as (registry, manager):
+        async with lazy_models("a") as (registry, manager):
             management = management_of(manager)
             registry.broken.add("a")
             with capture_logs():
@@ -96,7 +96,7 @@ class TestReadiness:
             if x == ["die"]:
                 raise SystemExit
 
-        async with yard("a", behaviour=die) as (_, manager):
+        async with lazy_models("a", behaviour=die) as (_, manager):
             management = management_of(manager)
             await kill(manager, "a")
             assert isinstance(management.why_model_not_ready("a"), ModelFailed)
@@ -104,7 +104,7 @@ class TestReadiness:
     @in_loop
     async def test_startup_model_is_not_ready_before_first_load(self) -> None:
         gate = Gate()
-        async with yard("") as (registry, manager):
+        async with lazy_models("") as (registry, manager):
             register(manager, "a")
             management = management_of(manager, ("a",))
             registry.gates["a"] = gate
@@ -126,9 +126,9 @@ class TestReadiness:
     @in_loop
     async def test_model_during_unload_is_in_state_unloading(self) -> None:
         gate = Gate()
-        async with yard("a", behaviour=gate) as (_, manager):
+        async with lazy_models("a", behaviour=gate) as (_, manager):
             management = management_of(manager)
-            running = task(asked(manager, "a"))
+            running = task(infer(manager, "a"))
             await soon(gate.arrived.is_set)
             unloading = task(management.unload("a"))
             await soon(lambda: manager.slot("a").state is ModelState.DRAINING)
@@ -140,9 +140,9 @@ class TestReadiness:
 
     @in_loop
     async def test_nothing_is_ready_during_drain(self) -> None:
-        async with yard("a") as (_, manager):
+        async with lazy_models("a") as (_, manager):
             management = management_of(manager)
-            await asked(manager, "a")
+            await infer(manager, "a")
             drain(management)
             assert isinstance(management.why_not_ready(), Draining)
             assert isinstance(management.why_model_not_ready("a"), Draining)
@@ -152,7 +152,7 @@ class TestReadiness:
 
     @in_loop
     async def test_unknown_model_is_not_ready(self) -> None:
-        async with yard("a") as (_, manager):
+        async with lazy_models("a") as (_, manager):
             management = management_of(manager)
             assert isinstance(management.why_model_not_ready("b"), ModelNotFound)
             assert isinstance(management.why_model_not_ready("a", "2"), VersionNotFound)
@@ -161,7 +161,7 @@ class TestReadiness:
 class TestDescriptions:
     @in_loop
     async def test_metadata_loads_model_that_was_never_loaded(self) -> None:
-        async with yard("a") as (registry, manager):
+        async with lazy_models("a") as (registry, manager):
             management = management_of(manager)
             metadata = await management.model_metadata("a")
             assert metadata["inputs"] == [{"name": "x", "datatype": "INT64", "shape": [-1]}]
@@ -171,7 +171,7 @@ class TestDescriptions:
 
     @in_loop
     async def test_metadata_of_evicted_model_needs_no_load(self) -> None:
-        async with yard("ab", room=1) as (registry, manager):
+        async with lazy_models("ab", capacity_gib=1) as (registry, manager):
             management = management_of(manager)
             before = await management.model_metadata("a")
             await management.model_metadata("b")
@@ -182,7 +182,7 @@ class TestDescriptions:
     @in_loop
     async def test_metadata_wait_counts_against_request_limit(self) -> None:
         gate = Gate()
-        async with yard("a") as (registry, manager):
+        async with lazy_models("a") as (registry, manager):
             management = management_of(manager, max_concurrent_requests=1)
             registry.gates["a"] = gate
             first = task(management.model_metadata("a"))
@@ -196,7 +196,7 @@ class TestDescriptions:
     @in_loop
     async def test_metadata_cancelled_during_load_releases_model(self) -> None:
         gate = Gate()
-        async with yard("a") as (registry, manager):
+        async with lazy_models("a") as (registry, manager):
             management = management_of(manager)
             registry.gates["a"] = gate
             cancelled = task(management.model_metadata("a"))
@@ -208,7 +208,7 @@ class TestDescriptions:
 
     @in_loop
     async def test_metadata_lists_versions_of_version_policy(self, tmp_path: Path) -> None:
-        async with versioned(tmp_path / "m", 1, 2, 3, version_policy=[1, 3]) as (_, manager):
+        async with versioned_model(tmp_path / "m", 1, 2, 3, version_policy=[1, 3]) as (_, manager):
             management = management_of(manager)
             await manager.load("m")
             assert (await management.model_metadata("m"))["versions"] == ["1", "3"]
@@ -231,7 +231,7 @@ class TestDescriptions:
     async def test_unknown_model_or_version_is_not_found(
         self, name: str, version: str, error: type[RoundhouseError]
     ) -> None:
-        async with yard("a") as (_, manager):
+        async with lazy_models("a") as (_, manager):
             management = management_of(manager)
             for read in (management.model_metadata, management.model_configuration):
                 with pytest.raises(error):
@@ -244,7 +244,7 @@ class TestLoadAndUnload:
     @pytest.mark.parametrize("name", ["config", "file:1/model.onnx"])
     @in_loop
     async def test_load_with_other_configuration_is_not_supported(self, name: str) -> None:
-        async with yard("a") as (registry, manager):
+        async with lazy_models("a") as (registry, manager):
             management = management_of(manager)
             with pytest.raises(NotSupported, match=name):
                 await management.load("a", {"priority": 1, name: "{}"})

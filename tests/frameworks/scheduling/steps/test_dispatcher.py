@@ -1,4 +1,4 @@
-"""Several instances of one generating model: who takes what, and what is left when one dies."""
+"""Test how sequences are distributed over instances, and the death of an instance."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -12,7 +12,7 @@ from frameworks.errors import Draining, ModelFailed
 from frameworks.generation.types import Sampling, SequenceRequest
 from frameworks.scheduling.steps.dispatcher import StepDispatcher
 from frameworks.scheduling.steps.worker import StepCounts, StepWorker
-from tests.frameworks.scheduling.steps.stepping import arrival, read_all, text_of
+from tests.frameworks.scheduling.steps.harness import read_all, text_of, wait_for_arrival
 from tests.support.batch_models import Gate
 from tests.support.loops import in_loop, soon, task
 from tests.support.step_models import EchoModel
@@ -38,12 +38,12 @@ async def dispatcher_of(*models: EchoModel) -> AsyncIterator[StepDispatcher]:
 
 
 @in_loop
-async def test_the_instance_with_the_fewest_sequences_takes_the_next() -> None:
+async def test_next_sequence_runs_on_least_busy_instance() -> None:
     gates = [Gate(), Gate()]
     models = [EchoModel(gate) for gate in gates]
     async with dispatcher_of(*models) as dispatcher:
         feeds = [dispatcher.open([request()]) for _ in range(4)]
-        await asyncio.gather(*map(arrival, gates))
+        await asyncio.gather(*map(wait_for_arrival, gates))
         feeds[0].close()
         feeds[2].close()
         feeds += [dispatcher.open([request()]) for _ in range(2)]
@@ -55,7 +55,7 @@ async def test_the_instance_with_the_fewest_sequences_takes_the_next() -> None:
 
 
 @in_loop
-async def test_one_request_may_be_on_several_instances() -> None:
+async def test_request_runs_on_several_instances() -> None:
     models = EchoModel(), EchoModel()
     async with dispatcher_of(*models) as dispatcher:
         requests = [request("abc", 3), request("xyz", 4)]
@@ -69,7 +69,7 @@ async def test_one_request_may_be_on_several_instances() -> None:
 
 
 @in_loop
-async def test_an_instance_that_dies_takes_along_the_requests_it_had_a_part_of() -> None:
+async def test_dead_instance_fails_requests_with_sequences_there() -> None:
     gate = Gate()
 
     def die(_: list[str]) -> None:
@@ -80,7 +80,7 @@ async def test_an_instance_that_dies_takes_along_the_requests_it_had_a_part_of()
         async with dispatcher_of(EchoModel(die), EchoModel()) as dispatcher:
             both = dispatcher.open([request(), request(max_tokens=4000)])
             other = dispatcher.open([request(), request()])
-            await arrival(gate)
+            await wait_for_arrival(gate)
             gate.open()
             with pytest.raises(ModelFailed):
                 await read_all(both)
@@ -91,7 +91,7 @@ async def test_an_instance_that_dies_takes_along_the_requests_it_had_a_part_of()
 
 
 @in_loop
-async def test_without_an_instance_nothing_is_opened() -> None:
+async def test_open_without_instance_raises_model_failed() -> None:
     def die(_: list[str]) -> None:
         raise SystemExit
 
@@ -106,11 +106,11 @@ async def test_without_an_instance_nothing_is_opened() -> None:
 
 
 @in_loop
-async def test_giving_up_fails_every_reader() -> None:
+async def test_abort_fails_every_reader() -> None:
     gates = [Gate(), Gate()]
     async with dispatcher_of(*map(EchoModel, gates)) as dispatcher:
         readers = [task(read_all(dispatcher.open([request(), request()]))) for _ in range(3)]
-        await asyncio.gather(*map(arrival, gates))
+        await asyncio.gather(*map(wait_for_arrival, gates))
         dispatcher.abort("too late")
         errors = await asyncio.wait_for(asyncio.gather(*readers, return_exceptions=True), 5)
         assert [type(error) for error in errors] == [Draining] * 3

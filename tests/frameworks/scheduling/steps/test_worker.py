@@ -1,4 +1,4 @@
-"""One generating model on one thread: who joins, who leaves, who reads too slowly, and what is told of it."""
+"""Test how sequences join and end on one worker, slow readers, and counts."""
 
 import asyncio
 import time
@@ -10,173 +10,173 @@ from frameworks.errors import Overloaded
 from frameworks.scheduling.steps import token_feed
 from frameworks.scheduling.steps.token_feed import TokenFeed
 from frameworks.scheduling.steps.worker import StepCounts
-from tests.frameworks.scheduling.steps.stepping import arrival, house_of, read_all, text_of
+from tests.frameworks.scheduling.steps.harness import read_all, running_worker, text_of, wait_for_arrival
 from tests.support.batch_models import Gate
 from tests.support.loops import in_loop, soon, task
 from tests.support.step_models import CONTEXT, KV_BYTES_PER_TOKEN, EchoModel, echo
 
 
 @in_loop
-async def test_sequences_share_steps_and_each_reader_gets_its_own() -> None:
+async def test_sequences_share_steps_and_readers_get_own_tokens() -> None:
     prompts = [f"prompt {i}" for i in range(10)]
-    async with house_of(EchoModel()) as house:
-        feeds = [house.open(prompt, 5 + i) for i, prompt in enumerate(prompts)]
+    async with running_worker(EchoModel()) as harness:
+        feeds = [harness.open(prompt, 5 + i) for i, prompt in enumerate(prompts)]
         texts = await asyncio.gather(*map(read_all, feeds))
         assert [text_of(tokens) for tokens in texts] == [echo(prompt, 5 + i) for i, prompt in enumerate(prompts)]
         assert {tokens[-1].finish_reason for tokens in texts} == {"length"}
-        assert max(map(len, house.model.steps)) == 4
-        assert sorted(house.begun) == list(range(1, 11))
+        assert max(map(len, harness.model.steps)) == 4
+        assert sorted(harness.begun) == list(range(1, 11))
 
 
 @in_loop
-async def test_one_that_comes_later_joins_the_next_step() -> None:
+async def test_later_sequence_joins_next_step() -> None:
     gate = Gate()
-    async with house_of(EchoModel(gate)) as house:
-        first = house.open("abc")
-        await arrival(gate)
-        second = house.open("xyz")
+    async with running_worker(EchoModel(gate)) as harness:
+        first = harness.open("abc")
+        await wait_for_arrival(gate)
+        second = harness.open("xyz")
         gate.open()
         assert text_of(await read_all(first)) == b"abcab"
         assert text_of(await read_all(second)) == b"xyzxy"
-        assert house.model.steps == [[1], [1, 2], [1, 2], [1, 2], [1, 2], [2]]
+        assert harness.model.steps == [[1], [1, 2], [1, 2], [1, 2], [1, 2], [2]]
 
 
 @in_loop
-async def test_without_work_the_thread_sleeps() -> None:
-    async with house_of(EchoModel()) as house:
+async def test_idle_thread_runs_no_steps() -> None:
+    async with running_worker(EchoModel()) as harness:
         await asyncio.sleep(0.05)
-        assert (house.model.steps, house.model.empty_steps) == ([], 1)
-        assert len(await read_all(house.open())) == 5
+        assert (harness.model.steps, harness.model.empty_steps) == ([], 1)
+        assert len(await read_all(harness.open())) == 5
         await asyncio.sleep(0.05)
-        assert (len(house.model.steps), house.model.empty_steps) == (5, 1)
-        assert not house.worker.is_running
+        assert (len(harness.model.steps), harness.model.empty_steps) == (5, 1)
+        assert not harness.worker.is_running
 
 
 @in_loop
-async def test_one_that_is_let_go_leaves_within_a_step_and_harms_nobody() -> None:
+async def test_aborted_sequence_ends_within_one_step() -> None:
     gate = Gate()
-    async with house_of(EchoModel(gate)) as house:
-        gone, stays = house.open("abc", 1000), house.open("xyz")
-        await arrival(gate)
+    async with running_worker(EchoModel(gate)) as harness:
+        gone, stays = harness.open("abc", 1000), harness.open("xyz")
+        await wait_for_arrival(gate)
         gone.close()
-        assert house.worker.num_sequences == 1
+        assert harness.worker.num_sequences == 1
         gate.open()
         assert text_of(await read_all(stays)) == b"xyzxy"
-        assert house.model.steps[0] == [1, 2]
-        assert house.model.steps[1] == [2]
+        assert harness.model.steps[0] == [1, 2]
+        assert harness.model.steps[1] == [2]
         assert await read_all(gone) == []
-        assert house.counts.tokens == 6
+        assert harness.counts.tokens == 6
 
 
 @in_loop
-async def test_after_the_last_was_let_go_the_figures_are_those_of_nobody() -> None:
+async def test_stats_are_zero_after_last_abort() -> None:
     slow = EchoModel(lambda _: time.sleep(0.002))
-    async with house_of(slow) as house:
-        feed = house.open("abcd", 1000)
+    async with running_worker(slow) as harness:
+        feed = harness.open("abcd", 1000)
         await feed.read()
-        assert house.worker.is_running
-        assert house.worker.stats.running == 1
-        assert house.worker.stats.kv_used_bytes >= 5 * KV_BYTES_PER_TOKEN
+        assert harness.worker.is_running
+        assert harness.worker.stats.running == 1
+        assert harness.worker.stats.kv_used_bytes >= 5 * KV_BYTES_PER_TOKEN
         feed.close()
-        await soon(lambda: not house.worker.is_running)
-        assert (house.worker.stats.running, house.worker.stats.kv_used_bytes) == (0, 0)
-        assert house.model.empty_steps == 2
+        await soon(lambda: not harness.worker.is_running)
+        assert (harness.worker.stats.running, harness.worker.stats.kv_used_bytes) == (0, 0)
+        assert harness.model.empty_steps == 2
 
 
 @in_loop
-async def test_a_lane_says_how_its_model_stands_before_anybody_asks_it_something() -> None:
-    async with house_of(EchoModel(slots=2)) as house:
-        await soon(lambda: house.worker.stats.kv_total_bytes == 2 * CONTEXT * KV_BYTES_PER_TOKEN)
+async def test_worker_reports_stats_before_first_sequence() -> None:
+    async with running_worker(EchoModel(slots=2)) as harness:
+        await soon(lambda: harness.worker.stats.kv_total_bytes == 2 * CONTEXT * KV_BYTES_PER_TOKEN)
 
 
 @in_loop
-async def test_one_that_waits_is_let_go_before_it_begins() -> None:
+async def test_queued_sequence_is_aborted_before_it_begins() -> None:
     gate = Gate()
-    async with house_of(EchoModel(gate, slots=1)) as house:
-        first, waiting = house.open("abc"), house.open("xyz")
-        await arrival(gate)
+    async with running_worker(EchoModel(gate, slots=1)) as harness:
+        first, waiting = harness.open("abc"), harness.open("xyz")
+        await wait_for_arrival(gate)
         waiting.close()
         gate.open()
         await read_all(first)
-        assert house.begun == [1]
-        assert {i for step in house.model.steps for i in step} == {1}
+        assert harness.begun == [1]
+        assert {i for step in harness.model.steps for i in step} == {1}
 
 
 @in_loop
-async def test_a_reader_is_woken_once_a_step_at_most_and_gets_all_of_it() -> None:
-    async with house_of(EchoModel(lambda _: time.sleep(0.001))) as house:
+async def test_reader_is_woken_at_most_once_per_step() -> None:
+    async with running_worker(EchoModel(lambda _: time.sleep(0.001))) as harness:
         feed = TokenFeed(lambda: None)
         for _ in range(4):
-            house.open("abc", 50, feed=feed)
+            harness.open("abc", 50, feed=feed)
         reads = []
         while arrived := await feed.read():
             reads.append([each.token.sequence_id for each in arrived])
-        assert len(reads) <= len(house.model.steps)
+        assert len(reads) <= len(harness.model.steps)
         assert sum(map(len, reads)) == 200
-        # In order of arrival, not one sequence after the other.
+        # In order of wait_for_arrival, not one sequence after the other.
         assert sorted(list(chain(*reads))[:4]) == [1, 2, 3, 4]
 
 
 @in_loop
-async def test_a_feed_ends_when_the_last_of_its_sequences_has() -> None:
-    async with house_of(EchoModel()) as house:
-        feed = house.open("abc", 3)
-        house.open("xyz", 6, feed=feed)
+async def test_feed_ends_with_its_last_sequence() -> None:
+    async with running_worker(EchoModel()) as harness:
+        feed = harness.open("abc", 3)
+        harness.open("xyz", 6, feed=feed)
         tokens = await read_all(feed)
         assert [text_of([t for t in tokens if t.sequence_id == i]) for i in (1, 2)] == [b"abc", b"xyzxyz"]
 
 
 @in_loop
-async def test_a_reader_that_is_too_far_behind_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reader_too_far_behind_loses_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(token_feed, "MAX_UNREAD_TOKENS", 20)
-    async with house_of(EchoModel(lambda _: time.sleep(0.002))) as house:
-        slow, quick = house.open("abc", 1000), house.open("xyz", 60)
+    async with running_worker(EchoModel(lambda _: time.sleep(0.002))) as harness:
+        slow, quick = harness.open("abc", 1000), harness.open("xyz", 60)
         assert text_of(await read_all(quick)) == echo("xyz", 60)
         await soon(lambda: slow.is_over)
-        # What came in time is still read.
+        # The tokens before the error are still read.
         assert text_of([each.token for each in await slow.read()]) == echo("abc", 21)
         with pytest.raises(Overloaded, match="tokens behind"):
             await slow.read()
-        assert 1 in house.model.aborted
+        assert 1 in harness.model.aborted
 
 
 @in_loop
-async def test_what_was_computed_is_counted() -> None:
+async def test_steps_add_to_counts() -> None:
     model = EchoModel(preempt_at=2, slots=1)
     model.warm_up()
-    async with house_of(model) as house:
+    async with running_worker(model) as harness:
         warmed_up = len(model.steps)
-        for feed in [house.open("abcd", 4), house.open("abcd", 4)]:
+        for feed in [harness.open("abcd", 4), harness.open("abcd", 4)]:
             await read_all(feed)
-        assert house.counts == StepCounts(tokens=8, prompt_tokens=8, prefix_hit_tokens=3, preemptions=2, texts=2)
-        assert house.counts.steps.sizes.total() == len(model.steps) - warmed_up
+        assert harness.counts == StepCounts(tokens=8, prompt_tokens=8, prefix_hit_tokens=3, preemptions=2, texts=2)
+        assert harness.counts.steps.sizes.total() == len(model.steps) - warmed_up
 
 
 @in_loop
-async def test_steps_are_counted_by_how_many_sequences_ran() -> None:
+async def test_steps_are_counted_by_number_of_sequences() -> None:
     gate = Gate()
-    async with house_of(EchoModel(gate)) as house:
-        first = house.open("abc", 4)
-        await arrival(gate)
-        second = house.open("xyz", 2)
+    async with running_worker(EchoModel(gate)) as harness:
+        first = harness.open("abc", 4)
+        await wait_for_arrival(gate)
+        second = harness.open("xyz", 2)
         await asyncio.sleep(0.01)
         gate.open()
         await asyncio.gather(read_all(first), read_all(second))
-        assert house.model.steps == [[1], [1, 2], [1, 2], [1]]
-        assert house.counts.steps.sizes == {1: 2, 2: 2}
-        assert house.counts.steps.seconds[1] > 0.01
-        assert 0 < house.counts.steps.seconds[2] < 10
-        # The steps that nobody was in, of a model at rest, are none.
-        assert house.model.empty_steps > 0
+        assert harness.model.steps == [[1], [1, 2], [1, 2], [1]]
+        assert harness.counts.steps.sizes == {1: 2, 2: 2}
+        assert harness.counts.steps.seconds[1] > 0.01
+        assert 0 < harness.counts.steps.seconds[2] < 10
+        # Steps without sequences are not counted.
+        assert harness.model.empty_steps > 0
 
 
 @in_loop
-async def test_a_reader_that_is_cancelled_may_come_again() -> None:
+async def test_cancelled_reader_can_read_again() -> None:
     gate = Gate()
-    async with house_of(EchoModel(gate)) as house:
-        feed = house.open()
+    async with running_worker(EchoModel(gate)) as harness:
+        feed = harness.open()
         reader = task(feed.read())
-        await arrival(gate)
+        await wait_for_arrival(gate)
         reader.cancel()
         await asyncio.wait([reader])
         gate.open()
@@ -184,22 +184,22 @@ async def test_a_reader_that_is_cancelled_may_come_again() -> None:
 
 
 @in_loop
-async def test_a_reader_that_waits_is_not_slow_when_the_loop_is(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waiting_reader_is_kept_on_slow_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(token_feed, "MAX_UNREAD_TOKENS", 20)
-    async with house_of(EchoModel()) as house:
-        reader = task(read_all(house.open("abc", 500)))
+    async with running_worker(EchoModel()) as harness:
+        reader = task(read_all(harness.open("abc", 500)))
         await asyncio.sleep(0)
         until_s = time.monotonic() + 5
-        while len(house.model.steps) < 500 and time.monotonic() < until_s:
+        while len(harness.model.steps) < 500 and time.monotonic() < until_s:
             time.sleep(0.001)  # noqa: ASYNC251 - the loop is held up
         assert text_of(await reader) == echo("abc", 500)
 
 
 @in_loop
-async def test_the_times_of_beginning_and_arrival_ride_along() -> None:
-    async with house_of(EchoModel(lambda _: time.sleep(0.02), slots=1)) as house:
+async def test_feed_has_times_of_begin_and_arrival() -> None:
+    async with running_worker(EchoModel(lambda _: time.sleep(0.02), slots=1)) as harness:
         started_s = time.perf_counter()
-        first, second = house.open("abc", 2), house.open("xyz", 2)
+        first, second = harness.open("abc", 2), harness.open("xyz", 2)
         arrived = [(await feed.read())[0].arrived_s - started_s for feed in (first, second)]
         assert first.begun_s is not None
         assert second.begun_s is not None

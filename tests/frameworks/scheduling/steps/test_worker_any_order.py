@@ -1,4 +1,4 @@
-"""Sequences that join, leave, fail and die in whatever order: each reader gets its own tokens and one end."""
+"""Test random orders of sequences, aborts, failures and deaths: each reader gets its own tokens and one end."""
 
 import asyncio
 import threading
@@ -19,7 +19,7 @@ from frameworks.scheduling.steps import token_feed
 from frameworks.scheduling.steps.dispatcher import StepDispatcher
 from frameworks.scheduling.steps.token_feed import TokenFeed
 from frameworks.scheduling.steps.worker import StepCounts, StepWorker
-from tests.frameworks.scheduling.steps.stepping import asked
+from tests.frameworks.scheduling.steps.harness import sequence_request
 from tests.support.loops import lanes_end, soon
 from tests.support.step_models import END, EchoModel, echo
 
@@ -32,13 +32,13 @@ CHOICES = st.integers(0, 1000)
 
 @dataclass
 class Opened:
-    """A feed and what was read of it. `wanted`: by sequence what comes of it if nothing comes between."""
+    """A feed and the tokens read from it. `wanted`: sequence id → its text if it is not interrupted."""
 
     feed: TokenFeed
     wanted: dict[int, bytes]
     begun: list[None]
     tokens: list[GeneratedToken] = field(default_factory=list)
-    let_go: set[int] = field(default_factory=set)
+    aborted: set[int] = field(default_factory=set)
     error: Exception | None = None
     ends: int = 0
     reader: "asyncio.Task[None] | None" = None
@@ -53,8 +53,8 @@ class Opened:
         assert self.feed.is_over
 
     def check(self) -> None:
-        """Every sequence's tokens are its own, in order, and all of them where nothing came between."""
-        assert self.ends == 1, "it ends exactly once, and nothing runs on"
+        """Check that each sequence has its own tokens in order, and all of them if it was not interrupted."""
+        assert self.ends == 1, "it ends exactly once"
         failing = any(text.endswith(b"\1") for text in self.wanted.values())
         expected = (OutOfMemory, ModelFailed, Overloaded, Draining, *([InvalidInput] if failing else []))
         assert self.error is None or isinstance(self.error, expected)
@@ -63,7 +63,7 @@ class Opened:
             came = bytes(token.token_id for token in own)
             assert text.startswith(came)
             assert [token.finish_reason for token in own[:-1]] == [None] * len(own[:-1])
-            if self.error is None and sequence_id not in self.let_go:
+            if self.error is None and sequence_id not in self.aborted:
                 assert came == text
                 assert own[-1].finish_reason == ("stop" if text.endswith(b"\0") else "length")
         if self.tokens:
@@ -72,31 +72,31 @@ class Opened:
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """The loop turns only within a rule; the threads go on beside it unless they are hindered."""
+    """The loop runs only within a rule; the threads run in parallel unless they are blocked."""
 
-    @initialize(slots=st.integers(1, 3), preempt_at=st.sampled_from([None, 1, 3]), hindered=st.booleans())
-    def open_the_house(self, slots: int, preempt_at: int | None, hindered: bool) -> None:
+    @initialize(slots=st.integers(1, 3), preempt_at=st.sampled_from([None, 1, 3]), blocked=st.booleans())
+    def open_workers(self, slots: int, preempt_at: int | None, blocked: bool) -> None:
         self.capture = capture_logs()
         self.logs = self.capture.__enter__()
         self.bound = patch.object(token_feed, "MAX_UNREAD_TOKENS", UNREAD)
         self.bound.__enter__()
         self.runner = asyncio.Runner()
-        self.unhindered = threading.Event()
-        self.unhindered.set()
+        self.unblocked = threading.Event()
+        self.unblocked.set()
         self.allowed = threading.Semaphore(0)
-        self.troubles: list[BaseException] = []
+        self.errors: list[BaseException] = []
         self.ids = count(1)
         self.opened: list[Opened] = []
         self.counts = StepCounts()
         self.read_tokens = 0
         self.is_over = False
         self.slots, self.preempt_at = slots, preempt_at
-        self.raise_house()
-        if hindered:
-            self.hinder()
+        self.start_workers()
+        if blocked:
+            self.block()
 
-    def raise_house(self) -> None:
-        """Two instances."""
+    def start_workers(self) -> None:
+        """Start two instances."""
         self.models = [EchoModel(self.behave, slots=self.slots, preempt_at=self.preempt_at) for _ in range(2)]
 
         async def workers() -> list[StepWorker]:
@@ -106,13 +106,13 @@ class AnyOrder(RuleBasedStateMachine):
         self.dispatcher = StepDispatcher("m", self.workers)
 
     def behave(self, prompts: list[str]) -> None:
-        while not self.unhindered.is_set() and not self.allowed.acquire(timeout=0.005):
+        while not self.unblocked.is_set() and not self.allowed.acquire(timeout=0.005):
             pass
-        if prompts and self.troubles:
-            raise self.troubles.pop()
+        if prompts and self.errors:
+            raise self.errors.pop()
 
     def one(self, choice: int) -> Opened:
-        """Of those that are open, if any is: what may be asked next must not depend on how quick the threads are."""
+        """Choose an open feed, else an empty one: the available rules must not depend on the speed of the threads."""
         return self.opened[choice % len(self.opened)] if self.opened else Opened(TokenFeed(lambda: None), {0: b""}, [])
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
@@ -122,10 +122,10 @@ class AnyOrder(RuleBasedStateMachine):
         sequences=st.lists(st.tuples(st.sampled_from(PROMPTS), LENGTHS), min_size=1, max_size=3),
         is_read_whole=st.booleans(),
     )
-    def ask(self, sequences: list[tuple[str, int]], is_read_whole: bool) -> None:
+    def open(self, sequences: list[tuple[str, int]], is_read_whole: bool) -> None:
         async def opening() -> None:
             requests = [
-                asked(next(self.ids), prompt, max_tokens, is_read_whole=is_read_whole)
+                sequence_request(next(self.ids), prompt, max_tokens, is_read_whole=is_read_whole)
                 for prompt, max_tokens in sequences
             ]
             begun: list[None] = []
@@ -141,7 +141,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(choice=CHOICES)
     def read(self, choice: int) -> None:
-        """Somebody begins to read; others may never before the end."""
+        """Begin to read a feed; other feeds may be read only at the end."""
         opened = self.one(choice)
 
         async def reading() -> None:
@@ -152,7 +152,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.run(reading())
 
     @rule(choice=CHOICES, which=CHOICES)
-    def let_go(self, choice: int, which: int) -> None:
+    def aborted(self, choice: int, which: int) -> None:
         opened = self.one(choice)
         sequence_id = [*opened.wanted][which % len(opened.wanted)]
 
@@ -160,34 +160,34 @@ class AnyOrder(RuleBasedStateMachine):
             opened.feed.abort(sequence_id)
             opened.feed.abort(sequence_id)
 
-        opened.let_go.add(sequence_id)
+        opened.aborted.add(sequence_id)
         self.run(aborting())
 
     @rule(choice=CHOICES)
-    def leave(self, choice: int) -> None:
+    def close(self, choice: int) -> None:
         opened = self.one(choice)
 
         async def closing() -> None:
             opened.feed.close()
 
-        opened.let_go |= opened.wanted.keys()
+        opened.aborted |= opened.wanted.keys()
         self.run(closing())
 
-    @rule(trouble=st.sampled_from([OutOfMemory, ModelFailed]))
-    def fail_a_step(self, trouble: type[OutOfMemory] | type[ModelFailed]) -> None:
-        self.troubles.append(trouble("a step failed"))
+    @rule(error=st.sampled_from([OutOfMemory, ModelFailed]))
+    def fail_a_step(self, error: type[OutOfMemory] | type[ModelFailed]) -> None:
+        self.errors.append(error("a step failed"))
 
     @rule()
     def kill(self) -> None:
-        self.troubles.append(SystemExit())
+        self.errors.append(SystemExit())
 
-    @rule(gives_up=st.booleans())
-    def end(self, gives_up: bool) -> None:
-        """The workers end, at once or when their sequences have, and others take their place."""
+    @rule(aborts=st.booleans())
+    def end(self, aborts: bool) -> None:
+        """End the workers, at once or after their sequences, and start new ones."""
 
         async def ending() -> None:
             self.is_over = True
-            if gives_up:
+            if aborts:
                 self.dispatcher.abort("the end")
                 assert all(opened.feed.is_over for opened in self.opened)
             else:
@@ -197,47 +197,47 @@ class AnyOrder(RuleBasedStateMachine):
 
         self.closing: list[asyncio.Task[None]] = []
         self.run(ending())
-        self.ask([("a", 3)], is_read_whole=True)
+        self.open([("a", 3)], is_read_whole=True)
         self.settle()
         self.run(asyncio.wait_for(self.dispatcher.close(), 3))
         assert all(model.is_closed for model in self.models)
         assert all(task.done() for task in self.closing)
         self.is_over = False
-        self.raise_house()
+        self.start_workers()
 
     @rule()
-    def turn(self) -> None:
+    def run_loop(self) -> None:
         self.run(asyncio.sleep(0.001))
 
     @rule()
-    def hinder(self) -> None:
-        self.unhindered.clear()
+    def block(self) -> None:
+        self.unblocked.clear()
 
     @rule(steps=st.integers(1, 8))
-    def go_on(self, steps: int) -> None:
-        """So many steps, where they are hindered."""
+    def allow_steps(self, steps: int) -> None:
+        """Let blocked threads compute so many steps."""
         self.allowed.release(steps)
-        self.turn()
+        self.run_loop()
 
     @rule()
     def settle(self) -> None:
-        """Everybody reads to the end; nothing is left."""
-        self.unhindered.set()
+        """Read every feed to its end, and check that nothing remains."""
+        self.unblocked.set()
         for choice, opened in enumerate(self.opened):
             self.read(choice)
             for which, text in enumerate(opened.wanted.values()):
                 if len(text) > LONG:
-                    self.let_go(choice, which)
+                    self.aborted(choice, which)
         readers = [opened.reader for opened in self.opened if opened.reader is not None]
         if readers:
             _, hanging = self.run(asyncio.wait(readers, timeout=3))
-            assert not hanging, "nobody is left waiting"
+            assert not hanging, "every reader ends"
         self.run(soon(lambda: not self.dispatcher.is_running))
         for opened in self.opened:
             opened.check()
             self.read_tokens += len(opened.tokens)
         assert self.read_tokens <= self.counts.tokens
-        # Whatever failed here is of the domain; what is not is logged with its frames.
+        # Only errors of the domain occurred; other errors are logged with their frames.
         assert [entry for entry in self.logs if entry["event"] == "sequences failed" and "exc_info" in entry] == []
         self.opened.clear()
         for worker, model in zip(self.workers, self.models, strict=True):
@@ -246,7 +246,7 @@ class AnyOrder(RuleBasedStateMachine):
             worker.check_integrity()
 
     @invariant()
-    def what_waits_for_readers_is_bounded(self) -> None:
+    def unread_tokens_are_bounded(self) -> None:
         for opened in self.opened if hasattr(self, "opened") else []:
             is_read = opened.feed._waiter is not None
             assert is_read or len(opened.feed._unread) <= UNREAD * len(opened.wanted) + 1
@@ -260,14 +260,14 @@ class AnyOrder(RuleBasedStateMachine):
             assert lanes_end()
             assert all(model.is_closed for model in self.models)
         finally:
-            self.unhindered.set()
+            self.unblocked.set()
             self.runner.close()
             self.bound.__exit__(None, None, None)
             self.capture.__exit__(None, None, None)
 
 
 def _text(prompt: str, max_tokens: int) -> bytes:
-    """What comes of a sequence, up to the byte that ends it, or at which it fails."""
+    """Return the text of a sequence, up to the byte where it ends or fails."""
     text = echo(prompt, max_tokens)
     ends = [text.index(end) + 1 for end in (bytes([END]), b"\1") if end in text]
     return text[: min(ends, default=max_tokens)]
@@ -278,5 +278,5 @@ TestAnyOrder.settings = settings(
     max_examples=100,
     stateful_step_count=30,
     deadline=None,
-    phases=(Phase.reuse, Phase.generate),  # to shrink an order in which somebody hangs takes for ever
+    phases=(Phase.reuse, Phase.generate),  # shrinking an order that hangs would take too long
 )

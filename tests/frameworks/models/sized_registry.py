@@ -1,4 +1,4 @@
-"""A yard with room for some of the models that are asked for, and what tests of their coming and going want to know."""
+"""Fake models of chosen sizes in a manager with little memory, and helpers to observe them."""
 
 import threading
 from collections import Counter
@@ -21,7 +21,7 @@ from tests.support.managing import make_manager, opened, permit, register
 
 
 class Clock:
-    """Seconds, as they are set."""
+    """A clock that tests set."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -30,24 +30,24 @@ class Clock:
         return self.now_s
 
 
-class Yard(FakeRegistry):
-    """Models of a GiB each, unless `sizes` says otherwise: what tests themselves take is little beside it.
+class SizedRegistry(FakeRegistry):
+    """A registry of models of 1 GiB, or of their `sizes`; the memory of the tests themselves is small beside it.
 
-    Everything is by the name of the model, `m`, or of its version where it has folders, `m/2`.
+    Keys are the name of the model, `m`, or of a version with a folder, `m/2`.
     """
 
     def __init__(self, behaviour: Behaviour | None = None) -> None:
         super().__init__(behaviour)
         self.sizes: dict[str, int] = {}
         self.estimates: dict[str, int] = {}
-        """Of the needs, where they are not the sizes."""
+        """Estimated bytes, where they differ from the sizes."""
         self.gates: dict[str, Gate] = {}
-        """Hold a load until they are opened."""
+        """Block a load until the gate is opened."""
         self.broken: set[str] = set()
         self.loads: list[str] = []
-        """In order of their beginning."""
+        """In the order of their start."""
         self.of: dict[str, DoublingModel] = {}
-        """What was loaded last."""
+        """The instance of the last load."""
         self.most_at_once: Counter[str] = Counter()
         self._at_once: Counter[str] = Counter()
         self._lock = threading.Lock()
@@ -85,20 +85,20 @@ def _name(entry: ModelEntry, path: Path) -> str:
     return f"{entry.name}/{path.name}" if path.name.isdecimal() else entry.name
 
 
-def lazy(manager: MLFrameworkManager, *names: str, **settings: Any) -> list[ModelSlot]:
-    """Registers models that are loaded when they are asked for."""
+def register_lazy(manager: MLFrameworkManager, *names: str, **settings: Any) -> list[ModelSlot]:
+    """Register models that their first request loads."""
     return [register(manager, name, load="lazy", **settings) for name in names]
 
 
-def versions(folder: Path, *numbers: int) -> Path:
-    """A model's path with these version folders."""
+def make_versions(folder: Path, *numbers: int) -> Path:
+    """Create version folders, and return the path of the model."""
     for number in numbers:
         (folder / str(number)).mkdir(parents=True)
     return folder
 
 
-async def asked(manager: MLFrameworkManager, name: str = "m", x: object = 1, named: str | None = None) -> str:
-    """Asks, checks the answer, and says which version gave it."""
+async def infer(manager: MLFrameworkManager, name: str = "m", x: object = 1, named: str | None = None) -> str:
+    """Send a request, check the answer, and return the version that answered."""
     with permit() as held:
         version = await opened(manager, held, name, named)
         held.queue(version.model.requests)
@@ -112,7 +112,7 @@ def states(manager: MLFrameworkManager) -> dict[str, str]:
 
 
 async def error_of(request: Coroutine[Any, Any, Any]) -> BaseException | None:
-    """What a request is refused with; None if it is answered."""
+    """Return the error of a request; None if it is answered."""
     try:
         await request
     except Exception as error:  # noqa: BLE001 - to be looked at
@@ -121,14 +121,14 @@ async def error_of(request: Coroutine[Any, Any, Any]) -> BaseException | None:
 
 
 def check_settled(manager: MLFrameworkManager) -> None:
-    """Raises AssertionError where somebody is still counted who has gone, or memory is held by nobody."""
-    room = manager.residency.ledger
-    room.check_integrity()
+    """Check that no request is counted, and that exactly the loaded versions hold memory."""
+    ledger = manager.residency.ledger
+    ledger.check_integrity()
     for slot in manager.slots:
         assert (slot.requests.inflight, slot.requests.waiting) == (0, 0)
         for version in slot.versions.values():
             assert (version.references, version.load_task) == (0, None), version
-            assert (room.budget.held_by(version) > 0) == (version.spec is not None), version
+            assert (ledger.budget.held_by(version) > 0) == (version.spec is not None), version
 
 
 def die(x: list[object]) -> None:
@@ -137,13 +137,13 @@ def die(x: list[object]) -> None:
 
 
 @asynccontextmanager
-async def yard(
-    names: str = "abc", room: int = 2, behaviour: Any = None, **settings: Any
-) -> AsyncIterator[tuple[Yard, MLFrameworkManager]]:
-    """Lazy models of a GiB each, and room for so many of them. In the end everything is as it should be."""
-    registry = Yard(behaviour)
-    async with make_manager(registry, max_model_bytes=room * GIB) as manager:
-        lazy(manager, *names, **settings)
+async def lazy_models(
+    names: str = "abc", capacity_gib: int = 2, behaviour: Any = None, **settings: Any
+) -> AsyncIterator[tuple[SizedRegistry, MLFrameworkManager]]:
+    """Yield lazy models of 1 GiB and memory for `capacity_gib` of them; check at the end that all is released."""
+    registry = SizedRegistry(behaviour)
+    async with make_manager(registry, max_model_bytes=capacity_gib * GIB) as manager:
+        register_lazy(manager, *names, **settings)
         yield registry, manager
         check_settled(manager)
     assert registry.are_all_closed
@@ -153,17 +153,17 @@ async def yard(
 
 async def kill(manager: MLFrameworkManager, name: str) -> None:
     with capture_logs(), pytest.raises(ModelFailed):
-        await asked(manager, name, "die")
+        await infer(manager, name, "die")
 
 
 @asynccontextmanager
-async def versioned(
-    path: Path, *numbers: int, room: int = 9, behaviour: Any = None, **settings: Any
-) -> AsyncIterator[tuple[Yard, MLFrameworkManager]]:
-    """The model "m" with these version folders, and room for so many GiB; a version takes one."""
-    registry = Yard(behaviour)
-    async with make_manager(registry, max_model_bytes=room * GIB) as manager:
-        register(manager, file=str(versions(path, *numbers)), **settings)
+async def versioned_model(
+    path: Path, *numbers: int, capacity_gib: int = 9, behaviour: Any = None, **settings: Any
+) -> AsyncIterator[tuple[SizedRegistry, MLFrameworkManager]]:
+    """Yield the model "m" with version folders, each of 1 GiB; check at the end that all is released."""
+    registry = SizedRegistry(behaviour)
+    async with make_manager(registry, max_model_bytes=capacity_gib * GIB) as manager:
+        register(manager, file=str(make_versions(path, *numbers)), **settings)
         yield registry, manager
         check_settled(manager)
     assert registry.are_all_closed

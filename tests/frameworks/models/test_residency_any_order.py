@@ -1,4 +1,4 @@
-"""Models with room for some of them come and go in whatever order: the ledger is right, and nobody waits for ever."""
+"""Test random orders of requests and commands with little memory: the ledger stays correct, and all requests end."""
 
 import asyncio
 import tempfile
@@ -26,59 +26,59 @@ from frameworks.errors import (
 )
 from frameworks.models.slot import ModelState
 from frameworks.models.traffic import Share
-from tests.frameworks.models.lending import Yard, asked, check_settled, versions
+from tests.frameworks.models.sized_registry import SizedRegistry, check_settled, infer, make_versions
 from tests.support.fake_probe import GIB
 from tests.support.loops import lanes_end
 from tests.support.managing import make_manager, register
 
-# One without versions, two with them, and one that needs all the room there is.
+# A model without version folders, two with them, and one that needs all the memory.
 PLAIN, LATEST, ALL, LARGE = "plain", "latest", "all", "large"
 NAMES = st.sampled_from([PLAIN, LATEST, ALL, LARGE])
 VERSIONED = st.sampled_from([LATEST, ALL])
 VERSIONS = st.sampled_from(["1", "2"])
 PARTS = st.sampled_from([PLAIN, LARGE, *(f"{name}/{number}" for name in (LATEST, ALL) for number in "12")])
-ROOM = 2 * GIB
+CAPACITY = 2 * GIB
 
 
-class ComingAndGoing(RuleBasedStateMachine):
-    """The loop turns only within a rule; what a rule starts goes on through the next ones."""
+class ResidencyMachine(RuleBasedStateMachine):
+    """The loop runs only within a rule; tasks of a rule continue during the next rules."""
 
     @initialize()
-    def open_the_house(self) -> None:
+    def start_manager(self) -> None:
         self.logs = capture_logs()
         self.logs.__enter__()
-        self.impatient = patch.object(frameworks.models.version, "_LONGEST_RETRY_S", 0.002)
-        self.impatient.start()
+        self.short_retries = patch.object(frameworks.models.version, "_LONGEST_RETRY_S", 0.002)
+        self.short_retries.start()
         self.folder = tempfile.TemporaryDirectory()
         self.runner = asyncio.Runner()
-        self.unhindered = threading.Event()
-        self.unhindered.set()
+        self.unblocked = threading.Event()
+        self.unblocked.set()
         self.registry = self.make_registry()
-        self.manager = make_manager(self.registry, drain_timeout_s=3, max_model_bytes=ROOM)
-        self.questions: list[asyncio.Task[Any]] = []
-        self.orders: list[asyncio.Task[Any]] = []
+        self.manager = make_manager(self.registry, drain_timeout_s=3, max_model_bytes=CAPACITY)
+        self.requests: list[asyncio.Task[Any]] = []
+        self.commands: list[asyncio.Task[Any]] = []
         self.cancelled: set[asyncio.Task[Any]] = set()
         for name in (LATEST, ALL):
-            versions(Path(self.folder.name) / name, 1, 2)
+            make_versions(Path(self.folder.name) / name, 1, 2)
         for name in (PLAIN, LATEST, ALL, LARGE):
             self.register(name)
         self.runner.run(self.manager.__aenter__())
 
-    def make_registry(self) -> Yard:
+    def make_registry(self) -> SizedRegistry:
         machine = self
 
-        class Hindered(Yard):
+        class Blocked(SizedRegistry):
             def load(self, *arguments: Any) -> Any:
                 machine.wait()
                 return super().load(*arguments)
 
-        registry = Hindered(self.behave)
-        registry.sizes[LARGE] = ROOM
-        registry.estimates[LARGE] = GIB  # found out when it is measured
+        registry = Blocked(self.behave)
+        registry.sizes[LARGE] = CAPACITY
+        registry.estimates[LARGE] = GIB  # the measurement finds the difference
         return registry
 
     def wait(self) -> None:
-        assert self.unhindered.wait(10)
+        assert self.unblocked.wait(10)
 
     def behave(self, x: list[object]) -> None:
         self.wait()
@@ -97,48 +97,48 @@ class ComingAndGoing(RuleBasedStateMachine):
 
         return self.runner.run(starting())
 
-    def order(self, coroutine: Coroutine[Any, Any, Any]) -> None:
-        self.orders.append(self.start(coroutine))
+    def command(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        self.commands.append(self.start(coroutine))
 
     @rule(names=st.lists(NAMES, min_size=1, max_size=6))
     def ask(self, names: list[str]) -> None:
-        self.questions += [self.start(asked(self.manager, name, x)) for x, name in enumerate(names)]
+        self.requests += [self.start(infer(self.manager, name, x)) for x, name in enumerate(names)]
 
     @rule(name=VERSIONED, version=VERSIONS)
     def ask_a_version(self, name: str, version: str) -> None:
-        self.questions.append(self.start(asked(self.manager, name, 1, version)))
+        self.requests.append(self.start(infer(self.manager, name, 1, version)))
 
     @rule(name=NAMES)
     def kill(self, name: str) -> None:
-        self.questions.append(self.start(asked(self.manager, name, "die")))
+        self.requests.append(self.start(infer(self.manager, name, "die")))
 
     @rule(name=NAMES)
     def load(self, name: str) -> None:
-        self.order(self.manager.load(name))
+        self.command(self.manager.load(name))
 
     @rule(name=VERSIONED, version=VERSIONS)
     def swap(self, name: str, version: str) -> None:
-        self.order(self.manager.load(name, version))
+        self.command(self.manager.load(name, version))
 
     @rule(name=VERSIONED)
     def roll_back(self, name: str) -> None:
-        self.order(self.manager.rollback(name))
+        self.command(self.manager.rollback(name))
 
     @rule(name=VERSIONED, version=VERSIONS, kind=st.sampled_from(["canary", "shadow"]), ends=st.booleans())
     def split(self, name: str, version: str, kind: str, ends: bool) -> None:
-        self.order(self.manager.split(name, kind, None if ends else Share(version, 50)))
+        self.command(self.manager.split(name, kind, None if ends else Share(version, 50)))
 
     @rule(name=NAMES)
     def unload(self, name: str) -> None:
-        self.order(self.manager.unload(name))
+        self.command(self.manager.unload(name))
 
     @rule(name=VERSIONED, version=VERSIONS)
     def unload_a_version(self, name: str, version: str) -> None:
-        self.order(self.manager.unload(name, version))
+        self.command(self.manager.unload(name, version))
 
     @rule()
     def refresh(self) -> None:
-        self.order(self.manager.refresh(PLAIN, frozenset("1")))
+        self.command(self.manager.refresh(PLAIN, frozenset("1")))
 
     @rule(name=NAMES)
     def replace(self, name: str) -> None:
@@ -146,16 +146,16 @@ class ComingAndGoing(RuleBasedStateMachine):
             await self.manager.remove(name)
             self.register(name)
 
-        self.order(replacing())
+        self.command(replacing())
 
     @rule(part=PARTS)
-    def make_or_mend(self, part: str) -> None:
+    def toggle_broken(self, part: str) -> None:
         self.registry.broken ^= {part}
 
-    @precondition(lambda self: self.orders or self.questions)
+    @precondition(lambda self: self.commands or self.requests)
     @rule(choice=st.integers(0, 1000))
-    def somebody_leaves(self, choice: int) -> None:
-        tasks = [*self.orders, *self.questions]
+    def cancel(self, choice: int) -> None:
+        tasks = [*self.commands, *self.requests]
         task = tasks[choice % len(tasks)]
         if not task.done():
             task.cancel()
@@ -163,29 +163,29 @@ class ComingAndGoing(RuleBasedStateMachine):
         self.runner.run(asyncio.sleep(0))
 
     @rule(seconds=st.sampled_from([0.0, 0.001, 0.004]))
-    def turn(self, seconds: float) -> None:
+    def run_loop(self, seconds: float) -> None:
         self.runner.run(asyncio.sleep(seconds))
 
     @rule()
-    def hinder(self) -> None:
-        self.unhindered.clear()
+    def block(self) -> None:
+        self.unblocked.clear()
 
     @rule()
-    def go_on(self) -> None:
-        self.unhindered.set()
+    def unblock(self) -> None:
+        self.unblocked.set()
 
     @rule()
     def settle(self) -> None:
-        """Lets everything end, and looks at how it ended; then whoever is not ordered out answers."""
-        self.unhindered.set()
+        """Let all tasks end and check their results; then check that every model answers unless it was unloaded."""
+        self.unblocked.set()
         self.registry.broken.clear()
         self.runner.run(self.wait_for_all())
-        for task in self.questions:
+        for task in self.requests:
             refusals = (ModelUnavailable, ModelNotFound, VersionNotFound, InvalidModel, OutOfMemory)
             self.check_ended(task, refusals)
-        for task in self.orders:
+        for task in self.commands:
             self.check_ended(task, (ModelNotFound, VersionNotFound, InvalidModel, OutOfMemory, InvalidInput))
-        self.questions, self.orders = [], []
+        self.requests, self.commands = [], []
         check_settled(self.manager)
         passing = (ModelState.LOADING, ModelState.DRAINING)
         assert [
@@ -194,12 +194,10 @@ class ComingAndGoing(RuleBasedStateMachine):
         self.runner.run(self.all_answer())
         check_settled(self.manager)
         there = sum(model.spec.memory_bytes for model in self.registry.made if not model.is_closed)
-        assert there <= self.manager.residency.ledger.budget.used("cpu"), (
-            "nothing is in memory that is not in the ledger"
-        )
+        assert there <= self.manager.residency.ledger.budget.used("cpu"), "every model in memory is in the ledger"
 
     async def wait_for_all(self) -> None:
-        tasks = {*self.orders, *self.questions}
+        tasks = {*self.commands, *self.requests}
         if tasks:
             await asyncio.wait(tasks, timeout=5)
         if self.manager.residency._tasks:
@@ -214,30 +212,30 @@ class ComingAndGoing(RuleBasedStateMachine):
                     continue
                 for _ in range(5):
                     try:
-                        await asked(self.manager, slot.name, 2)
+                        await infer(self.manager, slot.name, 2)
                         break
                     except (ModelFailed, OutOfMemory):
-                        await asyncio.sleep(0.003)  # it is tried again then
+                        await asyncio.sleep(0.003)  # until the next retry
                     except ModelUnloaded:
-                        break  # of the canary's turn
+                        break  # the canary was chosen
                 else:
                     raise AssertionError(f"{slot.name}, {slot.state}: {slot.reason}")
 
     def check_ended(self, task: "asyncio.Task[Any]", refusals: tuple[type[Exception], ...]) -> None:
-        assert task.done(), "nobody is left waiting"
+        assert task.done(), "every request ends"
         if task.cancelled():
             assert task in self.cancelled
         else:
             assert task.exception() is None or isinstance(task.exception(), refusals), task.exception()
 
     @invariant()
-    def the_ledger_is_right(self) -> None:
+    def ledger_is_correct(self) -> None:
         if not hasattr(self, "manager"):
             return
-        room = self.manager.residency.ledger
-        room.check_integrity()
-        assert room.budget.used("cpu") <= ROOM
-        # A refresh may load the plain one beside a load of the one that it replaces.
+        ledger = self.manager.residency.ledger
+        ledger.check_integrity()
+        assert ledger.budget.used("cpu") <= CAPACITY
+        # A refresh may load the plain model during the load of the version that it replaces.
         at_once = {part: count for part, count in self.registry.most_at_once.items() if part != PLAIN}
         assert all(count == 1 for count in at_once.values()), at_once
 
@@ -246,7 +244,7 @@ class ComingAndGoing(RuleBasedStateMachine):
             return
         try:
             self.settle()
-            self.runner.run(self.leave())
+            self.runner.run(self.shut_down())
             assert all(
                 version.state is ModelState.UNLOADED for s in self.manager.slots for version in s.versions.values()
             )
@@ -255,20 +253,20 @@ class ComingAndGoing(RuleBasedStateMachine):
             self.manager._loader._threads.shutdown(wait=True)
             assert self.registry.are_all_closed
         finally:
-            self.unhindered.set()
+            self.unblocked.set()
             self.runner.close()
             self.folder.cleanup()
-            self.impatient.stop()
+            self.short_retries.stop()
             self.logs.__exit__(None, None, None)
 
-    async def leave(self) -> None:
+    async def shut_down(self) -> None:
         await self.manager.__aexit__(None, None, None)
 
 
-TestComingAndGoing = ComingAndGoing.TestCase
-TestComingAndGoing.settings = settings(
+TestResidencyMachine = ResidencyMachine.TestCase
+TestResidencyMachine.settings = settings(
     max_examples=50,
     stateful_step_count=30,
     deadline=None,
-    phases=(Phase.reuse, Phase.generate),  # to shrink an order in which somebody hangs takes for ever
+    phases=(Phase.reuse, Phase.generate),  # shrinking an order that hangs would take too long
 )

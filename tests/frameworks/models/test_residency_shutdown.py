@@ -1,4 +1,4 @@
-"""Orders to leave, and the end of the house, while models come and go: nobody hangs, nothing stays."""
+"""Test unload commands and the shutdown during loads and evictions: all requests end, all memory is released."""
 
 import asyncio
 from pathlib import Path
@@ -10,31 +10,39 @@ from frameworks.errors import Draining, ModelNotFound, ModelUnavailable, ModelUn
 from frameworks.manager import MLFrameworkManager
 from frameworks.models.slot import ModelState
 from frameworks.settings import VersionPolicy
-from tests.frameworks.models.lending import Yard, asked, check_settled, error_of, lazy, states, versions
+from tests.frameworks.models.sized_registry import (
+    SizedRegistry,
+    check_settled,
+    error_of,
+    infer,
+    make_versions,
+    register_lazy,
+    states,
+)
 from tests.support.batch_models import Gate
 from tests.support.fake_probe import GIB
 from tests.support.loops import in_loop, soon, task
 from tests.support.managing import entry, make_manager, permit, permitted, register
 
 
-async def check_ended(registry: Yard, manager: MLFrameworkManager) -> None:
-    """What is to be after the house was left; a thread may still bring what nobody wants any more."""
+async def check_ended(registry: SizedRegistry, manager: MLFrameworkManager) -> None:
+    """Check the state after shutdown; a loader thread may still have to close its instances."""
     await soon(lambda: registry.are_all_closed)
-    room = manager.residency.ledger
-    assert (room.budget.used("cpu"), room.versions) == (0, [])
+    ledger = manager.residency.ledger
+    assert (ledger.budget.used("cpu"), ledger.versions) == (0, [])
     assert set(states(manager).values()) <= {"unloaded"}
     for slot in manager.slots:
         assert slot.requests.inflight == 0
 
 
-class TestOrders:
+class TestUnloadCommands:
     @in_loop
-    async def test_an_unload_lets_the_load_end_and_those_who_waited_be_served(self) -> None:
-        registry = Yard()
+    async def test_unload_during_load_serves_waiting_requests(self) -> None:
+        registry = SizedRegistry()
         async with make_manager(registry) as manager:
-            lazy(manager, "a")
+            register_lazy(manager, "a")
             registry.gates["a"] = Gate()
-            requests = [task(asked(manager, "a", x)) for x in range(3)]
+            requests = [task(infer(manager, "a", x)) for x in range(3)]
             await soon(registry.gates["a"].arrived.is_set)
             order = task(manager.unload("a"))
             await asyncio.sleep(0.01)
@@ -43,20 +51,20 @@ class TestOrders:
             await order
             assert states(manager) == {"a": "unloaded"}
             with pytest.raises(ModelUnloaded):
-                await asked(manager, "a")
+                await infer(manager, "a")
             check_settled(manager)
 
     @in_loop
-    async def test_who_waits_while_a_model_makes_room_is_told_that_it_was_ordered_out(self) -> None:
+    async def test_unload_during_eviction_refuses_waiting_requests(self) -> None:
         gate = Gate()
-        registry = Yard(lambda x: gate() if x == [7] else None)
+        registry = SizedRegistry(lambda x: gate() if x == [7] else None)
         async with make_manager(registry, max_model_bytes=GIB) as manager:
-            lazy(manager, "a", "b")
-            busy = task(asked(manager, "a", 7))
+            register_lazy(manager, "a", "b")
+            busy = task(infer(manager, "a", 7))
             await soon(gate.arrived.is_set)
-            other = task(asked(manager, "b"))
+            other = task(infer(manager, "b"))
             await soon(lambda: states(manager)["a"] == "draining")
-            late = task(error_of(asked(manager, "a")))
+            late = task(error_of(infer(manager, "a")))
             await asyncio.sleep(0.01)
             order = task(manager.unload("a"))
             await asyncio.sleep(0.01)
@@ -67,12 +75,12 @@ class TestOrders:
             check_settled(manager)
 
     @in_loop
-    async def test_an_order_s_word_stands_over_an_eviction_s(self) -> None:
-        registry = Yard()
+    async def test_unload_command_wins_over_eviction(self) -> None:
+        registry = SizedRegistry()
         async with make_manager(registry) as manager:
-            [slot] = lazy(manager, "a")
-            await asked(manager, "a")
-            # Both want the version's lock at once, the order first.
+            [slot] = register_lazy(manager, "a")
+            await infer(manager, "a")
+            # Both wait for the version's lock, the unload command first.
             async with slot.active.lock:
                 order = task(manager.unload("a"))
                 await asyncio.sleep(0.01)
@@ -83,14 +91,14 @@ class TestOrders:
             check_settled(manager)
 
     @in_loop
-    async def test_an_order_in_after_an_order_out_is_not_told_what_requests_are(self) -> None:
-        registry = Yard()
+    async def test_load_command_after_unload_succeeds_unlike_requests(self) -> None:
+        registry = SizedRegistry()
         async with make_manager(registry) as manager:
-            [slot] = lazy(manager, "a")
+            [slot] = register_lazy(manager, "a")
             async with slot.active.lock:
                 out = task(manager.residency.unload(slot.active))
                 await asyncio.sleep(0.01)
-                request = task(error_of(asked(manager, "a")))  # its load stands behind the order out
+                request = task(error_of(infer(manager, "a")))  # its load waits behind the unload
                 await asyncio.sleep(0.01)
                 order = task(manager.load("a"))
                 await asyncio.sleep(0.01)
@@ -100,12 +108,12 @@ class TestOrders:
             check_settled(manager)
 
     @in_loop
-    async def test_removing_serves_those_who_wait_for_the_load_and_refuses_the_next(self) -> None:
-        registry = Yard()
+    async def test_remove_serves_waiting_requests_and_refuses_later(self) -> None:
+        registry = SizedRegistry()
         async with make_manager(registry) as manager:
-            lazy(manager, "a")
+            register_lazy(manager, "a")
             registry.gates["a"] = Gate()
-            request = task(asked(manager, "a"))
+            request = task(infer(manager, "a"))
             await soon(registry.gates["a"].arrived.is_set)
             removal = task(manager.remove("a"))
             await asyncio.sleep(0.01)
@@ -113,111 +121,111 @@ class TestOrders:
             assert await request == "1"
             await removal
             with pytest.raises(ModelNotFound):
-                await asked(manager, "a")
+                await infer(manager, "a")
             assert manager.residency.ledger.versions == []
 
     @in_loop
-    async def test_who_comes_while_a_model_is_removed_is_refused_at_once(self) -> None:
-        registry = Yard()
+    async def test_request_during_remove_is_refused_at_once(self) -> None:
+        registry = SizedRegistry()
         async with make_manager(registry) as manager:
-            [slot] = lazy(manager, "a")
-            await asked(manager, "a")
+            [slot] = register_lazy(manager, "a")
+            await infer(manager, "a")
             with permitted(slot):
                 removal = task(manager.remove("a"))
                 await soon(lambda: slot.state is ModelState.DRAINING)
                 with pytest.raises(ModelUnloaded):
-                    await asked(manager, "a")
+                    await infer(manager, "a")
             await removal
             with pytest.raises(ModelNotFound):
-                await asked(manager, "a")
+                await infer(manager, "a")
 
     @pytest.mark.parametrize("policy", ["latest", "all"])
     @in_loop
-    async def test_what_was_added_and_failed_leaves_nothing_behind(self, policy: VersionPolicy, tmp_path: Path) -> None:
-        registry = Yard()
+    async def test_failed_add_leaves_no_model(self, policy: VersionPolicy, tmp_path: Path) -> None:
+        registry = SizedRegistry()
         async with make_manager(registry) as manager:
             registry.broken.add("m/2")
             wanted = entry(version_policy=policy)
-            assert await error_of(manager.add("fake", wanted, versions(tmp_path, 1, 2))) is not None
+            assert await error_of(manager.add("fake", wanted, make_versions(tmp_path, 1, 2))) is not None
             assert manager.slots == []
             assert (registry.are_all_closed, manager.residency.ledger.versions) == (True, [])
 
     @in_loop
-    async def test_an_unload_that_is_cancelled_at_any_time_leaves_the_ledger_right(self) -> None:
+    async def test_unload_cancelled_at_any_time_keeps_ledger_correct(self) -> None:
         for rounds in range(12):
-            registry = Yard()
+            registry = SizedRegistry()
             async with make_manager(registry) as manager:
-                lazy(manager, "a")
-                await asked(manager, "a")
+                register_lazy(manager, "a")
+                await infer(manager, "a")
                 order = task(manager.unload("a"))
                 for _ in range(rounds):
                     await asyncio.sleep(0)
                 order.cancel()
                 await asyncio.wait([order])
                 check_settled(manager)
-                await error_of(asked(manager, "a"))
+                await error_of(infer(manager, "a"))
                 check_settled(manager)
             await check_ended(registry, manager)
 
     @in_loop
-    async def test_a_request_that_leaves_at_any_time_leaves_nothing_behind(self) -> None:
+    async def test_request_cancelled_at_any_time_releases_everything(self) -> None:
         for rounds in range(0, 30, 2):
-            registry = Yard()
+            registry = SizedRegistry()
             async with make_manager(registry, max_model_bytes=GIB) as manager:
-                lazy(manager, "a", "b")
-                await asked(manager, "b")
-                request = task(asked(manager, "a"))
+                register_lazy(manager, "a", "b")
+                await infer(manager, "b")
+                request = task(infer(manager, "a"))
                 for _ in range(rounds):
                     await asyncio.sleep(0.0002)
                 request.cancel()
                 await asyncio.wait([request])
-                await asked(manager, "b")
+                await infer(manager, "b")
                 await soon(lambda: "loading" not in states(manager).values())
                 check_settled(manager)
             await check_ended(registry, manager)
 
 
-class TestTheEndOfTheHouse:
+class TestShutdown:
     @in_loop
-    async def test_those_who_wait_for_a_load_are_served_if_there_is_time(self) -> None:
-        registry = Yard()
+    async def test_shutdown_serves_requests_waiting_for_load(self) -> None:
+        registry = SizedRegistry()
         async with make_manager(registry, max_model_bytes=GIB) as manager:
-            lazy(manager, "a", "b")
-            await asked(manager, "b")
+            register_lazy(manager, "a", "b")
+            await infer(manager, "b")
             registry.gates["a"] = Gate()
-            requests = [task(asked(manager, "a", x)) for x in range(3)]
+            requests = [task(infer(manager, "a", x)) for x in range(3)]
             await soon(registry.gates["a"].arrived.is_set)
             asyncio.get_running_loop().call_later(0.02, registry.gates["a"].open)
         assert await asyncio.gather(*requests) == ["1"] * 3
         await check_ended(registry, manager)
 
     @in_loop
-    async def test_past_the_drain_s_time_they_are_told(self) -> None:
-        registry = Yard()
+    async def test_requests_fail_after_drain_timeout(self) -> None:
+        registry = SizedRegistry()
         with capture_logs():
             async with make_manager(registry, drain_timeout_s=0.05) as manager:
-                lazy(manager, "a", "b")
+                register_lazy(manager, "a", "b")
                 registry.gates["a"] = Gate()
-                requests = [task(error_of(asked(manager, "a", x))) for x in range(3)]
+                requests = [task(error_of(infer(manager, "a", x))) for x in range(3)]
                 await soon(registry.gates["a"].arrived.is_set)
             errors = await asyncio.wait_for(asyncio.gather(*requests), 5)
             assert [type(error) for error in errors] == [Draining] * 3
             with pytest.raises(ModelUnavailable):
-                await asked(manager, "b")
+                await infer(manager, "b")
         registry.gates["a"].open()
         await check_ended(registry, manager)
 
     @in_loop
-    async def test_who_waits_for_room_that_does_not_come_is_told(self) -> None:
+    async def test_requests_waiting_for_memory_fail_at_shutdown(self) -> None:
         gate = Gate()
-        registry = Yard(lambda x: gate() if x == [7] else None)
+        registry = SizedRegistry(lambda x: gate() if x == [7] else None)
         with capture_logs():
             async with make_manager(registry, drain_timeout_s=0.05, max_model_bytes=GIB) as manager:
-                lazy(manager, "a", "b")
-                busy = task(error_of(asked(manager, "a", 7)))
+                register_lazy(manager, "a", "b")
+                busy = task(error_of(infer(manager, "a", 7)))
                 await soon(gate.arrived.is_set)
-                other = task(error_of(asked(manager, "b")))
-                late = task(error_of(asked(manager, "a")))
+                other = task(error_of(infer(manager, "b")))
+                late = task(error_of(infer(manager, "a")))
                 await soon(lambda: states(manager)["a"] == "draining")
             errors = await asyncio.wait_for(asyncio.gather(busy, other, late), 5)
         assert all(isinstance(error, ModelUnavailable) for error in errors), errors
@@ -225,14 +233,14 @@ class TestTheEndOfTheHouse:
         await check_ended(registry, manager)
 
     @in_loop
-    async def test_a_version_that_was_replaced_and_still_answers_is_not_forgotten(self, tmp_path: Path) -> None:
+    async def test_shutdown_closes_replaced_version_in_use(self, tmp_path: Path) -> None:
         gate = Gate()
-        registry = Yard(lambda x: gate() if x == [7] else None)
+        registry = SizedRegistry(lambda x: gate() if x == [7] else None)
         with capture_logs():
             async with make_manager(registry, drain_timeout_s=0.05) as manager:
-                slot = register(manager, file=str(versions(tmp_path, 1)))
+                slot = register(manager, file=str(make_versions(tmp_path, 1)))
                 await manager.load("m")
-                old, before = slot.active, task(error_of(asked(manager, x=7)))
+                old, before = slot.active, task(error_of(infer(manager, x=7)))
                 await soon(gate.arrived.is_set)
                 refresh = task(error_of(manager.refresh("m", frozenset("1"))))
                 await soon(lambda: slot.active is not old)
@@ -242,10 +250,10 @@ class TestTheEndOfTheHouse:
         await check_ended(registry, manager)
 
     @in_loop
-    async def test_a_version_that_comes_to_be_while_the_house_closes_leaves_too(self, tmp_path: Path) -> None:
-        registry = Yard()
+    async def test_shutdown_unloads_version_loaded_meanwhile(self, tmp_path: Path) -> None:
+        registry = SizedRegistry()
         async with make_manager(registry) as manager:
-            register(manager, file=str(versions(tmp_path, 1)))
+            register(manager, file=str(make_versions(tmp_path, 1)))
             await manager.load("m")
             registry.gates["m/1"] = Gate()
             refresh = task(error_of(manager.refresh("m", frozenset("1"))))
@@ -256,11 +264,11 @@ class TestTheEndOfTheHouse:
         await check_ended(registry, manager)
 
     @in_loop
-    async def test_a_swap_on_its_way_is_given_up(self, tmp_path: Path) -> None:
-        registry = Yard()
+    async def test_shutdown_aborts_rollout(self, tmp_path: Path) -> None:
+        registry = SizedRegistry()
         with capture_logs():
             async with make_manager(registry, drain_timeout_s=0.05) as manager:
-                register(manager, file=str(versions(tmp_path, 1, 2)))
+                register(manager, file=str(make_versions(tmp_path, 1, 2)))
                 await manager.load("m", "1")
                 registry.gates["m/2"] = Gate()
                 swap = task(error_of(manager.load("m", "2")))
@@ -270,14 +278,14 @@ class TestTheEndOfTheHouse:
         await check_ended(registry, manager)
 
     @in_loop
-    async def test_an_order_that_still_waits_for_an_answer_ends(self) -> None:
-        registry = Yard()
+    async def test_unload_waiting_for_response_ends_at_shutdown(self) -> None:
+        registry = SizedRegistry()
         with permit() as held, capture_logs():
             async with make_manager(registry, drain_timeout_s=0.05) as manager:
-                [slot] = lazy(manager, "a")
-                await asked(manager, "a")
+                [slot] = register_lazy(manager, "a")
+                await infer(manager, "a")
                 spec = slot.active.spec_for(held)
-                assert slot.active.enter(held, spec)  # its answer does not leave
+                assert slot.active.enter(held, spec)  # its response is never sent
                 order = task(error_of(manager.unload("a")))
                 await soon(lambda: slot.state is ModelState.DRAINING)
             held.release_model()

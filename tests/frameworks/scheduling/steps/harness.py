@@ -1,4 +1,4 @@
-"""A step worker before a small model, and readers of what it generates."""
+"""Run a step worker with an EchoModel, and read the tokens that it generates."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -12,8 +12,8 @@ from tests.support.loops import soon
 from tests.support.step_models import END, EchoModel
 
 
-class House:
-    """A worker before a model, and one feed for each sequence."""
+class WorkerHarness:
+    """A worker with one feed for each sequence."""
 
     def __init__(self, model: EchoModel) -> None:
         self.model = model
@@ -33,14 +33,14 @@ class House:
         self._last_id += 1
         sequence_id = self._last_id
         feed = feed or TokenFeed(lambda: self.begun.append(sequence_id))
-        self.worker.open(asked(sequence_id, prompt, max_tokens, priority, is_read_whole), feed)
+        self.worker.open(sequence_request(sequence_id, prompt, max_tokens, priority, is_read_whole), feed)
         return feed
 
 
-def asked(
+def sequence_request(
     sequence_id: int, prompt: str, max_tokens: int, priority: int = 5, is_read_whole: bool = False
 ) -> SequenceRequest:
-    """Ends at an END byte, else at max_tokens."""
+    """Return a request that ends at an END byte, else at max_tokens."""
     return SequenceRequest(
         sequence_id,
         tuple(prompt.encode()),
@@ -53,16 +53,16 @@ def asked(
 
 
 @asynccontextmanager
-async def house_of(model: EchoModel) -> AsyncIterator[House]:
-    """At its end the model holds nothing, and the worker is closed."""
-    house = House(model)
+async def running_worker(model: EchoModel) -> AsyncIterator[WorkerHarness]:
+    """Yield a worker; at the end check that its model holds no sequence, and close it."""
+    harness = WorkerHarness(model)
     try:
-        yield house
-        await soon(lambda: not house.worker.is_running)
+        yield harness
+        await soon(lambda: not harness.worker.is_running)
         assert not model.has_work
-        house.worker.check_integrity()
+        harness.worker.check_integrity()
     finally:
-        await asyncio.wait_for(house.worker.close(), 5)
+        await asyncio.wait_for(harness.worker.close(), 5)
 
 
 async def read_all(feed: TokenFeed) -> list[GeneratedToken]:
@@ -78,5 +78,5 @@ def text_of(tokens: list[GeneratedToken]) -> bytes:
     return bytes(token.token_id for token in tokens)
 
 
-async def arrival(gate: Gate) -> None:
+async def wait_for_arrival(gate: Gate) -> None:
     assert await asyncio.to_thread(gate.arrived.wait, 5)

@@ -1,4 +1,4 @@
-"""Unloading, device threads that die, and how the house is left."""
+"""Test unloads, dead device threads, and the shutdown of the manager."""
 
 import asyncio
 
@@ -19,7 +19,7 @@ from tests.support.managing import ask, make_manager, permitted, register, servi
 
 class TestUnloading:
     @in_loop
-    async def test_it_waits_for_those_in_flight_and_takes_nothing_new(self) -> None:
+    async def test_unload_drains_requests_and_refuses_new_ones(self) -> None:
         gate = Gate()
         registry = FakeRegistry(gate)
         async with serving(registry) as manager:
@@ -44,7 +44,7 @@ class TestUnloading:
             assert (await ask(manager), slot.loads) == ([2], 2)
 
     @in_loop
-    async def test_it_waits_for_an_answer_that_is_still_being_sent(self) -> None:
+    async def test_unload_waits_for_response_being_sent(self) -> None:
         async with serving(FakeRegistry()) as manager:
             with permitted(manager.slot("m")):
                 unload = task(manager.unload("m"))
@@ -53,7 +53,7 @@ class TestUnloading:
             await unload
 
     @in_loop
-    async def test_what_is_not_loaded_unloads_without_a_word(self) -> None:
+    async def test_unload_of_unloaded_model_succeeds(self) -> None:
         async with make_manager(FakeRegistry()) as manager:
             slot = register(manager)
             await manager.unload("m")
@@ -61,7 +61,7 @@ class TestUnloading:
             assert slot.state is ModelState.UNLOADED
 
     @in_loop
-    async def test_an_unload_whose_caller_left_leaves_the_model_in_service(self) -> None:
+    async def test_cancelled_unload_keeps_model_ready(self) -> None:
         gate = Gate()
         registry = FakeRegistry(gate)
         async with serving(registry) as manager:
@@ -79,7 +79,7 @@ class TestUnloading:
             assert (len(registry.made), await ask(manager, 3)) == (1, [6])
 
     @in_loop
-    async def test_deleting_while_it_loads_lets_the_load_end_first(self) -> None:
+    async def test_remove_waits_for_running_load(self) -> None:
         gate = Gate()
         registry = FakeRegistry(on_load=gate)
         async with make_manager(registry) as manager:
@@ -97,21 +97,21 @@ class TestUnloading:
             register(manager)
 
     @in_loop
-    async def test_two_deletes_at_once_delete_once(self) -> None:
+    async def test_second_concurrent_remove_is_refused(self) -> None:
         async with serving(FakeRegistry()) as manager:
             results = await asyncio.gather(manager.remove("m"), manager.remove("m"), return_exceptions=True)
             assert [type(result) for result in results] == [type(None), ModelNotFound]
 
 
-class TestADeadThread:
+class TestDeadThread:
     @staticmethod
     def die(x: list[object]) -> None:
         if x == [13]:
             raise SystemExit
 
     @in_loop
-    async def test_the_model_has_failed_before_anybody_asks_again(self) -> None:
-        registry = FakeRegistry(TestADeadThread.die)
+    async def test_dead_thread_makes_model_failed_at_once(self) -> None:
+        registry = FakeRegistry(TestDeadThread.die)
         async with serving(registry) as manager:
             slot = manager.slot("m")
             with capture_logs(), pytest.raises(ModelFailed):
@@ -123,8 +123,8 @@ class TestADeadThread:
             assert registry.made[0].is_closed
 
     @in_loop
-    async def test_loading_again_brings_it_back(self) -> None:
-        registry = FakeRegistry(TestADeadThread.die)
+    async def test_load_after_dead_thread_serves_again(self) -> None:
+        registry = FakeRegistry(TestDeadThread.die)
         async with serving(registry) as manager:
             with capture_logs(), pytest.raises(ModelFailed):
                 await ask(manager, 13)
@@ -132,17 +132,17 @@ class TestADeadThread:
             assert (len(registry.made), await ask(manager)) == (2, [2])
 
     @in_loop
-    async def test_it_can_be_unloaded_and_deleted(self) -> None:
-        async with serving(FakeRegistry(TestADeadThread.die)) as manager:
+    async def test_dead_model_is_unloaded_and_removed(self) -> None:
+        async with serving(FakeRegistry(TestDeadThread.die)) as manager:
             with capture_logs(), pytest.raises(ModelFailed):
                 await ask(manager, 13)
             assert (await manager.unload("m")).state is ModelState.UNLOADED
             await manager.remove("m")
 
 
-class TestLeaving:
+class TestShutdown:
     @in_loop
-    async def test_what_is_in_flight_is_answered_first(self) -> None:
+    async def test_shutdown_answers_running_requests(self) -> None:
         gate = Gate()
         registry = FakeRegistry(gate)
         async with serving(registry) as manager:
@@ -156,7 +156,7 @@ class TestLeaving:
         assert all(model.is_closed for model in registry.made)
 
     @in_loop
-    async def test_past_the_deadline_nobody_hangs(self) -> None:
+    async def test_shutdown_fails_requests_after_drain_timeout(self) -> None:
         gate = Gate()
         registry = FakeRegistry(gate)
         with capture_logs() as logs:
@@ -174,7 +174,7 @@ class TestLeaving:
         assert registry.made[0].executed == [[0]]
 
     @in_loop
-    async def test_a_load_on_its_way_is_waited_for_and_unloaded(self) -> None:
+    async def test_shutdown_waits_for_running_load(self) -> None:
         gate = Gate()
         registry = FakeRegistry(on_load=gate)
         async with make_manager(registry) as manager:
@@ -187,7 +187,7 @@ class TestLeaving:
         assert registry.made[0].is_closed
 
     @in_loop
-    async def test_a_load_that_outlasts_the_deadline_brings_nothing(self) -> None:
+    async def test_load_longer_than_drain_timeout_is_closed(self) -> None:
         gate = Gate()
         registry = FakeRegistry(on_load=gate)
         with capture_logs():
@@ -202,7 +202,7 @@ class TestLeaving:
         await soon(lambda: bool(registry.made) and registry.made[0].is_closed)
 
     @in_loop
-    async def test_afterwards_nothing_loads(self) -> None:
+    async def test_load_after_shutdown_is_refused(self) -> None:
         registry = FakeRegistry()
         async with serving(registry) as manager:
             pass

@@ -1,4 +1,4 @@
-"""What fails within a step worker, and how it ends: every reader hears of it, and nobody else."""
+"""Test failures, closing and death of a step worker: exactly the affected readers get an error."""
 
 import asyncio
 import weakref
@@ -12,34 +12,34 @@ from structlog.testing import capture_logs
 from frameworks.errors import Draining, InvalidInput, ModelFailed, OutOfMemory
 from frameworks.generation.types import SequenceRequest, StepResult, StepStats
 from frameworks.scheduling.steps.worker import StepCounts, StepWorker
-from tests.frameworks.scheduling.steps.stepping import House, arrival, house_of, read_all, text_of
+from tests.frameworks.scheduling.steps.harness import WorkerHarness, read_all, running_worker, text_of, wait_for_arrival
 from tests.support.batch_models import Gate
 from tests.support.loops import in_loop, lanes_end, soon, task
 from tests.support.step_models import EchoModel, echo
 
 
 @in_loop
-async def test_one_sequence_that_fails_ends_its_own_feed_only() -> None:
-    async with house_of(EchoModel()) as house:
-        failing, beside = house.open("ab\1"), house.open("xyz")
-        house.open("klm", 1000, feed=failing)
+async def test_failed_sequence_ends_only_its_feed() -> None:
+    async with running_worker(EchoModel()) as harness:
+        failing, beside = harness.open("ab\1"), harness.open("xyz")
+        harness.open("klm", 1000, feed=failing)
         with pytest.raises(InvalidInput, match="came to nothing"):
             await read_all(failing)
         assert text_of(await read_all(beside)) == b"xyzxy"
-        await soon(lambda: house.model.aborted == [3])
+        await soon(lambda: harness.model.aborted == [3])
 
 
 @in_loop
-async def test_one_that_the_model_does_not_take_fails_alone() -> None:
+async def test_refused_sequence_fails_alone() -> None:
     class Choosy(EchoModel):
         def add(self, request: SequenceRequest) -> None:
             if request.prompt_ids == (99,):
                 raise ValueError("not c")
             super().add(request)
 
-    async with house_of(Choosy()) as house:
+    async with running_worker(Choosy()) as harness:
         with capture_logs() as logs:
-            fine, refused = house.open("a"), house.open("c")
+            fine, refused = harness.open("a"), harness.open("c")
             with pytest.raises(RuntimeError, match="ValueError"):
                 await read_all(refused)
             assert text_of(await read_all(fine)) == b"aaaaa"
@@ -57,9 +57,7 @@ async def test_one_that_the_model_does_not_take_fails_alone() -> None:
         (StopIteration(), RuntimeError),
     ],
 )
-async def test_a_step_that_raises_fails_all_that_the_model_holds_and_the_lane_goes_on(
-    error: Exception, reaches: type[Exception]
-) -> None:
+async def test_failed_step_fails_its_sequences_not_the_worker(error: Exception, reaches: type[Exception]) -> None:
     held: list[weakref.ref[Any]] = []
     gate = Gate()
 
@@ -70,9 +68,9 @@ async def test_a_step_that_raises_fails_all_that_the_model_holds_and_the_lane_go
             held.append(weakref.ref(tensor))
             raise copy(error)
 
-    async with house_of(EchoModel(behaviour, slots=2)) as house:
-        feeds = [house.open("abc"), house.open("bad"), house.open("abc")]
-        await soon(lambda: len(house.model.given) == 3 or gate.arrived.is_set())
+    async with running_worker(EchoModel(behaviour, slots=2)) as harness:
+        feeds = [harness.open("abc"), harness.open("bad"), harness.open("abc")]
+        await soon(lambda: len(harness.model.given) == 3 or gate.arrived.is_set())
         with capture_logs() as logs:
             gate.open()
             for feed in feeds[:2]:
@@ -80,10 +78,10 @@ async def test_a_step_that_raises_fails_all_that_the_model_holds_and_the_lane_go
                     await read_all(feed)
             events = [entry["event"] for entry in logs]
             logs.clear()
-            await soon(lambda: held[0]() is None)  # no frame keeps what the step held
-            assert text_of(await read_all(house.open("xyz"))) == b"xyzxy"
-        assert not house.worker.is_dead
-        assert {1, 2} <= set(house.model.aborted)
+            await soon(lambda: held[0]() is None)  # no frame keeps the tensors of the step
+            assert text_of(await read_all(harness.open("xyz"))) == b"xyzxy"
+        assert not harness.worker.is_dead
+        assert {1, 2} <= set(harness.model.aborted)
         assert events == ["sequences failed"]
         if feeds[2].is_over:
             with pytest.raises(reaches):
@@ -91,7 +89,7 @@ async def test_a_step_that_raises_fails_all_that_the_model_holds_and_the_lane_go
 
 
 @in_loop
-async def test_after_a_failure_the_lane_runs_until_the_model_has_said_how_it_stands() -> None:
+async def test_worker_runs_until_stats_after_failure() -> None:
     gate = Gate()
 
     def behaviour(prompts: list[str]) -> None:
@@ -99,50 +97,50 @@ async def test_after_a_failure_the_lane_runs_until_the_model_has_said_how_it_sta
             raise OutOfMemory("too much")
         gate()
 
-    async with house_of(EchoModel(behaviour)) as house:
+    async with running_worker(EchoModel(behaviour)) as harness:
         with pytest.raises(OutOfMemory):
-            await read_all(house.open())
-        await arrival(gate)
-        assert house.worker.is_running
+            await read_all(harness.open())
+        await wait_for_arrival(gate)
+        assert harness.worker.is_running
         gate.open()
 
 
 @in_loop
-async def test_a_model_that_loses_its_sequences_leaves_nobody_waiting() -> None:
+async def test_lost_sequences_fail_their_readers() -> None:
     class Forgetful(EchoModel):
         def step(self) -> StepResult:
             result = super().step()
             self.running.clear()
             return result
 
-    async with house_of(Forgetful()) as house:
+    async with running_worker(Forgetful()) as harness:
         with capture_logs() as logs, pytest.raises(RuntimeError):
-            await read_all(house.open())
+            await read_all(harness.open())
         assert "lost its sequences" in str(logs[0]["exc_info"])
 
 
 @in_loop
-async def test_a_model_that_does_not_let_go_is_logged_and_its_late_tokens_are_dropped() -> None:
+async def test_failed_abort_is_logged_and_tokens_dropped() -> None:
     class Clinging(EchoModel):
         def abort(self, sequence_id: int) -> None:
             raise ValueError("no")
 
     gate = Gate()
     model = Clinging(gate)
-    house = House(model)
-    gone, stays = house.open("abc", 8), house.open("xyz", 8)
-    await arrival(gate)
+    harness = WorkerHarness(model)
+    gone, stays = harness.open("abc", 8), harness.open("xyz", 8)
+    await wait_for_arrival(gate)
     with capture_logs() as logs:
         gone.close()
         gate.open()
         assert text_of(await read_all(stays)) == echo("xyz", 8)
         assert await read_all(gone) == []
-        await asyncio.wait_for(house.worker.close(), 5)
+        await asyncio.wait_for(harness.worker.close(), 5)
     assert [entry["event"] for entry in logs] == ["sequence was not aborted"]
 
 
 @pytest.mark.parametrize("death", [SystemExit, KeyboardInterrupt, asyncio.CancelledError])
-def test_a_thread_that_dies_fails_all_readers_and_later_callers(death: type[BaseException]) -> None:
+def test_dead_thread_fails_readers_and_later_callers(death: type[BaseException]) -> None:
     gate = Gate()
 
     def behaviour(_: list[str]) -> None:
@@ -151,23 +149,23 @@ def test_a_thread_that_dies_fails_all_readers_and_later_callers(death: type[Base
 
     async def whole() -> None:
         model = EchoModel(behaviour)
-        house = House(model)
-        feeds = [house.open() for _ in range(6)]
+        harness = WorkerHarness(model)
+        feeds = [harness.open() for _ in range(6)]
         readers = [task(read_all(feed)) for feed in feeds]
-        await arrival(gate)
-        unheard = house.open()
+        await wait_for_arrival(gate)
+        unsent = harness.open()
         gate.open()
         errors = await asyncio.wait_for(asyncio.gather(*readers, return_exceptions=True), 5)
         assert [type(error) for error in errors] == [ModelFailed] * 6
         with pytest.raises(ModelFailed):
-            await read_all(unheard)
-        assert (house.worker.is_dead, house.worker.is_running, house.worker.num_sequences) == (True, False, 0)
-        assert house.worker.stats == StepStats()
-        house.worker.check_integrity()
+            await read_all(unsent)
+        assert (harness.worker.is_dead, harness.worker.is_running, harness.worker.num_sequences) == (True, False, 0)
+        assert harness.worker.stats == StepStats()
+        harness.worker.check_integrity()
         with pytest.raises(ModelFailed, match="load the model again"):
-            house.open()
+            harness.open()
         feeds[0].close()
-        await asyncio.wait_for(house.worker.close(), 5)
+        await asyncio.wait_for(harness.worker.close(), 5)
         assert model.is_closed
 
     with capture_logs() as logs:
@@ -178,41 +176,41 @@ def test_a_thread_that_dies_fails_all_readers_and_later_callers(death: type[Base
 
 
 @in_loop
-async def test_closing_ends_after_the_sequences_that_there_are() -> None:
+async def test_close_waits_for_running_sequences() -> None:
     gate = Gate()
-    house = House(EchoModel(gate))
-    reader = task(read_all(house.open()))
-    await arrival(gate)
-    closing = house.worker.close()
+    harness = WorkerHarness(EchoModel(gate))
+    reader = task(read_all(harness.open()))
+    await wait_for_arrival(gate)
+    closing = harness.worker.close()
     with pytest.raises(ModelFailed):
-        house.open()
+        harness.open()
     await asyncio.sleep(0.01)
     assert not closing.done()
     gate.open()
     assert text_of(await reader) == b"abcab"
     await asyncio.wait_for(closing, 5)
-    assert (house.model.is_closed, house.worker.is_dead) == (True, True)
-    await asyncio.wait_for(house.worker.close(), 5)  # again, to no effect
+    assert (harness.model.is_closed, harness.worker.is_dead) == (True, True)
+    await asyncio.wait_for(harness.worker.close(), 5)  # has no effect
 
 
 @in_loop
-async def test_giving_up_fails_all_readers_at_once() -> None:
+async def test_abort_fails_all_readers_at_once() -> None:
     gate = Gate()
-    house = House(EchoModel(gate))
-    readers = [task(read_all(house.open(max_tokens=1000))) for _ in range(6)]
-    await arrival(gate)
-    house.worker.abort("too late")
+    harness = WorkerHarness(EchoModel(gate))
+    readers = [task(read_all(harness.open(max_tokens=1000))) for _ in range(6)]
+    await wait_for_arrival(gate)
+    harness.worker.abort("too late")
     errors = await asyncio.wait_for(asyncio.gather(*readers, return_exceptions=True), 5)
     assert [(type(error), str(error)) for error in errors] == [(Draining, "too late")] * 6
     gate.open()
-    await asyncio.wait_for(house.worker.close(), 5)
-    assert len(house.model.steps) == 1
-    assert house.model.is_closed
+    await asyncio.wait_for(harness.worker.close(), 5)
+    assert len(harness.model.steps) == 1
+    assert harness.model.is_closed
 
 
 @in_loop
 @pytest.mark.parametrize("error", [RuntimeError("no"), SystemExit()])
-async def test_a_model_that_does_not_close_cleanly_is_logged_and_its_lane_still_ends(error: BaseException) -> None:
+async def test_failed_model_close_is_logged_and_worker_ends(error: BaseException) -> None:
     class Stubborn(EchoModel):
         def close(self) -> None:
             raise error
@@ -223,15 +221,15 @@ async def test_a_model_that_does_not_close_cleanly_is_logged_and_its_lane_still_
     assert [entry["event"] for entry in logs] == ["model did not close cleanly"]
 
 
-def test_a_loop_that_ended_first_does_not_hold_the_thread() -> None:
+def test_thread_ends_after_its_loop_has_ended() -> None:
     gate = Gate()
     model = EchoModel(gate)
 
     async def whole() -> None:
-        house = House(model)
-        house.open()
-        await arrival(gate)
-        house.worker.abort("the loop ends")
+        harness = WorkerHarness(model)
+        harness.open()
+        await wait_for_arrival(gate)
+        harness.worker.abort("the loop ends")
 
     asyncio.run(whole())
     gate.open()
