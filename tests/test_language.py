@@ -56,6 +56,7 @@ CLEAN = (
     "tests/app/cli",
     "tests/app/config",
     "tests/app/grpc",
+    "tests/bench",
     "tests/docker",
     "tests/manual",
 )
