@@ -44,7 +44,7 @@ MAX_WORDS_OF_A_TEST_NAME = 8
 
 CLEAN = (
     "README.md",
-    "app/admin/open_inference",
+    "app/admin",
     "app/cli",
     "app/config",
     "app/grpc/bridge",
@@ -52,7 +52,7 @@ CLEAN = (
     "docs",
     "frameworks/scheduling/steps",
     "mkdocs.yml",
-    "tests/app/admin/open_inference",
+    "tests/app/admin",
     "tests/app/cli",
     "tests/app/config",
     "tests/app/grpc",

@@ -50,7 +50,11 @@ async def read_optional(
     return bodies.read_body(kind, fields)
 
 
-def optional_body(kind: type[Body], **media: Any) -> dict[str, Any]:
-    """Describe a body that may be omitted, for `openapi_extra`. `media`: more members, as `examples`."""
-    content = {"application/json": {"schema": bodies.schema_of(kind), **media}}
-    return {"requestBody": {"required": False, "content": content}}
+def describe_optional(kind: type[Body], **media: Any) -> dict[str, Any]:
+    """Describe a body that may be omitted. Parameters and result as of `describe_body`."""
+    return describe_body(bodies.schema_of(kind), required=False, **media)
+
+
+def describe_body(schema: dict[str, Any], required: bool = True, **media: Any) -> dict[str, Any]:
+    """Return `openapi_extra` of a route with this body. `media`: more members of its media type, as `examples`."""
+    return {"requestBody": {"required": required, "content": {"application/json": {"schema": schema, **media}}}}

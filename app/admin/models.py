@@ -8,13 +8,13 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request, Response
 from pydantic import Field, WithJsonSchema
 
-from app.admin.bodies import optional_body, read_object, read_optional
+from app.admin.bodies import describe_body, describe_optional, read_object, read_optional
 from app.admin.model_descriptions import Deleted, ModelDetail, ModelList, describe, describe_in_detail
 from app.config import ConfigError, parse_model_entry
 from app.http.wire import json_answer
 from app.inference.lifecycle import Lifecycle
 from app.observability.metrics import Observer
-from app.protocols.bodies import Body, got
+from app.protocols.bodies import Body
 from app.protocols.errors import Forbidden
 from app.protocols.native.fields import ErrorResponse
 from frameworks.errors import InvalidInput, InvalidModel, ModelFailed, UnknownField
@@ -22,8 +22,6 @@ from frameworks.manager import MLFrameworkManager
 from frameworks.models.slot import ModelSlot
 from frameworks.models.traffic import Share
 from frameworks.settings import OnnxModelEntry, TorchModelEntry
-
-FRAMEWORKS = ("onnx", "pytorch")
 
 Percent = Annotated[int | float, Field(ge=0, le=100), WithJsonSchema({"type": "number", "minimum": 0, "maximum": 100})]
 
@@ -82,12 +80,13 @@ class ModelsApi:
         add = router.add_api_route
         add("/models", self.list_models, methods=["GET"], responses={200: {"model": ModelList}})
         add("/models", self.add_model, methods=["POST"], status_code=201,
-            responses={201: {"model": ModelDetail}, **failures}, openapi_extra=_ENTRY_BODY)  # fmt: skip
+            responses={201: {"model": ModelDetail}, **failures},
+            openapi_extra=describe_body(_entry_schema(), example=_ENTRY_EXAMPLE))  # fmt: skip
         add("/models/{name}", self.show_model, methods=["GET"], responses={200: {"model": ModelDetail}, **failures})
         add("/models/{name}", self.delete_model, methods=["DELETE"], responses={200: {"model": Deleted}, **failures})
         for verb, handler, body in (
-            ("load", self.load_model, optional_body(LoadRequest, examples=_LOAD_EXAMPLES)),
-            ("unload", self.unload_model, optional_body(UnloadRequest)),
+            ("load", self.load_model, describe_optional(LoadRequest, examples=_LOAD_EXAMPLES)),
+            ("unload", self.unload_model, describe_optional(UnloadRequest)),
             ("rollback", self.roll_model_back, None),
         ):
             add(f"/models/{{name}}/{verb}", handler, methods=["POST"],
@@ -106,12 +105,8 @@ class ModelsApi:
         """Register and load a model. The body has `framework` and the keys of a `[[models.…]]` entry of config.toml."""
         self._lifecycle.check_accepting()
         body = await read_object(request, self._max_body_bytes)
-        found = got(body["framework"]) if "framework" in body else "nothing"
-        framework = body.pop("framework", None)
-        if framework not in FRAMEWORKS:
-            raise InvalidInput("framework", f"expected {' or '.join(FRAMEWORKS)}, got {found}")
-        entry = _read_entry(framework, body)
-        slot = await self._manager.add(framework, entry, self._allowed_path(entry.path))
+        entry = _read_entry(body)
+        slot = await self._manager.add(body["framework"], entry, self._allowed_path(entry.path))
         return json_answer(self._detail(slot), 201)
 
     async def load_model(self, name: str, request: Request) -> Response:
@@ -186,38 +181,30 @@ def _share(body: CanaryShare | ShadowShare | None) -> Share | None:
     return Share(body.version, body.percent) if body is not None and body.percent else None
 
 
-def _read_entry(framework: str, body: dict[str, Any]) -> OnnxModelEntry | TorchModelEntry:
-    """Validate a model's entry. Raises UnknownField or InvalidInput, with all faults of the body in its message."""
+def _read_entry(body: dict[str, Any]) -> OnnxModelEntry | TorchModelEntry:
+    """Validate a model's entry. Raises UnknownField or InvalidInput, with all issues of the body in its message."""
     try:
-        entry = parse_model_entry(framework, body)
+        return parse_model_entry(body.get("framework"), body)
     except ConfigError as error:
         first, *others = error.issues
         message = "; ".join([first.message, *(f"{issue.key}: {issue.message}" for issue in others)])
         kind = UnknownField if first.kind == "unknown_key" else InvalidInput
         raise kind(first.key or "body", message) from None
-    return entry
 
 
-_ENTRY_BODY = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {
-                "schema": {
-                    "type": "object",
-                    "required": ["framework", "name", "path"],
-                    "properties": {
-                        "framework": {"enum": list(FRAMEWORKS)},
-                        "name": {"type": "string"},
-                        "path": {"type": "string", "description": "A path below one of models.roots."},
-                    },
-                    "additionalProperties": {"description": "Other keys of a config.toml entry."},
-                },
-                "example": {"framework": "onnx", "name": "digits-2", "path": "./models/digits"},
-            }
-        },
-    }
-}
+def _entry_schema() -> dict[str, Any]:
+    """Return the schema of a registration: the class of each framework's entries, and `framework`."""
+    schemas = []
+    for framework, entry_type in (("onnx", OnnxModelEntry), ("pytorch", TorchModelEntry)):
+        schema = entry_type.model_json_schema()
+        schema["description"] = "The keys of an entry in config.toml. `path` must be below one of models.roots."
+        schema["properties"] = {"framework": {"const": framework}, **schema["properties"]}
+        schema["required"] = ["framework", *schema["required"]]
+        schemas.append(schema)
+    return {"oneOf": schemas}
+
+
+_ENTRY_EXAMPLE = {"framework": "onnx", "name": "digits-2", "path": "./models/digits"}
 _LOAD_EXAMPLES = {
     "rollout": {"value": {"version": "2"}},
     "canary": {"value": {"canary": {"version": "3", "percent": 5}}},

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from app.admin.bodies import optional_body, read_optional
+from app.admin.bodies import describe_optional, read_optional
 from app.admin.open_inference import schemas
 from app.admin.open_inference.management import Management
 from app.admin.open_inference.metadata import EXTENSIONS, server_metadata
@@ -70,8 +70,8 @@ class OpenInferenceApi:
                 openapi_extra=body,
             )  # fmt: skip
 
-        index_body = optional_body(schemas.RepositoryIndexRequest)
-        model_body = optional_body(schemas.RepositoryModelRequest)
+        index_body = describe_optional(schemas.RepositoryIndexRequest)
+        model_body = describe_optional(schemas.RepositoryModelRequest)
         post("/index", self.show_index, "All versions of all models", list[schemas.ModelIndex], index_body)
         done = schemas.RepositoryModelResponse
         post("/models/{name}/load", self.load, "Load a model and its new versions", done, model_body)
