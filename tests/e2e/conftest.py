@@ -1,20 +1,16 @@
 """The servers that tests share or start."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Protocol
 
 import pytest
 
 from tests.e2e.configs import ALL_KINDS, EMBEDDED, onnx_entries, text_entries
 from tests.e2e.server import GRPC_PORT, RunningServer, free_port, serving
 
-
-class Start(Protocol):
-    """Start a server for one test, which may break it; it is not yet ready. `gated`: see `RunGate`."""
-
-    def __call__(self, config: str, gated: bool = False, **environ: str) -> RunningServer: ...
+Start = Callable[..., RunningServer]
+"""start(config, gated=False, VARIABLE=…) → a server for one test, which may break it; not yet ready."""
 
 
 @pytest.fixture(scope="session")
@@ -29,7 +25,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """start(config, VARIABLE=…) → a server; all servers of the test are stopped at its end."""
+    """Stop all servers of the test at its end. `gated`: see `RunGate`."""
     with ExitStack() as stack:
 
         def start_one(config: str, gated: bool = False, **environ: str) -> RunningServer:

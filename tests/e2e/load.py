@@ -1,5 +1,6 @@
 """Requests at the same time, and a model whose runs a test holds."""
 
+import socket
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -50,6 +51,19 @@ def batches_since(before: tuple[float, float], server: RunningServer, model: str
 def slow_model(folder: Path, rows: int | str = 1) -> tuple[str, RunGate]:
     """Save a graph that runs on a worker thread; its config entry, and the gate that holds its runs."""
     return onnx_entries(folder, {"slow": onnx_graphs.slow(1, rows=rows)}), RunGate(folder / "slow")
+
+
+def wait_for_drain(server: RunningServer) -> None:
+    """Wait until the server accepts no connections."""
+
+    def is_refused() -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S).close()
+        except ConnectionError:
+            return True
+        return False
+
+    wait_until(is_refused)
 
 
 def wait_for_inflight(server: RunningServer, count: int, model: str = "slow") -> None:
