@@ -169,6 +169,10 @@ class OnnxModelEntry(ModelEntry):
 class TorchModelEntry(ModelEntry):
     """One `[[models.torch_models]]` (or `[[models.candle_models]]`) entry."""
 
+    deprecated_keys: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"kv_cache": "kv_cache_bytes", "max_step_tokens": "max_num_batched_tokens"}
+    )
+
     model_type: Annotated[str, Field(min_length=1)] | None = None
     """Family of the model, like `"bert"` or `"llama"`. None: read from `config.json`."""
     device: Annotated[str, BeforeValidator(_device)] = "auto"
@@ -176,10 +180,10 @@ class TorchModelEntry(ModelEntry):
     dtype: Annotated[Dtype, BeforeValidator(_canonical_dtype)] | None = None
     """Type of the weights; `float32`, `fp16`, `bfloat16` and similar names are accepted too. None: the fastest type of
     the device."""
-    kv_cache: Annotated[Bytes, Field(ge=1)] | None = None
+    kv_cache_bytes: Annotated[Bytes, Field(ge=1)] | None = None
     """Language models: memory for the keys and values of running texts and of cached prefixes. None: enough for
     `max_batch_size` texts of the whole context, at most 1 GiB on a CPU, 2 GiB on MPS and 4 GiB on CUDA."""
-    max_step_tokens: Count | None = None
+    max_num_batched_tokens: Count | None = None
     """Language models: maximum tokens computed in one step, prefill and decode together. None: 512; MPS 1024, CUDA
     2048."""
 

@@ -147,9 +147,9 @@ def _check_kind(files: ModelFiles) -> None:
             f'{folder}: config.json says model_type "{config.model_type}", '
             f'the model\'s entry says "{model_type}"; make them agree or leave it out'
         )
-    strange = [key for key in ("kv_cache", "max_step_tokens") if getattr(files.entry, key) is not None]
-    if strange and not generates:
-        raise InvalidModel(f"{folder}: {strange[0]} goes with models that generate text; leave it out")
+    unsuitable = [key for key in ("kv_cache_bytes", "max_num_batched_tokens") if getattr(files.entry, key) is not None]
+    if unsuitable and not generates:
+        raise InvalidModel(f"{folder}: {unsuitable[0]}: expected only for models that generate text; remove it")
 
 
 def _generates(config: TextConfig) -> bool:

@@ -56,7 +56,7 @@ def measure_soak(folder: Path) -> list[Row]:
     config = folder / "soak.toml"
     config.write_text(
         f'[[models.torch_models]]\nname = "llama"\npath = "{model}"\ndtype = "f32"\ndevice = "cpu"\n'
-        f'kv_cache = "{_KV_CACHE}"\nmax_batch_size = {_MAX_SEQUENCES}\n',
+        f'kv_cache_bytes = "{_KV_CACHE}"\nmax_batch_size = {_MAX_SEQUENCES}\n',
         encoding="utf-8",
     )
     with roundhouse(config=config) as server, on_cores(LOAD_CORES):

@@ -30,12 +30,12 @@ def _entries(folder: Path) -> str:
 [[models.torch_models]]
 name = "lm"
 path = "{path}"
-kv_cache = "8MiB"
+kv_cache_bytes = "8MiB"
 
 [[models.torch_models]]
 name = "narrow"
 path = "{path}"
-kv_cache = "96KiB"
+kv_cache_bytes = "96KiB"
 """
 
 

@@ -94,8 +94,8 @@ def read_shape(folder: Path, dtype: str) -> GeneratorShape:
 def kv_bytes(entry: TorchModelEntry, shape: GeneratorShape, max_sequences: int, kind: str) -> int:
     """Return the bytes of the key/value cache, in whole blocks, on a device of this kind (`cpu`, `cuda`, `mps`)."""
     block_bytes = shape.cache.token_bytes * BLOCK_TOKENS
-    if entry.kv_cache is not None:
-        return entry.kv_cache // block_bytes * block_bytes
+    if entry.kv_cache_bytes is not None:
+        return entry.kv_cache_bytes // block_bytes * block_bytes
     blocks_per_text = -(-shape.max_context_tokens // BLOCK_TOKENS)
     wanted = max_sequences * blocks_per_text * block_bytes
     # At least one text of the maximum length fits.
@@ -117,8 +117,8 @@ def load_generator(
     """
     if entry.instances > 1:
         raise InvalidModel(
-            f"{folder}: instances = {entry.instances}; a generating model computes all its texts together, so one "
-            "instance is served: raise max_batch_size instead"
+            f"{folder}: instances: expected 1, got {entry.instances}; a generating model computes all texts together, "
+            "raise max_batch_size instead"
         )
     shape = read_shape(folder, dtype)
     tokenizer = HuggingFaceTokenizer(folder, shape.vocabulary_size)
@@ -141,7 +141,7 @@ def load_generator(
     weight_bytes = sizes.as_int8 if is_int8 else sizes.as_is
     spec = replace(spec, memory_bytes=weight_bytes + cache.size_bytes, quantization=report)
     sequences = performance.max_sequences
-    most = max(entry.max_step_tokens or _MAX_NUM_BATCHED_TOKENS[device.kind], sequences)
+    most = max(entry.max_num_batched_tokens or _MAX_NUM_BATCHED_TOKENS[device.kind], sequences)
     pool = BlockPool(cache.blocks, BLOCK_TOKENS)
     assert spec.generation is not None
     parts = EngineParts(
@@ -173,13 +173,13 @@ def _cache(
     blocks = size_bytes // (shape.cache.token_bytes * BLOCK_TOKENS)
     if not blocks:
         raise InvalidModel(
-            f"{folder}: kv_cache = {format_size(entry.kv_cache or 0)} holds not even {BLOCK_TOKENS} tokens, which take "
-            f"{format_size(shape.cache.token_bytes * BLOCK_TOKENS)}; raise it or leave it out"
+            f"{folder}: kv_cache_bytes: expected at least {format_size(shape.cache.token_bytes * BLOCK_TOKENS)}, which "
+            f"{BLOCK_TOKENS} tokens take, got {format_size(entry.kv_cache_bytes or 0)}; raise it or remove it"
         )
     try:
         return KeyValueCache(shape.cache, blocks, device)
     except RuntimeError as error:
-        ours = map_device_error(error, f"{folder}: a kv_cache of {format_size(size_bytes)}", device)
+        ours = map_device_error(error, f"{folder}: kv_cache_bytes of {format_size(size_bytes)}", device)
         raise (ours or error) from error
 
 

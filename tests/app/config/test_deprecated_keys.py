@@ -96,5 +96,17 @@ def test_check_prints_warning_and_succeeds(tmp_path: Path, capsys: pytest.Captur
     assert capsys.readouterr().out.count("deprecated key; rename it to device\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "value"), [("kv_cache", "kv_cache_bytes", 65536), ("max_step_tokens", "max_num_batched_tokens", 64)]
+)
+def test_former_generation_key_is_read(monkeypatch: pytest.MonkeyPatch, old: str, new: str, value: int) -> None:
+    monkeypatch.undo()
+    body = {"name": "m", "path": "m", old: value}
+    with capture_logs() as logs:
+        entry = parse_model_entry("pytorch", body)
+    assert getattr(entry, new) == value
+    assert new in str(logs)
+
+
 def test_other_entries_have_no_deprecated_keys() -> None:
     assert dict(ModelEntry.deprecated_keys) == {}

@@ -158,10 +158,10 @@ class TestRefusals:
         message = refusal(made_once(save_embedder), model_type="llama")
         assert 'config.json says model_type "bert", the model\'s entry says "llama"' in message
 
-    @pytest.mark.parametrize("key", ["kv_cache", "max_step_tokens"])
+    @pytest.mark.parametrize("key", ["kv_cache_bytes", "max_num_batched_tokens"])
     def test_what_only_a_generating_model_has(self, made_once: FolderMaker, key: str) -> None:
         message = refusal(made_once(save_embedder), **{key: 4096})
-        assert f"{key} goes with models that generate text; leave it out" in message
+        assert f"{key}: expected only for models that generate text; remove it" in message
 
     @pytest.mark.parametrize("model_type", [None, ""])
     def test_no_model_type(self, copied: FolderMaker, model_type: object) -> None:
@@ -177,7 +177,7 @@ class TestRefusals:
     def test_no_tokenizer(self, copied: FolderMaker) -> None:
         folder = copied(save_embedder)
         (folder / "tokenizer.json").unlink()
-        assert "tokenizer.json: not there" in refusal(folder)
+        assert "tokenizer.json: absent" in refusal(folder)
 
     def test_a_dense_module(self, copied: FolderMaker) -> None:
         folder = copied(save_embedder)

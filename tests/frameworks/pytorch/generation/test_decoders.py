@@ -41,7 +41,7 @@ def is_own(model: Any) -> bool:
 
 def test_sixty_four_prompts_sixteen_at_a_time(made_once: FolderMaker) -> None:
     """In so little memory that texts are put back, and with beginnings that are known."""
-    model = load_generating(made_once(save_causal_model), blocks=28, max_batch_size=16, max_step_tokens=64)
+    model = load_generating(made_once(save_causal_model), blocks=28, max_batch_size=16, max_num_batched_tokens=64)
     long, short = prompts_of(5, each=10), prompts_of(1, 31, 32, 33, 64, 150, each=9)
     random.Random(1).shuffle(short)
     asked = [request(i, prompt, 80) for i, prompt in enumerate(long)]
@@ -109,7 +109,7 @@ def test_variants_of_the_llama_family(made_once: FolderMaker, family: str, chang
 
 def check(folder: Path, is_by_us: bool, reference: Any) -> None:
     """Greedy texts, and what is said of their probabilities."""
-    model = load_generating(folder, blocks=20, max_batch_size=4, max_step_tokens=48)
+    model = load_generating(folder, blocks=20, max_batch_size=4, max_num_batched_tokens=48)
     assert is_own(model) == is_by_us
     assert isinstance(model._parts.decoder, LlamaDecoder if is_by_us else TransformersDecoder)
     prompts = prompts_of(3, 75, each=3)

@@ -27,7 +27,7 @@ OTHER = tuple((11 * i + 5) % 250 for i in range(45))
 
 @pytest.fixture
 def model(made_once: FolderMaker) -> Any:
-    return load_generating(made_once(save_causal_model), blocks=24, max_batch_size=4, max_step_tokens=40)
+    return load_generating(made_once(save_causal_model), blocks=24, max_batch_size=4, max_num_batched_tokens=40)
 
 
 def block_bytes(model: GeneratingModel) -> int:

@@ -97,7 +97,7 @@ def reference(made_once: FolderMaker) -> Reference:
 def small(made_once: FolderMaker) -> GeneratingModel:
     """With room for hardly more than one text of the longest."""
     model: GeneratingModel = load_generating(
-        made_once(save_causal_model), blocks=7, max_batch_size=5, max_step_tokens=24
+        made_once(save_causal_model), blocks=7, max_batch_size=5, max_num_batched_tokens=24
     )
     return model
 

@@ -20,7 +20,7 @@ POISON = 290
 
 @pytest.fixture
 def model(made_once: FolderMaker) -> Any:
-    return load_generating(made_once(save_causal_model), blocks=24, max_batch_size=4, max_step_tokens=40)
+    return load_generating(made_once(save_causal_model), blocks=24, max_batch_size=4, max_num_batched_tokens=40)
 
 
 def poison(model: GeneratingModel) -> None:

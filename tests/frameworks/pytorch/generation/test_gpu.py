@@ -50,7 +50,7 @@ def test_narrow_types_generate(made_once: FolderMaker, dtype: str) -> None:
 
 def test_texts_that_were_put_back_go_on_where_they_were(made_once: FolderMaker) -> None:
     folder = made_once(save_causal_model)
-    roomy, narrow = _load_there(folder, dtype="f32"), _load_there(folder, dtype="f32", kv_cache=10 * 32 * 512)
+    roomy, narrow = _load_there(folder, dtype="f32"), _load_there(folder, dtype="f32", kv_cache_bytes=10 * 32 * 512)
     asked = [request(i, prompt, 60, Sampling(seed=i)) for i, prompt in enumerate(PROMPTS)]
     assert ids_of(narrow, *asked) == ids_of(roomy, *asked)
     assert narrow.step().stats.preemptions > 0

@@ -54,7 +54,7 @@ class TestKeyValueMemory:
     def test_as_the_entry_says_in_whole_blocks(self) -> None:
         block = BLOCK_TOKENS * TOKEN_BYTES
         for given, blocks in ((block - 1, 0), (block, 1), (block * 3 - 1, 2), (block * 1000, 1000)):
-            assert kv_bytes(self.entry(kv_cache=given), self.shape(64), 1, "cpu") == blocks * block
+            assert kv_bytes(self.entry(kv_cache_bytes=given), self.shape(64), 1, "cpu") == blocks * block
 
     @pytest.mark.parametrize(("context", "blocks"), [(1, 1), (32, 1), (33, 2), (256, 8)])
     def test_else_enough_for_as_many_texts_as_may_run(self, context: int, blocks: int) -> None:
@@ -71,9 +71,9 @@ class TestKeyValueMemory:
 
     def test_what_holds_no_block_is_refused(self, made_once: FolderMaker) -> None:
         folder = made_once(save_causal_model)
-        assert load_generating(folder, kv_cache=BLOCK_TOKENS * TOKEN_BYTES)
-        message = refusal(folder, kv_cache=BLOCK_TOKENS * TOKEN_BYTES - 1)
-        assert f"holds not even {BLOCK_TOKENS} tokens, which take 16 KiB; raise it or leave it out" in message
+        assert load_generating(folder, kv_cache_bytes=BLOCK_TOKENS * TOKEN_BYTES)
+        message = refusal(folder, kv_cache_bytes=BLOCK_TOKENS * TOKEN_BYTES - 1)
+        assert f"kv_cache_bytes: expected at least 16 KiB, which {BLOCK_TOKENS} tokens take, got" in message
 
     @pytest.mark.parametrize(("blocks", "context"), [(1, 32), (3, 96), (8, 256), (9, 256), (None, 256)])
     def test_it_bounds_the_context(self, made_once: FolderMaker, blocks: int | None, context: int) -> None:
@@ -82,8 +82,8 @@ class TestKeyValueMemory:
         assert len(alone(model, request(1, [7] * (context - 3), 3))) == 3
 
     def test_it_does_not_fit(self, made_once: FolderMaker) -> None:
-        with pytest.raises(OutOfMemory, match=r"a kv_cache of \S+ \S+ does not fit on cpu"):
-            load_generating(made_once(save_causal_model), kv_cache=1 << 50)
+        with pytest.raises(OutOfMemory, match=r"kv_cache_bytes of \S+ \S+ does not fit on cpu"):
+            load_generating(made_once(save_causal_model), kv_cache_bytes=1 << 50)
 
 
 class TestSpec:
@@ -203,9 +203,9 @@ class TestMemory:
     @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
     def test_a_device_is_asked_for_about_as_much(self, made_once: FolderMaker, family: str, dtype: str) -> None:
         folder = made_once(save_causal_model, model_type=family)
-        model = load_generating(folder, dtype=dtype, kv_cache=1 << 16)
+        model = load_generating(folder, dtype=dtype, kv_cache_bytes=1 << 16)
         registry = TorchRegistry(PerformanceSettings(), GIB, NO_COPIES)
-        entry = TorchModelEntry(name="m", path=folder, dtype=dtype, kv_cache=1 << 16)  # type: ignore[arg-type]
+        entry = TorchModelEntry(name="m", path=folder, dtype=dtype, kv_cache_bytes=1 << 16)  # type: ignore[arg-type]
         needs = registry.needs(entry, folder)
         assert needs.host_bytes == pytest.approx(model.spec.memory_bytes, rel=0.05)
 
@@ -268,7 +268,10 @@ class TestRefusals:
 
     def test_several_instances(self, made_once: FolderMaker) -> None:
         message = refusal(made_once(save_causal_model), instances=2)
-        assert "one instance is served: raise max_batch_size instead" in message
+        assert (
+            "instances: expected 1, got 2; a generating model computes all texts together, raise max_batch_size instead"
+            in message
+        )
 
     def test_weights_that_are_not_in_the_files(self, copied: FolderMaker) -> None:
         folder = copied(save_causal_model)
