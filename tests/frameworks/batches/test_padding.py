@@ -1,4 +1,4 @@
-"""Tensors along a sequence axis: padded, joined and cut back, each caller gets what its request gives by itself."""
+"""Test padding along a sequence axis: each request gets the same outputs as alone."""
 
 import asyncio
 from collections.abc import Hashable, Sequence
@@ -35,7 +35,7 @@ BATCHED = frozenset(["x", "mask", "size"])
 
 
 def run(batch: Batch) -> dict[str, Value]:
-    """x, mask [n, length, 2] → twice [n, length, 2], square [n, length, length], sum [n] of what is real."""
+    """x, mask [n, length, 2] → twice [n, length, 2], square [n, length, length], sum [n] of the real elements."""
     assert isinstance(batch, TensorBatch)
     x, mask = tensor_of(batch, "x"), tensor_of(batch, "mask")
     total = (x * mask[..., None]).sum((1, 2))
@@ -60,12 +60,12 @@ def shape_of(batch: Batch, sequence: SequenceSpec = SEQUENCE) -> Hashable:
 
 
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 9), st.booleans()), min_size=1, max_size=6))
-def test_each_gets_what_it_gets_alone(shapes: Sequence[tuple[int, int, bool]]) -> None:
+def test_padded_batch_gives_same_outputs_as_alone(shapes: Sequence[tuple[int, int, bool]]) -> None:
     requests = [request(*shape, first=i) for i, shape in enumerate(shapes)]
-    outlines = [signature_of(each, BATCHED, SEQUENCE) for each in requests]
-    assert len({signature.shape for signature in outlines}) == 1
-    assert all(signature.shares for signature in outlines)
-    assert [(signature.rows, signature.length) for signature in outlines] == [shape[:2] for shape in shapes]
+    signatures = [signature_of(each, BATCHED, SEQUENCE) for each in requests]
+    assert len({signature.shape for signature in signatures}) == 1
+    assert all(signature.shares for signature in signatures)
+    assert [(signature.rows, signature.length) for signature in signatures] == [shape[:2] for shape in shapes]
     together = merge([*requests, request(1, 1)], SEQUENCE)
     rows, lengths = [*(shape[0] for shape in shapes), 1], [*(shape[1] for shape in shapes), 1]
     for (count, length, _), each, got in zip(
@@ -77,23 +77,23 @@ def test_each_gets_what_it_gets_alone(shapes: Sequence[tuple[int, int, bool]]) -
             np.testing.assert_array_equal(np.asarray(got[name]), np.asarray(value))
 
 
-def test_padding_is_on_the_right_with_each_input_s_own_value() -> None:
+def test_padding_is_right_with_value_of_input() -> None:
     batch = merge([request(1, 1), request(1, 3, mask=False)], SEQUENCE)
     assert tensor_of(batch, "x")[0].tolist() == [[5, 6], [-1, -1], [-1, -1]]
     assert tensor_of(batch, "mask").tolist() == [[1, 0, 0], [1, 1, 1]]
     assert tensor_of(batch, "mask").dtype == np.int64
 
 
-def test_one_request_is_neither_padded_nor_copied() -> None:
+def test_single_request_is_not_copied() -> None:
     alone = request(2, 3)
     assert merge([alone], SEQUENCE) is alone
 
 
-def test_equal_lengths_are_joined_as_they_are() -> None:
+def test_equal_lengths_are_joined_without_padding() -> None:
     assert tensor_of(merge([request(1, 3), request(2, 3)], SEQUENCE), "x").shape == (3, 3, 2)
 
 
-def test_an_axis_further_back() -> None:
+def test_sequence_axis_may_be_any_axis() -> None:
     sequence = SequenceSpec(2, {"x": 0.5}, None, {"y": (2,)}, unpadded_because=None)
     short, long = (TensorBatch({"x": np.ones((1, 2, length, 3), np.float16)}) for length in (1, 4))
     x = tensor_of(merge([short, long], sequence), "x")
@@ -105,13 +105,13 @@ def test_an_axis_further_back() -> None:
     assert np.shares_memory(np.asarray(first["y"]), x)
 
 
-def test_the_order_of_the_inputs_and_a_left_out_mask_part_no_group() -> None:
+def test_input_order_and_missing_mask_keep_shape() -> None:
     whole = request(1, 2)
     turned = TensorBatch(dict(reversed(whole.inputs.items())))
     assert shape_of(whole) == shape_of(turned) == shape_of(request(3, 5, mask=False))
 
 
-def test_without_padding_a_length_is_a_group() -> None:
+def test_lengths_differ_in_shape_without_padding() -> None:
     unpadded = replace(SEQUENCE, unpadded_because="a reason")
     assert shape_of(request(1, 2), unpadded) == shape_of(request(2, 2, mask=False), unpadded)
     assert shape_of(request(1, 2), unpadded) != shape_of(request(1, 3), unpadded)
@@ -130,27 +130,27 @@ def test_without_padding_a_length_is_a_group() -> None:
         {},
     ],
 )
-def test_what_does_not_agree_does_not_share(inputs: dict[str, Value]) -> None:
+def test_inconsistent_inputs_do_not_share(inputs: dict[str, Value]) -> None:
     signature = signature_of(TensorBatch(inputs), BATCHED, SEQUENCE)
     assert not signature.shares
     assert split_request(TensorBatch(inputs), signature, 1)[0] == 1
 
 
-def test_other_dimensions_and_other_inputs_part_the_group() -> None:
+def test_other_dimensions_and_inputs_change_shape() -> None:
     one = request(1, 2)
     assert shape_of(one) != shape_of(TensorBatch({**one.inputs, "size": np.ones((1, 2))}))
     assert shape_of(one) != shape_of(TensorBatch({**one.inputs, "x": np.ones((1, 2, 3))}))
     assert shape_of(one) != shape_of(TensorBatch(one.inputs, ("twice",)))
 
 
-def test_texts_are_outlined_and_shared_as_ever() -> None:
+def test_texts_ignore_sequence_axis() -> None:
     text = TokenBatch([[1, 2], [3]])
     assert signature_of(text, BATCHED, SEQUENCE) == signature_of(text, BATCHED)
     assert merge([text, text], SEQUENCE) == merge([text, text])
 
 
 class Recorder:
-    """Remembers the rows and lengths of what it ran."""
+    """Record the shapes of its batches."""
 
     tokenizer: TextTokenizer | None = None
 
@@ -182,14 +182,14 @@ async def run_all(model: Recorder, limits: BatchLimits, *requests: TensorBatch) 
 
 
 @in_loop
-async def test_requests_of_all_lengths_share_a_run() -> None:
+async def test_requests_of_different_lengths_share_batch() -> None:
     model = Recorder(SEQUENCE)
     await run_all(model, BatchLimits(8, max_delay_s=0.05), *(request(1, length) for length in (10, 10, 9, 9)))
     assert model.ran == [(4, 10, 2)]
 
 
 @in_loop
-async def test_a_budget_counts_rows_times_longest_and_cuts_a_request_too() -> None:
+async def test_token_budget_splits_batches_and_requests() -> None:
     model = Recorder(SEQUENCE)
     requests = [request(5, 4), request(1, 3), request(2, 30)]
     await run_all(model, BatchLimits(8, max_tokens=20, max_delay_s=0.02), *requests)
@@ -198,7 +198,7 @@ async def test_a_budget_counts_rows_times_longest_and_cuts_a_request_too() -> No
 
 
 @in_loop
-async def test_tensors_without_a_sequence_have_no_tokens_to_count() -> None:
+async def test_token_budget_ignores_tensors_without_sequence() -> None:
     model = Recorder(None)
     requests = [TensorBatch({"x": np.ones((3, 100), np.int64)}), TensorBatch({"x": np.ones((5, 100), np.int64)})]
     await run_all(model, BatchLimits(8, max_tokens=7, max_delay_s=0.05), *requests)

@@ -1,4 +1,4 @@
-"""Batches of large tensors are put together, and answered, in leased buffers: none is allocated in the steady state."""
+"""Test that batches of large tensors use leased buffers, without allocations in steady state."""
 
 import asyncio
 from collections import Counter
@@ -29,7 +29,7 @@ CALLERS = 8
 
 
 @in_loop
-async def test_in_the_steady_state_a_batch_allocates_no_tensor(tmp_path: Path) -> None:
+async def test_steady_state_batch_allocates_no_tensor(tmp_path: Path) -> None:
     pool = TensorPool(MemorySettings())
     arrays = PooledArrays(pool)
     path = onnx_graphs.save(onnx_graphs.add(("n", WIDTH)), tmp_path)
@@ -38,26 +38,26 @@ async def test_in_the_steady_state_a_batch_allocates_no_tensor(tmp_path: Path) -
     model = placed(registry, OnnxModelEntry(name="m", path=path), path, devices)
     model.warm_up()
     sizes: Counter[int] = Counter()
-    # Runs wait for all callers: rounds of equal batches.
+    # A batch waits for all callers, so that all batches are equal.
     limits = BatchLimits(CALLERS, max_delay_s=5.0)
     dispatcher = Dispatcher("m", [BatchWorker("m", model)], model.spec, limits, 1.0, BatchCounts(sizes), arrays)
     dispatcher._cost = settled()
     session = onnx_graphs.session(path)
-    questions = [{name: row(2 * caller + i) for i, name in enumerate("ab")} for caller in range(CALLERS)]
-    together = {name: np.concatenate([question[name] for question in questions]) for name in "ab"}
+    requests = [{name: row(2 * caller + i) for i, name in enumerate("ab")} for caller in range(CALLERS)]
+    together = {name: np.concatenate([request[name] for request in requests]) for name in "ab"}
     alone = dict(zip(("sum", "product"), session.run(None, together), strict=True))
     try:
         for round_ in range(4):
-            results = await asyncio.gather(*(dispatcher.run(TensorBatch(dict(each))) for each in questions))
+            results = await asyncio.gather(*(dispatcher.run(TensorBatch(dict(each))) for each in requests))
             for caller, result in enumerate(results):
                 for name, expected in alone.items():
                     got = np.asarray(result.outputs[name])
                     np.testing.assert_array_equal(got, expected[caller : caller + 1], strict=True)
             del results, result, got
             stats = pool.stats()[HOST]
-            # Two inputs and two outputs.
+            # Two inputs and two outputs per batch.
             assert (stats.misses, stats.hits) == (4, 4 * round_)
-            # The worker's thread tells its result before it lets go of it.
+            # The worker thread reports a result before it releases it.
             await soon(lambda: pool.stats()[HOST].leases == 0)
     finally:
         await dispatcher.close()
@@ -65,7 +65,7 @@ async def test_in_the_steady_state_a_batch_allocates_no_tensor(tmp_path: Path) -
 
 
 @in_loop
-async def test_a_caller_that_keeps_its_answer_keeps_it(tmp_path: Path) -> None:
+async def test_answer_stays_valid_while_caller_keeps_it(tmp_path: Path) -> None:
     pool = TensorPool(MemorySettings())
     path = onnx_graphs.save(onnx_graphs.add(("n", WIDTH)), tmp_path)
     devices = DeviceManager(FakeProbe())
@@ -78,9 +78,9 @@ async def test_a_caller_that_keeps_its_answer_keeps_it(tmp_path: Path) -> None:
     kept: list[tuple[Array, float]] = []
     try:
         for number in range(3):
-            question = {name: np.full((1, WIDTH), number + 1, np.float32) for name in "ab"}
-            asked = (dispatcher.run(TensorBatch(dict(question), ("sum",))) for _ in range(CALLERS))
-            results = await asyncio.gather(*asked)
+            request = {name: np.full((1, WIDTH), number + 1, np.float32) for name in "ab"}
+            pending = (dispatcher.run(TensorBatch(dict(request), ("sum",))) for _ in range(CALLERS))
+            results = await asyncio.gather(*pending)
             kept.append((np.asarray(results[number].outputs["sum"]), 2.0 * (number + 1)))
             del results
             await soon(lambda: pool.stats()[HOST].leases == len(kept))
@@ -90,12 +90,12 @@ async def test_a_caller_that_keeps_its_answer_keeps_it(tmp_path: Path) -> None:
         assert (array == expected).all()
 
 
-def test_padded_rows_are_joined_in_a_leased_buffer() -> None:
+def test_padded_rows_use_leased_buffer() -> None:
     pool = TensorPool(MemorySettings())
     sequence = SequenceSpec(1, {"x": 7}, unpadded_because=None)
     rows = [TensorBatch({"x": row(i)[:, : WIDTH - i]}) for i in range(5)]
     plain = merge(rows, sequence)
-    # What was in the buffer before does not shine through.
+    # Old content of the buffer must not appear in the batch.
     PooledArrays(pool).empty((5, WIDTH), np.dtype(np.float32)).fill(3)
     pooled = merge(rows, sequence, PooledArrays(pool))
     assert isinstance(plain, TensorBatch)

@@ -1,4 +1,4 @@
-"""Cutting, merging, sharing, joining: each caller gets what its request gives by itself."""
+"""Test splitting, merging and assembling: each request gets the same outputs as alone."""
 
 import random
 
@@ -25,11 +25,11 @@ DTYPES = ["bool", "int8", "int64", "uint16", "float16", "float32", "float64", "o
 
 
 def signature(batch: Batch) -> BatchSignature:
-    """Every input may be batched."""
+    """Return the signature where every input may be batched."""
     return signature_of(batch, frozenset(["x", "y", "z", "x0", "x1", "x2"]))
 
 
-def cut_of(batch: Batch, max_rows: int) -> list[Part]:
+def parts_of(batch: Batch, max_rows: int) -> list[Part]:
     count, parts = split_request(batch, signature(batch), max_rows)
     every = list(parts)
     assert len(every) == count
@@ -37,7 +37,7 @@ def cut_of(batch: Batch, max_rows: int) -> list[Part]:
 
 
 def join(answers: list[tuple[Part, dict[str, Value]]]) -> dict[str, Value]:
-    """In whatever order they come."""
+    """Assemble parts in the given order."""
     joined = ResultAssembler(sum(part.rows for part, _ in answers))
     outputs: dict[str, Value] = {}
     for part, its in answers:
@@ -46,7 +46,7 @@ def join(answers: list[tuple[Part, dict[str, Value]]]) -> dict[str, Value]:
 
 
 def run(batch: Batch) -> dict[str, Value]:
-    """A model whose outputs follow its rows: tensors of all dtypes, and a list with an item for each row."""
+    """Run a model whose outputs have one entry for each row: tensors of all dtypes, and a list."""
     if isinstance(batch, TokenBatch):
         rows = []
         every_type = batch.token_type_ids or [[0] * len(ids) for ids in batch.token_ids]
@@ -61,7 +61,7 @@ def run(batch: Batch) -> dict[str, Value]:
     return {**{f"{name} again": value for name, value in tensors.items()}, "maps": maps}
 
 
-def same(one: dict[str, Value], other: dict[str, Value]) -> bool:
+def are_equal(one: dict[str, Value], other: dict[str, Value]) -> bool:
     assert one.keys() == other.keys()
     for name, value in one.items():
         there = other[name]
@@ -76,7 +76,7 @@ def same(one: dict[str, Value], other: dict[str, Value]) -> bool:
 
 @st.composite
 def tensor_requests(draw: st.DrawFn) -> list[Batch]:
-    """Requests of one group: the same names, dtypes and trailing shapes, each with rows of its own."""
+    """Draw requests of equal shape: same names, dtypes and trailing dimensions, different rows."""
     dtypes = draw(st.lists(st.sampled_from(DTYPES), min_size=1, max_size=3))
     shapes = [draw(np_st.array_shapes(min_dims=0, max_dims=2, min_side=0, max_side=3)) for _ in dtypes]
     requests: list[Batch] = []
@@ -99,10 +99,10 @@ text_requests = st.lists(st.builds(_texts, token_rows, st.booleans()), min_size=
 
 
 @given(tensor_requests() | text_requests, st.integers(1, 8), st.integers(1, 6), st.randoms(use_true_random=False))
-def test_a_round_trip_gives_each_request_what_it_gets_alone(
+def test_round_trip_gives_same_outputs_as_alone(
     requests: list[Batch], max_rows: int, parts_per_batch: int, chance: random.Random
 ) -> None:
-    owned = [(i, part) for i, request in enumerate(requests) for part in cut_of(request, max_rows)]
+    owned = [(i, part) for i, request in enumerate(requests) for part in parts_of(request, max_rows)]
     chance.shuffle(owned)
     answers: list[list[tuple[Part, dict[str, Value]]]] = [[] for _ in requests]
     for at in range(0, len(owned), parts_per_batch):
@@ -113,16 +113,16 @@ def test_a_round_trip_gives_each_request_what_it_gets_alone(
         for (i, part), got in zip(together, split_outputs(outputs, [part.rows for part in parts]), strict=True):
             answers[i].append((part, got))
     for request, its in zip(requests, answers, strict=True):
-        assert same(join(its), run(request))
+        assert are_equal(join(its), run(request))
 
 
 @given(tensor_requests() | text_requests, st.integers(1, 8))
-def test_a_cut_keeps_the_order_loses_nothing_and_respects_the_bound(requests: list[Batch], max_rows: int) -> None:
+def test_split_keeps_order_rows_and_limit(requests: list[Batch], max_rows: int) -> None:
     for request in requests:
-        parts = cut_of(request, max_rows)
+        parts = parts_of(request, max_rows)
         assert [part.length for part in parts] == sorted((part.length for part in parts), reverse=True)
         parts.sort(key=lambda part: part.position)
-        assert parts, "a request without a part would wait for ever"
+        assert parts, "a request without parts would never end"
         assert all(part.rows <= max_rows and part.length >= 1 and part.batch.rows == part.rows for part in parts)
         assert [part.position for part in parts] == [sum(p.rows for p in parts[:i]) for i in range(len(parts))]
         assert sum(part.rows for part in parts) == request.rows
@@ -130,19 +130,19 @@ def test_a_cut_keeps_the_order_loses_nothing_and_respects_the_bound(requests: li
         assert signature(request).shares
 
 
-def test_a_block_of_tensors_shares_the_request_s_memory() -> None:
+def test_tensor_block_shares_memory_of_request() -> None:
     x = np.arange(20).reshape(10, 2)
-    for part in cut_of(TensorBatch({"x": x}), 4):
+    for part in parts_of(TensorBatch({"x": x}), 4):
         assert isinstance(part.batch, TensorBatch)
         block = part.batch.inputs["x"]
         assert isinstance(block, np.ndarray)
         assert np.shares_memory(block, x)
 
 
-def test_lengths_are_tokens_of_a_text_and_elements_of_a_row() -> None:
-    assert [part.length for part in cut_of(TokenBatch([[1, 2, 3], []]), 8)] == [3, 1]
+def test_length_is_tokens_or_elements_per_row() -> None:
+    assert [part.length for part in parts_of(TokenBatch([[1, 2, 3], []]), 8)] == [3, 1]
     inputs: dict[str, Value] = {"x": np.zeros((2, 3, 4)), "z": np.zeros(2)}
-    assert [part.length for part in cut_of(TensorBatch(inputs), 8)] == [13]
+    assert [part.length for part in parts_of(TensorBatch(inputs), 8)] == [13]
 
 
 ones = np.ones((2, 3), np.float32)
@@ -160,15 +160,15 @@ ones = np.ones((2, 3), np.float32)
         TokenBatch([[1]]),
     ],
 )
-def test_what_cannot_be_concatenated_is_of_another_group(other: Batch) -> None:
+def test_unmergeable_batches_have_different_shapes(other: Batch) -> None:
     assert signature(other).shape != signature(TensorBatch({"x": ones})).shape
 
 
-def test_rows_alone_do_not_part_a_group() -> None:
+def test_number_of_rows_keeps_shape() -> None:
     assert signature(TensorBatch({"x": ones[:1]})).shape == signature(TensorBatch({"x": ones})).shape
 
 
-def test_inputs_in_another_order_are_of_the_same_group() -> None:
+def test_input_order_keeps_shape() -> None:
     one = TensorBatch({"x": ones, "y": ones[:, :1]})
     other = TensorBatch({"y": ones[:, :1], "x": ones})
     assert signature(one) == signature(other)
@@ -189,45 +189,45 @@ def test_inputs_in_another_order_are_of_the_same_group() -> None:
         ({}, False),
     ],
 )
-def test_tensors_share_where_all_may_be_batched_and_have_as_many_rows(inputs: dict[str, Value], expected: bool) -> None:
+def test_tensors_share_if_batched_with_equal_rows(inputs: dict[str, Value], expected: bool) -> None:
     assert signature(TensorBatch(inputs)).shares is expected
 
 
-def test_what_does_not_share_is_one_part() -> None:
+def test_unshared_request_is_one_part() -> None:
     batch = TensorBatch({"x": np.ones((9, 2)), "w": np.ones((9, 2))})
-    assert cut_of(batch, 4) == [Part(batch, 0, 9, 4)]
+    assert parts_of(batch, 4) == [Part(batch, 0, 9, 4)]
 
 
 @pytest.mark.parametrize(
     ("value", "expected"),
     [(ones, True), (ones[:1], False), (np.ones(()), False), ([{}, {}], True), ([{}], False)],
 )
-def test_outputs_follow_rows_where_each_has_as_many(value: Value, expected: bool) -> None:
+def test_outputs_follow_rows_if_counts_match(value: Value, expected: bool) -> None:
     assert follow_rows({"x": ones, "y": value}, 2) is expected
 
 
-def test_no_texts_are_one_part_without_rows() -> None:
-    [part] = cut_of(TokenBatch([]), 8)
+def test_request_without_texts_is_one_part() -> None:
+    [part] = parts_of(TokenBatch([]), 8)
     assert (part.rows, merge([part.batch]), merge([part.batch, part.batch])) == (0, TokenBatch([]), TokenBatch([]))
 
 
-def test_texts_alone_make_a_batch_without_types() -> None:
+def test_merged_texts_without_pairs_have_no_types() -> None:
     assert merge([TokenBatch([[1]]), TokenBatch([[2, 3]])]) == TokenBatch([[1], [2, 3]])
     pairs = TokenBatch([[4, 5]], [[0, 1]])
     assert merge([TokenBatch([[1], []]), pairs]) == TokenBatch([[1], [], [4, 5]], [[0], [], [0, 1]])
 
 
-def test_one_part_is_neither_copied_nor_cut() -> None:
+def test_single_part_is_not_copied() -> None:
     request = TensorBatch({"x": ones})
-    [part] = cut_of(request, 2)
+    [part] = parts_of(request, 2)
     outputs: dict[str, Value] = {"y": ones, "scalar": np.ones(())}
     assert merge([part.batch]) is request
     assert split_outputs(outputs, [part.rows]) == [outputs]
     assert join([(part, outputs)]) is outputs
 
 
-def test_outputs_that_do_not_follow_the_rows_of_a_part_are_refused() -> None:
-    first, second = cut_of(TensorBatch({"x": np.ones((4, 1))}), 2)
+def test_outputs_with_wrong_rows_are_refused() -> None:
+    first, second = parts_of(TensorBatch({"x": np.ones((4, 1))}), 2)
     joined = ResultAssembler(4)
     joined.add(first, {"y": np.ones((2, 1))})
     with pytest.raises(InvalidInput, match="do not have one row for each input row"):

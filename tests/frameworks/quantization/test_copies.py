@@ -1,4 +1,4 @@
-"""Copies below cache_dir: made once, whole or not at all, anew when damaged."""
+"""Test copies below cache_dir: made once, never incomplete, replaced when damaged."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[3]
 
 
 class Making:
-    """Writes a copy and counts how often."""
+    """Write a copy, and count the calls."""
 
     def __init__(self, content: bytes = b"int8") -> None:
         self.content = content
@@ -37,7 +37,7 @@ def source(tmp_path: Path) -> Path:
     return file
 
 
-def test_it_is_made_once_and_found_again_by_its_contents(tmp_path: Path, source: Path) -> None:
+def test_copy_is_made_once_and_found_by_contents(tmp_path: Path, source: Path) -> None:
     making = Making()
     folder, report = QuantizedCopies(tmp_path / "cache").get([source], "int8", "1", making)
     assert report == REPORT
@@ -48,7 +48,7 @@ def test_it_is_made_once_and_found_again_by_its_contents(tmp_path: Path, source:
     assert making.calls == 1
 
 
-def test_other_contents_schemes_and_makers_have_copies_of_their_own(tmp_path: Path, source: Path) -> None:
+def test_contents_scheme_and_maker_have_separate_copies(tmp_path: Path, source: Path) -> None:
     copies, making = QuantizedCopies(tmp_path / "cache"), Making()
     folders = {copies.get([source], *key, making)[0] for key in (("int8", "1"), ("mixed", "1"), ("int8", "2"))}
     source.write_bytes(b"Weights")
@@ -57,7 +57,7 @@ def test_other_contents_schemes_and_makers_have_copies_of_their_own(tmp_path: Pa
     assert (len(folders), making.calls) == (4, 4)
 
 
-def test_the_name_depends_on_every_file_and_their_order(tmp_path: Path) -> None:
+def test_contents_name_depends_on_files_and_order(tmp_path: Path) -> None:
     files = [tmp_path / name for name in "abc"]
     for file in files:
         file.write_bytes(file.name.encode())
@@ -65,7 +65,7 @@ def test_the_name_depends_on_every_file_and_their_order(tmp_path: Path) -> None:
     assert len(names) == 4
 
 
-def test_a_file_that_was_not_touched_is_read_once(source: Path) -> None:
+def test_unchanged_file_is_read_once(source: Path) -> None:
     name = contents_name([source], "")
     state = source.stat()
     source.write_bytes(b"WEIGHTS")
@@ -76,7 +76,7 @@ def test_a_file_that_was_not_touched_is_read_once(source: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "gone", "no report", "report cut", "report of another kind"])
-def test_a_damaged_copy_is_made_anew(tmp_path: Path, source: Path, damage: str) -> None:
+def test_damaged_copy_is_replaced(tmp_path: Path, source: Path, damage: str) -> None:
     copies, making = QuantizedCopies(tmp_path / "cache"), Making()
     folder, _ = copies.get([source], "int8", "1", making)
     match damage:
@@ -97,7 +97,7 @@ def test_a_damaged_copy_is_made_anew(tmp_path: Path, source: Path, damage: str) 
     assert (folder / "model.onnx").read_bytes() == b"int8"
 
 
-def test_one_that_fails_leaves_nothing_and_the_next_makes_it(tmp_path: Path, source: Path) -> None:
+def test_failed_make_leaves_no_copy(tmp_path: Path, source: Path) -> None:
     def fail(folder: Path) -> QuantizationReport:
         (folder / "model.onnx").write_bytes(b"half")
         raise InvalidModel("not today")
@@ -109,7 +109,7 @@ def test_one_that_fails_leaves_nothing_and_the_next_makes_it(tmp_path: Path, sou
     copies.get([source], "int8", "1", Making())
 
 
-def test_what_a_crash_left_half_is_cleared_away(tmp_path: Path, source: Path) -> None:
+def test_incomplete_folder_of_crash_is_removed(tmp_path: Path, source: Path) -> None:
     copies = QuantizedCopies(tmp_path / "cache")
     name = f"{contents_name([source], '1')}-int8-v1"
     half = tmp_path / "cache" / "quantized" / f".{name}-abc"
@@ -120,9 +120,7 @@ def test_what_a_crash_left_half_is_cleared_away(tmp_path: Path, source: Path) ->
 
 
 @pytest.mark.parametrize("obstacle", ["a file", "full"])
-def test_what_cannot_be_written_is_said_with_the_key_and_the_remedy(
-    tmp_path: Path, source: Path, obstacle: str
-) -> None:
+def test_unwritable_cache_dir_is_refused_with_remedy(tmp_path: Path, source: Path, obstacle: str) -> None:
     def full(_: Path) -> QuantizationReport:
         with Path("/dev/full").open("wb", buffering=0) as disk:
             disk.write(b"int8")
@@ -134,7 +132,7 @@ def test_what_cannot_be_written_is_said_with_the_key_and_the_remedy(
         QuantizedCopies(tmp_path / "cache").get([source], "int8", "1", full)
 
 
-def test_threads_that_come_together_make_one(tmp_path: Path, source: Path) -> None:
+def test_concurrent_threads_make_one_copy(tmp_path: Path, source: Path) -> None:
     copies, making = QuantizedCopies(tmp_path / "cache"), Making()
     threads = [threading.Thread(target=copies.get, args=([source], "int8", "1", making)) for _ in range(4)]
     for thread in threads:
@@ -183,12 +181,12 @@ def _lines_until(process: subprocess.Popen[str], words: str) -> list[str]:
 
 
 @pytest.mark.parametrize("first", ["ends", "is killed"])
-def test_two_processes_that_start_together_make_one(tmp_path: Path, source: Path, first: str) -> None:
+def test_concurrent_processes_make_one_copy(tmp_path: Path, source: Path, first: str) -> None:
     with _start(tmp_path, source) as one, _start(tmp_path, source) as other:
         try:
             assert one.stdin is not None
             assert other.stdin is not None
-            # Whoever is first makes it, the other says that it waits.
+            # One process makes the copy; the other logs that it waits.
             assert one.stdout is not None
             head = one.stdout.readline()
             maker, waiter = (one, other) if head.startswith("making") else (other, one)

@@ -1,4 +1,4 @@
-"""What a text model's JSON files say, and that a file which cannot be believed is named."""
+"""Test the text settings read from a model's JSON files, and that errors name the damaged file."""
 
 import json
 from collections.abc import Callable
@@ -17,7 +17,7 @@ Read = Callable[..., Any]
 
 @pytest.fixture
 def config_of(tmp_path: Path) -> Read:
-    """What is read from a folder with these keys in its config.json and tokenizer_config.json."""
+    """Return the config of a folder with these keys in its config.json and tokenizer_config.json."""
 
     def read(tokenizer: dict[str, object] | None = None, /, **config: object) -> Any:
         write_json(tmp_path / "config.json", config)
@@ -29,64 +29,64 @@ def config_of(tmp_path: Path) -> Read:
 
 
 class TestMaxTokens:
-    def test_nothing_says(self, config_of: Read) -> None:
+    def test_default_limit_is_512(self, config_of: Read) -> None:
         assert config_of().max_tokens == 512
 
-    def test_position_embeddings(self, config_of: Read) -> None:
+    def test_position_embeddings_limit_tokens(self, config_of: Read) -> None:
         assert config_of(model_type="bert", max_position_embeddings=40).max_tokens == 40
 
     @pytest.mark.parametrize("model_type", ["roberta", "xlm-roberta", "camembert", "mpnet"])
-    def test_position_embeddings_that_begin_after_padding(self, config_of: Read, model_type: str) -> None:
+    def test_positions_after_padding_reduce_limit(self, config_of: Read, model_type: str) -> None:
         assert config_of(model_type=model_type, max_position_embeddings=514).max_tokens == 512
 
-    def test_the_tokenizer_says_less_or_more(self, config_of: Read) -> None:
+    def test_lower_limit_of_tokenizer_or_model_applies(self, config_of: Read) -> None:
         assert config_of({"model_max_length": 30}, max_position_embeddings=40).max_tokens == 30
         assert config_of({"model_max_length": 50}, max_position_embeddings=40).max_tokens == 40
 
     @pytest.mark.parametrize("limit", [int(1e18), 1e30, 1000000000000000019884624838656, None, "many", 0, -1])
-    def test_a_tokenizer_without_a_limit(self, config_of: Read, limit: object) -> None:
+    def test_tokenizer_without_limit_is_ignored(self, config_of: Read, limit: object) -> None:
         assert config_of({"model_max_length": limit}, max_position_embeddings=40).max_tokens == 40
 
     @pytest.mark.parametrize("positions", [-1, 0, None, "512", True])
-    def test_a_model_without_position_embeddings(self, config_of: Read, positions: object) -> None:
+    def test_model_without_positions_uses_tokenizer_limit(self, config_of: Read, positions: object) -> None:
         assert config_of({"model_max_length": 100}, max_position_embeddings=positions).max_tokens == 100
 
-    def test_the_sentence_model_s_own_word_goes_before_the_tokenizer_s(self, config_of: Read, tmp_path: Path) -> None:
+    def test_sentence_limit_overrides_tokenizer_limit(self, config_of: Read, tmp_path: Path) -> None:
         write_sentence_transformers(tmp_path, max_seq_length=128)
         for limit in (64, 256):
             assert config_of({"model_max_length": limit}, max_position_embeddings=512).max_tokens == 128
 
-    def test_the_sentence_model_s_own_word_is_null(self, config_of: Read, tmp_path: Path) -> None:
+    def test_null_sentence_limit_is_ignored(self, config_of: Read, tmp_path: Path) -> None:
         write_sentence_transformers(tmp_path, max_seq_length=None)
         assert config_of({"model_max_length": 100}, max_position_embeddings=512).max_tokens == 100
 
-    def test_no_word_goes_beyond_the_position_embeddings(self, config_of: Read, tmp_path: Path) -> None:
-        """A text of so many tokens would have no position."""
+    def test_position_embeddings_cap_sentence_limit(self, config_of: Read, tmp_path: Path) -> None:
+        """A longer text has no position embeddings."""
         write_sentence_transformers(tmp_path, max_seq_length=514)
         assert config_of(model_type="roberta", max_position_embeddings=514).max_tokens == 512
 
     @pytest.mark.parametrize("name", ["sentence_bert_config.json", "sentence_roberta_config.json"])
-    def test_the_file_has_several_names(self, config_of: Read, tmp_path: Path, name: str) -> None:
+    def test_sentence_config_is_found_by_any_name(self, config_of: Read, tmp_path: Path, name: str) -> None:
         write_json(tmp_path / name, {"max_seq_length": 77})
         assert config_of().max_tokens == 77
 
 
 class TestShorterSizes:
-    """Of embeddings that were trained to be cut."""
+    """Sizes to which embeddings may be truncated."""
 
-    def test_nothing_says(self, config_of: Read) -> None:
+    def test_sizes_are_empty_by_default(self, config_of: Read) -> None:
         assert config_of(hidden_size=8).shorter_sizes == ()
         assert config_of(hidden_size=8, is_matryoshka=False).shorter_sizes == ()
 
-    def test_some_sizes(self, config_of: Read) -> None:
+    def test_matryoshka_dimensions_are_sorted_and_unique(self, config_of: Read) -> None:
         assert config_of(is_matryoshka=True, matryoshka_dimensions=[4, 2, 4]).shorter_sizes == (2, 4)
 
-    def test_any_size(self, config_of: Read) -> None:
+    def test_is_matryoshka_allows_any_size(self, config_of: Read) -> None:
         assert config_of(hidden_size=4, is_matryoshka=True).shorter_sizes == (1, 2, 3)
         assert config_of(is_matryoshka=True).shorter_sizes == ()
 
     @pytest.mark.parametrize("sizes", [4, "4", [0], [-1], [4.0], [True], [[4]]])
-    def test_what_are_no_sizes(self, config_of: Read, sizes: object) -> None:
+    def test_invalid_matryoshka_dimensions_are_refused(self, config_of: Read, sizes: object) -> None:
         with pytest.raises(InvalidModel, match=r"config\.json: matryoshka_dimensions is not a list of sizes"):
             config_of(matryoshka_dimensions=sizes)
 
@@ -104,7 +104,7 @@ class TestTokenTypes:
             (None, {"type_vocab_size": None}, True),
         ],
     )
-    def test_where_there_are_several_and_the_tokenizer_gives_them(
+    def test_token_types_need_vocabulary_and_tokenizer(
         self, config_of: Read, tokenizer: dict[str, object] | None, config: dict[str, object], reads: bool
     ) -> None:
         assert config_of(tokenizer, **config).reads_token_types is reads
@@ -115,19 +115,19 @@ class TestSentenceTransformers:
     def config_json(self, tmp_path: Path) -> None:
         write_json(tmp_path / "config.json", {"model_type": "bert"})
 
-    def test_without_its_files(self, tmp_path: Path) -> None:
+    def test_defaults_apply_without_sentence_files(self, tmp_path: Path) -> None:
         config = read_text_config(tmp_path)
         assert (config.pooling, config.normalize, config.prompt, config.lower_case) == (None, True, "", False)
 
     @pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
     @pytest.mark.parametrize("normalize", [True, False])
-    def test_pooling_and_normalize_are_as_the_modules_say(self, tmp_path: Path, pooling: str, normalize: bool) -> None:
+    def test_modules_set_pooling_and_normalize(self, tmp_path: Path, pooling: str, normalize: bool) -> None:
         write_sentence_transformers(tmp_path, pooling, normalize=normalize)
         config = read_text_config(tmp_path)
         assert (config.pooling, config.normalize) == (pooling, normalize)
 
     @pytest.mark.parametrize("modes", ["cls", ["cls"]])
-    def test_pooling_as_newer_versions_write_it(self, tmp_path: Path, modes: object) -> None:
+    def test_pooling_mode_of_newer_versions_is_read(self, tmp_path: Path, modes: object) -> None:
         write_sentence_transformers(tmp_path)
         write_json(tmp_path / "1_Pooling" / "config.json", {"embedding_dimension": 32, "pooling_mode": modes})
         assert read_text_config(tmp_path).pooling == "cls"
@@ -145,30 +145,30 @@ class TestSentenceTransformers:
             {"pooling_mode": {"mean": True}},
         ],
     )
-    def test_other_pooling_is_refused_by_name(self, tmp_path: Path, content: dict[str, object]) -> None:
+    def test_unsupported_pooling_is_refused_by_name(self, tmp_path: Path, content: dict[str, object]) -> None:
         write_sentence_transformers(tmp_path)
         write_json(tmp_path / "1_Pooling" / "config.json", content)
         with pytest.raises(InvalidModel, match=r"1_Pooling/config\.json: pooling .* is not served; mean, cls and max"):
             read_text_config(tmp_path)
 
-    def test_an_absent_pooling_file_is_not_taken_for_mean(self, tmp_path: Path) -> None:
+    def test_absent_pooling_file_is_refused(self, tmp_path: Path) -> None:
         write_sentence_transformers(tmp_path, "cls")
         (tmp_path / "1_Pooling" / "config.json").unlink()
         with pytest.raises(InvalidModel, match=r"1_Pooling/config\.json: absent"):
             read_text_config(tmp_path)
 
     @pytest.mark.parametrize("module", ["Dense", "LayerNorm", "WordEmbeddings", "LSTM", "Router"])
-    def test_a_module_that_is_not_served_is_named(self, tmp_path: Path, module: str) -> None:
+    def test_unsupported_module_is_refused_by_name(self, tmp_path: Path, module: str) -> None:
         write_sentence_transformers(tmp_path, more_modules=[module])
         with pytest.raises(InvalidModel, match=rf"modules\.json: module {module} is not served.*Normalize"):
             read_text_config(tmp_path)
 
-    def test_a_module_of_the_folder_s_own_code_is_not_taken_for_its_namesake(self, tmp_path: Path) -> None:
+    def test_custom_module_with_known_name_is_refused(self, tmp_path: Path) -> None:
         write_json(tmp_path / "modules.json", [{"path": "", "type": "custom_code.Transformer"}])
         with pytest.raises(InvalidModel, match=r"module custom_code\.Transformer is not served"):
             read_text_config(tmp_path)
 
-    def test_the_encoder_may_lie_in_its_module_s_folder(self, tmp_path: Path) -> None:
+    def test_encoder_in_module_folder_is_found(self, tmp_path: Path) -> None:
         (tmp_path / "config.json").unlink()
         write_sentence_transformers(tmp_path, "cls")
         modules = json.loads((tmp_path / "modules.json").read_text(encoding="utf-8"))
@@ -181,12 +181,12 @@ class TestSentenceTransformers:
         assert (config.model_type, config.max_tokens, config.pooling) == ("mpnet", 33, "cls")
 
     @pytest.mark.parametrize("path", ["../other", "/etc", "a/../../b"])
-    def test_a_module_outside_the_folder_is_refused(self, tmp_path: Path, path: str) -> None:
+    def test_module_outside_folder_is_refused(self, tmp_path: Path, path: str) -> None:
         write_json(tmp_path / "modules.json", [{"path": path, "type": "sentence_transformers.models.Transformer"}])
         with pytest.raises(InvalidModel, match=r"modules\.json: a module's path leaves the model's own folder"):
             read_text_config(tmp_path)
 
-    def test_the_prompt_is_the_default_one(self, tmp_path: Path) -> None:
+    def test_default_prompt_is_read(self, tmp_path: Path) -> None:
         file = tmp_path / "config_sentence_transformers.json"
         prompts = {"query": "query: ", "passage": "passage: ", "none": None}
         for name, prompt in (("passage", "passage: "), ("query", "query: "), ("none", ""), (None, "")):
@@ -196,47 +196,47 @@ class TestSentenceTransformers:
         assert read_text_config(tmp_path).prompt == ""
 
     @pytest.mark.parametrize("prompts", [{}, None, [], "query", {"other": "x"}])
-    def test_a_default_prompt_that_is_not_there_is_refused(self, tmp_path: Path, prompts: object) -> None:
+    def test_absent_default_prompt_is_refused(self, tmp_path: Path, prompts: object) -> None:
         write_json(tmp_path / "config_sentence_transformers.json", {"prompts": prompts, "default_prompt_name": "query"})
         with pytest.raises(InvalidModel, match=r'config_sentence_transformers\.json: .*"query" is not one of prompts'):
             read_text_config(tmp_path)
 
-    def test_a_prompt_that_pooling_leaves_out_is_refused(self, tmp_path: Path) -> None:
+    def test_pooling_without_prompt_is_refused(self, tmp_path: Path) -> None:
         write_sentence_transformers(tmp_path, prompt="query: ")
         change_json(tmp_path / "1_Pooling" / "config.json", include_prompt=False)
         with pytest.raises(InvalidModel, match="include_prompt = false is not served"):
             read_text_config(tmp_path)
 
-    def test_lower_case(self, tmp_path: Path) -> None:
+    def test_lower_case_is_read(self, tmp_path: Path) -> None:
         write_sentence_transformers(tmp_path, do_lower_case=True)
         assert read_text_config(tmp_path).lower_case is True
 
 
 class TestLabels:
-    def test_by_number_not_by_order(self, config_of: Read) -> None:
+    def test_labels_are_sorted_by_number(self, config_of: Read) -> None:
         assert config_of(id2label={"2": "late", "0": "fast", "1": "slow"}).labels == ("fast", "slow", "late")
 
-    def test_more_than_nine_are_in_the_order_of_numbers(self, config_of: Read) -> None:
+    def test_more_than_nine_labels_are_sorted_numerically(self, config_of: Read) -> None:
         names = {str(i): f"l{i}" for i in sorted(range(12), key=str)}
         assert config_of(id2label=names).labels == tuple(f"l{i}" for i in range(12))
 
-    def test_without_names(self, config_of: Read) -> None:
+    def test_labels_without_names_are_numbered(self, config_of: Read) -> None:
         assert config_of().labels == ("LABEL_0", "LABEL_1")
         assert config_of(num_labels=3).labels == ("LABEL_0", "LABEL_1", "LABEL_2")
 
     @pytest.mark.parametrize("named", [["a", "b"], "a", 5, {"1": "a"}, {"0": "a", "2": "b"}, {"zero": "a"}])
-    def test_names_that_do_not_number_the_labels_are_refused(self, config_of: Read, named: object) -> None:
+    def test_incomplete_label_numbers_are_refused(self, config_of: Read, named: object) -> None:
         with pytest.raises(InvalidModel, match=r"config\.json: id2label does not name the labels"):
             config_of(id2label=named)
 
-    def test_sigmoid_or_softmax_as_the_pipeline_of_transformers_decides(self, config_of: Read) -> None:
+    def test_multi_label_follows_transformers_pipeline(self, config_of: Read) -> None:
         two = {"0": "a", "1": "b"}
         assert not config_of(id2label=two).multi_label
         assert not config_of(id2label=two, problem_type="single_label_classification").multi_label
         assert config_of(id2label=two, problem_type="multi_label_classification").multi_label
         assert config_of(id2label={"0": "a"}).multi_label
 
-    def test_only_a_sequence_classifier_classifies(self, config_of: Read) -> None:
+    def test_only_sequence_classifier_classifies(self, config_of: Read) -> None:
         for architecture, classifies in (
             ("BertForSequenceClassification", True),
             ("BertForTokenClassification", False),
@@ -246,14 +246,14 @@ class TestLabels:
         assert not config_of().classifies
 
     @pytest.mark.parametrize("names", ["BertModel", 5, [5], [None], {"0": "BertModel"}])
-    def test_architectures_that_name_none_are_refused(self, config_of: Read, names: object) -> None:
+    def test_invalid_architectures_are_refused(self, config_of: Read, names: object) -> None:
         with pytest.raises(InvalidModel, match=r"config\.json: architectures is not a list of class names"):
             config_of(architectures=names)
 
 
 class TestPadToken:
     @pytest.mark.parametrize(("said", "read"), [(1, 1), (0, 0), (None, 0), ("1", 0), (True, 0)])
-    def test_a_number_or_0(self, config_of: Read, said: object, read: int) -> None:
+    def test_pad_token_id_is_number_or_zero(self, config_of: Read, said: object, read: int) -> None:
         assert config_of(pad_token_id=said).pad_token_id == read
 
 
@@ -279,14 +279,14 @@ class TestBrokenFiles:
     @pytest.mark.parametrize(
         "content", [b"", b"{", b'{"a": 1', b"\xff\xfe", b"[1, 2]", b"5", b"null", b'"text"', b"NaN"]
     )
-    def test_each_is_named(self, tmp_path: Path, name: str, content: bytes) -> None:
+    def test_damaged_file_is_named(self, tmp_path: Path, name: str, content: bytes) -> None:
         (tmp_path / name).write_bytes(content)
         with pytest.raises(InvalidModel) as caught:
             read_text_config(tmp_path)
         assert str(tmp_path / name) in caught.value.message
 
     @pytest.mark.parametrize("name", FILES)
-    def test_a_folder_in_the_place_of_a_file_is_named(self, tmp_path: Path, name: str) -> None:
+    def test_folder_instead_of_file_is_named(self, tmp_path: Path, name: str) -> None:
         (tmp_path / name).unlink()
         (tmp_path / name).mkdir()
         with pytest.raises(InvalidModel, match="cannot be read") as caught:
@@ -294,11 +294,11 @@ class TestBrokenFiles:
         assert str(tmp_path / name) in caught.value.message
 
     @pytest.mark.parametrize("modules", [{"0": {}}, [5], ["Transformer"], [{"type": "a"}], [{"path": ""}], [None]])
-    def test_modules_that_are_none(self, tmp_path: Path, modules: object) -> None:
+    def test_invalid_modules_are_refused(self, tmp_path: Path, modules: object) -> None:
         write_json(tmp_path / "modules.json", modules)
         with pytest.raises(InvalidModel, match=r"modules\.json: not a list of modules with type and path"):
             read_text_config(tmp_path)
 
-    def test_an_absent_file_is_an_empty_one(self, tmp_path: Path) -> None:
+    def test_absent_file_reads_as_empty(self, tmp_path: Path) -> None:
         assert read_json(tmp_path / "nothing.json") == {}
         assert read_json(tmp_path / "config.json" / "below_a_file.json") == {}

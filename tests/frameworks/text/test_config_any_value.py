@@ -1,4 +1,4 @@
-"""Whatever stands in a folder's files: a TextConfig comes out, or an InvalidModel; never another exception."""
+"""Test that any content of the files gives a TextConfig or InvalidModel, never another exception."""
 
 from pathlib import Path
 
@@ -42,8 +42,10 @@ junk = st.recursive(
 @example("config.json", "matryoshka_dimensions", [4, True])
 @example("config.json", "max_position_embeddings", -5)
 @example("tokenizer_config.json", "model_max_length", 0.5)
-def test_any_value_of_any_key(tmp_path_factory: pytest.TempPathFactory, file: str, key: str, value: object) -> None:
-    folder = tmp_path_factory.getbasetemp() / "lies"
+def test_any_value_of_any_key_is_handled(
+    tmp_path_factory: pytest.TempPathFactory, file: str, key: str, value: object
+) -> None:
+    folder = tmp_path_factory.getbasetemp() / "any_value"
     for name in FILES:
         (folder / name).unlink(missing_ok=True)
     write_sentence_transformers(folder, prompt="query: ")
@@ -64,8 +66,8 @@ def test_any_value_of_any_key(tmp_path_factory: pytest.TempPathFactory, file: st
 
 
 @pytest.mark.parametrize(("architecture", "is_served"), [("BertForSequenceClassification", False), ("BertModel", True)])
-def test_a_regression_is_no_classifier(tmp_path: Path, architecture: str, is_served: bool) -> None:
-    """Its number is no probability; transformers' own pipeline gives it as it is."""
+def test_regression_model_is_refused_as_classifier(tmp_path: Path, architecture: str, is_served: bool) -> None:
+    """Its number is not a probability; the pipeline of transformers returns it unchanged."""
     write_json(tmp_path / "config.json", {"architectures": [architecture], "problem_type": "regression"})
     if is_served:
         read_text_config(tmp_path)

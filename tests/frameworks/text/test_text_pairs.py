@@ -1,4 +1,4 @@
-"""Pairs of texts through cross-encoders: what transformers makes of the same folder, in PyTorch and in ONNX Runtime."""
+"""Test cross-encoders on pairs of texts, in PyTorch and ONNX Runtime, against transformers."""
 
 import asyncio
 import json
@@ -27,12 +27,12 @@ LONG = "the cat sat on the turntable . " * 20
 PAIRS = [(QUERY, text) for text in (*TEXTS, LONG)] + [("", ""), (LONG, "steam"), (LONG, LONG)]
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 TYPED: tuple[Family, ...] = ("bert",)
-"""Families whose models tell the texts of a pair apart by their tokens' types."""
+"""Families whose models distinguish the texts of a pair by token types."""
 
 
 @pytest.fixture
 def cross_encoder(copied: FolderMaker) -> Callable[..., Path]:
-    """A folder with a classifier of one label, its tokenizer as that of a cross-encoder."""
+    """Return a folder with a classifier of one label, with the tokenizer of a cross-encoder."""
 
     def make(family: Family = "bert") -> Path:
         folder = copied(save_classifier, family=family, labels=("relevant",))
@@ -51,7 +51,7 @@ def logits_of(model: BatchModel, pairs: list[tuple[str, str]], *, with_types: bo
 
 
 def transformers_of(folder: Path, pairs: list[tuple[str, str]]) -> Array:
-    """What transformers' own tokenizer and model answer, in one batch."""
+    """Return the logits of transformers' tokenizer and model, in one batch."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(str(folder), local_files_only=True).eval()
     tokens = tokenizer(pairs, padding=True, truncation=True, max_length=MAX_TOKENS, return_tensors="pt")
@@ -61,7 +61,7 @@ def transformers_of(folder: Path, pairs: list[tuple[str, str]]) -> Array:
 
 
 def export(folder: Path, into: Path) -> Path:
-    """The folder's classifier as a graph with free sizes, and its text files beside it."""
+    """Export the classifier of a folder as a graph with free dimensions, and copy its text files."""
     model = transformers.AutoModelForSequenceClassification.from_pretrained(str(folder), local_files_only=True).eval()
     ones = torch.ones(2, 7, dtype=torch.long)
     into.mkdir()
@@ -91,17 +91,17 @@ class _Logits(torch.nn.Module):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_pytorch_answers_as_transformers(cross_encoder: Callable[..., Path], family: Family) -> None:
+def test_pytorch_logits_match_transformers(cross_encoder: Callable[..., Path], family: Family) -> None:
     folder = cross_encoder(family)
     model = load_torch(folder, dtype="f32")
     rows = logits_of(model, PAIRS)
     assert rows.shape == (len(PAIRS), 1)
     np.testing.assert_allclose(rows, transformers_of(folder, PAIRS), rtol=0, atol=1e-5)
     if family in TYPED:
-        assert np.abs(rows - logits_of(model, PAIRS, with_types=False)).max() > 1e-2, "types that change nothing"
+        assert np.abs(rows - logits_of(model, PAIRS, with_types=False)).max() > 1e-2, "token types change nothing"
 
 
-def test_onnx_answers_as_transformers(cross_encoder: Callable[..., Path], tmp_path: Path) -> None:
+def test_onnx_logits_match_transformers(cross_encoder: Callable[..., Path], tmp_path: Path) -> None:
     folder = cross_encoder()
     model = load_onnx(export(folder, tmp_path / "graph"))
     assert (model.spec.task, model.spec.text and model.spec.text.max_tokens) == ("classify", MAX_TOKENS)
@@ -110,8 +110,8 @@ def test_onnx_answers_as_transformers(cross_encoder: Callable[..., Path], tmp_pa
     np.testing.assert_allclose(logits_of(model, PAIRS[:1]), reference[:1], rtol=0, atol=1e-5)
 
 
-def test_a_model_that_has_one_type_is_given_none(cross_encoder: Callable[..., Path]) -> None:
-    """RoBERTa's table of types has one row, whatever its tokenizer says of a pair's second text."""
+def test_model_with_one_token_type_gets_none(cross_encoder: Callable[..., Path]) -> None:
+    """RoBERTa's table of token types has one row, also for the second text of a pair."""
     folder = cross_encoder("roberta")
     table = "roberta__embeddings__token_type_embeddings__weight"
     rewrite_weights(folder, **{table: load_file(folder / "model.safetensors")[table.replace("__", ".")][:1].clone()})
@@ -125,7 +125,7 @@ def test_a_model_that_has_one_type_is_given_none(cross_encoder: Callable[..., Pa
     np.testing.assert_allclose(logits_of(load_torch(folder, dtype="f32"), PAIRS), reference, rtol=0, atol=1e-5)
 
 
-def test_a_model_without_an_input_for_types_is_given_none(cross_encoder: Callable[..., Path]) -> None:
+def test_model_without_token_type_input_gets_none(cross_encoder: Callable[..., Path]) -> None:
     folder = cross_encoder("distilbert")
     reference = transformers_of(folder, PAIRS)
     change_json(folder / "tokenizer_config.json", model_input_names=None)
@@ -139,8 +139,8 @@ def test_a_model_without_an_input_for_types_is_given_none(cross_encoder: Callabl
     assert given == {"input_ids", "attention_mask"}
 
 
-def test_types_are_as_the_folder_says(cross_encoder: Callable[..., Path]) -> None:
-    """As transformers: none where its model_input_names leave them out."""
+def test_token_types_follow_model_input_names(cross_encoder: Callable[..., Path]) -> None:
+    """As in transformers, model_input_names without token_type_ids disables them."""
     folder = cross_encoder()
     with_types = logits_of(load_torch(folder, dtype="f32"), PAIRS)
     write_tokenizer(folder, token_types=False)
@@ -150,7 +150,7 @@ def test_types_are_as_the_folder_says(cross_encoder: Callable[..., Path]) -> Non
 
 
 @pytest.mark.parametrize("shape", [("batch", "sequence"), (3, 16)])
-def test_a_graph_at_its_own_sizes(tmp_path: Path, shape: tuple[Any, Any]) -> None:
+def test_graph_logits_match_onnxruntime(tmp_path: Path, shape: tuple[Any, Any]) -> None:
     graph = onnx_encoders.encoder(("logits",), INPUTS, shape=shape)
     onnx_graphs.save(graph, tmp_path)
     write_tokenizer(tmp_path, token_types=True)
@@ -175,7 +175,7 @@ def test_a_graph_at_its_own_sizes(tmp_path: Path, shape: tuple[Any, Any]) -> Non
 
 
 @pytest.mark.parametrize("framework", ["pytorch", "onnx"])
-def test_in_whatever_batches_beside_single_texts(
+def test_pairs_and_single_texts_share_batches(
     cross_encoder: Callable[..., Path], tmp_path: Path, framework: str
 ) -> None:
     folder = cross_encoder()
