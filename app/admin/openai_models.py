@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from app.http.wire import json_answer
-from app.protocols.openai.schemas import OpenAiErrorResponse
+from app.protocols.openai.responses import OpenAiErrorResponse
 from frameworks.manager import MLFrameworkManager
 from frameworks.models.slot import ModelSlot
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
 
 from app.protocols.json_body import describe_value
 from frameworks.errors import InvalidInput, UnknownField
@@ -81,6 +81,23 @@ Priority = Annotated[
     ),
 ]
 TimeoutMs = Annotated[int | None, Field(ge=1, le=MAX_INT32, description="Deadline of the request in milliseconds.")]
+
+
+def _check_true(value: bool) -> bool:
+    if not value:
+        raise ValueError("expected true")
+    return value
+
+
+def _check_false(value: bool) -> bool:
+    if value:
+        raise ValueError("expected false")
+    return value
+
+
+# Literal[True] of pydantic accepts 1 and 1.0 too.
+OnlyTrue = Annotated[bool, AfterValidator(_check_true), WithJsonSchema({"const": True, "type": "boolean"})]
+OnlyFalse = Annotated[bool, AfterValidator(_check_false), WithJsonSchema({"const": False, "type": "boolean"})]
 
 
 def read_body(kind: type[Kind], fields: Mapping[str, Any], within: str = "") -> Kind:

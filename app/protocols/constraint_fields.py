@@ -5,9 +5,9 @@ from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import ConfigDict, Field
 
-from app.protocols.bodies import Body
+from app.protocols.bodies import Body, OnlyTrue
 from app.protocols.generation_fields import read_flag
 from app.protocols.json_body import describe_type, describe_value
 from frameworks.errors import InvalidInput, UnknownField
@@ -16,8 +16,8 @@ from frameworks.generation.types import Constraint
 CONSTRAINT_FIELDS = frozenset({"regex", "choice", "json_schema", "response_format"})
 """At most one of them says something in a request."""
 
-MOST_CHOICES_NAMED = 1024
-LONGEST_DEFINITION = 64 * 1024
+MAX_CHOICE_STRINGS = 1024
+MAX_DEFINITION_CHARACTERS = 64 * 1024
 """Characters of a pattern or of a schema's JSON, and of all choices together."""
 
 # vLLM's names of constraints, and ours.
@@ -25,25 +25,27 @@ _STRUCTURED = {"regex": "regex", "choice": "choice", "json": "json_schema", "jso
 _RESPONSE_FORMATS = ("text", "json_object", "json_schema")
 
 
-def _check_true(value: bool) -> bool:
-    if not value:
-        raise ValueError("expected true")
-    return value
-
-
-_True = Annotated[bool, AfterValidator(_check_true), WithJsonSchema({"const": True, "type": "boolean"})]
 _ChoiceString = Annotated[str, Field(min_length=1)]
 
 Regex = Annotated[
     str | None,
-    Field(min_length=1, max_length=LONGEST_DEFINITION, description="The text matches this regular expression."),
+    Field(min_length=1, max_length=MAX_DEFINITION_CHARACTERS, description="The text matches this regular expression."),
 ]
 Choice = Annotated[
-    Annotated[list[_ChoiceString], Field(min_length=1, max_length=MOST_CHOICES_NAMED, fail_fast=True)] | None,
+    Annotated[
+        list[_ChoiceString],
+        Field(
+            min_length=1,
+            max_length=MAX_CHOICE_STRINGS,
+            fail_fast=True,
+            json_schema_extra={"uniqueItems": True},
+        ),
+    ]
+    | None,
     Field(description="The text is one of these strings."),
 ]
 JsonSchema = Annotated[
-    _True | dict[str, Any] | None, Field(description="The text is JSON that meets this schema; true: any JSON.")
+    OnlyTrue | dict[str, Any] | None, Field(description="The text is JSON that meets this schema; true: any JSON.")
 ]
 
 
@@ -64,7 +66,7 @@ class NamedJsonSchema(Body):
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"name": "…", "schema": {"type": "object"}}]})
 
-    schema_: _True | dict[str, Any] = Field(alias="schema")
+    schema_: OnlyTrue | dict[str, Any] = Field(alias="schema")
     name: Any = None
     description: Any = None
     strict: Any = None
@@ -153,8 +155,8 @@ def _definition(value: Any, field: str) -> str:
         definition = orjson.dumps(value).decode()
     except TypeError as error:
         raise InvalidInput(field, f"expected valid JSON, got an error: {error}") from None
-    if len(definition) > LONGEST_DEFINITION:
-        raise InvalidInput(field, f"expected at most {LONGEST_DEFINITION} characters, got {len(definition)}")
+    if len(definition) > MAX_DEFINITION_CHARACTERS:
+        raise InvalidInput(field, f"expected at most {MAX_DEFINITION_CHARACTERS} characters, got {len(definition)}")
     return definition
 
 
@@ -199,8 +201,8 @@ def _read_regex(value: Any) -> Constraint:
 
 
 def _read_choice(value: Any) -> Constraint:
-    wants = f"wants a list of 1 to {MOST_CHOICES_NAMED} different strings"
-    if not isinstance(value, list) or not 1 <= len(value) <= MOST_CHOICES_NAMED:
+    wants = f"wants a list of 1 to {MAX_CHOICE_STRINGS} different strings"
+    if not isinstance(value, list) or not 1 <= len(value) <= MAX_CHOICE_STRINGS:
         given = f"has {len(value)}" if isinstance(value, list) else f"is {describe_value(value)}"
         raise InvalidInput("choice", f"{given}; {wants}")
     for i, choice in enumerate(value):
@@ -264,6 +266,6 @@ def _json(value: Any, field: str) -> str:
 
 
 def _bounded(definition: str, field: str) -> str:
-    if len(definition) > LONGEST_DEFINITION:
-        raise InvalidInput(field, f"has {len(definition)} characters; wants at most {LONGEST_DEFINITION}")
+    if len(definition) > MAX_DEFINITION_CHARACTERS:
+        raise InvalidInput(field, f"has {len(definition)} characters; wants at most {MAX_DEFINITION_CHARACTERS}")
     return definition

@@ -27,18 +27,18 @@ SAMPLING_FIELDS = frozenset(
 STOPPING_FIELDS = frozenset({"max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos"})
 """What `read_stopping` reads, where `max_tokens` has no other name."""
 
-MOST_TOP_LOGPROBS = 20
-MOST_CHOICES = 128
-MOST_STOPS = 16
-LONGEST_STOP = 1024
-MOST_TOKENS_NAMED = 1024
+MAX_TOP_LOGPROBS = 20
+MAX_CHOICES = 128
+MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 1024
+MAX_NAMED_TOKENS = 1024
 """In `logit_bias`, and in `stop_token_ids`."""
-MOST_MESSAGES = 10_000
+MAX_MESSAGES = 10_000
 
 # As low as this nothing is left to chance; divided by less, logits would be infinite.
-_LOWEST_TEMPERATURE = 1e-5
-_HIGHEST_TEMPERATURE = 100.0
-_LONGEST_ROLE = 64
+_MIN_TEMPERATURE = 1e-5
+_MAX_TEMPERATURE = 100.0
+_MAX_ROLE_CHARACTERS = 64
 
 
 Temperature = Annotated[
@@ -88,7 +88,7 @@ PresencePenalty = Annotated[
 LogitBias = Annotated[
     dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$", examples=["17"])], Annotated[float, Field(ge=-100, le=100)]]
     | None,
-    Field(max_length=MOST_TOKENS_NAMED, description="Token id to the number that is added to its logit."),
+    Field(max_length=MAX_NAMED_TOKENS, description="Token id to the number that is added to its logit."),
 ]
 Seed = Annotated[
     int | None, Field(ge=0, le=2**63 - 1, description="Equal seeds give equal texts. Default: a random seed.")
@@ -97,21 +97,21 @@ MaxTokens = Annotated[int | None, Field(ge=1, le=MAX_INT32, description="Maximum
 MinTokens = Annotated[
     int | None, Field(ge=0, le=MAX_INT32, description="Number of tokens before which a text does not end.")
 ]
-StopString = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 Stop = Annotated[
-    StopString | Annotated[list[StopString], Field(max_length=MOST_STOPS, fail_fast=True)] | None,
+    StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS, fail_fast=True)] | None,
     Field(description="Strings that end a text; they are not part of it."),
 ]
 TokenId = Annotated[int, Field(ge=0, le=MAX_INT32)]
 StopTokenIds = Annotated[
-    Annotated[list[TokenId], Field(max_length=MOST_TOKENS_NAMED, fail_fast=True)] | None,
+    Annotated[list[TokenId], Field(max_length=MAX_NAMED_TOKENS, fail_fast=True)] | None,
     Field(description="Tokens that end a text; they are not part of it."),
 ]
 IgnoreEos = Annotated[bool | None, Field(description="Continue after the model's end-of-text token.")]
-NumChoices = Annotated[int | None, Field(ge=1, le=MOST_CHOICES, description="Number of texts for each prompt.")]
+NumChoices = Annotated[int | None, Field(ge=1, le=MAX_CHOICES, description="Number of texts for each prompt.")]
 TopLogprobs = Annotated[
     int | None,
-    Field(ge=0, le=MOST_TOP_LOGPROBS, description="Number of most likely tokens reported at each position."),
+    Field(ge=0, le=MAX_TOP_LOGPROBS, description="Number of most likely tokens reported at each position."),
 ]
 Stream = Annotated[bool | None, Field(description="Stream the response as server-sent events.")]
 
@@ -154,11 +154,11 @@ class ChatMessage(Body):
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"role": "user", "content": "…"}]})
 
-    role: str = Field(min_length=1, max_length=_LONGEST_ROLE, description="As the model's chat template names it.")
+    role: str = Field(min_length=1, max_length=_MAX_ROLE_CHARACTERS, description="As in the model's chat template.")
     content: str | Annotated[list[TextPart], Field(fail_fast=True)]
 
 
-Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)]
+Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
 
 def to_sampling(body: SamplingFields, spec: GenerationSpec, top_logprobs: int | None = None) -> Sampling:
@@ -174,7 +174,7 @@ def to_sampling(body: SamplingFields, spec: GenerationSpec, top_logprobs: int | 
         frequency_penalty=body.frequency_penalty or 0.0,
         presence_penalty=body.presence_penalty or 0.0,
         logit_bias=_to_logit_bias(body.logit_bias, spec.vocabulary_size) if body.logit_bias else {},
-        temperature=temperature if temperature >= _LOWEST_TEMPERATURE else 0.0,
+        temperature=temperature if temperature >= _MIN_TEMPERATURE else 0.0,
         top_k=top_k if top_k is not None and top_k > 0 else None,
         top_p=own.top_p if body.top_p is None else body.top_p,
         min_p=own.min_p if body.min_p is None else body.min_p,
@@ -246,7 +246,7 @@ def _to_logit_bias(biases: Mapping[str, float], vocabulary_size: int) -> dict[in
 def read_sampling(fields: Fields, spec: GenerationSpec, top_logprobs: int | None = None) -> Sampling:
     """SAMPLING_FIELDS; the defaults of some are the model's own. `top_logprobs`: see `read_top_logprobs`."""
     own = spec.sampling
-    temperature = read_number(fields, "temperature", own.temperature, 0.0, _HIGHEST_TEMPERATURE)
+    temperature = read_number(fields, "temperature", own.temperature, 0.0, _MAX_TEMPERATURE)
     top_p = read_number(fields, "top_p", own.top_p, 0.0, 1.0)
     if not top_p:
         raise InvalidInput("top_p", "is 0; wants a number above 0 and at most 1 (for the likeliest token alone send "
@@ -256,7 +256,7 @@ def read_sampling(fields: Fields, spec: GenerationSpec, top_logprobs: int | None
         frequency_penalty=read_number(fields, "frequency_penalty", 0.0, -2.0, 2.0),
         presence_penalty=read_number(fields, "presence_penalty", 0.0, -2.0, 2.0),
         logit_bias=_read_logit_bias(fields, spec.vocabulary_size),
-        temperature=temperature if temperature >= _LOWEST_TEMPERATURE else 0.0,
+        temperature=temperature if temperature >= _MIN_TEMPERATURE else 0.0,
         top_k=_read_top_k(fields, own.top_k),
         top_p=top_p,
         min_p=read_number(fields, "min_p", own.min_p, 0.0, 1.0),
@@ -293,20 +293,20 @@ def read_top_logprobs(fields: Fields, name: str = "logprobs") -> int | None:
     value = fields.get(name)
     if isinstance(value, bool):
         return 0 if value else None
-    return read_whole(fields, name, 0, MOST_TOP_LOGPROBS, ", or true")
+    return read_whole(fields, name, 0, MAX_TOP_LOGPROBS, ", or true")
 
 
 def read_num_choices(fields: Fields, name: str = "n") -> int:
     """How many texts for each prompt."""
-    return read_whole(fields, name, 1, MOST_CHOICES) or 1
+    return read_whole(fields, name, 1, MAX_CHOICES) or 1
 
 
 def read_messages(value: Any, name: str = "messages") -> Conversation:
     """A list of `{"role", "content"}`; a content is a string, or a list of `{"type": "text", "text"}`."""
-    if not isinstance(value, list) or not 1 <= len(value) <= MOST_MESSAGES:
+    if not isinstance(value, list) or not 1 <= len(value) <= MAX_MESSAGES:
         given = f"has {len(value)}" if isinstance(value, list) else f"is {describe_type(value)}"
         raise InvalidInput(
-            name, f'{given}; wants a list of 1 to {MOST_MESSAGES} messages like {{"role": "user", "content": "…"}}'
+            name, f'{given}; wants a list of 1 to {MAX_MESSAGES} messages like {{"role": "user", "content": "…"}}'
         )
     return Conversation(tuple(_read_message(item, f"{name}[{i}]") for i, item in enumerate(value)))
 
@@ -353,10 +353,10 @@ def _read_logit_bias(fields: Fields, vocabulary_size: int) -> dict[int, float]:
     value = fields.get("logit_bias")
     if value is None:
         return {}
-    if not isinstance(value, dict) or len(value) > MOST_TOKENS_NAMED:
+    if not isinstance(value, dict) or len(value) > MAX_NAMED_TOKENS:
         given = f"has {len(value)} members" if isinstance(value, dict) else f"is {describe_type(value)}"
         raise InvalidInput(
-            "logit_bias", f'{given}; wants an object of at most {MOST_TOKENS_NAMED} biases like {{"17": -100}}'
+            "logit_bias", f'{given}; wants an object of at most {MAX_NAMED_TOKENS} biases like {{"17": -100}}'
         )
     biases: dict[int, float] = {}
     for name in value:
@@ -374,14 +374,14 @@ def _read_stops(fields: Fields) -> tuple[str, ...]:
     if value is None:
         return ()
     stops = [value] if isinstance(value, str) else value
-    if not isinstance(stops, list) or len(stops) > MOST_STOPS:
+    if not isinstance(stops, list) or len(stops) > MAX_STOPS:
         given = f"has {len(stops)}" if isinstance(stops, list) else f"is {describe_value(stops)}"
-        raise InvalidInput("stop", f"{given}; wants a string or a list of at most {MOST_STOPS} strings")
+        raise InvalidInput("stop", f"{given}; wants a string or a list of at most {MAX_STOPS} strings")
     for i, stop in enumerate(stops):
-        if not isinstance(stop, str) or not 0 < len(stop) <= LONGEST_STOP:
+        if not isinstance(stop, str) or not 0 < len(stop) <= MAX_STOP_CHARACTERS:
             given = f"has {len(stop)} characters" if isinstance(stop, str) else f"is {describe_value(stop)}"
             field = "stop" if stops is not value else f"stop[{i}]"
-            raise InvalidInput(field, f"{given}; wants a string of 1 to {LONGEST_STOP} characters")
+            raise InvalidInput(field, f"{given}; wants a string of 1 to {MAX_STOP_CHARACTERS} characters")
     return tuple(stops)
 
 
@@ -389,9 +389,9 @@ def _read_stop_token_ids(fields: Fields, vocabulary_size: int) -> frozenset[int]
     value = fields.get("stop_token_ids")
     if value is None:
         return frozenset()
-    if not isinstance(value, list) or len(value) > MOST_TOKENS_NAMED:
+    if not isinstance(value, list) or len(value) > MAX_NAMED_TOKENS:
         given = f"has {len(value)}" if isinstance(value, list) else f"is {describe_value(value)}"
-        raise InvalidInput("stop_token_ids", f"{given}; wants a list of at most {MOST_TOKENS_NAMED} token ids")
+        raise InvalidInput("stop_token_ids", f"{given}; wants a list of at most {MAX_NAMED_TOKENS} token ids")
     for i, token_id in enumerate(value):
         field = f"stop_token_ids[{i}]"
         if read_whole({field: token_id}, field, 0, vocabulary_size - 1) is None:
@@ -406,7 +406,7 @@ def _read_message(item: Any, name: str) -> Message:
         if field not in ("role", "content"):
             raise UnknownField.among(field[:200], ("role", "content"), f"{name}.")
     role, content = item.get("role"), item.get("content")
-    if not isinstance(role, str) or not 0 < len(role) <= _LONGEST_ROLE:
+    if not isinstance(role, str) or not 0 < len(role) <= _MAX_ROLE_CHARACTERS:
         raise InvalidInput(f"{name}.role", 'wants a string like "system", "user" or "assistant"')
     if isinstance(content, list):
         content = "".join(_read_part(part, f"{name}.content[{i}]") for i, part in enumerate(content))

@@ -1,60 +1,79 @@
-"""/v1/chat/completions: the next message of a conversation."""
+"""/v1/chat/completions: answer a conversation."""
 
 from typing import Any
 
 import orjson
 
 from app.protocols.codec import AnswerContext
-from app.protocols.generation_fields import read_flag, read_whole
-from app.protocols.openai.codec import Asked, Fields, OpenAiCodec, Question
-from app.protocols.openai.errors import error_body
+from app.protocols.generation_fields import to_conversation, to_sampling, to_stopping
+from app.protocols.openai.codec import OpenAiCodec, OpenAiRequest, error_body
 from app.protocols.openai.field_policy import CHAT
-from app.protocols.openai.generation import generation_of, read_generation, read_stream, usage_of, written
-from app.protocols.openai.prompts import check_has_template, read_chat
+from app.protocols.openai.generation import (
+    check_has_template,
+    check_stream_options,
+    constraint_of,
+    finite,
+    generation_of,
+    num_choices_of,
+    sends_usage,
+    usage_of,
+)
+from app.protocols.openai.requests import ChatRequest
 from frameworks.errors import InvalidInput
-from frameworks.generation.types import GenerateAnswer, Piece, TokenText, Usage
+from frameworks.generation.types import (
+    GenerateAnswer,
+    GenerateRequest,
+    GenerationSpec,
+    Piece,
+    Stopping,
+    TokenText,
+    Usage,
+)
 from frameworks.types import ModelSpec
 
-_MOST_TOP_LOGPROBS = 20
-# What stands for bytes that are no whole character.
-_NO_CHARACTER = "\N{REPLACEMENT CHARACTER}"
+# Stands for bytes that are no whole character.
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
-def _read(fields: Fields, spec: ModelSpec) -> Asked:
+def _build(body: ChatRequest, spec: ModelSpec) -> GenerateRequest:
     generation = generation_of(spec)
-    check_has_template(generation, fields)
-    conversation = read_chat(fields.get("messages"))
-    stream, include_usage = read_stream(fields)
-    request = read_generation(
-        fields, generation, (conversation,), _read_top_logprobs(fields), None, _max_tokens_field(fields)
+    check_has_template(generation, body.model)
+    check_stream_options(body)
+    return GenerateRequest(
+        (to_conversation(body.messages),),
+        to_sampling(body, generation, _num_top_logprobs(body)),
+        _stopping_of(body, generation),
+        constraint_of(body),
+        num_choices_of(body, num_prompts=1),
     )
-    return Asked(request, stream, include_usage)
 
 
-def _max_tokens_field(fields: Fields) -> str:
-    """Which of its two names the bound has."""
-    if "max_completion_tokens" not in fields:
-        return "max_tokens"
-    if fields.get("max_tokens", fields["max_completion_tokens"]) != fields["max_completion_tokens"]:
-        raise InvalidInput("max_tokens", "does not go with max_completion_tokens, its newer name; send one of them")
-    return "max_completion_tokens"
+def _stopping_of(body: ChatRequest, generation: GenerationSpec) -> Stopping:
+    limit = body.max_completion_tokens
+    if limit is None:
+        return to_stopping(body, generation, None)
+    if body.max_tokens not in (None, limit):
+        raise InvalidInput(
+            "max_tokens",
+            f"expected {limit}, as max_completion_tokens, got {body.max_tokens}; send one of them",
+        )
+    return to_stopping(body, generation, None, limit, "max_completion_tokens")
 
 
-def _read_top_logprobs(fields: Fields) -> int | None:
-    top = read_whole(fields, "top_logprobs", 0, _MOST_TOP_LOGPROBS)
-    if read_flag(fields, "logprobs"):
-        return top or 0
-    if top is not None:
-        raise InvalidInput("top_logprobs", 'goes with "logprobs": true; leave it out or ask for them')
+def _num_top_logprobs(body: ChatRequest) -> int | None:
+    if body.logprobs:
+        return body.top_logprobs or 0
+    if body.top_logprobs is not None:
+        raise InvalidInput("top_logprobs", 'expected "logprobs": true too, got none; send it or omit top_logprobs')
     return None
 
 
-def _write(question: Question, answer: GenerateAnswer, context: AnswerContext) -> bytes:
+def _write(decoded: OpenAiRequest, answer: GenerateAnswer, context: AnswerContext) -> bytes:
     choices = [
         {
             "index": index,
             "message": {"role": "assistant", "content": choice.text, "refusal": None},
-            "logprobs": _logprobs(question, choice.tokens),
+            "logprobs": _logprobs(decoded, choice.tokens),
             "finish_reason": choice.finish_reason,
         }
         for index, choice in enumerate(answer.choices)
@@ -63,21 +82,21 @@ def _write(question: Question, answer: GenerateAnswer, context: AnswerContext) -
 
 
 class _Stream:
-    """As StreamWriter of app/protocols/codec.py: of each choice its role, its text bit by bit, and why it ended."""
+    """As StreamWriter of app/protocols/codec.py: role, pieces of the text and finish reason of each choice."""
 
-    def __init__(self, question: Question, context: AnswerContext) -> None:
-        self._question = question
+    def __init__(self, decoded: OpenAiRequest, context: AnswerContext) -> None:
+        self._decoded = decoded
         self._head = _head(context, "chat.completion.chunk")
-        self._include_usage = bool(question.form)
+        self._include_usage = sends_usage(decoded.body)
 
     def begin(self) -> list[bytes]:
         role = {"role": "assistant", "content": "", "refusal": None}
-        return [self._chunk(index, role) for index in range(self._question.request.num_choices)]
+        return [self._chunk(index, role) for index in range(self._decoded.request.num_choices)]
 
     def piece(self, piece: Piece) -> list[bytes]:
         chunks = []
         if piece.text or piece.tokens:
-            logprobs = _logprobs(self._question, piece.tokens)
+            logprobs = _logprobs(self._decoded, piece.tokens)
             chunks.append(self._chunk(piece.index, {"content": piece.text}, logprobs))
         if piece.finish_reason is not None:
             chunks.append(self._chunk(piece.index, {}, finish_reason=piece.finish_reason))
@@ -112,8 +131,8 @@ def _head(context: AnswerContext, kind: str) -> dict[str, Any]:
     }
 
 
-def _logprobs(question: Question, tokens: tuple[TokenText, ...]) -> dict[str, Any] | None:
-    if question.request.sampling.top_logprobs is None:
+def _logprobs(decoded: OpenAiRequest, tokens: tuple[TokenText, ...]) -> dict[str, Any] | None:
+    if decoded.request.sampling.top_logprobs is None:
         return None
     content = [
         {
@@ -126,9 +145,9 @@ def _logprobs(question: Question, tokens: tuple[TokenText, ...]) -> dict[str, An
 
 
 def _token(text: str, logprob: float | None) -> dict[str, Any]:
-    """`bytes` null: the token alone is no text."""
-    utf8 = None if _NO_CHARACTER in text else list(text.encode())
-    return {"token": text, "logprob": written(logprob), "bytes": utf8}
+    """`bytes` is null for a token that holds part of a character."""
+    utf8 = None if _REPLACEMENT in text else list(text.encode())
+    return {"token": text, "logprob": finite(logprob), "bytes": utf8}
 
 
-CHAT_FORMAT = OpenAiCodec("/v1/chat/completions", ("generate",), CHAT, _read, _write, _Stream)
+CHAT_CODEC = OpenAiCodec("/v1/chat/completions", ("generate",), ChatRequest, _build, _write, CHAT, _Stream)

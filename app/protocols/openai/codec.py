@@ -1,66 +1,77 @@
-"""A route of the OpenAI API as a wire format: what all of them share, around what each of them reads and writes."""
+"""The codec of every route of the OpenAI API. A route adds the functions that build its request and its response."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
+import orjson
+
 from app.inference.pipeline import FindSpec
+from app.protocols.bodies import Body, TimeoutMs, got, read_body
 from app.protocols.codec import AnswerContext, JsonCodec, StreamWriter, Target
-from app.protocols.generation_fields import read_whole
 from app.protocols.json_body import Document, ExactParseNeeded, describe_type, parse, parse_exact
-from app.protocols.openai.errors import error_body
-from app.protocols.openai.field_policy import FieldPolicy
+from app.protocols.openai.field_policy import EMPTY, FieldPolicy
+from app.protocols.openai.requests import RequestBody
 from frameworks.errors import InvalidInput
-from frameworks.types import DEFAULT_PRIORITY, LAST_PRIORITY, ModelSpec, Task
+from frameworks.types import DEFAULT_PRIORITY, ModelSpec, Task
 
-Fields = Mapping[str, Any]
-_LONGEST_TIMEOUT_MS = 2**31 - 1
+_ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+# The messages of these errors begin with a field.
+_FIELD_CODES = frozenset({"invalid_input", "unknown_field"})
+_FIELD = re.compile(r"([^\s:]+): ")
+
+
+class _Deadline(Body):
+    timeout_ms: TimeoutMs = None
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What a route has read. `form`: what the answer's shape depends on, of a type that the route itself knows."""
-
-    request: Any
-    stream: bool = False
-    form: Any = None
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """As DecodedRequest of app/inference/pipeline.py; `form` as of Asked."""
+class OpenAiRequest:
+    """As DecodedRequest of app/inference/pipeline.py. `body`: the validated body, of the class of its route."""
 
     request: Any
     spec: ModelSpec
+    body: Any
     priority: int
     timeout_ms: int | None
     stream: bool
-    form: Any
 
 
 @dataclass(frozen=True, slots=True)
 class OpenAiCodec(JsonCodec):
     """As Codec of app/protocols/codec.py.
 
-    `tasks`: of the models that the route is for. `read` is given the body's members, less those that are null, in
-    Python's own values; it raises InvalidInput, UnknownField. `stream`: None for a route that answers in one piece.
-    `own_name`: what the route calls a field that the service names, which knows texts and pairs alone.
+    `tasks`: of the models that the route serves. `build`: from the validated body to the request of the pipeline; may
+    raise InvalidInput. `stream`: None for a route that does not stream. `rename`: from a field as the pipeline names
+    it to its name in the body.
     """
 
     path: str
     tasks: tuple[Task, ...]
-    vocabulary: FieldPolicy
-    read: Callable[[Fields, ModelSpec], Asked]
-    write: Callable[[Question, Any, AnswerContext], bytes]
-    stream: Callable[[Question, AnswerContext], StreamWriter] | None = None
-    own_name: Callable[[str], str] = str
+    body: type[RequestBody]
+    build: Callable[[Any, ModelSpec], Any]
+    write: Callable[[OpenAiRequest, Any, AnswerContext], bytes]
+    policy: FieldPolicy = EMPTY
+    stream: Callable[[OpenAiRequest, AnswerContext], StreamWriter] | None = None
+    rename: Callable[[str], str] = str
+    fields: frozenset[str] = field(init=False)
+    """Every field that is not unknown."""
 
-    def decode(self, body: bytes, target: Target, find_spec: FindSpec) -> Question:
-        """Raises InvalidJson, InvalidInput, UnknownField, and what `find_spec` raises."""
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fields", frozenset(self.body.model_fields.keys() | self.policy.refusals.keys()))
+
+    def decode(self, body: bytes, target: Target, find_spec: FindSpec) -> OpenAiRequest:
+        """Raises InvalidJson, InvalidInput, UnknownField, and the errors of `find_spec`."""
         try:
-            return self._decode(parse(body), target, find_spec)
+            return self._decode(parse(body), find_spec)
         except ExactParseNeeded:
-            return self._decode(parse_exact(body), target, find_spec)
+            return self._decode(parse_exact(body), find_spec)
 
     def encode(self, decoded: Any, answer: Any, context: AnswerContext) -> bytes:
         return self.write(decoded, answer, context)
@@ -71,31 +82,49 @@ class OpenAiCodec(JsonCodec):
 
     def error_body(self, status: int, code: str, message: str, request_id: str) -> bytes:
         if code == "invalid_input":
-            field, colon, words = message.partition(": ")
-            message = f"{self.own_name(field)}{colon}{words}"
+            name, colon, reason = message.partition(": ")
+            message = f"{self.rename(name)}{colon}{reason}"
         return error_body(status, code, message)
 
-    def _decode(self, document: Document, target: Target, find_spec: FindSpec) -> Question:
+    def _decode(self, document: Document, find_spec: FindSpec) -> OpenAiRequest:
         if not document.is_object(document.root):
-            raise InvalidInput("body", f"is {describe_type(document.root)}; wants a JSON object")
-        members = document.members(document.root, self.vocabulary.known)
-        # Clients write null for what their callers leave out.
-        members = {name: node for name, node in members.items() if node is not None}
-        spec = self._find_spec(members, target, find_spec)
+            raise InvalidInput("body", f"expected an object, got {describe_type(document.root)}")
+        members = document.members(document.root, self.fields)
+        # The model comes first: a refusal must not cost the conversion of a long body.
+        spec = find_spec(_model_of(members), None, lambda: _timeout_ms_of(members))
         if spec.task not in self.tasks:
             raise InvalidInput(
-                "model", f"its task is {spec.task}; {self.path} is for models whose task is {' or '.join(self.tasks)}"
+                "model",
+                f"expected a model whose task is {' or '.join(self.tasks)}, got one whose task is {spec.task}; "
+                f"{self.path} serves no other task",
             )
-        fields = {name: document.python(node) for name, node in members.items()}
-        self.vocabulary.check(fields)
-        priority = read_whole(fields, "priority", 1, LAST_PRIORITY) or DEFAULT_PRIORITY
-        timeout_ms = read_whole(fields, "timeout_ms", 1, _LONGEST_TIMEOUT_MS)
-        asked = self.read(fields, spec)
-        return Question(asked.request, spec, priority, timeout_ms, asked.stream, asked.form)
+        fields = {name: document.python(node) for name, node in members.items() if node is not None}
+        self.policy.apply(fields)
+        body = read_body(self.body, fields)
+        request = self.build(body, spec)
+        stream = self.stream is not None and bool(getattr(body, "stream", False))
+        return OpenAiRequest(request, spec, body, body.priority or DEFAULT_PRIORITY, body.timeout_ms, stream)
 
-    def _find_spec(self, members: Fields, target: Target, find_spec: FindSpec) -> ModelSpec:
-        name = members.get("model", target.model)
-        if not isinstance(name, str) or not name:
-            given = "is missing" if name is None else "is empty" if name == "" else f"is {describe_type(name)}"
-            raise InvalidInput("model", f"{given}; wants the name of a model; GET /v1/models lists them")
-        return find_spec(name, target.version, lambda: read_whole(members, "timeout_ms", 1, _LONGEST_TIMEOUT_MS))
+
+def error_body(status: int, code: str, message: str) -> bytes:
+    """Write OpenAI's error body. `code`: an error code of the native API; `param` is the field that is wrong."""
+    named = _FIELD.match(message) if code in _FIELD_CODES else None
+    error = {
+        "message": message,
+        "type": _ERROR_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error"),
+        "param": named[1] if named else None,
+        "code": code,
+    }
+    return orjson.dumps({"error": error})
+
+
+def _model_of(members: dict[str, Any]) -> str:
+    name = members.get("model")
+    if isinstance(name, str) and name:
+        return name
+    found = "nothing" if name is None else got(name)
+    raise InvalidInput("model", f"expected the name of a model, got {found}; GET /v1/models lists the models")
+
+
+def _timeout_ms_of(members: dict[str, Any]) -> int | None:
+    return read_body(_Deadline, {"timeout_ms": members.get("timeout_ms")}).timeout_ms

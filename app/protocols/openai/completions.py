@@ -1,4 +1,4 @@
-"""/v1/completions: prompts are continued."""
+"""/v1/completions: continue prompts."""
 
 from collections import Counter
 from typing import Any
@@ -6,38 +6,60 @@ from typing import Any
 import orjson
 
 from app.protocols.codec import AnswerContext
-from app.protocols.generation_fields import read_whole
-from app.protocols.openai.codec import Asked, Fields, OpenAiCodec, Question
-from app.protocols.openai.errors import error_body
+from app.protocols.generation_fields import check_token_ids, to_sampling, to_stopping
+from app.protocols.openai.codec import OpenAiCodec, OpenAiRequest, error_body
 from app.protocols.openai.field_policy import COMPLETIONS
-from app.protocols.openai.generation import generation_of, read_generation, read_stream, usage_of, written
-from app.protocols.openai.prompts import read_prompts
-from frameworks.generation.types import GenerateAnswer, Piece, TokenText, Usage
+from app.protocols.openai.generation import (
+    check_stream_options,
+    constraint_of,
+    finite,
+    generation_of,
+    num_choices_of,
+    sends_usage,
+    usage_of,
+)
+from app.protocols.openai.requests import CompletionsRequest
+from frameworks.generation.types import GenerateAnswer, GenerateRequest, Piece, Prompt, TokenText, Usage
 from frameworks.types import ModelSpec
 
 _DEFAULT_MAX_TOKENS = 16
-_MOST_LOGPROBS = 5
 
 
-def _read(fields: Fields, spec: ModelSpec) -> Asked:
+def _build(body: CompletionsRequest, spec: ModelSpec) -> GenerateRequest:
+    check_stream_options(body)
     generation = generation_of(spec)
-    stream, include_usage = read_stream(fields)
-    request = read_generation(
-        fields,
-        generation,
-        read_prompts(fields.get("prompt"), generation.vocabulary_size),
-        read_whole(fields, "logprobs", 0, _MOST_LOGPROBS),
-        _DEFAULT_MAX_TOKENS,
+    prompts = _prompts_of(body, generation.vocabulary_size)
+    num_choices = num_choices_of(body, len(prompts))
+    return GenerateRequest(
+        prompts,
+        to_sampling(body, generation, body.logprobs),
+        to_stopping(body, generation, _DEFAULT_MAX_TOKENS),
+        constraint_of(body),
+        num_choices,
     )
-    return Asked(request, stream, include_usage)
 
 
-def _write(question: Question, answer: GenerateAnswer, context: AnswerContext) -> bytes:
+def _prompts_of(body: CompletionsRequest, vocabulary_size: int) -> tuple[Prompt, ...]:
+    """Return each text, or each list of token ids. Raises InvalidInput for a token outside the vocabulary."""
+    prompt: Any = body.prompt
+    if isinstance(prompt, str):
+        return (prompt,)
+    if isinstance(prompt[0], int):
+        check_token_ids(prompt, "prompt", vocabulary_size)
+        return (tuple(prompt),)
+    if isinstance(prompt[0], str):
+        return tuple(prompt)
+    for index, token_ids in enumerate(prompt):
+        check_token_ids(token_ids, f"prompt[{index}]", vocabulary_size)
+    return tuple(map(tuple, prompt))
+
+
+def _write(decoded: OpenAiRequest, answer: GenerateAnswer, context: AnswerContext) -> bytes:
     choices = [
         {
             "index": index,
             "text": choice.text,
-            "logprobs": _logprobs(question, choice.tokens, 0),
+            "logprobs": _logprobs(decoded, choice.tokens, 0),
             "finish_reason": choice.finish_reason,
         }
         for index, choice in enumerate(answer.choices)
@@ -46,13 +68,13 @@ def _write(question: Question, answer: GenerateAnswer, context: AnswerContext) -
 
 
 class _Stream:
-    """As StreamWriter of app/protocols/codec.py."""
+    """As StreamWriter of app/protocols/codec.py: one event for each piece of a text."""
 
-    def __init__(self, question: Question, context: AnswerContext) -> None:
-        self._question = question
+    def __init__(self, decoded: OpenAiRequest, context: AnswerContext) -> None:
+        self._decoded = decoded
         self._head = _head(context)
-        self._include_usage = bool(question.form)
-        # Characters of each choice that its tokens have had so far.
+        self._include_usage = sends_usage(decoded.body)
+        # Number of characters in the tokens of each choice so far.
         self._offsets: Counter[int] = Counter()
 
     def begin(self) -> list[bytes]:
@@ -62,7 +84,7 @@ class _Stream:
         choice = {
             "index": piece.index,
             "text": piece.text,
-            "logprobs": _logprobs(self._question, piece.tokens, self._offsets[piece.index]),
+            "logprobs": _logprobs(self._decoded, piece.tokens, self._offsets[piece.index]),
             "finish_reason": piece.finish_reason,
         }
         self._offsets[piece.index] += sum(len(token.text) for token in piece.tokens)
@@ -89,9 +111,9 @@ def _head(context: AnswerContext) -> dict[str, Any]:
     }
 
 
-def _logprobs(question: Question, tokens: tuple[TokenText, ...], offset: int) -> dict[str, Any] | None:
-    """`offset`: characters before the first of the tokens."""
-    if question.request.sampling.top_logprobs is None:
+def _logprobs(decoded: OpenAiRequest, tokens: tuple[TokenText, ...], offset: int) -> dict[str, Any] | None:
+    """`offset`: number of characters before the first token."""
+    if decoded.request.sampling.top_logprobs is None:
         return None
     offsets = []
     for token in tokens:
@@ -99,18 +121,20 @@ def _logprobs(question: Question, tokens: tuple[TokenText, ...], offset: int) ->
         offset += len(token.text)
     return {
         "tokens": [token.text for token in tokens],
-        "token_logprobs": [written(token.logprob) for token in tokens],
-        "top_logprobs": [_likeliest(token) for token in tokens],
+        "token_logprobs": [finite(token.logprob) for token in tokens],
+        "top_logprobs": [_top_logprobs(token) for token in tokens],
         "text_offset": offsets,
     }
 
 
-def _likeliest(token: TokenText) -> dict[str, float]:
-    """By text; of several tokens with one text the likeliest. The one that was chosen is always among them."""
+def _top_logprobs(token: TokenText) -> dict[str, float]:
+    """Return log probabilities by text, always with the chosen token. Of equal texts the most likely token counts."""
     by_text: dict[str, float] = {}
     for _, text, logprob in (*token.top, (token.token_id, token.text, token.logprob)):
-        by_text.setdefault(text, written(logprob))
+        by_text.setdefault(text, finite(logprob))
     return by_text
 
 
-COMPLETIONS_FORMAT = OpenAiCodec("/v1/completions", ("generate",), COMPLETIONS, _read, _write, _Stream)
+COMPLETIONS_CODEC = OpenAiCodec(
+    "/v1/completions", ("generate",), CompletionsRequest, _build, _write, COMPLETIONS, _Stream
+)

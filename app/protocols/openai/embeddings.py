@@ -1,4 +1,4 @@
-"""/v1/embeddings: a vector for each text, of any embed model."""
+"""/v1/embeddings: one vector for each text, for any embed model."""
 
 import base64
 from typing import Any
@@ -7,38 +7,23 @@ import numpy as np
 import orjson
 
 from app.protocols.codec import AnswerContext
-from app.protocols.json_body import describe_value
-from app.protocols.openai.codec import Asked, Fields, OpenAiCodec, Question
-from app.protocols.openai.field_policy import EMBEDDINGS
-from app.protocols.openai.texts import read_texts, read_truncate
-from app.protocols.text_fields import read_dimensions
-from frameworks.errors import InvalidInput
+from app.protocols.openai.codec import OpenAiCodec, OpenAiRequest
+from app.protocols.openai.requests import EmbeddingsRequest
+from app.protocols.text_fields import check_dimensions, to_texts
 from frameworks.types import Array, EmbedAnswer, ModelSpec, TextRequest
 
-_NO_TOKENS = (
-    "token ids are not taken, as those of another tokenizer would be read as other words; send text "
-    "(LangChain's OpenAIEmbeddings: check_embedding_ctx_length=False)"
-)
 
-
-def _read(fields: Fields, spec: ModelSpec) -> Asked:
+def _build(body: EmbeddingsRequest, spec: ModelSpec) -> TextRequest:
     assert spec.text is not None
-    encoding = fields.get("encoding_format", "float")
-    if encoding not in ("float", "base64"):
-        raise InvalidInput("encoding_format", f'is {describe_value(encoding)}; wants "float" or "base64"')
-    texts = fields.get("input")
-    if isinstance(texts, list) and texts and type(texts[0]) in (int, list):
-        raise InvalidInput("input", _NO_TOKENS)
-    request = TextRequest(
-        read_texts(texts, "input"),
-        truncate=read_truncate(fields),
-        dimensions=read_dimensions(fields, spec.text),
+    return TextRequest(
+        to_texts(body.input),
+        truncate=body.truncate is not False,
+        dimensions=check_dimensions(body.dimensions, spec.text),
     )
-    return Asked(request, form=encoding)
 
 
-def _write(question: Question, answer: EmbedAnswer, context: AnswerContext) -> bytes:
-    write_row = _in_base64 if question.form == "base64" else _in_numbers
+def _write(decoded: OpenAiRequest, answer: EmbedAnswer, context: AnswerContext) -> bytes:
+    write_row = _to_base64 if decoded.body.encoding_format == "base64" else _to_numbers
     body = {
         "object": "list",
         "data": [
@@ -51,18 +36,18 @@ def _write(question: Question, answer: EmbedAnswer, context: AnswerContext) -> b
     return orjson.dumps(body)
 
 
-def _in_base64(row: Array) -> str:
-    """float32, little-endian."""
+def _to_base64(row: Array) -> str:
+    """Encode as float32, little-endian."""
     return base64.b64encode(row.astype("<f4", copy=False).tobytes()).decode("ascii")
 
 
-def _in_numbers(row: Array) -> Any:
-    """EncodedResponse row by row: between two of them other threads have their turn."""
+def _to_numbers(row: Array) -> Any:
+    """Encode one row: the interpreter's lock is free for other threads between two rows."""
     return orjson.Fragment(orjson.dumps(np.ascontiguousarray(row), option=orjson.OPT_SERIALIZE_NUMPY))
 
 
-def _own_name(field: str) -> str:
+def _rename(field: str) -> str:
     return field.replace("text[", "input[", 1) if field.startswith("text[") else field
 
 
-EMBEDDINGS_FORMAT = OpenAiCodec("/v1/embeddings", ("embed",), EMBEDDINGS, _read, _write, own_name=_own_name)
+EMBEDDINGS_CODEC = OpenAiCodec("/v1/embeddings", ("embed",), EmbeddingsRequest, _build, _write, rename=_rename)

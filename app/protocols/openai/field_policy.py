@@ -1,156 +1,158 @@
-"""Which fields a route of the OpenAI API honours, which it takes as long as they ask for nothing that is not done, and
-which it refuses, with what to do instead. A field that is in none of these tables is unknown.
+"""Fields of the OpenAI API that the server refuses, with the remedy of each.
+
+A refused field may have a value that changes nothing, as `"tools": []`. Fields of no table and no body are unknown.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from app.protocols.json_body import describe_value
+import orjson
+
+from app.protocols.bodies import got
 from frameworks.errors import InvalidInput
 
-COMMON_FIELDS = frozenset({"model", "priority", "timeout_ms"})
-"""What every route honours."""
 
-LABELS = frozenset({"user", "safety_identifier", "prompt_cache_key", "metadata"})
-"""They say who asks, or what the request is called; nothing depends on them."""
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a field is refused. `neutral`: the values that are accepted besides null."""
+
+    remedy: str
+    neutral: tuple[Any, ...] = ()
+
+    def accepts(self, value: Any) -> bool:
+        # Python takes 0 for False; JSON does not.
+        return value is None or any(type(value) is type(each) and value == each for each in self.neutral)
+
+    def error(self, field: str, value: Any) -> InvalidInput:
+        expected = " or ".join(orjson.dumps(each).decode() for each in self.neutral or (None,))
+        found = orjson.dumps(value).decode() if isinstance(value, bool) else got(value)
+        return InvalidInput(field, f"expected {expected}, got {found}; {self.remedy}")
 
 
 @dataclass(frozen=True, slots=True)
 class FieldPolicy:
-    """The fields of one route. `remedies`: those that it refuses, unless they have one of their `neutral` values."""
+    """The refused fields of one route, by name."""
 
-    honoured: frozenset[str]
-    labels: frozenset[str] = frozenset()
-    neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    remedies: Mapping[str, str] = field(default_factory=dict)
-    known: frozenset[str] = field(init=False)
-    """Every field that is in a table."""
+    refusals: Mapping[str, Refusal]
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "known", COMMON_FIELDS | self.honoured | self.labels | self.remedies.keys())
+    def apply(self, fields: dict[str, Any], within: str = "") -> None:
+        """Remove the refused fields from `fields`. Raises InvalidInput for one that would change the response.
 
-    def check(self, fields: Mapping[str, Any]) -> None:
-        """Raises InvalidInput for a field that asks for what is not served."""
-        for name, remedy in self.remedies.items():
-            if name in fields and not _is_one_of(fields[name], self.neutral.get(name, ())):
-                raise InvalidInput(name, f"is not served{_instead_of(fields[name])}; {remedy}")
+        `within`: the path of the object, as `messages[0].`.
+        """
+        if self.refusals.keys().isdisjoint(fields):
+            return
+        for name, refusal in self.refusals.items():
+            if name in fields and not refusal.accepts(value := fields.pop(name)):
+                raise refusal.error(within + name, value)
 
 
-def _is_one_of(value: Any, neutral: tuple[Any, ...]) -> bool:
-    # By type as well: to Python 0 is False.
-    return any(type(value) is type(each) and value == each for each in neutral)
+_NO_FUNCTIONS = "the server calls no functions: describe them in a message and request JSON by response_format"
+_NO_CALLS = "the server calls no functions: put the call and its result into the content"
+_ONLY_TEXT = "the server generates only text: omit the field"
+_ONLY_TEXT_READ = "the server reads only text: omit the field"
+_CACHE = "common prefixes of prompts are cached automatically: omit the field"
+_IN_MESSAGE = "state it in a message, or limit the text by max_completion_tokens"
+_OWN_TURN = "the model always answers in a new turn: omit the field"
 
-
-def _instead_of(value: Any) -> str:
-    """What came, where it is short enough to be told."""
-    if isinstance(value, str) and len(value) <= 40:
-        return f' as "{value}"'
-    return f" as {describe_value(value)}" if type(value) in (int, float) else ""
-
-
-_NO_FUNCTIONS = "functions are not called; describe them in a message and ask for JSON with response_format"
-_ONLY_TEXT = "this server writes text alone; leave it out"
-_CACHE = "what prompts have in common is kept as long as there is room; leave it out"
-_SAY_IT = "say it in a message, or bound the text with max_completion_tokens"
-
-# Of vLLM's own fields those that its users send most, besides the honoured ones.
-_VLLM_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "skip_special_tokens": (True,),
-    "include_stop_str_in_output": (False,),
-    "use_beam_search": (False,),
+# Of vLLM's own fields those that its users send most.
+_VLLM = {
+    "skip_special_tokens": Refusal("special tokens are never part of a text: omit the field", (True,)),
+    "include_stop_str_in_output": Refusal(
+        "a text ends before its stop string: omit the field and append the string", (False,)
+    ),
+    "use_beam_search": Refusal("texts are sampled, or greedy with temperature 0: omit the field", (False,)),
 }
-_VLLM_REMEDIES = {
-    "skip_special_tokens": "special tokens are never shown; leave it out",
-    "include_stop_str_in_output": "a text ends before its stop string; leave it out and put the string behind it",
-    "use_beam_search": "texts are sampled, or greedy with temperature 0; leave it out",
+_NEW_TURN = {
+    "add_generation_prompt": Refusal(_OWN_TURN, (True,)),
+    "continue_final_message": Refusal(_OWN_TURN, (False,)),
 }
-
-SAMPLING = frozenset(
-    {
-        *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"),
-        *("logit_bias", "seed", "n", "max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "logprobs"),
-        *("stream", "stream_options", "response_format", "regex", "choice", "json_schema", "structured_outputs"),
-    }
-)
-"""What both routes of text generation honour."""
 
 COMPLETIONS = FieldPolicy(
-    honoured=SAMPLING | {"prompt"},
-    labels=LABELS,
-    neutral={**_VLLM_NEUTRAL, "echo": (False,), "suffix": ("",), "best_of": (1,)},
-    remedies={
-        **_VLLM_REMEDIES,
-        "echo": "the prompt is not repeated; put it before the text yourself",
-        "suffix": "a text is continued, not filled in; leave it out",
-        "best_of": "texts are not ranked; ask for all of them with n, and for logprobs to rank them by",
-    },
+    {
+        **_VLLM,
+        "echo": Refusal("the prompt is not repeated: put it before the text", (False,)),
+        "suffix": Refusal("a text is continued, not filled in: omit the field", ("",)),
+        "best_of": Refusal("texts are not ranked: request all of them by n, and logprobs to rank them", (1,)),
+    }
 )
 CHAT = FieldPolicy(
-    honoured=SAMPLING | {"messages", "max_completion_tokens", "top_logprobs"},
-    labels=LABELS,
-    neutral={
-        **_VLLM_NEUTRAL,
-        "tools": ([],),
-        "tool_choice": ("none", "auto"),
-        "parallel_tool_calls": (True, False),
-        "functions": ([],),
-        "function_call": ("none", "auto"),
-        "modalities": (["text"],),
-        "reasoning_effort": ("none",),
-        "verbosity": ("medium",),
-        "store": (False,),
-        "service_tier": ("auto", "default"),
-        "prompt_cache_retention": ("in_memory",),
-        "add_generation_prompt": (True,),
-        "continue_final_message": (False,),
-        "echo": (False,),
-    },
-    remedies={
-        **_VLLM_REMEDIES,
-        "tools": _NO_FUNCTIONS,
-        "tool_choice": _NO_FUNCTIONS,
-        "parallel_tool_calls": _NO_FUNCTIONS,
-        "functions": _NO_FUNCTIONS,
-        "function_call": _NO_FUNCTIONS,
-        "audio": _ONLY_TEXT,
-        "modalities": _ONLY_TEXT,
-        "reasoning_effort": _SAY_IT,
-        "verbosity": _SAY_IT,
-        "prediction": "a text that is likely makes nothing faster here; leave it out, the answer is the same",
-        "web_search_options": "nothing is looked up; put what the model has to know into a message",
-        "moderation": "texts are not judged; leave it out",
-        "store": "nothing is stored; leave it out",
-        "service_tier": "there is one tier; send priority (1 to 9) for a place in the queue",
-        "prompt_cache_retention": _CACHE,
-        "prompt_cache_options": _CACHE,
-        "add_generation_prompt": "the model always answers in a turn of its own; leave it out",
-        "continue_final_message": "the model always answers in a turn of its own; leave it out",
-        "echo": "the last message is not repeated; put it before the answer yourself",
-        "chat_template": "the model's own is used; to use another one send its prompt to /v1/completions",
-        "chat_template_kwargs": "the model's template gets messages alone; send a prompt to /v1/completions",
-    },
+    {
+        **_VLLM,
+        **_NEW_TURN,
+        "tools": Refusal(_NO_FUNCTIONS, ([],)),
+        "tool_choice": Refusal(_NO_FUNCTIONS, ("none", "auto")),
+        "parallel_tool_calls": Refusal(_NO_FUNCTIONS, (True, False)),
+        "functions": Refusal(_NO_FUNCTIONS, ([],)),
+        "function_call": Refusal(_NO_FUNCTIONS, ("none", "auto")),
+        "audio": Refusal(_ONLY_TEXT),
+        "modalities": Refusal(_ONLY_TEXT, (["text"],)),
+        "reasoning_effort": Refusal(_IN_MESSAGE, ("none",)),
+        "verbosity": Refusal(_IN_MESSAGE, ("medium",)),
+        "prediction": Refusal("a predicted text saves no time here: omit the field, the response is the same"),
+        "web_search_options": Refusal("the server searches nothing: put the facts into a message"),
+        "moderation": Refusal("the server does not moderate texts: omit the field"),
+        "store": Refusal("the server stores no responses: omit the field", (False,)),
+        "service_tier": Refusal(
+            "there is one tier: send priority (1 to 9) for a position in the queue", ("auto", "default")
+        ),
+        "prompt_cache_retention": Refusal(_CACHE, ("in_memory",)),
+        "prompt_cache_options": Refusal(_CACHE),
+        "echo": Refusal("the last message is not repeated: put it before the text", (False,)),
+        "chat_template": Refusal("the model's own template is used: send a formatted prompt to /v1/completions"),
+        "chat_template_kwargs": Refusal(
+            "the model's template receives only messages: send a formatted prompt to /v1/completions"
+        ),
+    }
 )
-EMBEDDINGS = FieldPolicy(
-    honoured=frozenset({"input", "encoding_format", "dimensions", "truncate"}),
-    labels=frozenset({"user"}),
-)
-_PAIRS_REMEDIES = {
-    "max_chunks_per_doc": "a document is scored as a whole, cut at the model's limit; send its parts as documents",
-    "rank_fields": "a document is a text; put the fields into it",
-}
 RERANK = FieldPolicy(
-    honoured=frozenset({"query", "documents", "top_n", "return_documents", "truncate"}),
-    labels=frozenset({"user"}),
-    remedies=_PAIRS_REMEDIES,
+    {
+        "max_chunks_per_doc": Refusal(
+            "a document is scored whole, truncated at the model's limit: send its parts as documents"
+        ),
+        "rank_fields": Refusal("a document is one text: put the fields into it"),
+    }
 )
-SCORE = FieldPolicy(
-    honoured=frozenset({"text_1", "text_2", "queries", "documents", "truncate"}),
-    labels=frozenset({"user"}),
+TOKENIZE = FieldPolicy(_NEW_TURN)
+EMPTY = FieldPolicy({})
+"""Refuses nothing."""
+
+# A response that a client sends back as a message has most of these, empty.
+_MESSAGE = FieldPolicy(
+    {
+        "name": Refusal("chat templates know only roles: put the name into the content", ([],)),
+        "refusal": Refusal("put it into the content", ([],)),
+        "annotations": Refusal("omit the field", ([],)),
+        "audio": Refusal(_ONLY_TEXT_READ, ([],)),
+        "function_call": Refusal(_NO_CALLS, ([],)),
+        "tool_calls": Refusal(_NO_CALLS, ([],)),
+        "tool_call_id": Refusal(_NO_CALLS, ([],)),
+    }
 )
-TOKENIZE = FieldPolicy(
-    honoured=frozenset({"prompt", "messages", "add_special_tokens", "return_token_strs"}),
-    neutral={"add_generation_prompt": (True,), "continue_final_message": (False,)},
-    remedies={name: CHAT.remedies[name] for name in ("add_generation_prompt", "continue_final_message")},
-)
-DETOKENIZE = FieldPolicy(honoured=frozenset({"tokens"}))
+_MESSAGE_FIELDS = {"role", "content"}
+_REFUSED_ROLES = ("tool", "function")
+
+
+def plain_messages(messages: Any) -> Any:
+    """Reduce OpenAI's messages to role and content; `developer` becomes `system`. Raises InvalidInput.
+
+    Anything but a list of objects is returned as it is.
+    """
+    if not isinstance(messages, list):
+        return messages
+    return [_plain(message, index) if isinstance(message, dict) else message for index, message in enumerate(messages)]
+
+
+def _plain(message: dict[str, Any], index: int) -> dict[str, Any]:
+    if message.keys() != _MESSAGE_FIELDS:
+        message = {name: value for name, value in message.items() if value is not None or name == "content"}
+        _MESSAGE.apply(message, f"messages[{index}].")
+    role = message.get("role")
+    if role == "developer":
+        return {**message, "role": "system"}
+    if role in _REFUSED_ROLES:
+        raise InvalidInput(
+            f"messages[{index}].role", f'expected "system", "user" or "assistant", got "{role}"; {_NO_CALLS}'
+        )
+    return message

@@ -1,69 +1,68 @@
-"""What both routes of text generation ask, and what both say of how much it was."""
+"""What /v1/completions and /v1/chat/completions share."""
 
 from typing import Any
 
 from app.inference.generation import MOST_SEQUENCES
-from app.protocols.constraint_fields import read_constraint, read_structured_outputs
-from app.protocols.generation_fields import read_flag, read_num_choices, read_sampling, read_stopping
-from app.protocols.json_body import describe_type
-from app.protocols.openai.codec import Fields
-from frameworks.errors import InvalidInput, UnknownField
-from frameworks.generation.types import Constraint, GenerateRequest, GenerationSpec, Prompt, Usage
+from app.protocols.constraint_fields import to_constraint, to_structured_constraint
+from app.protocols.openai.requests import GenerationBody
+from frameworks.errors import InvalidInput
+from frameworks.generation.types import Constraint, GenerationSpec, Usage
 from frameworks.types import ModelSpec
 
-_LOWEST_LOGPROB = -9999.0
+_MIN_LOGPROB = -9999.0
 
 
 def generation_of(spec: ModelSpec) -> GenerationSpec:
-    """Of a model whose task is `generate`."""
+    """Return the generation spec of a model whose task is `generate`."""
     assert spec.generation is not None
     return spec.generation
 
 
-def read_generation(
-    fields: Fields,
-    spec: GenerationSpec,
-    prompts: tuple[Prompt, ...],
-    top_logprobs: int | None,
-    default_max_tokens: int | None,
-    max_tokens_field: str = "max_tokens",
-) -> GenerateRequest:
-    """Raises InvalidInput, UnknownField."""
-    num_choices = read_num_choices(fields)
-    if num_choices * len(prompts) > MOST_SEQUENCES:
+def check_has_template(spec: GenerationSpec, model: str) -> None:
+    """Raise InvalidInput for a model that cannot format messages."""
+    if not spec.has_chat_template:
         raise InvalidInput(
-            "n", f"{num_choices} texts for each of {len(prompts)} prompts; a request asks for at most {MOST_SEQUENCES}"
+            "messages",
+            f'expected a model with a chat template, got "{model}"; send a prompt to /v1/completions, '
+            "or add a chat_template to the model's tokenizer_config.json",
         )
-    return GenerateRequest(
-        prompts,
-        read_sampling(fields, spec, top_logprobs),
-        read_stopping(fields, spec, default_max_tokens, max_tokens_field),
-        _read_constraint(fields),
-        num_choices,
-    )
 
 
-def read_stream(fields: Fields) -> tuple[bool, bool]:
-    """Whether the answer comes piece by piece, and whether it then ends with the usage."""
-    stream, options = read_flag(fields, "stream"), fields.get("stream_options")
-    if options is None:
-        return stream, False
-    if not stream:
-        raise InvalidInput("stream_options", 'goes with "stream": true; leave it out')
-    if not isinstance(options, dict):
+def constraint_of(body: GenerationBody) -> Constraint | None:
+    """Return the constraint of the text, or None. Raises InvalidInput for more than one."""
+    constraint = to_constraint(body)
+    if body.structured_outputs is None:
+        return constraint
+    structured = to_structured_constraint(body.structured_outputs, "structured_outputs")
+    if constraint is not None:
+        raise InvalidInput("structured_outputs", "expected one constraint, got several; send one of them")
+    return structured
+
+
+def num_choices_of(body: GenerationBody, num_prompts: int) -> int:
+    """Return the number of texts for each prompt. Raises InvalidInput for too many texts in the request."""
+    num_choices = body.n or 1
+    if num_choices * num_prompts > MOST_SEQUENCES:
         raise InvalidInput(
-            "stream_options", f'is {describe_type(options)}; wants an object like {{"include_usage": true}}'
+            "n",
+            f"expected at most {MOST_SEQUENCES} texts in all, got {num_choices} for each of {num_prompts} prompts",
         )
-    for name in options:
-        if name not in ("include_usage", "include_obfuscation"):
-            raise UnknownField.among(name[:200], ("include_usage",), "stream_options.")
-    if _read_flag_of(options, "stream_options", "include_obfuscation"):
-        raise InvalidInput("stream_options.include_obfuscation", "is not served; leave it out")
-    return stream, _read_flag_of(options, "stream_options", "include_usage")
+    return num_choices
+
+
+def check_stream_options(body: GenerationBody) -> None:
+    """Raise InvalidInput for options of a stream in a request without one."""
+    if body.stream_options is not None and not body.stream:
+        raise InvalidInput("stream_options", 'expected "stream": true too, got none; omit stream_options')
+
+
+def sends_usage(body: GenerationBody) -> bool:
+    """Return whether a stream ends with the usage."""
+    return body.stream_options is not None and bool(body.stream_options.include_usage)
 
 
 def usage_of(usage: Usage) -> dict[str, Any]:
-    """OpenAI's `usage`."""
+    """Return OpenAI's `usage`."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.tokens_generated,
@@ -72,22 +71,6 @@ def usage_of(usage: Usage) -> dict[str, Any]:
     }
 
 
-def written(logprob: float | None) -> float:
-    """A log probability for JSON, which has no infinity: OpenAI writes -9999 for what is next to impossible."""
-    return _LOWEST_LOGPROB if logprob is None else max(logprob, _LOWEST_LOGPROB)
-
-
-def _read_constraint(fields: Fields) -> Constraint | None:
-    """As the others name it, or within vLLM's `structured_outputs`."""
-    structured = fields.get("structured_outputs")
-    if structured is None:
-        return read_constraint(fields)
-    constraint = read_structured_outputs(structured, "structured_outputs")
-    if read_constraint(fields) is not None:
-        raise InvalidInput("structured_outputs", "does not go with the other ways to say what the text has to be")
-    return constraint
-
-
-def _read_flag_of(options: dict[str, Any], within: str, name: str) -> bool:
-    field = f"{within}.{name}"
-    return read_flag({field: options.get(name)}, field)
+def finite(logprob: float | None) -> float:
+    """Return a log probability that JSON can write: OpenAI writes -9999 for minus infinity."""
+    return _MIN_LOGPROB if logprob is None else max(logprob, _MIN_LOGPROB)

@@ -1,87 +1,67 @@
-"""/v1/rerank and /v1/score: how well texts suit a text, by cross-encoders and by embed models' cosine."""
-
-from dataclasses import dataclass
-from typing import Any
+"""/v1/rerank and /v1/score: score pairs of texts by a cross-encoder, or by the cosine of an embed model's vectors."""
 
 import orjson
 
 from app.inference.scoring import PAIR_FIELD
 from app.protocols.codec import AnswerContext
-from app.protocols.generation_fields import read_flag, read_whole
-from app.protocols.json_body import describe_value
-from app.protocols.openai.codec import Asked, Fields, OpenAiCodec, Question
-from app.protocols.openai.field_policy import RERANK, SCORE
-from app.protocols.openai.texts import MOST_TEXTS, read_text, read_texts, read_truncate
+from app.protocols.openai.codec import OpenAiCodec, OpenAiRequest
+from app.protocols.openai.field_policy import RERANK
+from app.protocols.openai.requests import RerankRequest, ScoreRequest
+from app.protocols.text_fields import to_texts
 from frameworks.errors import InvalidInput
 from frameworks.types import ModelSpec, PairRequest, ScoreAnswer
 
-# Names of the two sides of /v1/score: the one that may be a single text for all of the other's comes first.
-_SIDES = (("text_1", "text_2"), ("queries", "documents"))
+
+def _build_rerank(body: RerankRequest, spec: ModelSpec) -> PairRequest:
+    _check_scores_pairs(body.model, spec)
+    documents = [body.documents] if isinstance(body.documents, str) else body.documents
+    pairs = [(body.query, each if isinstance(each, str) else each.text) for each in documents]
+    return PairRequest(pairs, body.truncate is not False)
 
 
-@dataclass(frozen=True, slots=True)
-class _Ranking:
-    """How the answer of /v1/rerank is written. `top_n` None: every document."""
-
-    documents: list[str]
-    top_n: int | None
-    return_documents: bool
-
-
-def _read_rerank(fields: Fields, spec: ModelSpec) -> Asked:
-    _check_scores(spec, fields)
-    query = read_text(fields.get("query"), "query")
-    documents = read_texts(_plain_documents(fields.get("documents")), "documents")
-    form = _Ranking(documents, read_whole(fields, "top_n", 1, 2**31 - 1), read_flag(fields, "return_documents"))
-    return Asked(PairRequest([(query, document) for document in documents], read_truncate(fields)), form=form)
-
-
-def _read_score(fields: Fields, spec: ModelSpec) -> Asked:
-    _check_scores(spec, fields)
-    one, other = next((sides for sides in _SIDES if any(side in fields for side in sides)), _SIDES[0])
-    for side in (side for sides in _SIDES if sides != (one, other) for side in sides):
-        if side in fields:
-            raise InvalidInput(side, f"does not go with {one} and {other}; send one pair of them")
-    firsts, seconds = read_texts(fields.get(one), one), read_texts(fields.get(other), other)
-    if len(firsts) == 1 and isinstance(fields[one], str):
-        firsts = firsts * len(seconds)
+def _build_score(body: ScoreRequest, spec: ModelSpec) -> PairRequest:
+    _check_scores_pairs(body.model, spec)
+    first_field, second_field = _sides_of(body)
+    first, second = getattr(body, first_field), getattr(body, second_field)
+    for field, texts in ((first_field, first), (second_field, second)):
+        if texts is None:
+            raise InvalidInput(field, "expected a string or a list of strings, got nothing")
+    seconds = to_texts(second)
+    # One text is paired with each text of the other side.
+    firsts = [first] * len(seconds) if isinstance(first, str) else first
     if len(firsts) != len(seconds):
         raise InvalidInput(
-            other, f"has {len(seconds)} texts, and {one} has {len(firsts)}; send as many, or a string as {one}"
+            second_field,
+            f"expected {len(firsts)} texts, as in {first_field}, got {len(seconds)}; or send a string as {first_field}",
         )
-    return Asked(PairRequest(list(zip(firsts, seconds, strict=True)), read_truncate(fields)))
+    return PairRequest(list(zip(firsts, seconds, strict=True)), body.truncate is not False)
 
 
-def _check_scores(spec: ModelSpec, fields: Fields) -> None:
-    labels = len(spec.text.labels) if spec.text else 0
-    if spec.task == "classify" and labels != 1:
+def _sides_of(body: ScoreRequest) -> tuple[str, str]:
+    """Return the names of both sides as the body has them. Raises InvalidInput for a mixture."""
+    others = [name for name in ("queries", "documents") if getattr(body, name) is not None]
+    if not others:
+        return "text_1", "text_2"
+    if body.text_1 is None and body.text_2 is None:
+        return "queries", "documents"
+    raise InvalidInput(others[0], "expected nothing with text_1 and text_2, got texts; send one pair of fields")
+
+
+def _check_scores_pairs(model: str, spec: ModelSpec) -> None:
+    num_labels = len(spec.text.labels) if spec.text else 0
+    if spec.task == "classify" and num_labels != 1:
         raise InvalidInput(
-            "model", f'"{fields.get("model")}" has {labels} labels; a cross-encoder, which scores pairs, has one'
+            "model", f'expected a cross-encoder, which has one label, got "{model}" with {num_labels} labels'
         )
 
 
-def _plain_documents(documents: Any) -> Any:
-    """Cohere's and Jina's documents may be objects with a `text`."""
-    if not isinstance(documents, list) or len(documents) > MOST_TEXTS:
-        return documents
-    plain = []
-    for at, document in enumerate(documents):
-        if isinstance(document, dict):
-            if document.keys() != {"text"}:
-                raise InvalidInput(f"documents[{at}]", 'wants a string, or {"text": "…"} with no other member')
-            if not isinstance(document["text"], str):
-                raise InvalidInput(f"documents[{at}].text", f"is {describe_value(document['text'])}; wants a string")
-        plain.append(document["text"] if isinstance(document, dict) else document)
-    return plain
-
-
-def _write_rerank(question: Question, answer: ScoreAnswer, context: AnswerContext) -> bytes:
-    form: _Ranking = question.form
-    # Equal scores in the order of the documents.
+def _write_rerank(decoded: OpenAiRequest, answer: ScoreAnswer, context: AnswerContext) -> bytes:
+    body: RerankRequest = decoded.body
+    # The sort is stable: equal scores stay in the order of the documents.
     best_first = sorted(range(len(answer.scores)), key=lambda index: -answer.scores[index])
     results = []
-    for index in best_first[: form.top_n]:
-        document = {"document": {"text": form.documents[index]}} if form.return_documents else {}
+    for index in best_first[: body.top_n]:
+        document = {"document": {"text": decoded.request.pairs[index][1]}} if body.return_documents else {}
         results.append({"index": index, "relevance_score": answer.scores[index], **document})
     return orjson.dumps(
         {
@@ -93,7 +73,7 @@ def _write_rerank(question: Question, answer: ScoreAnswer, context: AnswerContex
     )
 
 
-def _write_score(question: Question, answer: ScoreAnswer, context: AnswerContext) -> bytes:
+def _write_score(decoded: OpenAiRequest, answer: ScoreAnswer, context: AnswerContext) -> bytes:
     return orjson.dumps(
         {
             "id": f"score-{context.request_id}",
@@ -110,23 +90,23 @@ def _usage(answer: ScoreAnswer) -> dict[str, int]:
     return {"prompt_tokens": answer.tokens, "total_tokens": answer.tokens}
 
 
-def _name_in_rerank(field: str) -> str:
+def _rename_in_rerank(field: str) -> str:
     pair = PAIR_FIELD.fullmatch(field)
     if pair is None:
         return field
     return "query" if pair["side"] == "0" else f"documents[{pair['pair']}]"
 
 
-def _name_in_score(field: str) -> str:
+def _rename_in_score(field: str) -> str:
     pair = PAIR_FIELD.fullmatch(field)
     if pair is None:
         return field
     return f"text_1[{pair['pair']}]" if pair["side"] == "0" else f"text_2[{pair['pair']}]"
 
 
-RERANK_FORMAT = OpenAiCodec(
-    "/v1/rerank", ("embed", "classify"), RERANK, _read_rerank, _write_rerank, own_name=_name_in_rerank
+RERANK_CODEC = OpenAiCodec(
+    "/v1/rerank", ("embed", "classify"), RerankRequest, _build_rerank, _write_rerank, RERANK, rename=_rename_in_rerank
 )
-SCORE_FORMAT = OpenAiCodec(
-    "/v1/score", ("embed", "classify"), SCORE, _read_score, _write_score, own_name=_name_in_score
+SCORE_CODEC = OpenAiCodec(
+    "/v1/score", ("embed", "classify"), ScoreRequest, _build_score, _write_score, rename=_rename_in_score
 )

@@ -1,56 +1,50 @@
-"""/v1/tokenize and /v1/detokenize, as vLLM has them: what a model's tokenizer makes of a text, and back."""
-
-from typing import Any
+"""/v1/tokenize and /v1/detokenize, as vLLM has them: from text to tokens and back."""
 
 import orjson
 
 from app.protocols.codec import AnswerContext
-from app.protocols.generation_fields import read_flag
-from app.protocols.json_body import describe_value
-from app.protocols.openai.codec import Asked, Fields, OpenAiCodec, Question
-from app.protocols.openai.field_policy import DETOKENIZE, TOKENIZE
-from app.protocols.openai.prompts import check_has_template, read_chat, read_ids
-from app.protocols.openai.texts import read_text
+from app.protocols.generation_fields import check_token_ids, to_conversation
+from app.protocols.openai import requests
+from app.protocols.openai.codec import OpenAiCodec, OpenAiRequest
+from app.protocols.openai.field_policy import TOKENIZE
+from app.protocols.openai.generation import check_has_template
 from frameworks.errors import InvalidInput
 from frameworks.generation.types import Prompt
 from frameworks.text.tokens import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest
 from frameworks.types import ModelSpec, Task
 
 _TASKS: tuple[Task, ...] = ("generate", "embed", "classify")
-MOST_TOKENS = 1_000_000
 
 
-def _read_tokenize(fields: Fields, spec: ModelSpec) -> Asked:
-    if "prompt" in fields and "messages" in fields:
-        raise InvalidInput("messages", "does not go with prompt; send one of them")
-    prompt: Prompt
-    if "messages" in fields:
-        if spec.generation is None:
-            raise InvalidInput("messages", f"goes with models that generate text; this one's task is {spec.task}")
-        check_has_template(spec.generation, fields)
-        prompt = read_chat(fields["messages"])
-        if fields.get("add_special_tokens"):
-            raise InvalidInput("add_special_tokens", "does not go with messages, whose template has them; leave it out")
-    else:
-        prompt = read_text(fields.get("prompt"), "prompt")
-    adds = fields.get("add_special_tokens", True)
-    if not isinstance(adds, bool):
-        raise InvalidInput("add_special_tokens", f"is {describe_value(adds)}; wants true or false")
-    return Asked(TokenizeRequest(prompt, adds, read_flag(fields, "return_token_strs")))
+def _build_tokenize(body: requests.TokenizeRequest, spec: ModelSpec) -> TokenizeRequest:
+    return TokenizeRequest(_prompt_of(body, spec), body.add_special_tokens is not False, bool(body.return_token_strs))
 
 
-def _read_detokenize(fields: Fields, spec: ModelSpec) -> Asked:
-    tokens: Any = fields.get("tokens")
-    if not isinstance(tokens, list):
-        given = "is missing" if tokens is None else f"is {describe_value(tokens)}"
-        raise InvalidInput("tokens", f"{given}; wants a list of token ids")
-    if len(tokens) > MOST_TOKENS:
-        raise InvalidInput("tokens", f"has {len(tokens)} tokens; a request takes at most {MOST_TOKENS}, send several")
-    highest = spec.generation.vocabulary_size if spec.generation else 2**31
-    return Asked(DetokenizeRequest(read_ids(tokens, "tokens", highest) if tokens else ()))
+def _prompt_of(body: requests.TokenizeRequest, spec: ModelSpec) -> Prompt:
+    if body.messages is None:
+        if body.prompt is None:
+            raise InvalidInput("prompt", "expected a string, got nothing; send prompt or messages")
+        return body.prompt
+    if body.prompt is not None:
+        raise InvalidInput("messages", "expected either prompt or messages, got both; send one of them")
+    if spec.generation is None:
+        raise InvalidInput("messages", f"expected a model whose task is generate, got {spec.task}; send prompt")
+    check_has_template(spec.generation, body.model)
+    if body.add_special_tokens:
+        raise InvalidInput(
+            "add_special_tokens",
+            "expected nothing with messages, got true; the chat template adds them: omit the field",
+        )
+    return to_conversation(body.messages)
 
 
-def _write_tokenize(question: Question, answer: TokenizeAnswer, context: AnswerContext) -> bytes:
+def _build_detokenize(body: requests.DetokenizeRequest, spec: ModelSpec) -> DetokenizeRequest:
+    if spec.generation is not None:
+        check_token_ids(body.tokens, "tokens", spec.generation.vocabulary_size)
+    return DetokenizeRequest(tuple(body.tokens))
+
+
+def _write_tokenize(decoded: OpenAiRequest, answer: TokenizeAnswer, context: AnswerContext) -> bytes:
     return orjson.dumps(
         {
             "count": len(answer.token_ids),
@@ -61,9 +55,13 @@ def _write_tokenize(question: Question, answer: TokenizeAnswer, context: AnswerC
     )
 
 
-def _write_detokenize(question: Question, answer: DetokenizeAnswer, context: AnswerContext) -> bytes:
+def _write_detokenize(decoded: OpenAiRequest, answer: DetokenizeAnswer, context: AnswerContext) -> bytes:
     return orjson.dumps({"prompt": answer.text})
 
 
-TOKENIZE_FORMAT = OpenAiCodec("/v1/tokenize", _TASKS, TOKENIZE, _read_tokenize, _write_tokenize)
-DETOKENIZE_FORMAT = OpenAiCodec("/v1/detokenize", _TASKS, DETOKENIZE, _read_detokenize, _write_detokenize)
+TOKENIZE_CODEC = OpenAiCodec(
+    "/v1/tokenize", _TASKS, requests.TokenizeRequest, _build_tokenize, _write_tokenize, TOKENIZE
+)
+DETOKENIZE_CODEC = OpenAiCodec(
+    "/v1/detokenize", _TASKS, requests.DetokenizeRequest, _build_detokenize, _write_detokenize
+)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.protocols.constraint_fields import CONSTRAINT_FIELDS, LONGEST_DEFINITION, read_constraint
+from app.protocols.constraint_fields import CONSTRAINT_FIELDS, MAX_DEFINITION_CHARACTERS, read_constraint
 from frameworks.errors import InvalidInput, RequestError, UnknownField
 from frameworks.generation.types import Constraint
 from tests.app.protocols.strategies import json_values
@@ -56,13 +56,13 @@ for _ in range(300):
     [
         ({"regex": ""}, 'regex: is ""; wants a pattern like'),
         ({"regex": ["a"]}, "regex: is an array"),
-        ({"regex": "a" * (LONGEST_DEFINITION + 1)}, "regex: has 65537 characters; wants at most 65536"),
+        ({"regex": "a" * (MAX_DEFINITION_CHARACTERS + 1)}, "regex: has 65537 characters; wants at most 65536"),
         ({"choice": "a"}, "choice: is a string; wants a list of 1 to 1024 different strings"),
         ({"choice": []}, "choice: has 0; wants"),
         ({"choice": ["a", ""]}, r'choice\[1\]: is ""; wants a string that is not empty'),
         ({"choice": ["a", 1]}, r"choice\[1\]: is 1; wants"),
         ({"choice": ["a", "b", "a"]}, 'choice: has "a" twice'),
-        ({"choice": ["a" * LONGEST_DEFINITION]}, "choice: has 65540 characters"),
+        ({"choice": ["a" * MAX_DEFINITION_CHARACTERS]}, "choice: has 65540 characters"),
         ({"json_schema": False}, "json_schema: is a boolean; wants a JSON schema, or true for any JSON"),
         ({"json_schema": "{}"}, "json_schema: is a string"),
         ({"json_schema": DEEP}, "json_schema: cannot be read: "),

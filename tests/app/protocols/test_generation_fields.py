@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.protocols.generation_fields import (
-    LONGEST_STOP,
-    MOST_TOKENS_NAMED,
+    MAX_NAMED_TOKENS,
+    MAX_STOP_CHARACTERS,
     SAMPLING_FIELDS,
     STOPPING_FIELDS,
     read_messages,
@@ -98,7 +98,7 @@ def test_log_probabilities() -> None:
         ("seed", -1, "seed: is -1; wants a whole number from 0 to"),
         ("seed", 2**63, "seed: is 9223372036854775808"),
         ("logit_bias", [], "logit_bias: is an array; wants an object"),
-        ("logit_bias", {str(i): 0 for i in range(MOST_TOKENS_NAMED + 1)}, "logit_bias: has 1025 members"),
+        ("logit_bias", {str(i): 0 for i in range(MAX_NAMED_TOKENS + 1)}, "logit_bias: has 1025 members"),
         ("logit_bias", {"100": 1}, 'logit_bias: has the key "100"; wants token ids from 0 to 99'),
         ("logit_bias", {"-1": 1}, 'has the key "-1"'),
         ("logit_bias", {"٣": 1}, "wants token ids"),
@@ -110,7 +110,7 @@ def test_log_probabilities() -> None:
         ("min_tokens", 257, "min_tokens: is 257, and max_tokens is 256; send no more than it"),
         ("stop", 1, "stop: is 1; wants a string or a list of at most 16 strings"),
         ("stop", "", "stop: has 0 characters; wants a string of 1 to 1024 characters"),
-        ("stop", "a" * (LONGEST_STOP + 1), "stop: has 1025 characters"),
+        ("stop", "a" * (MAX_STOP_CHARACTERS + 1), "stop: has 1025 characters"),
         ("stop", ["a"] * 17, "stop: has 17; wants"),
         ("stop", ["a", None], r"stop\[1\]: is null; wants a string of"),
         ("stop_token_ids", 5, "stop_token_ids: is 5; wants a list of at most 1024 token ids"),

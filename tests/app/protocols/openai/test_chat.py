@@ -1,12 +1,12 @@
-"""/v1/chat/completions: what is asked, and what OpenAI's own client would read."""
+"""/v1/chat/completions: bodies decoded, and responses parsed by OpenAI's own client."""
 
 import math
 
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from app.protocols.openai.chat import CHAT_FORMAT
-from app.protocols.openai.codec import Question
+from app.protocols.openai.chat import CHAT_CODEC
+from app.protocols.openai.codec import OpenAiRequest
 from frameworks.errors import UnknownField
 from frameworks.generation.types import (
     Choice,
@@ -21,7 +21,7 @@ from frameworks.generation.types import (
     TokenText,
     Usage,
 )
-from tests.app.protocols.openai.requests import CONTEXT, answer, ask, assert_refused, check_is, events, refusal
+from tests.app.protocols.openai.decoding import CONTEXT, assert_refused, check_is, decode, decode_error, encode, events
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
 CONVERSATION = Conversation((Message("user", "Hello"),))
@@ -41,24 +41,24 @@ LOGPROBS = {
 }  # fmt: skip
 
 
-def chat(**fields: object) -> Question:
-    return ask(CHAT_FORMAT, **{"model": "llama", "messages": MESSAGES, **fields})
+def chat(**fields: object) -> OpenAiRequest:
+    return decode(CHAT_CODEC, **{"model": "llama", "messages": MESSAGES, **fields})
 
 
 def refused(field: str, *words: str, **fields: object) -> None:
-    assert_refused(CHAT_FORMAT, field, *words, **{"model": "llama", "messages": MESSAGES, **fields})
+    assert_refused(CHAT_CODEC, field, *words, **{"model": "llama", "messages": MESSAGES, **fields})
 
 
-class TestQuestion:
-    def test_alone(self) -> None:
+class TestRequest:
+    def test_request_without_options_has_defaults(self) -> None:
         assert chat().request == GenerateRequest((CONVERSATION,), Sampling(temperature=0.7, top_k=40), Stopping(None))
 
-    def test_the_fields_that_chat_has_of_its_own(self) -> None:
-        question = chat(
+    def test_chat_options_reach_request(self) -> None:
+        request = chat(
             max_completion_tokens=9, logprobs=True, top_logprobs=20, n=3, seed=1,
             response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "null"}}},
         )  # fmt: skip
-        assert question.request == GenerateRequest(
+        assert request.request == GenerateRequest(
             (CONVERSATION,),
             Sampling(temperature=0.7, top_k=40, seed=1, top_logprobs=20),
             Stopping(9),
@@ -66,10 +66,10 @@ class TestQuestion:
             3,
         )
 
-    def test_both_names_of_the_bound(self) -> None:
+    def test_max_tokens_by_either_name(self) -> None:
         for name in ("max_tokens", "max_completion_tokens"):
             assert chat(**{name: 7}).request.stopping.max_tokens == 7
-            refused(name, "whole number", **{name: 0})
+            refused(name, "expected an integer from 1", **{name: 0})
         assert chat(max_tokens=7, max_completion_tokens=7).request.stopping.max_tokens == 7
         refused("max_tokens", "max_completion_tokens", max_tokens=7, max_completion_tokens=8)
 
@@ -77,11 +77,11 @@ class TestQuestion:
         assert chat(logprobs=True).request.sampling.top_logprobs == 0
         assert chat(logprobs=False).request.sampling.top_logprobs is None
         refused("top_logprobs", '"logprobs": true', top_logprobs=3)
-        refused("top_logprobs", "0 to 20", logprobs=True, top_logprobs=21)
-        refused("logprobs", "true or false", logprobs=3)
+        refused("top_logprobs", "from 0 to 20", logprobs=True, top_logprobs=21)
+        refused("logprobs", "a boolean", logprobs=3)
 
-    def test_a_model_without_a_chat_template(self) -> None:
-        refused("messages", '"untalkative"', "/v1/completions", model="untalkative")
+    def test_model_without_chat_template_is_refused(self) -> None:
+        refused("messages", '"no-template"', "/v1/completions", model="no-template")
 
     @pytest.mark.parametrize(
         "neutral",
@@ -94,7 +94,7 @@ class TestQuestion:
             {"add_generation_prompt": True, "echo": False, "top_logprobs": None, "response_format": {"type": "text"}},
         ],
     )
-    def test_what_asks_for_nothing_passes(self, neutral: dict[str, object]) -> None:
+    def test_neutral_value_of_refused_field_is_accepted(self, neutral: dict[str, object]) -> None:
         assert chat(**neutral).request == chat().request
 
     @pytest.mark.parametrize(
@@ -103,29 +103,29 @@ class TestQuestion:
             ("tools", [{"type": "function", "function": {"name": "f"}}], "response_format"),
             ("tool_choice", "required", '"required"'),
             ("functions", [{"name": "f"}], "response_format"),
-            ("audio", {"voice": "ash", "format": "wav"}, "text"),
-            ("modalities", ["text", "audio"], "text"),
-            ("prediction", {"type": "content", "content": "x"}, "leave it out"),
+            ("audio", {"voice": "ash", "format": "wav"}, "only text"),
+            ("modalities", ["text", "audio"], "only text"),
+            ("prediction", {"type": "content", "content": "x"}, "omit the field"),
             ("web_search_options", {}, "message"),
             ("reasoning_effort", "low", '"low"'),
-            ("store", True, "leave it out"),
-            ("store", 0, "leave it out"),
-            ("service_tier", "flex", "priority"),
-            ("moderation", {"model": "m"}, "leave it out"),
+            ("store", True, "expected false, got true; "),
+            ("store", 0, "expected false, got 0; "),
+            ("service_tier", "flex", 'expected "auto" or "default", got "flex"; there is one tier: send priority'),
+            ("moderation", {"model": "m"}, "expected null, got an object; "),
             ("chat_template", "{{ messages }}", "/v1/completions"),
         ],
     )
-    def test_what_is_not_served_is_named(self, field: str, value: object, word: str) -> None:
-        refused(field, "is not served", word, **{field: value})
+    def test_refused_field_is_named_with_remedy(self, field: str, value: object, word: str) -> None:
+        refused(field, "expected ", word, **{field: value})
 
-    def test_what_nobody_knows_is_named_too(self) -> None:
-        error = refusal(CHAT_FORMAT, model="llama", messages=MESSAGES, temprature=1)
+    def test_unknown_field_names_nearest_known(self) -> None:
+        error = decode_error(CHAT_CODEC, model="llama", messages=MESSAGES, temprature=1)
         assert isinstance(error, UnknownField)
         assert 'did you mean "temperature"?' in error.message
 
 
 class TestMessages:
-    def test_roles_and_parts(self) -> None:
+    def test_roles_and_text_parts_are_read(self) -> None:
         messages = [
             {"role": "developer", "content": "Be short."},
             {"role": "user", "content": [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]},
@@ -135,15 +135,15 @@ class TestMessages:
             Conversation((Message("system", "Be short."), Message("user", "Hello"), Message("assistant", "Yes?"))),
         )
 
-    def test_an_answer_can_be_sent_back(self) -> None:
-        body = answer(CHAT_FORMAT, chat(), GenerateAnswer([Choice("Yes?", "stop")], Usage(1, 1)))
+    def test_response_message_is_accepted_as_request_message(self) -> None:
+        body = encode(CHAT_CODEC, chat(), GenerateAnswer([Choice("Yes?", "stop")], Usage(1, 1)))
         message = check_is(ChatCompletion, body).choices[0].message.model_dump()
         assert chat(messages=[*MESSAGES, message]).request.prompts[0].messages[1] == Message("assistant", "Yes?")
 
     @pytest.mark.parametrize(
         ("message", "field", "word"),
         [
-            ("Hello", "messages[1]", "a string"),
+            ("Hello", "messages[1]", 'got "Hello"'),
             ({"role": "user"}, "messages[1].content", "string"),
             ({"role": "assistant", "content": None}, "messages[1].content", "null"),
             ({"role": "user", "content": "x", "name": "Ann"}, "messages[1].name", "content"),
@@ -153,30 +153,30 @@ class TestMessages:
             ({"role": 1, "content": "x"}, "messages[1].role", "string"),
             (
                 {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
-                "messages[1].content[0]",
-                '"image_url"',
+                "messages[1].content[0].type",
+                'got "image_url"',
             ),
-            ({"role": "user", "content": [{"type": "text"}]}, "messages[1].content[0]", "text"),
+            ({"role": "user", "content": [{"type": "text"}]}, "messages[1].content[0].text", "nothing"),
             ({"role": "user", "content": ["x"]}, "messages[1].content[0]", "text"),
         ],
     )
-    def test_what_is_no_message(self, message: object, field: str, word: str) -> None:
+    def test_invalid_message_is_refused(self, message: object, field: str, word: str) -> None:
         refused(field, word, messages=[MESSAGES[0], message])
 
     @pytest.mark.parametrize("messages", [None, [], "Hello", {"role": "user", "content": "x"}])
-    def test_what_are_no_messages(self, messages: object) -> None:
-        refused("messages", "wants a list", messages=messages)
+    def test_invalid_messages_are_refused(self, messages: object) -> None:
+        refused("messages", "expected a list of 1 to 10000 objects", messages=messages)
 
-    def test_a_member_that_nobody_knows(self) -> None:
-        error = refusal(CHAT_FORMAT, model="llama", messages=[{"role": "user", "content": "x", "weight": 1}])
+    def test_unknown_message_field_is_refused(self) -> None:
+        error = decode_error(CHAT_CODEC, model="llama", messages=[{"role": "user", "content": "x", "weight": 1}])
         assert isinstance(error, UnknownField)
         assert error.field == "messages[0].weight"
 
 
-class TestAnswer:
-    def test_texts(self) -> None:
+class TestResponse:
+    def test_response_has_each_choice(self) -> None:
         given = GenerateAnswer([Choice("Hi", "length"), Choice("Ho", "stop")], Usage(5, 3, 4))
-        body = answer(CHAT_FORMAT, chat(n=2), given)
+        body = encode(CHAT_CODEC, chat(n=2), given)
         assert {name: body[name] for name in ("id", "object", "created", "model")} == {
             "id": "chatcmpl-abc-1", "object": "chat.completion", "created": 1_700_000_000, "model": "llama"
         }  # fmt: skip
@@ -193,22 +193,22 @@ class TestAnswer:
 
     def test_logprobs(self) -> None:
         given = GenerateAnswer([Choice("é\ufffd", "stop", TOKENS)], Usage(5, 2))
-        body = answer(CHAT_FORMAT, chat(logprobs=True, top_logprobs=2), given)
+        body = encode(CHAT_CODEC, chat(logprobs=True, top_logprobs=2), given)
         assert body["choices"][0]["logprobs"] == LOGPROBS
         check_is(ChatCompletion, body)
 
-    def test_what_is_impossible_has_a_number_too(self) -> None:
+    def test_infinite_logprob_is_written_as_number(self) -> None:
         token = TokenText(7, "a", -0.5, ((7, "a", -0.5), (8, "b", -math.inf)))
         given = GenerateAnswer([Choice("a", "stop", (token,))], Usage(5, 1))
-        body = answer(CHAT_FORMAT, chat(logprobs=True, top_logprobs=2), given)
+        body = encode(CHAT_CODEC, chat(logprobs=True, top_logprobs=2), given)
         (told,) = body["choices"][0]["logprobs"]["content"]
         assert [each["logprob"] for each in told["top_logprobs"]] == [-0.5, -9999.0]
         check_is(ChatCompletion, body)
 
 
 class TestStream:
-    def test_role_then_texts_then_ends(self) -> None:
-        writer = CHAT_FORMAT.stream_writer(chat(stream=True, n=2), CONTEXT)
+    def test_stream_sends_role_pieces_and_finish_reason(self) -> None:
+        writer = CHAT_CODEC.stream_writer(chat(stream=True, n=2), CONTEXT)
         payloads = [
             *writer.begin(),
             *writer.piece(Piece(1, "Hi")),
@@ -233,9 +233,9 @@ class TestStream:
             (1, None, None, "length"),
         ]
 
-    def test_usage_comes_last_without_choices(self) -> None:
-        question = chat(stream=True, stream_options={"include_usage": True})
-        writer = CHAT_FORMAT.stream_writer(question, CONTEXT)
+    def test_stream_usage_is_last_without_choices(self) -> None:
+        request = chat(stream=True, stream_options={"include_usage": True})
+        writer = CHAT_CODEC.stream_writer(request, CONTEXT)
         payloads = [*writer.begin(), *writer.piece(Piece(0, "a", "stop")), *writer.end(Usage(5, 3), 1.0)]
         *chunks, last, done = events(payloads)
         assert [chunk["usage"] for chunk in chunks] == [None, None, None]
@@ -245,14 +245,14 @@ class TestStream:
         assert usage.usage.total_tokens == 8
         assert done == b"[DONE]"
 
-    def test_logprobs_come_with_the_texts_of_their_tokens(self) -> None:
-        writer = CHAT_FORMAT.stream_writer(chat(stream=True, logprobs=True), CONTEXT)
+    def test_stream_sends_logprobs_with_their_piece(self) -> None:
+        writer = CHAT_CODEC.stream_writer(chat(stream=True, logprobs=True), CONTEXT)
         chunks = events([*writer.piece(Piece(0, "é\ufffd", "stop", TOKENS)), *writer.piece(Piece(0, "", None, TOKENS))])
         assert [chunk["choices"][0]["logprobs"] for chunk in chunks] == [LOGPROBS, None, LOGPROBS]
         for chunk in chunks:
             check_is(ChatCompletionChunk, chunk)
 
-    def test_an_error(self) -> None:
-        writer = CHAT_FORMAT.stream_writer(chat(stream=True), CONTEXT)
+    def test_stream_error_has_openai_body(self) -> None:
+        writer = CHAT_CODEC.stream_writer(chat(stream=True), CONTEXT)
         (error,) = events(writer.error(503, "draining", "going down"))
         assert error["error"]["code"] == "draining"

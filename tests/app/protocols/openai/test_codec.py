@@ -1,4 +1,4 @@
-"""What all routes of the OpenAI API share: bodies, models, null, errors."""
+"""What all routes of the OpenAI API share: bodies, models and errors."""
 
 from collections.abc import Callable
 
@@ -10,13 +10,12 @@ from openai.types.shared import ErrorObject
 
 from app.protocols.codec import Target
 from app.protocols.errors import InvalidJson
-from app.protocols.openai.codec import OpenAiCodec
-from app.protocols.openai.completions import COMPLETIONS_FORMAT
-from app.protocols.openai.embeddings import EMBEDDINGS_FORMAT
-from app.protocols.openai.errors import error_body
+from app.protocols.openai.codec import OpenAiCodec, error_body
+from app.protocols.openai.completions import COMPLETIONS_CODEC
+from app.protocols.openai.embeddings import EMBEDDINGS_CODEC
 from frameworks.errors import InvalidInput, ModelLoading, ModelNotFound, RequestError, UnknownField
 from frameworks.types import ModelSpec
-from tests.app.protocols.openai.requests import SPECS, ask, assert_refused, check_is, find_spec, refusal
+from tests.app.protocols.openai.decoding import SPECS, assert_refused, check_is, decode, decode_error, find_spec
 
 
 class TestBody:
@@ -32,30 +31,30 @@ class TestBody:
             b"[" * 2000 + b"]" * 2000,
         ],
     )
-    def test_what_is_no_json(self, body: bytes) -> None:
-        assert isinstance(refusal(COMPLETIONS_FORMAT, body), InvalidJson)
+    def test_invalid_json_is_refused(self, body: bytes) -> None:
+        assert isinstance(decode_error(COMPLETIONS_CODEC, body), InvalidJson)
 
     @pytest.mark.parametrize("body", [b"[]", b'"llama"', b"1", b"null"])
-    def test_what_is_no_object(self, body: bytes) -> None:
-        error = refusal(COMPLETIONS_FORMAT, body)
+    def test_body_other_than_object_is_refused(self, body: bytes) -> None:
+        error = decode_error(COMPLETIONS_CODEC, body)
         assert isinstance(error, InvalidInput)
         assert error.field == "body"
 
-    def test_a_member_given_twice(self) -> None:
-        error = refusal(COMPLETIONS_FORMAT, b'{"model": "llama", "prompt": "a", "prompt": "b"}')
+    def test_field_given_twice_is_refused(self) -> None:
+        error = decode_error(COMPLETIONS_CODEC, b'{"model": "llama", "prompt": "a", "prompt": "b"}')
         assert isinstance(error, InvalidInput)
         assert error.field == "prompt"
 
-    def test_a_schema_that_is_nested_without_end(self) -> None:
+    def test_deeply_nested_schema_is_refused(self) -> None:
         deep = b'{"a":' * 1000 + b"1" + b"}" * 1000
         body = b'{"model": "llama", "prompt": "a", "json_schema": ' + deep + b"}"
-        error = refusal(COMPLETIONS_FORMAT, body)
+        error = decode_error(COMPLETIONS_CODEC, body)
         assert isinstance(error, InvalidInput)
         assert error.field == "json_schema"
 
     @given(
         st.dictionaries(
-            st.sampled_from(sorted(COMPLETIONS_FORMAT.vocabulary.known)) | st.text(max_size=8),
+            st.sampled_from(sorted(COMPLETIONS_CODEC.fields)) | st.text(max_size=8),
             st.recursive(
                 st.none() | st.booleans() | st.integers(-9, 99) | st.floats(-3, 3) | st.text(max_size=4),
                 lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
@@ -66,53 +65,57 @@ class TestBody:
     )
     def test_any_object_is_read_or_refused(self, fields: dict[str, object]) -> None:
         try:
-            ask(COMPLETIONS_FORMAT, **{"model": "llama", "prompt": "a", **fields})
+            decode(COMPLETIONS_CODEC, **{"model": "llama", "prompt": "a", **fields})
         except RequestError as error:
             assert isinstance(error, ModelNotFound | InvalidInput | UnknownField)  # noqa: PT017 - any other is a bug
 
 
 class TestModel:
-    @pytest.mark.parametrize(("model", "word"), [(None, "missing"), ("", "empty"), (1, "a number"), ([], "an array")])
-    def test_what_names_no_model(self, model: object, word: str) -> None:
-        assert_refused(COMPLETIONS_FORMAT, "model", word, "/v1/models", model=model, prompt="a")
+    @pytest.mark.parametrize(
+        ("model", "word"), [(None, "got nothing"), ("", 'got ""'), (1, "got 1"), ([], "got an array")]
+    )
+    def test_invalid_model_name_is_refused(self, model: object, word: str) -> None:
+        assert_refused(COMPLETIONS_CODEC, "model", word, "/v1/models", model=model, prompt="a")
 
-    def test_a_model_that_is_not_there(self) -> None:
-        assert isinstance(refusal(COMPLETIONS_FORMAT, model="lama", prompt="a"), ModelNotFound)
+    def test_unknown_model_is_refused(self) -> None:
+        assert isinstance(decode_error(COMPLETIONS_CODEC, model="lama", prompt="a"), ModelNotFound)
 
     @pytest.mark.parametrize(
         ("codec", "model"),
-        [(COMPLETIONS_FORMAT, "embed"), (COMPLETIONS_FORMAT, "tensors"), (EMBEDDINGS_FORMAT, "llama")],
+        [(COMPLETIONS_CODEC, "embed"), (COMPLETIONS_CODEC, "tensors"), (EMBEDDINGS_CODEC, "llama")],
     )
-    def test_a_model_for_other_questions(self, codec: OpenAiCodec, model: str) -> None:
-        assert_refused(codec, "model", f"task is {SPECS[model].task}", codec.path, model=model)
+    def test_model_of_another_task_is_refused(self, codec: OpenAiCodec, model: str) -> None:
+        assert_refused(codec, "model", f"got one whose task is {SPECS[model].task}", codec.path, model=model)
 
-    def test_it_is_found_before_the_rest_is_read(self) -> None:
-        assert isinstance(refusal(COMPLETIONS_FORMAT, model="lama", prompt=7), ModelNotFound)
+    def test_model_is_checked_before_other_fields(self) -> None:
+        assert isinstance(decode_error(COMPLETIONS_CODEC, model="lama", prompt=7), ModelNotFound)
 
-    def test_who_waits_for_its_load_says_how_long(self) -> None:
+    def test_timeout_is_readable_before_model_is_loaded(self) -> None:
         def absent(name: str, version: str | None, read_timeout_ms: Callable[[], float | None]) -> ModelSpec:
             assert read_timeout_ms() == 7
             raise ModelLoading("not loaded")
 
         with pytest.raises(ModelLoading):
-            COMPLETIONS_FORMAT.decode(b'{"model": "llama", "timeout_ms": 7}', Target(), absent)
+            COMPLETIONS_CODEC.decode(b'{"model": "llama", "timeout_ms": 7}', Target(), absent)
 
-    def test_the_body_s_word_goes_before_the_path_s(self) -> None:
+    def test_model_is_searched_by_name_of_body(self) -> None:
         asked: list[tuple[str, str | None]] = []
 
         def found(name: str, version: str | None, read_timeout_ms: object = None) -> ModelSpec:
             asked.append((name, version))
             return find_spec(name, version)
 
-        COMPLETIONS_FORMAT.decode(b'{"model": "llama", "prompt": "a"}', Target(), found)
+        COMPLETIONS_CODEC.decode(b'{"model": "llama", "prompt": "a"}', Target(), found)
         assert asked == [("llama", None)]
 
 
 @pytest.mark.parametrize(
     ("field", "value"), [("priority", 0), ("priority", 10), ("priority", "1"), ("timeout_ms", 0), ("timeout_ms", 0.5)]
 )
-def test_priority_and_deadline(field: str, value: object) -> None:
-    assert_refused(COMPLETIONS_FORMAT, field, "whole number", model="llama", prompt="a", **{field: value})
+def test_invalid_priority_or_deadline_is_refused(field: str, value: object) -> None:
+    assert_refused(
+        COMPLETIONS_CODEC, field, "expected an integer from 1 to ", model="llama", prompt="a", **{field: value}
+    )
 
 
 class TestErrors:
@@ -130,8 +133,8 @@ class TestErrors:
             (507, "out_of_memory", "server_error"),
         ],
     )
-    def test_types(self, status: int, code: str, kind: str) -> None:
-        body = orjson.loads(COMPLETIONS_FORMAT.error_body(status, code, "why: because", "abc-1"))
+    def test_error_type_follows_status(self, status: int, code: str, kind: str) -> None:
+        body = orjson.loads(COMPLETIONS_CODEC.error_body(status, code, "why: because", "abc-1"))
         assert body == {"error": {"message": "why: because", "type": kind, "param": None, "code": code}}
         check_is(ErrorObject, body["error"])
 
@@ -143,7 +146,7 @@ class TestErrors:
             (lambda: UnknownField.among("not a name", ["temperature"]), None),
         ],
     )
-    def test_the_field_is_named(self, make: Callable[[], InvalidInput | UnknownField], param: str | None) -> None:
+    def test_error_param_is_the_field(self, make: Callable[[], InvalidInput | UnknownField], param: str | None) -> None:
         error = make()
         code = "invalid_input" if isinstance(error, InvalidInput) else "unknown_field"
         assert orjson.loads(error_body(400, code, error.message))["error"]["param"] == param

@@ -1,4 +1,4 @@
-"""/v1/completions: what is asked, and what OpenAI's own client would read."""
+"""/v1/completions: bodies decoded, and responses parsed by OpenAI's own client."""
 
 import math
 from typing import Any
@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types import Completion
 
-from app.protocols.openai.codec import Question
-from app.protocols.openai.completions import COMPLETIONS_FORMAT
+from app.protocols.openai.codec import OpenAiRequest
+from app.protocols.openai.completions import COMPLETIONS_CODEC
+from app.protocols.openai.generation import sends_usage
 from frameworks.errors import InvalidInput
 from frameworks.generation.types import (
     Choice,
@@ -22,14 +23,14 @@ from frameworks.generation.types import (
     TokenText,
     Usage,
 )
-from tests.app.protocols.openai.requests import (
+from tests.app.protocols.openai.decoding import (
     CONTEXT,
     SPECS,
     VOCABULARY_SIZE,
-    answer,
-    ask,
     assert_refused,
     check_is,
+    decode,
+    encode,
     events,
 )
 
@@ -47,50 +48,50 @@ TOKENS = (
 )
 
 
-def completion(**fields: object) -> Question:
-    return ask(COMPLETIONS_FORMAT, **{"model": "llama", "prompt": "Once", **fields})
+def completion(**fields: object) -> OpenAiRequest:
+    return decode(COMPLETIONS_CODEC, **{"model": "llama", "prompt": "Once", **fields})
 
 
 def refused(field: str, *words: str, **fields: object) -> None:
-    assert_refused(COMPLETIONS_FORMAT, field, *words, **{"model": "llama", "prompt": "Once", **fields})
+    assert_refused(COMPLETIONS_CODEC, field, *words, **{"model": "llama", "prompt": "Once", **fields})
 
 
-class TestQuestion:
-    def test_alone(self) -> None:
-        question = completion()
-        assert question.request == GenerateRequest(
+class TestRequest:
+    def test_request_without_options_has_defaults(self) -> None:
+        decoded = completion()
+        assert decoded.request == GenerateRequest(
             ("Once",), Sampling(temperature=0.7, top_k=40), Stopping(max_tokens=16, may_be_fewer=True)
         )
-        assert (question.spec, question.stream, question.priority, question.timeout_ms) == (
+        assert (decoded.spec, decoded.stream, decoded.priority, decoded.timeout_ms) == (
             SPECS["llama"], False, 5, None,
         )  # fmt: skip
 
-    def test_everything_that_is_honoured(self) -> None:
-        question = completion(
+    def test_every_option_reaches_request(self) -> None:
+        decoded = completion(
             prompt=["a", "b"], n=2, max_tokens=9, min_tokens=1, temperature=0, top_p=0.5, top_k=0, min_p=0.1, seed=3,
             repetition_penalty=1.1, frequency_penalty=0.5, presence_penalty=-0.5, logit_bias={"5": -100}, logprobs=5,
             stop=["x", "y"], stop_token_ids=[4], ignore_eos=True, stream=True, stream_options={"include_usage": True},
             regex="[a-z]+", priority=1, timeout_ms=500, user="me",
         )  # fmt: skip
-        assert question.request == GenerateRequest(
+        assert decoded.request == GenerateRequest(
             ("a", "b"),
             Sampling(1.1, 0.5, -0.5, {5: -100.0}, 0.0, None, 0.5, 0.1, 3, 5),
             Stopping(9, 1, ("x", "y"), frozenset({4}), True),
             Constraint("regex", "[a-z]+"),
             2,
         )
-        assert (question.stream, question.form, question.priority, question.timeout_ms) == (True, True, 1, 500)
+        assert (decoded.stream, decoded.body.user, decoded.priority, decoded.timeout_ms) == (True, "me", 1, 500)
 
-    def test_null_is_as_good_as_left_out(self) -> None:
+    def test_null_counts_as_omitted(self) -> None:
         names = ("temperature", "stop", "logprobs", "n", "stream", "stream_options", "suffix", "best_of", "user")
         assert completion(**dict.fromkeys(names)).request == completion().request
 
     @given(st.text(max_size=20) | st.lists(st.text(max_size=20), min_size=1, max_size=5))
-    def test_texts(self, prompt: str | list[str]) -> None:
+    def test_prompt_of_texts_is_read(self, prompt: str | list[str]) -> None:
         assert completion(prompt=prompt).request.prompts == ((prompt,) if isinstance(prompt, str) else tuple(prompt))
 
     @given(st.lists(st.lists(st.integers(0, VOCABULARY_SIZE - 1), min_size=1, max_size=8), min_size=1, max_size=4))
-    def test_token_ids(self, ids: list[list[int]]) -> None:
+    def test_prompt_of_token_ids_is_read(self, ids: list[list[int]]) -> None:
         assert completion(prompt=ids).request.prompts == tuple(map(tuple, ids))
         assert completion(prompt=ids[0]).request.prompts == (tuple(ids[0]),)
 
@@ -120,44 +121,44 @@ class TestQuestion:
     @pytest.mark.parametrize(
         ("prompt", "field", "word"),
         [
-            (None, "prompt", "missing"),
-            ([], "prompt", "empty"),
+            (None, "prompt", "got nothing"),
+            ([], "prompt", "got 0 items"),
             (["a", 1], "prompt[1]", "1"),
-            ([1, True], "prompt[1]", "a boolean"),
-            ([[1], []], "prompt[1]", "empty"),
-            ([1, VOCABULARY_SIZE], "prompt[1]", "0 to 99"),
+            ([1, True], "prompt[1]", "got a boolean"),
+            ([[1], []], "prompt[1]", "got 0 items"),
+            ([1, VOCABULARY_SIZE], "prompt[1]", "expected a token id from 0 to 99, got 100"),
             ([[1], [-1]], "prompt[1][0]", "-1"),
-            ({"text": "a"}, "prompt", "an object"),
+            ({"text": "a"}, "prompt", "got an object"),
             (["a"] * 129, "prompt", "128"),
         ],
     )
-    def test_what_is_no_prompt(self, prompt: object, field: str, word: str) -> None:
+    def test_invalid_prompt_is_refused(self, prompt: object, field: str, word: str) -> None:
         refused(field, word, prompt=prompt)
 
-    def test_too_many_texts_in_all(self) -> None:
+    def test_too_many_texts_are_refused(self) -> None:
         refused("n", "128", prompt=["a"] * 2, n=65)
 
     @pytest.mark.parametrize("logprobs", [6, -1, True, "all", 1.5])
     def test_logprobs(self, logprobs: object) -> None:
-        refused("logprobs", "0 to 5", logprobs=logprobs)
+        refused("logprobs", "expected an integer from 0 to 5", logprobs=logprobs)
 
     @pytest.mark.parametrize(
         "neutral", [{"echo": False}, {"suffix": ""}, {"best_of": 1}, {"skip_special_tokens": True}]
     )
-    def test_what_asks_for_nothing_passes(self, neutral: dict[str, object]) -> None:
+    def test_neutral_value_of_refused_field_is_accepted(self, neutral: dict[str, object]) -> None:
         assert completion(**neutral).request == completion().request
 
     @pytest.mark.parametrize(
         ("field", "value", "word"),
         [
             ("echo", True, "put it before"),
-            ("suffix", "end", "leave it out"),
-            ("best_of", 3, "with n"),
+            ("suffix", "end", 'expected "", got "end"; '),
+            ("best_of", 3, "by n"),
             ("use_beam_search", True, "temperature 0"),
         ],
     )
-    def test_what_is_not_served_is_named(self, field: str, value: object, word: str) -> None:
-        refused(field, "is not served", word, **{field: value})
+    def test_refused_field_is_named_with_remedy(self, field: str, value: object, word: str) -> None:
+        refused(field, "expected ", word, **{field: value})
 
 
 class TestConstraints:
@@ -174,7 +175,7 @@ class TestConstraints:
             ({"choice": ["a"]}, Constraint("choice", '["a"]')),
         ],
     )
-    def test_each_way_to_say_it(self, fields: dict[str, object], constraint: Constraint | None) -> None:
+    def test_constraint_is_read_from_each_field(self, fields: dict[str, object], constraint: Constraint | None) -> None:
         assert completion(**fields).request.constraint == constraint
 
     @pytest.mark.parametrize(
@@ -188,23 +189,29 @@ class TestConstraints:
             ({"regex": "a", "choice": ["a"]}, "choice"),
         ],
     )
-    def test_what_cannot_be_followed(self, fields: dict[str, object], field: str) -> None:
+    def test_invalid_constraint_is_refused(self, fields: dict[str, object], field: str) -> None:
         refused(field, **fields)
 
 
 class TestStreamOptions:
-    def test_they_go_with_a_stream(self) -> None:
+    def test_stream_options_need_stream_and_booleans(self) -> None:
         refused("stream_options", '"stream": true', stream_options={"include_usage": True})
         refused("stream_options", "an array", stream=True, stream_options=[])
         refused("stream_options.include_obfuscation", stream=True, stream_options={"include_obfuscation": True})
-        refused("stream_options.include_usage", "true or false", stream=True, stream_options={"include_usage": 1})
-        assert not completion(stream=True, stream_options={"include_obfuscation": False}).form
+        refused(
+            "stream_options.include_usage",
+            "expected a boolean, got 1",
+            stream=True,
+            stream_options={"include_usage": 1},
+        )
+        assert not sends_usage(completion(stream=True, stream_options={"include_obfuscation": False}).body)
+        assert sends_usage(completion(stream=True, stream_options={"include_usage": True}).body)
 
 
-class TestAnswer:
-    def test_texts(self) -> None:
+class TestResponse:
+    def test_response_has_each_choice(self) -> None:
         given = GenerateAnswer([Choice(" upon", "length"), Choice(" a", "stop")], Usage(5, 3, 4))
-        body = answer(COMPLETIONS_FORMAT, completion(n=2), given)
+        body = encode(COMPLETIONS_CODEC, completion(n=2), given)
         assert body == {
             **HEAD,
             "choices": [
@@ -217,19 +224,19 @@ class TestAnswer:
 
     def test_logprobs(self) -> None:
         given = GenerateAnswer([Choice("an ox", "stop", TOKENS)], Usage(5, 3, 4))
-        body = answer(COMPLETIONS_FORMAT, completion(logprobs=2), given)
+        body = encode(COMPLETIONS_CODEC, completion(logprobs=2), given)
         assert body["choices"][0]["logprobs"] == {
             "tokens": ["an", " ox"],
             "token_logprobs": [-0.5, -3.0],
-            # Of two tokens with one text the likelier, and the chosen one in any case.
+            # Of two tokens with one text the more likely; always the chosen token.
             "top_logprobs": [{"an": -0.5, "a": -1.5}, {" a": -0.1, " ox": -3.0}],
             "text_offset": [0, 2],
         }
         check_is(Completion, body)
 
-    def test_what_is_impossible_has_a_number_too(self) -> None:
+    def test_infinite_logprob_is_written_as_number(self) -> None:
         token = TokenText(1, "x", -math.inf, ((1, "x", -math.inf), (2, "y", -math.inf)))
-        body = answer(COMPLETIONS_FORMAT, completion(logprobs=2), GenerateAnswer([Choice("x", "stop", (token,))], USED))
+        body = encode(COMPLETIONS_CODEC, completion(logprobs=2), GenerateAnswer([Choice("x", "stop", (token,))], USED))
         logprobs = body["choices"][0]["logprobs"]
         assert logprobs["token_logprobs"] == [-9999.0]
         assert logprobs["top_logprobs"] == [{"x": -9999.0, "y": -9999.0}]
@@ -237,8 +244,8 @@ class TestAnswer:
 
 
 class TestStream:
-    def test_pieces(self) -> None:
-        writer = COMPLETIONS_FORMAT.stream_writer(completion(stream=True, n=2), CONTEXT)
+    def test_stream_sends_each_piece(self) -> None:
+        writer = COMPLETIONS_CODEC.stream_writer(completion(stream=True, n=2), CONTEXT)
         assert writer.begin() == []
         (first,) = events(writer.piece(Piece(1, " upon")))
         assert first == {
@@ -248,9 +255,9 @@ class TestStream:
         assert last["choices"] == [{"index": 0, "text": "", "logprobs": None, "finish_reason": "stop"}]
         assert events(writer.end(Usage(5, 3, 4), 1.0)) == [b"[DONE]"]
 
-    def test_usage(self) -> None:
-        question = completion(stream=True, stream_options={"include_usage": True})
-        writer = COMPLETIONS_FORMAT.stream_writer(question, CONTEXT)
+    def test_stream_usage_is_last_without_choices(self) -> None:
+        decoded = completion(stream=True, stream_options={"include_usage": True})
+        writer = COMPLETIONS_CODEC.stream_writer(decoded, CONTEXT)
         (piece,) = events(writer.piece(Piece(0, "a")))
         assert piece["usage"] is None
         usage, done = events(writer.end(Usage(5, 3, 4), 1.0))
@@ -258,8 +265,8 @@ class TestStream:
         assert done == b"[DONE]"
         check_is(Completion, usage)
 
-    def test_offsets_go_on_from_piece_to_piece(self) -> None:
-        writer = COMPLETIONS_FORMAT.stream_writer(completion(stream=True, logprobs=1, n=2), CONTEXT)
+    def test_stream_text_offsets_continue_across_pieces(self) -> None:
+        writer = COMPLETIONS_CODEC.stream_writer(completion(stream=True, logprobs=1, n=2), CONTEXT)
         offsets = []
         for piece in (Piece(0, "an", tokens=TOKENS[:1]), Piece(1, "a", tokens=TOKENS[:1]), Piece(0, "", tokens=TOKENS)):
             (event,) = events(writer.piece(piece))
@@ -267,8 +274,8 @@ class TestStream:
             offsets.append(event["choices"][0]["logprobs"]["text_offset"])
         assert offsets == [[0], [0], [2, 4]]
 
-    def test_an_error(self) -> None:
-        writer = COMPLETIONS_FORMAT.stream_writer(completion(stream=True), CONTEXT)
+    def test_stream_error_has_openai_body(self) -> None:
+        writer = COMPLETIONS_CODEC.stream_writer(completion(stream=True), CONTEXT)
         (error,) = events(writer.error(504, "deadline_exceeded", "too late"))
         assert error == {
             "error": {"message": "too late", "type": "server_error", "param": None, "code": "deadline_exceeded"}

@@ -1,4 +1,4 @@
-"""/v1/rerank and /v1/score: which pairs are asked for, and how their scores are told."""
+"""/v1/rerank and /v1/score: pairs of a body, and scores in a response."""
 
 import orjson
 import pytest
@@ -6,27 +6,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.protocols.openai.codec import OpenAiCodec
-from app.protocols.openai.schemas import RerankResponse, ScoreResponse
-from app.protocols.openai.scoring import RERANK_FORMAT, SCORE_FORMAT
+from app.protocols.openai.responses import RerankResponse, ScoreResponse
+from app.protocols.openai.scoring import RERANK_CODEC, SCORE_CODEC
 from frameworks.errors import UnknownField
 from frameworks.types import PairRequest, ScoreAnswer
-from tests.app.protocols.openai.requests import answer, ask, assert_refused, refusal
+from tests.app.protocols.openai.decoding import assert_refused, decode, decode_error, encode
 
 QUERY = {"model": "cross-encoder", "query": "q", "documents": ["a", "b", "c"]}
 
 
 class TestRerank:
-    def test_pairs(self) -> None:
+    def test_query_is_paired_with_each_document(self) -> None:
         for model in ("cross-encoder", "embed"):
-            question = ask(RERANK_FORMAT, **QUERY | {"model": model})
-            assert question.request == PairRequest([("q", "a"), ("q", "b"), ("q", "c")])
+            decoded = decode(RERANK_CODEC, **QUERY | {"model": model})
+            assert decoded.request == PairRequest([("q", "a"), ("q", "b"), ("q", "c")])
 
-    def test_documents_may_be_objects(self) -> None:
-        question = ask(RERANK_FORMAT, **QUERY | {"documents": [{"text": "a"}, "b"], "truncate": False})
-        assert question.request == PairRequest([("q", "a"), ("q", "b")], truncate=False)
+    def test_documents_as_objects(self) -> None:
+        decoded = decode(RERANK_CODEC, **QUERY | {"documents": [{"text": "a"}, "b"], "truncate": False})
+        assert decoded.request == PairRequest([("q", "a"), ("q", "b")], truncate=False)
 
-    def test_best_first(self) -> None:
-        body = answer(RERANK_FORMAT, ask(RERANK_FORMAT, **QUERY), ScoreAnswer([0.25, 0.75, 0.25], 9))
+    def test_results_are_ordered_by_score(self) -> None:
+        body = encode(RERANK_CODEC, decode(RERANK_CODEC, **QUERY), ScoreAnswer([0.25, 0.75, 0.25], 9))
         assert body == {
             "id": "rerank-abc-1",
             "model": "llama",
@@ -39,15 +39,15 @@ class TestRerank:
         }
         RerankResponse.model_validate(body, strict=True)
 
-    def test_some_of_them_with_their_texts(self) -> None:
-        question = ask(RERANK_FORMAT, **QUERY | {"top_n": 1, "return_documents": True})
-        body = answer(RERANK_FORMAT, question, ScoreAnswer([0.25, 0.5, 0.75], 9))
+    def test_top_n_with_documents(self) -> None:
+        decoded = decode(RERANK_CODEC, **QUERY | {"top_n": 1, "return_documents": True})
+        body = encode(RERANK_CODEC, decoded, ScoreAnswer([0.25, 0.5, 0.75], 9))
         assert body["results"] == [{"index": 2, "relevance_score": 0.75, "document": {"text": "c"}}]
 
     @given(st.lists(st.floats(0, 1), max_size=8), st.integers(1, 9))
-    def test_every_document_has_its_place(self, scores: list[float], top_n: int) -> None:
-        question = ask(RERANK_FORMAT, **QUERY | {"documents": ["a"] * len(scores), "top_n": top_n})
-        results = answer(RERANK_FORMAT, question, ScoreAnswer(scores, 1))["results"]
+    def test_results_hold_index_and_score_of_best(self, scores: list[float], top_n: int) -> None:
+        decoded = decode(RERANK_CODEC, **QUERY | {"documents": ["a"] * len(scores), "top_n": top_n})
+        results = encode(RERANK_CODEC, decoded, ScoreAnswer(scores, 1))["results"]
         assert [each["relevance_score"] for each in results] == sorted(scores, reverse=True)[:top_n]
         assert all(scores[each["index"]] == each["relevance_score"] for each in results)
         assert len({each["index"] for each in results}) == len(results)
@@ -59,15 +59,19 @@ class TestRerank:
             ("query", ["q"], "query"),
             ("documents", None, "documents"),
             ("documents", ["a", 1], "documents[1]"),
-            ("documents", [{"text": "a", "title": "b"}], "documents[0]"),
             ("documents", [{"text": 1}], "documents[0].text"),
             ("top_n", 0, "top_n"),
             ("return_documents", 1, "return_documents"),
             ("max_chunks_per_doc", 2, "max_chunks_per_doc"),
         ],
     )
-    def test_what_cannot_be_read(self, field: str, value: object, where: str) -> None:
-        assert_refused(RERANK_FORMAT, where, **QUERY | {field: value})
+    def test_invalid_value_is_refused(self, field: str, value: object, where: str) -> None:
+        assert_refused(RERANK_CODEC, where, **QUERY | {field: value})
+
+    def test_unknown_field_of_document_is_refused(self) -> None:
+        error = decode_error(RERANK_CODEC, **QUERY | {"documents": ["a", {"text": "a", "title": "b"}]})
+        assert isinstance(error, UnknownField)
+        assert error.field == "documents[1].title"
 
 
 class TestScore:
@@ -82,14 +86,14 @@ class TestScore:
             (["q"], "a", [("q", "a")]),
         ],
     )
-    def test_pairs(self, one: object, other: object, pairs: list[tuple[str, str]]) -> None:
+    def test_sides_are_paired(self, one: object, other: object, pairs: list[tuple[str, str]]) -> None:
         for first, second in (("text_1", "text_2"), ("queries", "documents")):
-            question = ask(SCORE_FORMAT, **{"model": "cross-encoder", first: one, second: other})
-            assert question.request == PairRequest(pairs)
+            decoded = decode(SCORE_CODEC, **{"model": "cross-encoder", first: one, second: other})
+            assert decoded.request == PairRequest(pairs)
 
-    def test_in_their_order(self) -> None:
-        question = ask(SCORE_FORMAT, model="embed", text_1="q", text_2=["a", "b"])
-        body = answer(SCORE_FORMAT, question, ScoreAnswer([0.25, -0.75], 9))
+    def test_scores_are_in_order_of_pairs(self) -> None:
+        decoded = decode(SCORE_CODEC, model="embed", text_1="q", text_2=["a", "b"])
+        body = encode(SCORE_CODEC, decoded, ScoreAnswer([0.25, -0.75], 9))
         assert body == {
             "id": "score-abc-1",
             "object": "list",
@@ -112,33 +116,33 @@ class TestScore:
             ({"text_1": ["q"], "text_2": ["a", "b"]}, "text_2"),
         ],
     )
-    def test_what_are_no_pairs(self, fields: dict[str, object], where: str) -> None:
-        assert_refused(SCORE_FORMAT, where, **{"model": "cross-encoder", **fields})
+    def test_incomplete_or_unequal_sides_are_refused(self, fields: dict[str, object], where: str) -> None:
+        assert_refused(SCORE_CODEC, where, **{"model": "cross-encoder", **fields})
 
 
-@pytest.mark.parametrize("codec", [RERANK_FORMAT, SCORE_FORMAT])
-def test_a_classifier_is_no_cross_encoder(codec: OpenAiCodec) -> None:
-    fields = {**QUERY} if codec is RERANK_FORMAT else {"text_1": "a", "text_2": "b"}
-    assert_refused(codec, "model", '"classify" has 2 labels', **fields | {"model": "classify"})
+@pytest.mark.parametrize("codec", [RERANK_CODEC, SCORE_CODEC])
+def test_classifier_of_several_labels_is_refused(codec: OpenAiCodec) -> None:
+    fields = {**QUERY} if codec is RERANK_CODEC else {"text_1": "a", "text_2": "b"}
+    assert_refused(codec, "model", '"classify" with 2 labels', **fields | {"model": "classify"})
 
 
 @pytest.mark.parametrize(
     ("codec", "field", "param"),
     [
-        (RERANK_FORMAT, "pairs[3][0]", "query"),
-        (RERANK_FORMAT, "pairs[3][1]", "documents[3]"),
-        (RERANK_FORMAT, "pairs[3]", "documents[3]"),
-        (RERANK_FORMAT, "top_n", "top_n"),
-        (SCORE_FORMAT, "pairs[3][0]", "text_1[3]"),
-        (SCORE_FORMAT, "pairs[3][1]", "text_2[3]"),
-        (SCORE_FORMAT, "pairs[3]", "text_2[3]"),
-        (SCORE_FORMAT, "model", "model"),
+        (RERANK_CODEC, "pairs[3][0]", "query"),
+        (RERANK_CODEC, "pairs[3][1]", "documents[3]"),
+        (RERANK_CODEC, "pairs[3]", "documents[3]"),
+        (RERANK_CODEC, "top_n", "top_n"),
+        (SCORE_CODEC, "pairs[3][0]", "text_1[3]"),
+        (SCORE_CODEC, "pairs[3][1]", "text_2[3]"),
+        (SCORE_CODEC, "pairs[3]", "text_2[3]"),
+        (SCORE_CODEC, "model", "model"),
     ],
 )
-def test_what_is_wrong_with_a_pair_is_told_in_the_caller_s_words(codec: OpenAiCodec, field: str, param: str) -> None:
+def test_error_field_is_named_as_in_body(codec: OpenAiCodec, field: str, param: str) -> None:
     error = orjson.loads(codec.error_body(400, "invalid_input", f"{field}: too long", "abc-1"))["error"]
     assert (error["param"], error["message"]) == (param, f"{param}: too long")
 
 
-def test_fields_of_the_other_route_are_unknown() -> None:
-    assert isinstance(refusal(SCORE_FORMAT, model="embed", query="a", documents=["b"]), UnknownField)
+def test_fields_of_rerank_are_unknown_to_score() -> None:
+    assert isinstance(decode_error(SCORE_CODEC, model="embed", query="a", documents=["b"]), UnknownField)

@@ -1,4 +1,4 @@
-"""Questions to the formats of the OpenAI API, without a server: models are their specs alone."""
+"""Decode bodies and encode responses with the codecs of the OpenAI API, without a server or a model."""
 
 from typing import Any, TypeVar
 
@@ -7,7 +7,7 @@ import pytest
 from pydantic import BaseModel
 
 from app.protocols.codec import AnswerContext, Target
-from app.protocols.openai.codec import OpenAiCodec, Question
+from app.protocols.openai.codec import OpenAiCodec, OpenAiRequest
 from frameworks.errors import InvalidInput, ModelNotFound, RoundhouseError
 from frameworks.generation.types import GenerationSpec, Sampling
 from frameworks.types import ModelSpec, Task, TextSpec
@@ -27,11 +27,11 @@ SPECS = {
         "generate",
         generation=GenerationSpec(64, VOCABULARY_SIZE, frozenset({2}), True, Sampling(temperature=0.7, top_k=40)),
     ),
-    "untalkative": _spec("generate", generation=GenerationSpec(64, VOCABULARY_SIZE)),
+    "no-template": _spec("generate", generation=GenerationSpec(64, VOCABULARY_SIZE)),
     "embed": _spec("embed", TextSpec(16, embedding_size=8)),
-    "embed-cuts": _spec("embed", TextSpec(16, embedding_size=8, shorter_sizes=(2, 4))),
-    "embed-cuts-anywhere": _spec("embed", TextSpec(16, embedding_size=64, shorter_sizes=tuple(range(1, 64)))),
-    "embed-of-any-size": _spec("embed", TextSpec(16)),
+    "embed-two-shorter-sizes": _spec("embed", TextSpec(16, embedding_size=8, shorter_sizes=(2, 4))),
+    "embed-any-shorter-size": _spec("embed", TextSpec(16, embedding_size=64, shorter_sizes=tuple(range(1, 64)))),
+    "embed-unknown-size": _spec("embed", TextSpec(16)),
     "cross-encoder": _spec("classify", TextSpec(16, labels=("LABEL_0",), multi_label=True)),
     "classify": _spec("classify", TextSpec(16, labels=("a", "b"))),
     "tensors": _spec("tensor"),
@@ -39,46 +39,46 @@ SPECS = {
 
 
 def find_spec(name: str, version: str | None, read_timeout_ms: object = None) -> ModelSpec:
-    """As the endpoint finds a model's spec."""
+    """Return the spec of a model, as the pipeline does."""
     if name not in SPECS:
         raise ModelNotFound(name, SPECS)
     return SPECS[name]
 
 
-def ask(codec: OpenAiCodec, body: object = None, /, **fields: object) -> Question:
-    """The question in a body: these fields, or `body` as it is."""
+def decode(codec: OpenAiCodec, body: object = None, /, **fields: object) -> OpenAiRequest:
+    """Decode `body`: bytes or a JSON value. Without it, decode an object of the fields."""
     content = body if isinstance(body, bytes) else orjson.dumps(fields if body is None else body)
     return codec.decode(content, Target(), find_spec)
 
 
-def refusal(codec: OpenAiCodec, body: object = None, /, **fields: object) -> RoundhouseError:
-    """What the question is refused with."""
+def decode_error(codec: OpenAiCodec, body: object = None, /, **fields: object) -> RoundhouseError:
+    """Return the error that the codec raises for a body."""
     with pytest.raises(RoundhouseError) as refused:
-        ask(codec, body, **fields)
+        decode(codec, body, **fields)
     return refused.value
 
 
 def assert_refused(codec: OpenAiCodec, field: str, *words: str, **fields: object) -> None:
-    """The question is refused for this field, in a message that has all these words."""
-    error = refusal(codec, **fields)
+    """Check that the codec raises InvalidInput for the field, with all words in the message."""
+    error = decode_error(codec, **fields)
     assert isinstance(error, InvalidInput), error
     assert error.field == field, error
     for word in words:
         assert word in error.message
 
 
-def answer(codec: OpenAiCodec, question: Question, given: object) -> Any:
-    """What the caller of `question` reads."""
-    return orjson.loads(codec.encode(question, given, CONTEXT))
+def encode(codec: OpenAiCodec, request: OpenAiRequest, given: object) -> Any:
+    """Return the response body of an encode of the pipeline."""
+    return orjson.loads(codec.encode(request, given, CONTEXT))
 
 
 def events(payloads: list[bytes]) -> list[Any]:
-    """What the caller of a stream reads; the last event as it is."""
+    """Parse the events of a stream except [DONE]."""
     return [payload if payload == b"[DONE]" else orjson.loads(payload) for payload in payloads]
 
 
 def check_is(kind: type[Kind], content: object) -> Kind:
-    """The answer by the client's own model of it, which has to have a place for all of it."""
+    """Parse a response by the class of OpenAI's client. Fails for a field that the class lacks."""
     model = kind.model_validate(content, strict=True)
     _check_no_more(model)
     return model

@@ -1,0 +1,126 @@
+"""Response bodies of the OpenAI API as OpenAPI shows them. The codecs write them without these classes."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from app.protocols.openai.requests import RerankDocument
+
+
+class CompletionUsage(BaseModel):
+    """Prompt tokens, those of them found in the cache, and generated tokens."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: dict[str, int] = Field(description="`cached_tokens`: prompt tokens found in the cache.")
+
+
+class _GenerationResponse(BaseModel):
+    id: str
+    created: int = Field(description="Unix time in seconds.")
+    model: str
+    choices: list[dict[str, Any]] = Field(description="As OpenAI's, ordered by index.")
+    usage: CompletionUsage
+
+
+class CompletionsResponse(_GenerationResponse):
+    """Each choice has `text`, `finish_reason` and, on request, `logprobs`."""
+
+    object: Literal["text_completion"]
+
+
+class ChatResponse(_GenerationResponse):
+    """Each choice has `message`, `finish_reason` and, on request, `logprobs`."""
+
+    object: Literal["chat.completion"]
+
+
+class TokenUsage(BaseModel):
+    """Number of tokens of the texts."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embedding(BaseModel):
+    """The vector of one text."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingsResponse(BaseModel):
+    """One vector for each text, in the order of the texts."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: TokenUsage
+
+
+class RankedDocument(BaseModel):
+    """The score of one document."""
+
+    index: int = Field(description="Index of the document in the request.")
+    relevance_score: float
+    document: RerankDocument | None = None
+
+
+class RerankResponse(BaseModel):
+    """Documents by descending score."""
+
+    id: str
+    model: str
+    usage: TokenUsage
+    results: list[RankedDocument]
+
+
+class PairScore(BaseModel):
+    """The score of one pair."""
+
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class ScoreResponse(BaseModel):
+    """One score for each pair, in the order of the pairs."""
+
+    id: str
+    object: Literal["list"]
+    created: int = Field(description="Unix time in seconds.")
+    model: str
+    data: list[PairScore]
+    usage: TokenUsage
+
+
+class TokenizeResponse(BaseModel):
+    """The tokens, their count, and the maximum that the model reads."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizeResponse(BaseModel):
+    """The text of the tokens."""
+
+    prompt: str
+
+
+class OpenAiErrorDetail(BaseModel):
+    """`code`: an error code of the native API. `param`: the field that is wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class OpenAiErrorResponse(BaseModel):
+    """The body of every response below /v1 with a status of 400 or above."""
+
+    error: OpenAiErrorDetail

@@ -1,0 +1,101 @@
+"""The request bodies: OpenAPI's schema accepts exactly what the decoder accepts."""
+
+import json
+from functools import cache
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.protocols.codec import Target
+from app.protocols.openai.codec import OpenAiCodec
+from app.protocols.openai.field_policy import FieldPolicy
+from app.protocols.openai.routes import ROUTES
+from frameworks.errors import FieldError
+from frameworks.generation.types import GenerationSpec
+from frameworks.types import ModelSpec, TextSpec
+from tests.app.protocols.json_schemas import accepts, schema_of, values_around
+
+CODECS = {route.path: cast(OpenAiCodec, route.codec) for route in ROUTES}
+MESSAGES = [{"role": "user", "content": "a"}]
+MAX = 2**31 - 1
+# Required fields, and for a field that needs others in the body those others.
+BASES: dict[str, dict[str, dict[str, Any]]] = {
+    "/v1/completions": {
+        "": {"prompt": "a"},
+        "min_tokens": {"prompt": "a", "max_tokens": MAX},
+        "stream_options": {"prompt": "a", "stream": True},
+    },
+    "/v1/chat/completions": {
+        "": {"messages": MESSAGES},
+        "stream_options": {"messages": MESSAGES, "stream": True},
+        "top_logprobs": {"messages": MESSAGES, "logprobs": True},
+    },
+    "/v1/embeddings": {"": {"input": "a"}},
+    "/v1/rerank": {"": {"query": "q", "documents": ["a"]}},
+    "/v1/score": {
+        "": {"text_1": "a", "text_2": ["b"]},
+        "queries": {"documents": ["b"]},
+        "documents": {"queries": "a"},
+    },
+    "/v1/tokenize": {"": {"prompt": "a"}, "messages": {}},
+    "/v1/detokenize": {"": {"tokens": [1]}},
+}
+OTHER_SIDES = {"text_1": "text_2", "queries": "documents"}
+FIELDS = [(path, field) for path, codec in CODECS.items() for field in codec.body.model_fields if field != "model"]
+
+
+def spec_for(codec: OpenAiCodec) -> ModelSpec:
+    """Return the spec of a model without limits below those of the schemas."""
+    task = codec.tasks[0]
+    text = TextSpec(16, embedding_size=8, shorter_sizes=cast(Any, range(1, MAX + 1)))
+    generation = GenerationSpec(MAX, MAX + 1, has_chat_template=True) if task == "generate" else None
+    return ModelSpec("pytorch", task, (), (), "cpu", "float32", 0, text, generation=generation)
+
+
+@cache
+def values_of(path: str, field: str) -> st.SearchStrategy[Any]:
+    return values_around(schema_of(CODECS[path].body)["properties"][field])
+
+
+@pytest.mark.parametrize(("path", "field"), FIELDS)
+@settings(max_examples=20)
+@given(data=st.data())
+def test_schema_and_decoder_accept_same_values(path: str, field: str, data: st.DataObject) -> None:
+    codec = CODECS[path]
+    schema = schema_of(codec.body)["properties"][field]
+    value = data.draw(values_of(path, field))
+    base = BASES[path].get(field if value is not None else "", BASES[path][""])
+    body = {"model": "any", **base, field: value}
+    if path == "/v1/score" and field in OTHER_SIDES and isinstance(value, list):
+        body[OTHER_SIDES[field]] = ["b"] * len(value)
+    refusal = None
+    try:
+        codec.decode(json.dumps(body).encode(), Target(), lambda *_: spec_for(codec))
+    except FieldError as error:
+        refusal = error
+    # Null leaves a field out, which no schema can state of a field that a rule requires.
+    if accepts(schema, value) and (value is not None or field not in base):
+        assert refusal is None, refusal
+    else:
+        assert refusal is not None
+        assert refusal.field.startswith(field)
+
+
+@pytest.mark.parametrize("codec", CODECS.values())
+def test_refused_fields_are_not_described(codec: OpenAiCodec) -> None:
+    assert not codec.body.model_fields.keys() & codec.policy.refusals.keys()
+    assert codec.fields == codec.body.model_fields.keys() | codec.policy.refusals.keys()
+
+
+@pytest.mark.parametrize("codec", CODECS.values())
+def test_refused_field_is_removed_or_refused(codec: OpenAiCodec) -> None:
+    policy: FieldPolicy = codec.policy
+    for name, refusal in policy.refusals.items():
+        for value in (None, *refusal.neutral):
+            fields = {"model": "any", name: value}
+            policy.apply(fields)
+            assert fields == {"model": "any"}
+        with pytest.raises(FieldError, match=f"^{name}: expected .*, got an object; "):
+            policy.apply({name: {"a": 1}})
