@@ -58,6 +58,7 @@ CLEAN = (
     "tests/app/grpc",
     "tests/bench",
     "tests/docker",
+    "tests/frameworks/onnx",
     "tests/manual",
 )
 """Paths below the root, files or folders, that hold the rules. New paths are added, none is removed."""

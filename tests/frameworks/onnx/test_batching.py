@@ -1,4 +1,4 @@
-"""Which graphs may be batched: what is batched gives the same, and what is not says why."""
+"""Graphs may be batched if rows give the same results together; others state the reason."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ FREE = ("n", 4)
 
 @pytest.fixture
 def loaded(tmp_path: Path) -> Any:
-    """The graph as we load it, warmed up."""
+    """Load and warm up a graph."""
 
     def load(graph: onnx.ModelProto, **entry: Any) -> OnnxModel:
         model = load_onnx(onnx_graphs.save(graph, tmp_path), **entry)
@@ -33,14 +33,14 @@ def loaded(tmp_path: Path) -> Any:
 
 
 def over_rows(op: str, shape: onnx_graphs.Shape = FREE, **attributes: Any) -> onnx.ModelProto:
-    """x [n, 4] → y by one operator with the first axis."""
+    """Return x [n, 4] → y by one operator over the first axis."""
     weights = {"axes": np.array([0], np.int64)} if op.startswith("Reduce") else {}
     node = helper.make_node(op, ["x", *weights], ["y"], **attributes)
     return model_of([node], [("x", "float32", FREE)], [("y", "float32", shape)], weights)
 
 
 def centred() -> onnx.ModelProto:
-    """x [n, 4] → y = x less the mean of the batch: a single row cannot tell."""
+    """Return x [n, 4] → y = x minus the mean of the batch; a single row does not show it."""
     nodes = [
         helper.make_node("ReduceMean", ["x", "axes"], ["mean"], keepdims=1),
         helper.make_node("Sub", ["x", "mean"], ["y"]),
@@ -49,7 +49,7 @@ def centred() -> onnx.ModelProto:
 
 
 def one_row_only() -> onnx.ModelProto:
-    """x [n, 4] → y [n, 4] through a shape of one row, which only a run shows."""
+    """Return x [n, 4] → y [n, 4] through a shape of one row, which only a run shows."""
     nodes = [
         helper.make_node("ReduceSum", ["x"], ["sum"], keepdims=0),
         helper.make_node("Mul", ["sum", "zero"], ["nothing"]),
@@ -62,13 +62,13 @@ def one_row_only() -> onnx.ModelProto:
 
 
 def first_row() -> onnx.ModelProto:
-    """x [n, 4] → y [m, 4]: the first row only."""
+    """Return x [n, 4] → y [m, 4]: the first row only."""
     node = helper.make_node("Compress", ["x", "first"], ["y"], axis=0)
     return model_of([node], [("x", "float32", FREE)], [("y", "float32", ("m", 4))], {"first": np.array([True])})
 
 
 def numbers(dtype: str, shape: tuple[int, ...], first: int) -> Array:
-    """Different for each `first`."""
+    """Return inputs that differ for each `first`."""
     values = (first + np.arange(int(np.prod(shape)))).reshape(shape)
     return values.astype(str).astype(object) if dtype == "string" else values.astype(NUMPY_DTYPES[dtype])
 
@@ -86,7 +86,7 @@ def numbers(dtype: str, shape: tuple[int, ...], first: int) -> Array:
         *((onnx_graphs.identity(dtype), {"x": (dtype, ())}) for dtype in onnx_graphs.ONNX_DTYPES),
     ],
 )
-def test_what_is_batched_gives_each_caller_what_it_gets_alone(
+def test_batched_rows_equal_rows_alone(
     loaded: Any, graph: onnx.ModelProto, inputs: dict[str, tuple[str, tuple[int, ...]]]
 ) -> None:
     model = loaded(graph)
@@ -113,7 +113,7 @@ def plain(value: Value) -> object:
 
 
 @pytest.mark.parametrize(("dtype", "within", "beyond"), [("float16", 5e-3, 5e-2), ("float32", 5e-5, 1e-3)])
-def test_rows_may_differ_as_far_as_the_dtype_is_coarse(dtype: str, within: float, beyond: float) -> None:
+def test_rows_agree_within_precision_of_dtype(dtype: str, within: float, beyond: float) -> None:
     def because(off: float) -> str | None:
         def run(inputs: dict[str, Value]) -> dict[str, Value]:
             x = inputs["x"]
@@ -128,7 +128,7 @@ def test_rows_may_differ_as_far_as_the_dtype_is_coarse(dtype: str, within: float
     assert because(beyond) == 'output "y" of two rows differs from that of each by itself'
 
 
-def test_an_index_that_is_refused_does_not_speak_against_batching(loaded: Any) -> None:
+def test_trial_with_invalid_index_keeps_batching(loaded: Any) -> None:
     assert loaded(onnx_graphs.gather()).spec.batched_inputs == {"indices"}
 
 
@@ -155,20 +155,20 @@ def test_an_index_that_is_refused_does_not_speak_against_batching(loaded: Any) -
         (onnx_graphs.optional_in(), None),
     ],
 )
-def test_what_is_not_batched_says_why(loaded: Any, graph: onnx.ModelProto, reason: str | None) -> None:
+def test_unbatched_graph_has_a_reason(loaded: Any, graph: onnx.ModelProto, reason: str | None) -> None:
     spec = loaded(graph).spec
     assert spec.batched_inputs == frozenset()
     assert spec.unbatched_because is not None
     assert spec.unbatched_because.startswith(reason or "")
 
 
-def test_a_graph_without_inputs_is_not_batched() -> None:
+def test_graph_without_inputs_is_not_batched() -> None:
     outputs = (ValueSpec("y", TensorType("float32", (-1,))),)
     spec = ModelSpec("onnx", "tensor", (), outputs, "cpu", "float32", memory_bytes=0)
     assert why_not_batched(spec, {}, lambda inputs: inputs) == "it takes no input"
 
 
-def test_a_graph_that_two_rows_suit_and_one_does_not_is_not_batched(loaded: Any) -> None:
+def test_graph_failing_on_one_row_is_not_batched(loaded: Any) -> None:
     spec = loaded(onnx_graphs.pairs(), input_shape=(2,)).spec
     assert spec.batched_inputs == frozenset()
     assert spec.unbatched_because is not None

@@ -1,4 +1,4 @@
-"""Large outputs are written into leased buffers, and are to the bit what a plain run gives."""
+"""Large outputs are written into leased buffers and equal those of a plain run."""
 
 import tracemalloc
 from pathlib import Path
@@ -54,7 +54,7 @@ def rows_of(count: int, width: int = WIDTH) -> Array:
 
 
 def sines(shape: onnx_graphs.Shape) -> onnx.ModelProto:
-    """x → its sine, and its mean over a row."""
+    """Return x → its sine, and its mean over a row."""
     nodes = [helper.make_node("Sin", ["x"], ["sine"]), helper.make_node("ReduceMean", ["x"], ["mean"])]
     return model_of(nodes, [("x", "float32", shape)], [("sine", "float32", shape), ("mean", "float32", (1, 1))])
 
@@ -62,102 +62,102 @@ def sines(shape: onnx_graphs.Shape) -> onnx.ModelProto:
 @pytest.mark.parametrize(
     "shape", [("n", WIDTH), ("n", "m"), (None, WIDTH), (ROWS + 1, WIDTH)], ids=["rows", "all", "unnamed", "fixed"]
 )
-def test_bit_for_bit_what_a_plain_run_gives(shape: onnx_graphs.Shape, tmp_path: Path) -> None:
-    house, x = bound(sines(shape), tmp_path), rows_of(ROWS + 1)
+def test_leased_outputs_equal_plain_run(shape: onnx_graphs.Shape, tmp_path: Path) -> None:
+    bound_model, x = bound(sines(shape), tmp_path), rows_of(ROWS + 1)
     sine, mean = onnx_graphs.session(tmp_path / "model.onnx").run(None, {"x": x})
     for _ in range(3):
-        outputs = house.infer({"x": x})
+        outputs = bound_model.infer({"x": x})
         assert list(outputs) == ["sine", "mean"]
         np.testing.assert_array_equal(np.asarray(outputs["sine"]), sine, strict=True)
         np.testing.assert_array_equal(np.asarray(outputs["mean"]), mean, strict=True)
-        assert house.stats.leases == 1
+        assert bound_model.stats.leases == 1
         del outputs
-    assert (house.stats.misses, house.stats.hits, house.stats.leases) == (1, 2, 0)
+    assert (bound_model.stats.misses, bound_model.stats.hits, bound_model.stats.leases) == (1, 2, 0)
 
 
-def test_small_runs_and_outputs_that_nobody_asked_for_lease_nothing(tmp_path: Path) -> None:
-    house = bound(sines(("n", WIDTH)), tmp_path)
-    house.infer({"x": rows_of(ROWS - 1)})
-    house.infer({"x": rows_of(ROWS)}, "mean")
-    assert (house.stats.misses, house.stats.hits) == (0, 0)
-    house.infer({"x": rows_of(ROWS)}, "sine")
-    assert house.stats.misses == 1
+def test_small_or_unrequested_output_takes_no_lease(tmp_path: Path) -> None:
+    bound_model = bound(sines(("n", WIDTH)), tmp_path)
+    bound_model.infer({"x": rows_of(ROWS - 1)})
+    bound_model.infer({"x": rows_of(ROWS)}, "mean")
+    assert (bound_model.stats.misses, bound_model.stats.hits) == (0, 0)
+    bound_model.infer({"x": rows_of(ROWS)}, "sine")
+    assert bound_model.stats.misses == 1
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float64", "int8", "uint16", "int64", "bool"])
-def test_every_dtype_of_numpy(dtype: str, tmp_path: Path) -> None:
-    house = bound(onnx_graphs.identity(dtype), tmp_path)
+def test_output_of_numpy_dtype_is_leased(dtype: str, tmp_path: Path) -> None:
+    bound_model = bound(onnx_graphs.identity(dtype), tmp_path)
     x = (np.arange(PAYS_FROM_BYTES) % 3).astype(dtype)
-    np.testing.assert_array_equal(np.asarray(house.infer({"x": x})["y"]), x, strict=True)
-    assert house.stats.misses == 1
+    np.testing.assert_array_equal(np.asarray(bound_model.infer({"x": x})["y"]), x, strict=True)
+    assert bound_model.stats.misses == 1
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "string"])
-def test_other_dtypes_run_as_ever(dtype: str, tmp_path: Path) -> None:
-    house = bound(onnx_graphs.identity(dtype), tmp_path)
+def test_output_of_other_dtype_takes_no_lease(dtype: str, tmp_path: Path) -> None:
+    bound_model = bound(onnx_graphs.identity(dtype), tmp_path)
     x = np.ones(PAYS_FROM_BYTES // 2, np.float32) if dtype == "bfloat16" else np.full(PAYS_FROM_BYTES // 8, "a", object)
-    assert (np.asarray(house.infer({"x": x})["y"]) == x).all()
-    assert house.stats.misses == 0
+    assert (np.asarray(bound_model.infer({"x": x})["y"]) == x).all()
+    assert bound_model.stats.misses == 0
 
 
-def test_rows_that_lie_apart_are_read_as_they_are(tmp_path: Path) -> None:
-    house, x = bound(sines(("n", WIDTH)), tmp_path), rows_of(ROWS, 2 * WIDTH)[:, ::2]
+def test_strided_input_is_read(tmp_path: Path) -> None:
+    bound_model, x = bound(sines(("n", WIDTH)), tmp_path), rows_of(ROWS, 2 * WIDTH)[:, ::2]
     (sine,) = onnx_graphs.session(tmp_path / "model.onnx").run(["sine"], {"x": x.copy()})
-    np.testing.assert_array_equal(np.asarray(house.infer({"x": x})["sine"]), sine, strict=True)
+    np.testing.assert_array_equal(np.asarray(bound_model.infer({"x": x})["sine"]), sine, strict=True)
 
 
-def test_a_shape_that_is_not_what_the_graph_declares_is_seen_once(tmp_path: Path) -> None:
-    """Half of the rows come out, and the first dimension has no name that would say so."""
+def test_wrong_declared_shape_switches_leases_off(tmp_path: Path) -> None:
+    """The graph returns half of the rows, and the first dimension has no name."""
     nodes = [helper.make_node("Slice", ["x", "start", "end", "axis", "step"], ["y"])]
     numbers = {"start": [0], "end": [2**62], "axis": [0], "step": [2]}
     weights = {name: np.array(value, np.int64) for name, value in numbers.items()}
     shape = (None, WIDTH)
-    house = bound(model_of(nodes, [("x", "float32", shape)], [("y", "float32", shape)], weights), tmp_path)
+    bound_model = bound(model_of(nodes, [("x", "float32", shape)], [("y", "float32", shape)], weights), tmp_path)
     x = rows_of(2 * ROWS)
     for _ in range(3):
-        np.testing.assert_array_equal(np.asarray(house.infer({"x": x})["y"]), x[::2], strict=True)
-    assert (house.stats.misses, house.stats.hits, house.stats.leases) == (1, 0, 0)
+        np.testing.assert_array_equal(np.asarray(bound_model.infer({"x": x})["y"]), x[::2], strict=True)
+    assert (bound_model.stats.misses, bound_model.stats.hits, bound_model.stats.leases) == (1, 0, 0)
 
 
-def test_what_the_graph_refuses_is_told_as_ever_and_leaves_no_lease(tmp_path: Path) -> None:
-    house, plain = bound(onnx_graphs.add(("n", WIDTH)), tmp_path), load_onnx(tmp_path)
+def test_refused_input_raises_and_frees_lease(tmp_path: Path) -> None:
+    bound_model, plain = bound(onnx_graphs.add(("n", WIDTH)), tmp_path), load_onnx(tmp_path)
     wrong: dict[str, Value] = {"a": rows_of(ROWS), "b": rows_of(ROWS + 1)}
     messages = []
-    for infer in (house.model.infer, plain.infer):
+    for infer in (bound_model.model.infer, plain.infer):
         with pytest.raises(InvalidInput) as caught:
             infer(TensorBatch(wrong))
         messages.append(caught.value.message)
         del caught
     assert messages[0] == messages[1]
-    assert house.stats.leases == 0
-    right = house.infer({"a": rows_of(ROWS), "b": rows_of(ROWS)}, "sum")
+    assert bound_model.stats.leases == 0
+    right = bound_model.infer({"a": rows_of(ROWS), "b": rows_of(ROWS)}, "sum")
     np.testing.assert_array_equal(np.asarray(right["sum"]), 2 * rows_of(ROWS), strict=True)
-    assert house.stats.hits == 1
+    assert bound_model.stats.hits == 1
 
 
-def test_in_the_steady_state_numpy_allocates_no_output(tmp_path: Path) -> None:
-    house, inputs = bound(sines(("n", WIDTH)), tmp_path), {"x": rows_of(ROWS)}
-    house.infer(dict(inputs))
+def test_steady_state_allocates_no_output(tmp_path: Path) -> None:
+    bound_model, inputs = bound(sines(("n", WIDTH)), tmp_path), {"x": rows_of(ROWS)}
+    bound_model.infer(dict(inputs))
     tracemalloc.start()
     try:
         for _ in range(5):
-            house.infer(dict(inputs))
+            bound_model.infer(dict(inputs))
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert peak_bytes < PAYS_FROM_BYTES / 16
-    assert (house.stats.misses, house.stats.hits) == (1, 5)
+    assert (bound_model.stats.misses, bound_model.stats.hits) == (1, 5)
 
 
-def test_the_states_of_texts_are_leased_until_they_are_pooled(tmp_path: Path) -> None:
+def test_hidden_states_are_leased_until_pooling(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
     onnx_graphs.save(onnx_encoders.encoder(), tmp_path)
-    house, plain = Bound(tmp_path), load_onnx(tmp_path)
-    hidden = next(spec.shape for spec in house.model.spec.outputs if spec.shape and len(spec.shape) == 3)
+    bound_model, plain = Bound(tmp_path), load_onnx(tmp_path)
+    hidden = next(spec.shape for spec in bound_model.model.spec.outputs if spec.shape and len(spec.shape) == 3)
     tokens = PAYS_FROM_BYTES // 4 // hidden[-1] // 64 + 1
     batch = TokenBatch([[2, 5, 3] * (tokens // 3 + 1 - i % 2) for i in range(64)])
     for _ in range(3):
-        rows = house.model.infer(batch)[TEXT_OUTPUT]
-        assert house.stats.leases == 0
+        rows = bound_model.model.infer(batch)[TEXT_OUTPUT]
+        assert bound_model.stats.leases == 0
         np.testing.assert_array_equal(np.asarray(rows), np.asarray(plain.infer(batch)[TEXT_OUTPUT]), strict=True)
-    assert (house.stats.misses, house.stats.hits) == (1, 2)
+    assert (bound_model.stats.misses, bound_model.stats.hits) == (1, 2)

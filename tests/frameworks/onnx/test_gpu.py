@@ -1,4 +1,4 @@
-"""The same graphs on a CUDA device; skipped where there is none, or where this build of ONNX Runtime drives none."""
+"""The same graphs on a CUDA device; skipped without a device or without ONNX Runtime's CUDA provider."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ pytestmark = [
 ]
 
 
-def test_a_graph_of_tensors_is_placed_and_answers_as_on_the_cpu(tmp_path: Path) -> None:
+def test_tensor_graph_on_gpu_equals_cpu(tmp_path: Path) -> None:
     onnx_graphs.save(onnx_graphs.add(), tmp_path)
     model = load_onnx(tmp_path, gpu=True)
     assert model.spec.device.startswith("cuda:")
@@ -39,7 +39,7 @@ def test_a_graph_of_tensors_is_placed_and_answers_as_on_the_cpu(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("dtype", list(onnx_graphs.ONNX_DTYPES))
-def test_every_dtype_comes_back(tmp_path: Path, dtype: str) -> None:
+def test_every_dtype_returns_from_gpu(tmp_path: Path, dtype: str) -> None:
     model = load_onnx(onnx_graphs.save(onnx_graphs.identity(dtype), tmp_path), gpu=True)
     x = np.array(["a", ""], object) if dtype == "string" else np.array([0, 1], model_dtype(dtype))
     y = model.infer(TensorBatch({"x": x}))["y"]
@@ -52,7 +52,7 @@ def model_dtype(dtype: str) -> str:
     return "float32" if dtype == "bfloat16" else dtype
 
 
-def test_text_gives_the_vectors_of_the_cpu(tmp_path: Path) -> None:
+def test_text_embeddings_on_gpu_equal_cpu(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
     onnx_graphs.save(onnx_encoders.encoder(), tmp_path)
     on_cpu, on_cuda = load_onnx(tmp_path, execution_providers=("CPU",)), load_onnx(tmp_path, gpu=True)
@@ -60,7 +60,7 @@ def test_text_gives_the_vectors_of_the_cpu(tmp_path: Path) -> None:
     on_cuda.close()
 
 
-def test_large_outputs_come_into_leased_buffers(tmp_path: Path) -> None:
+def test_large_outputs_use_leased_buffers(tmp_path: Path) -> None:
     width, pool = PAYS_FROM_BYTES // 4, TensorPool(MemorySettings())
     path = onnx_graphs.save(onnx_graphs.add(("n", width)), tmp_path)
     devices = DeviceManager(SystemProbe())
@@ -78,6 +78,6 @@ def test_large_outputs_come_into_leased_buffers(tmp_path: Path) -> None:
     model.close()
 
 
-def test_a_device_that_is_switched_off_is_not_used(tmp_path: Path) -> None:
+def test_disabled_gpu_is_not_used(tmp_path: Path) -> None:
     onnx_graphs.save(onnx_graphs.add(), tmp_path)
     assert load_onnx(tmp_path, gpu=True, execution_providers=("CPU",)).spec.device == "cpu"

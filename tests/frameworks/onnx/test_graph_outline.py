@@ -50,13 +50,13 @@ def in_a_sparse_tensor(weight: TensorProto) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("place", [in_an_initializer, in_a_node, in_a_branch, in_a_function, in_a_sparse_tensor])
-def test_wherever_a_tensor_may_stand(tmp_path: Path, place: Callable[[TensorProto], onnx.ModelProto]) -> None:
+def test_external_tensor_is_found_anywhere(tmp_path: Path, place: Callable[[TensorProto], onnx.ModelProto]) -> None:
     (tmp_path / "wéights").write_bytes(b"1234")
     file = onnx_graphs.save(place(tensor("wéights")), tmp_path)
     assert read_outline(file).external_files == {tmp_path / "wéights"}
 
 
-def test_many_tensors_of_two_files(tmp_path: Path) -> None:
+def test_tensors_of_two_files_are_found(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / name).touch()
     weights = [tensor(name) for name in ("a", "b", "a", "absent")]
@@ -64,11 +64,11 @@ def test_many_tensors_of_two_files(tmp_path: Path) -> None:
     assert read_outline(file).external_files == {tmp_path / "a", tmp_path / "b"}
 
 
-def test_a_graph_with_its_weights_inside_has_none(tmp_path: Path) -> None:
+def test_graph_with_own_weights_has_no_files(tmp_path: Path) -> None:
     assert read_outline(onnx_graphs.save(onnx_encoders.encoder(), tmp_path)).external_files == set()
 
 
-def test_the_key_may_stand_behind_the_value(tmp_path: Path) -> None:
+def test_key_after_value_is_read(tmp_path: Path) -> None:
     (tmp_path / "w").touch()
     weight = tensor("w")
     location, *others = list(weight.external_data)
@@ -78,18 +78,18 @@ def test_the_key_may_stand_behind_the_value(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("location", ["n" * 5000, "a/b/c", "nul\0", ""])
-def test_a_file_that_cannot_be_is_not_there(tmp_path: Path, location: str) -> None:
+def test_impossible_location_is_absent(tmp_path: Path, location: str) -> None:
     assert read_outline(onnx_graphs.save(in_an_initializer(tensor(location)), tmp_path)).external_files == set()
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 50, b"\x3a\xff\xff\xff\xff\x0f", b"\xff" * 40, b"\x3b", b"\x3a"])
-def test_what_is_no_graph_has_none(tmp_path: Path, content: bytes) -> None:
+def test_other_content_has_no_files(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "file"
     file.write_bytes(content)
     assert read_outline(file).external_files == set()
 
 
-def test_a_file_too_large_for_a_graph_is_not_read(tmp_path: Path) -> None:
+def test_file_beyond_graph_limit_is_not_read(tmp_path: Path) -> None:
     file = tmp_path / "file"
     with file.open("wb") as sparse:
         sparse.write(b"\x08\x01" * 10)
@@ -100,7 +100,7 @@ def test_a_file_too_large_for_a_graph_is_not_read(tmp_path: Path) -> None:
 
 
 @given(st.binary(max_size=300))
-def test_any_bytes_are_read_or_are_no_graph(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+def test_arbitrary_bytes_never_raise_other_errors(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     file = tmp_path_factory.getbasetemp() / "fuzzed.onnx"
     file.write_bytes(content)
     read_outline(file)
@@ -110,7 +110,9 @@ WHOLE = in_a_branch(tensor("deeper/weights")).SerializeToString()
 
 
 @given(st.integers(0, len(WHOLE) - 1), st.integers(0, 255))
-def test_any_byte_of_a_graph_may_lie(tmp_path_factory: pytest.TempPathFactory, position: int, byte: int) -> None:
+def test_arbitrary_byte_changes_never_raise_other_errors(
+    tmp_path_factory: pytest.TempPathFactory, position: int, byte: int
+) -> None:
     file = tmp_path_factory.getbasetemp() / "fuzzed.onnx"
     file.write_bytes(WHOLE[:position] + bytes([byte]) + WHOLE[position + 1 :])
     read_outline(file)

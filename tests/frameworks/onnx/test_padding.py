@@ -1,4 +1,4 @@
-"""Which graphs may be padded along their sequence axis: what is padded answers as alone, what is not says why."""
+"""Graphs may be padded along their sequence axis if padded rows give the same results; others state the reason."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -28,7 +28,7 @@ MASKED: dict[str, Any] = {"sequence_axis": 1, "mask_input": "attention_mask"}
 
 
 def load(graph: onnx.ModelProto, folder: Path, **entry: Any) -> OnnxModel:
-    """As we load it, warmed up."""
+    """Load and warm up a graph."""
     model = load_onnx(onnx_graphs.save(graph, folder), **entry)
     assert isinstance(model, OnnxModel)
     model.warm_up()
@@ -55,7 +55,7 @@ def because(model: OnnxModel) -> str | None:
 
 
 def answers_together(model: OnnxModel, requests: Sequence[TensorBatch]) -> list[dict[str, Value]]:
-    """What the requests get, which must be of one group, from one run."""
+    """Return the outputs of requests of one group in one run."""
     spec = model.spec
     outlines = [signature_of(request, spec.batched_inputs, spec.sequence) for request in requests]
     assert all(signature.shares for signature in outlines)
@@ -95,21 +95,17 @@ shapes = st.lists(
 
 @settings(deadline=None)
 @given(shapes)
-def test_a_padded_row_gets_what_it_gets_alone_per_token_and_pooled(
-    encoder: OnnxModel, shapes: list[tuple[int, int, int, str]]
-) -> None:
+def test_padded_row_equals_row_alone(encoder: OnnxModel, shapes: list[tuple[int, int, int, str]]) -> None:
     assert_as_alone(encoder, [tokens(*shape) for shape in shapes])
 
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 3), st.just(7), st.integers(0, 9)), min_size=1, max_size=6))
-def test_equal_lengths_share_where_padding_would_change_answers(
-    unmasked: OnnxModel, shapes: list[tuple[int, int, int]]
-) -> None:
+def test_unpadded_graph_batches_equal_lengths(unmasked: OnnxModel, shapes: list[tuple[int, int, int]]) -> None:
     assert_as_alone(unmasked, [tokens(*shape) for shape in shapes])
 
 
-def test_a_graph_that_is_harmless_under_its_mask(encoder: OnnxModel) -> None:
+def test_masked_graph_is_padded(encoder: OnnxModel) -> None:
     spec = encoder.spec
     assert spec.sequence is not None
     assert spec.sequence.unpadded_because is None
@@ -119,13 +115,13 @@ def test_a_graph_that_is_harmless_under_its_mask(encoder: OnnxModel) -> None:
     assert spec.sole_input.name == "input_ids"
 
 
-def test_a_mask_that_is_left_out_is_made(encoder: OnnxModel) -> None:
+def test_omitted_mask_is_created(encoder: OnnxModel) -> None:
     ones, without = (encoder.infer(tokens(2, 5, mask=mask)) for mask in ("ones", "left out"))
     for name in ones:
         np.testing.assert_array_equal(np.asarray(ones[name]), np.asarray(without[name]))
 
 
-def test_a_graph_without_a_mask_says_why_it_is_not_padded(unmasked: OnnxModel) -> None:
+def test_graph_without_mask_has_reason_against_padding(unmasked: OnnxModel) -> None:
     assert because(unmasked) == (
         'output "last_hidden_state" of a padded row differs from that of the row by itself; '
         "if the graph reads a mask, name it as mask_input"
@@ -138,7 +134,7 @@ def test_a_graph_without_a_mask_says_why_it_is_not_padded(unmasked: OnnxModel) -
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "float64", "int32", "int64"])
-def test_every_axis_of_an_output_that_is_as_long_is_cut_back(tmp_path: Path, dtype: str) -> None:
+def test_every_sequence_axis_of_output_is_cut(tmp_path: Path, dtype: str) -> None:
     model = load(onnx_graphs.doubled_tokens(dtype), tmp_path, sequence_axis=1)
     assert because(model) is None
     assert model.spec.sequence is not None
@@ -147,7 +143,7 @@ def test_every_axis_of_an_output_that_is_as_long_is_cut_back(tmp_path: Path, dty
     assert_as_alone(model, requests)
 
 
-def test_bfloat16_is_padded_too(tmp_path: Path) -> None:
+def test_bfloat16_input_is_padded(tmp_path: Path) -> None:
     model = load(onnx_graphs.identity("bfloat16", ("n", "length")), tmp_path, sequence_axis=1, pad_values={"x": 2})
     assert because(model) is None
     requests = [
@@ -174,7 +170,7 @@ def test_bfloat16_is_padded_too(tmp_path: Path) -> None:
         ("ReduceLogSumExp", "float32", -1e30, True),
     ],
 )
-def test_what_is_over_the_length_is_padded_where_the_pad_value_is_neutral(
+def test_neutral_pad_value_allows_padding(
     tmp_path: Path, operator: str, dtype: str, pad_value: float, harmless: bool
 ) -> None:
     model = load(onnx_graphs.over_length(operator, dtype), tmp_path, sequence_axis=1, pad_values={"x": pad_value})
@@ -184,21 +180,21 @@ def test_what_is_over_the_length_is_padded_where_the_pad_value_is_neutral(
         assert_as_alone(model, [TensorBatch({"x": row.astype(dtype)}) for row in rows])
 
 
-def test_an_output_that_grows_in_another_measure_is_not_padded(tmp_path: Path) -> None:
+def test_output_of_other_length_is_not_padded(tmp_path: Path) -> None:
     reason = because(load(onnx_graphs.every_other(), tmp_path, sequence_axis=1))
     assert reason is not None
     assert 'output "y" of a padded row differs' in reason
 
 
-def test_what_is_not_batched_is_not_padded(tmp_path: Path) -> None:
+def test_unbatched_graph_is_not_padded(tmp_path: Path) -> None:
     assert because(load(onnx_graphs.add((1, "length")), tmp_path, sequence_axis=1)) == "batching is off"
     with capture_logs() as logs:
         load(onnx_graphs.every_other(), tmp_path, sequence_axis=1)
     assert [line["event"] for line in logs] == ["only rows of one length share a batch"]
 
 
-def test_a_graph_that_did_not_warm_up_is_not_padded(tmp_path: Path) -> None:
-    # 9 is no multiple of 2.
+def test_graph_without_warm_up_is_not_padded(tmp_path: Path) -> None:
+    # 9 is not a multiple of 2.
     node = onnx.helper.make_node("Reshape", ["x", "shape"], ["y"])
     graph = onnx_graphs.model_of(
         [node],
@@ -212,7 +208,7 @@ def test_a_graph_that_did_not_warm_up_is_not_padded(tmp_path: Path) -> None:
     assert because(wanted) is not None
 
 
-def test_input_shape_says_how_long_the_trials_are(tmp_path: Path) -> None:
+def test_input_shape_sets_length_of_trials(tmp_path: Path) -> None:
     for length, expected in ((1, {1, 2}), (2, {1, 2}), (6, {3, 6})):
         seen: set[int] = set()
 
@@ -255,7 +251,7 @@ def test_input_shape_says_how_long_the_trials_are(tmp_path: Path) -> None:
         (onnx_graphs.concat(), {"pad_values": {"c": 1}}, "no required input has a free dimension there"),
     ],
 )
-def test_an_entry_that_contradicts_the_graph_is_refused(
+def test_entry_against_graph_is_refused(
     tmp_path: Path, graph: onnx.ModelProto, entry: dict[str, Any], message: str
 ) -> None:
     onnx_graphs.save(graph, tmp_path)
@@ -265,7 +261,7 @@ def test_an_entry_that_contradicts_the_graph_is_refused(
         assert words in refusal.value.message
 
 
-def test_a_mask_of_another_form_is_refused(tmp_path: Path) -> None:
+def test_mask_of_other_shape_is_refused(tmp_path: Path) -> None:
     node = onnx.helper.make_node("Identity", ["x"], ["y"])
     for shape in (("n", "length", "more"), ("n", 4), ("n",)):
         inputs: list[onnx_graphs.Declared] = [("x", "float32", ("n", "length")), ("m", "float32", shape)]
@@ -278,7 +274,7 @@ def test_a_mask_of_another_form_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bool", "float16", "bfloat16", "int8"])
-def test_a_mask_of_any_dtype_is_made(tmp_path: Path, dtype: str) -> None:
+def test_mask_of_any_dtype_is_created(tmp_path: Path, dtype: str) -> None:
     nodes = [onnx.helper.make_node("Identity", ["x"], ["y"]), onnx.helper.make_node("Identity", ["m"], ["same"])]
     inputs: list[onnx_graphs.Declared] = [("x", "float32", ("n", "length")), ("m", dtype, ("n", "length", 1))]
     outputs: list[onnx_graphs.Declared] = [("y", "float32", ("n", "length")), ("same", dtype, ("n", "length", 1))]
@@ -292,7 +288,7 @@ def test_a_mask_of_any_dtype_is_made(tmp_path: Path, dtype: str) -> None:
     assert_as_alone(model, requests)
 
 
-def test_the_tensors_behind_a_text_model_have_a_sequence_too(tmp_path: Path) -> None:
+def test_tensors_of_text_model_have_sequence_axis(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
     model = load_onnx(onnx_graphs.save(ENCODER, tmp_path).parent, **MASKED)
     assert isinstance(model, OnnxTextModel)
@@ -302,6 +298,6 @@ def test_the_tensors_behind_a_text_model_have_a_sequence_too(tmp_path: Path) -> 
     assert model.spec.batched_inputs == {"input_ids", "attention_mask"}
 
 
-def test_a_length_that_the_graph_refuses_is_the_caller_s_fault(encoder: OnnxModel) -> None:
+def test_length_refused_by_graph_is_invalid_input(encoder: OnnxModel) -> None:
     with pytest.raises(InvalidInput):
         encoder.infer(TensorBatch({"input_ids": np.full((1, 3), 999)}))

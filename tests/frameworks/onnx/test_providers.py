@@ -1,4 +1,4 @@
-"""Which execution providers a session is given, on machines and builds of every kind."""
+"""The execution providers of a session on machines and builds of every kind."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def choose(
     enable_gpu: bool = True,
     enable_tensorrt: bool = True,
 ) -> tuple[ProviderChoice, dict[str, str]]:
-    """The choice, and why each provider that was skipped was skipped."""
+    """Return the choice, and the reason of each skipped provider."""
     with capture_logs() as logs:
         choice = choose_providers("m", wanted, device, ProviderRules(available, enable_gpu, enable_tensorrt))
     skipped = [entry for entry in logs if entry["event"] == "execution provider skipped"]
@@ -38,44 +38,44 @@ def names(choice: ProviderChoice) -> list[str]:
     return [name for name, _ in choice.session_providers]
 
 
-def test_a_build_with_nothing_runs_on_the_cpu_without_a_word() -> None:
+def test_cpu_build_uses_cpu_without_warning() -> None:
     choice, skipped = choose(None)
     assert (choice.session_providers, choice.cuda, skipped) == ([(CPU, {})], None, {})
 
 
-def test_what_the_build_lacks_is_skipped_with_a_warning() -> None:
+def test_absent_provider_is_skipped_with_warning() -> None:
     choice, skipped = choose(("TensorRT", "CUDA", "CPU"))
     assert names(choice) == [CPU]
     assert skipped == dict.fromkeys(("TensorRT", "CUDA"), "not in this build of onnxruntime")
 
 
-def test_cuda_is_taken_with_the_device_that_holds_the_model() -> None:
+def test_cuda_uses_device_of_model() -> None:
     choice, skipped = choose(None, (CUDA, CPU), CARD)
     assert choice.session_providers == [(CUDA, {"device_id": "1"}), (CPU, {})]
     assert choice.cuda is not None
     assert (choice.cuda.id, skipped) == ("cuda:1", {})
 
 
-def test_tensorrt_and_cuda_stand_on_the_same_device() -> None:
+def test_tensorrt_and_cuda_use_same_device() -> None:
     choice, _ = choose(None, (TENSORRT, CUDA, CPU), CARD)
     assert choice.session_providers == [(TENSORRT, {"device_id": "1"}), (CUDA, {"device_id": "1"}), (CPU, {})]
 
 
 @pytest.mark.parametrize("wanted", [None, ("TensorRT", "CUDA")])
-def test_tensorrt_must_be_switched_on(wanted: tuple[str, ...] | None) -> None:
+def test_tensorrt_needs_enable_tensorrt(wanted: tuple[str, ...] | None) -> None:
     choice, skipped = choose(wanted, (TENSORRT, CUDA, CPU), CARD, enable_tensorrt=False)
     assert names(choice) == [CUDA, CPU]
     assert skipped == ({"TensorRT": "performance.enable_tensorrt is false"} if wanted else {})
 
 
-def test_no_gpu_is_used_where_they_are_switched_off() -> None:
+def test_disabled_gpu_is_not_chosen() -> None:
     available = (TENSORRT, CUDA, MIGRAPHX, "DmlExecutionProvider", "CoreMLExecutionProvider", CPU)
     choice, skipped = choose(("CUDA", "ROCm", "DirectML", "CoreML"), available, enable_gpu=False)
     assert (names(choice), choice.cuda) == ([CPU], None)
     assert set(skipped.values()) == {"performance.enable_gpu is false"}
 
 
-def test_cuda_is_skipped_for_a_model_that_no_card_holds() -> None:
+def test_cuda_is_skipped_without_fitting_device() -> None:
     choice, skipped = choose(("CUDA",), (CUDA, CPU), HOST)
     assert (names(choice), skipped) == ([CPU], {"CUDA": "no CUDA device holds it"})
     assert choose(None, (CUDA, CPU), HOST)[1] == {}
@@ -94,7 +94,7 @@ def test_cuda_is_skipped_for_a_model_that_no_card_holds() -> None:
         (("TensorRT",), (TENSORRT, CUDA, CPU), True, False, False),
     ],
 )
-def test_a_card_is_asked_for_only_where_a_provider_can_drive_it(
+def test_device_needs_provider_that_supports_it(
     wanted: tuple[str, ...] | None,
     available: tuple[str, ...],
     enable_gpu: bool,
@@ -105,12 +105,12 @@ def test_a_card_is_asked_for_only_where_a_provider_can_drive_it(
 
 
 @pytest.mark.parametrize(("available", "chosen"), [((MIGRAPHX, CPU), MIGRAPHX), ((ROCM, MIGRAPHX, CPU), ROCM)])
-def test_rocm_is_migraphx_in_newer_builds(available: tuple[str, ...], chosen: str) -> None:
+def test_rocm_maps_to_migraphx_in_new_builds(available: tuple[str, ...], chosen: str) -> None:
     choice, skipped = choose(("ROCm",), available)
     assert (choice.session_providers, skipped) == ([(chosen, {}), (CPU, {})], {})
 
 
-def test_the_order_of_preference_is_the_entry_s_and_the_cpu_is_last() -> None:
+def test_order_is_that_of_entry_then_cpu() -> None:
     available = (CUDA, "OpenVINOExecutionProvider", MIGRAPHX, CPU)
     choice, _ = choose(("CPU", "OpenVINO", "CUDA"), available, CARD)
     assert names(choice) == ["OpenVINOExecutionProvider", CUDA, CPU]
@@ -118,12 +118,12 @@ def test_the_order_of_preference_is_the_entry_s_and_the_cpu_is_last() -> None:
     assert names(choice) == [CUDA, MIGRAPHX, "OpenVINOExecutionProvider", CPU]
 
 
-def test_the_cpu_alone_is_alone() -> None:
+def test_cpu_alone_gives_cpu_only() -> None:
     choice, _ = choose(("CPU",), (CUDA, CPU))
     assert (names(choice), choice.cuda) == ([CPU], None)
 
 
-def test_providers_that_we_do_not_know_are_left_alone() -> None:
+def test_unknown_available_provider_is_ignored() -> None:
     choice, _ = choose(None, ("AzureExecutionProvider", "QNNExecutionProvider", CPU))
     assert names(choice) == [CPU]
 
@@ -133,6 +133,6 @@ def test_providers_that_we_do_not_know_are_left_alone() -> None:
     [(CUDA, "cuda:1"), (TENSORRT, "cuda:1"), (MIGRAPHX, "rocm"), ("DmlExecutionProvider", "directml"),
      ("CoreMLExecutionProvider", "coreml"), ("OpenVINOExecutionProvider", "cpu"), (CPU, "cpu"), ("What", "cpu")],
 )  # fmt: skip
-def test_the_device_is_the_active_provider_s(active: str, device: str) -> None:
+def test_device_is_that_of_active_provider(active: str, device: str) -> None:
     options: Any = [(CUDA, {"device_id": "1"}), (CPU, {})]
     assert ProviderChoice(options, cuda(1, GIB)).device_of(active) == device

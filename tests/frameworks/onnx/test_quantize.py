@@ -1,4 +1,4 @@
-"""int8 copies of graphs: against onnxruntime's own quantiser and fp32, refused where they are too far off, kept."""
+"""int8 copies of graphs: compared with onnxruntime's quantizer and fp32, refused at large errors, cached."""
 
 import subprocess
 import sys
@@ -35,13 +35,13 @@ def copies_in(cache: Path) -> list[Path]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A model's own folder, with a graph that can be quantised."""
+    """Return a model folder with a graph that can be quantized."""
     (tmp_path / "model").mkdir()
     onnx_graphs.save(onnx_perceptrons.product(), tmp_path / "model")
     return tmp_path / "model"
 
 
-def test_it_answers_as_onnxruntimes_own_quantiser_says(folder: Path, tmp_path: Path) -> None:
+def test_copy_agrees_with_onnxruntime_quantizer(folder: Path, tmp_path: Path) -> None:
     model = load_onnx(folder, quantized=True, cache_dir=tmp_path / "cache")
     quantize_dynamic(
         str(folder / "model.onnx"),
@@ -58,7 +58,7 @@ def test_it_answers_as_onnxruntimes_own_quantiser_says(folder: Path, tmp_path: P
     assert row_cosines(answer(model), fp32).min() > 0.999
 
 
-def test_the_report_says_what_was_measured(folder: Path, tmp_path: Path) -> None:
+def test_report_has_measured_figures(folder: Path, tmp_path: Path) -> None:
     model = load_onnx(folder, quantized=True, cache_dir=tmp_path / "cache")
     report = model.spec.quantization
     assert report is not None
@@ -73,22 +73,22 @@ def test_the_report_says_what_was_measured(folder: Path, tmp_path: Path) -> None
     assert "MatMul" not in types
 
 
-def test_gemm_is_quantised_too(folder: Path, tmp_path: Path) -> None:
+def test_gemm_is_quantized(folder: Path, tmp_path: Path) -> None:
     onnx_graphs.save(onnx_perceptrons.gemm(), folder)
     model = load_onnx(folder, quantized=True, cache_dir=tmp_path / "cache")
     np.testing.assert_allclose(answer(model), X @ onnx_perceptrons.weights() + 1, atol=0.05)
     assert model.spec.memory_bytes < (folder / "model.onnx").stat().st_size / 2
 
 
-def test_requests_still_share_a_batch(folder: Path, tmp_path: Path) -> None:
-    """A neighbour's largest value changes the steps of rounding, which is no reason against batching."""
+def test_quantized_copy_is_batched(folder: Path, tmp_path: Path) -> None:
+    """The largest value of another row changes the rounding; that does not prevent batching."""
     model = load_onnx(folder, quantized=True, cache_dir=tmp_path / "cache")
     model.warm_up()
     assert model.spec.unbatched_because is None
     assert model.spec.batched_inputs == {"x"}
 
 
-def test_a_graph_that_mixes_rows_is_still_found_out(folder: Path, tmp_path: Path) -> None:
+def test_quantized_graph_that_mixes_rows_is_unbatched(folder: Path, tmp_path: Path) -> None:
     graph = onnx_perceptrons.product()
     graph.graph.node[0].output[0] = "products"
     graph.graph.node.extend(
@@ -105,19 +105,19 @@ def test_a_graph_that_mixes_rows_is_still_found_out(folder: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("quantized", [None, False])
-def test_what_does_not_ask_for_it_is_served_as_it_is(folder: Path, tmp_path: Path, quantized: bool | None) -> None:
+def test_unquantized_entry_serves_original(folder: Path, tmp_path: Path, quantized: bool | None) -> None:
     model = load_onnx(folder, quantized=quantized, cache_dir=tmp_path / "cache")
     assert model.spec.quantization is None
     assert not (tmp_path / "cache").exists()
 
 
-def test_nor_is_any_where_it_is_switched_off(folder: Path, tmp_path: Path) -> None:
+def test_disabled_quantization_serves_original(folder: Path, tmp_path: Path) -> None:
     model = load_onnx(folder, quantized=True, cache_dir=tmp_path / "cache", enable_quantization=False)
     assert model.spec.quantization is None
     np.testing.assert_allclose(answer(model), X @ onnx_perceptrons.weights(), atol=1e-5)
 
 
-def test_a_copy_that_is_there_costs_no_import_of_onnx_and_says_the_same(folder: Path, tmp_path: Path) -> None:
+def test_existing_copy_needs_no_onnx_import(folder: Path, tmp_path: Path) -> None:
     first = load_onnx(folder, quantized=True, cache_dir=tmp_path / "cache").spec.quantization
     code = (
         "import sys; from pathlib import Path; from tests.frameworks.models.loading import load_onnx\n"
@@ -128,8 +128,8 @@ def test_a_copy_that_is_there_costs_no_import_of_onnx_and_says_the_same(folder: 
     assert done.stdout.strip() == repr(first), done.stderr
 
 
-def test_external_data_counts_for_the_copy(folder: Path, tmp_path: Path) -> None:
-    """Nothing is written into the model's own folder."""
+def test_changed_external_data_makes_new_copy(folder: Path, tmp_path: Path) -> None:
+    """The folder of the model does not change."""
     for weight in (onnx_perceptrons.weights(), 2 * onnx_perceptrons.weights()):
         onnx.save(
             onnx_perceptrons.product(weight),
@@ -146,33 +146,33 @@ def test_external_data_counts_for_the_copy(folder: Path, tmp_path: Path) -> None
     assert len(copies_in(tmp_path / "cache")) == 2
 
 
-def test_nothing_to_quantise_is_said(folder: Path, tmp_path: Path) -> None:
+def test_graph_without_matmul_is_refused(folder: Path, tmp_path: Path) -> None:
     onnx_graphs.save(onnx_graphs.add(), folder)
     with pytest.raises(InvalidModel, match=r"no MatMul or Gemm with constant float32 weights.*leave quantized out"):
         load_onnx(folder, quantized=True, cache_dir=tmp_path / "cache")
 
 
-def test_inputs_that_cannot_be_made_up_are_said(folder: Path, tmp_path: Path) -> None:
+def test_graph_without_trial_inputs_is_refused(folder: Path, tmp_path: Path) -> None:
     onnx_graphs.save(onnx_graphs.pairs(), folder)
     with pytest.raises(InvalidModel, match=r"cannot be compared with its quantised copy.*set input_shape"):
         load_onnx(folder, quantized=True, cache_dir=tmp_path / "cache")
 
 
-def test_a_cache_that_cannot_be_written_is_said(folder: Path, tmp_path: Path) -> None:
+def test_unwritable_cache_is_refused(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "cache").write_bytes(b"")
     with pytest.raises(InvalidModel, match=r"models\.cache_dir = .*cache"):
         load_onnx(folder, quantized=True, cache_dir=tmp_path / "cache")
 
 
 class TestSensitive:
-    """Six products, one of which dynamic int8 ruins."""
+    """Six products; dynamic int8 ruins one of them."""
 
     @pytest.fixture
     def graph(self, folder: Path) -> Path:
         onnx_graphs.save(onnx_perceptrons.six_products(), folder)
         return folder
 
-    def test_it_alone_stays_fp32(self, graph: Path, tmp_path: Path) -> None:
+    def test_sensitive_matmul_stays_fp32(self, graph: Path, tmp_path: Path) -> None:
         for quantized in (True, "mixed"):
             cache = tmp_path / str(quantized)
             model = load_onnx(graph, quantized=quantized, cache_dir=cache)
@@ -181,14 +181,14 @@ class TestSensitive:
             fp32 = onnx_graphs.session(graph / "model.onnx").run(None, {"x": X})[0]
             assert row_cosines(answer(model), fp32).min() > 0.988
 
-    def test_where_it_is_quantised_all_the_same_the_load_is_refused(
+    def test_quantized_sensitive_matmul_refuses_load(
         self, graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("frameworks.onnx.quantization.mixed._FAR_FROM_OTHERS", np.inf)
         cache = tmp_path / "cache"
         with pytest.raises(InvalidModel, match=r'at worst.*expected min_cosine 0\.97; quantized = "mixed"'):
             load_onnx(graph, quantized=True, cache_dir=cache)
-        # From the cache as well, unless the entry takes it as it is.
+        # The cached copy is refused too, unless the entry accepts it.
         with pytest.raises(InvalidModel, match=r"expected min_cosine 0\.9;"):
             load_onnx(graph, quantized=True, cache_dir=cache, min_cosine=0.9)
         model = load_onnx(graph, quantized=True, cache_dir=cache, min_cosine=0)
@@ -205,7 +205,7 @@ class TestText:
         onnx_graphs.save(onnx_encoders.encoder(("last_hidden_state", "pooler_output")), folder)
         return folder
 
-    def test_the_tokenizer_stays_in_the_models_own_folder(self, encoder: Path, tmp_path: Path) -> None:
+    def test_tokenizer_is_read_from_model_folder(self, encoder: Path, tmp_path: Path) -> None:
         model = load_onnx(encoder, quantized=True, cache_dir=tmp_path / "cache")
         assert model.spec.task == "embed"
         assert model.spec.quantization is not None
@@ -214,7 +214,7 @@ class TestText:
         assert cosines.min() > 0.99
         assert not np.allclose(cosines, 1, atol=1e-7)
 
-    def test_a_graph_of_fixed_sizes(self, encoder: Path, tmp_path: Path) -> None:
+    def test_fixed_size_graph_is_quantized(self, encoder: Path, tmp_path: Path) -> None:
         onnx_graphs.save(onnx_encoders.encoder(("pooler_output",), shape=(2, 16)), encoder)
         for quantized in (True, "mixed"):
             model = load_onnx(encoder, quantized=quantized, cache_dir=tmp_path / "cache")
@@ -232,9 +232,7 @@ class TestText:
         ("arm64", None, False),
     ],
 )
-def test_only_an_x86_without_vnni_needs_weights_of_seven_bits(
-    tmp_path: Path, machine: str, flags: str | None, needs: bool
-) -> None:
+def test_x86_without_vnni_uses_seven_bits(tmp_path: Path, machine: str, flags: str | None, needs: bool) -> None:
     file = tmp_path / "cpuinfo"
     if flags is not None:
         file.write_text(f"processor\t: 0\nflags\t\t: {flags}\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""How few MatMuls are left in fp32, and how a single one's error is foreseen."""
+"""The number of MatMuls in fp32, and the estimate of the error of each."""
 
 import numpy as np
 import pytest
@@ -12,8 +12,8 @@ ERRORS = [5.0, 3.0, 1.0, 0.5, 0.3, 0.2]
 
 
 @pytest.mark.parametrize("aim", [0.0, 0.96, 0.99, 0.9979, 0.999])
-def test_as_few_as_it_takes_where_errors_add_up(aim: float) -> None:
-    """The distance is a tenth of a percent for each unit of error that remains."""
+def test_minimum_stays_fp32_for_additive_errors(aim: float) -> None:
+    """Each remaining unit of error adds a tenth of a percent of distance."""
 
     def worst_cosine(count: int) -> float:
         return 1 - sum(ERRORS[count:]) / 1000
@@ -24,7 +24,7 @@ def test_as_few_as_it_takes_where_errors_add_up(aim: float) -> None:
 
 
 @pytest.mark.parametrize("enough", range(6))
-def test_an_error_that_does_not_add_up_is_searched_for_all_the_same(enough: int) -> None:
+def test_minimum_is_found_for_other_errors(enough: int) -> None:
     asked: list[int] = []
 
     def worst_cosine(count: int) -> float:
@@ -36,7 +36,7 @@ def test_an_error_that_does_not_add_up_is_searched_for_all_the_same(enough: int)
     assert len(asked) == len(set(asked))
 
 
-def test_all_where_nothing_helps_and_few_trials() -> None:
+def test_all_stay_fp32_after_few_trials() -> None:
     asked: list[int] = []
 
     def hopeless(count: int) -> float:
@@ -47,13 +47,13 @@ def test_all_where_nothing_helps_and_few_trials() -> None:
     assert len(asked) <= 5
 
 
-def test_outliers_are_far_from_what_is_usual() -> None:
+def test_outliers_are_far_from_median() -> None:
     order = [Sensitivity("far", 90.0, 10), *(Sensitivity(f"n{i}", 1.0 + i / 10, 1) for i in range(9))]
     assert outliers(order) == set()
     assert outliers([Sensitivity("far", 900.0, 10), *order[1:]]) == {"far"}
 
 
-def test_inputs_are_rounded_as_onnxruntime_rounds_them() -> None:
+def test_inputs_are_rounded_as_in_onnxruntime() -> None:
     session = onnx_graphs.session(dynamically_rounded())
     random = np.random.default_rng(0)
     for low, high in ((-1, 3), (0.5, 2), (-4, -1), (0, 0)):

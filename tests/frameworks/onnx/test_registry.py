@@ -1,4 +1,4 @@
-"""From a path to a model: which file, how large, and nothing that the file has no business with."""
+"""From a path to a model: its file, its size, and the files that it must not read."""
 
 import os
 import subprocess
@@ -23,16 +23,16 @@ from tests.support.models import onnx_graphs
 
 
 class TestFile:
-    def test_a_file_of_any_name(self, tmp_path: Path) -> None:
+    def test_file_of_any_name_is_loaded(self, tmp_path: Path) -> None:
         file = onnx_graphs.save(onnx_graphs.identity(), tmp_path / "some graph.onnx")
         assert load_onnx(file).spec.inputs[0].name == "x"
 
-    def test_a_folder_with_model_onnx(self, tmp_path: Path) -> None:
+    def test_folder_with_model_onnx_is_loaded(self, tmp_path: Path) -> None:
         file = onnx_graphs.save(onnx_graphs.identity(), tmp_path)
         assert graph_file(tmp_path) == file
         load_onnx(tmp_path)
 
-    def test_a_folder_without_it_names_what_is_there(self, tmp_path: Path) -> None:
+    def test_folder_without_model_lists_its_files(self, tmp_path: Path) -> None:
         with pytest.raises(InvalidModel, match=r"has no model\.onnx; put the graph there"):
             load_onnx(tmp_path)
         for name in ("b.onnx", "a.onnx"):
@@ -40,19 +40,19 @@ class TestFile:
         with pytest.raises(InvalidModel, match=r"set path to one of its files: a\.onnx, b\.onnx"):
             load_onnx(tmp_path)
 
-    def test_nothing_there(self, tmp_path: Path) -> None:
+    def test_missing_path_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(InvalidModel, match="there is no such file or folder"):
             load_onnx(tmp_path / "absent.onnx")
 
     @pytest.mark.parametrize("content", [b"", b"\0" * 100, b"not a graph", os.urandom(5000), b"\x08\x0a"])
-    def test_what_is_no_graph(self, tmp_path: Path, content: bytes) -> None:
+    def test_other_content_is_refused(self, tmp_path: Path, content: bytes) -> None:
         file = tmp_path / "model.onnx"
         file.write_bytes(content)
         with pytest.raises(InvalidModel, match=r"model\.onnx: onnxruntime cannot load it: ") as caught:
             load_onnx(file)
         assert "\n" not in caught.value.message
 
-    def test_a_graph_at_every_length_it_can_be_cut_to(self, tmp_path: Path) -> None:
+    def test_truncated_graph_is_refused(self, tmp_path: Path) -> None:
         whole = onnx_graphs.add().SerializeToString()
         file = tmp_path / "model.onnx"
         refused = 0
@@ -62,15 +62,15 @@ class TestFile:
                 load_onnx(file)
             except InvalidModel:
                 refused += 1
-        # What is cut between two parts of the file may still be a graph.
+        # A file that is cut between two parts may still be a graph.
         assert refused >= len(range(0, len(whole), 7)) - 2
 
-    def test_a_custom_operator_is_named(self, tmp_path: Path) -> None:
+    def test_custom_operator_is_named(self, tmp_path: Path) -> None:
         onnx_graphs.save(onnx_graphs.custom_op(), tmp_path)
         with pytest.raises(InvalidModel, match=r"com\.example\.magic.*Enchant|Enchant.*com\.example\.magic"):
             load_onnx(tmp_path)
 
-    def test_a_type_that_cannot_travel_is_refused_at_load(self, tmp_path: Path) -> None:
+    def test_unsupported_type_is_refused_at_load(self, tmp_path: Path) -> None:
         kind = onnx.TensorProto.FLOAT8E4M3FN
         infos = [onnx.helper.make_tensor_value_info(name, kind, (1,)) for name in "xy"]
         node = onnx.helper.make_node("Identity", ["x"], ["y"])
@@ -90,14 +90,14 @@ class TestExternalData:
         return bool(y == [1, 2, 3, 4])
 
     @pytest.mark.parametrize("location", ["model.onnx.data", "weights", "deeper/weights.bin", "./weights"])
-    def test_inside_the_folder_is_read(self, tmp_path: Path, location: str, mapped: bool) -> None:
+    def test_data_inside_folder_is_read(self, tmp_path: Path, location: str, mapped: bool) -> None:
         (tmp_path / location).parent.mkdir(exist_ok=True)
         (tmp_path / location).write_bytes(onnx_graphs.external_bytes())
         onnx_graphs.save(onnx_graphs.external_data(location), tmp_path)
         assert self.answers(tmp_path, mapped)
 
     @pytest.mark.parametrize("location", ["../secret", "deeper/../../secret", "{outside}", "linked", "link/secret"])
-    def test_outside_it_is_refused(self, tmp_path: Path, location: str, mapped: bool) -> None:
+    def test_data_outside_folder_is_refused(self, tmp_path: Path, location: str, mapped: bool) -> None:
         (tmp_path / "secret").write_bytes(onnx_graphs.external_bytes())
         folder = tmp_path / "model"
         (folder / "deeper").mkdir(parents=True)
@@ -108,7 +108,7 @@ class TestExternalData:
         with pytest.raises(InvalidModel, match="cannot load it"):
             load_onnx(folder, enable_memory_mapping=mapped)
 
-    def test_absent_or_too_short_is_refused(self, tmp_path: Path, mapped: bool) -> None:
+    def test_missing_or_short_data_is_refused(self, tmp_path: Path, mapped: bool) -> None:
         onnx_graphs.save(onnx_graphs.external_data("weights"), tmp_path)
         with pytest.raises(InvalidModel, match="cannot load it"):
             load_onnx(tmp_path, enable_memory_mapping=mapped)
@@ -118,7 +118,7 @@ class TestExternalData:
 
     @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/maps")
     @pytest.mark.parametrize("location", ["weights", "./weights", "deeper/../weights"])
-    def test_it_is_mapped_or_read(self, tmp_path: Path, location: str, mapped: bool) -> None:
+    def test_data_is_mapped_or_read(self, tmp_path: Path, location: str, mapped: bool) -> None:
         numbers = 100_000
         (tmp_path / "deeper").mkdir()
         (tmp_path / "weights").write_bytes(onnx_graphs.external_bytes(numbers))
@@ -130,7 +130,7 @@ class TestExternalData:
 
 
 class TestSize:
-    def test_one_byte_too_large_is_refused_with_both_figures(self, tmp_path: Path) -> None:
+    def test_size_above_limit_is_refused_with_figures(self, tmp_path: Path) -> None:
         file = onnx_graphs.save(onnx_graphs.add(), tmp_path)
         size = file.stat().st_size
         assert load_onnx(file, max_model_bytes=size).spec.memory_bytes == size
@@ -140,7 +140,7 @@ class TestSize:
             load_onnx(file, max_model_bytes=size - 1)
 
     @pytest.mark.parametrize("location", ["model.onnx.data", "model.onnx_data", "weights", "deeper/w.bin"])
-    def test_external_data_of_any_name_counts(self, tmp_path: Path, location: str) -> None:
+    def test_external_data_counts_to_size(self, tmp_path: Path, location: str) -> None:
         data = tmp_path / location
         data.parent.mkdir(exist_ok=True)
         data.write_bytes(onnx_graphs.external_bytes(5000))
@@ -149,13 +149,13 @@ class TestSize:
         with pytest.raises(InvalidModel, match="max_model_size"):
             load_onnx(file, max_model_bytes=20_000)
 
-    def test_what_lies_beside_it_does_not(self, tmp_path: Path) -> None:
+    def test_other_files_do_not_count(self, tmp_path: Path) -> None:
         file = onnx_graphs.save(onnx_graphs.identity(), tmp_path)
         onnx_graphs.save(onnx_graphs.add(), tmp_path / "other.onnx")
         (tmp_path / "model.onnx.bak").write_bytes(b"x" * 10_000)
         assert weight_bytes_of(file, read_outline(file)) == file.stat().st_size
 
-    def test_it_is_refused_before_anything_is_loaded(self, tmp_path: Path) -> None:
+    def test_large_model_is_refused_before_load(self, tmp_path: Path) -> None:
         file = tmp_path / "model.onnx"
         with file.open("wb") as sparse:
             sparse.truncate(2**40)
@@ -163,7 +163,7 @@ class TestSize:
             load_onnx(file)
 
 
-def test_nothing_here_imports_torch_or_transformers() -> None:
+def test_onnx_imports_no_torch_or_transformers() -> None:
     code = (
         "import sys, frameworks.onnx.registry, frameworks.manager, frameworks.text.tokenizer; "
         "sys.exit(', '.join({'torch', 'transformers'} & set(sys.modules)) or 0)"
@@ -173,7 +173,7 @@ def test_nothing_here_imports_torch_or_transformers() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_threads_and_modes_are_taken_from_the_settings(tmp_path: Path) -> None:
+def test_session_has_threads_of_settings(tmp_path: Path) -> None:
     onnx_graphs.save(onnx_graphs.add(), tmp_path)
     registry = OnnxRegistry(
         DeviceManager(FakeProbe()),
@@ -191,14 +191,14 @@ def test_threads_and_modes_are_taken_from_the_settings(tmp_path: Path) -> None:
     model.warm_up()
 
 
-def test_a_batch_that_does_not_fit_is_out_of_memory(tmp_path: Path) -> None:
+def test_large_batch_raises_out_of_memory(tmp_path: Path) -> None:
     model = load_onnx(onnx_graphs.save(onnx_graphs.blow_up(), tmp_path))
     with pytest.raises(OutOfMemory, match="the batch does not fit into memory"):
         model.infer(TensorBatch({"rows": np.array([2**46], np.int64)}))
     assert listed(model.infer(TensorBatch({"rows": np.array([2], np.int64)}))["zeros"]) == [0, 0]
 
 
-def test_eight_rows_that_do_not_fit_are_no_fault_of_seven(tmp_path: Path) -> None:
+def test_seven_rows_run_after_eight_failed(tmp_path: Path) -> None:
     model = load_onnx(onnx_graphs.save(onnx_graphs.hoards(), tmp_path))
     model.warm_up()
     assert model.spec.batched_inputs == {"x"}
@@ -224,8 +224,8 @@ def test_eight_rows_that_do_not_fit_are_no_fault_of_seven(tmp_path: Path) -> Non
     ]
     + [MemoryError(), MemoryError("std::bad_alloc")],
 )
-def test_every_way_to_say_that_memory_ran_out_is_known(tmp_path: Path, error: Exception) -> None:
-    """As ONNX Runtime 1.15 to 1.31 say it."""
+def test_allocation_error_of_onnxruntime_is_recognised(tmp_path: Path, error: Exception) -> None:
+    """Messages of ONNX Runtime 1.15 to 1.31."""
 
     class Session:
         def run(self, *_: object) -> None:

@@ -1,4 +1,4 @@
-"""Graphs of tensors: every dtype goes in and out unchanged, and nothing else answers than ONNX Runtime would."""
+"""Graphs of tensors: every dtype passes unchanged, and results equal those of ONNX Runtime."""
 
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ FLOATS = ["float16", "bfloat16", "float32", "float64"]
 
 @pytest.fixture
 def loaded(tmp_path: Path) -> Any:
-    """The graph as we load it, warmed up."""
+    """Load and warm up a graph."""
 
     def load(graph: onnx.ModelProto, **entry: Any) -> OnnxModel:
         model = load_onnx(onnx_graphs.save(graph, tmp_path), **entry)
@@ -51,7 +51,7 @@ def ask(model: OnnxModel, *output_names: str, **inputs: Value) -> dict[str, Valu
 
 
 def extremes(dtype: str) -> Array:
-    """Eight values at the ends of what the dtype holds."""
+    """Return eight values at the limits of the dtype."""
     if dtype == "bool":
         return np.array([True, False] * 4)
     if dtype == "string":
@@ -76,7 +76,7 @@ def same(given: Array, got: Value) -> None:
 
 class TestEveryDtype:
     @pytest.mark.parametrize("dtype", list(onnx_graphs.ONNX_DTYPES))
-    def test_extremes_come_back_bit_for_bit(self, loaded: Any, dtype: str) -> None:
+    def test_extremes_are_returned_bit_for_bit(self, loaded: Any, dtype: str) -> None:
         model = loaded(onnx_graphs.identity(dtype, ("n", None)))
         x = extremes(dtype).reshape(2, 4)
         same(x, ask(model, x=x)["y"])
@@ -90,22 +90,22 @@ class TestEveryDtype:
         same(x, ask(model, x=x)["y"])
 
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "string", "int64"])
-    def test_a_graph_without_a_declared_rank_takes_any(self, loaded: Any, dtype: str) -> None:
+    def test_undeclared_rank_accepts_any_shape(self, loaded: Any, dtype: str) -> None:
         model = loaded(onnx_graphs.identity(dtype, None))
         assert model.spec.inputs[0].shape is None
         for shape in ((), (2,), (1, 2, 1)):
             x = np.resize(extremes(dtype)[4:6], shape)
             same(x, ask(model, x=x)["y"])
 
-    def test_int64_beyond_what_a_float_holds(self, loaded: Any) -> None:
+    def test_int64_beyond_float_precision_is_exact(self, loaded: Any) -> None:
         x = np.array([2**53 + 1, -(2**53) - 1, 2**63 - 1], np.int64)
         assert listed(ask(loaded(onnx_graphs.identity("int64")), x=x)["y"]) == x.tolist()
 
-    def test_the_largest_uint64(self, loaded: Any) -> None:
+    def test_largest_uint64_is_exact(self, loaded: Any) -> None:
         x = np.array([2**64 - 1], np.uint64)
         assert listed(ask(loaded(onnx_graphs.identity("uint64")), x=x)["y"]) == [2**64 - 1]
 
-    def test_an_array_that_is_a_view_of_another(self, loaded: Any) -> None:
+    def test_view_of_array_is_read(self, loaded: Any) -> None:
         for dtype in ("float32", "bfloat16"):
             x = np.arange(24, dtype=np.float32).reshape(4, 6).T[::2, 1:]
             same(np.ascontiguousarray(x), ask(loaded(onnx_graphs.identity(dtype, (None, None))), x=x)["y"])
@@ -113,7 +113,7 @@ class TestEveryDtype:
 
 class TestBfloat16:
     @given(np_st.arrays(np.float32, st.integers(0, 20), elements=st.floats(width=32)))
-    def test_rounding_is_to_the_nearest_and_ties_go_to_even(self, numbers: Array) -> None:
+    def test_rounding_is_to_nearest_even(self, numbers: Array) -> None:
         reference = numbers.astype(ml_dtypes.bfloat16)
         ours = bfloat16_bits(numbers).view(ml_dtypes.bfloat16)
         assert ours.dtype == reference.dtype
@@ -126,22 +126,22 @@ class TestBfloat16:
         ours = bfloat16_bits(payloads.view(np.float32)).view(ml_dtypes.bfloat16).astype(np.float32)
         assert np.isnan(ours).all()
 
-    def test_ties(self) -> None:
-        # Halfway between two bfloat16: the one with the even last bit.
+    def test_ties_round_to_even(self) -> None:
+        # Halfway between two bfloat16 numbers, the one with the even last bit is chosen.
         numbers = np.array([0x3F808000, 0x3F818000, 0x3F808001, 0x7F7FFFFF], np.uint32).view(np.float32)
         assert [hex(bits) for bits in bfloat16_bits(numbers)] == ["0x3f80", "0x3f82", "0x3f81", "0x7f80"]
 
-    def test_a_scalar_stays_one(self) -> None:
+    def test_scalar_stays_scalar(self) -> None:
         assert bfloat16_bits(np.ones((), np.float32)).shape == ()
 
-    def test_numbers_are_rounded_on_the_way_in(self, loaded: Any) -> None:
+    def test_numbers_are_rounded_at_input(self, loaded: Any) -> None:
         x = np.array([1.001, 3.14159, 65504.0, 1e-40], np.float32)
         expected = x.astype(ml_dtypes.bfloat16).astype(np.float32)
         same(expected, ask(loaded(onnx_graphs.identity("bfloat16")), x=x)["y"])
 
 
 class TestSameAsRaw:
-    """What we answer is what ONNX Runtime answers, to the bit."""
+    """Results equal those of ONNX Runtime, to the bit."""
 
     def check(self, loaded: Any, graph: onnx.ModelProto, **inputs: Value) -> dict[str, Value]:
         raw = onnx_graphs.session(graph)
@@ -156,12 +156,12 @@ class TestSameAsRaw:
                 assert repr(ours[name]) == repr(expected[name])
         return ours
 
-    def test_several_inputs_and_outputs(self, loaded: Any) -> None:
+    def test_several_inputs_and_outputs_agree(self, loaded: Any) -> None:
         random = np.random.default_rng(1)
         a, b = (random.standard_normal((3, 4)).astype(np.float32) for _ in range(2))
         self.check(loaded, onnx_graphs.add(), a=a, b=b)
 
-    def test_several_dtypes(self, loaded: Any) -> None:
+    def test_several_dtypes_agree(self, loaded: Any) -> None:
         inputs: dict[str, Value] = {
             "a": np.array(["x", "y"], object),
             "b": np.array(["ä"], object),
@@ -170,52 +170,52 @@ class TestSameAsRaw:
         ours = self.check(loaded, onnx_graphs.concat(), **inputs)
         assert listed(ours["joined"]) == ["x", "y", "ä"]
 
-    def test_an_image(self, loaded: Any) -> None:
+    def test_image_agrees(self, loaded: Any) -> None:
         image = np.random.default_rng(2).random((2, 3, 224, 224), np.float32)
         ours = self.check(loaded, onnx_graphs.image_mean(), image=image)
         np.testing.assert_allclose(ours["mean"], image.mean(axis=(1, 2, 3))[:, None], rtol=1e-5)  # type: ignore[arg-type]
 
-    def test_an_encoder(self, loaded: Any) -> None:
+    def test_encoder_agrees(self, loaded: Any) -> None:
         ids = np.array([[2, 7, 9, 3], [2, 5, 3, 0]], np.int64)
         names = ("last_hidden_state", "pooler_output", "sentence_embedding")
         self.check(loaded, onnx_encoders.encoder(names), input_ids=ids, attention_mask=(ids > 0).astype(np.int64))
 
-    def test_a_sequence_out(self, loaded: Any) -> None:
+    def test_output_sequence_agrees(self, loaded: Any) -> None:
         ours = self.check(loaded, onnx_graphs.sequence_out(), x=np.arange(6, dtype=np.float32).reshape(3, 2))
         assert [part.tolist() for part in ours["rows"]] == [[[0, 1]], [[2, 3]], [[4, 5]]]  # type: ignore[union-attr]
 
     @pytest.mark.parametrize("dtype", ["float32", "int64", "string"])
-    def test_a_sequence_in_and_out(self, loaded: Any, dtype: str) -> None:
+    def test_input_sequence_agrees(self, loaded: Any, dtype: str) -> None:
         parts: list[Any] = [extremes(dtype)[2 * i : 2 * i + 2].reshape(1, 2) for i in range(3)]
         ours = self.check(loaded, onnx_graphs.sequence_in(dtype), parts=parts)
         assert isinstance(ours["same"], list)
         assert len(ours["same"]) == 3
 
     @pytest.mark.parametrize("labels", [("cat", "dög", ""), (7, -1, 2**40)])
-    def test_maps_out(self, loaded: Any, labels: Any) -> None:
+    def test_output_maps_agree(self, loaded: Any, labels: Any) -> None:
         scores = np.array([[0.1, 0.2, 0.7], [np.nan, np.inf, 0]], np.float32)
         ours = self.check(loaded, onnx_graphs.zip_map(labels), scores=scores)
         assert isinstance(ours["maps"], list)
         assert [list(row) for row in ours["maps"]] == [sorted(labels)] * 2
         assert ours["maps"][0][labels[0]] == np.float32(0.1)
 
-    def test_a_map_in(self, loaded: Any) -> None:
+    def test_input_map_agrees(self, loaded: Any) -> None:
         ours = self.check(loaded, onnx_graphs.map_in(), counts={"c": 3.0, "a": 1.0})
         assert listed(ours["vector"]) == [[1, 0, 3]]
 
     @pytest.mark.parametrize("full", [True, False])
-    def test_an_optional_out(self, loaded: Any, full: bool) -> None:
+    def test_output_optional_agrees(self, loaded: Any, full: bool) -> None:
         ours = self.check(loaded, onnx_graphs.optional_out(), x=np.ones(2, np.float32), full=np.array(full))
         assert (ours["perhaps"] is not None) == full
 
     @pytest.mark.parametrize("value", [None, np.array([4, 5], np.float32)])
-    def test_an_optional_in(self, loaded: Any, value: Value) -> None:
+    def test_input_optional_agrees(self, loaded: Any, value: Value) -> None:
         ours = self.check(loaded, onnx_graphs.optional_in(), perhaps=value)
         assert bool(ours["given"]) == (value is not None)
 
 
 class TestSpecs:
-    def test_inputs_outputs_and_their_types(self, loaded: Any) -> None:
+    def test_spec_has_inputs_and_outputs(self, loaded: Any) -> None:
         spec = loaded(onnx_graphs.concat()).spec
         assert (spec.framework, spec.task, spec.device, spec.providers) == (
             "onnx", "tensor", "cpu", ("CPUExecutionProvider",),
@@ -227,19 +227,19 @@ class TestSpecs:
         )
         assert spec.outputs_by_name["doubled"] == ValueSpec("doubled", TensorType("int32", (-1, 4)))
 
-    def test_what_has_a_default_is_not_required(self, loaded: Any) -> None:
+    def test_input_with_default_is_not_required(self, loaded: Any) -> None:
         model = loaded(onnx_graphs.scaled(2.0))
         assert [(spec.name, spec.required) for spec in model.spec.inputs] == [("x", True), ("factor", False)]
         x = np.array([1, 2], np.float32)
         assert listed(ask(model, x=x)["y"]) == [2, 4]
         assert listed(ask(model, x=x, factor=np.array([10], np.float32))["y"]) == [10, 20]
 
-    def test_what_is_optional_is_not_required(self, loaded: Any) -> None:
+    def test_optional_input_is_not_required(self, loaded: Any) -> None:
         [perhaps] = loaded(onnx_graphs.optional_in()).spec.inputs
         assert perhaps == ValueSpec("perhaps", OptionalType(TensorType("float32", (-1,))), required=False)
         assert perhaps.shape == (-1,)
 
-    def test_sequences_and_maps(self, loaded: Any) -> None:
+    def test_spec_has_sequences_and_maps(self, loaded: Any) -> None:
         [maps] = loaded(onnx_graphs.zip_map()).spec.outputs
         assert maps.type == SequenceType(MapType("string", TensorType("float32", None)))
         [counts] = loaded(onnx_graphs.map_in()).spec.inputs
@@ -256,21 +256,21 @@ class TestSpecs:
         ],
         ids=lambda x: x if isinstance(x, str) else "",
     )
-    def test_the_dtype_that_is_shown(self, loaded: Any, graph: onnx.ModelProto, dtype: str) -> None:
+    def test_spec_shows_dtype_of_weights(self, loaded: Any, graph: onnx.ModelProto, dtype: str) -> None:
         assert loaded(graph).spec.dtype == dtype
 
-    def test_only_the_outputs_that_are_asked_for(self, loaded: Any) -> None:
+    def test_only_requested_outputs_are_returned(self, loaded: Any) -> None:
         x = np.ones((1, 4), np.float32)
         assert list(ask(loaded(onnx_graphs.add()), "product", a=x, b=x)) == ["product"]
 
-    def test_outputs_come_in_the_order_that_was_asked(self, loaded: Any) -> None:
+    def test_outputs_keep_requested_order(self, loaded: Any) -> None:
         x = np.full((1, 4), 3, np.float32)
         answer = ask(loaded(onnx_graphs.add()), "product", "sum", a=x, b=x)
         assert {name: value.ravel()[0] for name, value in answer.items()} == {"product": 9, "sum": 6}  # type: ignore[union-attr]
 
 
 class TestRefusals:
-    def test_an_error_of_the_run_is_the_caller_s(self, loaded: Any) -> None:
+    def test_error_of_run_is_invalid_input(self, loaded: Any) -> None:
         model = loaded(onnx_graphs.gather())
         with pytest.raises(InvalidInput, match=r"the graph refuses these values: .*out of data bounds") as caught:
             ask(model, indices=np.array([3], np.int64))
@@ -293,7 +293,7 @@ class TestRefusals:
             {"a": {}, "b": None},
         ],
     )
-    def test_values_that_do_not_suit(self, loaded: Any, inputs: dict[str, Value]) -> None:
+    def test_unsuitable_value_is_refused(self, loaded: Any, inputs: dict[str, Value]) -> None:
         with pytest.raises(InvalidInput):
             ask(loaded(onnx_graphs.add()), **inputs)
 
@@ -301,25 +301,25 @@ class TestRefusals:
         "inputs",
         [{}, {"z": np.ones(1, np.float32)}, {"x": []}, {"x": {}}, {"x": None}, {"x": np.ones((1, 1), np.int8)}],
     )
-    def test_values_that_do_not_suit_a_bfloat16_graph(self, loaded: Any, inputs: dict[str, Value]) -> None:
+    def test_unsuitable_bfloat16_value_is_refused(self, loaded: Any, inputs: dict[str, Value]) -> None:
         with pytest.raises(InvalidInput):
             ask(loaded(onnx_graphs.identity("bfloat16", ("n",))), **inputs)
 
-    def test_an_output_that_is_not_there(self, loaded: Any) -> None:
+    def test_unknown_output_is_refused(self, loaded: Any) -> None:
         with pytest.raises(InvalidInput, match="what"):
             ask(loaded(onnx_graphs.identity()), "what", x=np.ones(1, np.float32))
 
-    def test_text_for_a_model_of_tensors(self, loaded: Any) -> None:
+    def test_text_for_tensor_model_is_refused(self, loaded: Any) -> None:
         with pytest.raises(InvalidInput, match="text: this model takes tensors"):
             loaded(onnx_graphs.identity()).infer(TokenBatch([[1]]))
 
-    def test_what_a_caller_gets_wrong_is_not_written_to_the_log(self, loaded: Any, capfd: Any) -> None:
+    def test_invalid_input_is_not_logged(self, loaded: Any, capfd: Any) -> None:
         model = loaded(onnx_graphs.gather())
         with pytest.raises(InvalidInput):
             ask(model, indices=np.array([3], np.int64))
         assert capfd.readouterr() == ("", "")
 
-    def test_after_the_close(self, loaded: Any) -> None:
+    def test_closed_model_refuses_run(self, loaded: Any) -> None:
         model = loaded(onnx_graphs.identity())
         model.close()
         with pytest.raises(ModelFailed, match="closed"):
@@ -328,36 +328,36 @@ class TestRefusals:
 
 class TestInputShape:
     @pytest.mark.parametrize("shape", [(1, 2, 3), (5, 9, 3)])
-    def test_one_that_agrees_with_the_graph(self, loaded: Any, shape: tuple[int, ...]) -> None:
+    def test_matching_shape_is_accepted(self, loaded: Any, shape: tuple[int, ...]) -> None:
         loaded(onnx_graphs.free("batch", None), input_shape=shape)
 
     @pytest.mark.parametrize("shape", [(1, 2, 4), (1, 3), (3,), (1, 2, 3, 1)])
-    def test_one_that_does_not(self, loaded: Any, shape: tuple[int, ...]) -> None:
+    def test_other_shape_is_refused(self, loaded: Any, shape: tuple[int, ...]) -> None:
         with pytest.raises(InvalidModel, match=r'input_shape is \[.*"x" has \[-1, -1, 3\] \(-1 is free\); make'):
             loaded(onnx_graphs.free("batch", None), input_shape=shape)
 
     @pytest.mark.parametrize("graph", [onnx_graphs.identity("float32", ()), onnx_graphs.sequence_in()])
-    def test_where_there_is_no_shape_to_check_it_against(self, loaded: Any, graph: onnx.ModelProto) -> None:
+    def test_shape_for_graph_without_shape_is_refused(self, loaded: Any, graph: onnx.ModelProto) -> None:
         with pytest.raises(InvalidModel, match="declares no shape; leave it out"):
             loaded(graph, input_shape=(1,))
 
-    def test_it_names_the_same_free_dimension_in_every_input(self, loaded: Any) -> None:
+    def test_shared_free_dimension_is_set_everywhere(self, loaded: Any) -> None:
         with capture_logs() as logs:
             loaded(onnx_graphs.concat(), input_shape=(5,))  # "n" is a's and c's
         assert logs == []
 
 
 class TestWarmUp:
-    def test_a_shape_that_is_declared_and_does_not_run_is_refused(self, loaded: Any) -> None:
+    def test_declared_shape_that_fails_is_refused(self, loaded: Any) -> None:
         with pytest.raises(InvalidModel, match=r"does not run with its declared shape: .*out of data bounds"):
             loaded(onnx_graphs.misdeclared())
 
-    def test_an_input_shape_that_does_not_run_is_refused(self, loaded: Any) -> None:
+    def test_input_shape_that_fails_is_refused(self, loaded: Any) -> None:
         with pytest.raises(InvalidModel, match="does not run with its declared shape"):
             loaded(onnx_graphs.pairs(), input_shape=(3,))
         loaded(onnx_graphs.pairs(), input_shape=(4,))
 
-    def test_a_shape_that_was_guessed_and_does_not_run_is_only_told(self, loaded: Any) -> None:
+    def test_guessed_shape_that_fails_only_warns(self, loaded: Any) -> None:
         with capture_logs() as logs:
             model = loaded(onnx_graphs.pairs())
         assert [(entry["event"], entry["log_level"]) for entry in logs] == [
@@ -365,12 +365,12 @@ class TestWarmUp:
         ]
         assert listed(ask(model, x=np.arange(4, dtype=np.float32))["y"]) == [[0, 1], [2, 3]]
 
-    def test_a_shape_that_is_guessed_beside_an_input_shape_is_only_told(self, loaded: Any) -> None:
+    def test_guessed_shape_beside_input_shape_only_warns(self, loaded: Any) -> None:
         with capture_logs() as logs:
             loaded(onnx_graphs.two_lengths(), input_shape=(3,))
         assert [entry["event"] for entry in logs] == ["not warmed up, set input_shape"]
 
-    def test_a_free_shape_of_what_need_not_be_given_does_not_excuse_the_rest(self, loaded: Any) -> None:
+    def test_free_optional_input_does_not_excuse_failure(self, loaded: Any) -> None:
         with pytest.raises(InvalidModel, match="does not run with its declared shape"):
             loaded(onnx_graphs.misdeclared(with_default=True))
 
@@ -382,7 +382,7 @@ class TestWarmUp:
             onnx_graphs.identity("string", ("n", 2)), onnx_graphs.identity("bfloat16", ()), onnx_graphs.slow(1),
         ],
     )  # fmt: skip
-    def test_every_kind_of_input_is_warmed_up(self, loaded: Any, graph: onnx.ModelProto) -> None:
+    def test_every_kind_of_input_warms_up(self, loaded: Any, graph: onnx.ModelProto) -> None:
         with capture_logs() as logs:
             loaded(graph)
         assert logs == []

@@ -1,4 +1,4 @@
-"""Graphs with a tokenizer beside them: which of them read text, what they answer, at whatever sizes they run."""
+"""Graphs with a tokenizer: which of them read text, their results, and their sizes."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +22,7 @@ MakeModel = Callable[..., OnnxTextModel]
 
 @pytest.fixture
 def text_model(tmp_path: Path) -> MakeModel:
-    """The graph with a tokenizer beside it, warmed up."""
+    """Load and warm up a graph with a tokenizer."""
 
     def make(graph: onnx.ModelProto, **config: Any) -> OnnxTextModel:
         place(graph, tmp_path, **config)
@@ -42,7 +42,7 @@ def place(graph: onnx.ModelProto, folder: Path, **config: Any) -> None:
 
 
 def one_by_one(graph: onnx.ModelProto, model: OnnxTextModel, output: str) -> list[Array]:
-    """Raw ONNX Runtime's output for each of TEXTS alone, without padding and so with every mask at 1."""
+    """Return ONNX Runtime's output for each of TEXTS alone, without padding."""
     assert model.tokenizer is not None
     raw = onnx_graphs.session(graph)
     results = []
@@ -73,7 +73,7 @@ POOLINGS: dict[str, Callable[[Array], Array]] = {
 
 class TestHeads:
     @pytest.mark.parametrize("pooling", list(POOLINGS))
-    def test_states_are_pooled_as_the_files_say(self, text_model: MakeModel, tmp_path: Path, pooling: str) -> None:
+    def test_states_are_pooled_as_configured(self, text_model: MakeModel, tmp_path: Path, pooling: str) -> None:
         write_sentence_transformers(tmp_path, pooling, normalize=False)
         graph = onnx_encoders.encoder(("last_hidden_state", "pooler_output"))
         model = text_model(graph)
@@ -81,13 +81,13 @@ class TestHeads:
         states = one_by_one(graph, model, "last_hidden_state")
         close(rows_of(model, list(TEXTS)), [POOLINGS[pooling](state) for state in states])
 
-    def test_how_long_embeddings_are_and_where_they_may_be_cut(self, text_model: MakeModel, tmp_path: Path) -> None:
+    def test_embedding_size_and_matryoshka_are_read(self, text_model: MakeModel, tmp_path: Path) -> None:
         write_json(tmp_path / "config.json", {"matryoshka_dimensions": [2, 8, 16]})
         text = text_model(onnx_encoders.encoder(("last_hidden_state",))).spec.text
         assert text is not None
         assert (text.embedding_size, text.shorter_sizes) == (8, (2,))
 
-    def test_without_files_it_is_the_mean_and_normalised(self, text_model: MakeModel) -> None:
+    def test_missing_files_mean_normalized_mean(self, text_model: MakeModel) -> None:
         graph = onnx_encoders.encoder(("last_hidden_state",))
         model = text_model(graph)
         assert model.spec.text is not None
@@ -104,7 +104,7 @@ class TestHeads:
             (("pooler_output",), False, "pooler_output"),
         ],
     )
-    def test_an_output_that_is_the_text_s_vector_already(
+    def test_pooled_output_is_used_directly(
         self, text_model: MakeModel, tmp_path: Path, outputs: tuple[str, ...], files: bool, read: str
     ) -> None:
         if files:
@@ -115,19 +115,19 @@ class TestHeads:
         close(rows_of(model, list(TEXTS)), one_by_one(graph, model, read))
 
     @pytest.mark.parametrize("name", ["token_embeddings", "output_0", "hidden"])
-    def test_states_of_any_name(self, text_model: MakeModel, name: str) -> None:
+    def test_states_of_any_name_are_pooled(self, text_model: MakeModel, name: str) -> None:
         graph = onnx_encoders.encoder((name,))
         model = text_model(graph)
         close(rows_of(model, list(TEXTS)), [state.mean(axis=0) for state in one_by_one(graph, model, name)])
 
     @pytest.mark.parametrize("config", [{}, {"architectures": ["BertForSequenceClassification"]}])
-    def test_logits_are_a_classifier(self, text_model: MakeModel, config: Any) -> None:
+    def test_logits_make_a_classifier(self, text_model: MakeModel, config: Any) -> None:
         graph = onnx_encoders.encoder(("logits",), labels=2)
         model = text_model(graph, **config)
         assert model.spec.task == "classify"
         close(rows_of(model, list(TEXTS)), one_by_one(graph, model, "logits"))
 
-    def test_logits_beside_states_are_a_classifier_if_the_config_says_so(self, text_model: MakeModel) -> None:
+    def test_config_selects_logits_beside_states(self, text_model: MakeModel) -> None:
         graph = onnx_encoders.encoder(("last_hidden_state", "logits"))
         assert text_model(graph).spec.task == "embed"
         model = text_model(graph, architectures=["BertForSequenceClassification"])
@@ -135,10 +135,10 @@ class TestHeads:
         close(rows_of(model, list(TEXTS)), one_by_one(graph, model, "logits"))
 
     @pytest.mark.parametrize("config", [{}, {"architectures": ["BertForMaskedLM"]}])
-    def test_a_language_model_s_logits_are_no_embedding(self, tmp_path: Path, config: Any) -> None:
+    def test_language_model_logits_are_not_embeddings(self, tmp_path: Path, config: Any) -> None:
         check_tensors(tmp_path, onnx_encoders.encoder(("token_logits",)), **config)
 
-    def test_a_language_model_s_logits_are_no_classes_whatever_the_config_says(self, tmp_path: Path) -> None:
+    def test_language_model_logits_are_not_classes(self, tmp_path: Path) -> None:
         graph = onnx_encoders.encoder(("token_logits",))
         check_tensors(tmp_path, graph, architectures=["BertForSequenceClassification"])
 
@@ -152,10 +152,10 @@ class TestHeads:
         ],
         ids=["add", "identity", "another input", "ids of one dimension"],
     )
-    def test_a_graph_that_reads_no_tokens_is_one_of_tensors(self, tmp_path: Path, graph: onnx.ModelProto) -> None:
+    def test_graph_without_token_inputs_serves_tensors(self, tmp_path: Path, graph: onnx.ModelProto) -> None:
         check_tensors(tmp_path, graph)
 
-    def test_without_a_tokenizer_it_is_one_of_tensors_without_a_word(self, tmp_path: Path) -> None:
+    def test_graph_without_tokenizer_serves_tensors(self, tmp_path: Path) -> None:
         onnx_graphs.save(onnx_encoders.encoder(), tmp_path)
         with capture_logs() as logs:
             model = load_onnx(tmp_path)
@@ -163,7 +163,7 @@ class TestHeads:
 
 
 def check_tensors(folder: Path, graph: onnx.ModelProto, **config: Any) -> None:
-    """Served as a model of tensors, with a warning."""
+    """Check that the graph is served as a tensor model, with a warning."""
     place(graph, folder, **config)
     with capture_logs() as logs:
         model = load_onnx(folder)
@@ -183,18 +183,20 @@ class TestInputs:
             ("position_ids", "token_type_ids", "attention_mask", "input_ids"),
         ],
     )
-    def test_of_every_kind(self, text_model: MakeModel, inputs: tuple[str, ...], ids_dtype: str) -> None:
+    def test_every_kind_of_input_is_filled(
+        self, text_model: MakeModel, inputs: tuple[str, ...], ids_dtype: str
+    ) -> None:
         graph = onnx_encoders.encoder(("sentence_embedding",), inputs, ids_dtype=ids_dtype)
         model = text_model(graph)
         close(rows_of(model, list(TEXTS)), one_by_one(graph, model, "sentence_embedding"))
 
-    def test_ids_alone(self, text_model: MakeModel) -> None:
+    def test_ids_alone_are_enough(self, text_model: MakeModel) -> None:
         graph = onnx_encoders.encoder(("sentence_embedding",), ("input_ids",))
         model = text_model(graph)
         alone = np.concatenate([rows_of(model, [text]) for text in TEXTS])
         close(alone, one_by_one(graph, model, "sentence_embedding"))
 
-    def test_tensors_are_taken_too(self, text_model: MakeModel) -> None:
+    def test_text_model_accepts_tensors(self, text_model: MakeModel) -> None:
         model = text_model(onnx_encoders.encoder(("last_hidden_state",)))
         ones = np.ones((2, 5), np.int64)
         answer = model.infer(TensorBatch({"input_ids": ones, "attention_mask": ones}))
@@ -205,9 +207,7 @@ class TestInputs:
 
 class TestFixedSizes:
     @pytest.mark.parametrize("shape", [(1, 16), (2, 16), ("batch", 16), (3, "sequence")])
-    def test_texts_are_padded_up_and_batches_filled_up(
-        self, text_model: MakeModel, shape: tuple[int | str, int | str]
-    ) -> None:
+    def test_fixed_sizes_are_padded(self, text_model: MakeModel, shape: tuple[int | str, int | str]) -> None:
         model = text_model(onnx_encoders.encoder(("last_hidden_state",), shape=shape))
         assert model.spec.text is not None
         assert model.spec.text.max_tokens == (16 if shape[1] == 16 else 512)
@@ -215,7 +215,7 @@ class TestFixedSizes:
         free = onnx_encoders.encoder(("last_hidden_state",))
         close(rows, [state.mean(axis=0) for state in one_by_one(free, model, "last_hidden_state")])
 
-    def test_over_long_texts_are_cut_at_the_graph_s_length(self, text_model: MakeModel) -> None:
+    def test_long_texts_are_cut_at_graph_length(self, text_model: MakeModel) -> None:
         model = text_model(onnx_encoders.encoder(shape=(1, 16)))
         assert model.tokenizer is not None
         [ids] = model.tokenizer.tokenize(["cat " * 99], truncate=True)
@@ -223,39 +223,39 @@ class TestFixedSizes:
         with pytest.raises(InvalidInput, match="101 tokens, and the model reads at most 16"):
             model.tokenizer.tokenize(["cat " * 99], truncate=False)
 
-    def test_the_files_limit_holds_where_it_is_lower(self, text_model: MakeModel) -> None:
+    def test_lower_limit_of_files_holds(self, text_model: MakeModel) -> None:
         model = text_model(onnx_encoders.encoder(shape=(1, 16)), max_position_embeddings=9)
         assert model.spec.text is not None
         assert model.spec.text.max_tokens == 9
         assert rows_of(model, ["cat " * 99]).shape == (1, 8)
 
     @pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 5])
-    def test_as_many_rows_as_texts(self, text_model: MakeModel, count: int) -> None:
+    def test_rows_match_number_of_texts(self, text_model: MakeModel, count: int) -> None:
         model = text_model(onnx_encoders.encoder(("logits",), shape=(2, 16)))
         assert rows_of(model, ["cat"] * count).shape == (count, 3)
 
 
 class TestLabels:
-    def test_the_config_s(self, text_model: MakeModel) -> None:
+    def test_labels_are_those_of_config(self, text_model: MakeModel) -> None:
         graph = onnx_encoders.encoder(("logits",), labels=3)
         text = text_model(graph, id2label={"0": "fast", "1": "slow", "2": "late"}).spec.text
         assert text is not None
         assert (text.labels, text.multi_label) == (("fast", "slow", "late"), False)
 
     @pytest.mark.parametrize("config", [{}, {"id2label": {"0": "a", "1": "b"}}])
-    def test_numbers_where_the_graph_has_another_count(self, text_model: MakeModel, config: Any) -> None:
+    def test_other_label_count_gives_numbers(self, text_model: MakeModel, config: Any) -> None:
         text = text_model(onnx_encoders.encoder(("logits",), labels=3), **config).spec.text
         assert text is not None
         assert text.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
 
     @pytest.mark.parametrize("config", [{}, {"id2label": {"0": "relevant"}}])
-    def test_a_single_one_has_a_probability_of_its_own(self, text_model: MakeModel, config: Any) -> None:
+    def test_single_label_uses_sigmoid(self, text_model: MakeModel, config: Any) -> None:
         text = text_model(onnx_encoders.encoder(("logits",), labels=1), **config).spec.text
         assert text is not None
         assert len(text.labels) == 1
         assert text.multi_label
 
-    def test_several_at_once(self, text_model: MakeModel) -> None:
+    def test_multi_label_uses_sigmoid(self, text_model: MakeModel) -> None:
         graph = onnx_encoders.encoder(("logits",), labels=2)
         text = text_model(graph, problem_type="multi_label_classification").spec.text
         assert text is not None
@@ -273,24 +273,24 @@ class TestTrouble:
             ("1_Pooling/config.json", '{"pooling_mode": "lasttoken"}'),
         ],
     )
-    def test_broken_text_files_are_named(self, tmp_path: Path, file: str, content: str) -> None:
+    def test_broken_file_is_named(self, tmp_path: Path, file: str, content: str) -> None:
         write_sentence_transformers(tmp_path)
         place(onnx_encoders.encoder(), tmp_path)
         (tmp_path / file).write_text(content)
         with pytest.raises(InvalidModel, match=file):
             load_onnx(tmp_path)
 
-    def test_a_token_beyond_the_graph_s_vocabulary_is_refused_at_warm_up(self, tmp_path: Path) -> None:
+    def test_token_beyond_vocabulary_is_refused(self, tmp_path: Path) -> None:
         place(onnx_encoders.encoder(vocabulary_size=3), tmp_path)
         with pytest.raises(InvalidModel, match=r"the graph does not run on text: .*out of data bounds"):
             load_onnx(tmp_path).warm_up()
 
-    def test_the_padding_is_tried_at_warm_up(self, tmp_path: Path) -> None:
+    def test_padding_token_is_tried_at_warm_up(self, tmp_path: Path) -> None:
         place(onnx_encoders.encoder(), tmp_path, pad_token_id=4000)
         with pytest.raises(InvalidModel, match=r"the graph does not run on text: .*out of data bounds"):
             load_onnx(tmp_path).warm_up()
 
-    def test_a_model_that_does_not_fit_says_so(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_model_that_does_not_fit_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         place(onnx_encoders.encoder(), tmp_path)
         model = load_onnx(tmp_path)
 
@@ -301,19 +301,19 @@ class TestTrouble:
         with pytest.raises(OutOfMemory):
             model.warm_up()
 
-    def test_half_of_a_surrogate_pair_is_the_caller_s_mistake(self, text_model: MakeModel) -> None:
+    def test_half_surrogate_pair_is_invalid_input(self, text_model: MakeModel) -> None:
         model = text_model(onnx_encoders.encoder())
         with pytest.raises(InvalidInput, match=r"^text\[1\]: not valid Unicode"):
             rows_of(model, ["fine", "half \ud83d"])
 
-    def test_after_the_close(self, text_model: MakeModel) -> None:
+    def test_closed_model_refuses_texts(self, text_model: MakeModel) -> None:
         model = text_model(onnx_encoders.encoder())
         model.close()
         with pytest.raises(Exception, match="closed"):
             model.infer(TokenBatch([[2, 3]]))
 
 
-def test_a_prompt_and_pooling_from_another_folder_s_files(text_model: MakeModel, tmp_path: Path) -> None:
+def test_prompt_and_length_limit_of_files_hold(text_model: MakeModel, tmp_path: Path) -> None:
     write_sentence_transformers(tmp_path, prompt="query : ", max_seq_length=7)
     write_json(tmp_path / "config.json", {"model_type": "bert", "max_position_embeddings": 512})
     model = text_model(onnx_encoders.encoder())

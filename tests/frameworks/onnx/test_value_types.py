@@ -1,4 +1,4 @@
-"""ONNX Runtime's words for types."""
+"""ONNX Runtime's names of types."""
 
 from dataclasses import dataclass, field
 
@@ -12,7 +12,7 @@ from tests.support.models import onnx_graphs
 
 @dataclass
 class Argument:
-    """As onnxruntime describes an input or output."""
+    """An input or output as onnxruntime describes it."""
 
     type: str
     shape: list[int | str | None] = field(default_factory=list)
@@ -77,6 +77,6 @@ def test_free_dimensions_are_minus_one(shape: list[int | str | None], read: tupl
         "",
     ],
 )
-def test_what_cannot_travel_is_refused_by_name(text: str) -> None:
+def test_unsupported_type_is_refused_by_name(text: str) -> None:
     with pytest.raises(InvalidModel, match=r'"weird" has type .* which is not served; tensors of bool, int8'):
         read_type(Argument(text, name="weird"))
