@@ -42,12 +42,14 @@ class HealthApi:
 
     def router(self) -> APIRouter:
         router = APIRouter(tags=["health"])
-        router.add_api_route("/health", self.health, methods=["GET"], responses={200: {"model": Health}})
-        router.add_api_route("/health/live", self.live, methods=["GET"])
-        router.add_api_route(
+        add = router.add_api_route
+        add("/health", self.health, methods=["GET"], summary="State of the server", responses={200: {"model": Health}})
+        add("/health/live", self.live, methods=["GET"], summary="Whether the process is alive")
+        add(
             "/health/ready",
             self.ready,
             methods=["GET"],
+            summary="Whether the server is ready",
             responses={503: {"description": "The server loads start-up models, or it drains."}},
         )
         return router

@@ -43,6 +43,7 @@ class MetricsApi:
             "/metrics",
             self.metrics,
             methods=["GET"],
+            summary="Metrics for Prometheus",
             responses={200: {"content": {"text/plain": {}}, "description": "Prometheus text."}},
         )
         return router

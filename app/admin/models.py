@@ -78,18 +78,21 @@ class ModelsApi:
         router = APIRouter(tags=["models"])
         failures: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorResponse}, "5XX": {"model": ErrorResponse}}
         add = router.add_api_route
-        add("/models", self.list_models, methods=["GET"], responses={200: {"model": ModelList}})
-        add("/models", self.add_model, methods=["POST"], status_code=201,
+        add("/models", self.list_models, methods=["GET"], summary="List models", responses={200: {"model": ModelList}})
+        add("/models", self.add_model, methods=["POST"], status_code=201, summary="Register and load a model",
             responses={201: {"model": ModelDetail}, **failures},
             openapi_extra=describe_body(_entry_schema(), example=_ENTRY_EXAMPLE))  # fmt: skip
-        add("/models/{name}", self.show_model, methods=["GET"], responses={200: {"model": ModelDetail}, **failures})
-        add("/models/{name}", self.delete_model, methods=["DELETE"], responses={200: {"model": Deleted}, **failures})
-        for verb, handler, body in (
-            ("load", self.load_model, describe_optional(LoadRequest, examples=_LOAD_EXAMPLES)),
-            ("unload", self.unload_model, describe_optional(UnloadRequest)),
-            ("rollback", self.roll_model_back, None),
+        add("/models/{name}", self.show_model, methods=["GET"], summary="Show a model",
+            responses={200: {"model": ModelDetail}, **failures})  # fmt: skip
+        add("/models/{name}", self.delete_model, methods=["DELETE"], summary="Delete a model",
+            responses={200: {"model": Deleted}, **failures})  # fmt: skip
+        load_body = describe_optional(LoadRequest, examples=_LOAD_EXAMPLES)
+        for verb, handler, summary, body in (
+            ("load", self.load_model, "Load a model, or give a version a share of the traffic", load_body),
+            ("unload", self.unload_model, "Unload a model", describe_optional(UnloadRequest)),
+            ("rollback", self.roll_model_back, "Switch back to the previous version", None),
         ):
-            add(f"/models/{{name}}/{verb}", handler, methods=["POST"],
+            add(f"/models/{{name}}/{verb}", handler, methods=["POST"], summary=summary,
                 responses={200: {"model": ModelDetail}, **failures}, openapi_extra=body)  # fmt: skip
         return router
 

@@ -46,10 +46,11 @@ class OpenAiModelsApi:
             "5XX": {"model": OpenAiErrorResponse},
         }
         router.add_api_route(
-            "/v1/models", self.list_openai_models, methods=["GET"], responses={200: {"model": OpenAiModelList}}
-        )
+            "/v1/models", self.list_openai_models, methods=["GET"], summary="List models",
+            responses={200: {"model": OpenAiModelList}},
+        )  # fmt: skip
         router.add_api_route(
-            "/v1/models/{name}", self.show_openai_model, methods=["GET"],
+            "/v1/models/{name}", self.show_openai_model, methods=["GET"], summary="Show a model",
             responses={200: {"model": OpenAiModel}, **failures},
         )  # fmt: skip
         return router
