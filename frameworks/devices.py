@@ -108,9 +108,9 @@ class SystemProbe:
 def visible_positions(uuids: list[str], visible: str | None) -> list[int]:
     """Return the NVML positions of CUDA's devices 0, 1, … under `CUDA_VISIBLE_DEVICES`.
 
-    NVML lists every device. CUDA lists the devices of the variable, by number, UUID or prefix of a UUID, in its order,
-    up to the first unknown one, and none where a device is repeated (CUDA C++ Programming Guide, "CUDA Environment
-    Variables").
+    NVML lists every device. CUDA lists the devices of the variable in its order, up to the first unknown one. An item
+    is a number, a UUID or a prefix of a UUID; a repeated device hides all (CUDA C++ Programming Guide, "CUDA
+    Environment Variables").
     """
     if visible is None:
         return list(range(len(uuids)))

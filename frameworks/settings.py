@@ -227,8 +227,9 @@ class PerformanceSettings(BaseModel):
     """Whether `quantized` and `dtype = "int8"` are applied; if not, a warning names the model."""
 
     def num_intra_op_threads(self, instances: int = 1) -> int:
-        """Threads one operator uses: intra_op_threads, or the CPUs this process may use. Several instances of a model
-        divide the CPUs, so that all of them together never have more threads than there are.
+        """Return the threads of one operator: `intra_op_threads`, or the CPUs that this process may use.
+
+        The instances of a model divide the CPUs, so that their threads never exceed the CPUs.
         """
         wanted = usable_cpus() if self.intra_op_threads is None else self.intra_op_threads
         return wanted if instances == 1 else max(1, min(wanted, usable_cpus() // instances))
@@ -250,7 +251,7 @@ class SchedulingSettings(BaseModel):
 
 
 def usable_cpus(quota_file: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """CPUs this process may use: its affinity mask, cut to a container's CPU quota (cgroup v2) where one is set."""
+    """Return the CPUs that this process may use: its affinity mask, limited by a CPU quota (cgroup v2)."""
     if hasattr(os, "sched_getaffinity"):
         count = len(os.sched_getaffinity(0))
     else:

@@ -1,8 +1,8 @@
 """Define the data types of requests and models: specs, batches, answers and timings.
 
-A `Value` represents a tensor as a numpy array, an ONNX sequence as a list of values, an ONNX map as a dict, and an
-absent optional as None. Two dtypes have no numpy type: a `bfloat16` tensor is a float32 array (each number exactly a
-bfloat16), a `string` tensor is an object array of str.
+A `Value` is a numpy array for a tensor, a list of values for an ONNX sequence, a dict for an ONNX map, and None for
+an absent optional. Two dtypes have no numpy type. A `bfloat16` tensor is a float32 array whose numbers are exact
+bfloat16 numbers. A `string` tensor is an object array of str.
 """
 
 import time
@@ -117,7 +117,7 @@ class SequenceSpec:
     """The sequence axis of a model's tensors.
 
     `pad_values`: the padding value of each input that has the axis, including the mask. `mask`: the input that is 1 on
-    real elements and 0 on padding; the server adds it where a request omits it. `output_axes`: for each output the axes
+    real elements and 0 on padding, added by the server where absent. `output_axes`: for each output the axes
     with the length of the sequence. `unpadded_because`: why only rows of one length share a batch; None where rows of
     different lengths do.
     """

@@ -16,9 +16,9 @@ from memory.pooled_arrays import PooledArrays
 class BatchSignature(NamedTuple):
     """The properties of a batch that the scheduler uses.
 
-    `length`: a measure of the cost of a row: tokens of a text, size of the sequence axis, elements of a row of other
-    tensors. `shape`: dtypes, dimensions without the first (and without a padded sequence), requested outputs. Batches
-    of equal shape may share a run where `shares` is True.
+    `length`: the cost of a row, as tokens of a text, size of the sequence axis, or elements of other rows. `shape`:
+    dtypes, dimensions without the first (and without a padded sequence), requested outputs. Batches of equal shape may
+    share a run where `shares` is True.
     """
 
     rows: int
@@ -40,8 +40,8 @@ class Part:
 def signature_of(batch: Batch, batched_inputs: frozenset[str], sequence: SequenceSpec | None = None) -> BatchSignature:
     """Return the signature of a batch. Texts always share a run.
 
-    `batched_inputs`: tensors share a run only if these are all of them, with equal numbers of rows: a broadcast tensor
-    has no rows of its own.
+    `batched_inputs`: tensors share a run only if all of them are named here and have equal numbers of rows. A
+    broadcast tensor has no rows of its own.
     """
     if isinstance(batch, TokenBatch):
         return BatchSignature(batch.rows, max(1, max(map(len, batch.token_ids), default=1)), TokenBatch, shares=True)

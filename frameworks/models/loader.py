@@ -15,7 +15,7 @@ from frameworks.runtime import LoadedModel, Registry
 from memory.allocator import give_back_freed_memory, in_use_bytes
 from memory.host import mapped_bytes, resident_bytes
 
-# Loads run one at a time: only one model then needs extra memory while it is read, and the measurement is its own.
+# Loads run one at a time. Only one model then needs extra memory for reading, and the measurement is its own.
 LOADER_THREADS = 1
 
 
@@ -76,8 +76,8 @@ class Loader:
     def _load_in_own_thread(self, version: ModelVersion, device: Device) -> Loaded:
         """Load in a thread that ends with the load, and with it the OpenMP threads of the load.
 
-        OpenMP would count them, and with more threads than CPUs it puts the threads of every model to sleep at each
-        barrier. The steps of a language model would take two to three times as long.
+        With more threads than CPUs, OpenMP puts the threads of every model to sleep at each barrier. The steps of a
+        language model would take two to three times as long.
         """
         with ThreadPoolExecutor(1, thread_name_prefix="load") as thread:
             return thread.submit(self._load, version, device).result()

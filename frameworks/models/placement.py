@@ -56,8 +56,8 @@ def is_evictable(version: ModelVersion) -> bool:
 def choose_victim(versions: Iterable[ModelVersion], now_s: float) -> Victim | None:
     """Return a dead version, else the least recently used idle one, else the version that was loaded first.
 
-    A version in use stays at least as long as its load took: where the working set does not fit, loads then take at
-    most half of the time. It is drained, so that it serves the requests that hold a reference.
+    A version in use stays at least as long as its load took. Where the working set does not fit, loads then take at
+    most half of the time. The victim is drained, so that it serves the requests that hold a reference.
     """
     candidates = [version for version in versions if is_evictable(version)]
     dead = [version for version in candidates if version.has_died]

@@ -13,8 +13,8 @@ from frameworks.text.tokenizer import TextTokenizer
 class TokenizeRequest:
     """Request the token ids of a prompt.
 
-    `add_special_tokens`: include the special tokens that the model's files define; a conversation has those of its
-    chat template in any case. `with_strings`: also return the string of each token.
+    `add_special_tokens`: include the special tokens of the model's files. A conversation always has those of its
+    chat template. `with_strings`: also return the string of each token.
     """
 
     prompt: Prompt

@@ -192,8 +192,8 @@ class _StepThread:
     """Process messages between the model's steps, and step while the model has sequences; else sleep.
 
     One step without sequences runs at the start and after the last abort: it reports the model's stats. The loop gets a
-    step at once where a reader streams, or a sequence began or ended in it. Otherwise it gets several steps together:
-    the loop and this thread compete for the interpreter, so that every report would delay a step.
+    step at once where a reader streams, or a sequence began or ended in it. Otherwise it gets several steps together.
+    Loop and thread compete for the interpreter, so that every report would delay a step.
     """
 
     def __init__(
