@@ -72,28 +72,7 @@ def batch_size_family(slots: Iterable[ModelSlot]) -> Family:
 def generation_families(slots: Iterable[ModelSlot], metrics: Mapping[str, GenerationMetrics]) -> Iterator[Family]:
     """Yield the families of models that generate text. `metrics`: by model; a model without tokens has none."""
     slots = [slot for slot in slots if slot.generates]
-    counts = [(slot.name, slot.generated) for slot in slots]
-    yield counter(
-        "tokens_generated",
-        "Generated tokens, including the token that ends a text.",
-        _MODEL,
-        (([name], each.tokens) for name, each in counts),
-    )
-    yield counter(
-        "prompt_tokens", "Tokens of the prompts.", _MODEL, (([name], each.prompt_tokens) for name, each in counts)
-    )
-    yield counter(
-        "prefix_cache_hit_tokens",
-        "Prompt tokens found in the prefix cache.",
-        _MODEL,
-        (([name], each.prefix_hit_tokens) for name, each in counts),
-    )
-    yield counter(
-        "preemptions",
-        "Running texts that were queued again because the KV cache was full.",
-        _MODEL,
-        (([name], each.preemptions) for name, each in counts),
-    )
+    yield from _token_families(slots)
     yield gauge(
         "sequences",
         "Texts that are running, and texts that are waiting in the queue.",
@@ -117,6 +96,31 @@ def generation_families(slots: Iterable[ModelSlot], metrics: Mapping[str, Genera
         "Time between two tokens of a text.",
         _MODEL,
         (([model], each.inter_token_seconds) for model, each in metrics.items()),
+    )
+
+
+def _token_families(slots: Sequence[ModelSlot]) -> Iterator[Family]:
+    counts = [(slot.name, slot.generated) for slot in slots]
+    yield counter(
+        "tokens_generated",
+        "Generated tokens, including the token that ends a text.",
+        _MODEL,
+        (([name], each.tokens) for name, each in counts),
+    )
+    yield counter(
+        "prompt_tokens", "Tokens of the prompts.", _MODEL, (([name], each.prompt_tokens) for name, each in counts)
+    )
+    yield counter(
+        "prefix_cache_hit_tokens",
+        "Prompt tokens found in the prefix cache.",
+        _MODEL,
+        (([name], each.prefix_hit_tokens) for name, each in counts),
+    )
+    yield counter(
+        "preemptions",
+        "Running texts that were queued again because the KV cache was full.",
+        _MODEL,
+        (([name], each.preemptions) for name, each in counts),
     )
 
 
