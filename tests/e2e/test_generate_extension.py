@@ -113,7 +113,7 @@ def test_at_the_deadline_it_ends(client: httpx.Client, server: RunningServer) ->
 
 def test_errors_before_the_first_piece_have_their_status(client: httpx.Client) -> None:
     for path in ("generate", "generate_stream"):
-        refused(client.post(path, json={}), 400, "text_input: is missing")
+        refused(client.post(path, json={}), 400, "text_input: expected a string, got nothing")
         refused(client.post(path, json={"text_input": "a", "max_tokens": 10_000}), 400, "max_tokens", str(CONTEXT))
         refused(client.post(path, content=b"{"), 400, "not valid JSON")
         refused(client.post(path, content=b""), 400, "empty")

@@ -1,26 +1,36 @@
-"""Triton's generate extension: /v2/models/{name}/generate answers with a text, …/generate_stream with its pieces.
+"""Decode and encode Triton's generate extension: generate returns a whole text, generate_stream streams it.
 
-https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_generate.md; for the pieces also
+https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_generate.md; for the stream also
 generate_rest.yaml of https://github.com/kserve/open-inference-protocol.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import Any, Self
+from typing import Self
 
 import orjson
 
 from app.inference.pipeline import FindSpec
 from app.protocols.codec import AnswerContext, Header, JsonCodec, StreamWriter, Target, check_media_type
-from app.protocols.json_body import describe_type, parse_exact
+from app.protocols.json_body import parse_exact
 from app.protocols.open_inference.errors import OpenInferenceErrorResponse, error_body
-from app.protocols.open_inference.generate_request import WantedText, gather, read_wanted_text
-from app.protocols.open_inference.generate_response import Pieces, WholeInOnePiece, describe
-from app.protocols.open_inference.generate_schemas import GenerateTextRequest, GenerateTextResponse
-from app.protocols.open_inference.infer_request import own_name, read_priority, read_timeout_ms
+from app.protocols.open_inference.generate_request import (
+    GenerateTextRequest,
+    Options,
+    ParsedGenerate,
+    collect_options,
+    parse_generate,
+)
+from app.protocols.open_inference.generate_response import (
+    GenerateTextResponse,
+    StreamedText,
+    WholeTextEvent,
+    describe_response,
+)
+from app.protocols.open_inference.infer_request import own_name, read_timeout_ms
 from app.protocols.routes import Route, RouteDescription
-from frameworks.errors import InvalidInput
+from frameworks.errors import FieldError, InvalidInput
 from frameworks.generation.types import GenerateAnswer, GenerateRequest
 from frameworks.types import ModelSpec
 
@@ -28,25 +38,30 @@ _FORM = b"application/x-www-form-urlencoded"
 
 
 @dataclass(frozen=True, slots=True)
-class GenerateQuestion:
-    """As DecodedRequest of the pipeline. `in_pieces`: one event per piece; else one event with the whole text."""
+class DecodedGenerate:
+    """A DecodedRequest of app/inference/pipeline.py. `in_parts`: an event for each part, else one in all."""
 
-    wanted: WantedText
+    parsed: ParsedGenerate
     spec: ModelSpec
-    id: str
-    priority: int
-    timeout_ms: float | None
     stream: bool
-    in_pieces: bool
+    in_parts: bool
 
     @property
     def request(self) -> GenerateRequest:
-        return self.wanted.request
+        return self.parsed.request
+
+    @property
+    def priority(self) -> int:
+        return self.parsed.priority
+
+    @property
+    def timeout_ms(self) -> float | None:
+        return self.parsed.timeout_ms
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateCodec(JsonCodec):
-    """As Codec of app/protocols/codec.py. `streams`: of generate_stream."""
+    """The Codec of app/protocols/codec.py. `streams`: of generate_stream."""
 
     streams: bool
 
@@ -54,83 +69,64 @@ class GenerateCodec(JsonCodec):
         check_media_type(_without_curls_form(headers))
         return self
 
-    def decode(self, body: bytes, target: Target, find_spec: FindSpec) -> GenerateQuestion:
-        """Raises InvalidJson, InvalidInput, UnknownField, and what `find_spec` raises."""
+    def decode(self, body: bytes, target: Target, find_spec: FindSpec) -> DecodedGenerate:
+        """Raises InvalidJson, InvalidInput, UnknownField, and the errors of `find_spec`."""
         assert target.model is not None
-        content = parse_exact(body).root
-        options = gather(content)
-        try:
-            timeout_ms = read_timeout_ms(options.fields)
-            spec = _find_spec(target, find_spec, timeout_ms)
-            if spec.generation is None:
-                raise InvalidInput("text_input", _what_it_answers(target.model, spec))
-            wanted = read_wanted_text(options, spec.generation)
-            if self.streams and wanted.with_input and wanted.stream is not False:
-                raise InvalidInput("exclude_input_in_output", "is false; a stream has the new text alone: leave it out")
-            if not self.streams and wanted.stream:
-                raise InvalidInput(
-                    "stream",
-                    "is true, and generate answers in one piece; post to generate_stream in its place, or leave it out",
-                )
-            return GenerateQuestion(
-                wanted,
-                spec,
-                _read_id(content.get("id")),
-                read_priority(options.fields),
-                timeout_ms,
-                self.streams,
-                wanted.stream is not False,
-            )
-        except InvalidInput as error:
-            raise options.renamed(error) from None
+        options = collect_options(parse_exact(body).root, with_id=True)
+        spec = find_spec(target.model, target.version, lambda: _load_timeout_ms(options))
+        if spec.generation is None:
+            raise options.rename(InvalidInput("text_input", _explain_other_task(target.model, spec)))
+        parsed = parse_generate(options, spec.generation)
+        if self.streams and parsed.include_input and parsed.stream is not False:
+            error = InvalidInput("exclude_input_in_output", "expected true for a stream, got false; leave it out")
+            raise options.rename(error)
+        if not self.streams and parsed.stream:
+            raise options.rename(InvalidInput("stream", "expected false, got true; post to generate_stream instead"))
+        return DecodedGenerate(parsed, spec, self.streams, parsed.stream is not False)
 
-    def encode(self, question: GenerateQuestion, answer: GenerateAnswer, context: AnswerContext) -> bytes:
-        return orjson.dumps(describe(question.wanted, question.id, answer, context))
+    def encode(self, decoded: DecodedGenerate, answer: GenerateAnswer, context: AnswerContext) -> bytes:
+        return orjson.dumps(describe_response(decoded.parsed, answer, context))
 
-    def stream_writer(self, question: GenerateQuestion, context: AnswerContext) -> StreamWriter:
-        kind = Pieces if question.in_pieces else WholeInOnePiece
-        return kind(question.wanted, question.id, context)
+    def stream_writer(self, decoded: DecodedGenerate, context: AnswerContext) -> StreamWriter:
+        writer = StreamedText if decoded.in_parts else WholeTextEvent
+        return writer(decoded.parsed, context)
 
     def error_body(self, status: int, code: str, message: str, request_id: str) -> bytes:
         return error_body(status, code, own_name(message), request_id)
 
 
 def _without_curls_form(headers: Sequence[Header]) -> Sequence[Header]:
-    """The calls in Triton's own pages are curl's with -d, which says that its JSON is a form. The same from a web page
-    comes with an origin: pages may post forms to any server without asking it.
+    """Drop the content-type of a form, which curl's -d sends for the JSON of Triton's own examples.
+
+    A request with an origin keeps it: a web page may post a form to any server without a CORS check.
     """
     if any(name == b"origin" for name, _ in headers):
         return headers
     return [(name, value) for name, value in headers if (name, value.lower()) != (b"content-type", _FORM)]
 
 
-def _find_spec(target: Target, find_spec: FindSpec, timeout_ms: float | None) -> ModelSpec:
-    assert target.model is not None
-    return find_spec(target.model, target.version, lambda: None if timeout_ms is None else ceil(timeout_ms))
+def _load_timeout_ms(options: Options) -> int | None:
+    """Return the limit of the wait for a load. Raises InvalidInput."""
+    try:
+        timeout_ms = read_timeout_ms(options.fields)
+    except FieldError as error:
+        raise options.rename(error) from None
+    return None if timeout_ms is None else ceil(timeout_ms)
 
 
-def _what_it_answers(name: str, spec: ModelSpec) -> str:
-    """The remedy for who asks another kind of model for a text."""
+def _explain_other_task(name: str, spec: ModelSpec) -> str:
     return (
-        f'model "{name}" writes no text, its task is {spec.task}; post its inputs to /v2/models/{name}/infer '
-        f"or /models/{name}/infer (GET /v2/models/{name} describes them)"
+        f'expected a model of task generate, got "{name}" of task {spec.task}; post its inputs to '
+        f"/v2/models/{name}/infer or /models/{name}/infer (GET /v2/models/{name} describes them)"
     )
-
-
-def _read_id(value: Any) -> str:
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise InvalidInput("id", f"is {describe_type(value)}; wants a string, which the answer repeats")
-    return value
 
 
 def _route(path: str, streams: bool) -> Route:
-    summary = "Continue a text, piece by piece" if streams else "Continue a text"
-    text = RouteDescription(
+    summary = "Continue a text as a stream" if streams else "Continue a text"
+    description = RouteDescription(
         "open_inference", summary, GenerateTextRequest, GenerateTextResponse, OpenInferenceErrorResponse, streams
     )
-    return Route(path, GenerateCodec(streams), text)
+    return Route(path, GenerateCodec(streams), description)
 
 
 ROUTES = tuple(

@@ -1,42 +1,62 @@
-"""What is answered to Triton's generate extension: one text, or an event for each piece of it.
+"""Write responses of Triton's generate extension: one text, or an event for each part of a streamed text.
 
-Beside what the extension names, an answer, and of a stream the last event, has what vLLM's backend calls
-`finish_reason`, `num_input_tokens` and `num_output_tokens`. Of several texts a field is a list, with a place for each.
+Besides the extension's fields, a response and the last event have vLLM's `finish_reason`, `num_input_tokens` and
+`num_output_tokens`. With several texts, these fields are lists with an element for each text.
 """
 
 from typing import Any
 
 import orjson
+from pydantic import BaseModel, ConfigDict, Field
 
 from app.protocols.codec import AnswerContext
 from app.protocols.open_inference.errors import error_body
-from app.protocols.open_inference.generate_request import WantedText
+from app.protocols.open_inference.generate_request import ParsedGenerate
 from frameworks.generation.types import Choice, FinishReason, GenerateAnswer, Piece, TokenText, Usage
 
 
-def describe(wanted: WantedText, question_id: str, answer: GenerateAnswer, context: AnswerContext) -> dict[str, Any]:
-    """The answer in one piece."""
+class GenerateTextResponse(BaseModel):
+    """A whole response, or an event of a stream with the new text; the last event has the counts."""
+
+    model_config = ConfigDict(protected_namespaces=())
+
+    id: str | None = None
+    model_name: str
+    model_version: str
+    text_output: str | list[str]
+    finish_reason: str | list[str | None] | None = Field(None, description="stop or length.")
+    num_input_tokens: int | None = None
+    num_output_tokens: int | None = Field(None, description="Of all texts, with their end tokens.")
+    done: bool | None = Field(None, description="In a stream: whether this is the last event.")
+    output_log_probs: list[Any] | None = None
+    cum_log_probs: float | list[float] | None = None
+    cumulative_logprob: float | list[float] | None = None
+    logprobs: str | list[str] | None = None
+
+
+def describe_response(parsed: ParsedGenerate, answer: GenerateAnswer, context: AnswerContext) -> dict[str, Any]:
+    """Return the whole response."""
     choices = answer.choices
-    before = str(wanted.request.prompts[0]) if wanted.with_input else ""
+    prefix = str(parsed.request.prompts[0]) if parsed.include_input else ""
     return {
-        **_head(question_id, context),
-        "text_output": _each([before + choice.text for choice in choices]),
+        **_head(parsed.id, context),
+        "text_output": _each([prefix + choice.text for choice in choices]),
         "finish_reason": _each([choice.finish_reason for choice in choices]),
         **_counts(answer.usage),
-        **_logprobs(wanted, [choice.tokens for choice in choices], [_sum(choice.tokens) for choice in choices]),
+        **_logprobs(parsed, [choice.tokens for choice in choices], [_sum(choice.tokens) for choice in choices]),
     }
 
 
-class Pieces:
-    """As StreamWriter of app/protocols/codec.py: an event for each piece. `done` is the Open Inference Protocol's."""
+class StreamedText:
+    """The StreamWriter of app/protocols/codec.py with an event for each part of the text."""
 
-    def __init__(self, wanted: WantedText, question_id: str, context: AnswerContext) -> None:
-        self._wanted = wanted
-        self._head = _head(question_id, context)
-        self._num_choices = self._num_unfinished = wanted.request.num_choices
-        # Of the log probabilities of each choice's tokens so far.
+    def __init__(self, parsed: ParsedGenerate, context: AnswerContext) -> None:
+        self._parsed = parsed
+        self._head = _head(parsed.id, context)
+        self._num_choices = self._num_unfinished = parsed.request.num_choices
+        # The sum of the log probabilities of each choice's tokens.
         self._sums = [0.0] * self._num_choices
-        # The end of the last choice waits for the counts, which come right behind it.
+        # The last event is held back until the counts are known.
         self._last: dict[str, Any] = {}
 
     def begin(self) -> list[bytes]:
@@ -53,7 +73,7 @@ class Pieces:
             "text_output": _each(texts),
             "finish_reason": _each(reasons),
             "done": False,
-            **_logprobs(self._wanted, tokens, self._sums),
+            **_logprobs(self._parsed, tokens, self._sums),
         }
         if piece.finish_reason is not None:
             self._num_unfinished -= 1
@@ -66,16 +86,15 @@ class Pieces:
         return [orjson.dumps({**self._last, **_counts(usage), "done": True})]
 
     def error(self, status: int, code: str, message: str) -> list[bytes]:
-        told = error_body(status, code, message, "")
-        return [orjson.dumps(self._last), told] if self._last else [told]
+        error = error_body(status, code, message, "")
+        return [orjson.dumps(self._last), error] if self._last else [error]
 
 
-class WholeInOnePiece:
-    """As StreamWriter of app/protocols/codec.py: one event, with the whole text in it."""
+class WholeTextEvent:
+    """The StreamWriter of app/protocols/codec.py with one event that has the whole text."""
 
-    def __init__(self, wanted: WantedText, question_id: str, context: AnswerContext) -> None:
-        self._wanted = wanted
-        self._question_id = question_id
+    def __init__(self, parsed: ParsedGenerate, context: AnswerContext) -> None:
+        self._parsed = parsed
         self._context = context
         self._pieces: list[Piece] = []
 
@@ -87,21 +106,22 @@ class WholeInOnePiece:
         return []
 
     def end(self, usage: Usage, latency_ms: float) -> list[bytes]:
-        answer = GenerateAnswer([self._choice(i) for i in range(self._wanted.request.num_choices)], usage)
-        return [orjson.dumps({**describe(self._wanted, self._question_id, answer, self._context), "done": True})]
+        answer = GenerateAnswer([self._choice(i) for i in range(self._parsed.request.num_choices)], usage)
+        return [orjson.dumps({**describe_response(self._parsed, answer, self._context), "done": True})]
 
     def error(self, status: int, code: str, message: str) -> list[bytes]:
         return [error_body(status, code, message, "")]
 
     def _choice(self, index: int) -> Choice:
-        own = [piece for piece in self._pieces if piece.index == index]
-        reason = own[-1].finish_reason
+        pieces = [piece for piece in self._pieces if piece.index == index]
+        reason = pieces[-1].finish_reason
         assert reason is not None
-        return Choice("".join(piece.text for piece in own), reason, tuple(t for piece in own for t in piece.tokens))
+        tokens = tuple(token for piece in pieces for token in piece.tokens)
+        return Choice("".join(piece.text for piece in pieces), reason, tokens)
 
 
-def _head(question_id: str, context: AnswerContext) -> dict[str, str]:
-    named = {"id": question_id} if question_id else {}
+def _head(request_id: str, context: AnswerContext) -> dict[str, str]:
+    named = {"id": request_id} if request_id else {}
     return {**named, "model_name": context.model, "model_version": context.version}
 
 
@@ -109,22 +129,22 @@ def _counts(usage: Usage) -> dict[str, int]:
     return {"num_input_tokens": usage.prompt_tokens, "num_output_tokens": usage.tokens_generated}
 
 
-def _logprobs(wanted: WantedText, tokens: list[tuple[TokenText, ...]], sums: list[float]) -> dict[str, Any]:
-    """Those that are wanted; what cannot be at all has null. `sums`: of each choice, up to here."""
-    told: dict[str, Any] = {}
-    if wanted.log_probs:
-        told["output_log_probs"] = _each([[token.logprob for token in of_choice] for of_choice in tokens])
-        told["cum_log_probs"] = _each(sums)
-    if wanted.cumulative_logprob:
-        told["cumulative_logprob"] = _each(sums)
-    if wanted.logprobs:
-        # vLLM's backend gives the JSON as a string.
-        told["logprobs"] = _each([orjson.dumps([_likeliest(t) for t in of_choice]).decode() for of_choice in tokens])
-    return told
+def _logprobs(parsed: ParsedGenerate, tokens: list[tuple[TokenText, ...]], sums: list[float]) -> dict[str, Any]:
+    """Return the requested log probabilities; null for an impossible token. `sums`: of each choice, up to here."""
+    fields: dict[str, Any] = {}
+    if parsed.log_probs:
+        fields["output_log_probs"] = _each([[token.logprob for token in of_choice] for of_choice in tokens])
+        fields["cum_log_probs"] = _each(sums)
+    if parsed.cumulative_logprob:
+        fields["cumulative_logprob"] = _each(sums)
+    if parsed.logprobs:
+        # vLLM's backend returns the JSON in a string.
+        fields["logprobs"] = _each([orjson.dumps([_top_tokens(t) for t in of_choice]).decode() for of_choice in tokens])
+    return fields
 
 
-def _likeliest(token: TokenText) -> dict[str, dict[str, Any]]:
-    """By token id; the chosen one is always among them, and has no rank where it is not among the likeliest."""
+def _top_tokens(token: TokenText) -> dict[str, dict[str, Any]]:
+    """Return the most likely tokens and the chosen one by token id; a chosen one beyond them has no rank."""
     found = {
         str(token_id): {"logprob": logprob, "rank": place, "decoded_token": text}
         for place, (token_id, text, logprob) in enumerate(token.top, 1)
@@ -138,5 +158,5 @@ def _sum(tokens: tuple[TokenText, ...]) -> float:
 
 
 def _each(values: list[Any]) -> Any:
-    """As Triton writes an output: a list, or the value itself where there is one."""
+    """Return a list, or its only value, as Triton writes an output."""
     return values[0] if len(values) == 1 else values

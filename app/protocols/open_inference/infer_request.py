@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from app.protocols.errors import NotSupported
-from app.protocols.generation_fields import read_whole
 from app.protocols.json_body import describe_value
-from app.protocols.open_inference.generate_request import gather, read_wanted_text
+from app.protocols.open_inference.generate_request import MAX_TIMEOUT_US, collect_options, parse_generate
 from app.protocols.open_inference.infer_types import (
     InferRequest,
     InputTensor,
@@ -39,7 +38,6 @@ from frameworks.types import (
     Value,
 )
 
-_MAX_TIMEOUT_US = 2**63 - 1
 _MAX_CLASSES = 2**31 - 1
 
 
@@ -74,12 +72,12 @@ def check_request(parsed: ParsedRequest, spec: ModelSpec) -> InferRequest:
 
 def read_priority(parameters: Parameters) -> int:
     """Return the priority, 1 to 9; 0 is the default, as in Triton."""
-    return read_whole(parameters, "priority", 0, LAST_PRIORITY) or DEFAULT_PRIORITY
+    return _read_integer(parameters, "priority", "", LAST_PRIORITY) or DEFAULT_PRIORITY
 
 
 def read_timeout_ms(parameters: Parameters) -> float | None:
     """Convert `timeout`, in microseconds, to milliseconds; None for 0 and where it is left out."""
-    timeout_us = read_whole(parameters, "timeout", 0, _MAX_TIMEOUT_US)
+    timeout_us = _read_integer(parameters, "timeout", "", MAX_TIMEOUT_US)
     return timeout_us / 1e3 if timeout_us else None
 
 
@@ -89,8 +87,7 @@ def read_requested_output(name: str, parameters: Parameters) -> RequestedOutput:
         return RequestedOutput(name)
     within = f"outputs.{name}."
     refuse_shared_memory(parameters, within)
-    field = f"{within}classification"
-    num_classes = read_whole({field: parameters.get("classification")}, field, 0, _MAX_CLASSES) or 0
+    num_classes = _read_integer(parameters, "classification", within, _MAX_CLASSES) or 0
     return RequestedOutput(name, num_classes, _read_boolean(parameters, "binary_data", within))
 
 
@@ -172,11 +169,8 @@ def _unknown(
 def _read_generation(prompt: str, parameters: Parameters, spec: ModelSpec) -> GenerateRequest:
     """Read the parameters under the names of the generate extension; unknown ones have no effect."""
     assert spec.generation is not None
-    options = gather({**parameters, PROMPT_INPUT: prompt})
-    try:
-        return read_wanted_text(options, spec.generation).request
-    except InvalidInput as error:
-        raise options.renamed(error) from None
+    options = collect_options({**parameters, PROMPT_INPUT: prompt})
+    return parse_generate(options, spec.generation).request
 
 
 def _read_texts(texts: Array, parameters: Parameters, text: TextSpec) -> TextRequest:
@@ -200,6 +194,15 @@ def _read_boolean(parameters: Parameters, name: str, within: str) -> bool | None
     if value is None or isinstance(value, bool):
         return value
     raise InvalidInput(f"{within}{name}", f"expected a boolean, got {describe_value(value)}")
+
+
+def _read_integer(parameters: Parameters, name: str, within: str, highest: int) -> int | None:
+    value = parameters.get(name)
+    if value is None:
+        return None
+    if type(value) is not int or not 0 <= value <= highest:
+        raise InvalidInput(f"{within}{name}", f"expected an integer from 0 to {highest}, got {describe_value(value)}")
+    return value
 
 
 def _only_element(value: Array, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Triton's generate extension as a wire format: what is decoded, and what is answered, whole or in pieces."""
+"""Triton's generate extension: decode requests, and encode whole and streamed responses."""
 
 import math
 from collections.abc import Callable
@@ -9,8 +9,8 @@ import pytest
 
 from app.protocols.codec import AnswerContext, Target
 from app.protocols.errors import InvalidJson, UnsupportedMediaType
-from app.protocols.open_inference.generate_codec import GenerateCodec, GenerateQuestion
-from app.protocols.open_inference.generate_schemas import GenerateTextResponse
+from app.protocols.open_inference.generate_codec import DecodedGenerate, GenerateCodec
+from app.protocols.open_inference.generate_response import GenerateTextResponse
 from frameworks.errors import InvalidInput, ModelLoading, ModelNotFound
 from frameworks.generation.types import Choice, FinishReason, GenerateAnswer, Piece, TokenText, Usage
 from frameworks.types import ModelSpec
@@ -28,7 +28,7 @@ TOKENS = (
 FORM = b"application/x-www-form-urlencoded"
 
 
-def ask(codec: GenerateCodec = WHOLE, model: str = "generate", **body: Any) -> GenerateQuestion:
+def ask(codec: GenerateCodec = WHOLE, model: str = "generate", **body: Any) -> DecodedGenerate:
     return codec.decode(orjson.dumps({"text_input": "Once", **body}), Target(model), find_spec)
 
 
@@ -39,15 +39,15 @@ def refusal(codec: GenerateCodec = WHOLE, model: str = "generate", **body: Any) 
 
 
 def answer(*texts: str, **body: Any) -> Any:
-    question = ask(**body)
+    decoded = ask(**body)
     choices = [Choice(text, "stop", TOKENS) for text in texts]
-    content = orjson.loads(WHOLE.encode(question, GenerateAnswer(choices, USAGE), CONTEXT))
+    content = orjson.loads(WHOLE.encode(decoded, GenerateAnswer(choices, USAGE), CONTEXT))
     GenerateTextResponse.model_validate(content, strict=True)
     return content
 
 
 def events(pieces: list[Piece], error: bool = False, **body: Any) -> list[Any]:
-    """What the caller of generate_stream reads."""
+    """Return the events of a generate_stream response."""
     writer = STREAM.stream_writer(ask(STREAM, **body), CONTEXT)
     payloads = writer.begin() + [payload for piece in pieces for payload in writer.piece(piece)]
     payloads += writer.error(504, "deadline_exceeded", "too late") if error else writer.end(USAGE, 1.0)
@@ -62,43 +62,49 @@ def split(reason: FinishReason | None = "stop") -> list[Piece]:
     return [Piece(0, "Ha", None, TOKENS[:1]), Piece(0, "llo", reason, TOKENS[1:])]
 
 
-class TestQuestion:
-    def test_alone(self) -> None:
-        question = ask()
-        assert question.request.prompts == ("Once",)
-        assert (question.spec, question.id, question.priority, question.timeout_ms, question.stream) == (
+class TestDecode:
+    def test_text_alone_has_defaults(self) -> None:
+        decoded = ask()
+        assert decoded.request.prompts == ("Once",)
+        assert (decoded.spec, decoded.parsed.id, decoded.priority, decoded.timeout_ms, decoded.stream) == (
             SPECS["generate"], "", 5, None, False,
         )  # fmt: skip
-        assert (ask(STREAM).stream, ask(STREAM).in_pieces, ask(STREAM, stream=False).in_pieces) == (True, True, False)
+        assert (ask(STREAM).stream, ask(STREAM).in_parts, ask(STREAM, stream=False).in_parts) == (True, True, False)
 
     def test_id_priority_and_timeout(self) -> None:
-        question = ask(id="mine", parameters={"priority": 9, "timeout": 1500})
-        assert (question.id, question.priority, question.timeout_ms) == ("mine", 9, 1.5)
-        question = ask(priority="0", timeout=["2500"])
-        assert (question.priority, question.timeout_ms) == (5, 2.5)
-        assert refusal(id=7) == "id: is a number; wants a string, which the answer repeats"
-        assert refusal(parameters={"priority": 10}).startswith("parameters.priority: is 10; wants a whole number")
+        decoded = ask(id="mine", parameters={"priority": 9, "timeout": 1500})
+        assert (decoded.parsed.id, decoded.priority, decoded.timeout_ms) == ("mine", 9, 1.5)
+        decoded = ask(priority="0", timeout=["2500"])
+        assert (decoded.priority, decoded.timeout_ms) == (5, 2.5)
+        assert refusal(id=7) == "id: expected a string, got 7"
+        assert refusal(parameters={"priority": 10}).startswith(
+            "parameters.priority: expected an integer from 0 to 9, got 10"
+        )
 
-    def test_a_stream_is_asked_for_at_its_own_path(self) -> None:
+    def test_stream_needs_its_own_path(self) -> None:
         assert "generate_stream" in refusal(stream=True)
         assert not ask(stream=False).stream
 
-    def test_a_stream_has_no_text_of_the_callers(self) -> None:
-        assert refusal(STREAM, exclude_input_in_output=False).startswith("exclude_input_in_output: is false; a stream")
-        assert ask(STREAM, exclude_input_in_output=False, stream=False).wanted.with_input
-        assert ask(STREAM, exclude_input_in_output=True).in_pieces
+    def test_stream_does_not_include_the_input(self) -> None:
+        assert refusal(STREAM, exclude_input_in_output=False).startswith(
+            "exclude_input_in_output: expected true for a stream, got false"
+        )
+        assert ask(STREAM, exclude_input_in_output=False, stream=False).parsed.include_input
+        assert ask(STREAM, exclude_input_in_output=True).in_parts
 
     @pytest.mark.parametrize(("model", "task"), [("matrix", "tensor"), ("embed", "embed"), ("classify", "classify")])
-    def test_another_kind_of_model_is_refused_with_the_remedy(self, model: str, task: str) -> None:
+    def test_model_of_another_task_is_refused(self, model: str, task: str) -> None:
         message = refusal(model=model)
-        assert message.startswith(f'text_input: model "{model}" writes no text, its task is {task}; post its inputs to')
+        assert message.startswith(
+            f'text_input: expected a model of task generate, got "{model}" of task {task}; post its inputs to'
+        )
         assert f"/v2/models/{model}/infer" in message
 
-    def test_what_keeps_the_model_from_answering_comes_first(self) -> None:
+    def test_unknown_model_is_reported_first(self) -> None:
         with pytest.raises(ModelNotFound):
-            ask(model="nobody", temperature=-1)
+            ask(model="unknown", temperature=-1)
 
-    def test_who_waits_for_a_load_says_for_how_long(self) -> None:
+    def test_timeout_bounds_the_wait_for_a_load(self) -> None:
         read: list[float | None] = []
 
         def absent(name: str, version: str | None, read_timeout_ms: Callable[[], float | None]) -> ModelSpec:
@@ -111,13 +117,13 @@ class TestQuestion:
                 WHOLE.decode(orjson.dumps(body), Target("generate", "2"), absent)
         assert read == [None, 2]
 
-    def test_no_json(self) -> None:
+    def test_invalid_json_is_refused(self) -> None:
         with pytest.raises(InvalidJson):
             WHOLE.decode(b"{", Target("generate"), find_spec)
 
 
 class TestHeaders:
-    def test_curl_calls_its_json_a_form(self) -> None:
+    def test_form_of_curl_is_accepted(self) -> None:
         for headers in ([], [(b"content-type", FORM)], [(b"content-type", b"application/json")]):
             assert WHOLE.for_headers(headers) is WHOLE
 
@@ -130,26 +136,26 @@ class TestHeaders:
             [(b"content-type", FORM), (b"content-encoding", b"br")],
         ],
     )
-    def test_a_web_page_that_posts_a_form_is_refused(self, headers: Any) -> None:
+    def test_form_of_a_web_page_is_refused(self, headers: Any) -> None:
         with pytest.raises(UnsupportedMediaType):
             WHOLE.for_headers(headers)
 
 
-class TestWhole:
-    def test_it_has_the_new_text(self) -> None:
+class TestEncode:
+    def test_response_has_the_new_text(self) -> None:
         assert answer("Hallo") == {**HEAD, "text_output": "Hallo", "finish_reason": "stop", **COUNTS}
         assert answer("Hallo", id="7")["id"] == "7"
 
-    def test_with_the_input(self) -> None:
+    def test_response_may_include_the_input(self) -> None:
         assert answer(" a", exclude_input_in_output=False)["text_output"] == "Once a"
         assert answer(" a", exclude_input_in_output=True)["text_output"] == " a"
 
-    def test_several_are_lists(self) -> None:
+    def test_several_texts_are_lists(self) -> None:
         content = answer("a", "b", n=2, return_cumulative_logprob=True)
         assert (content["text_output"], content["finish_reason"]) == (["a", "b"], ["stop", "stop"])
         assert content["cumulative_logprob"] == [-0.5, -0.5]
 
-    def test_log_probabilities_as_each_backend_has_them(self) -> None:
+    def test_log_probabilities_follow_each_backend(self) -> None:
         content = answer("an ox", return_log_probs=True)
         assert (content["output_log_probs"], content["cum_log_probs"]) == ([-0.5, None], -0.5)
         content = answer("an ox", logprobs=2, return_logprobs=True)
@@ -167,17 +173,17 @@ class TestWhole:
         assert answer("an ox", return_logprobs=True).keys() == answer("an ox").keys()
 
 
-class TestStream:
-    def test_an_event_for_each_piece_and_the_counts_with_the_last(self) -> None:
+class TestStreamWriter:
+    def test_last_event_has_the_counts(self) -> None:
         assert events(split()) == [event("Ha"), event("llo", "stop", True, **COUNTS)]
         assert [each["id"] for each in events(split(), id="7")] == ["7", "7"]
 
-    def test_an_error_stands_alone(self) -> None:
+    def test_error_is_an_event_of_its_own(self) -> None:
         assert events(split(None), error=True) == [event("Ha"), event("llo"), {"error": "too late"}]
         assert events(split(), error=True) == [event("Ha"), event("llo", "stop"), {"error": "too late"}]
         assert events(split(), error=True, stream=False) == [{"error": "too late"}]
 
-    def test_of_several_texts_each_has_its_place(self) -> None:
+    def test_event_has_an_element_for_each_text(self) -> None:
         pieces = [Piece(1, "b"), Piece(0, "a", "stop"), Piece(1, "c", "length")]
         assert events(pieces, n=2) == [
             event(["", "b"], [None, None]),
@@ -185,22 +191,22 @@ class TestStream:
             event(["", "c"], [None, "length"], True, **COUNTS),
         ]
 
-    def test_log_probabilities_come_with_their_pieces(self) -> None:
+    def test_event_has_its_log_probabilities(self) -> None:
         first, last = events(split(), return_log_probs=True)
         assert (first["output_log_probs"], first["cum_log_probs"]) == ([-0.5], -0.5)
         assert (last["output_log_probs"], last["cum_log_probs"]) == ([None], -0.5)
 
-    def test_it_may_be_one_event(self) -> None:
+    def test_whole_text_may_be_one_event(self) -> None:
         assert events(split(), stream=False) == [event("Hallo", "stop", True, **COUNTS)]
         (only,) = events([Piece(1, "b", "stop"), Piece(0, "a", "stop")], stream=False, n=2)
         assert only["text_output"] == ["a", "b"]
 
-    def test_every_event_is_as_described(self) -> None:
+    def test_every_event_meets_the_schema(self) -> None:
         for each in events(split(), return_log_probs=True, return_cumulative_logprob=True, id="7"):
             GenerateTextResponse.model_validate(each, strict=True)
 
 
-def test_errors_name_the_fields_of_the_extension() -> None:
+def test_error_body_names_text_input() -> None:
     assert orjson.loads(WHOLE.error_body(400, "invalid_input", "prompt: is empty", "abc")) == {
         "error": "text_input: is empty"
     }

@@ -177,7 +177,7 @@ def test_decode_json_ignores_brackets_in_strings() -> None:
         ({"inputs": [x([1])], "outputs": {}}, "outputs: expected a list of objects"),
         ({"inputs": [x([1])], "outputs": ["y"]}, "outputs[0]: expected an object, got a string"),
         ({"inputs": [x([1])], "outputs": [{}]}, "outputs[0].name: expected a string, got nothing"),
-        ({"inputs": [x([1])], "parameters": {"priority": 10}}, "priority: is 10; wants a whole number from 0 to 9"),
+        ({"inputs": [x([1])], "parameters": {"priority": 10}}, "priority: expected an integer from 0 to 9, got 10"),
     ],
 )  # fmt: skip
 def test_decode_invalid_body_names_the_field(body: object, words: str) -> None:

@@ -133,7 +133,9 @@ def test_check_request_reads_priority_and_timeout(parameters: dict[str, Any], wa
 )
 def test_check_request_refuses_wrong_parameters(name: str, value: object) -> None:
     parameters: Any = {name: value}
-    assert refusal("matrix", tensor("x", [[1, 2, 3]]), **parameters).startswith(f"{name}: is ")
+    assert refusal("matrix", tensor("x", [[1, 2, 3]]), **parameters).startswith(
+        f"{name}: expected an integer from 0 to "
+    )
 
 
 def test_check_request_accepts_texts_of_any_shape() -> None:
@@ -182,7 +184,10 @@ def test_check_request_reads_prompt() -> None:
     assert refusal("generate", texts("text_input", "a", "b")).startswith(
         "inputs.text_input: expected one element, as [1] or [1, 1], got shape [2]"
     )
-    assert refusal("generate", texts("text_input", "a"), max_tokens=0).startswith("max_tokens: is 0")
+    assert (
+        refusal("generate", texts("text_input", "a"), max_tokens=0)
+        == "max_tokens: expected an integer from 1 to 2147483647, got 0"
+    )
     assert refusal("generate", texts("text", "a"), kind=UnknownField).startswith(
         "inputs.text: unknown field; known fields are"
     )
@@ -199,9 +204,9 @@ def test_check_request_reads_options_of_triton_clients() -> None:
     seeded = checked("generate", texts("text_input", "a"), random_seed=3, end_id=7).request
     assert isinstance(seeded, GenerateRequest)
     assert (seeded.sampling.seed, seeded.stopping.token_ids) == (3, frozenset({7}))
-    assert refusal("generate", texts("text_input", "a"), random_seed=-1).startswith("random_seed: is -1")
+    assert refusal("generate", texts("text_input", "a"), random_seed=-1).startswith("random_seed: expected an integer")
     assert refusal("generate", texts("text_input", "a"), texts("sampling_parameters", "{")).startswith(
-        "sampling_parameters: is a string, but not of JSON"
+        "sampling_parameters: expected JSON in the string"
     )
 
 
@@ -252,8 +257,8 @@ def test_read_requested_output_reads_parameters(parameters: Mapping[str, Any], w
 @pytest.mark.parametrize(
     ("parameters", "words"),
     [
-        ({"classification": -1}, "outputs.y.classification: is -1; wants a whole number from 0"),
-        ({"classification": "3"}, "outputs.y.classification: is a string"),
+        ({"classification": -1}, "outputs.y.classification: expected an integer from 0 to 2147483647, got -1"),
+        ({"classification": "3"}, "outputs.y.classification: expected an integer from 0 to 2147483647, got a string"),
         ({"binary_data": 1}, "outputs.y.binary_data: expected a boolean, got 1"),
     ],
 )
