@@ -113,6 +113,10 @@ TopLogprobs = Annotated[
     int | None,
     Field(ge=0, le=MAX_TOP_LOGPROBS, description="Number of most likely tokens reported at each position."),
 ]
+Logprobs = Annotated[
+    bool | Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None,
+    Field(description="Report log probabilities, and this number of most likely tokens at each position; true: 0."),
+]
 Stream = Annotated[bool | None, Field(description="Stream the response as server-sent events.")]
 
 
@@ -199,9 +203,8 @@ def to_stopping(
     min_tokens = body.min_tokens or 0
     highest = spec.max_context_tokens if max_tokens is None else max_tokens
     if min_tokens > highest:
-        raise InvalidInput(
-            "min_tokens", f"expected at most {highest}, the value of {max_tokens_field}, got {min_tokens}"
-        )
+        limit_name = "the model's context" if max_tokens is None else f"the value of {max_tokens_field}"
+        raise InvalidInput("min_tokens", f"expected at most {highest}, {limit_name}, got {min_tokens}")
     token_ids = body.stop_token_ids or ()
     check_token_ids(token_ids, "stop_token_ids", spec.vocabulary_size)
     return Stopping(
@@ -212,6 +215,11 @@ def to_stopping(
         token_ids=frozenset(token_ids),
         ignore_eos=bool(body.ignore_eos),
     )
+
+
+def num_top_logprobs(logprobs: bool | int | None) -> int | None:
+    """Return the number of tokens reported at each position; true is 0, None is no report."""
+    return (0 if logprobs else None) if isinstance(logprobs, bool) else logprobs
 
 
 def to_conversation(messages: Sequence[ChatMessage]) -> Conversation:

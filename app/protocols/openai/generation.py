@@ -1,4 +1,4 @@
-"""What /v1/completions and /v1/chat/completions share."""
+"""Functions that /v1/completions and /v1/chat/completions share."""
 
 from typing import Any
 

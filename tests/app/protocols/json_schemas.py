@@ -31,7 +31,7 @@ def schema_of(model: type[BaseModel]) -> Schema:
 
 
 def accepts(schema: Schema, value: Any) -> bool:
-    """Return whether a value meets a schema. A float is no integer: the server refuses `1.0` as one."""
+    """Return whether a value meets a schema. `1.0` does not meet `integer`: the server refuses it."""
     if branches := schema.get("anyOf", schema.get("oneOf")):
         return any(accepts(branch, value) for branch in branches)
     if "enum" in schema or "const" in schema:

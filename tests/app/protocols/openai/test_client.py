@@ -1,4 +1,4 @@
-"""What OpenAI's own client makes of texts that come whole, in pieces, or not to their end."""
+"""OpenAI's own client parses whole and streamed responses, and errors before and after the first piece."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,8 +21,8 @@ find = RouteTable(ROUTES).find
 
 
 @asynccontextmanager
-async def asking(house: House) -> AsyncIterator[openai.AsyncOpenAI]:
-    """OpenAI's client before a house whose model is called `writer`."""
+async def client_of(house: House) -> AsyncIterator[openai.AsyncOpenAI]:
+    """Return OpenAI's client of an endpoint whose model is called `writer`."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         address = find(scope["path"])
@@ -40,9 +40,9 @@ async def asking(house: House) -> AsyncIterator[openai.AsyncOpenAI]:
 
 
 @in_loop
-async def test_a_completion() -> None:
+async def test_completion_whole() -> None:
     house = House(ScriptedGeneration(*PIECES))
-    async with asking(house) as client:
+    async with client_of(house) as client:
         answer = await client.completions.create(model="writer", prompt=["Once"], max_tokens=5)
     assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("Hallo!", "stop")
     assert answer.usage is not None
@@ -52,32 +52,32 @@ async def test_a_completion() -> None:
 
 
 @in_loop
-async def test_a_completion_in_pieces() -> None:
+async def test_completion_streamed() -> None:
     house = House(ScriptedGeneration(*PIECES))
-    async with asking(house) as client:
+    async with client_of(house) as client:
         stream = await client.completions.create(model="writer", prompt="Once", stream=True)
         choices = [chunk.choices[0] async for chunk in stream]
     assert [choice.text for choice in choices] == ["Hal", "lo", "!"]
-    # Of a piece that is not the last OpenAI's own servers too say null, which their client's type does not.
+    # OpenAI's servers also send null before the last piece, against the type of their client.
     assert [choice.finish_reason for choice in choices] == [None, None, "stop"]
     house.check_left(200)
 
 
 @in_loop
-async def test_a_chat() -> None:
+async def test_chat_whole() -> None:
     house = House(ScriptedGeneration(*PIECES))
-    async with asking(house) as client:
+    async with client_of(house) as client:
         answer = await client.chat.completions.create(model="writer", messages=MESSAGES)
     assert (answer.choices[0].message.role, answer.choices[0].message.content) == ("assistant", "Hallo!")
     house.check_left(200)
 
 
 @in_loop
-async def test_a_chat_in_pieces_is_put_together_by_the_client() -> None:
+async def test_chat_stream_is_joined_by_client() -> None:
     house = House(ScriptedGeneration(*PIECES))
     options: Any = {"stream_options": {"include_usage": True}}
     async with (
-        asking(house) as client,
+        client_of(house) as client,
         client.chat.completions.stream(model="writer", messages=MESSAGES, **options) as stream,
     ):
         deltas = [event.delta async for event in stream if event.type == "content.delta"]
@@ -96,11 +96,11 @@ async def test_a_chat_in_pieces_is_put_together_by_the_client() -> None:
         (DeadlineExceeded("late"), openai.InternalServerError, 504),
     ],
 )
-def test_what_is_refused_before_the_first_piece(refusal: Exception, kind: Any, status: int) -> None:
+def test_error_before_first_piece_has_status(refusal: Exception, kind: Any, status: int) -> None:
     @in_loop
     async def test() -> None:
         house = House(ScriptedGeneration(), refusal)
-        async with asking(house) as client:
+        async with client_of(house) as client:
             with pytest.raises(kind) as refused:
                 await client.chat.completions.create(model="writer", messages=MESSAGES, stream=True)
         assert refused.value.status_code == status
@@ -111,7 +111,7 @@ def test_what_is_refused_before_the_first_piece(refusal: Exception, kind: Any, s
 
 
 @pytest.mark.parametrize("path", ["completions", "chat"])
-def test_what_goes_wrong_after_the_first_piece(path: str) -> None:
+def test_error_after_first_piece_ends_stream(path: str) -> None:
     @in_loop
     async def test() -> None:
         house = House(ScriptedGeneration(PIECES[0], ModelFailed("its thread ended")))
@@ -122,7 +122,7 @@ def test_what_goes_wrong_after_the_first_piece(path: str) -> None:
                 choice = chunk.choices[0]
                 texts.append((choice.delta.content or "") if path == "chat" else choice.text)
 
-        async with asking(house) as client:
+        async with client_of(house) as client:
             if path == "chat":
                 stream: Any = await client.chat.completions.create(model="writer", messages=MESSAGES, stream=True)
             else:

@@ -1,4 +1,4 @@
-"""What all routes of the OpenAI API share: bodies, models and errors."""
+"""The codec that all routes of the OpenAI API share: bodies, models and errors."""
 
 from collections.abc import Callable
 
