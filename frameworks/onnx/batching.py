@@ -1,16 +1,28 @@
-"""Whether rows of different callers may share a run of a graph: its shapes must allow it and a trial must show it."""
+"""Decide at warm-up whether rows of several requests may share a run: by the graph's shapes, and by a trial."""
+
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from frameworks.errors import RoundhouseError
-from frameworks.onnx.trials import Run, Tolerance, is_same, random_row, tolerance_of, trial_inputs
-from frameworks.types import ModelSpec, TensorType, Value
+from frameworks.types import NUMPY_DTYPES, Array, ModelSpec, TensorType, Value, ValueSpec
+
+Run = Callable[[dict[str, Value]], dict[str, Value]]
+Tolerance = tuple[float, float, float]
+"""Relative to each number, absolute, relative to the largest number of the output."""
+
+# A larger batch adds in another order, and results are rounded as finely as the dtype.
+_FINE: Tolerance = (1e-4, 1e-5, 0)
+_COARSE: dict[str, Tolerance] = {"bfloat16": (5e-2, 1e-2, 0), "float16": (1e-2, 1e-3, 0)}
+# The steps of quantised values depend on the run's largest value, which may be a neighbour's.
+_QUANTIZED: Tolerance = (0, 0, 5e-2)
 
 
-def why_not_batched(spec: ModelSpec, shapes: dict[str, tuple[int, ...]], run: Run) -> str | None:
-    """None if a batch of two rows gives what two runs of one row give; else why batching is off.
+def reason_not_batched(spec: ModelSpec, shapes: dict[str, tuple[int, ...]], run: Run) -> str | None:
+    """Return None if a batch of two rows gives the same as two runs of one row; else why batching is off.
 
-    `shapes`: a shape that the graph runs with, for each of its `trial_inputs`. `run` runs it on all its outputs.
+    `shapes`: a shape that the graph runs with, for each of its `trial_inputs`. `run`: runs it on all its outputs.
     """
     given = trial_inputs(spec)
     for declared in given:
@@ -35,11 +47,78 @@ def why_not_batched(spec: ModelSpec, shapes: dict[str, tuple[int, ...]], run: Ru
 
 
 def _is_both(together: Value, first: Value, second: Value, tolerance: Tolerance) -> bool:
-    """Whether a batch's output is the rows of the two single ones, one after the other."""
+    """Return whether a batch's output is the rows of the two single runs, in order."""
     if isinstance(together, np.ndarray) and isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
         if together.ndim == 0 or first.ndim == 0 or (len(together), len(first), len(second)) != (2, 1, 1):
             return False
-        return first.shape[1:] == second.shape[1:] and is_same(together, np.concatenate([first, second]), tolerance)
+        return first.shape[1:] == second.shape[1:] and is_close(together, np.concatenate([first, second]), tolerance)
     if isinstance(together, list) and isinstance(first, list) and isinstance(second, list):
-        return (len(first), len(second)) == (1, 1) and is_same(together, first + second, tolerance)
+        return (len(first), len(second)) == (1, 1) and is_close(together, first + second, tolerance)
     return False
+
+
+def trial_inputs(spec: ModelSpec) -> list[ValueSpec]:
+    """Return the inputs that a trial needs: the required ones, and the mask, which the server would make."""
+    mask = spec.sequence.mask if spec.sequence else None
+    return [declared for declared in spec.inputs if declared.required or (mask and declared.name == mask.name)]
+
+
+def random_row(
+    declared: ValueSpec,
+    shape: tuple[int, ...],
+    random: np.random.Generator,
+    side: int = 0,
+    pad_value: float = 0,
+) -> Array:
+    """Return one row of a tensor: floats from 0 to 1, integers 0 and 1, which every embedding table has.
+
+    `side` -1: below `pad_value` by up to 2 instead, 1: above it, where the dtype has such numbers; a graph may refuse
+    them.
+    """
+    assert isinstance(declared.type, TensorType)
+    row_shape = (1, *shape[1:])
+    dtype = NUMPY_DTYPES[declared.type.dtype]
+    if dtype.kind == "f":
+        floats = random.random(row_shape)
+        return (floats if not side else pad_value + side * 2 * floats).astype(dtype)
+    integers = random.integers(0, 2, row_shape)
+    if side and dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        integers = np.clip(int(pad_value) + side * (1 + integers), max(limits.min, -(2**62)), min(limits.max, 2**62))
+    return integers.astype(str).astype(object) if dtype.kind == "O" else integers.astype(dtype)
+
+
+def tolerance_of(spec: ModelSpec, output: str) -> Tolerance:
+    """Return how far an output may be off: by the coarser of its own and the model's main dtype."""
+    if spec.quantization is not None:
+        return _QUANTIZED
+    dtypes = f"{spec.dtype} {spec.outputs_by_name[output].type}"
+    return next((tolerance for dtype, tolerance in _COARSE.items() if dtype in dtypes), _FINE)
+
+
+def is_close(one: Value, other: Value, tolerance: Tolerance) -> bool:
+    """Return whether two values of an output are equal within the tolerance."""
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return one.shape == other.shape and _are_arrays_close(one, other, tolerance)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(
+            _is_item_close(item, single, tolerance) for item, single in zip(one, other, strict=True)
+        )
+    return False
+
+
+def _is_item_close(item: Any, single: Any, tolerance: Tolerance) -> bool:
+    """Compare items of a sequence: ZipMap's maps of scores, or tensors."""
+    if isinstance(item, dict) and isinstance(single, dict):
+        return item.keys() == single.keys() and all(_is_item_close(item[key], single[key], tolerance) for key in item)
+    first, second = np.asarray(item), np.asarray(single)
+    return first.shape == second.shape and _are_arrays_close(first, second, tolerance)
+
+
+def _are_arrays_close(one: Array, other: Array, tolerance: Tolerance) -> bool:
+    if one.dtype.kind != "f":
+        return bool(np.array_equal(one, other))
+    relative, absolute, of_largest = tolerance
+    finite = np.abs(other[np.isfinite(other)].astype(np.float64)) if of_largest else np.zeros(0)
+    absolute += of_largest * float(finite.max(initial=0))
+    return bool(np.allclose(one.astype(np.float64), other.astype(np.float64), relative, absolute, equal_nan=True))

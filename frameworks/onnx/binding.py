@@ -1,4 +1,4 @@
-"""Runs of a graph whose large outputs are written into leased buffers, where their shapes are known beforehand."""
+"""Run a graph whose large outputs are written into leased buffers, if their shapes are known before the run."""
 
 import math
 import sys
@@ -12,19 +12,19 @@ import onnxruntime as ort
 from frameworks.types import NUMPY_DTYPES, Array, TensorType, Value, ValueSpec
 from memory.pooled_arrays import PAYS_FROM_BYTES, PooledArrays
 
-# Types whose bits numpy does not have as they are.
-_NOT_BOUND = ("bfloat16", "string")
+# Types that numpy has not, or not as plain bits.
+_UNBOUND_DTYPES = ("bfloat16", "string")
 
 
 @dataclass(frozen=True, slots=True)
 class _KnownOutput:
-    """`sizes`: of each dimension either its size, or the input and the axis that are as large."""
+    """An output of known shape. `sizes`: for each dimension its size, or the input and axis of the same size."""
 
     dtype: np.dtype[Any]
     sizes: tuple[int | tuple[str, int], ...]
 
     def shape(self, inputs: Mapping[str, Array]) -> tuple[int, ...] | None:
-        """None where an input is not there, or has other dimensions than it declares."""
+        """Return the shape, or None if an input is absent or has other dimensions than declared."""
         shape = []
         for size in self.sizes:
             if isinstance(size, int):
@@ -37,8 +37,8 @@ class _KnownOutput:
         return tuple(shape)
 
     @property
-    def rows_that_pay(self) -> int:
-        """With fewer rows it is never leased; 0 where more than the rows is free."""
+    def min_rows(self) -> int:
+        """Rows from which the output is leased; 0 if other dimensions than the rows are free."""
         free = [size for size in self.sizes if not isinstance(size, int)]
         if len(free) != 1 or free[0] is not self.sizes[0]:
             return 0
@@ -47,8 +47,8 @@ class _KnownOutput:
 
 
 class OutputBinding:
-    """One graph's outputs. A dimension is known if it is a number, or has the name of an input's; a first dimension
-    without a name is taken for the rows. Where a graph turns out to give another shape, that output is left alone.
+    """The outputs of one graph. A dimension is known if it is a number, or has the name of an input's dimension; an
+    unnamed first dimension is taken for the rows. An output whose shape turns out differently is no longer bound.
     """
 
     def __init__(self, session: ort.InferenceSession, outputs: Sequence[ValueSpec], arrays: PooledArrays) -> None:
@@ -64,7 +64,7 @@ class OutputBinding:
         self._tensors: set[str] = set()
         self._known: dict[str, _KnownOutput] = {}
         for argument, spec in zip(session.get_outputs(), outputs, strict=True):
-            if not isinstance(spec.type, TensorType) or spec.type.dtype in _NOT_BOUND:
+            if not isinstance(spec.type, TensorType) or spec.type.dtype in _UNBOUND_DTYPES:
                 continue
             self._tensors.add(spec.name)
             declared = spec.shape or ()
@@ -74,7 +74,7 @@ class OutputBinding:
             known = tuple(size for size in sizes if size is not None)
             if known and len(known) == len(sizes):
                 self._known[spec.name] = _KnownOutput(NUMPY_DTYPES[spec.type.dtype], known)
-        self._from_rows = min((known.rows_that_pay for known in self._known.values()), default=sys.maxsize)
+        self._min_rows = min((known.min_rows for known in self._known.values()), default=sys.maxsize)
 
     def run(
         self,
@@ -83,53 +83,53 @@ class OutputBinding:
         output_names: tuple[str, ...],
         options: ort.RunOptions,
     ) -> dict[str, Value] | None:
-        """Output name → value, the large ones in leased buffers, which go back with the last view of them.
+        """Return output name → value, the large ones in leased buffers, which return to the pool with their last view.
 
-        None where none of them is large or known: then nothing has run. Raises what the session raises.
+        None if no output is large and known: then nothing has run. Raises what the session raises.
         """
         first = next(iter(inputs.values()), None)
-        if not isinstance(first, np.ndarray) or not first.ndim or len(first) < self._from_rows:
+        if not isinstance(first, np.ndarray) or not first.ndim or len(first) < self._min_rows:
             return None
-        room = self._room(inputs, output_names)
-        if not room:
+        buffers = self._lease_buffers(inputs, output_names)
+        if not buffers:
             return None
         binding = session.io_binding()
         for name, value in inputs.items():
             binding.bind_cpu_input(name, value)
         for name in output_names:
-            if (array := room.get(name)) is None:
+            if (array := buffers.get(name)) is None:
                 binding.bind_output(name)
             else:
                 binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
         try:
             session.run_with_iobinding(binding, options)
         except RuntimeError:
-            # Either the graph refuses what came in, and says so once more, or a shape is not what the graph declares.
+            # Either the graph refuses the inputs, and does so again, or a shape differs from the declared one.
             results = session.run(list(output_names), inputs, options)
             outputs: dict[str, Value] = dict(zip(output_names, results, strict=True))
-            self._forget(outputs, room)
+            self._drop_misdeclared(outputs, buffers)
             return outputs
         values = zip(output_names, binding.get_outputs(), strict=True)
-        return {name: room[name] if name in room else value.numpy() for name, value in values}
+        return {name: buffers[name] if name in buffers else value.numpy() for name, value in values}
 
-    def _room(self, inputs: dict[str, Value], output_names: tuple[str, ...]) -> dict[str, Array]:
-        """Leased arrays for those outputs where it pays; none where a binding cannot take what goes in or comes out."""
+    def _lease_buffers(self, inputs: dict[str, Value], output_names: tuple[str, ...]) -> dict[str, Array]:
+        """Lease arrays for outputs that are large enough; none if a binding cannot hold the inputs or outputs."""
         arrays = {name: value for name, value in inputs.items() if isinstance(value, np.ndarray)}
-        room: dict[str, Array] = {}
+        buffers: dict[str, Array] = {}
         if not self._tensors.issuperset(output_names) or len(arrays) < len(inputs):
-            return room
+            return buffers
         for name in output_names:
             known = self._known.get(name)
             shape = known.shape(arrays) if known else None
             if known and shape and self._arrays.pays(math.prod(shape) * known.dtype.itemsize):
-                room[name] = self._arrays.empty(shape, known.dtype)
-        if room and any(value.dtype.hasobject for value in arrays.values()):
-            room.clear()
-        return room
+                buffers[name] = self._arrays.empty(shape, known.dtype)
+        if buffers and any(value.dtype.hasobject for value in arrays.values()):
+            buffers.clear()
+        return buffers
 
-    def _forget(self, outputs: dict[str, Value], room: dict[str, Array]) -> None:
-        """Leaves those alone from now on that came in another shape than was made room for."""
-        for name, array in room.items():
+    def _drop_misdeclared(self, outputs: dict[str, Value], buffers: dict[str, Array]) -> None:
+        """Stop binding outputs whose shape differed from the expected one."""
+        for name, array in buffers.items():
             value = outputs[name]
             if not isinstance(value, np.ndarray) or value.shape != array.shape:
                 self._known.pop(name, None)

@@ -1,4 +1,4 @@
-"""The sequence axis that a model's entry declares: held against the graph, and tried out at warm-up."""
+"""Check the sequence axis that a model's entry declares: against the graph, and by trial at warm-up."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -9,7 +9,7 @@ import numpy as np
 
 from frameworks.batches.rows import merge, split_outputs
 from frameworks.errors import InvalidModel, RoundhouseError
-from frameworks.onnx.trials import Run, is_same, random_row, tolerance_of, trial_inputs
+from frameworks.onnx.batching import Run, is_close, random_row, tolerance_of, trial_inputs
 from frameworks.settings import OnnxModelEntry
 from frameworks.types import (
     NUMPY_DTYPES,
@@ -21,13 +21,11 @@ from frameworks.types import (
     ValueSpec,
 )
 
-_ORDINARY = 1000.0
+_MAX_ORDINARY = 1000.0
 
 
 def read_sequence(entry: OnnxModelEntry, path: Path, inputs: Sequence[ValueSpec]) -> SequenceSpec | None:
-    """What the entry says of a sequence, untried; None where it says nothing. Raises InvalidModel where the graph
-    contradicts it.
-    """
+    """Return the entry's sequence, untested, or None. Raises InvalidModel if the graph contradicts it."""
     axis = entry.sequence_axis
     if axis is None:
         return None
@@ -51,11 +49,11 @@ def read_sequence(entry: OnnxModelEntry, path: Path, inputs: Sequence[ValueSpec]
     return SequenceSpec(axis, numbers, mask)
 
 
-def tried(spec: ModelSpec, shapes: dict[str, tuple[int, ...]], run: Run) -> SequenceSpec | None:
-    """The model's sequence, with what two rows of different lengths show: by themselves which axes of the outputs are
-    as long as they, and padded in one batch whether each still gets what it gets alone.
+def try_padding(spec: ModelSpec, shapes: dict[str, tuple[int, ...]], run: Run) -> SequenceSpec | None:
+    """Return the model's sequence after a trial with two rows of different lengths. Single runs show which output axes
+    are as long as the row; a padded batch shows whether each row gets the same result.
 
-    `shapes` and `run` are as for `why_not_batched`, whose word the spec has already.
+    `shapes` and `run` are as for `reason_not_batched`, whose result is already in the spec.
     """
     sequence = spec.sequence
     if sequence is None:
@@ -66,25 +64,25 @@ def tried(spec: ModelSpec, shapes: dict[str, tuple[int, ...]], run: Run) -> Sequ
     lengths = [(long + 1) // 2, long] if long > 1 else [1, 2]
     padded = replace(sequence, unpadded_because=None)
     random = np.random.default_rng(0)
-    # A maximum over the axis sees only padding that is more than all that is real, a minimum only what is less.
+    # A maximum over the axis notices only padding above all real values, a minimum only padding below.
     for side in (0, -1, 1):
         rows = [TensorBatch(_row(spec, shapes, length, random, side)) for length in lengths]
         try:
             apart = [run(dict(row.inputs)) for row in rows]
         except RoundhouseError as error:
-            if side:  # what the graph refuses no caller will get answered
+            if side:  # values that the graph refuses occur in no response
                 continue
             return replace(sequence, unpadded_because=f"a trial with two lengths failed: {error.message}")
         if not side:
-            padded = replace(padded, output_axes=_axes_as_long(apart, lengths))
-        because = _why_not_padded(spec, padded, rows, lengths, apart, run)
+            padded = replace(padded, output_axes=_find_sequence_axes(apart, lengths))
+        because = _padding_failure(spec, padded, rows, lengths, apart, run)
         if because is not None:
             return replace(sequence, unpadded_because=because)
         lengths.reverse()
     return padded
 
 
-def _why_not_padded(
+def _padding_failure(
     spec: ModelSpec,
     padded: SequenceSpec,
     rows: list[TensorBatch],
@@ -100,7 +98,7 @@ def _why_not_padded(
         return f"a trial with a padded row failed: {error.message}"
     for got, alone in zip(split_outputs(outputs, [1, 1], lengths, padded), apart, strict=True):
         for name, value in got.items():
-            if not is_same(value, alone[name], tolerance_of(spec, name)):
+            if not is_close(value, alone[name], tolerance_of(spec, name)):
                 hint = "" if padded.mask else "; if the graph reads a mask, name it as mask_input"
                 return f'output "{name}" of a padded row differs from that of the row by itself{hint}'
     return None
@@ -109,7 +107,7 @@ def _why_not_padded(
 def _row(
     spec: ModelSpec, shapes: dict[str, tuple[int, ...]], length: int, random: np.random.Generator, side: int
 ) -> dict[str, Value]:
-    """Every input of a row of this length, all of it real by its mask. `side` is as for `random_row`."""
+    """Return every input of a row of this length, with a mask of ones. `side` is as for `random_row`."""
     sequence = spec.sequence
     assert sequence is not None
     row: dict[str, Value] = {}
@@ -120,19 +118,19 @@ def _row(
             row[declared.name] = random_row(declared, tuple(shape), random)
             continue
         shape[sequence.axis] = length
-        # What is padded with a very large number is meant never to reach it.
-        value = random_row(declared, tuple(shape), random, side, pad_value if abs(pad_value) <= _ORDINARY else 0)
+        # A very large padding value is meant never to take effect.
+        value = random_row(declared, tuple(shape), random, side, pad_value if abs(pad_value) <= _MAX_ORDINARY else 0)
         if sequence.mask and declared.name == sequence.mask.name:
             value = np.ones_like(value)
         elif value.dtype.kind != "f" and not side:
-            # What ends like the padding would not show that more of it was added.
+            # A row that ends with the padding value would hide a difference.
             value[(slice(None),) * sequence.axis + (-1,)] = 0 if pad_value else 1
         row[declared.name] = value
     return row
 
 
-def _axes_as_long(apart: list[dict[str, Value]], lengths: list[int]) -> dict[str, tuple[int, ...]]:
-    """Per output that has any, the axes whose size is each row's own length."""
+def _find_sequence_axes(apart: list[dict[str, Value]], lengths: list[int]) -> dict[str, tuple[int, ...]]:
+    """Return for each output the axes whose size is the row's own length."""
     first, second = apart
     as_long: dict[str, tuple[int, ...]] = {}
     for name, one in first.items():

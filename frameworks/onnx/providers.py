@@ -1,4 +1,4 @@
-"""Which execution providers a session is given: the wanted ones that are there, the CPU always last."""
+"""Choose a session's execution providers: the wanted ones that are available, the CPU always last."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from frameworks.devices import Device
 
 log = structlog.get_logger(__name__)
 
-# config.toml's name → ONNX Runtime's, in our order of preference. ROCm lives on as MIGraphX in newer builds.
+# Name in config.toml → name in ONNX Runtime, in order of preference. Newer builds have ROCm as MIGraphX.
 PROVIDERS: dict[str, tuple[str, ...]] = {
     "TensorRT": ("TensorrtExecutionProvider",),
     "CUDA": ("CUDAExecutionProvider",),
@@ -25,7 +25,7 @@ _DEVICE_OF = {"TensorRT": "cuda", "CUDA": "cuda", "ROCm": "rocm", "CoreML": "cor
 
 @dataclass(frozen=True, slots=True)
 class ProviderRules:
-    """What there is to choose from: ONNX Runtime's providers in this build, and what `[performance]` allows."""
+    """ONNX Runtime's providers in this build, and what `[performance]` allows."""
 
     available: tuple[str, ...]
     enable_gpu: bool
@@ -34,35 +34,34 @@ class ProviderRules:
 
 @dataclass(frozen=True, slots=True)
 class ProviderChoice:
-    """`session_providers` as InferenceSession takes them: (name, options), first is preferred."""
+    """`session_providers` as InferenceSession takes them: (name, options), the first is preferred."""
 
     session_providers: list[tuple[str, dict[str, str]]]
     cuda: Device | None
 
     def device_of(self, active: str) -> str:
-        """The device that a session whose first active provider is `active` computes on, as /models shows it."""
+        """Return the device of a session whose first active provider is `active`, as /models shows it."""
         name = next((name for name, theirs in PROVIDERS.items() if active in theirs), "CPU")
         kind = _DEVICE_OF.get(name, "cpu")
         return self.cuda.id if kind == "cuda" and self.cuda else kind
 
 
 def drives_cuda(wanted: tuple[str, ...] | None, rules: ProviderRules) -> bool:
-    """Whether a model that wants these providers (None: all) can be put on a CUDA device."""
-    return any(_why_not(name, rules) is None for name in wanted or _ON_CUDA if name in _ON_CUDA)
+    """Return whether a model with these providers (None: all) can run on a CUDA device."""
+    return any(_unavailable_reason(name, rules) is None for name in wanted or _ON_CUDA if name in _ON_CUDA)
 
 
 def choose_providers(
     model: str, wanted: tuple[str, ...] | None, device: Device, rules: ProviderRules
 ) -> ProviderChoice:
-    """The providers for one model on this device. `wanted` None means all that are installed, in our order of
-    preference.
+    """Choose the providers for one model on this device. `wanted` None: all installed ones, in our order of preference.
 
-    What a config names and this machine or build lacks is skipped with a warning.
+    A provider that the config names and this machine or build lacks is skipped with a warning.
     """
     cuda = device if device.kind == "cuda" else None
     chosen: list[tuple[str, dict[str, str]]] = []
     for name in wanted or tuple(PROVIDERS):
-        reason = _why_not(name, rules)
+        reason = _unavailable_reason(name, rules)
         if reason is None and name in _ON_CUDA and cuda is None:
             reason = "no CUDA device holds it"
         if reason is not None:
@@ -74,8 +73,8 @@ def choose_providers(
     return ProviderChoice([*chosen, ("CPUExecutionProvider", {})], cuda)
 
 
-def _why_not(name: str, rules: ProviderRules) -> str | None:
-    """Why a provider cannot be used on this machine at all; None where it can."""
+def _unavailable_reason(name: str, rules: ProviderRules) -> str | None:
+    """Return why a provider cannot be used on this machine, or None."""
     if _in_build(name, rules) is None:
         return "not in this build of onnxruntime"
     if name in _ON_GPU and not rules.enable_gpu:

@@ -1,4 +1,4 @@
-"""Makes ONNX models from files: finds the graph, checks its size, chooses providers, opens the session."""
+"""Load ONNX models from files: find the graph, check its size, choose providers, open the session."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,10 +9,11 @@ import structlog
 
 from frameworks.devices import Device, DeviceManager, ModelNeeds
 from frameworks.errors import InvalidModel
-from frameworks.onnx.graph_outline import GraphOutline, read_outline
+from frameworks.onnx.graph_summary import GraphSummary, read_graph_summary
+from frameworks.onnx.model import OnnxModel
 from frameworks.onnx.providers import ProviderChoice, ProviderRules, choose_providers, drives_cuda
 from frameworks.onnx.quantization.copy import Original, quantized_graph
-from frameworks.onnx.session import OnnxModel, open_session
+from frameworks.onnx.session import open_session
 from frameworks.onnx.text_model import with_text
 from frameworks.quantization.copies import QuantizedCopies
 from frameworks.runtime import BatchModel, ModelEntry
@@ -23,10 +24,10 @@ from memory.sizes import format_size
 
 log = structlog.get_logger(__name__)
 
-# Beside the weights, for what a session keeps of its own; measured when it is loaded.
+# Factor for what a session keeps besides the weights; the real size is measured when it is loaded.
 HEADROOM = 1.1
 
-ort.set_default_logger_severity(3)  # errors; warnings on graphs that work are the exporter's business
+ort.set_default_logger_severity(3)  # errors only; warnings about working graphs concern their exporter
 
 
 class OnnxRegistry:
@@ -43,15 +44,15 @@ class OnnxRegistry:
         enable_memory_mapping: bool = True,
         arrays: PooledArrays | None = None,
     ) -> None:
-        """`arrays`: what large outputs are written into; None: whatever the session makes for them."""
+        """`arrays`: buffers for large outputs; None: the session allocates them."""
         self._copies = copies
         self._arrays = arrays
         self._performance = performance
         self._max_model_bytes = max_model_bytes
         self._enable_memory_mapping = enable_memory_mapping
         if any(device.kind == "cuda" for device in devices.devices()):
-            # CUDA and cuDNN lie in the wheels that torch brings. Found there without importing torch, and before the
-            # providers are asked for: a build whose CUDA provider is a plugin registers it here.
+            # CUDA and cuDNN are in the wheels of torch. They are found there without importing torch, and before the
+            # providers are listed: a build whose CUDA provider is a plugin registers it here.
             ort.preload_dlls(directory="")
         self._rules = ProviderRules(
             tuple(ort.get_available_providers()), performance.enable_gpu, performance.enable_tensorrt
@@ -61,7 +62,7 @@ class OnnxRegistry:
         """As Registry.needs."""
         assert isinstance(entry, OnnxModelEntry)
         original = self._original(entry, path)
-        # A quantised copy is made here, before memory is promised and what the model takes is measured.
+        # The quantised copy is made here, before memory is reserved and the model's use is measured.
         _, report = self._graph_to_open(original)
         need = int((report.bytes_after if report else original.bytes_before) * HEADROOM)
         on_cuda = drives_cuda(entry.execution_providers, self._rules)
@@ -81,52 +82,54 @@ class OnnxRegistry:
         """As Registry.load."""
         assert isinstance(entry, OnnxModelEntry)
         original = self._original(entry, path)
-        file, outline = original.file, original.outline
+        file, summary = original.file, original.summary
         choice = choose_providers(entry.name, entry.execution_providers, device, self._rules)
         graph, report = self._graph_to_open(original)
         self._warn_of_quantization(entry, choice)
         weight_bytes = report.bytes_after if report else original.bytes_before
-        # A copy has its own external data, if any, and of those nothing is asked.
+        # A copy has its own external data, which is always mapped.
         reads = not self._enable_memory_mapping and report is None
-        to_read = outline.locations if reads else frozenset[str]()
+        read_locations = summary.external_locations if reads else frozenset[str]()
         inter_op_threads = self._performance.inter_op_threads
-        session = open_session(graph, choice, original.intra_op_threads, inter_op_threads, to_read)
+        session = open_session(graph, choice, original.intra_op_threads, inter_op_threads, read_locations)
         wanted, active = choice.session_providers[0][0], session.get_providers()[0]
         if active != wanted:
             log.warning("execution provider did not start", model=entry.name, provider=wanted, instead=active)
         sessions = [session]
-        # A session without threads of its own runs in any number of threads at once; others would share theirs.
+        # A session without threads of its own runs in any number of threads at once; others would share its threads.
         shared = self._shares_session(entry) and active == "CPUExecutionProvider"
         sessions += [
-            session if shared else open_session(graph, choice, original.intra_op_threads, inter_op_threads, to_read)
+            session
+            if shared
+            else open_session(graph, choice, original.intra_op_threads, inter_op_threads, read_locations)
             for _ in range(entry.instances - 1)
         ]
         weight_bytes *= len(set(map(id, sessions)))
         instances = [
-            OnnxModel(each, file, choice, weight_bytes, entry, outline.runs_by_shape, self._arrays) for each in sessions
+            OnnxModel(each, file, choice, weight_bytes, entry, summary.runs_by_shape, self._arrays) for each in sessions
         ]
         for each in instances:
             each.spec = replace(each.spec, quantization=report)
         return with_text(instances, file.parent)
 
     def _shares_session(self, entry: OnnxModelEntry) -> bool:
-        """Whether one session on the CPU is enough for all instances."""
+        """Return whether one session on the CPU suffices for all instances."""
         return self._performance.num_intra_op_threads(entry.instances) == 1 and self._performance.inter_op_threads == 1
 
     def _original(self, entry: OnnxModelEntry, path: Path) -> Original:
-        """The model's files. Raises InvalidModel where there are none, or too large ones."""
+        """Return the model's files. Raises InvalidModel if they are absent or too large."""
         file = graph_file(path)
-        outline = read_outline(file)
-        weight_bytes = weight_bytes_of(file, outline)
+        summary = read_graph_summary(file)
+        weight_bytes = weight_bytes_of(file, summary)
         if weight_bytes > self._max_model_bytes:
             raise InvalidModel(
                 f"{file}: {format_size(weight_bytes)} of weights, more than models.max_model_size = "
                 f"{format_size(self._max_model_bytes)}; raise it or serve a smaller model"
             )
-        return Original(file, outline, entry, weight_bytes, self._performance.num_intra_op_threads(entry.instances))
+        return Original(file, summary, entry, weight_bytes, self._performance.num_intra_op_threads(entry.instances))
 
     def _graph_to_open(self, original: Original) -> tuple[Path, QuantizationReport | None]:
-        """The model's own graph, or its quantised copy where the entry asks for one. Raises InvalidModel."""
+        """Return the model's own graph, or its quantised copy if the entry wants one. Raises InvalidModel."""
         if not original.entry.quantized or not self._performance.enable_quantization:
             return original.file, None
         return quantized_graph(original, self._copies)
@@ -142,7 +145,7 @@ class OnnxRegistry:
 
 
 def graph_file(path: Path) -> Path:
-    """The graph of a model path, which is a file or a folder with `model.onnx`. Raises InvalidModel."""
+    """Return the graph of a model path, which is a file or a folder with `model.onnx`. Raises InvalidModel."""
     if path.is_file():
         return path
     if (path / "model.onnx").is_file():
@@ -154,6 +157,6 @@ def graph_file(path: Path) -> Path:
     raise InvalidModel(f"{path}: the folder has no model.onnx; {hint}")
 
 
-def weight_bytes_of(file: Path, outline: GraphOutline) -> int:
-    """Bytes on disk of a graph and of the files that hold its external data."""
-    return sum(path.stat().st_size for path in {file, *outline.external_files})
+def weight_bytes_of(file: Path, summary: GraphSummary) -> int:
+    """Return the bytes on disk of a graph and of its external data."""
+    return sum(path.stat().st_size for path in {file, *summary.external_files})

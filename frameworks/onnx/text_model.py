@@ -1,4 +1,4 @@
-"""An ONNX encoder with its tokenizer beside it: texts in, embeddings or logits out."""
+"""An ONNX encoder with its tokenizer: texts in, embeddings or logits out."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -7,7 +7,7 @@ import numpy as np
 import structlog
 
 from frameworks.errors import InvalidModel, OutOfMemory
-from frameworks.onnx.session import OnnxModel
+from frameworks.onnx.model import OnnxModel
 from frameworks.runtime import BatchModel
 from frameworks.text.config import TextConfig, read_text_config
 from frameworks.text.tokenizer import PaddedTokens, TextTokenizer, pad, pool
@@ -33,7 +33,7 @@ _TOKEN_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids"
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """The output that a task reads, and whether it still has to be pooled over the tokens."""
+    """The output that a task reads. `pools`: whether it has to be pooled over the tokens."""
 
     task: Task
     output: str
@@ -41,23 +41,23 @@ class _Head:
 
 
 def with_text(instances: list[OnnxModel], folder: Path) -> list[BatchModel]:
-    """The instances as a text model if a tokenizer.json lies beside it and its graph reads tokens; else as they are.
+    """Return the instances as a text model if there is a tokenizer.json and the graph reads tokens, else unchanged.
 
-    Raises InvalidModel where the text files are broken.
+    Raises InvalidModel for broken text files.
     """
     if not (folder / "tokenizer.json").is_file():
         return [*instances]
     config = read_text_config(folder)
     head = _find_head(instances[0].spec, config)
     if head is None:
-        log.warning("tokenizer.json is there, but the graph is no text encoder; serving tensors", folder=str(folder))
+        log.warning("tokenizer.json found, but the graph is not a text encoder: serving tensors", folder=str(folder))
         return [*instances]
     first = OnnxTextModel(instances[0], folder, config, head)
     return [first, *(OnnxTextModel(other, folder, config, head, first.tokenizer) for other in instances[1:])]
 
 
 class OnnxTextModel:
-    """Texts by TokenBatch, and still the raw graph by TensorBatch. One thread at a time calls `infer`."""
+    """Takes texts as TokenBatch, and the graph's own inputs as TensorBatch. One thread at a time calls `infer`."""
 
     def __init__(
         self,
@@ -67,13 +67,13 @@ class OnnxTextModel:
         head: _Head,
         tokenizer: TextTokenizer | None = None,
     ) -> None:
-        """`tokenizer`: of another instance of the same model. Raises InvalidModel where it cannot be read."""
+        """`tokenizer`: of another instance of the same model. Raises InvalidModel if it cannot be read."""
         self._model = model
         self._head = head
         self._pooling = config.pooling or "mean"
         self._pad_token_id = config.pad_token_id
         ids_shape = model.spec.inputs_by_name["input_ids"].shape or (-1, -1)
-        # A graph exported with fixed sizes runs only at them: texts are padded up, batches filled up.
+        # A graph with fixed sizes runs only at them: texts are padded, batches are filled.
         self._fixed_rows, self._fixed_length = (size if size > 0 else None for size in ids_shape)
         if self._fixed_length:
             config = replace(config, max_tokens=min(config.max_tokens, self._fixed_length))
@@ -88,7 +88,7 @@ class OnnxTextModel:
                 max_tokens=config.max_tokens,
                 normalize=config.normalize,
                 labels=labels,
-                # A single label's share of one would be 1, whatever its logit.
+                # A single label's softmax would be 1, whatever its logit.
                 multi_label=config.multi_label or len(labels) == 1,
                 embedding_size=embedding_size or None,
                 shorter_sizes=tuple(shorter for shorter in config.shorter_sizes if shorter < embedding_size),
@@ -104,7 +104,7 @@ class OnnxTextModel:
         return {TEXT_OUTPUT: np.concatenate(parts) if len(parts) > 1 else parts[0]}
 
     def warm_up(self) -> None:
-        """An empty text and a longer one, so that padding runs too, through all of it.
+        """Run an empty text and a longer one, which includes padding.
 
         Raises InvalidModel, OutOfMemory.
         """
@@ -126,7 +126,7 @@ class OnnxTextModel:
         )
 
     def on_idle(self) -> None:
-        """As BatchModel.on_idle: ONNX Runtime's threads are in nobody's way while they sleep."""
+        """As BatchModel.on_idle: sleeping threads of ONNX Runtime slow down nothing."""
 
     def close(self) -> None:
         self._model.close()
@@ -139,12 +139,12 @@ class OnnxTextModel:
         return rows[: batch.rows].astype(np.float32, copy=False)
 
     def graph_inputs(self, batch: TokenBatch) -> dict[str, Value]:
-        """What the graph itself is given for the first texts of a batch: as many as it takes in one run."""
+        """Return the graph's inputs for the first texts of a batch: as many as it takes in one run."""
         rows = self._fixed_rows or batch.rows
         return self._feeds(self._padded(batch.part(0, rows)))
 
     def _padded(self, batch: TokenBatch) -> PaddedTokens:
-        """As large as the graph wants it."""
+        """Pad to the size that the graph needs."""
         missing: list[list[int]] = [[]] * ((self._fixed_rows or batch.rows) - batch.rows)
         token_ids, types = batch.token_ids + missing, batch.token_type_ids
         return pad(token_ids, self._pad_token_id, self._fixed_length or 0, token_type_ids=types)
@@ -169,7 +169,7 @@ class OnnxTextModel:
 
 
 def _find_head(spec: ModelSpec, config: TextConfig) -> _Head | None:
-    """Which task the graph serves on text, read from its inputs and outputs and from config.json's architecture."""
+    """Return the task that the graph serves on text, by its inputs and outputs and config.json's architecture."""
     required = {s.name for s in spec.inputs if s.required}
     if "input_ids" not in required or not required <= set(_TOKEN_INPUTS):
         return None
@@ -182,17 +182,17 @@ def _find_head(spec: ModelSpec, config: TextConfig) -> _Head | None:
         return _Head("classify", logits, pools=False) if logits else None
     if ranks.get("sentence_embedding") == 2:
         return _Head("embed", "sentence_embedding", pools=False)
-    # Without sentence-transformers files BERT's own pooler is the model's word on a text's vector.
+    # Without sentence-transformers files BERT's own pooler defines a text's vector.
     if config.pooling is None and ranks.get("pooler_output") == 2:
         return _Head("embed", "pooler_output", pools=False)
-    # Rank 3 logits are a language model's scores over its vocabulary, no embedding.
+    # Logits of rank 3 are a language model's scores over its vocabulary, not an embedding.
     hidden = [n for n in ("last_hidden_state", "token_embeddings") if ranks.get(n) == 3]
     hidden += [n for n, rank in ranks.items() if rank == 3 and "logits" not in n]
     return _Head("embed", hidden[0], pools=True) if hidden else None
 
 
 def _labels(config: TextConfig, output: ValueSpec) -> tuple[str, ...]:
-    """config.json's labels; where the graph has another number of them, LABEL_0, LABEL_1, …"""
+    """Return config.json's labels, or LABEL_0, LABEL_1, … if the graph has another number of them."""
     columns = (output.shape or (-1, -1))[-1]
     if columns in (-1, len(config.labels)):
         return config.labels

@@ -1,4 +1,4 @@
-"""ONNX Runtime's spelling of types, `seq(map(int64,tensor(float)))`, read into ours."""
+"""Parse ONNX Runtime's spelling of types, like `seq(map(int64,tensor(float)))`."""
 
 from typing import Protocol
 
@@ -35,7 +35,7 @@ class NodeArg(Protocol):
 
 
 def read_type(argument: NodeArg) -> ValueType:
-    """The type of a graph's input or output. Raises InvalidModel for one that cannot travel (sparse, float8, …)."""
+    """Return the type of a graph's input or output. Raises InvalidModel for an unsupported one (sparse, float8, …)."""
     try:
         return _parse(argument.type, argument.shape)
     except (KeyError, ValueError):
@@ -50,7 +50,7 @@ def _parse(text: str, shape: list[int | str | None]) -> ValueType:
     inner = rest.removesuffix(")")
     match kind:
         case "tensor":
-            # ONNX Runtime gives [] both for a scalar and for a tensor of undeclared rank: either may come.
+            # ONNX Runtime gives [] both for a scalar and for a tensor of undeclared rank, so either is accepted.
             dimensions = tuple(d if isinstance(d, int) and d >= 0 else -1 for d in shape) or None
             return TensorType(_DTYPES[inner], dimensions)
         case "seq":

@@ -1,44 +1,49 @@
-"""From a graph's file to that of its int8 copy: found in the cache, or made, compared and kept there."""
+"""Find the int8 copy of a graph in the cache, or make, compare and keep it."""
 
+import platform
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeVar
 
+import numpy as np
 import onnxruntime as ort
 
 from frameworks.errors import InvalidModel, RoundhouseError
-from frameworks.onnx.graph_outline import GraphOutline
+from frameworks.onnx.batching import random_row
+from frameworks.onnx.graph_summary import GraphSummary
+from frameworks.onnx.model import OnnxModel
 from frameworks.onnx.providers import ProviderChoice
-from frameworks.onnx.quantization.cpu import needs_reduced_range
-from frameworks.onnx.quantization.inputs import comparison_batches
-from frameworks.onnx.session import OnnxModel, open_session
+from frameworks.onnx.session import open_session
 from frameworks.onnx.text_model import OnnxTextModel, with_text
 from frameworks.quantization.comparison import check_cosine, compare
 from frameworks.quantization.copies import QuantizedCopies
+from frameworks.quantization.warm_up_texts import WARM_UP_TEXTS
 from frameworks.settings import OnnxModelEntry
-from frameworks.types import QuantizationReport
+from frameworks.types import Batch, QuantizationReport, TensorBatch, TensorType, TokenBatch, Value
 
 Scheme = Literal["int8", "mixed"]
 Model = OnnxModel | OnnxTextModel
 Made = TypeVar("Made")
 
 # Dynamic quantisation is for the CPU: other providers have no kernels for it.
+_TEXTS_PER_BATCH = 8
+_RANDOM_BATCHES = 16
 _CPU = ProviderChoice([("CPUExecutionProvider", {})], None)
 
 
 @dataclass(frozen=True, slots=True)
 class Original:
-    """The model that is quantised; `bytes_before`: its weights on disk, external data included."""
+    """The model to quantise. `bytes_before`: its weights on disk, external data included."""
 
     file: Path
-    outline: GraphOutline
+    summary: GraphSummary
     entry: OnnxModelEntry
     bytes_before: int
     intra_op_threads: int
 
     def open(self, file: Path) -> Model:
-        """The model as this entry serves it, its graph read from `file`, its tokenizer from the model's own folder."""
+        """Open the model as this entry serves it, its graph from `file`, its tokenizer from the model's own folder."""
         session = open_session(file, _CPU, self.intra_op_threads, 1)
         model = with_text([OnnxModel(session, self.file, _CPU, 0, self.entry)], self.file.parent)[0]
         assert isinstance(model, OnnxModel | OnnxTextModel)
@@ -46,15 +51,15 @@ class Original:
 
 
 def quantized_graph(original: Original, copies: QuantizedCopies) -> tuple[Path, QuantizationReport]:
-    """The graph to open instead of the original's, and how good it is.
+    """Return the graph to open instead of the original, and its report.
 
-    Raises InvalidModel where the graph cannot be quantised, where `cache_dir` cannot be written, and where the copy is
-    further from the original than the entry's `min_cosine` allows.
+    Raises InvalidModel if the graph cannot be quantised, if `cache_dir` is not writable, and if the copy is further
+    from the original than the entry's `min_cosine` allows.
     """
     scheme: Scheme = "mixed" if original.entry.quantized == "mixed" else "int8"
     reduced = needs_reduced_range()
     made_by = f"onnxruntime {ort.__version__}, reduced range {reduced}"
-    sources = [original.file, *sorted(original.outline.external_files)]
+    sources = [original.file, *sorted(original.summary.external_files)]
     folder, report = copies.get(
         sources, scheme, made_by, lambda making: _make(original, scheme, reduced, making / "model.onnx")
     )
@@ -66,24 +71,24 @@ def quantized_graph(original: Original, copies: QuantizedCopies) -> tuple[Path, 
 
 
 def _make(original: Original, scheme: Scheme, reduced: bool, target: Path) -> QuantizationReport:
-    """Writes the copy to `target`, and the external data of a large one beside it."""
+    """Write the copy to `target`, and the external data of a large one beside it."""
     model = original.open(original.file)
     batches = comparison_batches(model, original.file)
-    # Not at the top: 0.15 s, and a start that finds its copies needs none of it.
+    # Imported here, as it takes 0.15 s: a start that finds its copies needs none of it.
     from frameworks.onnx.quantization.graph import QuantizableGraph
-    from frameworks.onnx.quantization.mixed import AIM_COSINE, choose_unquantized
+    from frameworks.onnx.quantization.mixed import TARGET_COSINE, choose_unquantized
 
-    graph = _or_invalid(original.file, lambda: QuantizableGraph(original.file, reduced))
+    graph = _as_invalid_model(original.file, lambda: QuantizableGraph(original.file, reduced))
     if not graph.matmuls:
         raise InvalidModel(
             f"{original.file}: has no MatMul or Gemm with constant float32 weights, so there is nothing to quantise; "
             "leave quantized out"
         )
-    aim = AIM_COSINE if scheme == "mixed" else None
-    left = _or_invalid(
-        original.file, lambda: choose_unquantized(graph, model, original.open, batches, target.parent, aim)
+    target_cosine = TARGET_COSINE if scheme == "mixed" else None
+    left = _as_invalid_model(
+        original.file, lambda: choose_unquantized(graph, model, original.open, batches, target.parent, target_cosine)
     )
-    _or_invalid(original.file, lambda: graph.write(target, left))
+    _as_invalid_model(original.file, lambda: graph.write(target, left))
     found = compare(model.infer, original.open(target).infer, batches)
     return QuantizationReport(
         scheme=scheme,
@@ -95,8 +100,10 @@ def _make(original: Original, scheme: Scheme, reduced: bool, target: Path) -> Qu
     )
 
 
-def _or_invalid(file: Path, make: Callable[[], Made]) -> Made:
-    """onnx and onnxruntime raise many kinds on graphs they cannot quantise; a full disk stays what it is."""
+def _as_invalid_model(file: Path, make: Callable[[], Made]) -> Made:
+    """Run `make` and map its errors to InvalidModel: onnx and onnxruntime raise many types. A full disk stays an
+    OSError.
+    """
     try:
         return make()
     except (RoundhouseError, OSError):
@@ -104,3 +111,61 @@ def _or_invalid(file: Path, make: Callable[[], Made]) -> Made:
     except Exception as error:
         reason = str(error).replace("\n", " ").strip() or type(error).__name__
         raise InvalidModel(f"{file}: onnxruntime cannot quantise it: {reason[:500]}; leave quantized out") from error
+
+
+def comparison_batches(model: OnnxModel | OnnxTextModel, file: Path) -> list[Batch]:
+    """Return the warm-up texts in batches of similar length, as a server runs them; for tensors, random values from a
+    fixed seed.
+
+    Raises InvalidModel if the graph does not run on them.
+    """
+    batches: list[Batch] = []
+    if isinstance(model, OnnxTextModel):
+        assert model.tokenizer is not None
+        token_ids = sorted(model.tokenizer.tokenize([*WARM_UP_TEXTS], truncate=True), key=len)
+        batches += [
+            TokenBatch(token_ids[start : start + _TEXTS_PER_BATCH])
+            for start in range(0, len(token_ids), _TEXTS_PER_BATCH)
+        ]
+    else:
+        random = np.random.default_rng(0)
+        batches += [TensorBatch(_random_inputs(model, file, random)) for _ in range(_RANDOM_BATCHES)]
+    try:
+        model.infer(batches[0])
+    except RoundhouseError as error:
+        raise InvalidModel(
+            f"{file}: the graph cannot be compared with its quantised copy: {error.message}; "
+            "set input_shape, or leave quantized out"
+        ) from error
+    return batches
+
+
+def _random_inputs(model: OnnxModel, file: Path, random: np.random.Generator) -> dict[str, Value]:
+    inputs: dict[str, Value] = {}
+    for name, zeros in model.example_inputs().items():
+        declared = model.spec.inputs_by_name[name]
+        if not isinstance(zeros, np.ndarray) or not isinstance(declared.type, TensorType):
+            raise InvalidModel(
+                f'{file}: its input "{name}" is a {declared.type}, for which there are no warm-up inputs to compare a '
+                "quantised copy on; leave quantized out"
+            )
+        # The first axis of a row is its own: one more makes all of the shape random.
+        whole = replace(declared, type=TensorType(declared.type.dtype, None))
+        inputs[name] = random_row(whole, (1, *zeros.shape), random)[0]
+    return inputs
+
+
+def needs_reduced_range(cpu_info: Path = Path("/proc/cpuinfo"), machine: str = "") -> bool:
+    """Return whether weights must keep to 7 bits: x86 without VNNI adds pairs of products in 16 bits, which saturate.
+
+    `machine`: as platform.machine() returns it, which is the default. An x86 without /proc/cpuinfo (not Linux) counts
+    as one without VNNI.
+    """
+    if (machine or platform.machine()).lower() not in ("x86_64", "amd64", "i386", "i686"):
+        return False
+    try:
+        lines = cpu_info.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return True
+    flags = next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), [])
+    return not {"avx512_vnni", "avx_vnni"} & set(flags)

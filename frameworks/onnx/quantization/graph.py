@@ -1,4 +1,4 @@
-"""A graph whose MatMuls can be quantised: which they are, and its copies with some of them left as they were."""
+"""Find the MatMuls of a graph that can be quantised, and write copies with some of them left in fp32."""
 
 import logging
 import warnings
@@ -13,13 +13,13 @@ from onnxruntime.quantization.onnx_model import ONNXModel
 
 from frameworks.types import Array
 
-# Protobuf refuses 2 GiB; a copy is smaller than its original, and how much only shows when it is made.
-_LARGEST_SINGLE_FILE = 1_900_000_000
+# Protobuf refuses 2 GiB. A copy is smaller than its original, but its size is known only afterwards.
+_MAX_SINGLE_FILE_BYTES = 1_900_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class ConstantMatMul:
-    """A MatMul with constant weights [inputs, outputs]. `source` is the name of what is multiplied."""
+    """A MatMul with constant weights [inputs, outputs]. `source`: name of its other input."""
 
     name: str
     source: str
@@ -27,19 +27,19 @@ class ConstantMatMul:
 
 
 class QuantizableGraph:
-    """A graph read whole, Gemm taken apart into MatMul and Add, and its MatMuls named."""
+    """A graph in memory, with Gemm replaced by MatMul and Add, and its MatMuls named."""
 
     def __init__(self, file: Path, reduced_range: bool) -> None:
         """`reduced_range`: weights keep to 7 bits. Raises what onnx raises on graphs that it cannot read."""
         self._reduced_range = reduced_range
         self._model = onnx.load(str(file))
         ONNXModel(self._model).replace_gemm_with_matmul()
-        self.bytes = self._model.ByteSize() if file.stat().st_size < _LARGEST_SINGLE_FILE else file.stat().st_size
+        self.bytes = self._model.ByteSize() if file.stat().st_size < _MAX_SINGLE_FILE_BYTES else file.stat().st_size
         self.matmuls = self._find()
 
     def write(self, file: Path, unquantized: frozenset[str]) -> None:
-        """Writes the copy in which all MatMuls but those of these names are int8: weights per output channel, inputs
-        by each run's own range.
+        """Write the copy in which all MatMuls except `unquantized` are int8: weights per output channel, inputs by each
+        run's own range.
         """
         with _quiet():
             quantize_dynamic(
@@ -50,12 +50,12 @@ class QuantizableGraph:
                 reduce_range=self._reduced_range,
                 weight_type=QuantType.QInt8,
                 nodes_to_exclude=sorted(unquantized),
-                use_external_data_format=self.bytes >= _LARGEST_SINGLE_FILE,
+                use_external_data_format=self.bytes >= _MAX_SINGLE_FILE_BYTES,
                 extra_options={"MatMulConstBOnly": True},
             )
 
     def write_with_outputs(self, file: Path, names: list[str]) -> None:
-        """Writes the original with these values of it as further outputs."""
+        """Write the original with these values as further outputs."""
         model = onnx.ModelProto()
         model.CopyFrom(self._model)
         present = {output.name for output in model.graph.output} | {given.name for given in model.graph.input}
@@ -63,7 +63,7 @@ class QuantizableGraph:
         onnx.save(
             model,
             str(file),
-            save_as_external_data=self.bytes >= _LARGEST_SINGLE_FILE,
+            save_as_external_data=self.bytes >= _MAX_SINGLE_FILE_BYTES,
             location=f"{file.name}.data",
         )
 
@@ -75,7 +75,7 @@ class QuantizableGraph:
         for number, node in enumerate(graph.node):
             if node.op_type != "MatMul" or node.domain not in ("", "ai.onnx"):
                 continue
-            # What is to be left out is left out by its name.
+            # MatMuls are excluded by name.
             if not node.name:
                 node.name = next(f"MatMul_{number}{x}" for x in ("", *"abcdefgh") if f"MatMul_{number}{x}" not in taken)
             weight = constants.get(node.input[1])
@@ -86,7 +86,7 @@ class QuantizableGraph:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """onnxruntime advises on the root logger to preprocess the graph: that is for people who quantise by hand."""
+    """Silence onnxruntime's advice to preprocess the graph, which is for manual quantisation."""
     root = logging.getLogger()
     root.addFilter(_is_not_advice)
     try:

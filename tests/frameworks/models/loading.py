@@ -18,7 +18,7 @@ from frameworks.types import TEXT_OUTPUT, Array, Batch, TokenBatch, Value
 from tests.support.fake_probe import FakeProbe
 
 if TYPE_CHECKING:
-    from frameworks.onnx.session import OnnxModel
+    from frameworks.onnx.model import OnnxModel
     from frameworks.onnx.text_model import OnnxTextModel
     from frameworks.pytorch.encoder import EncoderModel
 
@@ -38,8 +38,8 @@ def load_onnx(
     **entry: Any,
 ) -> "OnnxModel | OnnxTextModel":
     """Load without warm-up. `entry`: the keys of an `[[models.onnx_models]]` table."""
+    from frameworks.onnx.model import OnnxModel
     from frameworks.onnx.registry import OnnxRegistry
-    from frameworks.onnx.session import OnnxModel
     from frameworks.onnx.text_model import OnnxTextModel
 
     devices = DeviceManager(SystemProbe() if gpu else FakeProbe())

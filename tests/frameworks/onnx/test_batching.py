@@ -9,8 +9,8 @@ import pytest
 from onnx import helper
 
 from frameworks.batches.rows import merge, signature_of, split_outputs
-from frameworks.onnx.batching import why_not_batched
-from frameworks.onnx.session import OnnxModel
+from frameworks.onnx.batching import reason_not_batched
+from frameworks.onnx.model import OnnxModel
 from frameworks.types import NUMPY_DTYPES, Array, ModelSpec, TensorBatch, TensorType, Value, ValueSpec
 from tests.frameworks.models.loading import load_onnx
 from tests.support.models import onnx_graphs
@@ -122,7 +122,7 @@ def test_rows_agree_within_precision_of_dtype(dtype: str, within: float, beyond:
 
         kind = TensorType(dtype, (-1, 4))
         spec = ModelSpec("onnx", "tensor", (ValueSpec("x", kind),), (ValueSpec("y", kind),), "cpu", dtype, 0)
-        return why_not_batched(spec, {"x": (1, 4)}, run)
+        return reason_not_batched(spec, {"x": (1, 4)}, run)
 
     assert because(within) is None
     assert because(beyond) == 'output "y" of two rows differs from that of each by itself'
@@ -165,7 +165,7 @@ def test_unbatched_graph_has_a_reason(loaded: Any, graph: onnx.ModelProto, reaso
 def test_graph_without_inputs_is_not_batched() -> None:
     outputs = (ValueSpec("y", TensorType("float32", (-1,))),)
     spec = ModelSpec("onnx", "tensor", (), outputs, "cpu", "float32", memory_bytes=0)
-    assert why_not_batched(spec, {}, lambda inputs: inputs) == "it takes no input"
+    assert reason_not_batched(spec, {}, lambda inputs: inputs) == "it takes no input"
 
 
 def test_graph_failing_on_one_row_is_not_batched(loaded: Any) -> None:

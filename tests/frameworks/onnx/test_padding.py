@@ -14,8 +14,8 @@ from structlog.testing import capture_logs
 
 from frameworks.batches.rows import merge, signature_of, split_outputs
 from frameworks.errors import InvalidInput, InvalidModel
-from frameworks.onnx.padding import tried
-from frameworks.onnx.session import OnnxModel
+from frameworks.onnx.model import OnnxModel
+from frameworks.onnx.padding import try_padding
 from frameworks.onnx.text_model import OnnxTextModel
 from frameworks.types import NUMPY_DTYPES, Array, ModelSpec, SequenceSpec, TensorBatch, TensorType, Value, ValueSpec
 from tests.frameworks.models.loading import load_onnx
@@ -221,7 +221,7 @@ def test_input_shape_sets_length_of_trials(tmp_path: Path) -> None:
         kind = TensorType("float32", (-1, -1))
         spec = ModelSpec("onnx", "tensor", (ValueSpec("x", kind),), (ValueSpec("y", kind),), "cpu", "float32", 0)
         object.__setattr__(spec, "sequence", SequenceSpec(1, {"x": 0}))
-        found = tried(spec, {"x": (1, length)}, run)
+        found = try_padding(spec, {"x": (1, length)}, run)
         assert found is not None
         assert (found.unpadded_because, found.output_axes, seen) == (None, {"y": (1,)}, expected)
 

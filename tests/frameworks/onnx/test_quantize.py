@@ -10,8 +10,8 @@ import pytest
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
 from frameworks.errors import InvalidModel
-from frameworks.onnx.quantization.cpu import needs_reduced_range
-from frameworks.onnx.session import OnnxModel
+from frameworks.onnx.model import OnnxModel
+from frameworks.onnx.quantization.copy import needs_reduced_range
 from frameworks.quantization.comparison import row_cosines
 from frameworks.types import Array, TensorBatch
 from tests.frameworks.models.loading import load_onnx, rows_of
@@ -184,7 +184,7 @@ class TestSensitive:
     def test_quantized_sensitive_matmul_refuses_load(
         self, graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("frameworks.onnx.quantization.mixed._FAR_FROM_OTHERS", np.inf)
+        monkeypatch.setattr("frameworks.onnx.quantization.mixed._OUTLIER_FACTOR", np.inf)
         cache = tmp_path / "cache"
         with pytest.raises(InvalidModel, match=r'at worst.*expected min_cosine 0\.97; quantized = "mixed"'):
             load_onnx(graph, quantized=True, cache_dir=cache)

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from frameworks.onnx.quantization.mixed import fewest, outliers
-from frameworks.onnx.quantization.sensitivity import Sensitivity, round_input, round_weight
+from frameworks.onnx.quantization.mixed import Sensitivity, find_fewest, outliers, round_input, round_weight
 from tests.support.models import onnx_graphs
 from tests.support.models.onnx_perceptrons import dynamically_rounded
 
@@ -18,7 +17,7 @@ def test_minimum_stays_fp32_for_additive_errors(aim: float) -> None:
     def worst_cosine(count: int) -> float:
         return 1 - sum(ERRORS[count:]) / 1000
 
-    count = fewest(worst_cosine, ERRORS, aim)
+    count = find_fewest(worst_cosine, ERRORS, aim)
     assert worst_cosine(count) >= aim
     assert count == 0 or worst_cosine(count - 1) < aim
 
@@ -31,7 +30,7 @@ def test_minimum_is_found_for_other_errors(enough: int) -> None:
         asked.append(count)
         return 0.999 if count >= enough else 0.98
 
-    count = fewest(worst_cosine, [1.0] * 6, 0.99)
+    count = find_fewest(worst_cosine, [1.0] * 6, 0.99)
     assert enough <= count <= enough + 1
     assert len(asked) == len(set(asked))
 
@@ -43,7 +42,7 @@ def test_all_stay_fp32_after_few_trials() -> None:
         asked.append(count)
         return 0.5
 
-    assert fewest(hopeless, ERRORS * 20, 0.99) == 120
+    assert find_fewest(hopeless, ERRORS * 20, 0.99) == 120
     assert len(asked) <= 5
 
 

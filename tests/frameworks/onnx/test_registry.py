@@ -11,9 +11,9 @@ import pytest
 
 from frameworks.devices import DeviceManager
 from frameworks.errors import InvalidModel, OutOfMemory
-from frameworks.onnx.graph_outline import read_outline
+from frameworks.onnx.graph_summary import read_graph_summary
+from frameworks.onnx.model import OnnxModel
 from frameworks.onnx.registry import OnnxRegistry, graph_file, weight_bytes_of
-from frameworks.onnx.session import OnnxModel
 from frameworks.quantization.copies import QuantizedCopies
 from frameworks.settings import OnnxModelEntry, PerformanceSettings
 from frameworks.types import TensorBatch
@@ -145,7 +145,7 @@ class TestSize:
         data.parent.mkdir(exist_ok=True)
         data.write_bytes(onnx_graphs.external_bytes(5000))
         file = onnx_graphs.save(onnx_graphs.external_data(location, 5000), tmp_path)
-        assert weight_bytes_of(file, read_outline(file)) == file.stat().st_size + 20_000
+        assert weight_bytes_of(file, read_graph_summary(file)) == file.stat().st_size + 20_000
         with pytest.raises(InvalidModel, match="max_model_size"):
             load_onnx(file, max_model_bytes=20_000)
 
@@ -153,7 +153,7 @@ class TestSize:
         file = onnx_graphs.save(onnx_graphs.identity(), tmp_path)
         onnx_graphs.save(onnx_graphs.add(), tmp_path / "other.onnx")
         (tmp_path / "model.onnx.bak").write_bytes(b"x" * 10_000)
-        assert weight_bytes_of(file, read_outline(file)) == file.stat().st_size
+        assert weight_bytes_of(file, read_graph_summary(file)) == file.stat().st_size
 
     def test_large_model_is_refused_before_load(self, tmp_path: Path) -> None:
         file = tmp_path / "model.onnx"

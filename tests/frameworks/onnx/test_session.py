@@ -13,7 +13,8 @@ from hypothesis.extra import numpy as np_st
 from structlog.testing import capture_logs
 
 from frameworks.errors import InvalidInput, InvalidModel, ModelFailed
-from frameworks.onnx.session import OnnxModel, bfloat16_bits
+from frameworks.onnx.model import OnnxModel
+from frameworks.onnx.session import bfloat16_bits
 from frameworks.types import (
     NUMPY_DTYPES,
     Array,

@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from frameworks.errors import InvalidInput, InvalidModel, OutOfMemory
-from frameworks.onnx.session import OnnxModel
+from frameworks.onnx.model import OnnxModel
 from frameworks.onnx.text_model import OnnxTextModel
 from frameworks.types import Array, TensorBatch, TokenBatch
 from tests.frameworks.models.loading import load_onnx, rows_of

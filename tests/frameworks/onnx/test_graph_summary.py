@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from frameworks.onnx.graph_outline import read_outline
+from frameworks.onnx.graph_summary import read_graph_summary
 from tests.support.models import onnx_encoders, onnx_graphs
 
 
@@ -53,7 +53,7 @@ def in_a_sparse_tensor(weight: TensorProto) -> onnx.ModelProto:
 def test_external_tensor_is_found_anywhere(tmp_path: Path, place: Callable[[TensorProto], onnx.ModelProto]) -> None:
     (tmp_path / "wéights").write_bytes(b"1234")
     file = onnx_graphs.save(place(tensor("wéights")), tmp_path)
-    assert read_outline(file).external_files == {tmp_path / "wéights"}
+    assert read_graph_summary(file).external_files == {tmp_path / "wéights"}
 
 
 def test_tensors_of_two_files_are_found(tmp_path: Path) -> None:
@@ -61,11 +61,11 @@ def test_tensors_of_two_files_are_found(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     weights = [tensor(name) for name in ("a", "b", "a", "absent")]
     file = onnx_graphs.save(helper.make_model(helper.make_graph([], "g", [], [], weights)), tmp_path)
-    assert read_outline(file).external_files == {tmp_path / "a", tmp_path / "b"}
+    assert read_graph_summary(file).external_files == {tmp_path / "a", tmp_path / "b"}
 
 
 def test_graph_with_own_weights_has_no_files(tmp_path: Path) -> None:
-    assert read_outline(onnx_graphs.save(onnx_encoders.encoder(), tmp_path)).external_files == set()
+    assert read_graph_summary(onnx_graphs.save(onnx_encoders.encoder(), tmp_path)).external_files == set()
 
 
 def test_key_after_value_is_read(tmp_path: Path) -> None:
@@ -74,19 +74,19 @@ def test_key_after_value_is_read(tmp_path: Path) -> None:
     location, *others = list(weight.external_data)
     del weight.external_data[:]
     weight.external_data.extend([*others, location])
-    assert read_outline(onnx_graphs.save(in_an_initializer(weight), tmp_path)).external_files == {tmp_path / "w"}
+    assert read_graph_summary(onnx_graphs.save(in_an_initializer(weight), tmp_path)).external_files == {tmp_path / "w"}
 
 
 @pytest.mark.parametrize("location", ["n" * 5000, "a/b/c", "nul\0", ""])
 def test_impossible_location_is_absent(tmp_path: Path, location: str) -> None:
-    assert read_outline(onnx_graphs.save(in_an_initializer(tensor(location)), tmp_path)).external_files == set()
+    assert read_graph_summary(onnx_graphs.save(in_an_initializer(tensor(location)), tmp_path)).external_files == set()
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 50, b"\x3a\xff\xff\xff\xff\x0f", b"\xff" * 40, b"\x3b", b"\x3a"])
 def test_other_content_has_no_files(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "file"
     file.write_bytes(content)
-    assert read_outline(file).external_files == set()
+    assert read_graph_summary(file).external_files == set()
 
 
 def test_file_beyond_graph_limit_is_not_read(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_file_beyond_graph_limit_is_not_read(tmp_path: Path) -> None:
         sparse.write(b"\x08\x01" * 10)
         sparse.truncate(2**33)
     started_s = time.monotonic()
-    assert read_outline(file).external_files == set()
+    assert read_graph_summary(file).external_files == set()
     assert time.monotonic() - started_s < 5
 
 
@@ -103,7 +103,7 @@ def test_file_beyond_graph_limit_is_not_read(tmp_path: Path) -> None:
 def test_arbitrary_bytes_never_raise_other_errors(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     file = tmp_path_factory.getbasetemp() / "fuzzed.onnx"
     file.write_bytes(content)
-    read_outline(file)
+    read_graph_summary(file)
 
 
 WHOLE = in_a_branch(tensor("deeper/weights")).SerializeToString()
@@ -115,4 +115,4 @@ def test_arbitrary_byte_changes_never_raise_other_errors(
 ) -> None:
     file = tmp_path_factory.getbasetemp() / "fuzzed.onnx"
     file.write_bytes(WHOLE[:position] + bytes([byte]) + WHOLE[position + 1 :])
-    read_outline(file)
+    read_graph_summary(file)

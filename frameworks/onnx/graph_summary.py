@@ -1,4 +1,4 @@
-"""What a graph's file says of itself without being loaded: where its weights lie, and which operators it has.
+"""Read from a graph's file, without loading it, where its weights are and which operators it has.
 
 Sources: protobuf's wire format; the field numbers of onnx.proto, which never change.
 """
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
-# Message → its fields that may lead to a node or a TensorProto, and what they hold.
-_ON_THE_WAY: dict[str, dict[int, str]] = {
+# Message → its fields that may contain a node or a TensorProto, and their messages.
+_CHILD_MESSAGES: dict[str, dict[int, str]] = {
     "Model": {7: "Graph", 25: "Function"},
     "Graph": {1: "Node", 5: "Tensor", 15: "SparseTensor"},
     "Function": {7: "Node"},
@@ -21,8 +21,8 @@ _ON_THE_WAY: dict[str, dict[int, str]] = {
 }
 _KEY, _VALUE = 1, 2
 _OPERATOR, _DOMAIN = 4, 7
-# Protobuf refuses larger messages, so a larger file is no graph.
-_LARGEST_GRAPH_BYTES = 2**31 - 1
+# Protobuf refuses larger messages, so a larger file cannot be a graph.
+_MAX_GRAPH_BYTES = 2**31 - 1
 
 _STANDARD_DOMAINS = ("", "ai.onnx", "ai.onnx.ml")
 _WORK_DEPENDS_ON_VALUES = frozenset(
@@ -33,32 +33,33 @@ _WORK_DEPENDS_ON_VALUES = frozenset(
         *("RegexFullMatch", "StringNormalizer", "TfIdfVectorizer", "Multinomial", "CastMap"),
     }
 )
-"""ONNX operators whose inputs' values, not only their shapes, say how much there is to compute."""
+"""ONNX operators whose amount of work depends on their inputs' values, not only on shapes."""
 
 
 @dataclass(frozen=True, slots=True)
-class GraphOutline:
-    """`external_files`: that the graph's tensors point to and that are there.
+class GraphSummary:
+    """Contents of a graph's file.
 
-    `operators`: as `Gemm`; those of a domain that is not ONNX' own as `com.microsoft.Gelu`. Both are empty where the
-    graph is none or lies. `locations`: the external files as the graph names them.
+    `external_files`: existing files of external data. `operators`: like `Gemm`; of other domains like
+    `com.microsoft.Gelu`. `external_locations`: the external files as the graph names them. All are empty for an invalid
+    graph.
     """
 
     external_files: frozenset[Path] = frozenset()
     operators: frozenset[str] = frozenset()
-    locations: frozenset[str] = frozenset()
+    external_locations: frozenset[str] = frozenset()
 
     @property
     def runs_by_shape(self) -> bool:
-        """Whether the shapes of its inputs settle how long a run takes. An operator that we do not know may do all."""
+        """Whether the shapes of its inputs decide how long a run takes. Unknown operators may do anything."""
         known = not any("." in operator for operator in self.operators)
         return bool(self.operators) and known and self.operators.isdisjoint(_WORK_DEPENDS_ON_VALUES)
 
 
-def read_outline(file: Path) -> GraphOutline:
-    """Reads a graph's outline; nothing of its weights is read."""
-    if not 0 < file.stat().st_size <= _LARGEST_GRAPH_BYTES:
-        return GraphOutline()
+def read_graph_summary(file: Path) -> GraphSummary:
+    """Read a graph's summary, without reading its weights."""
+    if not 0 < file.stat().st_size <= _MAX_GRAPH_BYTES:
+        return GraphSummary()
     with file.open("rb") as opened, mmap(opened.fileno(), 0, access=ACCESS_READ) as content:
         files: dict[str, Path] = {}
         operators: set[str] = set()
@@ -73,13 +74,13 @@ def read_outline(file: Path) -> GraphOutline:
                     if (file.parent / location).is_file():
                         files[location] = file.parent / location
         except (ValueError, IndexError, OSError):
-            return GraphOutline()
-        return GraphOutline(frozenset(files.values()), frozenset(operators), frozenset(files))
+            return GraphSummary()
+        return GraphSummary(frozenset(files.values()), frozenset(operators), frozenset(files))
 
 
 def _messages(content: mmap) -> Iterator[tuple[str, dict[int, bytes]]]:
-    """Every Node and Entry, with those of its fields that are read. Raises ValueError or IndexError where the bytes are
-    no protobuf.
+    """Yield every Node and Entry with those of its fields that are needed. Raises ValueError or IndexError for bytes
+    that are not protobuf.
     """
     wanted = {"Node": (_OPERATOR, _DOMAIN), "Entry": (_KEY, _VALUE)}
     pending = [("Model", 0, len(content))]
@@ -89,14 +90,14 @@ def _messages(content: mmap) -> Iterator[tuple[str, dict[int, bytes]]]:
         for field, start, stop in _counted_fields(content, position, end):
             if field in wanted.get(message, ()):
                 fields[field] = content[start:stop]
-            elif inner := _ON_THE_WAY[message].get(field):
+            elif inner := _CHILD_MESSAGES[message].get(field):
                 pending.append((inner, start, stop))
         if message in wanted:
             yield message, fields
 
 
 def _counted_fields(content: mmap, position: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """(number, start, stop) of the fields of a message that hold bytes; the others are stepped over."""
+    """Yield (number, start, stop) of the fields of a message that hold bytes; skip the others."""
     while position < end:
         tag, position = _varint(content, position)
         match tag & 7:
@@ -119,7 +120,7 @@ def _counted_fields(content: mmap, position: int, end: int) -> Iterator[tuple[in
 
 
 def _varint(content: mmap, position: int) -> tuple[int, int]:
-    """A number in groups of seven bits, lowest first, and the position behind it."""
+    """Return a number in groups of seven bits, lowest first, and the position after it."""
     number = shift = 0
     while True:
         byte = content[position]
