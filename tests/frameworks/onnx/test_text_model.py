@@ -170,7 +170,7 @@ def check_tensors(folder: Path, graph: onnx.ModelProto, **config: Any) -> None:
     assert (type(model), model.spec.task) == (OnnxModel, "tensor")
     [warning] = logs
     assert warning["log_level"] == "warning"
-    assert "no text encoder" in warning["event"]
+    assert "not a text encoder" in warning["event"]
 
 
 class TestInputs:
