@@ -22,6 +22,7 @@ RoundhouseError
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import ClassVar
 
 
 class RoundhouseError(Exception):
@@ -104,9 +105,19 @@ class ModelUnloaded(ModelUnavailable):
 class ModelFailed(ModelUnavailable):
     """The load of the model or its device thread failed."""
 
+    THREAD_ENDED: ClassVar = "its device thread ended"
+
+    @classmethod
+    def thread_ended(cls, model: str) -> "ModelFailed":
+        """Return the error for a model whose device thread has ended."""
+        return cls(f'model "{model}": {cls.THREAD_ENDED}; load the model again')
+
 
 class Draining(ModelUnavailable):
     """The server is shutting down and accepts no new requests."""
+
+    REFUSED: ClassVar = "the server is shutting down; send the request to another server"
+    UNANSWERED: ClassVar = "the server shut down before the request was answered; send it to another server"
 
 
 class Overloaded(ModelUnavailable):

@@ -10,6 +10,7 @@ import structlog
 
 from frameworks.devices import DeviceManager
 from frameworks.errors import (
+    Draining,
     EvictionNeeded,
     InvalidInput,
     ModelExists,
@@ -268,10 +269,9 @@ class MLFrameworkManager:
             log.warning(
                 "drain timed out", inflight={s.name: s.requests.inflight for s in self.slots if s.requests.inflight}
             )
-        message = "the server shut down before the request was answered"
-        await self.residency.abort(message)
+        await self.residency.abort(Draining.UNANSWERED)
         for version in versions:
-            version.abort(message)
+            version.abort(Draining.UNANSWERED)
         self._loader.close()
 
     async def _scan_folder(self, slot: ModelSlot) -> list[str]:

@@ -69,7 +69,7 @@ class ModelResidency:
             async with version.lock:
                 pass
             if self._is_closing:
-                raise Draining("the server is shutting down and loads no more models")
+                raise Draining(Draining.REFUSED)
             return
         if version.is_ready:
             return
@@ -107,7 +107,7 @@ class ModelResidency:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             if task.cancelled():
-                raise Draining("the server shut down before the command was completed") from None
+                raise Draining(Draining.UNANSWERED) from None
             raise
 
     async def retire(self, version: ModelVersion) -> None:
@@ -151,13 +151,13 @@ class ModelResidency:
         task = version.load_task
         if task is None:
             if self._is_closing:
-                raise Draining("the server is shutting down and loads no more models")
+                raise Draining(Draining.REFUSED)
             task = version.load_task = self._start(self._load_unless_ready(version, options))
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
             if task.cancelled():
-                raise Draining("the server shut down before the model was loaded") from None
+                raise Draining(Draining.UNANSWERED) from None
             raise
 
     def _start(self, work: Coroutine[Any, Any, Outcome]) -> asyncio.Task[Outcome]:

@@ -25,7 +25,7 @@ class StepDispatcher:
         for request in requests:
             workers = [worker for worker in self._workers if not worker.is_dead]
             if not workers:
-                raise ModelFailed(f'model "{self._name}": its device thread ended; load the model again')
+                raise ModelFailed.thread_ended(self._name)
             min(workers, key=lambda worker: worker.num_sequences).open(request, feed)
         return feed
 

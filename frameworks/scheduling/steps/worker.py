@@ -114,7 +114,7 @@ class StepWorker:
     def open(self, request: SequenceRequest, feed: TokenFeed) -> None:
         """Start a sequence whose tokens go to the feed. Raises ModelFailed where the thread is dead."""
         if self.is_dead or self._is_closing:
-            raise self._death()
+            raise ModelFailed.thread_ended(self._name)
         self._feeds[request.sequence_id] = feed
         feed.attach(request.sequence_id, self._abort_sequence)
         self._send(request)
@@ -172,7 +172,7 @@ class StepWorker:
         """Fail every feed; the thread has ended."""
         self.is_dead = True
         self.stats = StepStats()
-        self._fail(list(self._feeds), self._death(), self._num_sent)
+        self._fail(list(self._feeds), ModelFailed.thread_ended(self._name), self._num_sent)
         if not self._ended.done():
             self._ended.set_result(None)
 
@@ -183,9 +183,6 @@ class StepWorker:
     def _send(self, message: Message) -> None:
         self._num_sent += 1
         self._thread.send(message)
-
-    def _death(self) -> ModelFailed:
-        return ModelFailed(f'model "{self._name}": its device thread ended; load the model again')
 
 
 class _StepThread:
