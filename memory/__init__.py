@@ -1,1 +1,1 @@
-"""The bytes: sizes, buffers, budgets and caches. Imports nothing of ours."""
+"""Bytes: sizes, pooled buffers, budgets and the result cache. Imports no other package of this project."""

@@ -1,4 +1,4 @@
-"""The C library's allocator: what it has handed out, and whether freed memory is kept or given back to the system."""
+"""Control the C library's allocator: keep freed memory, return it to the system, count the bytes in use."""
 
 import ctypes
 import platform
@@ -9,17 +9,17 @@ _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
 _TRIM_THRESHOLD_BYTES = 64 * 1024 * 1024
-_MMAP_THRESHOLD_BYTES = 32 * 1024 * 1024  # glibc takes no more
+_MMAP_THRESHOLD_BYTES = 32 * 1024 * 1024  # glibc's maximum
 
 
 def keep_freed_memory() -> bool:
-    """Lets the allocator keep up to 64 MiB of freed memory, whatever the pieces' size; False where it is not glibc.
+    """Make the allocator keep up to 64 MiB of freed memory, in pieces of any size. Returns False without glibc.
 
-    Left to itself glibc gives a body's buffers back to the kernel when they are freed and faults them in again, page by
-    page, for the next body: measured with a body of 2.9 MB, 2,700 page faults and half of the server's CPU a request.
+    By default glibc returns a body's buffers to the kernel when they are freed, and the next body faults them in again
+    page by page. Measured with a body of 2.9 MB: 2,700 page faults and half of the server's CPU per request.
 
-    All threads share one arena, if this comes before the first of them: what lies free at the end of another one's
-    would not be given back, whoever asks, and every model runs on a thread of its own.
+    Call it before the first thread starts: all threads then share one arena. Free memory at the end of another arena
+    is never returned to the kernel, and every model runs on a thread of its own.
     """
     glibc = _glibc()
     return glibc is not None and bool(
@@ -30,10 +30,10 @@ def keep_freed_memory() -> bool:
 
 
 def give_back_freed_memory() -> bool:
-    """Gives every free page of the allocator's back to the kernel; False where it is not glibc.
+    """Return all free pages of the allocator to the kernel. Returns False without glibc.
 
-    It holds the allocator's lock while it works (60 ms for 900 MB, 0.2 ms for nothing), and Python's not at all: for a
-    thread, not for the loop. Of arenas other than the first glibc keeps the end.
+    Holds the allocator's lock (60 ms for 900 MB, 0.2 ms for nothing) but not the GIL: call it in a thread, not on the
+    event loop. glibc keeps the free end of every arena but the first.
     """
     glibc = _glibc()
     if glibc is None:
@@ -43,10 +43,7 @@ def give_back_freed_memory() -> bool:
 
 
 def in_use_bytes() -> int | None:
-    """Bytes that the allocator has handed out, in all arenas and mappings of its own, and not got back.
-
-    None where there is no glibc of 2.33 or newer.
-    """
+    """Return the bytes allocated and not freed, in all arenas and mappings. None without glibc 2.33 or newer."""
     glibc = _glibc()
     try:
         measure = glibc.mallinfo2 if glibc else None
@@ -60,7 +57,7 @@ def in_use_bytes() -> int | None:
 
 
 class _Mallinfo2(ctypes.Structure):
-    """As in glibc's malloc.h."""
+    """The struct mallinfo2 of glibc's malloc.h."""
 
     _fields_ = [
         (name, ctypes.c_size_t)
@@ -73,5 +70,5 @@ class _Mallinfo2(ctypes.Structure):
 
 @cache
 def _glibc() -> ctypes.CDLL | None:
-    """A function that is called through it holds no lock of Python's."""
+    """Return the C library if it is glibc. Calls through it release the GIL."""
     return ctypes.CDLL(None) if platform.libc_ver()[0] == "glibc" else None

@@ -1,4 +1,4 @@
-"""How much memory this machine, and this process, has: what placement and the metrics are counted from."""
+"""Measure the memory of this machine and of this process."""
 
 import os
 from pathlib import Path
@@ -9,10 +9,10 @@ _CGROUP_V2 = Path("/sys/fs/cgroup")
 
 
 def host_memory(cgroup: Path = _CGROUP_V2) -> tuple[int, int]:
-    """Total and available memory in bytes, as this process may use it.
+    """Return the total and the available bytes of memory for this process.
 
-    A container's limit (cgroup v2: `memory.max`, `memory.current`, less the page cache that the kernel would give
-    back, `inactive_file`) counts where it is smaller than the machine.
+    The limit of a container (cgroup v2: `memory.max`) applies if it is smaller than the machine. Its use
+    (`memory.current`) is counted without the page cache that the kernel can reclaim (`inactive_file`).
     """
     machine = psutil.virtual_memory()
     total, available = int(machine.total), int(machine.available)
@@ -21,21 +21,21 @@ def host_memory(cgroup: Path = _CGROUP_V2) -> tuple[int, int]:
         used = int((cgroup / "memory.current").read_text())
         statistics = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
     except (OSError, ValueError):
-        # No cgroup v2, or `max`: the machine is the only limit.
+        # No cgroup v2, or the limit `max`.
         return total, available
     reclaimable = int(statistics.get("inactive_file", 0))
     return min(total, limit), max(0, min(available, limit - used + reclaimable))
 
 
 def resident_bytes() -> int:
-    """The resident set of this process, in bytes."""
+    """Return the resident set size of this process in bytes."""
     return int(psutil.Process().memory_info().rss)
 
 
 def mapped_bytes(path: Path) -> int:
-    """Bytes of the files at or below `path` that this process has mapped into its memory; 0 where /proc is not there.
+    """Return the bytes of the files at or below `path` that this process has mapped into memory; 0 without /proc.
 
-    Whether their pages have been touched so far is not asked: they may all be.
+    Pages that were not read yet are counted too.
     """
     files = [path] if path.is_file() else path.rglob("*")
     # The kernel names a file by its real path.

@@ -1,4 +1,4 @@
-"""A lease of a buffer: ends by order, or with the last array that shows the buffer."""
+"""Lease a buffer: the lease ends by its release, or with the last array on the buffer."""
 
 from collections.abc import Callable
 from types import TracebackType
@@ -10,14 +10,14 @@ from memory.buffers import Array, Buffer
 
 
 class LeaseEnded(Exception):
-    """A lease was released twice, or asked for its array after its end: somebody else may have the buffer by now."""
+    """A lease was used after its release. Another lease may use the buffer now."""
 
 
 class Lease:
-    """Exclusive use of a buffer, until `release`, the end of a `with` block, or the death of the lease itself.
+    """Exclusive use of a buffer until `release`, the end of a `with` block, or the deletion of the lease.
 
-    Every array that it gives, and every view of one, keeps the lease alive: who only passes arrays on need not know
-    of leases at all. After `release` no such array may be used; its memory is still there, but perhaps not its content.
+    Each array of the lease, and each view of one, keeps the lease alive, so code that only passes arrays on needs no
+    lease. After `release` no such array may be used: its memory stays valid, its content may change.
     """
 
     __slots__ = ("__array_interface__", "_buffer", "_checks", "_give_back", "_held")
@@ -30,15 +30,13 @@ class Lease:
         give_back: Callable[[Buffer], None],
         checks: bool,
     ) -> None:
-        """`give_back` may be called by any thread, also from within a garbage collection. `checks`: a second release
-        is an error.
-        """
-        # Popped to end the lease: of two threads that release at the same time one gets it.
+        """`give_back`: called in any thread, also during a garbage collection. `checks`: a second release raises."""
+        # Popped at the release: of two threads that release at once, one gets the buffer.
         self._held = [buffer]
         self._buffer = buffer
         self._give_back = give_back
         self._checks = checks
-        # How numpy takes an object for an array's memory and keeps a reference to it, whatever view is made of it.
+        # numpy builds arrays on the object with this attribute, and every view keeps a reference to that object.
         self.__array_interface__ = {
             "shape": shape,
             "typestr": dtype.str,
@@ -48,15 +46,15 @@ class Lease:
 
     @property
     def array(self) -> Array:
-        """The buffer as an array of the shape and dtype that were asked for. Raises LeaseEnded."""
+        """Return the buffer as an array of the leased shape and dtype. Raises LeaseEnded."""
         if not self._held:
-            raise LeaseEnded("the lease has ended; its buffer may be somebody else's")
+            raise LeaseEnded("expected a lease in use, got one after its release")
         return np.asarray(self)
 
     def release(self) -> None:
-        """Ends the lease. Raises LeaseEnded the second time, if there are checks; else that does nothing."""
+        """End the lease. With checks a second call raises LeaseEnded; without, it does nothing."""
         if not self._end() and self._checks:
-            raise LeaseEnded("the lease was released before")
+            raise LeaseEnded("expected one release of the lease, got two")
 
     def __enter__(self) -> Self:
         return self

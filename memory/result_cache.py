@@ -1,4 +1,4 @@
-"""Answers that are kept for the same question: bounded in bytes, the least recently used go first, none grows stale."""
+"""Cache results by key: bounded in bytes, least recently used evicted first, expired after a time to live."""
 
 import time
 from collections import OrderedDict
@@ -8,22 +8,22 @@ from typing import Generic, TypeVar
 
 Value = TypeVar("Value")
 
-# What an entry costs beside its key and value: the dictionary's slot, the objects' heads, the links.
+# Overhead of an entry: the slot in the dictionary, object headers, links.
 ENTRY_BYTES = 512
 
 
 class ResultCache(Generic[Value]):
-    """Key → value. A key is found only if all of it is equal, never by its hash alone. Owned by one thread.
+    """Key → value. Keys are compared as a whole, never by hash alone. Used by one thread.
 
-    Every entry has an owner, whose entries can be dropped together.
+    Each entry has an owner, and all entries of an owner can be dropped together.
     """
 
     def __init__(self, max_bytes: int, ttl_s: float | None, clock: Callable[[], float] = time.monotonic) -> None:
-        """`ttl_s`: seconds after which an entry is not found any more; None: it does not age."""
+        """`ttl_s`: seconds until an entry expires; None: never."""
         self._max_bytes = max_bytes
         self._ttl_s = ttl_s
         self._clock = clock
-        # Value, owner, bytes, and when it is stale. The least recently used is the first.
+        # Value, owner, bytes and expiry, least recently used first.
         self._entries: OrderedDict[Hashable, tuple[Value, str, int, float]] = OrderedDict()
         self.size_bytes = 0
         self.evictions = 0
@@ -32,7 +32,7 @@ class ResultCache(Generic[Value]):
         return len(self._entries)
 
     def get(self, key: Hashable) -> Value | None:
-        """The value, which is then the last to go; None where there is none, or a stale one."""
+        """Return the value and mark it as most recently used; None without an entry or with an expired one."""
         entry = self._entries.get(key)
         if entry is None:
             return None
@@ -43,7 +43,7 @@ class ResultCache(Generic[Value]):
         return entry[0]
 
     def put(self, key: Hashable, value: Value, owner: str, size_bytes: int) -> None:
-        """Keeps a value. `size_bytes`: of key and value; what is larger than the whole cache is not kept."""
+        """Store a value, unless it is larger than the whole cache. `size_bytes`: of key and value."""
         size_bytes += ENTRY_BYTES
         if key in self._entries:
             self._remove(key)
@@ -56,7 +56,7 @@ class ResultCache(Generic[Value]):
         self.size_bytes += size_bytes
 
     def drop(self, owner: str) -> None:
-        """Forgets everything of an owner."""
+        """Remove all entries of an owner."""
         for key in [key for key, entry in self._entries.items() if entry[1] == owner]:
             self._remove(key)
 

@@ -1,4 +1,4 @@
-"""Sizes in bytes, as people write them ("2GiB", "512 MB", 1048576) and as people read them."""
+"""Parse sizes ("2GiB", "512 MB", 1048576) into bytes, and format bytes."""
 
 import re
 from fractions import Fraction
@@ -11,18 +11,17 @@ _BYTES_PER_UNIT = {unit.lower(): 1024**power for power, unit in enumerate(_BINAR
     unit: 1000**power for power, unit in enumerate(("b", "kb", "mb", "gb", "tb"))
 }
 _SIZE = re.compile(r"\s*([0-9]{1,19})(\.[0-9]{1,9})?\s*([A-Za-z]*)\s*", re.ASCII)
-_LARGEST = 2**63 - 1  # what every library below us can hold
+_MAX_BYTES = 2**63 - 1  # a signed 64-bit integer, for the libraries
 _EXPECTED = (
     'expected a size: an integer of bytes, or a number and a unit (KB, MB, GB, TB, KiB, MiB, GiB, TiB), like "2GiB"'
 )
 
 
 def parse_size(size: object) -> int:
-    """Turns a size as it stands in a config file into bytes.
+    """Parse a size of a config file into bytes.
 
-    Takes a whole number of bytes, or text: digits, or a number and a unit in any case. KiB, MiB, GiB, TiB count in
-    1024s, KB, MB, GB, TB in 1000s; a fraction of a byte that is left over is dropped. Raises ValueError, with the
-    remedy, for anything else.
+    `size`: an integer of bytes, or a string: digits, or a number and a unit in any case. KiB, MiB, GiB and TiB are
+    powers of 1024; KB, MB, GB and TB powers of 1000. A fraction of a byte is dropped. Raises ValueError.
     """
     if isinstance(size, int) and not isinstance(size, bool):
         return _checked(size)
@@ -36,7 +35,7 @@ def parse_size(size: object) -> int:
 
 
 def format_size(size: int) -> str:
-    """Writes bytes for people: "512 B", "1.5 GiB"; one decimal at most, in the largest unit that leaves 1 or more."""
+    """Format bytes as "512 B" or "1.5 GiB": at most one decimal, in the largest unit with a value of 1 or more."""
     sign, rest = ("-", -size) if size < 0 else ("", size)
     power = 0
     while power < len(_BINARY_UNITS) - 1 and round(rest / 1024**power, 1) >= 1024:
@@ -46,10 +45,10 @@ def format_size(size: int) -> str:
 
 
 def _checked(size: int) -> int:
-    if not 0 <= size <= _LARGEST:
+    if not 0 <= size <= _MAX_BYTES:
         raise ValueError(f"{_EXPECTED}, from 0 to 8 EiB")
     return size
 
 
 Bytes = Annotated[int, BeforeValidator(parse_size)]
-"""A setting's type: a size in bytes that may be written as parse_size takes it."""
+"""Type of a setting in bytes, parsed by parse_size."""

@@ -1,4 +1,4 @@
-"""Buffers for tensors, leased and used again: memory that is warm instead of the kernel's pages one by one."""
+"""Pool buffers for tensors: reused memory avoids the page faults of new memory."""
 
 import math
 import threading
@@ -18,12 +18,12 @@ HOST = "cpu"
 
 
 class TensorTooLarge(Exception):
-    """A tensor of more than max_tensor_size; the message has both sizes."""
+    """A tensor is larger than max_tensor_size; the message has both sizes."""
 
 
 class PoolStats(NamedTuple):
-    """Of one device. `hits` and `misses`: leases that found an idle buffer, and that did not. `leases`: in force now,
-    those included that are beyond the ceiling, whose bytes count nowhere. `freed_bytes`: dropped in `gc_runs` runs.
+    """Counters of one device. `hits` and `misses`: leases with and without an idle buffer. `leases`: in use now, also
+    those beyond the maximum, whose bytes are not counted. `freed_bytes`: of the buffers freed in `gc_runs` collections.
     """
 
     leased_bytes: int
@@ -36,136 +36,137 @@ class PoolStats(NamedTuple):
 
 
 class TensorPool:
-    """Leases of buffers by size class, for each device. Any thread leases and releases.
+    """Leases buffers by size class, for each device. Thread-safe.
 
-    The lock is held for some dictionary work only: buffers are made and freed outside of it. A release never waits:
-    it may happen within a garbage collection, which may happen while this very thread holds the lock.
+    The lock is held for dictionary work only; buffers are allocated and freed outside of it. A release never blocks:
+    it may run in a garbage collection of a thread that holds the lock.
     """
 
     def __init__(self, settings: MemorySettings, checks: bool = __debug__) -> None:
-        """`checks`: whether a double release is an error. Only the host is known as a device yet."""
+        """Create the pool with the host as its only device. `checks`: whether a second release raises."""
         self.max_tensor_bytes = settings.max_tensor_size
         self._classes = size_classes(settings.pool_size, settings.max_tensor_size)
         self._max_allocated = settings.max_allocated
-        self._gc_from_bytes = settings.gc_threshold * settings.max_allocated
+        self._gc_threshold_bytes = settings.gc_threshold * settings.max_allocated
         self._checks = checks
         self._lock = threading.Lock()
-        self._shelves: dict[str, _Shelf] = {}
-        # Leases that ended and whose buffers are not on their shelf yet.
+        self._devices: dict[str, _DeviceBuffers] = {}
+        # Buffers of ended leases that are not idle yet: see _collect_returned.
         self._returned: deque[Buffer] = deque()
         self.add_device(HOST, HostBuffers())
 
     def add_device(self, device: str, source: BufferSource) -> None:
-        """From now on there are leases for this device, too; a device that is known stays as it is."""
+        """Add a device. A known device is not changed."""
         with self._lock:
-            self._shelves.setdefault(device, _Shelf(source, len(self._classes)))
+            self._devices.setdefault(device, _DeviceBuffers(source, len(self._classes)))
 
     def lease(self, shape: tuple[int, ...], dtype: np.dtype[Any], device: str = HOST) -> Lease:
-        """A buffer for a tensor, whatever its last user left in it. Raises TensorTooLarge, MemoryError.
+        """Lease a buffer for a tensor, with any content. Raises TensorTooLarge, MemoryError.
 
-        Past the ceiling it is a plain allocation, freed at its release.
+        Beyond `max_allocated` the buffer is not pooled: it is freed at its release.
         """
         size_bytes = math.prod(shape) * dtype.itemsize
         if dtype.hasobject:
-            raise ValueError(f"a tensor of {dtype} has no bytes of its own to lease")
+            raise ValueError(f"dtype: expected numbers, got {dtype}")
         if size_bytes > self.max_tensor_bytes:
             raise TensorTooLarge(
-                f"a tensor of {format_size(size_bytes)}; memory.max_tensor_size is {format_size(self.max_tensor_bytes)}"
+                f"expected at most {format_size(self.max_tensor_bytes)} (memory.max_tensor_size), got a tensor of "
+                f"{format_size(size_bytes)}"
             )
         size_class = bisect_left(self._classes, size_bytes)
-        buffer, kept = self._take(device, size_class)
+        buffer, is_pooled = self._take(device, size_class)
         if buffer is None:
-            buffer = self._make(device, size_class, size_bytes, kept)
+            buffer = self._make(device, size_class, size_bytes, is_pooled)
         return Lease(buffer, shape, dtype, self._give_back, self._checks)
 
     def check_integrity(self) -> None:
-        """For when nothing runs: raises AssertionError, with what is wrong, where a lease is in force."""
+        """Raise AssertionError if a lease is in use. Call it while no request runs."""
         for device, stats in self.stats().items():
-            leased = f"{stats.leases} leases of {format_size(stats.leased_bytes)} are in force on {device}"
-            assert (stats.leases, stats.leased_bytes) == (0, 0), f"{leased}, and nothing runs"
+            leased = f"{stats.leases} leases of {format_size(stats.leased_bytes)} are in use on {device}"
+            assert (stats.leases, stats.leased_bytes) == (0, 0), f"{leased}, and no request runs"
 
     def stats(self) -> dict[str, PoolStats]:
-        """The counters of every device, as they stand now."""
-        self._settle()
+        """Return the current counters of each device."""
+        self._collect_returned()
         with self._lock:
-            return {device: shelf.stats() for device, shelf in self._shelves.items()}
+            return {device: buffers.stats() for device, buffers in self._devices.items()}
 
     def _take(self, device: str, size_class: int) -> tuple[Buffer | None, bool]:
-        """An idle buffer, or None and whether there was room for a new one; it is accounted for already."""
+        """Return an idle buffer, or None and whether a new one is pooled. The lease is counted in both cases."""
         class_bytes = self._classes[size_class]
         with self._lock:
-            dropped = self._shelve()
-            shelf = self._shelves[device]
-            shelf.leases += 1
-            if shelf.idle[size_class]:
-                shelf.hits += 1
-                return shelf.pop_idle(size_class, class_bytes, latest=True), True
-            shelf.misses += 1
-            dropped += self._collect(shelf, class_bytes)
-            kept = shelf.held_bytes + class_bytes <= self._max_allocated
-            shelf.leased_bytes += class_bytes if kept else 0
-        del dropped  # not before the lock is free
-        self._settle()
-        return None, kept
+            dropped = self._make_idle()
+            buffers = self._devices[device]
+            buffers.leases += 1
+            if buffers.idle[size_class]:
+                buffers.hits += 1
+                return buffers.pop_idle(size_class, class_bytes, latest=True), True
+            buffers.misses += 1
+            dropped += self._free_idle(buffers, class_bytes)
+            is_pooled = buffers.held_bytes + class_bytes <= self._max_allocated
+            buffers.leased_bytes += class_bytes if is_pooled else 0
+        del dropped  # freed after the lock is released
+        self._collect_returned()
+        return None, is_pooled
 
-    def _make(self, device: str, size_class: int, size_bytes: int, kept: bool) -> Buffer:
-        shelf, class_bytes = self._shelves[device], self._classes[size_class]
+    def _make(self, device: str, size_class: int, size_bytes: int, is_pooled: bool) -> Buffer:
+        buffers, class_bytes = self._devices[device], self._classes[size_class]
         try:
-            content = shelf.source.make(class_bytes if kept else max(1, size_bytes))
+            content = buffers.source.make(class_bytes if is_pooled else max(1, size_bytes))
         except BaseException:
             with self._lock:
-                shelf.leased_bytes -= class_bytes if kept else 0
-                shelf.leases -= 1
+                buffers.leased_bytes -= class_bytes if is_pooled else 0
+                buffers.leases -= 1
             raise
-        return Buffer(device, size_class if kept else None, content, content.ctypes.data)
+        return Buffer(device, size_class if is_pooled else None, content, content.ctypes.data)
 
     def _give_back(self, buffer: Buffer) -> None:
         self._returned.append(buffer)
-        self._settle()
+        self._collect_returned()
 
-    def _settle(self) -> None:
-        """Puts what was returned on its shelf, or leaves that to whoever holds the lock: they look once more after."""
+    def _collect_returned(self) -> None:
+        """Make returned buffers idle. If another thread holds the lock, that thread does it after its own work."""
         while self._returned and self._lock.acquire(blocking=False):
             try:
-                dropped = self._shelve()
+                dropped = self._make_idle()
             finally:
                 self._lock.release()
             del dropped
 
-    def _shelve(self) -> list[Buffer]:
-        """With the lock: the buffers that went too far, to be let go of without it."""
+    def _make_idle(self) -> list[Buffer]:
+        """Make returned buffers idle and return the buffers to free outside the lock, which the caller holds."""
         dropped: list[Buffer] = []
-        touched: dict[str, _Shelf] = {}
+        changed: dict[str, _DeviceBuffers] = {}
         while self._returned:
             buffer = self._returned.popleft()
-            shelf = touched[buffer.device] = self._shelves[buffer.device]
-            shelf.leases -= 1
+            buffers = changed[buffer.device] = self._devices[buffer.device]
+            buffers.leases -= 1
             if buffer.size_class is None:
                 dropped.append(buffer)
             else:
-                shelf.add_idle(buffer, self._classes[buffer.size_class])
-        for shelf in touched.values():
-            dropped += self._collect(shelf)
+                buffers.add_idle(buffer, self._classes[buffer.size_class])
+        for buffers in changed.values():
+            dropped += self._free_idle(buffers)
         return dropped
 
-    def _collect(self, shelf: "_Shelf", coming_bytes: int = 0) -> list[Buffer]:
-        """With the lock: past the threshold idle buffers go, least recently used first, until half of the ceiling."""
+    def _free_idle(self, buffers: "_DeviceBuffers", new_bytes: int = 0) -> list[Buffer]:
+        """Past the threshold remove idle buffers, oldest first, down to half of the maximum. Needs the lock."""
         dropped: list[Buffer] = []
-        if shelf.held_bytes + coming_bytes <= self._gc_from_bytes or not shelf.idle_bytes:
+        if buffers.held_bytes + new_bytes <= self._gc_threshold_bytes or not buffers.idle_bytes:
             return dropped
-        shelf.gc_runs += 1
-        while shelf.idle_bytes and shelf.held_bytes + coming_bytes > self._max_allocated // 2:
-            oldest = min((c for c, idle in enumerate(shelf.idle) if idle), key=lambda c: shelf.idle[c][0].released)
-            dropped.append(shelf.pop_idle(oldest, self._classes[oldest], latest=False))
+        buffers.gc_runs += 1
+        while buffers.idle_bytes and buffers.held_bytes + new_bytes > self._max_allocated // 2:
+            oldest = min((c for c, idle in enumerate(buffers.idle) if idle), key=lambda c: buffers.idle[c][0].released)
+            dropped.append(buffers.pop_idle(oldest, self._classes[oldest], latest=False))
         return dropped
 
 
-class _Shelf:
-    """One device's buffers. Whoever holds the pool's lock uses it."""
+class _DeviceBuffers:
+    """Buffers of one device. Used only with the pool's lock."""
 
     def __init__(self, source: BufferSource, num_classes: int) -> None:
         self.source = source
-        # Per class, by time of release. Leased is the latest: it is still in the caches.
+        # Per class, by time of release. The latest is leased first: it is still in the CPU's caches.
         self.idle: list[deque[Buffer]] = [deque() for _ in range(num_classes)]
         self.leased_bytes = self.idle_bytes = self.leases = self.hits = self.misses = self.gc_runs = 0
         self.freed_bytes = 0
@@ -176,7 +177,7 @@ class _Shelf:
         return self.leased_bytes + self.idle_bytes
 
     def pop_idle(self, size_class: int, size_bytes: int, latest: bool) -> Buffer:
-        """The latest to be leased, or the oldest to be dropped."""
+        """Remove the latest buffer for a lease, or the oldest to free it."""
         self.idle_bytes -= size_bytes
         if latest:
             self.leased_bytes += size_bytes

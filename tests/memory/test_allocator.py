@@ -1,6 +1,6 @@
-"""Freed memory is kept, until it is to be given back: measured in processes that do nothing else.
+"""Freed memory is kept and given back on request: measured in processes of their own.
 
-Kept: by the page faults of taking and freeing the same again and again. Given back: by the resident set.
+Kept: page faults of repeated allocations. Given back: the resident set size.
 """
 
 import platform
@@ -28,7 +28,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
-_TAKE_AND_FREE = """
+_ALLOCATE_AND_FREE = """
 import sys, threading
 from memory.allocator import give_back_freed_memory, in_use_bytes, keep_freed_memory
 from memory.host import resident_bytes
@@ -36,18 +36,18 @@ if sys.argv[1] == "keep":
     keep_freed_memory()
 def say():
     print(in_use_bytes(), resident_bytes())
-def take_and_free():  # pieces below the size that is mapped, and one above
+def allocate_and_free():  # pieces smaller than the mmap threshold, and a larger one
     inner = [bytearray(b"x") * 250_000 for _ in range(100)]
-    kept.append(bytearray(1000))  # stays in use between them
+    kept.append(bytearray(1000))  # stays allocated between the others
     end = [bytearray(b"x") * 250_000 for _ in range(100)]
     large = bytearray(b"x") * 50_000_000
     say()
 kept = []
 say()
-thread = threading.Thread(target=take_and_free)
+thread = threading.Thread(target=allocate_and_free)
 thread.start()
 thread.join()
-take_and_free()
+allocate_and_free()
 say()
 assert give_back_freed_memory()
 say()
@@ -56,8 +56,8 @@ say()
 only_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc's allocator is told and asked")
 
 
-def said(program: str, *arguments: str) -> list[list[int]]:
-    """What a program prints: numbers, in lines."""
+def output_of(program: str, *arguments: str) -> list[list[int]]:
+    """Run a program and return the numbers of each printed line."""
     done = subprocess.run(
         [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True, timeout=60
     )
@@ -65,15 +65,15 @@ def said(program: str, *arguments: str) -> list[list[int]]:
 
 
 @only_glibc
-def test_memory_that_was_freed_is_not_faulted_in_again() -> None:
-    [[kept]], [[left]] = said(_PROGRAM, "keep"), said(_PROGRAM, "leave")
+def test_freed_memory_is_reused_without_page_faults() -> None:
+    [[kept]], [[left]] = output_of(_PROGRAM, "keep"), output_of(_PROGRAM, "leave")
     assert kept < 100 < left
 
 
 @only_glibc
 @pytest.mark.parametrize("mode", ["keep", "leave"])
-def test_what_is_in_use_is_counted_in_every_arena(mode: str) -> None:
-    before, in_thread, in_main, freed, given_back = said(_TAKE_AND_FREE, mode)
+def test_in_use_bytes_counts_every_arena(mode: str) -> None:
+    before, in_thread, in_main, freed, given_back = output_of(_ALLOCATE_AND_FREE, mode)
     for in_use, _ in (in_thread, in_main):
         assert in_use - before[0] == pytest.approx(100e6, rel=0.01)
     for in_use, _ in (freed, given_back):
@@ -81,7 +81,7 @@ def test_what_is_in_use_is_counted_in_every_arena(mode: str) -> None:
 
 
 @only_glibc
-def test_what_is_free_is_given_back_whichever_thread_had_it() -> None:
-    before, _, _, freed, given_back = said(_TAKE_AND_FREE, "keep")
+def test_give_back_returns_memory_of_every_thread() -> None:
+    before, _, _, freed, given_back = output_of(_ALLOCATE_AND_FREE, "keep")
     assert freed[1] - before[1] > 40e6
     assert given_back[1] - before[1] < 5e6

@@ -1,4 +1,4 @@
-"""What this process may use of the machine's memory."""
+"""Memory of the machine, of a container and of this process."""
 
 from pathlib import Path
 
@@ -16,31 +16,31 @@ def cgroup(folder: Path, limit: object, used: object, statistics: str = "anon 1\
     return folder
 
 
-def test_without_a_container_the_machine_is_the_limit(tmp_path: Path) -> None:
+def test_host_memory_without_container_is_machine(tmp_path: Path) -> None:
     total, available = host_memory(tmp_path / "no such folder")
     assert total == psutil.virtual_memory().total
     assert 0 < available <= total
 
 
-def test_this_machine_has_memory() -> None:
+def test_host_memory_of_this_machine() -> None:
     total, available = host_memory()
     assert 0 < available <= total <= psutil.virtual_memory().total
 
 
-def test_a_container_s_limit_counts_where_it_is_smaller(tmp_path: Path) -> None:
+def test_host_memory_uses_smaller_container_limit(tmp_path: Path) -> None:
     assert host_memory(cgroup(tmp_path, 100 * MIB, 30 * MIB)) == (100 * MIB, 70 * MIB)
 
 
-def test_page_cache_that_the_kernel_gives_back_is_available(tmp_path: Path) -> None:
+def test_host_memory_counts_reclaimable_cache_as_available(tmp_path: Path) -> None:
     folder = cgroup(tmp_path, 100 * MIB, 90 * MIB, f"anon 5\ninactive_file {50 * MIB}\nactive_file 7\n")
     assert host_memory(folder) == (100 * MIB, 60 * MIB)
 
 
-def test_more_in_use_than_the_limit_leaves_nothing(tmp_path: Path) -> None:
+def test_host_memory_is_never_negative(tmp_path: Path) -> None:
     assert host_memory(cgroup(tmp_path, 100 * MIB, 130 * MIB)) == (100 * MIB, 0)
 
 
-def test_a_limit_beyond_the_machine_is_none(tmp_path: Path) -> None:
+def test_host_memory_ignores_limit_beyond_machine(tmp_path: Path) -> None:
     total, available = host_memory(cgroup(tmp_path, 2**60, 30 * MIB))
     assert total == psutil.virtual_memory().total
     assert 0 < available <= total
@@ -50,13 +50,11 @@ def test_a_limit_beyond_the_machine_is_none(tmp_path: Path) -> None:
     ("limit", "used", "statistics"),
     [("max", 5, "inactive_file 0\n"), (100, "", "inactive_file 0\n"), (100, 5, "what is this\n")],
 )
-def test_files_that_say_nothing_leave_the_machine_as_the_limit(
-    tmp_path: Path, limit: object, used: object, statistics: str
-) -> None:
+def test_host_memory_ignores_unreadable_files(tmp_path: Path, limit: object, used: object, statistics: str) -> None:
     assert host_memory(cgroup(tmp_path, limit, used, statistics))[0] == psutil.virtual_memory().total
 
 
-def test_the_resident_set_grows_with_what_is_touched() -> None:
+def test_resident_bytes_grow_with_written_pages() -> None:
     before = resident_bytes()
     held = bytearray(b"x" * (64 * MIB))
     assert resident_bytes() - before > 32 * MIB

@@ -1,4 +1,4 @@
-"""Large arrays are leased, small ones and those of objects are numpy's own; joined they are what numpy joins."""
+"""Pooled arrays: large ones are leased, small ones and objects are not."""
 
 import numpy as np
 import pytest
@@ -17,13 +17,13 @@ def pool() -> TensorPool:
 
 
 @pytest.mark.parametrize(("elements", "leases"), [(-1, 0), (0, 1), (1, 1), (PAYS_FROM_BYTES // 4 * 3 + 1, 0)])
-def test_from_some_size_on_to_the_largest_that_is_pooled(pool: TensorPool, elements: int, leases: int) -> None:
+def test_empty_leases_between_minimum_and_maximum_size(pool: TensorPool, elements: int, leases: int) -> None:
     array = PooledArrays(pool).empty((PAYS_FROM_BYTES // 4 + elements,), FLOAT32)
     assert (array.dtype, array.shape) == (FLOAT32, (PAYS_FROM_BYTES // 4 + elements,))
     assert pool.stats()[HOST].leases == leases
 
 
-def test_objects_are_numpys_own(pool: TensorPool) -> None:
+def test_object_arrays_are_not_leased(pool: TensorPool) -> None:
     arrays = PooledArrays(pool)
     words = np.full((PAYS_FROM_BYTES // 8,), "a", object)
     assert arrays.concatenate([words, words]).tolist() == ["a"] * (2 * len(words))
@@ -32,7 +32,7 @@ def test_objects_are_numpys_own(pool: TensorPool) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5])
-def test_joined_is_what_numpy_joins(pool: TensorPool, rows: int) -> None:
+def test_concatenate_equals_numpy(pool: TensorPool, rows: int) -> None:
     random = np.random.default_rng(rows)
     parts = [random.standard_normal(ROW, np.float32) for _ in range(rows)]
     joined = PooledArrays(pool).concatenate(parts)
@@ -40,7 +40,7 @@ def test_joined_is_what_numpy_joins(pool: TensorPool, rows: int) -> None:
     assert pool.stats()[HOST].leases == (rows in (2, 5))
 
 
-def test_in_the_steady_state_nothing_is_allocated(pool: TensorPool) -> None:
+def test_concatenate_reuses_buffers(pool: TensorPool) -> None:
     arrays, parts = PooledArrays(pool), [np.ones(ROW, np.float32)] * 3
     for _ in range(20):
         assert arrays.concatenate(parts).sum() == 3 * ROW[1]

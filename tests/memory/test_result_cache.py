@@ -1,4 +1,4 @@
-"""The cache against a plain list of entries: the same answers, the same ones gone, never a byte too many."""
+"""The result cache against a plain list of entries: same hits, same evictions, bytes within the bound."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ OWNERS = ("a", "b")
 
 @dataclass(frozen=True)
 class Key:
-    """All of them have the same hash."""
+    """A key whose hash is the same for all keys."""
 
     name: int
 
@@ -22,7 +22,7 @@ class Key:
 
 
 @dataclass
-class Kept:
+class Entry:
     key: Key
     value: int
     owner: str
@@ -31,7 +31,7 @@ class Kept:
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """Puts, gets and drops in any order, at a clock turned by hand. `kept`: the least recently used first."""
+    """Put, get and drop in any order, with a manual clock. `kept`: least recently used first."""
 
     @initialize(
         max_entries=st.integers(2, 4), spare_bytes=st.integers(0, 600), ttl_s=st.sampled_from([None, 1.0, 10.0])
@@ -41,7 +41,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.ttl_s = ttl_s
         self.max_bytes = max_entries * ENTRY_BYTES + spare_bytes
         self.cache: ResultCache[int] = ResultCache(self.max_bytes, ttl_s, lambda: self.now_s)
-        self.kept: list[Kept] = []
+        self.kept: list[Entry] = []
         self.values = 0
         self.evictions = 0
 
@@ -55,7 +55,7 @@ class CacheMachine(RuleBasedStateMachine):
         while sum(entry.size_bytes for entry in self.kept) + size_bytes + ENTRY_BYTES > self.max_bytes:
             del self.kept[0]
             self.evictions += 1
-        self.kept.append(Kept(Key(name), self.values, owner, size_bytes + ENTRY_BYTES, self.now_s))
+        self.kept.append(Entry(Key(name), self.values, owner, size_bytes + ENTRY_BYTES, self.now_s))
 
     @rule(names=st.lists(st.integers(0, 3), min_size=1, max_size=4))
     def get(self, names: list[int]) -> None:
@@ -85,7 +85,7 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.cache.evictions == self.evictions
 
     @invariant()
-    def the_least_recently_used_goes_first(self) -> None:
+    def order_is_by_last_use(self) -> None:
         assert list(self.cache._entries) == [entry.key for entry in self.kept]
 
 
@@ -93,7 +93,7 @@ CacheMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=
 TestCache = CacheMachine.TestCase
 
 
-def test_keys_of_one_hash_are_told_apart() -> None:
+def test_keys_with_equal_hash_are_distinct() -> None:
     cache: ResultCache[str] = ResultCache(10**6, None)
     assert hash(Key(1)) == hash(Key(2))
     cache.put(Key(1), "one", "m", 0)
@@ -102,19 +102,19 @@ def test_keys_of_one_hash_are_told_apart() -> None:
     assert (cache.get(Key(1)), cache.get(Key(2))) == ("one", "two")
 
 
-def test_what_is_larger_than_the_whole_cache_is_not_kept_and_drives_nobody_out() -> None:
+def test_put_larger_than_cache_evicts_nothing() -> None:
     cache: ResultCache[str] = ResultCache(2 * ENTRY_BYTES, None)
     cache.put("small", "s", "m", 0)
     cache.put("large", "l", "m", ENTRY_BYTES + 1)
     assert (cache.get("large"), cache.get("small"), cache.evictions) == (None, "s", 0)
     cache.put("just", "j", "m", ENTRY_BYTES)
     assert (cache.get("just"), cache.get("small"), cache.evictions) == ("j", None, 1)
-    # An entry that has grown too large is not kept at its old value either.
+    # A new value that is too large also removes the old one.
     cache.put("just", "larger", "m", ENTRY_BYTES + 1)
     assert (cache.get("just"), cache.size_bytes) == (None, 0)
 
 
-def test_the_least_recently_used_goes_first() -> None:
+def test_put_evicts_least_recently_used_entry() -> None:
     cache: ResultCache[str] = ResultCache(3 * ENTRY_BYTES, None)
     for name in "abc":
         cache.put(name, name, "m", 0)
@@ -124,7 +124,7 @@ def test_the_least_recently_used_goes_first() -> None:
     assert [cache.get(name) for name in "abcd"] == ["a", "b again", None, "d"]
 
 
-def test_an_answer_that_is_used_grows_old_all_the_same() -> None:
+def test_get_does_not_extend_expiry() -> None:
     now_s = [0.0]
     cache: ResultCache[str] = ResultCache(10**6, 2.0, lambda: now_s[0])
     cache.put("key", "value", "m", 0)
@@ -133,7 +133,7 @@ def test_an_answer_that_is_used_grows_old_all_the_same() -> None:
         assert cache.get("key") == found
 
 
-def test_the_real_clock_ages_too() -> None:
+def test_entries_expire_by_real_clock() -> None:
     cache: ResultCache[str] = ResultCache(10**6, ttl_s=1e-9)
     cache.put("key", "value", "m", 0)
     assert cache.get("key") is None

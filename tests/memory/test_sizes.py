@@ -1,4 +1,4 @@
-"""Sizes as people write them and read them."""
+"""Parse and format sizes."""
 
 from contextlib import suppress
 
@@ -23,10 +23,10 @@ from memory.sizes import Bytes, format_size, parse_size
         (" 1tib ", 1024**4),
         ("3KB", 3000),
         ("0.1GiB", 107374182),  # the fraction of a byte is dropped
-        ("0.3TB", 300_000_000_000),  # exact: no binary fractions on the way
+        ("0.3TB", 300_000_000_000),  # exact: no binary fractions
     ],
 )
-def test_sizes_are_read(written: object, size: int) -> None:
+def test_parse_size_returns_bytes(written: object, size: int) -> None:
     assert parse_size(written) == size
 
 
@@ -59,7 +59,7 @@ def test_sizes_are_read(written: object, size: int) -> None:
         10**300,
     ],
 )
-def test_anything_else_is_refused_with_the_remedy(written: object) -> None:
+def test_parse_size_refuses_other_values(written: object) -> None:
     with pytest.raises(ValueError, match=r'expected a size: .* like "2GiB"'):
         parse_size(written)
 
@@ -77,33 +77,33 @@ def test_anything_else_is_refused_with_the_remedy(written: object) -> None:
         (5000 * 1024**4, "5000 TiB"),
     ],
 )
-def test_sizes_are_written_in_the_largest_fitting_unit(size: int, text: str) -> None:
+def test_format_size_uses_largest_fitting_unit(size: int, text: str) -> None:
     assert format_size(size) == text
 
 
 @settings(deadline=None)
 @given(st.integers(min_value=0, max_value=2**60))
-def test_what_is_written_reads_back_to_a_twentieth(size: int) -> None:
+def test_format_size_parses_back_within_5_percent(size: int) -> None:
     assert parse_size(format_size(size)) == pytest.approx(size, rel=0.05)
 
 
 @settings(deadline=None)
 @given(st.integers(min_value=1, max_value=1023), st.integers(min_value=0, max_value=4))
-def test_whole_units_read_back_exactly(count: int, power: int) -> None:
+def test_format_size_of_whole_units_parses_back(count: int, power: int) -> None:
     assert parse_size(format_size(count * 1024**power)) == count * 1024**power
 
 
 @settings(deadline=None)
 @given(st.one_of(st.text(), st.floats(), st.integers(), st.binary(), st.from_regex(r"\A[0-9.]+ ?[KMGTkmgt]?i?[Bb]?\Z")))
-def test_nothing_else_than_a_value_error_comes_out(written: object) -> None:
+def test_parse_size_raises_only_value_error(written: object) -> None:
     with suppress(ValueError):
         assert 0 <= parse_size(written) < 2**63
 
 
-def test_the_setting_type_reads_sizes_and_stays_strict() -> None:
-    class Ceiling(BaseModel, strict=True):
+def test_bytes_type_parses_sizes_strictly() -> None:
+    class Limit(BaseModel, strict=True):
         limit: Bytes
 
-    assert Ceiling.model_validate({"limit": "1KiB"}).limit == 1024
+    assert Limit.model_validate({"limit": "1KiB"}).limit == 1024
     with pytest.raises(ValidationError, match="expected a size"):
-        Ceiling.model_validate({"limit": True})
+        Limit.model_validate({"limit": True})

@@ -1,4 +1,4 @@
-"""The pool under leases, releases and dying views in any order and thread: no byte twice, stats that add up."""
+"""The pool with leases, releases and deleted views in any order and thread: no byte is shared, stats add up."""
 
 import random
 import threading
@@ -17,8 +17,8 @@ BYTES = np.dtype(np.uint8)
 SETTINGS = MemorySettings(pool_size=5, max_tensor_size=4096, max_allocated=16384, gc_threshold=0.8)
 
 
-class Pooled(RuleBasedStateMachine):
-    """`held`: leases in force with the number that was written all over each; what is another's would show it."""
+class PoolMachine(RuleBasedStateMachine):
+    """`held`: leases in use, each with the number written into all its bytes: shared bytes would show."""
 
     leases = Bundle("leases")
 
@@ -74,24 +74,24 @@ class Pooled(RuleBasedStateMachine):
             run(dying.clear, elsewhere)
 
     @invariant()
-    def nobody_wrote_into_what_another_has(self) -> None:
+    def leases_keep_their_content(self) -> None:
         for lease, number in self.held.values():
             assert (lease.array == number).all()
         for view, number in self.views:
             assert (view == number).all()
 
     @invariant()
-    def the_figures_add_up(self) -> None:
+    def stats_add_up(self) -> None:
         stats = self.pool.stats()[HOST]
         whole = {id(view.base.base if isinstance(view.base, np.ndarray) else view.base) for view, _ in self.views}
         assert stats.leases == len(self.held) + len(whole)
         assert stats.hits + stats.misses == self.asked
         assert stats.leased_bytes + stats.idle_bytes <= SETTINGS.max_allocated
-        shelf = self.pool._shelves[HOST]
-        idle = [size for size, buffers in zip(self.pool._classes, shelf.idle, strict=True) for _ in buffers]
+        buffers = self.pool._devices[HOST]
+        idle = [size for size, buffers in zip(self.pool._classes, buffers.idle, strict=True) for _ in buffers]
         assert stats.idle_bytes == sum(idle)
         assert not self.pool._returned
-        # Of idle ones alone there is never more than the threshold.
+        # Idle buffers alone never exceed the threshold.
         assert stats.idle_bytes <= SETTINGS.gc_threshold * SETTINGS.max_allocated
 
     def teardown(self) -> None:
@@ -102,11 +102,11 @@ class Pooled(RuleBasedStateMachine):
         assert (stats.leased_bytes, stats.leases) == (0, 0)
 
 
-TestPooled = Pooled.TestCase
+TestPooled = PoolMachine.TestCase
 TestPooled.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
-def test_threads_at_once_never_share_a_byte() -> None:
+def test_threads_never_share_bytes() -> None:
     pool = TensorPool(SETTINGS, checks=True)
     wrong: list[str] = []
 
