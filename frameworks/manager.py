@@ -1,7 +1,7 @@
 """Register, load, roll out and unload models by name."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -62,6 +62,8 @@ class MLFrameworkManager:
         self._drain_timeout_s = drain_timeout_s
         self._max_model_bytes = max_model_bytes
         self._slots: dict[str, ModelSlot] = {}
+        self.slots_by_name: Mapping[str, ModelSlot] = self._slots
+        """For lookups on the path of every request; `slot` raises the error for an unknown name."""
         self._loader = Loader(registries, devices)
         self.residency = ModelResidency(self._loader, devices)
         self.on_unloaded = self.residency.on_unloaded

@@ -44,7 +44,7 @@ MAX_WORDS_OF_A_TEST_NAME = 8
 
 CLEAN = (
     "README.md",
-    "app/admin",
+    "app/admin/open_inference",
     "app/cli",
     "app/config",
     "app/grpc/bridge",
@@ -65,11 +65,10 @@ CLEAN = (
     "frameworks/text",
     "frameworks/types.py",
     "mkdocs.yml",
-    "tests/app/admin",
+    "tests/app/admin/open_inference",
     "tests/app/cli",
     "tests/app/config",
     "tests/app/grpc",
-    "tests/bench",
     "tests/docker",
     "tests/frameworks/batches",
     "tests/frameworks/conftest.py",

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 import orjson
 from fastapi import Request
 
-from app.http.wire import read_body
+from app.http.bodies import read_body
 from app.protocols import bodies
 from app.protocols.bodies import Body
 from app.protocols.codec import check_media_type

@@ -5,7 +5,7 @@ import asyncio
 from fastapi import APIRouter, Response
 from pydantic import BaseModel
 
-from app.http.wire import json_answer
+from app.http.responses import json_response
 from app.inference.lifecycle import Lifecycle
 from app.observability.metrics import Observer
 from frameworks.manager import MLFrameworkManager
@@ -60,7 +60,7 @@ class HealthApi:
         devices = await asyncio.to_thread(self._manager.devices.devices)
         states = {slot.name: slot.state.value for slot in self._manager.slots}
         requests = self._observer.requests
-        return json_answer(
+        return json_response(
             {
                 "status": self._lifecycle.status(),
                 "models": states,
@@ -86,11 +86,11 @@ class HealthApi:
 
     async def live(self) -> Response:
         """Return 200 while the process is alive."""
-        return json_answer({"status": "live"})
+        return json_response({"status": "live"})
 
     async def ready(self) -> Response:
         """Return 200 when every start-up model is ready; 503 before, and during the drain."""
         pending = self._lifecycle.pending_models()
         if self._lifecycle.is_draining or pending:
-            return json_answer({"status": self._lifecycle.status(), "waits_for": pending}, 503)
-        return json_answer({"status": "ready"})
+            return json_response({"status": self._lifecycle.status(), "waits_for": pending}, 503)
+        return json_response({"status": "ready"})

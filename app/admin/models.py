@@ -11,7 +11,7 @@ from pydantic import Field, WithJsonSchema
 from app.admin.bodies import describe_body, describe_optional, read_object, read_optional
 from app.admin.model_descriptions import Deleted, ModelDetail, ModelList, describe, describe_in_detail
 from app.config import ConfigError, parse_model_entry
-from app.http.wire import json_answer
+from app.http.responses import json_response
 from app.inference.lifecycle import Lifecycle
 from app.observability.metrics import Observer
 from app.protocols.bodies import Body
@@ -98,11 +98,11 @@ class ModelsApi:
 
     async def list_models(self) -> Response:
         """List all registered models."""
-        return json_answer({"models": [describe(slot, self._observer.requests) for slot in self._manager.slots]})
+        return json_response({"models": [describe(slot, self._observer.requests) for slot in self._manager.slots]})
 
     async def show_model(self, name: str) -> Response:
         """Show one model and its versions."""
-        return json_answer(self._detail(self._manager.slot(name)))
+        return json_response(self._detail(self._manager.slot(name)))
 
     async def add_model(self, request: Request) -> Response:
         """Register and load a model. The body has `framework` and the keys of a `[[models.…]]` entry of config.toml."""
@@ -110,7 +110,7 @@ class ModelsApi:
         body = await read_object(request, self._max_body_bytes)
         entry = _read_entry(body)
         slot = await self._manager.add(body["framework"], entry, self._allowed_path(entry.path))
-        return json_answer(self._detail(slot), 201)
+        return json_response(self._detail(slot), 201)
 
     async def load_model(self, name: str, request: Request) -> Response:
         """Load a model or one version. The response follows when the version is ready, the traffic has switched to it,
@@ -127,25 +127,25 @@ class ModelsApi:
                 slot = await self._manager.split(name, kinds[0], _share(body.canary or body.shadow))
             else:
                 slot = await self._manager.load(name, body.version)
-        return json_answer(self._detail(slot))
+        return json_response(self._detail(slot))
 
     async def roll_model_back(self, name: str) -> Response:
         """Switch the traffic back to the previous version. The response follows when the other one is unloaded."""
         self._lifecycle.check_accepting()
         with as_failed_model(name):
-            return json_answer(self._detail(await self._manager.rollback(name)))
+            return json_response(self._detail(await self._manager.rollback(name)))
 
     async def unload_model(self, name: str, request: Request) -> Response:
         """Unload a model or one version. The response follows when its running requests have completed."""
         self._manager.slot(name)
         body = await read_optional(UnloadRequest, request, self._max_body_bytes)
-        return json_answer(self._detail(await self._manager.unload(name, body.version)))
+        return json_response(self._detail(await self._manager.unload(name, body.version)))
 
     async def delete_model(self, name: str) -> Response:
         """Unload a model and remove it from the list."""
         await self._manager.remove(name)
         self._observer.forget(name)
-        return json_answer({"deleted": name})
+        return json_response({"deleted": name})
 
     def _detail(self, slot: ModelSlot) -> dict[str, Any]:
         return describe_in_detail(slot, self._observer.requests)

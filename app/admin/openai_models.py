@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from app.http.wire import json_answer
+from app.http.responses import json_response
 from app.protocols.openai.responses import OpenAiErrorResponse
 from frameworks.manager import MLFrameworkManager
 from frameworks.models.slot import ModelSlot
@@ -57,11 +57,11 @@ class OpenAiModelsApi:
 
     async def list_openai_models(self) -> Response:
         """List all registered models in the format of the OpenAI API."""
-        return json_answer({"object": "list", "data": [self._describe(slot) for slot in self._manager.slots]})
+        return json_response({"object": "list", "data": [self._describe(slot) for slot in self._manager.slots]})
 
     async def show_openai_model(self, name: str) -> Response:
         """Show one model in the format of the OpenAI API."""
-        return json_answer(self._describe(self._manager.slot(name)))
+        return json_response(self._describe(self._manager.slot(name)))
 
     def _describe(self, slot: ModelSlot) -> dict[str, Any]:
         model = {"id": slot.name, "object": "model", "created": self._created_s, "owned_by": "roundhouse"}

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from starlette.responses import FileResponse
 
 from app import VERSION
-from app.http.wire import json_answer
+from app.http.responses import json_response
 from app.protocols.errors import NotFound
 
 LINKS = {
@@ -55,7 +55,7 @@ class PagesApi:
 
     async def index(self) -> Response:
         """The server's name, its version and the paths of its parts."""
-        return json_answer({"name": "roundhouse", "version": VERSION, "links": LINKS})
+        return json_response({"name": "roundhouse", "version": VERSION, "links": LINKS})
 
     async def docs(self) -> Response:
         """A page to read and try every route, without internet."""

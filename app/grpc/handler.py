@@ -1,32 +1,30 @@
-"""One question to a model by gRPC on the pipeline of all requests: counted, logged, and ended with a status."""
+"""Run one inference request over gRPC through the pipeline: count it, log it, and end the call with a status."""
 
 import time
 from asyncio import CancelledError
 from collections.abc import Awaitable, Callable
-from contextlib import closing
-from functools import partial
 from typing import Any, NamedTuple
 
 from app.grpc.call import Call, GrpcError
-from app.http.wire import map_error
-from app.inference.context import RequestContext
+from app.http.responses import map_error
 from app.inference.pipeline import DecodedRequest, FindSpec, Pipeline
 from app.observability.metrics import RequestRecord, request_id
 from app.protocols.codec import LONG_ELEMENTS, elements_of
 from app.protocols.errors import STATUS_CLIENT_GONE, grpc_code, is_refusal
 from app.protocols.open_inference.infer_request import own_name
 from frameworks.errors import Draining
-from frameworks.generation.types import GenerateRequest, Generation
+from frameworks.generation.types import Generation
 
 SendPieces = Callable[[RequestRecord, Any, Generation], Awaitable[None]]
-"""Given the record, the decoded question and the answer in the making."""
+"""Called with the record, the decoded request and the generation."""
 
 
-class Question(NamedTuple):
-    """How a question is read, and its answer written.
+class InferenceCall(NamedTuple):
+    """How a request message is decoded, and its response message written.
 
-    `model` and `version`: as the message names them, "" for none. `write(record, decoded, answer)`. `is_long`: to read
-    it holds the loop for about a millisecond; `is_answer_long`: to write many elements does.
+    `model` and `version`: as the message names them, "" for none. `write(record, decoded, answer)` returns the
+    serialized response. `is_long`: decoding blocks the loop for about a millisecond; `is_answer_long`: writing many
+    elements does.
     """
 
     path: str
@@ -38,17 +36,47 @@ class Question(NamedTuple):
     is_answer_long: bool = False
 
 
-class _Cancelled:
-    """As Caller of app/inference/pipeline.py: the transport itself cancels the task of a call whose caller is gone."""
+class GrpcExchange:
+    """One inference request over gRPC, as the pipeline's Exchange. The bridge cancels the task of a cancelled call."""
+
+    __slots__ = ("_call", "_record", "_send_pieces", "decode", "is_long_to_decode")
+
+    def __init__(self, call: InferenceCall, record: RequestRecord, send_pieces: SendPieces | None) -> None:
+        self._call = call
+        self._record = record
+        self._send_pieces = send_pieces
+        self.decode = call.decode
+        self.is_long_to_decode = call.is_long
+
+    def is_long_to_encode(self, decoded: Any, answer: Any) -> bool:
+        return self._call.is_answer_long and elements_of(answer) >= LONG_ELEMENTS
+
+    def encode(self, decoded: Any, answer: Any) -> Any:
+        return self._call.write(self._record, decoded, answer)
+
+    def open_stream(self, decoded: Any) -> "_PieceStream | None":
+        return None if self._send_pieces is None else _PieceStream(self._send_pieces, self._record, decoded)
 
     def watch(self) -> None:
         pass
 
-    async def unwatch(self) -> None:
+    def unwatch(self) -> None:
         pass
 
 
-_CALLER = _Cancelled()
+class _PieceStream:
+    """Generated text that is sent in pieces by the handler of a stream."""
+
+    def __init__(self, send_pieces: SendPieces, record: RequestRecord, decoded: Any) -> None:
+        self._send_pieces = send_pieces
+        self._record = record
+        self._decoded = decoded
+
+    async def send_pieces(self, generation: Generation) -> None:
+        await self._send_pieces(self._record, self._decoded, generation)
+
+    async def finish(self) -> None:
+        """The last piece says that it is the last."""
 
 
 class GrpcHandler:
@@ -58,52 +86,36 @@ class GrpcHandler:
         self.pipeline = pipeline
         self._observer = pipeline.observer
 
-    async def ask(self, question: Question, call: Call, send_pieces: SendPieces | None = None) -> Any:
-        """What `write` gives; None where the answer is a text and `send_pieces` has sent it. Raises GrpcError."""
-        record = RequestRecord(request_id(call.headers), "gRPC", question.path, time.perf_counter())
+    async def run(self, inference: InferenceCall, call: Call, send_pieces: SendPieces | None = None) -> Any:
+        """Return what `write` returns; None if the response is text that `send_pieces` has sent. Raises GrpcError."""
+        record = RequestRecord(request_id(call.headers), "gRPC", inference.path, time.perf_counter())
         self._observer.inflight += 1
         try:
-            permit = self.pipeline.new_permit()
+            context = self.pipeline.admit(record)
             try:
-                return await self._answer(question, RequestContext(self.pipeline.manager, record, permit), send_pieces)
+                if inference.model:
+                    context.check_available(inference.model, inference.version or None)
+                response = await self.pipeline.run(context, GrpcExchange(inference, record, send_pieces))
+                record.status = 200
+                return response
             finally:
-                permit.release()
+                context.permit.release()
         except CancelledError:
             if not self.pipeline.lifecycle.is_draining:
                 record.status, record.code = STATUS_CLIENT_GONE, "client_gone"
                 raise
-            # Perhaps at the end of the drain's time: nobody is left without a word.
-            raise failure(Draining("the server went down before this was answered; ask another"), record) from None
+            # The end of the drain time cancels the request, which is answered all the same.
+            error = Draining("the server shut down before the request was answered; send it to another server")
+            raise as_grpc_error(error, record) from None
         except Exception as error:
-            raise failure(error, record) from error
+            raise as_grpc_error(error, record) from error
         finally:
             self._observer.inflight -= 1
-            self._observer.inferred(record, time.perf_counter() - record.started_s, is_refusal(record.status))
-
-    async def _answer(self, question: Question, door: RequestContext, send_pieces: SendPieces | None) -> Any:
-        """Decode → wait → infer → encode. Raises what goes wrong on the way."""
-        pipeline, record = self.pipeline, door.record
-        if question.model:
-            door.look(question.model, question.version or None)
-        decoded = await pipeline.enter(door, question.decode, question.is_long, _CALLER)
-        answer: Any
-        if type(decoded.request) is GenerateRequest:
-            with closing(await pipeline.generate(door, decoded)) as generation:
-                if send_pieces is not None and decoded.stream:
-                    await send_pieces(record, decoded, generation)
-                    record.status = 200
-                    return None
-                answer = await generation.whole()
-        else:
-            answer = await pipeline.infer(door, decoded, _CALLER)
-        is_long = question.is_answer_long and elements_of(answer) >= LONG_ELEMENTS
-        encoded = await pipeline.encode(door, partial(question.write, record, decoded, answer), is_long)
-        record.status = 200
-        return encoded
+            self._observer.record_inference(record, time.perf_counter() - record.started_s, is_refusal(record.status))
 
 
-def failure(error: BaseException, record: RequestRecord) -> GrpcError:
-    """What ends a call that an error has come to; the record says so too."""
+def as_grpc_error(error: BaseException, record: RequestRecord) -> GrpcError:
+    """Return the status that ends the call, and note it on the record."""
     if isinstance(error, GrpcError):
         record.status, record.code = 400, "invalid_input"
         return error

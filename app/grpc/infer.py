@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from app.grpc.call import Call, GrpcError
-from app.grpc.handler import GrpcHandler, Question
+from app.grpc.handler import GrpcHandler, InferenceCall
 from app.grpc.messages import INFERENCE_SERVICE, Message, ModelInferRequest, ModelStreamInferResponse, parse
 from app.grpc.tensors import parse_request, write_response
 from app.inference.pipeline import FindSpec
@@ -43,7 +43,7 @@ class InferCalls:
     async def model_infer(self, request: bytes, call: Call) -> bytes:
         message = parse(ModelInferRequest, request)
         inference = _inference_call(_INFER, message, len(request), call, partial(_write_response, message))
-        response: bytes = await self._handler.ask(inference, call)
+        response: bytes = await self._handler.run(inference, call)
         return response
 
     async def model_stream_infer(self, requests: AsyncIterator[bytes], call: Call) -> AsyncIterator[bytes]:
@@ -107,7 +107,7 @@ class _Stream:
         write = partial(_write_last_response, message)
         inference = _inference_call(_STREAM_INFER, message, size, self._call, write, is_streamed=True)
         try:
-            response: bytes | None = await self._handler.ask(
+            response: bytes | None = await self._handler.run(
                 inference, self._call, partial(self._send_text, message, current)
             )
             await previous
@@ -142,12 +142,12 @@ class _Stream:
 
 def _inference_call(
     path: str, message: Message, size: int, call: Call, write: Write, is_streamed: bool = False
-) -> Question:
+) -> InferenceCall:
     # Only typed contents are slow to read: raw contents are used as they are.
     is_typed = not message.raw_input_contents
     decode = partial(_decode, message, call, is_streamed)
     is_long = is_typed and size >= LONG_BYTES
-    return Question(path, message.model_name, message.model_version, decode, write, is_long, is_typed)
+    return InferenceCall(path, message.model_name, message.model_version, decode, write, is_long, is_typed)
 
 
 def _decode(message: Message, call: Call, is_streamed: bool, find_spec: FindSpec) -> InferRequest:

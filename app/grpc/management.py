@@ -10,7 +10,7 @@ from app.admin.open_inference.management import Management
 from app.admin.open_inference.metadata import server_metadata
 from app.grpc import messages
 from app.grpc.call import Call, Unary
-from app.grpc.handler import failure
+from app.grpc.handler import as_grpc_error
 from app.grpc.messages import INFERENCE_SERVICE, Message, parse
 from app.observability.metrics import Observer, RequestRecord, request_id
 
@@ -50,10 +50,10 @@ class ManagementCalls:
                 record.status = 200
                 return response
             except Exception as error:
-                raise failure(error, record) from error
+                raise as_grpc_error(error, record) from error
             finally:
                 record.timings.compute_s = time.perf_counter() - record.started_s
-                self._observer.answered(record, record.timings.compute_s)
+                self._observer.log_request(record, record.timings.compute_s)
 
         return handle
 

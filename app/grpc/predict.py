@@ -7,7 +7,7 @@ from math import prod
 import numpy as np
 
 from app.grpc.call import Call
-from app.grpc.handler import GrpcHandler, Question
+from app.grpc.handler import GrpcHandler, InferenceCall
 from app.grpc.messages import PREDICT_SERVICE, Message, PredictRequest, PredictResponse, parse
 from app.inference.pipeline import FindSpec
 from app.observability.metrics import RequestRecord
@@ -43,8 +43,8 @@ class PredictCalls:
         message = parse(PredictRequest, request)
         decode = partial(self._decode, message, call)
         is_long = len(request) >= LONG_BYTES
-        inference = Question(_PREDICT, message.model_name, "", decode, _write, is_long, is_answer_long=True)
-        response: bytes = await self._handler.ask(inference, call)
+        inference = InferenceCall(_PREDICT, message.model_name, "", decode, _write, is_long, is_answer_long=True)
+        response: bytes = await self._handler.run(inference, call)
         return response
 
     def _decode(self, message: Message, call: Call, find_spec: FindSpec) -> DecodedPredict:

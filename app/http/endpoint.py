@@ -1,132 +1,137 @@
-"""Every question to a model, whatever its format: plain ASGI, answered before FastAPI's router (150 µs) is asked."""
+"""The ASGI endpoint of inference requests. It runs in front of FastAPI's router, which costs 150 µs a request."""
 
 import re
 import time
 from asyncio import CancelledError
-from contextlib import closing, suppress
-from functools import partial
+from contextlib import suppress
 from typing import Any
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from app.http.bodies import check_body, read_body
+from app.http.disconnects import DisconnectWatcher, WatchedRequest
+from app.http.responses import begin_record, send_body, send_error
 from app.http.sse import EventStream
-from app.http.wire import DisconnectWatcher, HttpCaller, begin, body_at_hand, read_body, send_body, send_error
-from app.inference.context import RequestContext
-from app.inference.pipeline import DecodedRequest, Pipeline
-from app.observability.metrics import RequestRecord
-from app.protocols.codec import AnswerContext, Codec, EncodedResponse
+from app.inference.pipeline import FindSpec, Pipeline
+from app.protocols.codec import AnswerContext, Codec, EncodedResponse, Target
 from app.protocols.errors import STATUS_CLIENT_GONE, ClientGone, MethodNotAllowed, is_refusal
-from app.protocols.routes import ResolvedRoute
+from app.protocols.routes import RouteTable
 from frameworks.errors import Draining, ModelNotFound
-from frameworks.generation.types import GenerateAnswer, GenerateRequest
 
 _MODEL_NAME = re.compile(rb'"model(?:_name)?"\s*:\s*"([^"\\]{1,128})"')
-_GLANCE_BYTES = 4096
+_EARLY_REJECT_BYTES = 4096
+
+
+class HttpExchange(WatchedRequest):
+    """One inference request over HTTP, as the pipeline's Exchange."""
+
+    __slots__ = ("_body", "_codec", "_send", "_target", "is_long_to_decode", "record")
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, watcher: DisconnectWatcher) -> None:
+        self.record = begin_record(scope)
+        super().__init__(watcher, receive, self.record.started_s)
+        self._send = send
+
+    def open(self, codec: Codec, target: Target, body: bytes) -> None:
+        """Set what the request is decoded by."""
+        self._codec = codec
+        self._target = target
+        self._body = body
+        self.is_long_to_decode = codec.is_long_to_read(body)
+
+    def decode(self, find_spec: FindSpec) -> Any:
+        return self._codec.decode(self._body, self._target, find_spec)
+
+    def is_long_to_encode(self, decoded: Any, answer: Any) -> bool:
+        self._body = b""  # not needed any more, and it may be large
+        return self._codec.is_long_to_write(decoded, answer)
+
+    def encode(self, decoded: Any, answer: Any) -> bytes | EncodedResponse:
+        return self._codec.encode(decoded, answer, self._answer_context())
+
+    def open_stream(self, decoded: Any) -> EventStream:
+        return EventStream(self._send, self.record, self, self._codec.stream_writer(decoded, self._answer_context()))
+
+    def _answer_context(self) -> AnswerContext:
+        record = self.record
+        latency_ms = (time.perf_counter() - record.started_s) * 1e3
+        return AnswerContext(record.model, record.version, record.request_id, latency_ms, int(time.time()))
 
 
 class Endpoint:
-    """Answers what a route table leads to. Every outcome is sent, counted and logged here."""
+    """The ASGI application: inference requests are answered here, all others by `admin`.
 
-    def __init__(self, pipeline: Pipeline) -> None:
-        self._journey = pipeline
+    Every outcome of an inference request is sent, counted and logged here.
+    """
+
+    def __init__(self, pipeline: Pipeline, table: RouteTable, admin: ASGIApp) -> None:
+        self._pipeline = pipeline
         self._observer = pipeline.observer
         self._max_body_bytes = pipeline.bounds.max_body_bytes
-        self._gone_watch = DisconnectWatcher()
+        self._watcher = DisconnectWatcher()
+        self._find_route = table.find
+        self._admin = admin
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send, address: ResolvedRoute) -> None:
-        record = begin(scope)
-        self._observer.inflight += 1
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        route = self._find_route(scope["path"]) if scope["type"] == "http" else None
+        if route is None:
+            await self._admin(scope, receive, send)
+            return
+        exchange = HttpExchange(scope, receive, send, self._watcher)
+        record, observer = exchange.record, self._observer
+        observer.inflight += 1
         try:
             if scope["method"] != "POST":
                 raise MethodNotAllowed(scope["method"], scope["path"], "POST")
-            codec = address.codec.for_headers(scope["headers"])
-            permit = self._journey.new_permit()
+            codec = route.codec.for_headers(scope["headers"])
+            context = self._pipeline.admit(record)
             try:
-                door = RequestContext(self._journey.manager, record, permit)
-                await self._answer(scope, receive, send, ResolvedRoute(codec, address.target), door)
+                if route.target.model is not None:
+                    context.check_available(route.target.model, route.target.version)
+                body = record.fast_path.take_body() if record.fast_path is not None else None
+                if body is None or codec.lead_bytes or not 0 < len(body) <= self._max_body_bytes:
+                    body = await self._complete_body(body, scope, exchange, route.target, codec.lead_bytes)
+                exchange.open(codec, route.target, body)
+                del body
+                encoded = await self._pipeline.run(context, exchange)
+                if isinstance(encoded, EncodedResponse):
+                    await send_body(send, record, 200, encoded.body, encoded.content_type, encoded.headers)
+                elif encoded is not None:
+                    await send_body(send, record, 200, encoded)
             finally:
-                permit.release()
+                context.permit.release()
         except ClientGone:
             record.status, record.code = STATUS_CLIENT_GONE, "client_gone"
         except CancelledError:
-            # Only the end of the drain's time cancels a request: it is answered, so that nobody is left without a word.
-            gone_down = Draining("the server went down before this was answered; ask another")
-            await send_error(send, record, gone_down, address.codec.error_body)
-        except Exception as error:  # noqa: BLE001 - the last place before the caller
-            await send_error(send, record, error, address.codec.error_body)
+            # Only the end of the drain time cancels a request, which is answered all the same.
+            error = Draining("the server shut down before the request was answered; send it to another server")
+            await send_error(send, record, error, route.codec.error_body)
+        except Exception as error:  # noqa: BLE001 - the last handler before the client
+            await send_error(send, record, error, route.codec.error_body)
         finally:
-            self._observer.inflight -= 1
-            self._observer.inferred(record, time.perf_counter() - record.started_s, is_refusal(record.status))
+            observer.inflight -= 1
+            observer.record_inference(record, time.perf_counter() - record.started_s, is_refusal(record.status))
 
-    async def _answer(
-        self, scope: Scope, receive: Receive, send: Send, address: ResolvedRoute, door: RequestContext
-    ) -> None:
-        """Decode → wait → infer → encode → send. Raises what goes wrong on the way."""
-        codec, target = address
-        record = door.record
-        glance = None
-        if target.model is not None:
-            door.look(target.model, target.version)
-        else:
-            glance = self._refuse_at_a_glance
-        lead_bytes = codec.lead_bytes
-        body = body_at_hand(record, self._max_body_bytes, lead_bytes)
-        if body is None:
-            body = await read_body(scope, receive, self._max_body_bytes, glance, record.fast_path, lead_bytes)
+    async def _complete_body(
+        self, body: bytes | None, scope: Scope, exchange: HttpExchange, target: Target, lead_bytes: int
+    ) -> bytes:
+        """Return the whole body behind `lead_bytes` bytes of padding. `body` None: it has not arrived yet.
 
-        pipeline, caller = self._journey, HttpCaller(self._gone_watch, receive, record.started_s)
-        is_long = codec.is_long_to_read(body)
-        decoded = await pipeline.enter(door, partial(codec.decode, body, target), is_long, caller)
-        del body
-
-        answer: Any
-        if type(decoded.request) is GenerateRequest:
-            answer = await self._generate(codec, decoded, door, caller, send)
-            if answer is None:
-                return
-        else:
-            answer = await pipeline.infer(door, decoded, caller)
-        context = _context(record, time.perf_counter())
-        is_long = codec.is_long_to_write(decoded, answer)
-        encoded = await pipeline.encode(door, partial(codec.encode, decoded, answer, context), is_long)
-        if isinstance(encoded, EncodedResponse):
-            await send_body(send, record, 200, encoded.body, encoded.content_type, encoded.headers)
-        else:
-            await send_body(send, record, 200, encoded)
-
-    async def _generate(
-        self, codec: Codec, decoded: DecodedRequest, door: RequestContext, caller: HttpCaller, send: Send
-    ) -> GenerateAnswer | None:
-        """The whole text; None where the caller wanted it in pieces, and has been sent them."""
-        record = door.record
-        stream = None
-        if decoded.stream:
-            context = _context(record, time.perf_counter())
-            stream = EventStream(send, record, codec.stream_writer(decoded, context))
-        caller.watch()
-        try:
-            # Whoever leaves, or cannot be told, gives back its place at once.
-            with closing(await self._journey.generate(door, decoded)) as generation:
-                if stream is None:
-                    return await generation.whole()
-                await stream.send_pieces(generation, caller)
-        finally:
-            await caller.unwatch()
-        door.permit.release_model()
-        await stream.finish()
-        return None
-
-    def _refuse_at_a_glance(self, beginning: bytes) -> None:
-        """Refuses a long body for a model that has no room without reading all of it. Raises Overloaded.
-
-        The bytes `"model"` cannot stand within a string of JSON, where quotes are escaped.
+        Raises TooLarge, EmptyBody, ClientGone; Overloaded before a long body is read that the model would refuse.
         """
-        named = _MODEL_NAME.search(beginning[:_GLANCE_BYTES])
+        if body is not None:
+            check_body(body, self._max_body_bytes)
+            return bytes(lead_bytes) + body
+        early_reject = self._early_reject if target.model is None else None
+        fast_path = exchange.record.fast_path
+        return await read_body(scope, exchange.receive, self._max_body_bytes, early_reject, fast_path, lead_bytes)
+
+    def _early_reject(self, beginning: bytes) -> None:
+        """Refuse a long body for a model that has no room, before all of it is read. Raises Overloaded.
+
+        The bytes `"model"` cannot stand inside a JSON string, where quotes are escaped.
+        """
+        named = _MODEL_NAME.search(beginning[:_EARLY_REJECT_BYTES])
         if named is not None:
             with suppress(ModelNotFound):
-                self._journey.manager.slot(named[1].decode("utf-8", "replace")).requests.check_room()
-
-
-def _context(record: RequestRecord, now_s: float) -> AnswerContext:
-    latency_ms = (now_s - record.started_s) * 1e3
-    return AnswerContext(record.model, record.version, record.request_id, latency_ms, int(time.time()))
+                self._pipeline.manager.slot(named[1].decode("utf-8", "replace")).requests.check_room()

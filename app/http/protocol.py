@@ -1,26 +1,29 @@
-"""uvicorn's HTTP/1.1 protocol with a bound on what comes before a body and on how long an answer may lie unread, our
-own words for what is no HTTP, and a short way for whole bodies and answers.
+"""uvicorn's HTTP/1.1 protocol with bounds on the head and on unread responses, error responses in the contract's
+form, and a fast path for whole bodies and responses.
 """
 
 import asyncio
+import urllib.parse
 
+import httptools
 import orjson
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from app.observability.metrics import request_id, server_timing
 from frameworks.types import Timings
 
 MAX_HEAD_BYTES = 64 * 1024
-"""Request line and headers together, or trailers; the parser itself would collect them without end."""
+"""Request line and headers together, or trailers; the parser itself has no bound."""
 
 STALL_S = 30.0
-"""How often it is looked whether a reader that is behind still reads."""
+"""Seconds between two checks of a reader that is behind."""
 LEAST_READ_BYTES = 16 * 1024
-"""A reader that is behind and takes no more than this in STALL_S is given up: what it does not read takes memory."""
+"""A reader that is behind and takes no more than this in STALL_S loses its connection: unread bytes take memory."""
 
 FAST_PATH = "roundhouse.fast_path"
-"""The ASGI extension of this protocol, a FastPath: a body that has come is taken, and a whole answer sent, at once.
-Messages, events and checks of our own headers cost 12 µs more.
+"""The ASGI extension of this protocol, a FastPath: take a body that has arrived, and send a whole response, at once.
+ASGI messages, events and checks of our own headers cost 12 µs more.
 """
 # A body below this is copied behind its head: one buffer, one system call.
 _JOINED_BYTES = 16 * 1024
@@ -29,13 +32,13 @@ _JOINED_BYTES = 16 * 1024
 class BoundedHttpProtocol(HttpToolsProtocol):
     """One connection. Named to uvicorn.Config as its `http` class."""
 
-    _exchange: "_Exchange | None" = None
+    cycle: "Cycle"
     _head_bytes = 0
-    # Bytes that have come since the parser last gave something on: a header that does not end adds to nothing else.
+    # Bytes that arrived since the parser last reported something: a header without end adds to nothing else.
     _held_bytes = 0
     _idle_since_s = 0.0
     _idle_timer: asyncio.TimerHandle | None = None
-    # What the reader had not taken when it was looked at last, while that is a lot, or the last of the connection.
+    # Bytes that the reader had not taken at the last check, while the buffer is full, or at the end of the connection.
     _unread_bytes = 0
     _stall_timer: asyncio.TimerHandle | None = None
 
@@ -47,26 +50,45 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.send_400_response("")
 
     def on_headers_complete(self) -> None:
+        """As uvicorn's, with a Cycle. Without websockets no upgrade is offered, and uvicorn's concurrency limit is off:
+        permits bound requests.
+        """
         if self._held_bytes > MAX_HEAD_BYTES:
-            # The beginning of the body may be among them.
+            # The first part of the body may be among them.
             self._head_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
             if self._head_bytes > MAX_HEAD_BYTES:
-                # Out of a parser's callback this ends the parsing, and the connection by send_400_response.
+                # Raised in a callback of the parser, this ends the parsing; send_400_response closes the connection.
                 raise ValueError("the head of the request is too long")
         self._held_bytes = 0
-        super().on_headers_complete()
-        self._exchange = _Exchange(self, self.cycle)
-        self.scope["extensions"] = {FAST_PATH: self._exchange}  # type: ignore[dict-item]
+        parser, scope = self.parser, self.scope
+        http_version = parser.get_http_version()
+        scope["method"] = parser.get_method().decode("ascii")
+        if http_version != "1.1":
+            scope["http_version"] = http_version
+        url = httptools.parse_url(self.url)
+        path = url.path.decode("ascii")
+        if "%" in path:
+            path = urllib.parse.unquote(path)
+        scope["path"] = self.root_path + path
+        scope["raw_path"] = self.root_path.encode("ascii") + url.path
+        scope["query_string"] = url.query or b""
+        previous = self.cycle
+        cycle = self.cycle = Cycle(self, http_version != "1.0" and parser.should_keep_alive())
+        scope["extensions"] = {FAST_PATH: cycle}  # type: ignore[dict-item]
+        if previous is None or previous.response_complete:
+            self._start_asgi_task(cycle, self.app)
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((cycle, self.app))
 
     def on_response_complete(self) -> None:
-        """As uvicorn's, with one timer for all the pauses of a connection: to start and stop one for each answer costs
-        3 µs.
-        """
+        """As uvicorn's, with one timer for all pauses of a connection: a timer for each response costs 3 µs."""
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             self._watch_reader()
             return
-        self.flow.resume_reading()
+        if self.flow.read_paused:
+            self.flow.resume_reading()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
             return
@@ -91,16 +113,31 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._held_bytes = 0
-        assert self._exchange is not None
-        if not self._exchange.gathers(body):
-            super().on_body(body)
+        cycle = self.cycle
+        if cycle.response_complete:
+            return
+        if cycle.collected is not None:
+            cycle.collect(body)
+            return
+        cycle.body += body
+        if len(cycle.body) > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
+        cycle.has_news = True
+        if cycle.event is not None:
+            cycle.event.set()
 
     def on_message_complete(self) -> None:
         self._held_bytes = 0
-        super().on_message_complete()
+        cycle = self.cycle
+        if cycle.response_complete:
+            return
+        cycle.more_body = False
+        cycle.has_news = True
+        if cycle.event is not None:
+            cycle.event.set()
 
     def send_400_response(self, msg: str) -> None:
-        """Answers what the parser refused, in the contract's form, and closes."""
+        """Answer what the parser refused, in the contract's form, and close the connection."""
         if self._head_bytes > MAX_HEAD_BYTES:
             msg = f"headers: more than {MAX_HEAD_BYTES} bytes of request line and headers; send fewer"
         given_id = request_id([])
@@ -116,7 +153,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _close_if_idle(self) -> None:
         self._idle_timer = None
         if self.transport.is_closing() or not self.cycle.response_complete or self._held_bytes:
-            # Under way again, or the next head is coming in; its answer winds the timer up anew.
+            # A request is in progress, or the next head arrives; its response starts the timer again.
             return
         left_s = self._idle_since_s + self.timeout_keep_alive - self.loop.time()
         if left_s > 0.0:
@@ -126,7 +163,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._watch_reader()
 
     def _watch_reader(self) -> None:
-        """From now on the reader has to take something, or the connection ends with what is unread."""
+        """From now on the reader has to take bytes, or the connection is closed with what is unread."""
         self._forget_reader()
         self._unread_bytes = self.transport.get_write_buffer_size()
         if self._unread_bytes:
@@ -144,73 +181,102 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._watch_reader()
 
 
-class _Exchange:
-    """One request and its answer: the FastPath of it."""
+class Cycle(RequestResponseCycle):
+    """One request and its response: uvicorn's cycle, and the FastPath of the request.
 
-    __slots__ = ("_cycle", "_gathered", "_protocol", "_room_bytes")
+    The event that ASGI's `receive` waits for is made when it is first used: most requests take the fast path.
+    """
 
-    def __init__(self, protocol: BoundedHttpProtocol, cycle: RequestResponseCycle) -> None:
-        self._protocol = protocol
-        self._cycle = cycle
-        # None: what comes of the body is left to ASGI's messages.
-        self._gathered: list[bytes] | None = None
-        self._room_bytes = 0
+    def __init__(self, protocol: BoundedHttpProtocol, keep_alive: bool) -> None:
+        # All attributes of uvicorn's cycle; its own __init__ would take them as twelve arguments.
+        self.scope = protocol.scope
+        self.transport = protocol.transport
+        self.flow = protocol.flow
+        self.logger = protocol.logger
+        self.access_logger = protocol.access_logger
+        self.access_log = protocol.access_log
+        self.default_headers = protocol.server_state.default_headers
+        self.on_response = protocol.on_response_complete
+        self.disconnected = False
+        self.keep_alive = keep_alive
+        self.waiting_for_100_continue = protocol.expect_100_continue
+        self.body = bytearray()
+        self.more_body = True
+        self.response_started = False
+        self.response_complete = False
+        self.chunked_encoding = None
+        self.expected_content_length = 0
+        self.event: asyncio.Event | None = None
+        self.has_news = False
+        """Whether something arrived that `receive` has not returned yet. Used until `event` exists."""
+        self.collected: list[bytes] | None = None
+        """Parts of the body since `collect_body`; None: they are left to ASGI's messages."""
+        self._most_bytes = 0
+
+    @property
+    def message_event(self) -> asyncio.Event:  # type: ignore[override]
+        if self.event is None:
+            self.event = asyncio.Event()
+            if self.has_news:
+                self.event.set()
+        return self.event
 
     def take_body(self) -> bytes | None:
-        """As RequestResponseCycle.receive, of a body that has come to its end."""
-        cycle = self._cycle
-        if cycle.more_body or cycle.disconnected or cycle.response_complete or cycle.waiting_for_100_continue:
+        """Return the whole body, if all of it has arrived; as RequestResponseCycle.receive."""
+        if self.more_body or self.disconnected or self.response_complete or self.waiting_for_100_continue:
             return None
-        body = bytes(cycle.body)
-        cycle.body = bytearray()
-        cycle.message_event.clear()
-        self._protocol.flow.resume_reading()
+        body = bytes(self.body)
+        self.body = bytearray()
+        self.has_news = False
+        if self.event is not None:
+            self.event.clear()
+        if self.flow.read_paused:
+            self.flow.resume_reading()
         return body
 
-    def gather(self, most_bytes: int) -> list[bytes]:
-        """From now on what comes of the body goes into this list, and no reading pauses, up to so many bytes. ASGI's
-        `receive` then returns at the body's end, at the first byte too many, and when the caller leaves.
+    def collect_body(self, max_bytes: int) -> list[bytes]:
+        """Add further parts of the body to the returned list, without pausing, up to `max_bytes` bytes.
 
-        A task that wakes for every 64 KiB takes longer than all that is done with them.
+        ASGI's `receive` then returns at the end of the body, after `max_bytes`, and when the client disconnects. A task
+        that wakes for every 64 KiB takes longer than all that is done with them.
         """
-        self._room_bytes = most_bytes
-        self._gathered = []
-        return self._gathered
+        self._most_bytes = max_bytes
+        self.collected = []
+        return self.collected
 
-    def gathers(self, piece: bytes) -> bool:
-        """Whether the piece that has come was taken; else it is the cycle's."""
-        if self._gathered is None or self._cycle.response_complete:
-            return False
-        self._gathered.append(piece)
-        self._room_bytes -= len(piece)
-        if self._room_bytes < 0:
-            self._protocol.flow.pause_reading()
-            self._cycle.message_event.set()
-        return True
+    def collect(self, part: bytes) -> None:
+        """Add a part of the body to the list of `collect_body`."""
+        assert self.collected is not None
+        self.collected.append(part)
+        self._most_bytes -= len(part)
+        if self._most_bytes < 0:
+            self.flow.pause_reading()
+            self.message_event.set()
 
     def respond(self, status: int, header_lines: bytes, body: bytes) -> bool:
-        """As RequestResponseCycle.send, of a whole answer."""
-        cycle, protocol = self._cycle, self._protocol
-        if cycle.disconnected or cycle.response_started or protocol.flow.write_paused:
+        """Send a whole response, as RequestResponseCycle.send. False if it cannot be sent now."""
+        if self.disconnected or self.response_started or self.flow.write_paused:
             return False
-        cycle.response_started = cycle.response_complete = True
+        self.response_started = self.response_complete = True
         head = [STATUS_LINE[status]]
-        for name, value in cycle.default_headers:
+        for name, value in self.default_headers:
             head += (name, b": ", value, b"\r\n")
         head.append(header_lines)
-        head.append(b"\r\n" if cycle.keep_alive else b"connection: close\r\n\r\n")
-        cycle.message_event.set()
+        head.append(b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n")
+        if self.event is not None:
+            self.event.set()
         if len(body) < _JOINED_BYTES:
             head.append(body)
-            protocol.transport.write(b"".join(head))
+            self.transport.write(b"".join(head))
         else:
-            protocol.transport.write(b"".join(head))
-            protocol.transport.write(body)
-        if not cycle.keep_alive:
-            protocol.transport.close()
-        cycle.on_response()
+            self.transport.write(b"".join(head))
+            self.transport.write(body)
+        if not self.keep_alive:
+            self.transport.close()
+        self.on_response()
         return True
 
     def abort(self) -> None:
-        self._cycle.disconnected = True
-        self._protocol.transport.abort()
+        """Close the connection, with what its reader has not taken."""
+        self.disconnected = True
+        self.transport.abort()

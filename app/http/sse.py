@@ -1,4 +1,4 @@
-"""An answer that is sent while it is made: server-sent events (WHATWG HTML, section 9.2) in HTTP's chunks."""
+"""Responses that are sent while they are generated: server-sent events (WHATWG HTML, section 9.2)."""
 
 import asyncio
 import time
@@ -6,32 +6,34 @@ from asyncio import CancelledError
 
 from starlette.types import Send
 
-from app.http.wire import HttpCaller, map_error
+from app.http.disconnects import WatchedRequest
+from app.http.responses import map_error
 from app.observability.metrics import RequestRecord, server_timing
 from app.protocols.codec import StreamWriter
 from app.protocols.errors import ClientGone
 from frameworks.errors import Draining
 from frameworks.generation.types import Generation, Piece
 
-LAST_WORD_S = 5.0
-"""An error that a reader is too far behind to be told in this time is not told: the connection ends."""
+LAST_EVENT_S = 5.0
+"""Seconds for a slow reader to take the event of an error; then the connection is closed."""
 
 
 class EventStream:
-    """One answer on its way. Nothing of it is sent before its first piece is there."""
+    """One streamed response. Nothing is sent before the first piece exists."""
 
-    def __init__(self, send: Send, record: RequestRecord, writer: StreamWriter) -> None:
+    def __init__(self, send: Send, record: RequestRecord, request: WatchedRequest, writer: StreamWriter) -> None:
+        """`request`: cancelled if its client disconnects."""
         self._send = send
         self._record = record
+        self._request = request
         self._writer = writer
         self._last: list[bytes] = []
         self._has_failed = False
 
-    async def send_pieces(self, generation: Generation, caller: HttpCaller) -> None:
-        """Sends all that comes; what is to be said at the end of it is left to `finish`.
+    async def send_pieces(self, generation: Generation) -> None:
+        """Send all pieces; the end of the response is left to `finish`.
 
-        `caller`: whose leaving cancels this. Raises what keeps the first piece from coming, which an
-        ordinary answer can tell; ClientGone.
+        Raises what fails before the first piece, which an ordinary response can report; ClientGone.
         """
         first = await anext(generation, None)
         await self._begin()
@@ -39,32 +41,32 @@ class EventStream:
             payloads = self._writer.begin()
             if first is not None:
                 payloads += self._payloads([first, *generation.ready()])
-            await self._events(payloads)
+            await self._send_events(payloads)
             async for piece in generation:
-                await self._events(self._payloads([piece, *generation.ready()]))
+                await self._send_events(self._payloads([piece, *generation.ready()]))
             latency_ms = (time.perf_counter() - self._record.started_s) * 1e3
             self._last = self._writer.end(generation.usage, latency_ms)
         except CancelledError:
-            if caller.is_gone:
+            if self._request.is_gone:
                 raise
-            # Only the end of the drain's time cancels a request.
-            self._fail(Draining("the server went down before this was at its end; ask another"))
+            # Only the end of the drain time cancels a request.
+            self._fail(Draining("the server shut down before the text was complete; send it to another server"))
         except ClientGone:
             raise
-        except Exception as error:  # noqa: BLE001 - the caller has a part of the answer, and is told here or never
+        except Exception as error:  # noqa: BLE001 - a part of the response is sent, so the error becomes an event
             self._fail(error)
 
     async def finish(self) -> None:
-        """Sends the end, of an answer or of its failure. A reader that does not take it loses the connection."""
+        """Send the end of the response or of its failure. A reader that does not take it loses the connection."""
         try:
-            async with asyncio.timeout(LAST_WORD_S if self._has_failed else None):
-                await self._events(self._last, is_last=True)
+            async with asyncio.timeout(LAST_EVENT_S if self._has_failed else None):
+                await self._send_events(self._last, is_last=True)
         except (TimeoutError, CancelledError):
             if self._record.fast_path is not None:
                 self._record.fast_path.abort()
 
     def _payloads(self, pieces: list[Piece]) -> list[bytes]:
-        """Of pieces that are there together, and so go in one write."""
+        """Return the payloads of pieces that exist together, which are sent in one write."""
         return [payload for piece in pieces for payload in self._writer.piece(piece)]
 
     def _fail(self, error: Exception) -> None:
@@ -87,8 +89,8 @@ class EventStream:
         )
         record.status = 200
 
-    async def _events(self, payloads: list[bytes], is_last: bool = False) -> None:
-        """Waits while the reader is behind. Raises ClientGone."""
+    async def _send_events(self, payloads: list[bytes], is_last: bool = False) -> None:
+        """Send events in one write; waits while the reader is slow. Raises ClientGone."""
         if not payloads and not is_last:
             return
         body = b"".join([b"data: %b\n\n" % payload for payload in payloads])

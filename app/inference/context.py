@@ -1,4 +1,4 @@
-"""Which version of which model answers a request: found while it is decoded, and held from then on."""
+"""What one request holds while it is processed: its permit, its timings, and the version that answers it."""
 
 from collections.abc import Callable
 
@@ -8,84 +8,113 @@ from frameworks.manager import MLFrameworkManager
 from frameworks.models.slot import ModelSlot
 from frameworks.models.version import ModelVersion, VersionNotLoaded
 from frameworks.scheduling.admission import Permit
-from frameworks.types import ModelSpec
+from frameworks.types import DEFAULT_PRIORITY, ModelSpec, Timings
 
 
-class RequestContext:
-    """What is known of one request's model while it is decoded: the version that is to answer stays the same one."""
+class RunContext:
+    """What a run of a decoded request needs. `timings`: what the run took is added there. `priority`: 1 is first."""
 
-    __slots__ = ("_manager", "not_loaded", "permit", "record", "shadowed", "timeout_ms", "version")
+    __slots__ = ("permit", "priority", "timings", "version")
+
+    version: ModelVersion
+
+    def __init__(self, permit: Permit, timings: Timings, priority: int = DEFAULT_PRIORITY) -> None:
+        """`version` is set when it is known. The permit holds a reference to it."""
+        self.permit = permit
+        self.timings = timings
+        self.priority = priority
+
+
+class RequestContext(RunContext):
+    """The context of one client's request. The version is chosen once, while the request is decoded."""
+
+    __slots__ = ("_is_routed", "_manager", "not_loaded", "record", "shadowed", "timeout_ms")
 
     def __init__(self, manager: MLFrameworkManager, record: RequestRecord, permit: Permit) -> None:
-        self._manager = manager
-        self.record = record
         self.permit = permit
-        self.version: ModelVersion | None = None
+        self.timings = record.timings
+        self.record = record
+        self._manager = manager
+        self._is_routed = False
         self.not_loaded: ModelVersion | None = None
         """The version whose load the request has to wait for."""
         self.timeout_ms: float | None = None
-        """The deadline that the request named, as far as it was read before the version was found not to be loaded."""
+        """The deadline that the request names, if it was read before the version was found not to be loaded."""
         self.shadowed: ModelSlot | None = None
-        """The model, if its answer to this request is compared with that of another version."""
+        """The model, if the response to this request is compared with that of a shadow version."""
 
-    def look(self, name: str, version: str | None) -> None:
-        """Raises what keeps the model from answering before the body is read. Which version answers is settled then:
-        another may serve when the body has come.
+    def check_available(self, name: str, version: str | None) -> None:
+        """Raise what keeps the model from answering, before the body is read.
+
+        The version is not chosen yet: another one may serve when the body has arrived.
         """
         slot = self._manager.slot(name)
-        self.record.model, self.record.version = slot.name, slot.version
+        self.record.model, self.record.version = slot.name, slot.active.version
         chosen = slot.default_version if version is None else slot.version_named(version)
-        try:  # noqa: SIM105 - `suppress` costs a third of a microsecond, for each request
+        try:  # noqa: SIM105 - `suppress` costs a third of a microsecond for each request
             self._check(chosen)
         except VersionNotLoaded:
             pass
 
-    def find_spec(
-        self, name: str, version: str | None, read_timeout_ms: Callable[[], float | None] = lambda: None
-    ) -> ModelSpec:
-        """What the version that answers is; of the only model that generates text where `name` is "". Raises what keeps
-        it from answering, before body or tensors are read.
+    def find_spec(self, name: str, version: str | None, read_timeout_ms: Callable[[], float | None]) -> ModelSpec:
+        """Choose the version that answers and return its spec; see FindSpec of the pipeline.
+
+        `name` "" means the only model that generates text. Called before the body's data are read. Raises what keeps
+        the version from answering; VersionNotLoaded if the request has to wait for a load.
         """
-        chosen = self.version
-        if chosen is None:
-            slot = self._manager.slot(name or self._generating())
-            self.record.model, self.record.version = slot.name, slot.version
+        if self._is_routed:
+            chosen = self.version
+        else:
+            slot = self._manager.slots_by_name.get(name) or self._manager.slot(name or self._only_generator())
+            self.record.model, self.record.version = slot.name, slot.active.version
             chosen = self.version = slot.route() if version is None else slot.version_named(version)
+            self._is_routed = True
             self.record.version = chosen.version
-            self.shadowed = slot if slot.shadow is not None and version is None and chosen is slot.active else None
+            if slot.shadow is not None:
+                self.shadowed = slot if version is None and chosen is slot.active else None
         try:
             return self._check(chosen)
         except ModelUnloaded:
             if version is None and self._manager.slot(chosen.model.name).default_version is not chosen:
-                # It left between two readings of a long body, in a thread; its successor answers.
-                self.version = None
+                # It was unloaded between two readings of a long body, on a thread; its successor answers.
+                self._is_routed = False
                 return self.find_spec(chosen.model.name, version, read_timeout_ms)
             raise
         except VersionNotLoaded:
+            self.not_loaded = chosen
             self.timeout_ms = read_timeout_ms()
             raise
 
-    def _generating(self) -> str:
-        """The name of the model that generates text. Raises InvalidInput where none does, or several."""
-        names = [slot.name for slot in self._manager.slots if slot.spec is not None and slot.spec.task == "generate"]
-        if len(names) != 1:
-            there = f"{', '.join(names)} generate text" if names else "no model that generates text is loaded"
-            raise InvalidInput("model_name", f"is missing, and {there}; name one")
-        return names[0]
-
-    def enter(self, spec: ModelSpec) -> bool:
-        """Whether the version that the request was decoded for answers it; else another one may have to."""
-        version = self.version
-        assert version is not None
-        if version.enter(self.permit, spec):
+    def acquire(self, spec: ModelSpec) -> bool:
+        """Take a reference to the version. False if it no longer answers: the request is then routed again."""
+        if self.version.acquire(self.permit, spec):
             return True
-        self.permit.release_model()
-        self.version = None
+        self.permit.release_version()
+        self._is_routed = False
         return False
+
+    def reroute_unless_held(self, version: ModelVersion) -> None:
+        """After waiting for a load: route the request again, unless this version has waited for it."""
+        self._is_routed = version.is_held_by(self.permit)
+        if self._is_routed:
+            self.version = version
+
+    def release_version(self) -> None:
+        """Release the reference: the model's part is done, even if the client reads the response slowly."""
+        self.permit.held = None
+        self.version.release(self.permit)
 
     def _check(self, version: ModelVersion) -> ModelSpec:
         spec = version.spec_for(self.permit)
         if not version.model.entry.cache:
-            # What is known already is answered also where there is no room.
+            # A cached response is sent even if the queue is full.
             self.permit.check_room(version.model.requests)
         return spec
+
+    def _only_generator(self) -> str:
+        """Return the name of the only model that generates text. Raises InvalidInput if there is none, or several."""
+        names = [slot.name for slot in self._manager.slots if slot.spec is not None and slot.spec.task == "generate"]
+        if len(names) != 1:
+            found = f"{', '.join(names)} generate text" if names else "no model that generates text is loaded"
+            raise InvalidInput("model_name", f"expected a model name, got none, and {found}; name one")
+        return names[0]

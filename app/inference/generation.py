@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
+from app.inference.context import RunContext
 from app.inference.stream import GenerationStream
 from app.observability.metrics import GenerationMetrics
 from frameworks.errors import DeadlineExceeded, InvalidInput
@@ -21,10 +22,7 @@ from frameworks.generation.types import (
     SequenceRequest,
     TokenMatcher,
 )
-from frameworks.models.version import ModelVersion
 from frameworks.runtime import StepModel
-from frameworks.scheduling.admission import Permit
-from frameworks.types import Timings
 
 MOST_SEQUENCES = 128
 """Of one request: its prompts times the choices of each."""
@@ -54,17 +52,11 @@ class GenerationService:
         self._metrics = metrics
 
     async def begin(
-        self,
-        version: ModelVersion,
-        request: GenerateRequest,
-        timings: Timings,
-        permit: Permit,
-        priority: int,
-        left_s: float | None,
-        in_pieces: bool,
+        self, context: RunContext, request: GenerateRequest, left_s: float | None, in_pieces: bool
     ) -> GenerationStream:
         """As InferenceService.generate."""
-        permit.queue(version.model.requests)
+        version, timings = context.version, context.timings
+        context.permit.queue(version.model.requests)
         model, dispatcher = version.generating()
         _check(request)
         loop = asyncio.get_running_loop()
@@ -84,9 +76,9 @@ class GenerationService:
         if deadline_s is not None and loop.time() >= deadline_s:
             raise late
         assert model.spec.generation is not None
-        sequences = _sequences(request, prepared, model.spec.generation, priority, in_pieces)
+        sequences = _sequences(request, prepared, model.spec.generation, context.priority, in_pieces)
         answer = GenerationStream(
-            dispatcher.open(sequences, permit.begin),
+            dispatcher.open(sequences, context.permit.begin),
             sequences[0].sequence_id,
             _texts(request, prepared, model),
             prepared.prompts,

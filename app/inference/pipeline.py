@@ -1,9 +1,10 @@
-"""A request's way from its words to its answer, whatever door it came in by: decode → wait → infer → encode."""
+"""The path of one request, for every protocol: decode, wait for a load, infer or generate, encode."""
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -13,12 +14,11 @@ from app.inference.service import InferenceService
 from app.inference.shadowing import ShadowTraffic
 from app.observability.metrics import Observer, RequestRecord
 from frameworks.errors import DeadlineExceeded
-from frameworks.generation.types import Generation
+from frameworks.generation.types import GenerateAnswer, GenerateRequest, Generation
 from frameworks.manager import MLFrameworkManager
-from frameworks.models.version import VersionNotLoaded
+from frameworks.models.version import ModelVersion, VersionNotLoaded
 from frameworks.scheduling.admission import Permit, RequestLimit
-from frameworks.text.tokens import TokenAnswer
-from frameworks.types import Answer, ModelSpec
+from frameworks.types import ModelSpec
 
 FindSpec = Callable[[str, str | None, Callable[[], float | None]], ModelSpec]
 """RequestContext.find_spec: model, version (None: the request names none) and how to read the request's `timeout_ms`.
@@ -31,13 +31,13 @@ def no_timeout_ms() -> None:
     """The `read_timeout_ms` of a request that names no timeout."""
 
 
-Encoded = TypeVar("Encoded")
+Result = TypeVar("Result")
 
 
 class DecodedRequest(Protocol):
-    """A question, for one model, whose `spec` it was read by. `stream`: answered piece by piece.
+    """A request for one model, decoded by the `spec` of one of its versions. `stream`: the response comes in pieces.
 
-    `timeout_ms` None: the caller named no deadline.
+    `timeout_ms` None: the request names no deadline.
     """
 
     @property
@@ -56,16 +56,49 @@ class DecodedRequest(Protocol):
     def stream(self) -> bool: ...
 
 
-Question = TypeVar("Question", bound=DecodedRequest)
+class TextStream(Protocol):
+    """A response that is sent while it is generated."""
+
+    async def send_pieces(self, generation: Generation) -> None:
+        """Send all pieces. Raises what fails before the first one, which an ordinary response can still report."""
+        ...
+
+    async def finish(self) -> None:
+        """Send the end of the response, after the model's part is done."""
+        ...
 
 
-class Caller(Protocol):
-    """Who waits for an answer. Its going away cancels the task that works for it, between `watch` and `unwatch`."""
+class Exchange(Protocol):
+    """One request as its transport sees it: how it is decoded, how its response is encoded, whether it is cancelled.
 
-    def watch(self) -> None: ...
+    `is_long_to_decode`: decoding would block the event loop for about a millisecond.
+    """
 
-    async def unwatch(self) -> None:
-        """Raises ClientGone where it went away."""
+    @property
+    def is_long_to_decode(self) -> bool: ...
+
+    def decode(self, find_spec: FindSpec) -> DecodedRequest:
+        """Decode the request. Any thread may call it. Raises InvalidInput and what `find_spec` raises."""
+        ...
+
+    def is_long_to_encode(self, decoded: Any, answer: Any) -> bool:
+        """Whether `encode` would block the event loop for about a millisecond."""
+        ...
+
+    def encode(self, decoded: Any, answer: Any) -> Any:
+        """Encode the response. Any thread may call it."""
+        ...
+
+    def open_stream(self, decoded: Any) -> TextStream | None:
+        """Return a stream if the response is sent in pieces."""
+        ...
+
+    def watch(self) -> None:
+        """From now on a client that disconnects cancels the current task."""
+        ...
+
+    def unwatch(self) -> Awaitable[None] | None:
+        """End `watch`. Awaiting the result raises ClientGone if the client has disconnected; None: it has not."""
         ...
 
 
@@ -96,114 +129,148 @@ class Pipeline:
         self.bounds = bounds
         self._service = service
         self._shadowing = shadowing
-        # One thread: several would only fight for the interpreter's lock.
+        # One thread: several would only compete for the interpreter's lock.
         self._long_work = ThreadPoolExecutor(1, thread_name_prefix="long-bodies")
 
     def close(self) -> None:
-        """Ends the thread of long bodies; what waits for it is dropped."""
+        """End the thread for long bodies; queued work is dropped."""
         self._long_work.shutdown(wait=False, cancel_futures=True)
 
-    async def enter(
-        self, door: RequestContext, decode: Callable[[FindSpec], Question], is_long: bool, caller: Caller
-    ) -> Question:
-        """Reads the question by the version that is to answer it, and makes it that version's visitor.
-
-        `is_long`: to read it holds the loop for about a millisecond, so it is read in a thread. Raises what `decode`
-        does, DeadlineExceeded, what keeps the version from answering, and what a load that it waits for ends with.
-        """
-        decoded = await self._decoded(door, decode, is_long)
-        while decoded is None or not door.enter(decoded.spec):
-            # Its version is not loaded, or has left since: a rare thing, and then a long one.
-            if decoded is None:
-                await self._wait_for(door, caller)
-            decoded = await self._decoded(door, decode, is_long)
-        return decoded
-
-    async def infer(self, door: RequestContext, decoded: DecodedRequest, caller: Caller) -> Answer | TokenAnswer:
-        """The answer to a question that has entered. Raises as InferenceService.infer."""
-        record, version = door.record, door.version
-        assert version is not None
-        left_s = self._left_s(decoded.timeout_ms, record)
-        caller.watch()
-        try:
-            answer = await self._service.infer(
-                version, decoded.request, record.timings, door.permit, decoded.priority, left_s
-            )
-        finally:
-            await caller.unwatch()
-        if door.shadowed is not None:
-            self._shadowing.copy(door.shadowed, decoded.request, answer)
-        return answer
-
-    async def generate(self, door: RequestContext, decoded: DecodedRequest) -> Generation:
-        """The answer in the making to a GenerateRequest that has entered: the caller closes it in any case, and watches
-        who it is for. Raises as InferenceService.generate.
-        """
-        record, version = door.record, door.version
-        assert version is not None
-        left_s = self._left_s(decoded.timeout_ms, record)
-        return await self._service.generate(
-            version, decoded.request, record.timings, door.permit, decoded.priority, left_s, decoded.stream
-        )
-
-    async def encode(self, door: RequestContext, write: Callable[[], Encoded], is_long: bool) -> Encoded:
-        """What `write` gives, in a thread where it is long. The model has done its part then: a caller that reads
-        slowly does not keep it from leaving.
-        """
-        started_s = time.perf_counter()
-        if is_long:
-            encoded = await asyncio.get_running_loop().run_in_executor(self._long_work, write)
-        else:
-            encoded = write()
-        door.record.timings.encode_s += time.perf_counter() - started_s
-        door.permit.release_model()
-        return encoded
-
-    async def _decoded(
-        self, door: RequestContext, decode: Callable[[FindSpec], Question], is_long: bool
-    ) -> Question | None:
-        """None where the version that is to answer has to be loaded first."""
-        started_s = time.perf_counter()
-        try:
-            if not is_long:
-                return decode(door.find_spec)
-            # In a thread: the interpreter's lock is free between the library's calls, and the loop goes on.
-            return await asyncio.get_running_loop().run_in_executor(self._long_work, decode, door.find_spec)
-        except VersionNotLoaded as error:
-            door.not_loaded = error.version
-            return None
-        finally:
-            door.record.timings.decode_s += time.perf_counter() - started_s
-
-    async def _wait_for(self, door: RequestContext, caller: Caller) -> None:
-        """Until the version is loaded, or another one may answer instead. Raises DeadlineExceeded, ClientGone, and what
-        the load ends with.
-        """
-        version, record = door.not_loaded, door.record
-        assert version is not None
-        door.permit.queue(version.model.requests)
-        left_s = self._left_s(door.timeout_ms, record)
-        started_s = time.perf_counter()
-        caller.watch()
-        try:
-            async with asyncio.timeout(None if left_s is None else max(0.0, left_s)):
-                await self.manager.wait_for(version, door.permit)
-        except TimeoutError:
-            raise DeadlineExceeded(
-                f"{version} was not loaded within timeout_ms; allow more time, or load it before it is asked for"
-            ) from None
-        finally:
-            record.timings.queue_s += time.perf_counter() - started_s
-            await caller.unwatch()
-        # It is asked again which version answers, unless this one has waited for the request.
-        door.version = version if version.is_held_by(door.permit) else None
+    def admit(self, record: RequestRecord) -> RequestContext:
+        """Give the request a place at the server; its permit must be released. Raises Draining, Overloaded."""
+        return RequestContext(self.manager, record, self.new_permit())
 
     def new_permit(self) -> Permit:
-        """A place among the server's requests. Raises Draining, Overloaded."""
-        self.lifecycle.check_accepting()
+        """Return a place at the server. Raises Draining, Overloaded."""
+        if self.lifecycle.is_draining:
+            self.lifecycle.check_accepting()
         return Permit(self.bounds.requests)
 
-    def _left_s(self, timeout_ms: float | None, record: RequestRecord) -> float | None:
-        """Seconds until the request's deadline, counted from its first byte; None if it has none."""
-        timeout_ms = timeout_ms or self.bounds.default_timeout_ms
-        return None if timeout_ms is None else timeout_ms / 1000 - (time.perf_counter() - record.started_s)
+    async def run(self, context: RequestContext, exchange: Exchange) -> Any:
+        """Run an admitted request and return the encoded response; None if it was sent in pieces.
+
+        Raises what decoding raises, DeadlineExceeded, Overloaded and the other ModelUnavailable errors, InvalidInput,
+        OutOfMemory, and ClientGone.
+        """
+        decoded = await self._decode(context, exchange)
+        context.priority = decoded.priority
+        timeout_ms = decoded.timeout_ms or self.bounds.default_timeout_ms
+        answer: Any
+        if type(decoded.request) is GenerateRequest:
+            answer = await self._generate(context, exchange, decoded, self._left_s(timeout_ms, context))
+            if answer is None:
+                return None
+        else:
+            exchange.watch()
+            try:
+                if timeout_ms is None:
+                    answer = await self._service.infer(context, decoded.request)
+                else:
+                    answer = await self._infer_within(self._left_s(timeout_ms, context), context, decoded.request)
+            finally:
+                disconnected = exchange.unwatch()
+                if disconnected is not None:
+                    await disconnected
+            if context.shadowed is not None:
+                self._shadowing.copy(context.shadowed, decoded.request, answer)
+        started_s = time.perf_counter()
+        if exchange.is_long_to_encode(decoded, answer):
+            encoded = await self._in_thread(exchange.encode, decoded, answer)
+        else:
+            encoded = exchange.encode(decoded, answer)
+        context.timings.encode_s += time.perf_counter() - started_s
+        context.release_version()
+        return encoded
+
+    async def _decode(self, context: RequestContext, exchange: Exchange) -> DecodedRequest:
+        """Decode the request by the version that answers it, and take a reference to that version.
+
+        Waits if the version has to be loaded first. If it was unloaded meanwhile, the request is routed again.
+        """
+        while True:
+            started_s = time.perf_counter()
+            decoded: DecodedRequest | None = None
+            try:
+                if exchange.is_long_to_decode:
+                    # The libraries release the interpreter's lock between their calls: the loop goes on.
+                    decoded = await self._in_thread(exchange.decode, context.find_spec)
+                else:
+                    decoded = exchange.decode(context.find_spec)
+            except VersionNotLoaded:
+                pass
+            finally:
+                context.timings.decode_s += time.perf_counter() - started_s
+            if decoded is None:
+                await self._wait_for_load(context, exchange)
+            elif context.acquire(decoded.spec):
+                return decoded
+
+    async def _wait_for_load(self, context: RequestContext, exchange: Exchange) -> None:
+        """Wait until the version is loaded, or until another version may answer instead.
+
+        Raises DeadlineExceeded, ClientGone, and what the load fails with.
+        """
+        version, permit = context.not_loaded, context.permit
+        assert version is not None
+        permit.queue(version.model.requests)
+        left_s = self._left_s(context.timeout_ms or self.bounds.default_timeout_ms, context)
+        started_s = time.perf_counter()
+        exchange.watch()
+        try:
+            async with asyncio.timeout(None if left_s is None else max(0.0, left_s)):
+                await self.manager.wait_for(version, permit)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"{version} was not loaded within timeout_ms; allow more time, or load it before the first request"
+            ) from None
+        finally:
+            context.timings.queue_s += time.perf_counter() - started_s
+            disconnected = exchange.unwatch()
+            if disconnected is not None:
+                await disconnected
+        context.reroute_unless_held(version)
+
+    async def _infer_within(self, left_s: float | None, context: RequestContext, request: Any) -> Any:
+        """Infer before the deadline. A request whose deadline has passed never runs. Raises DeadlineExceeded."""
+        try:
+            async with asyncio.timeout(left_s):
+                if left_s is not None and left_s <= 0.0:
+                    raise TimeoutError
+                return await self._service.infer(context, request)
+        except TimeoutError:
+            raise _late(context.version) from None
+
+    async def _generate(
+        self, context: RequestContext, exchange: Exchange, decoded: DecodedRequest, left_s: float | None
+    ) -> GenerateAnswer | None:
+        """Return the whole text; None if the exchange has sent it in pieces."""
+        stream = exchange.open_stream(decoded) if decoded.stream else None
+        exchange.watch()
+        try:
+            # Closed at once if the client disconnects or cannot be reached: its sequences end.
+            with closing(
+                await self._service.generate(context, decoded.request, left_s, in_pieces=decoded.stream)
+            ) as generation:
+                if stream is None:
+                    return await generation.whole()
+                await stream.send_pieces(generation)
+        finally:
+            disconnected = exchange.unwatch()
+            if disconnected is not None:
+                await disconnected
+        context.release_version()
+        await stream.finish()
+        return None
+
+    async def _in_thread(self, work: Callable[..., Result], *arguments: Any) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._long_work, work, *arguments)
+
+    def _left_s(self, timeout_ms: float | None, context: RequestContext) -> float | None:
+        """Return the seconds until the request's deadline, counted from its first byte; None if it has no deadline."""
+        return None if timeout_ms is None else timeout_ms / 1000 - (time.perf_counter() - context.record.started_s)
+
+
+def _late(version: ModelVersion) -> DeadlineExceeded:
+    return DeadlineExceeded(
+        f'model "{version.model.name}" did not answer within timeout_ms; allow more time or ask for less at once'
+    )

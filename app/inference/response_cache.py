@@ -1,4 +1,4 @@
-"""The short cut: a question that was answered is not asked again, and one that is being answered not asked twice."""
+"""The response cache: an equal request is answered from memory, or waits for the run of the first one."""
 
 import asyncio
 from collections import Counter
@@ -19,40 +19,40 @@ from frameworks.types import (
 )
 from memory.result_cache import ResultCache
 
-Question = TensorBatch | TextRequest | PairRequest
-# What an object of Python's takes beside its content, and its place in a list or tuple.
+CacheableRequest = TensorBatch | TextRequest | PairRequest
+# The size of a Python object beside its content, and of its place in a list or tuple.
 _OBJECT_BYTES = 64
-_CHARACTER_BYTES = 4  # of a text with characters beyond the first 65,536; most take less
+_CHARACTER_BYTES = 4  # for texts with characters beyond U+FFFF; most take less
 
 
-class _Flight:
-    """A question that is being answered. `landed` is made by the first who waits for it."""
+class _PendingRun:
+    """A request that is being run. `future` is made by the first other caller that waits for its response."""
 
-    __slots__ = ("landed",)
+    __slots__ = ("future",)
 
     def __init__(self) -> None:
-        self.landed: asyncio.Future[Answer | None] | None = None
+        self.future: asyncio.Future[Answer | None] | None = None
 
-    def land(self, outcome: Answer | BaseException) -> None:
-        """Tells those who wait: the answer, the error, or that the next of them has to ask, as who asked is gone."""
-        if self.landed is None:
+    def resolve(self, outcome: Answer | BaseException) -> None:
+        """Give waiting callers the response or the error; None after a cancelled run: the next caller runs it."""
+        if self.future is None:
             return
         if isinstance(outcome, Exception):
-            self.landed.set_exception(outcome)
-            self.landed.exception()  # all who waited may have gone
+            self.future.set_exception(outcome)
+            self.future.exception()  # all waiting callers may have been cancelled
         elif isinstance(outcome, BaseException):
-            self.landed.set_result(None)
+            self.future.set_result(None)
         else:
-            self.landed.set_result(outcome)
+            self.future.set_result(outcome)
 
 
 class ResponseCache:
-    """Owned by the event loop."""
+    """Cached responses, and the runs that several equal requests share. Owned by the event loop."""
 
     def __init__(self, cache: ResultCache[Answer], hits: Counter[str], misses: Counter[str]) -> None:
-        """`hits`, `misses`: by model, added up there; who waits for another's answer is a hit."""
+        """`hits`, `misses`: by model, counted there. A request that waits for another's run is a hit."""
         self._cache = cache
-        self._flights: dict[Hashable, _Flight] = {}
+        self._pending: dict[Hashable, _PendingRun] = {}
         self._hits = hits
         self._misses = misses
 
@@ -64,75 +64,70 @@ class ResponseCache:
     def evictions(self) -> int:
         return self._cache.evictions
 
-    async def answer(
+    async def get_or_run(
         self,
         model: str,
-        serving: Hashable,
-        question: Question,
-        ask: Callable[[], Awaitable[Answer]],
-        joined: Callable[[], None],
+        serving_id: Hashable,
+        request: CacheableRequest,
+        run: Callable[[], Awaitable[Answer]],
+        on_wait: Callable[[], None],
     ) -> Answer:
-        """The answer of `ask`, or the same one from before or from a neighbour who asks it now.
+        """Return the cached response, the response of an equal request that runs now, or the response of `run`.
 
-        `serving`: what besides name and question the answer depends on: version and load. `joined` is called before a
-        neighbour's answer is waited for. A caller who asks for others too and goes away leaves the asking to the next
-        of them. Raises what `ask` raises, to all of them.
+        `serving_id`: changes with each load of the version. `on_wait` is called before the request waits for another
+        one. If a caller whose run others wait for is cancelled, the next of them runs it. Raises what `run` raises, to
+        all of them.
         """
-        key, key_bytes = _key_of(model, serving, question)
+        key, key_bytes = _key_of(model, serving_id, request)
         if key is None:
-            return await ask()
+            return await run()
         while True:
-            kept = self._cache.get(key)
-            if kept is not None:
+            cached = self._cache.get(key)
+            if cached is not None:
                 self._hits[model] += 1
-                return kept
-            flight = self._flights.get(key)
-            if flight is None:
+                return cached
+            pending = self._pending.get(key)
+            if pending is None:
                 break
-            if flight.landed is None:
-                flight.landed = asyncio.get_running_loop().create_future()
-            joined()
-            answer = await asyncio.shield(flight.landed)
+            if pending.future is None:
+                pending.future = asyncio.get_running_loop().create_future()
+            on_wait()
+            answer = await asyncio.shield(pending.future)
             if answer is not None:
                 self._hits[model] += 1
                 return answer
 
         self._misses[model] += 1
-        flight = self._flights[key] = _Flight()
+        pending = self._pending[key] = _PendingRun()
         try:
-            answer = _owning_its_memory(await ask())
+            answer = _owning_its_memory(await run())
         except BaseException as error:
-            del self._flights[key]
-            flight.land(error)
+            del self._pending[key]
+            pending.resolve(error)
             raise
-        del self._flights[key]
-        if flight.landed is not None:
-            flight.land(answer)
+        del self._pending[key]
+        pending.resolve(answer)
         self._cache.put(key, answer, model, key_bytes + _bytes_of(answer))
         return answer
 
     def drop(self, model: str) -> None:
-        """Forgets what a model answered: it is another one now, or gone."""
+        """Drop the responses of a model that was replaced or unloaded."""
         self._cache.drop(model)
 
 
-def _key_of(model: str, serving: Hashable, question: Question) -> tuple[tuple[Hashable, ...] | None, int]:
-    """All that the answer depends on, every byte of it, and the bytes that this takes; None for what is not worth a key
-    (lists, maps).
-    """
-    if isinstance(question, TextRequest):
-        texts = tuple(question.texts)
+def _key_of(model: str, serving_id: Hashable, request: CacheableRequest) -> tuple[tuple[Hashable, ...] | None, int]:
+    """Return all that the response depends on, every byte of it, and its size; None for inputs with lists or maps."""
+    if isinstance(request, TextRequest):
+        texts = tuple(request.texts)
         size_bytes = _CHARACTER_BYTES * sum(map(len, texts)) + _OBJECT_BYTES * len(texts)
-        options = question.normalize, question.truncate, question.top_k, question.dimensions
-        return (model, serving, texts, *options), size_bytes
-    if isinstance(question, PairRequest):
-        size_bytes = sum(
-            _CHARACTER_BYTES * (len(one) + len(other)) + 3 * _OBJECT_BYTES for one, other in question.pairs
-        )
-        return (model, serving, tuple(question.pairs), question.truncate), size_bytes
-    key: list[Hashable] = [model, serving, question.output_names]
+        options = request.normalize, request.truncate, request.top_k, request.dimensions
+        return (model, serving_id, texts, *options), size_bytes
+    if isinstance(request, PairRequest):
+        size_bytes = sum(_CHARACTER_BYTES * (len(one) + len(other)) + 3 * _OBJECT_BYTES for one, other in request.pairs)
+        return (model, serving_id, tuple(request.pairs), request.truncate), size_bytes
+    key: list[Hashable] = [model, serving_id, request.output_names]
     size_bytes = 0
-    for name, value in question.inputs.items():
+    for name, value in request.inputs.items():
         if not isinstance(value, np.ndarray):
             return None, 0
         size_bytes += _OBJECT_BYTES + value.nbytes
@@ -145,7 +140,7 @@ def _key_of(model: str, serving: Hashable, question: Question) -> tuple[tuple[Ha
 
 
 def _bytes_of(answer: "Answer | Value") -> int:
-    """What an answer holds, its objects counted roughly."""
+    """Return the size of a response in bytes; objects are estimated."""
     if isinstance(answer, np.ndarray):
         strings = sum(map(len, answer.reshape(-1).tolist())) if answer.dtype.kind == "O" else 0
         return answer.nbytes + strings
@@ -166,7 +161,7 @@ def _bytes_of(answer: "Answer | Value") -> int:
 
 
 def _owning_its_memory(answer: Answer) -> Answer:
-    """A tensor may be a view on the rows of a whole batch, which would be kept along with it."""
+    """Copy tensors that are views: a view on the rows of a batch would keep the whole batch in memory."""
     if isinstance(answer, dict):
         for value in answer.values():
             if isinstance(value, np.ndarray) and value.base is not None:

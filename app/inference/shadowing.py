@@ -1,4 +1,4 @@
-"""Copies of requests to a shadow version: never answered to anybody, their differences counted."""
+"""Shadow traffic: copies of requests run on a shadow version, and differences between the responses are counted."""
 
 import asyncio
 from collections import Counter
@@ -7,7 +7,8 @@ from contextlib import suppress
 import numpy as np
 import structlog
 
-from app.inference.response_cache import Question
+from app.inference.context import RunContext
+from app.inference.response_cache import CacheableRequest
 from app.inference.service import InferenceService
 from frameworks.errors import RoundhouseError
 from frameworks.models.slot import ModelSlot
@@ -26,9 +27,9 @@ from frameworks.types import (
 
 log = structlog.get_logger(__name__)
 
-# Copies under way at once: a shadow that is slower than the version it follows loses copies, not memory.
-_MOST_COPIES = 64
-# Two versions of one model that differ by less are the same for those who compare them.
+# Copies in flight: a shadow version that is slower than the active one drops copies instead of using more memory.
+_MAX_COPIES = 64
+# Two versions of a model that differ by less are equal for those who compare them.
 _RELATIVE, _ABSOLUTE = 1e-3, 1e-4
 
 
@@ -36,49 +37,53 @@ class ShadowTraffic:
     """Owned by the event loop."""
 
     def __init__(self, service: InferenceService, outcomes: Counter[tuple[str, str, str]]) -> None:
-        """`outcomes`: by model, version and outcome (`same`, `different`, `failed`, `dropped`), added up there."""
+        """`outcomes`: by model, version and outcome (`same`, `different`, `failed`, `dropped`), counted there."""
         self._service = service
         self._outcomes = outcomes
         self._copies: set[asyncio.Task[None]] = set()
-        # Its own: a copy takes no caller's place.
+        # A limit of its own: a copy takes no client's place.
         self._limit = RequestLimit("shadow copies", None, None)
 
     @property
     def copies(self) -> int:
-        """Those under way."""
+        """Copies in flight."""
         return len(self._copies)
 
-    def copy(self, slot: ModelSlot, request: Question | TokenRequest, answer: Answer | TokenAnswer) -> None:
-        """Asks the shadow version what its model was asked and answered, if the request is one of its share."""
+    def copy(self, slot: ModelSlot, request: CacheableRequest | TokenRequest, answer: Answer | TokenAnswer) -> None:
+        """Run the request on the shadow version too, if it belongs to the shadow's share of the traffic."""
         share = slot.shadow
         if share is None or not share.takes_next():
             return
         version = slot.versions.get(share.version)
-        if version is None or not version.is_ready or len(self._copies) >= _MOST_COPIES:
+        if version is None or not version.is_ready or len(self._copies) >= _MAX_COPIES:
             self._outcomes[slot.name, share.version, "dropped"] += 1
             return
-        copy = asyncio.get_running_loop().create_task(self._ask(version, request, answer))
+        copy = asyncio.get_running_loop().create_task(self._run(version, request, answer))
         self._copies.add(copy)
         copy.add_done_callback(self._copies.discard)
 
     async def close(self) -> None:
-        """Ends the copies that are under way."""
+        """Cancel the copies in flight."""
         for copy in self._copies:
             copy.cancel()
         with suppress(asyncio.CancelledError):
             await asyncio.gather(*self._copies, return_exceptions=True)
 
-    async def _ask(self, version: ModelVersion, request: Question | TokenRequest, answer: Answer | TokenAnswer) -> None:
+    async def _run(
+        self, version: ModelVersion, request: CacheableRequest | TokenRequest, answer: Answer | TokenAnswer
+    ) -> None:
         permit = Permit(self._limit)
         outcome = "failed"
         try:
             permit.queue(self._limit)
             spec = version.spec
-            if spec is None or not version.enter(permit, spec):
+            if spec is None or not version.acquire(permit, spec):
                 outcome = "dropped"
                 return
-            theirs = await self._service.infer(version, request, Timings(), permit, LAST_PRIORITY)
-            # In a thread: answers may be long, and nobody waits for this.
+            context = RunContext(permit, Timings(), LAST_PRIORITY)
+            context.version = version
+            theirs = await self._service.infer(context, request)
+            # On a thread: responses may be long, and no client waits for the comparison.
             outcome = "same" if await asyncio.to_thread(is_same, answer, theirs) else "different"
         except RoundhouseError as error:
             log.debug("shadow failed", model=version.model.name, version=version.version, reason=error.message)
@@ -90,7 +95,7 @@ class ShadowTraffic:
 
 
 def is_same(one: Answer | TokenAnswer, other: Answer | TokenAnswer) -> bool:
-    """Whether two answers say the same, numbers within a relative 1e-3 and an absolute 1e-4."""
+    """Whether two responses are equal, numbers within a relative 1e-3 and an absolute 1e-4."""
     if isinstance(one, EmbedAnswer) and isinstance(other, EmbedAnswer):
         return _is_same_value(one.embeddings, other.embeddings)
     if isinstance(one, ClassifyAnswer) and isinstance(other, ClassifyAnswer):

@@ -1,4 +1,4 @@
-"""Texts between a decoded request and its answer: texts → tokens → a model's rows → embeddings, labels, scores."""
+"""Text requests: texts to tokens, tokens to rows of a model, rows to embeddings, labels or scores."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,10 +7,9 @@ from typing import TypeVar, TypeVarTuple
 
 import numpy as np
 
+from app.inference.context import RunContext
 from app.inference.scoring import cosines, in_pairs, paired, probabilities
 from frameworks.errors import InvalidInput
-from frameworks.models.version import ModelVersion
-from frameworks.scheduling.admission import Permit
 from frameworks.scheduling.batch.dispatcher import Dispatcher
 from frameworks.text.tokenizer import TextTokenizer, normalize_rows, scores
 from frameworks.text.tokens import TokenAnswer, TokenRequest, answer_token_request
@@ -31,23 +30,21 @@ from frameworks.types import (
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
 
-# From here on the arithmetic of an answer would hold the loop for about a millisecond, and is done in a thread.
+# From this size on the arithmetic of a response would block the loop for about a millisecond: it runs on a thread.
 _MANY_NUMBERS = 64 * 1024
 _NUMBERS_PER_PAIR = 64  # as much work
 _NO_ROWS = np.empty((0, 0), dtype=np.float32)
 
 
-class Texts:
-    """Owned by the event loop. What it took is added to the request's timings; `permit`: as for the service."""
+class TextService:
+    """Owned by the event loop. Adds to the timings of the context; raises as InferenceService.infer."""
 
     def __init__(self, threads: ThreadPoolExecutor) -> None:
-        """`threads`: in which tokens are made of long texts, and answers of many numbers."""
+        """`threads`: for tokenizing long texts, and for responses of many numbers."""
         self._threads = threads
 
-    async def answer(
-        self, version: ModelVersion, request: TextRequest, timings: Timings, permit: Permit, priority: int
-    ) -> EmbedAnswer | ClassifyAnswer:
-        model, dispatcher = version.serving()
+    async def answer(self, context: RunContext, request: TextRequest) -> EmbedAnswer | ClassifyAnswer:
+        model, dispatcher = context.version.serving()
         tokenizer, text = model.tokenizer, model.spec.text
         if tokenizer is None or text is None:
             raise InvalidInput("text", "this model takes no text")
@@ -58,41 +55,37 @@ class Texts:
         token_ids = tokenizer.tokenize_at_once(request.texts, request.truncate)
         if token_ids is None:
             token_ids = await loop.run_in_executor(self._threads, tokenizer.tokenize, request.texts, request.truncate)
-        timings.decode_s += loop.time() - started_s
-        rows = await _rows(dispatcher, TokenBatch(token_ids), timings, permit, priority)
-        return await self._worked_out(rows.size, _finished, model.spec.task, text, request, rows, token_ids)
+        context.timings.decode_s += loop.time() - started_s
+        rows = await _rows(context, dispatcher, TokenBatch(token_ids))
+        return await self._compute(rows.size, _finished, model.spec.task, text, request, rows, token_ids)
 
-    async def score(
-        self, version: ModelVersion, request: PairRequest, timings: Timings, permit: Permit, priority: int
-    ) -> ScoreAnswer:
-        """By a cross-encoder, which reads a pair at once, or by the cosine of what a model embeds of each text.
+    async def score(self, context: RunContext, request: PairRequest) -> ScoreAnswer:
+        """Score pairs by a cross-encoder, which reads both texts at once, or by the cosine of two embeddings.
 
-        Raises InvalidInput, whose field is a PAIR_FIELD of app/inference/scoring.py.
+        Raises InvalidInput; its field is a PAIR_FIELD of app/inference/scoring.py.
         """
-        model, dispatcher = version.serving()
+        model, dispatcher = context.version.serving()
         if not request.pairs:
             return ScoreAnswer([], tokens=0)
         if model.spec.task == "classify":
             assert model.tokenizer is not None
-            tokens = await self._tokenized(model.tokenizer, request, timings)
-            rows = await _rows(dispatcher, tokens, timings, permit, priority)
-            return await self._worked_out(rows.size, probabilities, rows, tokens)
-        pairs = await self._worked_out(_NUMBERS_PER_PAIR * len(request.pairs), paired, request)
+            tokens = await self._tokenized(model.tokenizer, request, context.timings)
+            rows = await _rows(context, dispatcher, tokens)
+            return await self._compute(rows.size, probabilities, rows, tokens)
+        pairs = await self._compute(_NUMBERS_PER_PAIR * len(request.pairs), paired, request)
         texts = TextRequest(pairs.texts, normalize=True, truncate=request.truncate)
         try:
-            embedded = await self.answer(version, texts, timings, permit, priority)
+            embedded = await self.answer(context, texts)
         except InvalidInput as error:
             raise pairs.in_its_pair(error) from None
         assert isinstance(embedded, EmbedAnswer)
-        return await self._worked_out(embedded.embeddings.size, cosines, pairs, embedded)
+        return await self._compute(embedded.embeddings.size, cosines, pairs, embedded)
 
-    async def ask_tokenizer(
-        self, version: ModelVersion, request: TokenRequest, timings: Timings, permit: Permit
-    ) -> TokenAnswer:
-        """Waits for no turn: the model itself is not asked."""
-        permit.queue(version.model.requests)
-        model = version.model_in_service()
-        permit.begin()
+    async def answer_token_request(self, context: RunContext, request: TokenRequest) -> TokenAnswer:
+        """Tokenize or detokenize. The request does not wait in the queue, as the model does not run."""
+        context.permit.queue(context.version.model.requests)
+        model = context.version.model_in_service()
+        context.permit.begin()
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         try:
@@ -100,7 +93,7 @@ class Texts:
                 self._threads, answer_token_request, model.tokenizer, model.spec.max_tokens, request
             )
         finally:
-            timings.compute_s += loop.time() - started_s
+            context.timings.compute_s += loop.time() - started_s
 
     async def _tokenized(self, tokenizer: TextTokenizer, request: PairRequest, timings: Timings) -> TokenBatch:
         loop = asyncio.get_running_loop()
@@ -112,19 +105,16 @@ class Texts:
         finally:
             timings.decode_s += loop.time() - started_s
 
-    async def _worked_out(self, numbers: int, work: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
-        """What comes of the arguments, worked out in a thread where they are many numbers."""
+    async def _compute(self, numbers: int, work: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
+        """Return `work(*arguments)`, computed on a thread if it handles many numbers."""
         if numbers < _MANY_NUMBERS:
             return work(*arguments)
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
 
 
-async def _rows(dispatcher: Dispatcher, tokens: TokenBatch, timings: Timings, permit: Permit, priority: int) -> Array:
-    """What a text model says of the tokens of each text, or pair."""
-    result = await dispatcher.run(tokens, priority, permit.begin)
-    timings.queue_s += result.queue_s
-    timings.compute_s += result.compute_s
-    rows = result.outputs[TEXT_OUTPUT]
+async def _rows(context: RunContext, dispatcher: Dispatcher, tokens: TokenBatch) -> Array:
+    """Return the model's rows for the tokens of each text or pair: [texts, embedding size or labels]."""
+    rows = (await dispatcher.submit(tokens, context.priority, context.permit.begin, context.timings))[TEXT_OUTPUT]
     assert isinstance(rows, np.ndarray)
     return rows
 
@@ -132,7 +122,7 @@ async def _rows(dispatcher: Dispatcher, tokens: TokenBatch, timings: Timings, pe
 def _finished(
     task: Task, text: TextSpec, request: TextRequest, rows: Array, token_ids: list[list[int]]
 ) -> EmbedAnswer | ClassifyAnswer:
-    """The last arithmetic, on the model's rows [texts, embedding size or labels]."""
+    """Compute the answer from the model's rows [texts, embedding size or labels]."""
     if task == "classify":
         return ClassifyAnswer(_ranked(scores(rows, text.multi_label), text.labels, request.top_k))
     normalize = text.normalize if request.normalize is None else request.normalize
@@ -141,6 +131,6 @@ def _finished(
 
 
 def _ranked(probabilities: Array, labels: tuple[str, ...], top_k: int | None) -> list[list[tuple[str, float]]]:
-    """Per text its (label, score) pairs by falling score; equal scores in the order of the labels."""
+    """Return (label, score) pairs per text by falling score; equal scores in the order of the labels."""
     order = np.argsort(-probabilities, axis=1, kind="stable")[:, :top_k]
     return [[(labels[i], float(row[i])) for i in best] for row, best in zip(probabilities, order.tolist(), strict=True)]

@@ -1,10 +1,11 @@
-"""What is counted and logged: here only, in plain numbers, from the timings that ride in the answers."""
+"""Count and log requests in plain numbers; /metrics shapes them into Prometheus families when it is scraped."""
 
 import itertools
 import secrets
 from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
+from math import inf
 from typing import Protocol
 
 import structlog
@@ -19,16 +20,16 @@ SECONDS_BUCKETS = (
 
 _ids = itertools.count()
 _prefix = secrets.token_hex(6)
-_SANE_ID_CHARACTERS = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._:/+=-")
+_VALID_ID_CHARACTERS = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._:/+=-")
 _MAX_ID_LENGTH = 128
 _PROBES = ("/health", "/metrics", "/v2/health")
 
 
 def request_id(headers: list[tuple[bytes, bytes]]) -> str:
-    """The caller's own x-request-id if it is sane (1 to 128 letters, digits and ._:/+=-), else a new one."""
+    """Return the client's own x-request-id if it is valid (1 to 128 letters, digits and ._:/+=-), else a new one."""
     for name, value in headers:
         if name == b"x-request-id":
-            if 0 < len(value) <= _MAX_ID_LENGTH and _SANE_ID_CHARACTERS.issuperset(value):
+            if 0 < len(value) <= _MAX_ID_LENGTH and _VALID_ID_CHARACTERS.issuperset(value):
                 return value.decode("ascii")
             break
     return f"{_prefix}-{next(_ids):08x}"
@@ -36,7 +37,7 @@ def request_id(headers: list[tuple[bytes, bytes]]) -> str:
 
 @dataclass(slots=True)
 class Histogram:
-    """Observations in seconds: `counts` per bucket of SECONDS_BUCKETS, not cumulated, the last for what is above."""
+    """Observations in seconds. `counts`: per bucket of SECONDS_BUCKETS, not cumulated; the last is for all above."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(SECONDS_BUCKETS) + 1))
     total: float = 0.0
@@ -46,7 +47,7 @@ class Histogram:
         self.total += value
 
     def cumulated(self) -> list[tuple[str, float]]:
-        """As Prometheus has buckets: each bound, and the number of observations up to it."""
+        """Return Prometheus buckets: each bound and the number of observations up to it."""
         bounds = (*map(str, SECONDS_BUCKETS), "+Inf")
         return list(zip(bounds, itertools.accumulate(self.counts), strict=True))
 
@@ -62,11 +63,11 @@ class ModelMetrics:
 
 @dataclass(slots=True)
 class VersionRequests:
-    """The requests to one version of a model: how many were answered, and failed, and the seconds that they took.
+    """The requests to one version of a model, and their seconds.
 
-    Of those that were answered `kept` were known already, and `not_kept` had to be run, where answers are kept at all;
-    the seconds of reading, computing and writing are those of the ones that ran. `last_s`: when the last of all began
-    (time.perf_counter).
+    `answered` requests succeeded; of those, `cache_hits` were cached and `cache_misses` were run although the model has
+    a cache. Seconds of queue, decode, compute and encode are those of requests that ran. `last_s`: when the latest
+    request began (time.perf_counter).
     """
 
     answered: int = 0
@@ -77,21 +78,21 @@ class VersionRequests:
     encode_s: float = 0.0
     failed: int = 0
     failed_s: float = 0.0
-    kept: int = 0
-    kept_s: float = 0.0
-    not_kept: int = 0
+    cache_hits: int = 0
+    cache_hits_s: float = 0.0
+    cache_misses: int = 0
     last_s: float = 0.0
 
     def add(self, timings: Timings, total_s: float) -> None:
-        """Counts one that was answered."""
+        """Count a request that succeeded."""
         self.answered += 1
         self.answered_s += total_s
         if timings.cache_hit:
-            self.kept += 1
-            self.kept_s += total_s - timings.decode_s - timings.encode_s
+            self.cache_hits += 1
+            self.cache_hits_s += total_s - timings.decode_s - timings.encode_s
             return
         if timings.cache_hit is not None:
-            self.not_kept += 1
+            self.cache_misses += 1
         self.queue_s += timings.queue_s
         self.decode_s += timings.decode_s
         self.compute_s += timings.compute_s
@@ -100,8 +101,8 @@ class VersionRequests:
 
 @dataclass(slots=True)
 class GenerationMetrics:
-    """The histograms of one model that generates text: from a request's first byte to its first token, and between the
-    tokens of one text.
+    """The histograms of one model that generates text: from a request's first byte to its first token, and between
+    the tokens of one text.
     """
 
     time_to_first_token_seconds: Histogram = field(default_factory=Histogram)
@@ -112,27 +113,28 @@ class FastPath(Protocol):
     """What a connection may offer beside ASGI's messages."""
 
     def take_body(self) -> bytes | None:
-        """The whole body, once, if all of it has come."""
+        """Return the whole body, once, if all of it has arrived."""
         ...
 
-    def gather(self, most_bytes: int) -> list[bytes]:
-        """What comes of the body from now on, added as it comes; ASGI's `receive` returns when that is all of it, or
-        more than so many bytes, or when the caller leaves.
+    def collect_body(self, max_bytes: int) -> list[bytes]:
+        """Return a list to which further parts of the body are added as they arrive.
+
+        ASGI's `receive` returns at the end of the body, after `max_bytes` bytes, or when the client disconnects.
         """
         ...
 
     def respond(self, status: int, header_lines: bytes, body: bytes) -> bool:
-        """Sends a whole answer, or says that it did not. `header_lines` end in CRLF each and are sane."""
+        """Send a whole response, or return False. `header_lines` end in CRLF each and are valid."""
         ...
 
     def abort(self) -> None:
-        """Ends the connection, with what its reader has not taken."""
+        """Close the connection, with what its reader has not taken."""
         ...
 
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One request on its way: filled as more is known, read once when the answer has left."""
+    """What is logged and counted of one request: filled while it is processed, read once after the response."""
 
     request_id: str
     method: str
@@ -147,13 +149,15 @@ class RequestRecord:
 
 
 class Observer:
-    """Counts and logs requests. Owned by the event loop."""
+    """Count and log requests. Owned by the event loop."""
 
     def __init__(self, log_requests: str, slow_ms: float) -> None:
         """`log_requests`: `all`, `slow_and_failed` or `none`."""
         self._log_requests = log_requests
-        self._slow_s = slow_ms / 1000
+        # Successful requests that take longer than this are logged.
+        self._slow_s = {"all": -1.0, "none": inf}.get(log_requests, slow_ms / 1000)
         self.requests: Counter[tuple[str, str, int]] = Counter()
+        """By model, version and HTTP status."""
         self.rejected: Counter[str] = Counter()
         self.models: dict[str, ModelMetrics] = {}
         self.versions: dict[tuple[str, str], VersionRequests] = {}
@@ -165,43 +169,40 @@ class Observer:
         self.shadow_outcomes: Counter[tuple[str, str, str]] = Counter()
         """By model, version and outcome."""
 
-    def inferred(self, record: RequestRecord, total_s: float, rejected: bool) -> None:
-        """Counts one answered request to a model; `rejected` if it was refused for want of room or of a ready model."""
-        self.requests[record.model, record.version, record.status] += 1
+    def record_inference(self, record: RequestRecord, total_s: float, rejected: bool) -> None:
+        """Count one inference request. `rejected`: it was refused as there was no room, or no model was ready."""
+        model, status, timings = record.model, record.status, record.timings
+        self.requests[model, record.version, status] += 1
         if rejected:
             self.rejected[record.code] += 1
-        if record.status == 200 and not record.code:
-            metrics = self.models.get(record.model)
+        # A response that began with 200 and then failed has a code.
+        succeeded = status == 200 and not record.code
+        if succeeded:
+            metrics = self.models.get(model)
             if metrics is None:
-                metrics = self.models[record.model] = ModelMetrics()
+                metrics = self.models[model] = ModelMetrics()
             metrics.request_seconds.observe(total_s)
-            metrics.queue_seconds.observe(record.timings.queue_s)
-            metrics.compute_seconds.observe(record.timings.compute_s)
-        # A request that names a version which is not there is none to any.
-        if record.model and record.status != 404:
-            self._count_version(record, total_s)
-        self.answered(record, total_s)
+            metrics.queue_seconds.observe(timings.queue_s)
+            metrics.compute_seconds.observe(timings.compute_s)
+        # A request for a version that does not exist counts for no version.
+        if model and status != 404:
+            requests = self.versions.get((model, record.version))
+            if requests is None:
+                requests = self.versions[model, record.version] = VersionRequests()
+            requests.last_s = record.started_s
+            if succeeded:
+                requests.add(timings, total_s)
+            else:
+                requests.failed += 1
+                requests.failed_s += total_s
+        if not succeeded or total_s >= self._slow_s:
+            self.log_request(record, total_s)
 
-    def _count_version(self, record: RequestRecord, total_s: float) -> None:
-        key = record.model, record.version
-        requests = self.versions.get(key)
-        if requests is None:
-            requests = self.versions[key] = VersionRequests()
-        requests.last_s = record.started_s
-        if record.status == 200 and not record.code:
-            requests.add(record.timings, total_s)
-        else:
-            requests.failed += 1
-            requests.failed_s += total_s
-
-    def answered(self, record: RequestRecord, total_s: float) -> None:
-        """Logs one answered request of any kind, as `[logging] requests` says; probes and scrapes are no news.
-
-        An answer that began well and ended with an error (a status of 200 and a code) has failed.
-        """
-        if self._log_requests != "all" and (
-            self._log_requests == "none" or (record.status < 400 and not record.code and total_s < self._slow_s)
-        ):
+    def log_request(self, record: RequestRecord, total_s: float) -> None:
+        """Log one request of any kind, as `[logging] requests` says. Probes and scrapes are not logged."""
+        if self._log_requests == "none":
+            return
+        if record.status < 400 and not record.code and total_s < self._slow_s:
             return
         if record.path.startswith(_PROBES):
             return
@@ -222,15 +223,15 @@ class Observer:
             total_ms=_ms(total_s),
         )
 
-    def generation(self, model: str) -> GenerationMetrics:
-        """Where the times of a model's tokens are added up."""
+    def generation_metrics(self, model: str) -> GenerationMetrics:
+        """Return where the token times of a model are recorded."""
         metrics = self.generations.get(model)
         if metrics is None:
             metrics = self.generations[model] = GenerationMetrics()
         return metrics
 
     def forget(self, model: str) -> None:
-        """Drops the series of a model that was deleted, so that names that come and go do not pile up."""
+        """Drop the series of a deleted model, so that they do not pile up."""
         self.models.pop(model, None)
         self.generations.pop(model, None)
         del self.cache_hits[model], self.cache_misses[model]
@@ -242,7 +243,7 @@ class Observer:
 
 
 def server_timing(timings: Timings) -> str:
-    """The Server-Timing header's value (W3C Server Timing): four durations in milliseconds."""
+    """Return the value of the Server-Timing header (W3C Server Timing): four durations in milliseconds."""
     return "decode;dur=%.3f, queue;dur=%.3f, compute;dur=%.3f, encode;dur=%.3f" % (  # noqa: UP031 - half the time of f""
         timings.decode_s * 1e3,
         timings.queue_s * 1e3,

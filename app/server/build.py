@@ -16,7 +16,7 @@ from app.admin.open_inference.routes import OpenInferenceApi
 from app.admin.openai_models import OpenAiModelsApi
 from app.admin.pages import PagesApi
 from app.config import LoadedSettings, Settings
-from app.http.app import HttpApp, Lifespan, build_app
+from app.http.app import Lifespan, build_app
 from app.http.endpoint import Endpoint
 from app.inference.lifecycle import Lifecycle
 from app.inference.pipeline import Bounds, Pipeline
@@ -49,7 +49,7 @@ log = structlog.get_logger(__name__)
 class Server:
     """The ASGI application, and the switch that starts its drain."""
 
-    app: HttpApp
+    app: Endpoint
     lifecycle: Lifecycle
 
 
@@ -89,10 +89,9 @@ def build(
     inference = _build_inference(loaded, observer, probe or SystemProbe())
     monitors = _build_monitors(inference, observer)
     app = build_app(
+        inference.pipeline,
         _build_routes(loaded.settings),
-        Endpoint(inference.pipeline),
         _build_routers(loaded, inference, monitors),
-        observer,
         _build_lifespan(loaded.settings, inference, monitors, grpc_listener),
     )
     return Server(app, inference.pipeline.lifecycle)
@@ -107,7 +106,7 @@ def _build_inference(loaded: LoadedSettings, observer: Observer, probe: DevicePr
         ResultCache(settings.cache.max_bytes, settings.cache.ttl_s), observer.cache_hits, observer.cache_misses
     )
     manager.on_unloaded(response_cache.drop)
-    service = InferenceService(response_cache, observer.generation)
+    service = InferenceService(response_cache, observer.generation_metrics)
     shadowing = ShadowTraffic(service, observer.shadow_outcomes)
     scheduling = settings.scheduling
     requests = RequestLimit("the server", scheduling.max_queue_size, scheduling.max_concurrent_requests)

@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 from typing import NamedTuple
 
 import numpy as np
@@ -140,11 +140,15 @@ def split_outputs(
     """
     if len(counts) == 1:
         return [outputs]
-    split: list[dict[str, Value]] = []
-    at = 0
-    for rows in counts:
-        split.append({name: _rows(value, at, rows) for name, value in outputs.items()})
-        at += rows
+    split: list[dict[str, Value]] = [{} for _ in counts]
+    ends = list(accumulate(counts))
+    for name, value in outputs.items():
+        if isinstance(value, np.ndarray | list):
+            for own, rows, end in zip(split, counts, ends, strict=True):
+                own[name] = value[end - rows : end]
+        else:
+            for own in split:
+                own[name] = value
     if sequence is not None and sequence.output_axes:
         split = [cut_to_length(own, length, sequence) for own, length in zip(split, lengths, strict=True)]
     return split

@@ -65,7 +65,7 @@ class ModelResidency:
         """
         if version.state is ModelState.DRAINING:
             # The request arrived after the unload began: wait for its end, then load again or use the successor.
-            permit.release_model()  # a reference to dead instances would block their unload
+            permit.release_version()  # a reference to dead instances would block their unload
             async with version.lock:
                 pass
             if self._is_closing:
@@ -79,10 +79,10 @@ class ModelResidency:
             with suppress(EvictionNeeded):  # it joined a load at start-up, which may not evict; the next load may
                 await self._join_load(version)
         except InvalidModel as error:
-            permit.release_model()
+            permit.release_version()
             raise ModelFailed(f"{version} failed to load: {error.message}") from error
         except BaseException:
-            permit.release_model()
+            permit.release_version()
             raise
 
     async def load(self, version: ModelVersion, *, may_evict: bool = True, keep: ModelVersion | None = None) -> None:

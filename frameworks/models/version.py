@@ -71,9 +71,9 @@ class ModelVersion:
         self.ready_since_s = 0.0
         self._serving: Serving | None = None
         self._last_spec: ModelSpec | None = None
-        self._visitors: set[Permit] = set()
+        self._holders: set[Permit] = set()
         # Visitors too, from when it is loaded on: what is left of the load before does not wait for them.
-        self._expecting: set[Permit] = set()
+        self._awaiting_load: set[Permit] = set()
         self._idle: asyncio.Future[None] | None = None
         # It is brought in and sent out by one at a time.
         self.lock = asyncio.Lock()
@@ -124,7 +124,7 @@ class ModelVersion:
 
     @property
     def is_in_use(self) -> bool:
-        return bool(self._visitors or self._expecting)
+        return bool(self._holders or self._awaiting_load)
 
     @property
     def seconds_unused(self) -> float | None:
@@ -133,11 +133,11 @@ class ModelVersion:
 
     @property
     def references(self) -> int:
-        return len(self._visitors) + len(self._expecting)
+        return len(self._holders) + len(self._awaiting_load)
 
     def is_held_by(self, permit: Permit) -> bool:
         """Whether the request may use the loaded instances, which stay for it."""
-        return permit in self._visitors
+        return permit in self._holders
 
     def spec_for(self, permit: Permit) -> ModelSpec:
         """Return what a request is decoded by.
@@ -146,7 +146,7 @@ class ModelVersion:
         """
         serving = self._serving
         is_alive = serving is not None and not serving.dispatcher.is_dead
-        if serving is not None and is_alive and (self._state is ModelState.READY or permit in self._visitors):
+        if serving is not None and is_alive and (self._state is ModelState.READY or permit in self._holders):
             return serving.model.spec
         self.check_may_load()
         raise VersionNotLoaded(self)
@@ -159,29 +159,30 @@ class ModelVersion:
             self.check_may_load()
         return self._last_spec
 
-    def enter(self, permit: Permit, spec: ModelSpec) -> bool:
+    def acquire(self, permit: Permit, spec: ModelSpec) -> bool:
         """Makes the request a visitor, if the version that it was decoded for still answers."""
         serving = self._serving
         if serving is None or serving.model.spec is not spec:
             return False
-        if serving.dispatcher.is_dead or (self._state is not ModelState.READY and permit not in self._visitors):
+        if serving.dispatcher.is_dead or (self._state is not ModelState.READY and permit not in self._holders):
             return False
-        self._visitors.add(permit)
-        permit.visit(self)
+        self._holders.add(permit)
+        if permit.held is not self:
+            permit.hold(self)
         return True
 
     def expect(self, permit: Permit) -> None:
         """Makes a visitor of a request that waits for the load: the version does not leave before it was served."""
         assert self._state is not ModelState.DRAINING, "it would wait for one that waits for its going"
-        permit.release_model()  # also one of the instances that have died
-        self._expecting.add(permit)
-        permit.visit(self)
+        permit.release_version()  # also one of the instances that have died
+        self._awaiting_load.add(permit)
+        permit.hold(self)
 
-    def leave(self, permit: Permit) -> None:
+    def release(self, permit: Permit) -> None:
         """The answer of a visitor has left, or its caller has."""
-        self._expecting.discard(permit)
-        self._visitors.discard(permit)
-        if not self._visitors and self._idle is not None:
+        self._awaiting_load.discard(permit)
+        self._holders.discard(permit)
+        if not self._holders and self._idle is not None:
             self._idle.set_result(None)
             self._idle = None
 
@@ -193,7 +194,10 @@ class ModelVersion:
         """The model and the dispatcher before it, for a visitor with tensors or texts. Raises ModelFailed where it has
         died.
         """
-        serving = self._in_service()
+        serving = self._serving
+        if serving is None or serving.dispatcher.is_dead:
+            raise ModelFailed(f'model "{self.model.name}" failed: its device thread ended')
+        self.last_used_s = self._clock()
         assert isinstance(serving, BatchServing), "what was decoded by its spec suits it"
         return serving
 
@@ -243,7 +247,7 @@ class ModelVersion:
 
     async def wait_until_idle(self) -> None:
         """Returns when it has no visitor but those who wait for its next load."""
-        while self._visitors:
+        while self._holders:
             await asyncio.shield(self.idle_future())
 
     def idle_future(self) -> asyncio.Future[None]:
@@ -259,8 +263,8 @@ class ModelVersion:
         """Takes loaded and warmed-up instances into service, each on a thread of its own."""
         self._serving = start_serving(self.model, self.version, instances)
         self._last_spec = self._serving.model.spec
-        self._visitors |= self._expecting
-        self._expecting.clear()
+        self._holders |= self._awaiting_load
+        self._awaiting_load.clear()
         self.load_s = load_s
         self.model.loads[self.version] += 1
         self.serving_id = next(_serving_ids)

@@ -1,4 +1,4 @@
-"""How a model's thread waits for something to do."""
+"""How the thread of a model waits for work."""
 
 import queue
 from collections.abc import Callable
@@ -8,20 +8,20 @@ import structlog
 
 log = structlog.get_logger(__name__)
 
-REST_AFTER_S = 0.05
-"""With nothing to do for so long, a model rests."""
+IDLE_AFTER_S = 0.05
+"""Seconds without work after which a model is idle."""
 
 Message = TypeVar("Message")
 
 
-def next_of(messages: "queue.SimpleQueue[Message]", rest: Callable[[], None]) -> Message:
-    """Waits for a message; after a moment without any `rest` is called, once."""
+def next_message(messages: "queue.SimpleQueue[Message]", on_idle: Callable[[], None]) -> Message:
+    """Wait for a message. `on_idle` is called once, after IDLE_AFTER_S without one."""
     try:
-        return messages.get(timeout=REST_AFTER_S)
+        return messages.get(timeout=IDLE_AFTER_S)
     except queue.Empty:
         pass
     try:
-        rest()
+        on_idle()
     except Exception:
-        log.exception("a model did not rest")
+        log.exception("on_idle of a model failed")
     return messages.get()

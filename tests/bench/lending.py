@@ -1,4 +1,4 @@
-"""Measure four models of 90 MB in the memory of two, with 16 callers in random order."""
+"""Four models of 90 MB in the memory of two, 16 callers in random order: is every answer right, and is it held to?"""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ _WITHIN = 1.15
 
 @dataclass(slots=True)
 class _Seen:
-    """The answers, the highest reserved memory by the server's metric, and the highest resident memory."""
+    """What came back, and the highest that was seen of the budget's own figure and of the process's memory."""
 
     statuses: Counter[int] = field(default_factory=Counter)
     wrong: int = 0
@@ -40,7 +40,7 @@ class _Seen:
 
 
 def measure_lending(folder: Path, models: Path) -> list[Row]:
-    """Raises if an answer is wrong or missing."""
+    """Raises if an answer is wrong, or none."""
     config = f'[memory]\nmax_model_memory = {_LIMIT_BYTES}\n[logging]\nformat = "json"\n'
     for name, factor in _FACTORS.items():
         write_scaled_encoder(models / "minilm-onnx", folder / name, factor)

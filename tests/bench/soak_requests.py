@@ -1,4 +1,4 @@
-"""The requests of the soak: every kind of text, with reproducible answers."""
+"""What the soak's callers ask: texts of every kind, whose answers are always the same ones."""
 
 import random
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ Texts = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request, and its texts when it runs alone."""
+    """A question, and what it was answered when nothing else was under way."""
 
     fields: dict[str, Any]
     texts: Texts = ()
@@ -41,13 +41,13 @@ class Asked:
 
 
 def questions(count: int) -> list[Asked]:
-    """Return greedy and seeded requests with one or several choices, stop strings, constraints and penalties."""
+    """Greedy and seeded, with one choice and with several, with stop strings, constraints and penalties."""
     choose = random.Random(0)
     return [Asked(_fields(choose, number)) for number in range(count)]
 
 
 async def with_answers(port: int, asked: list[Asked]) -> list[Asked]:
-    """Return the same requests with the texts that each has alone."""
+    """The same, each answered alone."""
     connection = await Connection.to(port)
     answered = []
     for each in asked:
@@ -60,7 +60,7 @@ async def with_answers(port: int, asked: list[Asked]) -> list[Asked]:
 
 
 def texts_of(body: bytes) -> Texts:
-    """Return the texts of a whole answer."""
+    """Of a whole answer."""
     answer = orjson.loads(body)
     return tuple((choice["text"], choice["finish_reason"]) for choice in answer.get("choices", [answer]))
 

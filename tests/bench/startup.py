@@ -1,4 +1,4 @@
-"""Measure the start time and the memory of a server with one small ONNX model."""
+"""A server with one small ONNX model: how soon it is ready, and how much memory it holds."""
 
 import time
 from pathlib import Path
@@ -14,7 +14,7 @@ _MIB = 1024 * 1024
 
 
 def measure_startup(model: Path) -> list[Row]:
-    """Raises if the server imported torch or transformers."""
+    """Raises if such a server has torch or transformers in memory."""
     ready_s, resident_mb = [], []
     for _ in range(_ROUNDS):
         with roundhouse([str(model)], cores=None) as server:

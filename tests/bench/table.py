@@ -1,11 +1,11 @@
-"""Format the table of the benchmarks."""
+"""One line of the bench's table, and the table."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`figure` with its unit; `target` as the project set it, or `-`."""
+    """`figure` with its unit; `target` as the project set it itself, `-` where there is none."""
 
     what: str
     figure: str
@@ -14,12 +14,12 @@ class Row:
 
 
 def percent(share: float) -> str:
-    """Return 0.934 as `93 %`."""
+    """0.934 → `93 %`."""
     return f"{share * 100:.0f} %"
 
 
 def print_table(rows: list[Row]) -> None:
-    """Print Markdown, for docs/benchmarks.md."""
+    """As Markdown, for the README."""
     print("| what | measured | target | compared with |\n|---|---|---|---|")
     for row in rows:
         print(f"| {row.what} | {row.figure} | {row.target} | {row.compared} |")

@@ -14,14 +14,12 @@ import torch
 
 from app.cli.commands import main
 from tests.e2e.conftest import Start
-from tests.e2e.server import WAIT_S, RunningServer, assert_refused, serving, wait_until
+from tests.e2e.server import RunningServer, assert_refused, serving, wait_until
 from tests.support.models.causal_folders import byte_tokenizer, causal_model, save_causal_model
 
 CONTEXT = 4096
 PROMPTS = [f"{'engines wait ' * (1 + 3 * (i % 4))}{i}" for i in range(16)]
 NEW_TOKENS = 24
-LONG_TEXT = 300
-"""Tokens of a text that is under way while the test does something else."""
 
 
 def _entries(folder: Path) -> str:
@@ -50,7 +48,7 @@ def _ask_all(server: RunningServer, bodies: list[dict[str, Any]]) -> list[Any]:
     """All of them at once."""
 
     async def ask() -> list[Any]:
-        async with httpx.AsyncClient(base_url=server.url, timeout=WAIT_S, trust_env=False) as client:
+        async with httpx.AsyncClient(base_url=server.url, timeout=60, trust_env=False) as client:
             answers = await asyncio.gather(*(client.post("/infer", json=body) for body in bodies))
         assert [answer.status_code for answer in answers] == [200] * len(bodies), answers[0].text
         return [answer.json() for answer in answers]
@@ -143,15 +141,9 @@ def test_a_caller_that_leaves_gives_back_its_place(server: RunningServer) -> Non
 def test_at_the_deadline_it_ends(server: RunningServer) -> None:
     body = {"prompt": "for ever", "max_tokens": CONTEXT - 100, "ignore_eos": True, "timeout_ms": 300}
     assert_refused(server.client.post("/models/lm/infer", json=body), 504, "deadline_exceeded", "fewer tokens")
-    pieces: list[Any] = []
-    # A slow machine needs more time for the first token.
-    for timeout_ms in (300, 1000, 3000):
-        late = body | {"stream": True, "timeout_ms": timeout_ms}
-        with server.client.stream("POST", "/models/lm/infer", json=late) as answer:
-            *pieces, last = [json.loads(line.removeprefix("data: ")) for line in answer.iter_lines() if "{" in line]
-        assert answer.status_code == 200
-        if pieces:
-            break
+    with server.client.stream("POST", "/models/lm/infer", json=body | {"stream": True}) as answer:
+        *pieces, last = [json.loads(line.removeprefix("data: ")) for line in answer.iter_lines() if "{" in line]
+    assert answer.status_code == 200
     assert pieces
     assert last["error"]["code"] == "deadline_exceeded"
     wait_until(lambda: _running(server) == 0)
@@ -181,24 +173,24 @@ def test_a_stop_and_an_unload_wait_for_the_texts_that_are_under_way(start: Start
     begun = [threading.Event(), threading.Event()]
 
     def read(number: int, model: str) -> None:
-        body = {"prompt": "on and on", "max_tokens": LONG_TEXT, "ignore_eos": True, "stream": True, "seed": 1}
-        with httpx.stream("POST", f"{server.url}/models/{model}/infer", json=body, timeout=WAIT_S) as answer:
+        body = {"prompt": "on and on", "max_tokens": 600, "ignore_eos": True, "stream": True, "seed": 1}
+        with httpx.stream("POST", f"{server.url}/models/{model}/infer", json=body, timeout=60) as answer:
             for event in _events(answer.iter_lines()):
                 texts[number].append(event)
                 begun[number].set()
 
     readers = [threading.Thread(target=read, args=(0, "lm"))]
     readers[0].start()
-    assert begun[0].wait(WAIT_S)
+    assert begun[0].wait(10)
     assert server.client.post("/models/lm/unload").status_code == 200
-    readers[0].join(WAIT_S)
-    assert texts[0][-1]["tokens_generated"] == LONG_TEXT
+    readers[0].join(30)
+    assert texts[0][-1]["tokens_generated"] == 600
     assert_refused(server.client.post("/models/lm/infer", json={"prompt": "a"}), 503, "unloaded")
     assert server.client.post("/models/lm/load").status_code == 200
     readers.append(threading.Thread(target=read, args=(1, "lm")))
     readers[1].start()
-    assert begun[1].wait(WAIT_S)
+    assert begun[1].wait(10)
     server.process.send_signal(signal.SIGTERM)
-    readers[1].join(WAIT_S)
-    assert texts[1][-1]["tokens_generated"] == LONG_TEXT
+    readers[1].join(30)
+    assert texts[1][-1]["tokens_generated"] == 600
     server.wait_stopped(0)

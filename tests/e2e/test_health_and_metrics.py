@@ -1,8 +1,8 @@
-"""/health for operators and supervisors, /metrics for Prometheus."""
+"""/health for people and supervisors, /metrics for Prometheus."""
 
 import json
 import math
-import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,7 +10,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e.configs import DIGITS, onnx_entries
 from tests.e2e.conftest import Start
-from tests.e2e.load import QUESTION, ROW, callers, slow_model, wait_for_inflight
 from tests.e2e.server import RunningServer, wait_until
 from tests.support.models import onnx_graphs
 
@@ -145,15 +144,13 @@ def test_histograms_hold_together(server: RunningServer) -> None:
 
 
 def test_the_loop_s_lag_is_watched(server: RunningServer) -> None:
-    """An idle server measures it four times a second."""
+    """Of an idle server it is looked at four times a second."""
     before = server.sample("roundhouse_event_loop_lag_seconds_count")
-    wait_until(lambda: server.sample("roundhouse_event_loop_lag_seconds_count") > before)
+    wait_until(lambda: server.sample("roundhouse_event_loop_lag_seconds_count") > before, 5)
     samples = server.metrics()["roundhouse_event_loop_lag_seconds"].samples
     buckets = [s.value for s in samples if s.name.endswith("_bucket")]
     assert buckets == sorted(buckets)
-    # All of one page: the counter moves between two.
-    (count,) = [s.value for s in samples if s.name.endswith("_count")]
-    assert buckets[-1] == count > before
+    assert buckets[-1] == server.sample("roundhouse_event_loop_lag_seconds_bucket", le="+Inf") > 0
     assert sum(s.value for s in samples if s.name.endswith("_sum")) >= 0
 
 
@@ -212,30 +209,26 @@ def test_the_pool_of_large_tensors_is_counted(start: Start, tmp_path: Path) -> N
     assert server.sample("roundhouse_tensor_pool_bytes", device="cpu", state="idle") == 2 * 8 * 2**20 + 16 * 2**20
 
 
-def test_timings_show_run_and_queue(start: Start, tmp_path: Path) -> None:
-    """A run of 0.3 s shows as compute, in Server-Timing, latency_ms and the histogram of those that were queued."""
-    entry, gate = slow_model(tmp_path)
-    server = start(entry, gated=True).wait_ready()
-    held_s = 0.3
-    with callers(server, 4) as many:
-        with gate.closed():
-            asked = [many.ask("slow", **QUESTION) for _ in range(4)]
-            wait_for_inflight(server, 4)
-            # One of them runs, and the next was handed to the worker thread.
-            wait_until(lambda: server.sample("roundhouse_queue_depth", model="slow") == 2)
-            assert server.sample("roundhouse_inflight") == 4
-            time.sleep(held_s)
-        answers = [each.result() for each in asked]
-        assert [answer.json()["output_data"] for answer in answers] == [ROW] * 4
+def test_latency_and_server_timing_say_where_the_time_went(server: RunningServer) -> None:
+    answer = server.client.post("/models/slow/infer", json={"input_data": [1, 2, 3, 4]})
+    parts = dict(part.split(";dur=") for part in answer.headers["server-timing"].split(", "))
+    timings = {name: float(value) for name, value in parts.items()}
+    assert list(timings) == ["decode", "queue", "compute", "encode"]
+    assert timings["compute"] > 50
+    assert timings["compute"] > 10 * (timings["decode"] + timings["encode"])
+    assert json.loads(answer.text)["latency_ms"] >= timings["compute"]
+
+
+def test_a_scrape_while_requests_wait(start: Start, tmp_path: Path) -> None:
+    server = start(onnx_entries(tmp_path, {"slow": onnx_graphs.slow(200, rows=1)})).wait_ready()
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(server.infer, "slow", input_data=[1, 2, 3, 4]) for _ in range(4)]
+        wait_until(lambda: server.inflight("slow") == 4)
+        # One of them runs, and the next is with the device's thread already.
+        wait_until(lambda: server.sample("roundhouse_queue_depth", model="slow") == 2)
+        assert server.sample("roundhouse_inflight") == 4
+        for answer in asked:
+            assert answer.result()["output_data"] == [1, 2, 3, 4]
     assert server.sample("roundhouse_queue_depth", model="slow") == 0
-    # The three others waited for the first.
-    assert server.sample("roundhouse_queue_seconds_sum", model="slow") > 3 * held_s
-    assert server.sample("roundhouse_compute_seconds_sum", model="slow") > held_s
-    parts = [dict(part.split(";dur=") for part in a.headers["server-timing"].split(", ")) for a in answers]
-    timings = [{name: float(value) for name, value in part.items()} for part in parts]
-    assert [list(timing) for timing in timings] == [["decode", "queue", "compute", "encode"]] * 4
-    first = max(timings, key=lambda timing: timing["compute"])
-    assert first["compute"] > held_s * 1000
-    assert first["compute"] > 10 * min(timing["decode"] + timing["encode"] for timing in timings)
-    for answer, timing in zip(answers, timings, strict=True):
-        assert json.loads(answer.text)["latency_ms"] >= timing["queue"] + timing["compute"]
+    # The last of four has waited for the three before it.
+    assert server.sample("roundhouse_queue_seconds_sum", model="slow") > 0.3

@@ -14,8 +14,7 @@ import pytest
 
 from tests.e2e.configs import DIGITS, onnx_entries
 from tests.e2e.conftest import Start
-from tests.e2e.load import slow_model, wait_for_inflight
-from tests.e2e.server import MODELS, WAIT_S, RunningServer, assert_refused, serving, wait_until
+from tests.e2e.server import MODELS, RunningServer, assert_refused, serving, wait_until
 from tests.support.models import onnx_graphs
 
 DESCRIBED = {
@@ -29,7 +28,7 @@ def make_roots(beside: Path) -> Path:
     """A folder that models may be registered from, with some that can and some that cannot be loaded."""
     folder = beside / "roots"
     folder.mkdir()
-    onnx_entries(folder, {"good": onnx_graphs.add()})
+    onnx_entries(folder, {"good": onnx_graphs.add(), "slow": onnx_graphs.slow(400, rows=1)})
     (folder / "bad.onnx").write_bytes(b"no graph at all")
     (folder / "text.txt").write_text("no model", encoding="utf-8")
     (folder / "empty").mkdir()
@@ -109,7 +108,7 @@ def test_requests_and_last_use_are_counted(server: RunningServer) -> None:
     assert after["requests"]["failed"] == before["requests"]["failed"] + 1
     assert after["requests"]["inflight"] == 0
     used = datetime.fromisoformat(after["last_used"])
-    assert abs((datetime.now(UTC) - used).total_seconds()) < WAIT_S
+    assert abs((datetime.now(UTC) - used).total_seconds()) < 10
 
 
 def test_a_model_is_registered_used_and_forgotten(own_server: RunningServer, roots: Path) -> None:
@@ -259,22 +258,16 @@ def test_a_load_that_fails_is_told_and_can_be_mended(start: Start, tmp_path: Pat
 
 
 def test_an_unload_waits_for_what_is_in_flight(start: Start, tmp_path: Path) -> None:
-    entry, gate = slow_model(tmp_path)
-    server = start(entry, gated=True).wait_ready()
+    server = start(onnx_entries(tmp_path, {"slow": onnx_graphs.slow(300, rows=1)})).wait_ready()
     question = {"input_data": [1, 2, 3, 4]}
-    with (
-        ThreadPoolExecutor(3) as pool,
-        httpx.Client(base_url=server.url, timeout=WAIT_S) as other,
-        gate.closed(),
-    ):
+    with ThreadPoolExecutor(3) as pool, httpx.Client(base_url=server.url, timeout=30) as other:
         asked = [pool.submit(other.post, "/models/slow/infer", json=question) for _ in range(2)]
-        wait_for_inflight(server, 2)
+        wait_until(lambda: server.inflight("slow") == 2)
         unload = pool.submit(other.post, "/models/slow/unload")
         wait_until(lambda: server.client.get("/models/slow").json()["state"] == "draining")
         refusal = server.client.post("/models/slow/infer", json=question)
         assert_refused(refusal, 503, "unloaded", "was unloaded")
         assert not unload.done()
-        gate.open()
         assert unload.result().status_code == 200
         assert all(answer.done() and answer.result().status_code == 200 for answer in asked)
 
@@ -286,7 +279,7 @@ def test_an_unload_under_load_loses_no_answer(own_server: RunningServer) -> None
 
     def hammer() -> list[tuple[int, str]]:
         outcomes = []
-        with httpx.Client(base_url=own_server.url, timeout=WAIT_S) as client:
+        with httpx.Client(base_url=own_server.url, timeout=30) as client:
             while not stop.is_set():
                 answer = client.post("/models/digits/infer", json=IMAGE)
                 body = answer.json()
@@ -312,7 +305,7 @@ def test_an_unload_under_load_loses_no_answer(own_server: RunningServer) -> None
 def test_loads_and_deletes_at_once_end_in_order(own_server: RunningServer, roots: Path) -> None:
     own_server.wait_ready()
     entry = {"framework": "onnx", "name": "sums", "path": str(roots / "good")}
-    with ThreadPoolExecutor(8) as pool, httpx.Client(base_url=own_server.url, timeout=WAIT_S) as client:
+    with ThreadPoolExecutor(8) as pool, httpx.Client(base_url=own_server.url, timeout=30) as client:
         added = [pool.submit(client.post, "/models", json=entry) for _ in range(8)]
         assert sorted(answer.result().status_code for answer in added) == [201] + [409] * 7
         calls = [

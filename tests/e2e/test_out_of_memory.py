@@ -30,7 +30,7 @@ def test_rows_that_do_not_fit_at_once_are_all_answered(server: RunningServer) ->
     for _ in range(3):
         assert server.infer("hoards", input_data=[*range(100)])["output_data"] == [*range(100)]
     assert split(server) > before
-    told = server.events("a batch did not fit and was split; the next ones are smaller")
+    told = server.events("batch did not fit and was split; later batches are smaller")
     assert [(entry["model"], entry["level"]) for entry in told] == [("hoards", "warning")]
 
 

@@ -10,8 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.e2e.load import batches, batches_since
-from tests.e2e.server import WAIT_S, RunningServer, wait_until
+from tests.e2e.server import RunningServer, wait_until
 
 BODY = b'{"model_name": "float32", "input_data": [1, 2]}'
 HEAD = b"POST /infer HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
@@ -30,7 +29,7 @@ def goes_on(server: RunningServer) -> Iterator[None]:
 
 @contextmanager
 def connected(server: RunningServer) -> Iterator[socket.socket]:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
         yield connection
 
 
@@ -117,22 +116,22 @@ def test_a_caller_that_leaves_in_the_middle_harms_nobody(part: bytes, how: str, 
         elif how == "reset":
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     assert server.infer("float32", input_data=[1])["output_data"] == [1]
-    wait_until(lambda: server.sample("roundhouse_inflight") == 0)
+    wait_until(lambda: server.sample("roundhouse_inflight") == 0, 5)
 
 
 def test_a_caller_that_leaves_while_it_sends_is_counted_as_499(server: RunningServer) -> None:
     before = server.sample("roundhouse_requests_total", code="499")
     with connected(server) as connection:
         connection.sendall(REQUEST[:-5])
-        wait_until(lambda: server.sample("roundhouse_inflight") == 1)
-    wait_until(lambda: server.sample("roundhouse_requests_total", code="499") == before + 1)
+        wait_until(lambda: server.sample("roundhouse_inflight") == 1, 5)
+    wait_until(lambda: server.sample("roundhouse_requests_total", code="499") == before + 1, 5)
 
 
 def test_a_caller_that_leaves_an_administrators_call_is_no_bug_of_ours(server: RunningServer) -> None:
     with connected(server) as connection:
         connection.sendall(b"POST /models HTTP/1.1\r\nhost: x\r\nx-request-id: left\r\ncontent-length: 9\r\n\r\n{")
         time.sleep(0.1)
-    line = server.wait_for_log("request", request_id="left")
+    line = server.wait_for_log("request", 5, request_id="left")
     assert (line["status"], line["code"]) == (499, "client_gone")
 
 
@@ -196,9 +195,11 @@ def test_http_1_0_is_answered_and_closed(server: RunningServer) -> None:
 
 
 def test_many_connections_that_say_nothing_keep_nobody_out(server: RunningServer) -> None:
-    silent = [socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S) for _ in range(200)]
+    silent = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(200)]
     try:
+        started_s = time.monotonic()
         assert server.infer("float32", input_data=[1])["output_data"] == [1]
+        assert time.monotonic() - started_s < 2
     finally:
         for connection in silent:
             connection.close()
@@ -207,7 +208,6 @@ def test_many_connections_that_say_nothing_keep_nobody_out(server: RunningServer
 @pytest.mark.parametrize("model", [b"minilm-onnx", b"minilm"])
 def test_a_caller_that_leaves_takes_the_batches_that_have_not_run(model: bytes, server: RunningServer) -> None:
     before = server.sample("roundhouse_requests_total", code="499", model=model.decode())
-    ran = batches(server, model.decode())
     head = b"POST /models/%s/infer HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (model, len(MANY_TEXTS))
     with connected(server) as connection:
         connection.sendall(head + MANY_TEXTS)
@@ -215,8 +215,10 @@ def test_a_caller_that_leaves_takes_the_batches_that_have_not_run(model: bytes, 
         connection.settimeout(0.3)
         with pytest.raises(TimeoutError):
             connection.recv(1)
-    wait_until(lambda: server.sample("roundhouse_requests_total", code="499", model=model.decode()) == before + 1)
+    # All of the texts would take far longer than this.
+    wait_until(lambda: server.sample("roundhouse_requests_total", code="499", model=model.decode()) == before + 1, 5)
     assert server.inflight(model.decode()) == 0
-    assert server.wait_for_log("request", status=499, model=model.decode())["code"] == "client_gone"
+    assert server.wait_for_log("request", 5, status=499, model=model.decode())["code"] == "client_gone"
+    started_s = time.monotonic()
     assert len(server.infer(model.decode(), text="next")["embeddings"]) == 1
-    assert batches_since(ran, server, model.decode())[1] < 3000, "the rest of the texts was dropped"
+    assert time.monotonic() - started_s < 2

@@ -309,7 +309,7 @@ class TestPermits:
         async with serving(FakeRegistry(gate), max_concurrent_requests=1) as manager:
             asked = task(ask(manager))
             await soon(gate.arrived.is_set)
-            with pytest.raises(Overloaded, match="1 requests are under way, its max_concurrent_requests"):
+            with pytest.raises(Overloaded, match="1 requests are in flight, its max_concurrent_requests"):
                 await ask(manager)
             gate.open()
             assert await asked == [2]

@@ -113,9 +113,9 @@ class AnyOrder(RuleBasedStateMachine):
         with permit() as held:
             version = await opened(self.manager, held, name)
             held.queue(version.model.requests)
-            result = await version.serving()[1].run(numbers(x), begin=held.begin)
+            result = await version.serving()[1].submit(numbers(x), begin=held.begin)
             await asyncio.sleep(0)  # send the response
-            return result.outputs["y"]
+            return result["y"]
 
     @precondition(lambda self: self.commands or self.requests)
     @rule(choice=st.integers(0, 1000))

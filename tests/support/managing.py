@@ -54,7 +54,7 @@ async def ask(manager: MLFrameworkManager, x: object = 1, name: str = "m") -> An
     with permit() as held:
         version = await opened(manager, held, name)
         held.queue(version.model.requests)
-        return (await version.serving()[1].run(numbers(x), begin=held.begin)).outputs["y"]
+        return (await version.serving()[1].submit(numbers(x), begin=held.begin))["y"]
 
 
 async def opened(manager: MLFrameworkManager, held: Permit, name: str = "m", named: str | None = None) -> ModelVersion:
@@ -67,7 +67,7 @@ async def opened(manager: MLFrameworkManager, held: Permit, name: str = "m", nam
         except VersionNotLoaded:
             await manager.wait_for(version, held)
             continue
-        if version.enter(held, spec):
+        if version.acquire(held, spec):
             return version
 
 
@@ -88,5 +88,5 @@ def permitted(slot: ModelSlot) -> Iterator[Permit]:
         version = slot.route()
         spec = version.spec_for(held)
         held.queue(slot.requests)
-        assert version.enter(held, spec)
+        assert version.acquire(held, spec)
         yield held

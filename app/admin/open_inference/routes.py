@@ -11,7 +11,7 @@ from app.admin.bodies import describe_optional, read_optional
 from app.admin.open_inference import schemas
 from app.admin.open_inference.management import Management
 from app.admin.open_inference.metadata import EXTENSIONS, server_metadata
-from app.http.wire import json_answer
+from app.http.responses import json_response
 from app.protocols.errors import NotSupported
 from app.protocols.open_inference.errors import OpenInferenceErrorResponse
 
@@ -78,37 +78,37 @@ class OpenInferenceApi:
         post("/models/{name}/unload", self.unload, "Unload a model after its running requests", done, model_body)
 
     async def show_server(self) -> Response:
-        return json_answer(server_metadata())
+        return json_response(server_metadata())
 
     async def show_live(self) -> Response:
-        return json_answer({"live": True})
+        return json_response({"live": True})
 
     async def show_ready(self) -> Response:
         """Return 200 when every start-up model is ready; 503 before, and during the drain."""
         error = self._management.why_not_ready()
         if error is not None:
             raise error
-        return json_answer({"ready": True})
+        return json_response({"ready": True})
 
     async def show_statistics(self) -> Response:
-        return json_answer(self._management.model_statistics())
+        return json_response(self._management.model_statistics())
 
     async def show_index(self, request: Request) -> Response:
         """List the versions of all models. With `ready`, list only versions that accept requests."""
         body = await read_optional(schemas.RepositoryIndexRequest, request, self._max_body_bytes, True)
-        return json_answer(self._management.repository_index(body.ready))
+        return json_response(self._management.repository_index(body.ready))
 
     async def load(self, name: str, request: Request) -> Response:
         """Load a model. The response follows when the model is ready."""
         body = await read_optional(schemas.RepositoryModelRequest, request, self._max_body_bytes, True)
         await self._management.load(name, body.parameters)
-        return json_answer({})
+        return json_response({})
 
     async def unload(self, name: str, request: Request) -> Response:
         """Unload a model. The response follows when its running requests have completed."""
         await read_optional(schemas.RepositoryModelRequest, request, self._max_body_bytes, True)
         await self._management.unload(name)
-        return json_answer({})
+        return json_response({})
 
     async def _model_ready(self, name: str, version: str) -> dict[str, Any]:
         error = self._management.why_model_not_ready(name, version)
@@ -122,14 +122,14 @@ class OpenInferenceApi:
 
 def _of_model(describe: Describe) -> Callable[[str], Awaitable[Response]]:
     async def of_model(name: str) -> Response:
-        return json_answer(await describe(name, ""))
+        return json_response(await describe(name, ""))
 
     return of_model
 
 
 def _of_version(describe: Describe) -> Callable[[str, str], Awaitable[Response]]:
     async def of_version(name: str, version: str) -> Response:
-        return json_answer(await describe(name, version))
+        return json_response(await describe(name, version))
 
     return of_version
 

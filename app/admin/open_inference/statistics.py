@@ -50,7 +50,7 @@ def version_statistics(slot: ModelSlot, version: ModelVersion, observer: Observe
 
 def _of_requests(requests: VersionRequests) -> dict[str, Duration]:
     """Return the fields of InferStatistics. Cache hits do not count as computed."""
-    computed = requests.answered - requests.kept
+    computed = requests.answered - requests.cache_hits
     return {
         "success": _duration(requests.answered, requests.answered_s),
         "fail": _duration(requests.failed, requests.failed_s),
@@ -58,8 +58,8 @@ def _of_requests(requests: VersionRequests) -> dict[str, Duration]:
         "compute_input": _duration(computed, requests.decode_s),
         "compute_infer": _duration(computed, requests.compute_s),
         "compute_output": _duration(computed, requests.encode_s),
-        "cache_hit": _duration(requests.kept, requests.kept_s),
-        "cache_miss": _duration(requests.not_kept, 0.0),
+        "cache_hit": _duration(requests.cache_hits, requests.cache_hits_s),
+        "cache_miss": _duration(requests.cache_misses, 0.0),
     }
 
 

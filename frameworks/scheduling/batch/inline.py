@@ -1,4 +1,4 @@
-"""Runs so short that handing them to a thread and back would cost more than they do: on the event loop itself."""
+"""Runs on the event loop: runs so short that handing them to a thread and back would cost more than the run."""
 
 import asyncio
 import time
@@ -6,191 +6,204 @@ from collections.abc import Callable, Hashable
 
 from frameworks.batches.rows import BatchSignature, follow_rows, merge, split_outputs
 from frameworks.errors import InvalidInput, ModelFailed, OutOfMemory
-from frameworks.scheduling.batch.ceiling import BatchCeiling
-from frameworks.scheduling.batch.request import BatchCounts, BatchItem, Request, whole
-from frameworks.scheduling.batch.worker import BatchResult, BatchWorker, without_frames
+from frameworks.scheduling.batch.request import BatchCounts, Outputs, Request
+from frameworks.scheduling.batch.splitting import BatchCeiling
+from frameworks.scheduling.batch.worker import BatchWorker, without_frames
 
 LIGHT_S = 0.0003
-"""A run shorter than this is light: about what a hand-over costs. It runs on the event loop."""
+"""Longest run that is light: about the cost of handing a batch to a thread and back. Light runs run on the loop."""
 
-# Runs on the loop that took this many times LIGHT_S, one after the other, until the shape is heavy for good: then
-# something else than the shape settles how long it takes.
+# A shape is heavy for good after this many runs in a row on the loop took this many times LIGHT_S: the values then
+# decide how long a run takes.
 _HEAVY_FACTOR = 10
 _HEAVY_RUNS = 3
-# Shapes come from callers: more than so many are not kept apart.
-_MOST_SHAPES = 256
-# So long the runs of one round may hold the loop; those that are left go in the next.
+# Clients choose the shapes: no more than this many are remembered.
+_MAX_SHAPES = 256
+# Longest time that the runs of one round may block the loop; the others run in the next round.
 _LONGEST_ROUND_S = 0.002
 
 
 class InlinePolicy:
-    """Learned from the quickest run of each shape, by its CPU time."""
+    """Which shapes are light, learned from the fastest run of each shape by its CPU time."""
 
     def __init__(self) -> None:
-        self._quickest: dict[Hashable, tuple[int, float]] = {}
+        self._fastest: dict[Hashable, tuple[int, float]] = {}
         self._heavy_runs: dict[Hashable, int] = {}
 
     def most_rows(self, shape: Hashable) -> int:
-        """How many rows of this shape may run on the loop at once; 0: none."""
-        seen = self._quickest.get(shape)
+        """Return how many rows of this shape may run on the loop in one batch; 0 if none may."""
+        seen = self._fastest.get(shape)
         if seen is None:
             return 0
         rows, seconds = seen
         return int(rows * LIGHT_S / seconds) or int(seconds < LIGHT_S)
 
     def learn(self, shape: Hashable, rows: int, seconds: float) -> None:
-        """Of a run of so many rows, wherever it ran: its CPU seconds."""
-        seen = self._quickest.get(shape)
+        """Record the CPU seconds of a run of this many rows, on any thread."""
+        seen = self._fastest.get(shape)
         if seen is not None and seconds * seen[0] >= seen[1] * rows:
             return
-        if seen is None and len(self._quickest) >= _MOST_SHAPES:
-            self._quickest.clear()
+        if seen is None and len(self._fastest) >= _MAX_SHAPES:
+            self._fastest.clear()
             self._heavy_runs.clear()
         if self._heavy_runs.get(shape, 0) < _HEAVY_RUNS:
-            self._quickest[shape] = (rows, max(seconds, 1e-9))
+            self._fastest[shape] = (rows, max(seconds, 1e-9))
 
-    def watch(self, shape: Hashable, seconds: float) -> None:
-        """Of a run on the loop, its CPU seconds: whether it was light after all."""
+    def check(self, shape: Hashable, seconds: float) -> None:
+        """Record the CPU seconds of a run on the loop. A shape with several heavy runs in a row leaves the loop."""
         if seconds < _HEAVY_FACTOR * LIGHT_S:
             self._heavy_runs.pop(shape, None)
             return
         self._heavy_runs[shape] = self._heavy_runs.get(shape, 0) + 1
         if self._heavy_runs[shape] >= _HEAVY_RUNS:
-            self._quickest.pop(shape, None)
+            self._fastest.pop(shape, None)
 
 
 class InlineExecutor:
-    """Gathers what comes in one round of the loop and runs it at its end, together where the shapes allow it.
+    """Collects the requests of one round of the loop and runs them at its end, in one batch if their shapes allow it.
 
-    Stages that stay together are quicker: all requests are decoded, then run, then encoded, and each finds its code
-    and tables in the caches.
+    Equal stages run together: all requests are decoded, then run, then encoded. Each stage finds its code and tables
+    in the CPU caches.
     """
 
     def __init__(
         self,
         max_rows: int,
         idle_worker: Callable[[], BatchWorker | None],
-        enter_line: Callable[[Request], None],
-        split: Callable[[list[BatchItem], OutOfMemory], None],
+        enqueue: Callable[[Request], None],
+        split: Callable[[list[Request], OutOfMemory], None],
         ceiling: BatchCeiling,
         counts: BatchCounts,
     ) -> None:
-        """`idle_worker`: an instance that nothing else uses or waits for. `enter_line`: the way of all other requests;
-        `split`: of those that did not fit together, on their way through the line.
+        """`idle_worker`: a worker that neither runs nor is waited for. `enqueue`: the path of all other requests;
+        `split`: for requests whose batch did not fit in memory.
         """
-        self.runs = InlinePolicy()
+        self.policy = InlinePolicy()
         self._max_rows = max_rows
         self._idle_worker = idle_worker
-        self._enter_line = enter_line
+        self._enqueue = enqueue
         self._split = split
         self._ceiling = ceiling
         self._counts = counts
-        self._gathered: list[Request] = []
-        # One caller that asks again and again is answered at once. Another one in the same round ends that: several are
-        # quicker together.
-        self._comes_alone = False
+        self._collected: list[Request] = []
+        # A single client that sends one request after the other is answered at once. A second request in the same
+        # round ends that, as several requests are faster together.
+        self._is_alone = False
         self._answered_at_once = 0
         self._loop = asyncio.get_running_loop()
         self._round: asyncio.Handle | None = None
 
-    def takes(self, request: Request) -> bool:
-        """Takes a request for this round, if a run of it is light."""
+    def try_accept(self, request: Request) -> bool:
+        """Take a request for this round, if its run is light."""
         signature = request.signature
-        if signature.rows > self._most_rows(signature):
+        rows, ceiling = signature.rows, self._ceiling.state.size
+        if rows > self._max_rows or rows > self.policy.most_rows(signature.shape):
             return False
-        worker = self._idle_worker() if self._comes_alone and self._round is None else None
+        if ceiling is not None and rows > max(1, ceiling // signature.length):
+            return False
+        worker = self._idle_worker() if self._is_alone and self._round is None else None
         if worker is not None:
             self._answered_at_once = 1
             self._run(worker, [request])
         else:
-            self._gathered.append(request)
+            self._collected.append(request)
         if self._round is None:
-            self._round = self._loop.call_soon(self._run_all)
+            self._round = self._loop.call_soon(self._run_round)
         return True
 
     def abort(self, error: Exception) -> None:
-        """Fails all who wait for the round's end."""
-        for request in self._gathered:
+        """Fail all requests that wait for the end of the round."""
+        for request in self._collected:
             request.fail(error)
 
-    def _run_all(self) -> None:
+    def _run_round(self) -> None:
         self._round = None
-        requests = [request for request in self._gathered if not request.future.done()]
-        self._comes_alone = self._answered_at_once + len(self._gathered) <= 1
+        requests = [request for request in self._collected if not request.future.done()]
+        self._is_alone = self._answered_at_once + len(self._collected) <= 1
         self._answered_at_once = 0
-        self._gathered = []
+        self._collected = []
         worker = self._idle_worker()
         if worker is None:
             for request in requests:
-                self._enter_line(request)
+                self._enqueue(request)
             return
         until_s = time.perf_counter() + _LONGEST_ROUND_S
         if len(requests) > self._max_rows:
             requests.sort(key=lambda request: request.priority)
         while requests:
-            together, requests = self._first_batch(requests)
-            self._run(worker, together)
+            batch, requests = self._first_batch(requests)
+            self._run(worker, batch)
             if requests and time.perf_counter() > until_s:
-                self._gathered = requests
-                self._round = self._loop.call_soon(self._run_all)
+                self._collected = requests
+                self._round = self._loop.call_soon(self._run_round)
                 return
 
     def _first_batch(self, requests: list[Request]) -> tuple[list[Request], list[Request]]:
-        """The first request with those that may share its run, and the others."""
+        """Return the first request with those that may share its batch, and the others."""
         first = requests[0].signature
         if not first.shares:
             return requests[:1], requests[1:]
-        room = self._most_rows(first) - first.rows
-        together, others = [requests[0]], []
+        capacity = self._most_rows(first) - first.rows
+        batch, others = [requests[0]], []
         for request in requests[1:]:
             signature = request.signature
-            if signature.rows <= room and signature.shares and signature.shape == first.shape:
-                together.append(request)
-                room -= signature.rows
+            if signature.rows <= capacity and signature.shares and signature.shape == first.shape:
+                batch.append(request)
+                capacity -= signature.rows
             else:
                 others.append(request)
-        return together, others
+        return batch, others
 
     def _run(self, worker: BatchWorker, requests: list[Request]) -> None:
         counts = [request.signature.rows for request in requests]
         started_s, thread_started_s = time.perf_counter(), time.thread_time()
+        failure: Exception | None = None
+        shares: list[Outputs] | None = None
         try:
-            outputs = worker.infer_inline(merge([request.batch for request in requests]))
+            outputs = worker.model.infer(merge([request.batch for request in requests]))
             compute_s, thread_s = time.perf_counter() - started_s, time.thread_time() - thread_started_s
-            # How many rows a graph gives may depend on what is in them, which its trial did not show.
-            shares = split_outputs(outputs, counts) if len(counts) == 1 or follow_rows(outputs, sum(counts)) else None
-            failure: Exception | None = None
+            # The number of rows that a graph returns may depend on the values, which its trial did not show.
+            if len(counts) == 1 or follow_rows(outputs, sum(counts)):
+                shares = split_outputs(outputs, counts)
         except (OutOfMemory, MemoryError) as error:
-            shares, failure = None, without_frames(error)
+            failure = without_frames(error)
         except Exception as error:  # noqa: BLE001 - handed to the callers
-            shares, failure = None, error
+            failure = error
         except BaseException as error:  # noqa: BLE001
-            # A SystemExit handed to a caller would end the loop, a CancelledError look as if the caller had been.
-            shares, failure = None, ModelFailed(f"the model raised {type(error).__name__}")
+            # A SystemExit on a future would end the loop; a CancelledError would look as if the caller had cancelled.
+            failure = ModelFailed(f"the model raised {type(error).__name__}")
+        if shares is None:
+            self._handle_failure(worker, requests, failure)
+            return
+        rows = sum(counts)
+        self._counts.ran(rows, compute_s)
+        self._learn(requests[0].signature, rows, thread_s)
+        for request, own in zip(requests, shares, strict=True):
+            request.begin()
+            request.timings.queue_s += started_s - request.arrived_s
+            request.timings.compute_s += compute_s
+            request.future.set_result(own)
+
+    def _handle_failure(self, worker: BatchWorker, requests: list[Request], failure: Exception | None) -> None:
+        """`failure` None: the outputs could not be divided among the requests."""
         if isinstance(failure, OutOfMemory):
-            self._split([whole(request) for request in requests], failure)
-        elif shares is None and len(requests) > 1 and isinstance(failure, InvalidInput | None):
-            # One caller's rows are no reason to fail the others': each by itself.
+            self._split(requests, failure)
+        elif len(requests) > 1 and isinstance(failure, InvalidInput | None):
+            # The rows of one request must not fail the others: each runs by itself.
             for request in requests:
                 self._run(worker, [request])
-        elif shares is None:
+        else:
             assert failure is not None
             for request in requests:
                 request.fail(failure)
-        else:
-            self._counts.ran(sum(counts), compute_s)
-            self._learn(requests[0].signature, sum(counts), thread_s)
-            for request, outputs in zip(requests, shares, strict=True):
-                request.begin()
-                request.future.set_result(BatchResult(outputs, started_s - request.arrived_s, compute_s))
 
     def _most_rows(self, signature: BatchSignature) -> int:
-        most = min(self._max_rows, self.runs.most_rows(signature.shape))
-        size = self._ceiling.size
+        most = min(self._max_rows, self.policy.most_rows(signature.shape))
+        size = self._ceiling.state.size
         return most if size is None else min(most, max(1, size // signature.length))
 
     def _learn(self, signature: BatchSignature, rows: int, seconds: float) -> None:
-        self.runs.learn(signature.shape, rows, seconds)
-        self.runs.watch(signature.shape, seconds)
-        if self._ceiling.size is not None:
+        self.policy.learn(signature.shape, rows, seconds)
+        self.policy.check(signature.shape, seconds)
+        if self._ceiling.state.size is not None:
             self._ceiling.accepted(rows * signature.length)

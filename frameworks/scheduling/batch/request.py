@@ -1,4 +1,4 @@
-"""A request within the scheduler: its rows, who waits for them, and what has been answered of them so far."""
+"""A request within the scheduler: its rows, its future, and its progress through batches."""
 
 import asyncio
 import time
@@ -7,16 +7,19 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from frameworks.batches.rows import BatchSignature, Part, ResultAssembler
-from frameworks.scheduling.batch.ceiling import CeilingState
 from frameworks.scheduling.batch.queue import QueueEntry
-from frameworks.scheduling.batch.worker import BatchResult, fail
-from frameworks.types import Batch
+from frameworks.scheduling.batch.worker import fail
+from frameworks.types import Batch, Timings, Value
+
+Outputs = dict[str, Value]
+"""Output name to value."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchCounts:
-    """How many batches of how many rows have run, and how many did not fit and were halved. `seconds`: how long those
-    of so many rows computed, all together.
+    """Batches that have run, by number of rows. `split`: batches that did not fit in memory and were halved.
+
+    `seconds`: compute time of all batches with that many rows.
     """
 
     sizes: Counter[int] = field(default_factory=Counter)
@@ -24,20 +27,20 @@ class BatchCounts:
     seconds: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
 
     def ran(self, rows: int, compute_s: float) -> None:
-        """Counts a batch that was computed."""
+        """Count a batch that was computed."""
         self.sizes[rows] += 1
         self.seconds[rows] += compute_s
 
     @classmethod
     def total(cls, counts: "Iterable[BatchCounts]") -> "BatchCounts":
-        """All of them together, as they stand now."""
+        """Return the sum of all counts as they stand now."""
         total = cls()
         for each in counts:
             total.merge(each)
         return total
 
     def merge(self, other: "BatchCounts") -> None:
-        """Adds those of another version, as they stand now."""
+        """Add the counts of another version."""
         self.sizes.update(other.sizes)
         self.split.update(other.split)
         for rows, seconds in other.seconds.items():
@@ -45,66 +48,46 @@ class BatchCounts:
 
 
 class Progress:
-    """How far a request is that goes through the line.
+    """The progress of a request that goes through the queue.
 
-    `backlog`: parts that are not in the line yet. `missing`: how many are not answered. `queue_s` is below zero until
-    the first of them is.
+    `backlog`: parts that are not queued yet. `num_pending`: parts without a result. `queue_s` is negative until the
+    first part has a result.
     """
 
-    __slots__ = ("backlog", "compute_s", "joined", "missing", "queue_s", "waiting")
+    __slots__ = ("assembler", "backlog", "compute_s", "num_pending", "queue_s", "queued")
 
-    def __init__(self, missing: int, backlog: Iterator[Part], rows: int) -> None:
-        self.missing = missing
+    def __init__(self, num_pending: int, backlog: Iterator[Part], rows: int) -> None:
+        self.num_pending = num_pending
         self.backlog = backlog
-        self.waiting: set[QueueEntry] = set()
-        self.joined = ResultAssembler(rows)
+        self.queued: set[QueueEntry] = set()
+        self.assembler = ResultAssembler(rows)
         self.queue_s = -1.0
         self.compute_s = 0.0
 
 
+@dataclass(slots=True, eq=False)
 class Request:
-    """One caller's rows, and the future that the caller waits for. `begin` is called when something of it runs."""
+    """The rows of one request, and the future that its caller awaits.
 
-    __slots__ = ("arrived_s", "batch", "begin", "future", "priority", "progress", "signature")
-
-    def __init__(
-        self,
-        batch: Batch,
-        signature: BatchSignature,
-        priority: int,
-        begin: Callable[[], None],
-        future: "asyncio.Future[BatchResult]",
-    ) -> None:
-        self.batch = batch
-        self.signature = signature
-        self.priority = priority
-        self.begin = begin
-        self.future = future
-        self.arrived_s = time.perf_counter()
-        self.progress: Progress | None = None
-
-    def fail(self, error: BaseException) -> None:
-        """Hands an error to the caller, if it still waits."""
-        fail(self.future, error)
-
-
-class BatchItem:
-    """One part in a batch, whose it is, and how far that request is.
-
-    `ceiling_before`: of a part that was in a batch which was split, the ceiling as it was before.
+    `begin` is called when a part of it starts to run. `timings`: queue and compute seconds are added there.
     """
 
-    __slots__ = ("ceiling_before", "part", "progress", "request")
+    batch: Batch
+    signature: BatchSignature
+    priority: int
+    begin: Callable[[], None]
+    timings: Timings
+    future: "asyncio.Future[Outputs]"
+    arrived_s: float = field(default_factory=time.perf_counter)
+    progress: Progress | None = None
 
-    def __init__(self, request: Request, progress: Progress, part: Part) -> None:
-        self.request = request
-        self.progress = progress
-        self.part = part
-        self.ceiling_before: CeilingState | None = None
+    def complete(self, outputs: Outputs, queue_s: float, compute_s: float) -> None:
+        """Resolve the future, unless the caller has cancelled it."""
+        if not self.future.done():
+            self.timings.queue_s += queue_s
+            self.timings.compute_s += compute_s
+            self.future.set_result(outputs)
 
-
-def whole(request: Request) -> BatchItem:
-    """A request that goes to the line in one part, of which nothing stands there yet."""
-    signature = request.signature
-    request.progress = Progress(1, iter(()), signature.rows)
-    return BatchItem(request, request.progress, Part(request.batch, 0, signature.rows, signature.length))
+    def fail(self, error: BaseException) -> None:
+        """Set the error on the future, unless the caller has cancelled it."""
+        fail(self.future, error)

@@ -15,7 +15,7 @@ from frameworks.generation.types import SequenceRequest, StepResult, StepStats
 from frameworks.runtime import StepModel
 from frameworks.scheduling.batch.request import BatchCounts
 from frameworks.scheduling.batch.worker import without_frames
-from frameworks.scheduling.idle import next_of
+from frameworks.scheduling.idle import next_message
 from frameworks.scheduling.steps.token_feed import TokenFeed
 
 log = structlog.get_logger(__name__)
@@ -239,7 +239,7 @@ class _StepThread:
     def _process_messages(self) -> bool:
         """Process the queued messages; wait for one where there is nothing to do. Returns False to end the thread."""
         while not self._messages.empty() or not (self._active or self._is_stats_due or self._is_ending):
-            message = next_of(self._messages, self._model.on_idle)
+            message = next_message(self._messages, self._model.on_idle)
             self._num_processed += 1
             if message is None:
                 self._is_ending = True

@@ -13,8 +13,8 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from app.http import protocol as http_protocol
+from app.http.bodies import read_body
 from app.http.protocol import FAST_PATH, LEAST_READ_BYTES, MAX_HEAD_BYTES, BoundedHttpProtocol
-from app.http.wire import read_body
 from app.protocols.errors import ClientGone, TooLarge
 from tests.support.loops import in_loop, soon
 

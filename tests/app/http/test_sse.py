@@ -204,7 +204,7 @@ class TestDrain:
 
     @in_loop
     async def test_a_reader_that_is_behind_is_not_waited_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(sse, "LAST_WORD_S", 0.05)
+        monkeypatch.setattr(sse, "LAST_EVENT_S", 0.05)
         house = House(Endless())
         caller = Caller(house, stream=True)
         caller.on_send = full_after(3)

@@ -142,7 +142,7 @@ class TestGivenUp:
 
     @in_loop
     async def test_who_does_not_loses_the_connection(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(sse, "LAST_WORD_S", 0.1)
+        monkeypatch.setattr(sse, "LAST_EVENT_S", 0.1)
         house = House(ScriptedGeneration(Piece(0, "x" * 200_000), self.ERROR))
         async with serving(house) as address, asking(address) as connection:
             await soon(lambda: house.observer.inflight == 1)

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from app.inference.context import RunContext
 from app.inference.response_cache import ResponseCache
 from app.inference.service import InferenceService
 from app.observability.metrics import Observer
@@ -36,9 +37,9 @@ class House:
         with permit() as held:
             version = await opened(self.manager, held)
             self.last_timings = Timings()
-            generation = await self.service.generate(
-                version, request, self.last_timings, held, priority, left_s, in_pieces
-            )
+            context = RunContext(held, self.last_timings, priority)
+            context.version = version
+            generation = await self.service.generate(context, request, left_s, in_pieces)
             try:
                 yield generation
             finally:
@@ -60,7 +61,7 @@ async def generating(
     """At its end nobody waits, and the model holds nothing. `settings`: further keys of its entry."""
     registry = registry or EchoRegistry(behaviour)
     observer = Observer("none", 1000)
-    service = InferenceService(ResponseCache(ResultCache(0, None), Counter(), Counter()), observer.generation)
+    service = InferenceService(ResponseCache(ResultCache(0, None), Counter(), Counter()), observer.generation_metrics)
     try:
         async with serving(registry, **settings) as manager:
             yield House(manager, service, observer, registry.made)

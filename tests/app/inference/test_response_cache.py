@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.inference.response_cache import Question, ResponseCache, _key_of
+from app.inference.response_cache import CacheableRequest, ResponseCache, _key_of
 from frameworks.errors import InvalidInput, OutOfMemory
 from frameworks.types import (
     Answer,
@@ -53,11 +53,13 @@ class Desk:
         self.kept = ResponseCache(self.cache, self.hits, self.misses)
         self.joined = 0
 
-    def ask(self, model: Model, question: Question, name: str = "m", serving: object = 1) -> "asyncio.Task[Any]":
+    def ask(
+        self, model: Model, question: CacheableRequest, name: str = "m", serving: object = 1
+    ) -> "asyncio.Task[Any]":
         def joined() -> None:
             self.joined += 1
 
-        return task(self.kept.answer(name, (serving,), question, model, joined))
+        return task(self.kept.get_or_run(name, (serving,), question, model, joined))
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -65,7 +67,7 @@ class Desk:
         return self.hits["m"], self.misses["m"]
 
     def check_idle(self) -> None:
-        assert not self.kept._flights
+        assert not self.kept._pending
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
@@ -186,7 +188,7 @@ class TestOneFlight:
 
 
 ONE = TextRequest(["a", "b"])
-DIFFERENT: dict[str, tuple[Question, Question]] = {
+DIFFERENT: dict[str, tuple[CacheableRequest, CacheableRequest]] = {
     "dtype": (tensor(0, 0), tensor(0, 0, dtype="i4")),
     "dtype of one size": (tensor(1, dtype="i8"), tensor(1, dtype="u8")),
     "shape": (tensor(1, 2, 3, 4), TensorBatch({"x": np.array([[1, 2], [3, 4]], "f4")})),
@@ -304,7 +306,7 @@ class TestWhatIsKept:
             TensorBatch({"x": np.array(["x" * 2000], object)}),
         ],
     )
-    async def test_the_question_is_counted_too(self, question: Question) -> None:
+    async def test_the_question_is_counted_too(self, question: CacheableRequest) -> None:
         desk, model = Desk(), Model()
         model.gate.set()
         await outcomes(desk.ask(model, question))

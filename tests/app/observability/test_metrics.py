@@ -55,7 +55,7 @@ def test_server_timing_is_in_milliseconds() -> None:
 def test_counts_by_model_version_and_status() -> None:
     observer = Observer("none", 1000)
     for status in (200, 200, 400, 503):
-        observer.inferred(record(status), 0.1, rejected=status == 503)
+        observer.record_inference(record(status), 0.1, rejected=status == 503)
     assert observer.requests == {("m", "1", 200): 2, ("m", "1", 400): 1, ("m", "1", 503): 1}
     assert observer.rejected == {"": 1}
     metrics = observer.models["m"]
@@ -65,10 +65,10 @@ def test_counts_by_model_version_and_status() -> None:
     assert metrics.compute_seconds.total == pytest.approx(0.6)
     broken_off = record(200)
     broken_off.code = "model_failed"
-    observer.inferred(broken_off, 0.1, rejected=False)
+    observer.record_inference(broken_off, 0.1, rejected=False)
     assert observer.requests["m", "1", 200] == 3
     assert sum(metrics.request_seconds.counts) == 2
-    observer.inferred(record(200, model="other"), 0.1, rejected=False)
+    observer.record_inference(record(200, model="other"), 0.1, rejected=False)
     observer.forget("m")
     assert observer.requests == {("other", "1", 200): 1}
     assert observer.models.keys() == {"other"}
@@ -92,14 +92,14 @@ def test_request_lines_as_asked(policy: str, wanted: list[str], logged: list[Any
     ):
         one = record(status)
         one.request_id, one.code = name, code
-        observer.answered(one, total_s)
+        observer.log_request(one, total_s)
         for probe in ("/health", "/health/ready", "/metrics"):
-            observer.answered(record(status, probe), total_s)
+            observer.log_request(record(status, probe), total_s)
     assert [event["request_id"] for event in logged] == wanted
 
 
 def test_a_request_line(logged: list[Any]) -> None:
-    Observer("all", 1000).answered(record(200), 1.0)
+    Observer("all", 1000).log_request(record(200), 1.0)
     (event,) = logged
     assert {name: event[f"{name}_ms"] for name in ("decode", "queue", "compute", "encode", "total")} == {
         "decode": 100, "queue": 200, "compute": 300, "encode": 400, "total": 1000,

@@ -2,22 +2,20 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
 from app.http.endpoint import Endpoint
 from app.inference.pipeline import Bounds, Pipeline
 from app.observability.metrics import Observer
-from app.protocols.codec import Target
-from app.protocols.native.codec import NativeCodec
-from app.protocols.routes import ResolvedRoute
+from app.protocols.native.codec import ROUTES
+from app.protocols.routes import Route, RouteTable
 from frameworks.generation.types import Choice, GenerateAnswer, Piece, Usage
 from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.types import ModelSpec
 from tests.app.protocols.native.specs import WRITER
 
-ADDRESS = ResolvedRoute(NativeCodec(), Target("writer"))
 GONE = {"type": "http.disconnect"}
 Script = Piece | Exception | asyncio.Event
 
@@ -83,19 +81,21 @@ class Version:
     def spec_for(self, permit: Permit) -> ModelSpec:
         return WRITER
 
-    def enter(self, permit: Permit, spec: ModelSpec) -> bool:
+    def acquire(self, permit: Permit, spec: ModelSpec) -> bool:
         self.references.add(permit)
-        permit.visit(self)
+        permit.hold(self)
         return True
 
-    def leave(self, permit: Permit) -> None:
+    def release(self, permit: Permit) -> None:
         self.references.discard(permit)
 
 
 class House:
     """The endpoint, and what a test may look at."""
 
-    def __init__(self, generation: ScriptedGeneration, refusal: Exception | None = None) -> None:
+    def __init__(
+        self, generation: ScriptedGeneration, refusal: Exception | None = None, routes: Sequence[Route] = ROUTES
+    ) -> None:
         """`refusal`: raised in the place of giving the generation."""
         self.generation = generation
         self.refusal = refusal
@@ -103,29 +103,26 @@ class House:
         self.version = Version()
         self.observer = Observer("none", 1000)
         self.requests = RequestLimit("the server", 10, None)
-        slot = SimpleNamespace(name="writer", version="1", standing=self.version, active=self.version, shadow=None)
+        slot = SimpleNamespace(name="writer", default_version=self.version, active=self.version, shadow=None)
         slot.route = lambda: self.version
         slot.requests = self.version.model.requests
         pipeline = Pipeline(
-            cast(Any, SimpleNamespace(slot=lambda name: slot)),
+            cast(Any, SimpleNamespace(slot=lambda name: slot, slots_by_name={"writer": slot})),
             cast(Any, self),
             cast(Any, None),
             self.observer,
-            cast(Any, SimpleNamespace(check_accepting=lambda: None)),
+            cast(Any, SimpleNamespace(is_draining=False)),
             Bounds(self.requests, 10_000, None),
         )
-        self.endpoint = Endpoint(pipeline)
+        self.app = Endpoint(pipeline, RouteTable(routes), cast(Any, None))
 
-    async def generate(self, version: object, request: object, *rest: object) -> ScriptedGeneration:
+    async def generate(self, context: Any, request: object, left_s: object, in_pieces: bool) -> ScriptedGeneration:
         """As the service does it."""
-        assert version is self.version
+        assert context.version is self.version
         self.asked.append(request)
         if self.refusal is not None:
             raise self.refusal
         return self.generation
-
-    async def app(self, scope: Any, receive: Any, send: Any) -> None:
-        await self.endpoint(scope, receive, send, ADDRESS)
 
     def check_left(self, status: int) -> None:
         """One request was here: it was counted once, with this status, and nothing of it is left."""

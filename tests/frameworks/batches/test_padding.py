@@ -174,11 +174,11 @@ async def run_all(model: Recorder, limits: BatchLimits, *requests: TensorBatch) 
     dispatcher = Dispatcher("m", [worker], model.spec, limits, 1.0, BatchCounts())
     dispatcher._cost = trained(lengths=(1, 10, 100))
     try:
-        results = await asyncio.gather(*(dispatcher.run(each) for each in requests))
+        results = await asyncio.gather(*(dispatcher.submit(each) for each in requests))
     finally:
         await dispatcher.close()
     for each, result in zip(requests, results, strict=True):
-        np.testing.assert_array_equal(np.asarray(result.outputs["twice"]), 2 * tensor_of(each, "x"))
+        np.testing.assert_array_equal(np.asarray(result["twice"]), 2 * tensor_of(each, "x"))
 
 
 @in_loop

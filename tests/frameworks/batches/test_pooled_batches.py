@@ -48,10 +48,10 @@ async def test_steady_state_batch_allocates_no_tensor(tmp_path: Path) -> None:
     alone = dict(zip(("sum", "product"), session.run(None, together), strict=True))
     try:
         for round_ in range(4):
-            results = await asyncio.gather(*(dispatcher.run(TensorBatch(dict(each))) for each in requests))
+            results = await asyncio.gather(*(dispatcher.submit(TensorBatch(dict(each))) for each in requests))
             for caller, result in enumerate(results):
                 for name, expected in alone.items():
-                    got = np.asarray(result.outputs[name])
+                    got = np.asarray(result[name])
                     np.testing.assert_array_equal(got, expected[caller : caller + 1], strict=True)
             del results, result, got
             stats = pool.stats()[HOST]
@@ -79,9 +79,9 @@ async def test_answer_stays_valid_while_caller_keeps_it(tmp_path: Path) -> None:
     try:
         for number in range(3):
             request = {name: np.full((1, WIDTH), number + 1, np.float32) for name in "ab"}
-            pending = (dispatcher.run(TensorBatch(dict(request), ("sum",))) for _ in range(CALLERS))
+            pending = (dispatcher.submit(TensorBatch(dict(request), ("sum",))) for _ in range(CALLERS))
             results = await asyncio.gather(*pending)
-            kept.append((np.asarray(results[number].outputs["sum"]), 2.0 * (number + 1)))
+            kept.append((np.asarray(results[number]["sum"]), 2.0 * (number + 1)))
             del results
             await soon(lambda: pool.stats()[HOST].leases == len(kept))
     finally:

@@ -99,7 +99,7 @@ async def answered_through_a_dispatcher(model: BatchModel, batch: Batch) -> tupl
     """Return the text rows of a model behind a dispatcher, and the sizes of split batches."""
     worker, split = BatchWorker("m", model), Counter[int]()
     dispatcher = Dispatcher("m", [worker], model.spec, BatchLimits(max_rows=256), 1.0, BatchCounts(Counter(), split))
-    rows = (await dispatcher.run(batch)).outputs[TEXT_OUTPUT]
+    rows = (await dispatcher.submit(batch))[TEXT_OUTPUT]
     await dispatcher.close()
     assert isinstance(rows, np.ndarray)
     return rows, split

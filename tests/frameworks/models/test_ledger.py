@@ -81,7 +81,7 @@ class TestEviction:
                 other, order = task(infer(manager, "b")), task(manager.unload("a"))
                 await asyncio.sleep(0.05)
                 assert not other.done()
-                assert version.enter(held, version.spec_for(held))
+                assert version.acquire(held, version.spec_for(held))
             await asyncio.gather(other, order)
 
     @in_loop

@@ -171,12 +171,12 @@ class TestFailures:
             dying = task(error_of(infer(manager, "a", "die")))
             await soon(gate.arrived.is_set)
             with permit() as held, capture_logs():
-                assert version.enter(held, version.spec_for(held))
+                assert version.acquire(held, version.spec_for(held))
                 order = task(manager.unload("a"))
                 await soon(lambda: states(manager) == {"a": "draining"})
                 gate.open()
                 assert isinstance(await dying, ModelFailed)
                 with pytest.raises(ModelUnloaded):
                     version.spec_for(held)
-                held.release_model()  # as the pipeline does for a refused request
+                held.release_version()  # as the pipeline does for a refused request
                 await order

@@ -285,9 +285,9 @@ class TestShutdown:
                 [slot] = register_lazy(manager, "a")
                 await infer(manager, "a")
                 spec = slot.active.spec_for(held)
-                assert slot.active.enter(held, spec)  # its response is never sent
+                assert slot.active.acquire(held, spec)  # its response is never sent
                 order = task(error_of(manager.unload("a")))
                 await soon(lambda: slot.state is ModelState.DRAINING)
-            held.release_model()
+            held.release_version()
             assert await asyncio.wait_for(order, 5) is None
         await check_ended(registry, manager)

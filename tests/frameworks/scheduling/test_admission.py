@@ -220,7 +220,7 @@ def test_a_request_at_once_counts_from_its_door() -> None:
     """The server's own bound counts also those whose body is still being read."""
     limit = RequestLimit("the server", 1, 2, Clock())
     first, second = Permit(limit), Permit(limit)
-    with pytest.raises(Overloaded, match="the server: 2 requests are under way, its max_concurrent_requests"):
+    with pytest.raises(Overloaded, match="the server: 2 requests are in flight, its max_concurrent_requests"):
         Permit(limit)
     first.release()
     third = Permit(limit)

@@ -8,7 +8,7 @@ import pytest
 
 from frameworks.scheduling import idle
 from frameworks.scheduling.batch.worker import BatchWorker
-from frameworks.scheduling.idle import next_of
+from frameworks.scheduling.idle import next_message
 from tests.frameworks.scheduling.steps.harness import read_all, running_worker
 from tests.support.batch_models import DoublingModel, numbers
 from tests.support.loops import in_loop, soon
@@ -17,21 +17,21 @@ from tests.support.step_models import EchoModel
 
 @pytest.fixture(autouse=True)
 def soon_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(idle, "REST_AFTER_S", 0.005)
+    monkeypatch.setattr(idle, "IDLE_AFTER_S", 0.005)
 
 
 def test_what_is_there_is_taken_without_rest() -> None:
     messages: queue.SimpleQueue[int] = queue.SimpleQueue()
     for number in range(100):
         messages.put(number)
-    assert [next_of(messages, pytest.fail) for _ in range(100)] == [*range(100)]
+    assert [next_message(messages, pytest.fail) for _ in range(100)] == [*range(100)]
 
 
 def test_what_comes_late_is_taken_after_one_rest() -> None:
     messages: queue.SimpleQueue[int] = queue.SimpleQueue()
     rests: list[None] = []
     threading.Timer(0.1, messages.put, [7]).start()
-    assert next_of(messages, lambda: rests.append(None)) == 7
+    assert next_message(messages, lambda: rests.append(None)) == 7
     assert len(rests) == 1
 
 
@@ -41,7 +41,7 @@ def test_one_that_cannot_rest_goes_on() -> None:
 
     messages: queue.SimpleQueue[int] = queue.SimpleQueue()
     threading.Timer(0.05, messages.put, [7]).start()
-    assert next_of(messages, cannot) == 7
+    assert next_message(messages, cannot) == 7
 
 
 @in_loop

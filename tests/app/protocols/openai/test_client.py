@@ -9,7 +9,6 @@ import openai
 import pytest
 
 from app.protocols.openai.routes import ROUTES
-from app.protocols.routes import RouteTable
 from frameworks.errors import DeadlineExceeded, ModelFailed, Overloaded
 from frameworks.generation.types import Piece
 from tests.app.protocols.generating import House, ScriptedGeneration
@@ -17,19 +16,13 @@ from tests.support.loops import in_loop
 
 PIECES = (Piece(0, "Hal"), Piece(0, "lo"), Piece(0, "!", "stop"))
 MESSAGES: list[Any] = [{"role": "user", "content": "Hello"}]
-find = RouteTable(ROUTES).find
 
 
 @asynccontextmanager
 async def client_of(house: House) -> AsyncIterator[openai.AsyncOpenAI]:
     """Return OpenAI's client of an endpoint whose model is called `writer`."""
 
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        address = find(scope["path"])
-        assert address is not None
-        await house.endpoint(scope, receive, send, address)
-
-    transport = httpx2.ASGITransport(app)
+    transport = httpx2.ASGITransport(house.app)
     async with openai.AsyncOpenAI(
         base_url="http://test/v1",
         api_key="none",
@@ -41,7 +34,7 @@ async def client_of(house: House) -> AsyncIterator[openai.AsyncOpenAI]:
 
 @in_loop
 async def test_completion_whole() -> None:
-    house = House(ScriptedGeneration(*PIECES))
+    house = House(ScriptedGeneration(*PIECES), routes=ROUTES)
     async with client_of(house) as client:
         answer = await client.completions.create(model="writer", prompt=["Once"], max_tokens=5)
     assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("Hallo!", "stop")
@@ -53,7 +46,7 @@ async def test_completion_whole() -> None:
 
 @in_loop
 async def test_completion_streamed() -> None:
-    house = House(ScriptedGeneration(*PIECES))
+    house = House(ScriptedGeneration(*PIECES), routes=ROUTES)
     async with client_of(house) as client:
         stream = await client.completions.create(model="writer", prompt="Once", stream=True)
         choices = [chunk.choices[0] async for chunk in stream]
@@ -65,7 +58,7 @@ async def test_completion_streamed() -> None:
 
 @in_loop
 async def test_chat_whole() -> None:
-    house = House(ScriptedGeneration(*PIECES))
+    house = House(ScriptedGeneration(*PIECES), routes=ROUTES)
     async with client_of(house) as client:
         answer = await client.chat.completions.create(model="writer", messages=MESSAGES)
     assert (answer.choices[0].message.role, answer.choices[0].message.content) == ("assistant", "Hallo!")
@@ -74,7 +67,7 @@ async def test_chat_whole() -> None:
 
 @in_loop
 async def test_chat_stream_is_joined_by_client() -> None:
-    house = House(ScriptedGeneration(*PIECES))
+    house = House(ScriptedGeneration(*PIECES), routes=ROUTES)
     options: Any = {"stream_options": {"include_usage": True}}
     async with (
         client_of(house) as client,
@@ -99,7 +92,7 @@ async def test_chat_stream_is_joined_by_client() -> None:
 def test_error_before_first_piece_has_status(refusal: Exception, kind: Any, status: int) -> None:
     @in_loop
     async def test() -> None:
-        house = House(ScriptedGeneration(), refusal)
+        house = House(ScriptedGeneration(), refusal, ROUTES)
         async with client_of(house) as client:
             with pytest.raises(kind) as refused:
                 await client.chat.completions.create(model="writer", messages=MESSAGES, stream=True)
@@ -114,7 +107,7 @@ def test_error_before_first_piece_has_status(refusal: Exception, kind: Any, stat
 def test_error_after_first_piece_ends_stream(path: str) -> None:
     @in_loop
     async def test() -> None:
-        house = House(ScriptedGeneration(PIECES[0], ModelFailed("its thread ended")))
+        house = House(ScriptedGeneration(PIECES[0], ModelFailed("its thread ended")), routes=ROUTES)
         texts = []
 
         async def read(stream: Any) -> None:

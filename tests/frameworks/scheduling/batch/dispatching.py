@@ -15,10 +15,10 @@ from frameworks.errors import InvalidInput, OutOfMemory
 from frameworks.scheduling.batch.batcher import BatchLimits
 from frameworks.scheduling.batch.dispatcher import Dispatcher
 from frameworks.scheduling.batch.inline import LIGHT_S
-from frameworks.scheduling.batch.request import BatchCounts
+from frameworks.scheduling.batch.request import BatchCounts, Outputs
 from frameworks.scheduling.batch.worker import BatchWorker
 from frameworks.text.tokenizer import TextTokenizer
-from frameworks.types import TEXT_OUTPUT, Batch, ModelSpec, TensorBatch, TokenBatch, Value
+from frameworks.types import TEXT_OUTPUT, Batch, ModelSpec, TensorBatch, Timings, TokenBatch, Value
 from tests.frameworks.scheduling.batch.costs import settled
 from tests.support.batch_models import Gate
 from tests.support.loops import task
@@ -100,23 +100,33 @@ class House:
 
     def make_light(self, *, most_rows: int = 10**6, width: int = 1) -> None:
         """As if runs of so many rows at most had been seen to be light; so few that the figure is not a round one."""
-        assert self.dispatcher._light is not None
+        assert self.dispatcher._inline is not None
         shape = signature_of(rows(0, width=width), frozenset("x")).shape
-        self.dispatcher._light.runs.learn(shape, 1, LIGHT_S / (most_rows + 0.5))
+        self.dispatcher._inline.policy.learn(shape, 1, LIGHT_S / (most_rows + 0.5))
+
+    async def run(
+        self,
+        batch: Batch,
+        priority: int = 5,
+        begin: Callable[[], None] = lambda: None,
+        timings: Timings | None = None,
+    ) -> Outputs:
+        return await self.dispatcher.submit(batch, priority, begin, timings)
 
     def ask(self, *x: int, priority: int = 5, width: int = 1) -> "asyncio.Task[list[int]]":
         """A request of the rows x; its answer is x again if all is well."""
 
         async def answer() -> list[int]:
-            result = await self.dispatcher.run(rows(*x, width=width), priority)
-            y, items = result.outputs["y"], result.outputs["items"]
+            timings = Timings()
+            result = await self.dispatcher.submit(rows(*x, width=width), priority, timings=timings)
+            y, items = result["y"], result["items"]
             assert isinstance(y, np.ndarray)
             assert isinstance(items, list)
             assert y.shape == (len(x), width)
             assert (y == y[:, :1]).all()
             assert [item["first"] for item in items] == (y[:, 0] // 2).tolist()
-            assert result.queue_s >= 0
-            assert result.compute_s >= 0
+            assert timings.queue_s >= 0
+            assert timings.compute_s >= 0
             halves: list[int] = (y[:, 0] // 2).tolist()
             return halves
 

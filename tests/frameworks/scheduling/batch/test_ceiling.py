@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frameworks.scheduling.batch.ceiling import BatchCeiling
+from frameworks.scheduling.batch.splitting import BatchCeiling
 
 events = st.lists(st.tuples(st.booleans(), st.integers(1, 10_000)), max_size=300)
 

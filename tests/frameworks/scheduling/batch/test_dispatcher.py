@@ -93,8 +93,8 @@ class TestBatches:
         one = TensorBatch({"x": np.array([1, 2]), "b": np.array([10])})
         other = TensorBatch({"x": np.array([3]), "b": np.array([20, 30])})
         async with house_of(Adding(), inputs=("x", "b")) as house:
-            results = await asyncio.gather(*(house.dispatcher.run(batch) for batch in (one, one, other)))
-        assert [np.asarray(result.outputs["sum"]).tolist() for result in results] == [[11, 12], [11, 12], [23, 33]]
+            results = await asyncio.gather(*(house.run(batch) for batch in (one, one, other)))
+        assert [np.asarray(result["sum"]).tolist() for result in results] == [[11, 12], [11, 12], [23, 33]]
 
     @in_loop
     async def test_where_outputs_turn_out_not_to_follow_the_rows_each_runs_again_alone(self) -> None:
@@ -103,8 +103,8 @@ class TestBatches:
                 return {"even": np.array([x for x in first_of(batch) if x % 2 == 0])}
 
         async with house_of(Even()) as house:
-            results = await asyncio.gather(*(house.dispatcher.run(rows(*x)) for x in ((8,), (1, 2), (3,), (4, 6))))
-        assert [np.asarray(result.outputs["even"]).tolist() for result in results] == [[8], [2], [], [4, 6]]
+            results = await asyncio.gather(*(house.run(rows(*x)) for x in ((8,), (1, 2), (3,), (4, 6))))
+        assert [np.asarray(result["even"]).tolist() for result in results] == [[8], [2], [], [4, 6]]
 
     @in_loop
     async def test_parts_that_cannot_be_joined_are_an_error_not_a_silence(self) -> None:
@@ -114,7 +114,7 @@ class TestBatches:
 
         async with house_of(Ragged(), max_rows=4) as house:
             with pytest.raises(InvalidInput, match='rows of output "y" differ in shape'):
-                await asyncio.wait_for(house.dispatcher.run(rows(*range(8))), 5)
+                await asyncio.wait_for(house.run(rows(*range(8))), 5)
 
     @in_loop
     async def test_two_lanes_share_the_work(self) -> None:
@@ -182,7 +182,7 @@ class TestThoseWhoLeave:
         async with house_of(model) as house:
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0):
-                    await house.dispatcher.run(rows(1))
+                    await house.run(rows(1))
             assert await house.ask(2) == [2]
         assert model.executed == [[2]]
 

@@ -7,8 +7,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from frameworks.errors import ModelFailed
-from frameworks.scheduling.batch.worker import BatchResult
-from frameworks.types import TokenBatch
+from frameworks.scheduling.batch.request import Outputs
+from frameworks.types import Timings, TokenBatch
 from tests.frameworks.scheduling.batch.dispatching import (
     House,
     RowModel,
@@ -30,7 +30,7 @@ class TestBeginning:
         begun: list[int] = []
 
         def ask(house: House, x: int) -> "asyncio.Task[object]":
-            return task(house.dispatcher.run(rows(x), begin=lambda: begun.append(x)))
+            return task(house.run(rows(x), begin=lambda: begun.append(x)))
 
         async with house_of(model) as house:
             first = ask(house, 0)
@@ -51,7 +51,7 @@ class TestBeginning:
         calls = iter(gates)
         begun: list[bool] = []
         async with house_of(RowModel(lambda _: next(calls)()), max_rows=2) as house:
-            asked = task(house.dispatcher.run(rows(*range(6)), begin=lambda: begun.append(True)))
+            asked = task(house.run(rows(*range(6)), begin=lambda: begun.append(True)))
             await arrival(gates[0])
             assert begun
             for gate in gates:
@@ -87,7 +87,7 @@ class TestDeadlines:
         async with house_of(model, max_delay_s=0.05) as house:
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.01):
-                    await house.dispatcher.run(rows(1))
+                    await house.run(rows(1))
             assert await house.ask(2) == [2]
         assert model.executed == [[2]]
 
@@ -97,30 +97,33 @@ class TestDelay:
     async def test_a_batch_waits_for_company_and_not_longer(self) -> None:
         model = RowModel()
         async with house_of(model, max_delay_s=0.08) as house:
-            first = task(house.dispatcher.run(rows(0)))
+            timings = [Timings(), Timings()]
+            first = task(house.run(rows(0), timings=timings[0]))
             await asyncio.sleep(0.02)
-            second = task(house.dispatcher.run(rows(1)))
+            second = task(house.run(rows(1), timings=timings[1]))
             assert model.executed == []
-            results = await asyncio.gather(first, second)
+            await asyncio.gather(first, second)
             assert model.executed == [[0, 1]]
-            # Counted from the one that came first.
-            assert 0.08 <= results[0].queue_s < 0.5
-            assert results[1].queue_s <= results[0].queue_s - 0.02
+            # The delay counts from the first request.
+            assert timings[0].queue_s >= 0.08
+            assert timings[1].queue_s <= timings[0].queue_s - 0.02
         assert house.batch_sizes == {2: 1}
 
     @in_loop
     async def test_company_that_keeps_coming_does_not_put_it_off(self) -> None:
         model = RowModel()
         async with house_of(model, max_rows=10_000, max_delay_s=0.05) as house:
-            asked: list[asyncio.Task[BatchResult]] = []
+            asked: list[asyncio.Task[Outputs]] = []
+            timings: list[Timings] = []
             until_s = time.perf_counter() + 0.3
             while time.perf_counter() < until_s:
-                asked.append(task(house.dispatcher.run(rows(len(asked)))))
+                timings.append(Timings())
+                asked.append(task(house.run(rows(len(asked)), timings=timings[-1])))
                 await asyncio.sleep(0.005)
-            results = await asyncio.gather(*asked)
+            await asyncio.gather(*asked)
         assert len(model.executed) >= 3
-        assert max(result.queue_s for result in results) < 0.25
-        assert results[0].queue_s >= 0.05
+        assert max(each.queue_s for each in timings) < 0.25
+        assert timings[0].queue_s >= 0.05
 
     @in_loop
     async def test_a_full_batch_goes_at_once(self) -> None:
@@ -221,7 +224,7 @@ class TestInstances:
     async def test_texts_of_all_lengths_find_their_way_through_two(self) -> None:
         models = [RowModel(), RowModel()]
         async with house_of(*models) as house:
-            asked = [task(house.dispatcher.run(TokenBatch([[i] * (1 + i * 7 % 60)]))) for i in range(200)]
+            asked = [task(house.run(TokenBatch([[i] * (1 + i * 7 % 60)]))) for i in range(200)]
             for i, result in enumerate(await asyncio.gather(*asked)):
-                assert result.outputs["text"].tolist() == [[i, 1 + i * 7 % 60]]
+                assert result["text"].tolist() == [[i, 1 + i * 7 % 60]]
         assert sum(len(batch) for model in models for batch in model.executed) == 200

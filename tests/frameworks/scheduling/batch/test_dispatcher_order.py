@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frameworks.errors import InvalidInput
-from frameworks.scheduling.batch.dispatcher import _WINDOW
-from frameworks.types import TEXT_OUTPUT, TokenBatch
+from frameworks.scheduling.batch.dispatcher import _MAX_QUEUED_PARTS
+from frameworks.types import TEXT_OUTPUT, Timings, TokenBatch
 from tests.frameworks.scheduling.batch.dispatching import (
     BAD,
     House,
@@ -58,24 +58,25 @@ class TestOrder:
         gate = Gate()
         model = RowModel(gate)
         async with house_of(model) as house:
-            many = task(house.dispatcher.run(TokenBatch([[i] * (1 + i % 7) for i in range(2000)])))
+            many = task(house.run(TokenBatch([[i] * (1 + i % 7) for i in range(2000)])))
             await arrival(gate)
-            assert house.dispatcher.queue_depth <= _WINDOW
-            single = task(house.dispatcher.run(TokenBatch([[5000, 1, 2, 3]])))
+            assert house.dispatcher.queue_depth <= _MAX_QUEUED_PARTS
+            single = task(house.run(TokenBatch([[5000, 1, 2, 3]])))
             await asyncio.sleep(0)
             gate.open()
-            assert np.asarray((await single).outputs[TEXT_OUTPUT]).tolist() == [[5000, 4]]
+            assert np.asarray((await single)[TEXT_OUTPUT]).tolist() == [[5000, 4]]
             at = next(i for i, batch in enumerate(model.executed) if 5000 in batch)
-            assert sum(map(len, model.executed[:at])) <= _WINDOW + 3 * 8
+            assert sum(map(len, model.executed[:at])) <= _MAX_QUEUED_PARTS + 3 * 8
             result = await many
-        assert np.asarray(result.outputs[TEXT_OUTPUT]).tolist() == [[i, 1 + i % 7] for i in range(2000)]
+        assert np.asarray(result[TEXT_OUTPUT]).tolist() == [[i, 1 + i % 7] for i in range(2000)]
         assert sum(size * count for size, count in house.batch_sizes.items()) == 2001
 
     @in_loop
     async def test_the_seconds_of_waiting_and_computing_ride_in_the_result(self) -> None:
         async with house_of(RowModel(lambda _: time.sleep(0.03)), max_rows=1) as house:
-            first, second = await asyncio.gather(*(house.dispatcher.run(rows(i)) for i in range(2)))
-            both = await house.dispatcher.run(rows(1, 2))
+            first, second, both = Timings(), Timings(), Timings()
+            await asyncio.gather(house.run(rows(0), timings=first), house.run(rows(1), timings=second))
+            await house.run(rows(1, 2), timings=both)
         assert first.queue_s < 0.03 <= first.compute_s
         assert second.queue_s >= 0.03
         assert both.compute_s >= 0.06

@@ -43,7 +43,7 @@ class TestWhatIsKnown:
         runs.learn("s", 1, LIGHT_S / 10)
         assert (runs.most_rows("s"), runs.most_rows("other")) == (10, 0)
 
-    def test_the_quickest_run_by_rows_counts(self) -> None:
+    def test_the_fastest_run_by_rows_counts(self) -> None:
         runs = InlinePolicy()
         for count, seconds, most in ((1, 1.0, 0), (4, LIGHT_S / 2, 8), (1, LIGHT_S / 2, 8), (8, LIGHT_S / 2, 16)):
             runs.learn("s", count, seconds)
@@ -62,9 +62,9 @@ class TestWhatIsKnown:
         runs = InlinePolicy()
         runs.learn("s", 1, 1e-6)
         for seconds in (1.0, 1.0, 1e-6, 1.0, 1.0):
-            runs.watch("s", seconds)
+            runs.check("s", seconds)
             assert runs.most_rows("s") > 0
-        runs.watch("s", 1.0)
+        runs.check("s", 1.0)
         assert runs.most_rows("s") == 0
         runs.learn("s", 1, 1e-6)
         assert runs.most_rows("s") == 0, "for good"
@@ -74,7 +74,7 @@ class TestWhatIsKnown:
         for shape in range(10_000):
             runs.learn(shape, 1, 1e-6)
             assert runs.most_rows(shape) > 0
-        assert len(runs._quickest) <= 256
+        assert len(runs._fastest) <= 256
 
 
 class TestTheWayToTheLoop:
@@ -182,9 +182,9 @@ class TestTogether:
             house.make_light()
             begun: list[int] = []
             asked = [house.ask(0), house.ask(1, 2), house.ask(3)]
-            last = task(house.dispatcher.run(rows(4), begin=lambda: begun.append(4)))
+            last = task(house.run(rows(4), begin=lambda: begun.append(4)))
             assert await answers_of(*asked) == [[0], [1, 2], [3]]
-            assert np.asarray((await last).outputs["y"]).tolist() == [[8]]
+            assert np.asarray((await last)["y"]).tolist() == [[8]]
         assert (model.executed, model.threads) == ([[0, 1, 2, 3, 4]], [LOOP])
         assert house.batch_sizes == {5: 1}
         assert begun == [4]
@@ -227,7 +227,7 @@ class TestTogether:
             assert gone.cancelled()
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0):
-                    await house.dispatcher.run(rows(3))
+                    await house.run(rows(3))
         assert model.executed == [[0, 2]]
 
     @in_loop
@@ -393,8 +393,8 @@ class TestThoseWhoFail:
         model = Even()
         async with house_of(model, runs_by_shape=True) as house:
             house.make_light()
-            results = await asyncio.gather(*(house.dispatcher.run(rows(*x)) for x in ((8,), (1, 2), (3,), (4, 6))))
-        assert [np.asarray(result.outputs["even"]).tolist() for result in results] == [[8], [2], [], [4, 6]]
+            results = await asyncio.gather(*(house.run(rows(*x)) for x in ((8,), (1, 2), (3,), (4, 6))))
+        assert [np.asarray(result["even"]).tolist() for result in results] == [[8], [2], [], [4, 6]]
         assert set(model.threads) == {LOOP}
 
     @in_loop

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from frameworks.errors import InvalidInput, ModelFailed, OutOfMemory
-from frameworks.scheduling.batch.dispatcher import _WINDOW
-from frameworks.scheduling.batch.worker import BatchResult
+from frameworks.scheduling.batch.dispatcher import _MAX_QUEUED_PARTS
+from frameworks.scheduling.batch.request import Outputs
 from frameworks.types import TEXT_OUTPUT, Batch, SequenceSpec, TensorBatch, TokenBatch, Value
 from tests.frameworks.scheduling.batch.dispatching import (
     BAD,
@@ -67,9 +67,9 @@ class TestHalves:
     async def test_texts_are_split_short_from_long(self) -> None:
         model = RowModel(limit=lambda: 40)
         async with house_of(model) as house:
-            asked = [task(house.dispatcher.run(TokenBatch([[i] * (2 + 8 * (i % 2))]))) for i in range(8)]
+            asked = [task(house.run(TokenBatch([[i] * (2 + 8 * (i % 2))]))) for i in range(8)]
             for i, result in enumerate(await asyncio.gather(*asked)):
-                assert np.asarray(result.outputs[TEXT_OUTPUT]).tolist() == [[i, 2 + 8 * (i % 2)]]
+                assert np.asarray(result[TEXT_OUTPUT]).tolist() == [[i, 2 + 8 * (i % 2)]]
             assert ceiling_of(house) == 40
         assert [sorted(batch) for batch in model.executed[1:]] == [[0, 2, 4, 6], [1, 3, 5, 7]]
 
@@ -78,7 +78,7 @@ class TestHalves:
         model = RowModel(limit=lambda: 40)
         lengths = [6, 2, 10, 2, 10, 2, 10, 7]
         async with house_of(model) as house:
-            await asyncio.gather(*(house.dispatcher.run(TokenBatch([[n] * n])) for n in lengths))
+            await asyncio.gather(*(house.run(TokenBatch([[n] * n])) for n in lengths))
         assert [sorted(batch) for batch in model.executed] == [sorted(lengths), [2, 2, 2, 6], [7, 10, 10, 10]]
 
     @in_loop
@@ -117,9 +117,9 @@ class TestHalves:
         model = Padded(limit=lambda: 60)
         model.spec = type(model.spec)("fake", "tensor", (), (), "cpu", "int64", 0, sequence=sequence)
         async with house_of(model) as house:
-            asked = [house.dispatcher.run(rows(i, width=10 if i % 3 == 0 else 8)) for i in range(1, 8)]
+            asked = [house.run(rows(i, width=10 if i % 3 == 0 else 8)) for i in range(1, 8)]
             for i, result in enumerate(await asyncio.gather(*asked), 1):
-                assert np.asarray(result.outputs["y"]).tolist() == [[i] * (10 if i % 3 == 0 else 8)]
+                assert np.asarray(result["y"]).tolist() == [[i] * (10 if i % 3 == 0 else 8)]
             assert ceiling_of(house) == 7 * 10 // 2
 
     @in_loop
@@ -127,9 +127,9 @@ class TestHalves:
         """Of a request with more texts than stand in the line at once a batch fails, and its texts come back."""
         model = RowModel(limit=lambda: 1)
         async with house_of(model) as house:
-            texts = TokenBatch([[i] for i in range(2 * _WINDOW)])
-            result = await asyncio.wait_for(house.dispatcher.run(texts), 10)
-        assert np.asarray(result.outputs[TEXT_OUTPUT])[:, 0].tolist() == list(range(2 * _WINDOW))
+            texts = TokenBatch([[i] for i in range(2 * _MAX_QUEUED_PARTS)])
+            result = await asyncio.wait_for(house.run(texts), 10)
+        assert np.asarray(result[TEXT_OUTPUT])[:, 0].tolist() == list(range(2 * _MAX_QUEUED_PARTS))
 
 
 class TestWhatFitsNowhere:
@@ -203,7 +203,7 @@ class TestWhatFitsNowhere:
                 return {"y": np.broadcast_to(np.int8(0), (batch.rows, width))}
 
         async with house_of(Wide(), max_rows=4) as house:
-            wide, narrow = (task(house.dispatcher.run(rows(*x))) for x in (range(100, 110), range(10)))
+            wide, narrow = (task(house.run(rows(*x))) for x in (range(100, 110), range(10)))
             assert await errors_of(wide, narrow) == [OutOfMemory, None]
 
 
@@ -429,17 +429,17 @@ def batch_of(caller: Caller, i: int) -> Batch:
     return rows(*firsts, width=caller.width)
 
 
-async def crowd(house: House, callers: list[Caller], batches: list[Batch]) -> list[BatchResult | BaseException]:
+async def crowd(house: House, callers: list[Caller], batches: list[Batch]) -> list[Outputs | BaseException]:
     """All of them come, some leave; what each has got."""
 
-    async def leave(asked: "asyncio.Task[BatchResult]", after: int) -> None:
+    async def leave(asked: "asyncio.Task[Outputs]", after: int) -> None:
         for _ in range(after):
             await asyncio.sleep(0)
         asked.cancel()
 
     asked, leaving = [], []
     for caller, batch in zip(callers, batches, strict=True):
-        asked.append(task(house.dispatcher.run(batch)))
+        asked.append(task(house.run(batch)))
         if caller.leaves_after is not None:
             leaving.append(task(leave(asked[-1], caller.leaves_after)))
         for _ in range(caller.pause):
@@ -449,7 +449,7 @@ async def crowd(house: House, callers: list[Caller], batches: list[Batch]) -> li
     return outcomes
 
 
-def check(caller: Caller, batch: Batch, outcome: BatchResult | BaseException, least_room: int) -> None:
+def check(caller: Caller, batch: Batch, outcome: Outputs | BaseException, least_room: int) -> None:
     if isinstance(outcome, asyncio.CancelledError):
         assert caller.leaves_after is not None
         return
@@ -457,9 +457,9 @@ def check(caller: Caller, batch: Batch, outcome: BatchResult | BaseException, le
     if isinstance(outcome, OutOfMemory):
         assert caller.is_giant or longest > least_room
         return
-    assert isinstance(outcome, BatchResult), outcome
+    assert isinstance(outcome, dict), outcome
     assert not caller.is_giant
     expected = RowModel().answer(batch)
     for name, value in expected.items():
-        got = outcome.outputs[name]
+        got = outcome[name]
         assert np.array_equal(np.asarray(got), np.asarray(value)), name

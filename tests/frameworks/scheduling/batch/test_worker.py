@@ -284,14 +284,3 @@ async def test_a_batch_is_made_in_the_thread_when_its_turn_comes() -> None:
         assert [(await done).outputs["y"] for done in (first, last)] == [[2], [6]]
     assert [x for _, x in made] == [1, "unmade", 3]
     assert model.executed == [[1], [3]]
-
-
-@in_loop
-async def test_a_run_at_once_is_in_the_thread_that_asks() -> None:
-    model = DoublingModel()
-    async with lane_of(model) as worker:
-        assert worker.infer_inline(numbers(4)) == {"y": [8]}
-        with pytest.raises(InvalidInput):
-            worker.infer_inline(numbers("bad"))
-        assert worker.queue_depth == 0
-    assert model.threads == {"MainThread"}

@@ -1,14 +1,13 @@
-"""HTTP by hand: bodies within their bound, callers that leave."""
+"""Request bodies within their bounds, and error responses."""
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from app.http.wire import DisconnectWatcher, Watched, begin, read_body, send_error
+from app.http.bodies import read_body
+from app.http.responses import begin_record, send_error
 from app.protocols.codec import check_media_type
 from app.protocols.errors import ClientGone, EmptyBody, TooLarge, UnsupportedMediaType
 from app.protocols.native.codec import NativeCodec
@@ -110,7 +109,7 @@ def test_an_error_can_be_sent_whatever_it_quotes() -> None:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    record = begin(scope((b"x-request-id", b"mine")))
+    record = begin_record(scope((b"x-request-id", b"mine")))
     asyncio.run(send_error(send, record, InvalidInput("x", "holds \ud800"), NativeCodec().error_body))
     assert (sent[0]["status"], dict(sent[0]["headers"])[b"x-request-id"]) == (400, b"mine")
     assert sent[1]["body"] == b'{"error":{"code":"invalid_input","message":"x: holds ?","request_id":"mine"}}'
@@ -135,139 +134,3 @@ def test_the_beginning_of_a_body_in_pieces_is_glanced_at_before_the_rest_is_read
     # The receiver waits for ever after its messages: the refusal comes before the next is asked for.
     with pytest.raises(Overloaded):
         asyncio.run(read_glancing(part(b"no room", True)))
-
-
-@asynccontextmanager
-async def watched(*messages: dict[str, Any]) -> AsyncIterator[None]:
-    """Work for a caller that does as the messages say."""
-    watch = DisconnectWatcher()
-    one = watch.begin(receiver(*messages), time.perf_counter())
-    try:
-        yield
-    finally:
-        await ended(watch, one)
-
-
-async def ended(watch: DisconnectWatcher, one: Watched) -> None:
-    """As the endpoint does it."""
-    if one.watcher is None:
-        watch.forget(one)
-    else:
-        await watch.end(one)
-
-
-def test_a_caller_that_leaves_cancels_the_work() -> None:
-    async def work() -> str:
-        ended = "not at all"
-        try:
-            async with watched(GONE):
-                try:
-                    await asyncio.sleep(60)
-                except asyncio.CancelledError:
-                    ended = "by cancellation"
-                    raise
-        except ClientGone:
-            assert asyncio.current_task().cancelling() == 0  # type: ignore[union-attr]
-            await asyncio.sleep(0)
-            return ended
-        return "as if nothing had happened"
-
-    assert asyncio.run(work()) == "by cancellation"
-
-
-def test_a_caller_that_stays_gets_the_work_done() -> None:
-    async def work(seconds: float) -> int:
-        async with watched():
-            await asyncio.sleep(seconds)
-        tasks = asyncio.all_tasks()
-        return len(tasks)
-
-    assert asyncio.run(work(0)) == 1
-    assert asyncio.run(work(0.15)) == 1  # the watcher has gone with its request
-
-
-def test_an_error_of_the_work_passes_through() -> None:
-    async def work(seconds: float) -> None:
-        async with watched():
-            await asyncio.sleep(seconds)
-            raise InvalidInput("x", "wrong")
-
-    for seconds in (0, 0.15):
-        with pytest.raises(InvalidInput):
-            asyncio.run(work(seconds))
-
-
-def test_a_cancellation_from_outside_stays_one() -> None:
-    async def work() -> None:
-        async with watched():
-            await asyncio.sleep(60)
-
-    async def outside(seconds: float) -> None:
-        task = asyncio.create_task(work())
-        await asyncio.sleep(seconds)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    for seconds in (0, 0.15):
-        asyncio.run(outside(seconds))
-
-
-def test_one_watch_looks_after_many_and_cancels_only_those_that_leave() -> None:
-    """They begin one after the other, so that some are young when others are looked after."""
-
-    async def work(watch: DisconnectWatcher, leaves: bool) -> str:
-        one = watch.begin(receiver(GONE) if leaves else receiver(), time.perf_counter())
-        try:
-            await asyncio.sleep(60 if leaves else 0.2)
-        finally:
-            await ended(watch, one)
-        return "done"
-
-    async def all_of_them() -> list[str | BaseException]:
-        watch = DisconnectWatcher()
-        tasks = []
-        for i in range(20):
-            tasks.append(asyncio.create_task(work(watch, leaves=i % 3 == 0)))
-            await asyncio.sleep(0.005)
-        outcomes = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 5)
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-        await asyncio.sleep(0.11)
-        assert watch._timer is None, "nobody is left to be looked after"
-        return outcomes
-
-    outcomes = asyncio.run(all_of_them())
-    assert [type(outcome) for outcome in outcomes] == [ClientGone if i % 3 == 0 else str for i in range(20)]
-
-
-def test_only_who_has_been_here_for_long_gets_a_watcher() -> None:
-    async def two() -> None:
-        watch = DisconnectWatcher()
-        now_s = time.perf_counter()
-        old, young = watch.begin(receiver(), now_s - 1), watch.begin(receiver(), now_s)
-        watch._look()
-        assert (old.watcher is None, young.watcher is None) == (False, True)
-        for one in (old, young):
-            await ended(watch, one)
-
-    asyncio.run(two())
-
-
-def test_a_deadline_and_a_caller_that_leaves_at_once_are_told_apart() -> None:
-    """The caller is gone, whatever the deadline says; and a deadline of its own is no cancellation."""
-
-    async def work(messages: Messages, allowed_s: float) -> None:
-        async with watched(*messages), asyncio.timeout(allowed_s):
-            try:
-                await asyncio.sleep(60)
-            except asyncio.CancelledError:
-                await asyncio.sleep(0)
-                raise
-
-    for allowed_s in (0.0, 0.02):
-        with pytest.raises(TimeoutError):
-            asyncio.run(work([GONE], allowed_s))
-    with pytest.raises(ClientGone):
-        asyncio.run(work([GONE], 60))
-    with pytest.raises(TimeoutError):
-        asyncio.run(work([], 0.15))

@@ -1,0 +1,95 @@
+"""Responses with the headers that every response carries, and errors mapped to them."""
+
+import time
+
+import orjson
+import structlog
+from starlette.responses import Response
+from starlette.types import Scope, Send
+
+from app.http.protocol import FAST_PATH
+from app.observability.metrics import RequestRecord, request_id, server_timing
+from app.protocols.codec import ErrorWriter, Header
+from app.protocols.errors import TooLarge, extra_headers, to_http
+
+log = structlog.get_logger(__name__)
+
+_CLOSE = (b"connection", b"close")
+
+
+def begin_record(scope: Scope) -> RequestRecord:
+    """Return the record of a request that has just arrived."""
+    record = RequestRecord(request_id(scope["headers"]), scope["method"], scope["path"], time.perf_counter())
+    extensions = scope.get("extensions")
+    if extensions is not None:
+        record.fast_path = extensions.get(FAST_PATH)
+    return record
+
+
+async def send_body(
+    send: Send,
+    record: RequestRecord,
+    status: int,
+    body: bytes,
+    content_type: bytes = b"application/json",
+    headers: list[Header] | None = None,
+) -> None:
+    """Send a whole response, over the connection's fast path if it has one."""
+    record.status = status
+    timing = server_timing(record.timings)
+    if record.fast_path is not None and (not headers or _CLOSE not in headers):
+        lines = (
+            f"content-type: {content_type.decode()}\r\ncontent-length: {len(body)}\r\n"
+            f"x-request-id: {record.request_id}\r\nserver-timing: {timing}\r\n"
+        )
+        for name, value in headers or ():
+            lines += f"{name.decode()}: {value.decode()}\r\n"
+        if record.fast_path.respond(status, lines.encode("ascii"), body):
+            return
+    await send(
+        {
+            "type": "http.response.start",
+            "status": status,
+            "headers": [
+                (b"content-type", content_type),
+                (b"content-length", str(len(body)).encode()),
+                (b"x-request-id", record.request_id.encode()),
+                (b"server-timing", timing.encode()),
+                *(headers or ()),
+            ],
+        }
+    )
+    await send({"type": "http.response.body", "body": body})
+
+
+def json_response(content: object, status: int = 200) -> Response:
+    """Return the response of a FastAPI route: JSON written by orjson."""
+    return Response(orjson.dumps(content), status, media_type="application/json")
+
+
+def map_error(error: BaseException, record: RequestRecord) -> tuple[int, str, str]:
+    """Return status, code and message of an error, and note the code on the record.
+
+    An internal error (500) is logged with its traceback, which no response contains.
+    """
+    status, code, message = to_http(error)
+    if status == 500:
+        log.error("internal error", request_id=record.request_id, path=record.path, exc_info=error)
+    record.code = code
+    # A message may quote input that cannot be encoded as UTF-8.
+    return status, code, message.encode("utf-8", "replace").decode("utf-8")
+
+
+def error_body(error: BaseException, record: RequestRecord, write: ErrorWriter) -> tuple[int, bytes]:
+    """Return the status and the body of an error response; see `map_error`."""
+    status, code, message = map_error(error, record)
+    return status, write(status, code, message, record.request_id)
+
+
+async def send_error(send: Send, record: RequestRecord, error: BaseException, write: ErrorWriter) -> None:
+    """Send an error response, and close the connection if its body was not read to the end."""
+    status, body = error_body(error, record, write)
+    headers = extra_headers(error)
+    if isinstance(error, TooLarge):
+        headers.append(_CLOSE)
+    await send_body(send, record, status, body, headers=headers)

@@ -1,0 +1,167 @@
+"""Clients that disconnect: the work for them is cancelled, and only that."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from app.http.disconnects import DisconnectWatcher, WatchedRequest
+from app.protocols.errors import ClientGone
+from frameworks.errors import InvalidInput
+
+Messages = list[dict[str, Any]]
+GONE = {"type": "http.disconnect"}
+
+
+def receiver(*messages: dict[str, Any]) -> Callable[[], Awaitable[dict[str, Any]]]:
+    """An ASGI receive that returns these messages and then, as a server does, blocks until the client disconnects."""
+    waiting = list(messages)
+
+    async def receive() -> dict[str, Any]:
+        if waiting:
+            return waiting.pop(0)
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    return receive
+
+
+@asynccontextmanager
+async def watched(*messages: dict[str, Any]) -> AsyncIterator[None]:
+    """Work for a client whose connection reports these messages."""
+    request = WatchedRequest(DisconnectWatcher(), receiver(*messages), time.perf_counter())
+    request.watch()
+    try:
+        yield
+    finally:
+        await end(request)
+
+
+async def end(request: WatchedRequest) -> None:
+    """As the pipeline does it."""
+    disconnected = request.unwatch()
+    if disconnected is not None:
+        await disconnected
+
+
+def test_disconnect_cancels_the_work() -> None:
+    async def work() -> str:
+        ended = "not at all"
+        try:
+            async with watched(GONE):
+                try:
+                    await asyncio.sleep(60)
+                except asyncio.CancelledError:
+                    ended = "by cancellation"
+                    raise
+        except ClientGone:
+            assert asyncio.current_task().cancelling() == 0  # type: ignore[union-attr]
+            await asyncio.sleep(0)
+            return ended
+        return "as if nothing had happened"
+
+    assert asyncio.run(work()) == "by cancellation"
+
+
+def test_connected_client_gets_the_result() -> None:
+    async def work(seconds: float) -> int:
+        async with watched():
+            await asyncio.sleep(seconds)
+        tasks = asyncio.all_tasks()
+        return len(tasks)
+
+    assert asyncio.run(work(0)) == 1
+    assert asyncio.run(work(0.15)) == 1  # the watching task ends with its request
+
+
+def test_error_of_the_work_is_raised() -> None:
+    async def work(seconds: float) -> None:
+        async with watched():
+            await asyncio.sleep(seconds)
+            raise InvalidInput("x", "wrong")
+
+    for seconds in (0, 0.15):
+        with pytest.raises(InvalidInput):
+            asyncio.run(work(seconds))
+
+
+def test_outer_cancellation_stays_a_cancellation() -> None:
+    async def work() -> None:
+        async with watched():
+            await asyncio.sleep(60)
+
+    async def outside(seconds: float) -> None:
+        task = asyncio.create_task(work())
+        await asyncio.sleep(seconds)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    for seconds in (0, 0.15):
+        asyncio.run(outside(seconds))
+
+
+def test_watcher_cancels_only_disconnected_requests() -> None:
+    """Requests begin one after the other, so some are young when others are watched."""
+
+    async def work(watch: DisconnectWatcher, leaves: bool) -> str:
+        one = WatchedRequest(watch, receiver(GONE) if leaves else receiver(), time.perf_counter())
+        one.watch()
+        try:
+            await asyncio.sleep(60 if leaves else 0.2)
+        finally:
+            await end(one)
+        return "done"
+
+    async def all_of_them() -> list[str | BaseException]:
+        watch = DisconnectWatcher()
+        tasks = []
+        for i in range(20):
+            tasks.append(asyncio.create_task(work(watch, leaves=i % 3 == 0)))
+            await asyncio.sleep(0.005)
+        outcomes = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 5)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        await asyncio.sleep(0.11)
+        assert watch.timer is None, "no request is left to watch"
+        return outcomes
+
+    outcomes = asyncio.run(all_of_them())
+    assert [type(outcome) for outcome in outcomes] == [ClientGone if i % 3 == 0 else str for i in range(20)]
+
+
+def test_watcher_watches_only_old_requests() -> None:
+    async def two() -> None:
+        watch = DisconnectWatcher()
+        now_s = time.perf_counter()
+        old, young = WatchedRequest(watch, receiver(), now_s - 1), WatchedRequest(watch, receiver(), now_s + 60)
+        for one in (old, young):
+            one.watch()
+        watch._watch_old()
+        assert (old.watching is None, young.watching is None) == (False, True)
+        for one in (old, young):
+            await end(one)
+
+    asyncio.run(two())
+
+
+def test_deadline_and_disconnect_raise_different_errors() -> None:
+    """A disconnect counts before a deadline; a deadline of the work itself is no cancellation."""
+
+    async def work(messages: Messages, allowed_s: float) -> None:
+        async with watched(*messages), asyncio.timeout(allowed_s):
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                await asyncio.sleep(0)
+                raise
+
+    for allowed_s in (0.0, 0.02):
+        with pytest.raises(TimeoutError):
+            asyncio.run(work([GONE], allowed_s))
+    with pytest.raises(ClientGone):
+        asyncio.run(work([GONE], 60))
+    with pytest.raises(TimeoutError):
+        asyncio.run(work([], 0.15))
