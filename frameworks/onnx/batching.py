@@ -32,7 +32,7 @@ def reason_not_batched(spec: ModelSpec, shapes: dict[str, tuple[int, ...]], run:
         if isinstance(declared.type, TensorType) and (not declared.shape or declared.shape[0] != -1):
             return f'output "{declared.name}" has no free first dimension'
     if not given:
-        return "it takes no input"
+        return "the graph has no inputs"
     random = np.random.default_rng(0)
     one, two = ({d.name: random_row(d, shapes[d.name], random) for d in given} for _ in range(2))
     try:
@@ -42,7 +42,7 @@ def reason_not_batched(spec: ModelSpec, shapes: dict[str, tuple[int, ...]], run:
         return f"a trial with two rows failed: {error.message}"
     for name, value in together.items():
         if not _is_both(value, apart[0][name], apart[1][name], tolerance_of(spec, name)):
-            return f'output "{name}" of two rows differs from that of each by itself'
+            return f'output "{name}" of two rows differs from its single runs'
     return None
 
 

@@ -103,7 +103,7 @@ class OnnxModel:
     def infer(self, batch: Batch) -> dict[str, Value]:
         """Raises InvalidInput for values that do not suit the graph, OutOfMemory, ModelFailed."""
         if not isinstance(batch, TensorBatch):
-            raise InvalidInput("text", "this model takes tensors; send inputs or input_data")
+            raise InvalidInput("text", "expected tensors for this model, got text; send inputs or input_data")
         return self.run_graph(batch.inputs, batch.output_names or tuple(spec.name for spec in self.spec.outputs))
 
     def run_graph(self, inputs: dict[str, Value], output_names: tuple[str, ...]) -> dict[str, Value]:
@@ -142,7 +142,7 @@ class OnnxModel:
                     f"{self._path}: the graph does not run with its declared shape: {error.message}"
                 ) from error
             # Free dimensions were guessed as 1, and the graph may need more. The first request warms it up.
-            log.warning("not warmed up, set input_shape", path=str(self._path), reason=error.message)
+            log.warning("not warmed up: set input_shape", path=str(self._path), reason=error.message)
             return
         self._try_batching({name: value.shape for name, value in values.items() if isinstance(value, np.ndarray)})
 
@@ -181,7 +181,7 @@ class OnnxModel:
         self.spec = replace(self.spec, sequence=try_padding(self.spec, shapes, run))
         if self.spec.sequence and self.spec.sequence.unpadded_because:
             log.warning(
-                "only rows of one length share a batch",
+                "rows of different lengths are not batched together",
                 path=str(self._path),
                 reason=self.spec.sequence.unpadded_because,
             )
@@ -223,13 +223,13 @@ class OnnxModel:
             return
         if not self.spec.inputs or (declared := self.spec.inputs[0].shape) is None:
             raise InvalidModel(
-                f"{self._path}: input_shape is set, and the graph's first input declares no shape; leave it out"
+                f"{self._path}: input_shape: expected none for a first input without declared shape; remove it"
             )
         fits = len(wanted) == len(declared) and all(d in (-1, w) for w, d in zip(wanted, declared, strict=True))
         if not fits:
             raise InvalidModel(
-                f"{self._path}: input_shape is {list(wanted)}, and the graph's "
-                f'"{self.spec.inputs[0].name}" has {list(declared)} (-1 is free); make them agree'
+                f'{self._path}: input_shape: expected {list(declared)} for "{self.spec.inputs[0].name}" (-1 is free), '
+                f"got {list(wanted)}; make them agree"
             )
 
 

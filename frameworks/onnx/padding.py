@@ -37,14 +37,18 @@ def read_sequence(entry: OnnxModelEntry, path: Path, inputs: Sequence[ValueSpec]
     if not any(declared.required and name != entry.mask_input for name, declared in having.items()):
         shapes = ", ".join(f'"{name}" {_shape(declared)}' for name, declared in by_name.items())
         raise InvalidModel(
-            f"{path}: sequence_axis is {axis}, and no required input has a free dimension there: {shapes}"
+            f"{path}: sequence_axis: expected a free dimension of a required input, got {axis}; the inputs are {shapes}"
         )
     for name in pad_values:
         if name not in having:
-            raise InvalidModel(f'{path}: pad_values names "{name}", which has no free dimension {axis}')
+            raise InvalidModel(
+                f'{path}: pad_values: expected inputs with the free dimension {axis}, got "{name}"; remove it'
+            )
     mask = None if entry.mask_input is None else _read_mask(entry.mask_input, axis, path, by_name)
     if mask is not None and pad_values.get(mask.name):
-        raise InvalidModel(f'{path}: the mask_input "{mask.name}" is padded with 0; leave it out of pad_values')
+        raise InvalidModel(
+            f'{path}: pad_values: expected 0 for the mask_input "{mask.name}"; remove it from pad_values'
+        )
     numbers = {name: _pad_value(declared, pad_values.get(name, 0), path) for name, declared in having.items()}
     return SequenceSpec(axis, numbers, mask)
 
@@ -100,7 +104,7 @@ def _padding_failure(
         for name, value in got.items():
             if not is_close(value, alone[name], tolerance_of(spec, name)):
                 hint = "" if padded.mask else "; if the graph reads a mask, name it as mask_input"
-                return f'output "{name}" of a padded row differs from that of the row by itself{hint}'
+                return f'output "{name}" of a padded row differs from its single run{hint}'
     return None
 
 
@@ -151,8 +155,8 @@ def _read_mask(name: str, axis: int, path: Path, inputs: Mapping[str, ValueSpec]
     mask = inputs[name]
     if not _has_axis(mask, axis) or -1 in (mask.shape or ())[1:axis] + (mask.shape or ())[axis + 1 :]:
         raise InvalidModel(
-            f'{path}: mask_input is "{name}", of shape {_shape(mask)}; only its rows and dimension {axis} may be free, '
-            "and both must be there"
+            f"{path}: mask_input: expected an input whose only free dimensions are its rows and dimension {axis}, "
+            f'got "{name}" of shape {_shape(mask)}'
         )
     return mask
 
@@ -162,7 +166,7 @@ def _pad_value(declared: ValueSpec, number: float, path: Path) -> float:
     dtype = NUMPY_DTYPES[declared.type.dtype]
     if dtype.kind == "O":
         raise InvalidModel(
-            f'{path}: "{declared.name}" holds strings along the sequence_axis, which cannot be padded; leave it out'
+            f'{path}: sequence_axis: expected numbers to pad, got strings in "{declared.name}"; remove it'
         )
     if dtype.kind == "f":
         fits = abs(number) <= float(np.finfo(dtype).max)
@@ -171,7 +175,7 @@ def _pad_value(declared: ValueSpec, number: float, path: Path) -> float:
     else:
         fits = number == int(number) and np.iinfo(dtype).min <= number <= np.iinfo(dtype).max
     if not fits:
-        raise InvalidModel(f'{path}: pad_values has {number} for "{declared.name}", which holds {declared.type}')
+        raise InvalidModel(f'{path}: pad_values: expected {declared.type} numbers for "{declared.name}", got {number}')
     return number if dtype.kind == "f" else int(number)
 
 
@@ -179,7 +183,7 @@ def _check_name(name: str, key: str, path: Path, inputs: Mapping[str, ValueSpec]
     if name not in inputs:
         near = get_close_matches(name, inputs, n=1)
         hint = f'did you mean "{near[0]}"?' if near else f"its inputs are {', '.join(inputs)}"
-        raise InvalidModel(f'{path}: {key} names "{name}", which is no input of the graph; {hint}')
+        raise InvalidModel(f'{path}: {key}: expected an input of the graph, got "{name}"; {hint}')
 
 
 def _shape(declared: ValueSpec) -> str:

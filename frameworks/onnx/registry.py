@@ -123,8 +123,8 @@ class OnnxRegistry:
         weight_bytes = weight_bytes_of(file, summary)
         if weight_bytes > self._max_model_bytes:
             raise InvalidModel(
-                f"{file}: {format_size(weight_bytes)} of weights, more than models.max_model_size = "
-                f"{format_size(self._max_model_bytes)}; raise it or serve a smaller model"
+                f"{file}: expected at most models.max_model_size = {format_size(self._max_model_bytes)} of weights, "
+                f"got {format_size(weight_bytes)}; raise it or serve a smaller model"
             )
         return Original(file, summary, entry, weight_bytes, self._performance.num_intra_op_threads(entry.instances))
 
@@ -140,7 +140,7 @@ class OnnxRegistry:
             log.warning("not quantised: performance.enable_quantization is false", model=entry.name)
         elif entry.quantized and first != "CPUExecutionProvider":
             log.warning(
-                "dynamic int8 is computed by the CPU; for a GPU leave quantized out", model=entry.name, provider=first
+                "dynamic int8 runs on the CPU: remove quantized to use the GPU", model=entry.name, provider=first
             )
 
 
@@ -151,10 +151,10 @@ def graph_file(path: Path) -> Path:
     if (path / "model.onnx").is_file():
         return path / "model.onnx"
     if not path.exists():
-        raise InvalidModel(f"{path}: there is no such file or folder")
+        raise InvalidModel(f"{path}: no such file or folder")
     graphs = sorted(p.name for p in path.glob("*.onnx"))
-    hint = f"set path to one of its files: {', '.join(graphs)}" if graphs else "put the graph there under that name"
-    raise InvalidModel(f"{path}: the folder has no model.onnx; {hint}")
+    hint = f"set path to one of its files: {', '.join(graphs)}" if graphs else "name the graph model.onnx"
+    raise InvalidModel(f"{path}: expected a model.onnx in the folder; {hint}")
 
 
 def weight_bytes_of(file: Path, summary: GraphSummary) -> int:

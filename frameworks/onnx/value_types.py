@@ -40,8 +40,8 @@ def read_type(argument: NodeArg) -> ValueType:
         return _parse(argument.type, argument.shape)
     except (KeyError, ValueError):
         raise InvalidModel(
-            f'"{argument.name}" has type {argument.type}, which is not served; '
-            f"tensors of {', '.join(_DTYPES.values())}, and sequences, maps and optionals of them are"
+            f'"{argument.name}": expected a tensor of {", ".join(_DTYPES.values())}, or a sequence, map or optional of '
+            f"them, got {argument.type}"
         ) from None
 
 

@@ -88,8 +88,8 @@ class TorchRegistry:
         files = _read(entry, path)
         if files.weights.file_bytes > self._max_model_bytes:
             raise InvalidModel(
-                f"{path}: {format_size(files.weights.file_bytes)} of weights, more than models.max_model_size = "
-                f"{format_size(self._max_model_bytes)}; raise it or serve a smaller model"
+                f"{path}: expected at most models.max_model_size = {format_size(self._max_model_bytes)} of weights, "
+                f"got {format_size(files.weights.file_bytes)}; raise it or serve a smaller model"
             )
         _check_kind(files)
         is_int8 = self._wants_int8(entry)

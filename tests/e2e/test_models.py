@@ -322,5 +322,7 @@ def test_a_registration_over_the_size_limit_is_refused(
 ) -> None:
     server, _ = registering
     answer = register(server, framework=framework, name=name, path=str(MODELS / name))
-    message = assert_refused(answer, 400, "invalid_input", "more than models.max_model_size", "= 1 MiB;")
+    message = assert_refused(
+        answer, 400, "invalid_input", "expected at most models.max_model_size = 1 MiB of weights, got"
+    )
     assert re.search(r"8[0-9](\.\d+)? ?M", message)

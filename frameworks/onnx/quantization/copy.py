@@ -81,8 +81,8 @@ def _make(original: Original, scheme: Scheme, reduced: bool, target: Path) -> Qu
     graph = _as_invalid_model(original.file, lambda: QuantizableGraph(original.file, reduced))
     if not graph.matmuls:
         raise InvalidModel(
-            f"{original.file}: has no MatMul or Gemm with constant float32 weights, so there is nothing to quantise; "
-            "leave quantized out"
+            f"{original.file}: quantized: expected a MatMul or Gemm with constant float32 weights, got none; "
+            "remove quantized"
         )
     target_cosine = TARGET_COSINE if scheme == "mixed" else None
     left = _as_invalid_model(
@@ -110,7 +110,7 @@ def _as_invalid_model(file: Path, make: Callable[[], Made]) -> Made:
         raise
     except Exception as error:
         reason = str(error).replace("\n", " ").strip() or type(error).__name__
-        raise InvalidModel(f"{file}: onnxruntime cannot quantise it: {reason[:500]}; leave quantized out") from error
+        raise InvalidModel(f"{file}: onnxruntime cannot quantise it: {reason[:500]}; remove quantized") from error
 
 
 def comparison_batches(model: OnnxModel | OnnxTextModel, file: Path) -> list[Batch]:
@@ -135,7 +135,7 @@ def comparison_batches(model: OnnxModel | OnnxTextModel, file: Path) -> list[Bat
     except RoundhouseError as error:
         raise InvalidModel(
             f"{file}: the graph cannot be compared with its quantised copy: {error.message}; "
-            "set input_shape, or leave quantized out"
+            "set input_shape, or remove quantized"
         ) from error
     return batches
 
@@ -146,8 +146,8 @@ def _random_inputs(model: OnnxModel, file: Path, random: np.random.Generator) ->
         declared = model.spec.inputs_by_name[name]
         if not isinstance(zeros, np.ndarray) or not isinstance(declared.type, TensorType):
             raise InvalidModel(
-                f'{file}: its input "{name}" is a {declared.type}, for which there are no warm-up inputs to compare a '
-                "quantised copy on; leave quantized out"
+                f'{file}: "{name}": expected a tensor to compare a quantised copy on, got a {declared.type}; '
+                "remove quantized"
             )
         # The first axis of a row is its own: one more makes all of the shape random.
         whole = replace(declared, type=TensorType(declared.type.dtype, None))

@@ -125,7 +125,7 @@ def test_rows_agree_within_precision_of_dtype(dtype: str, within: float, beyond:
         return reason_not_batched(spec, {"x": (1, 4)}, run)
 
     assert because(within) is None
-    assert because(beyond) == 'output "y" of two rows differs from that of each by itself'
+    assert because(beyond) == 'output "y" of two rows differs from its single runs'
 
 
 def test_trial_with_invalid_index_keeps_batching(loaded: Any) -> None:
@@ -144,11 +144,11 @@ def test_trial_with_invalid_index_keeps_batching(loaded: Any) -> None:
         (over_rows("ReduceSum", (1, 4)), 'output "y" has no free first dimension'),
         (over_rows("ReduceSum", (4,), keepdims=0), 'output "y" has no free first dimension'),
         (over_rows("ReduceMax", ("m", 4)), 'output "y" has no free first dimension'),
-        (first_row(), 'output "y" of two rows differs from that of each by itself'),
-        (over_rows("Softmax", axis=0), 'output "y" of two rows differs from that of each by itself'),
-        (centred(), 'output "y" of two rows differs from that of each by itself'),
-        (onnx_graphs.concat(), 'output "joined" of two rows differs from that of each by itself'),
-        (onnx_graphs.two_lengths(), 'output "y" of two rows differs from that of each by itself'),
+        (first_row(), 'output "y" of two rows differs from its single runs'),
+        (over_rows("Softmax", axis=0), 'output "y" of two rows differs from its single runs'),
+        (centred(), 'output "y" of two rows differs from its single runs'),
+        (onnx_graphs.concat(), 'output "joined" of two rows differs from its single runs'),
+        (onnx_graphs.two_lengths(), 'output "y" of two rows differs from its single runs'),
         (one_row_only(), "a trial with two rows failed: inputs: the graph refuses these values: "),
         (onnx_graphs.pairs(), "it was not warmed up; set input_shape"),
         (onnx_graphs.sequence_in(), None),
@@ -165,7 +165,7 @@ def test_unbatched_graph_has_a_reason(loaded: Any, graph: onnx.ModelProto, reaso
 def test_graph_without_inputs_is_not_batched() -> None:
     outputs = (ValueSpec("y", TensorType("float32", (-1,))),)
     spec = ModelSpec("onnx", "tensor", (), outputs, "cpu", "float32", memory_bytes=0)
-    assert reason_not_batched(spec, {}, lambda inputs: inputs) == "it takes no input"
+    assert reason_not_batched(spec, {}, lambda inputs: inputs) == "the graph has no inputs"
 
 
 def test_graph_failing_on_one_row_is_not_batched(loaded: Any) -> None:

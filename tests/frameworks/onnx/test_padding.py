@@ -123,7 +123,7 @@ def test_omitted_mask_is_created(encoder: OnnxModel) -> None:
 
 def test_graph_without_mask_has_reason_against_padding(unmasked: OnnxModel) -> None:
     assert because(unmasked) == (
-        'output "last_hidden_state" of a padded row differs from that of the row by itself; '
+        'output "last_hidden_state" of a padded row differs from its single run; '
         "if the graph reads a mask, name it as mask_input"
     )
     spec = unmasked.spec
@@ -190,7 +190,7 @@ def test_unbatched_graph_is_not_padded(tmp_path: Path) -> None:
     assert because(load(onnx_graphs.add((1, "length")), tmp_path, sequence_axis=1)) == "batching is off"
     with capture_logs() as logs:
         load(onnx_graphs.every_other(), tmp_path, sequence_axis=1)
-    assert [line["event"] for line in logs] == ["only rows of one length share a batch"]
+    assert [line["event"] for line in logs] == ["rows of different lengths are not batched together"]
 
 
 def test_graph_without_warm_up_is_not_padded(tmp_path: Path) -> None:
@@ -229,26 +229,42 @@ def test_input_shape_sets_length_of_trials(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("graph", "entry", "message"),
     [
-        (onnx_graphs.identity(), {}, 'sequence_axis is 1, and no required input has a free dimension there: "x" [-1]'),
-        (onnx_graphs.identity(shape=None), {}, 'no required input has a free dimension there: "x" undeclared'),
-        (onnx_graphs.identity(shape=("n", 4)), {}, "no required input has a free dimension there"),
-        (onnx_graphs.map_in(), {}, "no required input has a free dimension there"),
-        (onnx_graphs.identity("string", ("n", "l")), {}, '"x" holds strings along the sequence_axis'),
-        (ENCODER, {"pad_values": {"input_id": 1}}, 'pad_values names "input_id", which .*; did you mean "input_ids"?'),
+        (
+            onnx_graphs.identity(),
+            {},
+            'sequence_axis: expected a free dimension of a required input, got 1; the inputs are "x" [-1]',
+        ),
+        (
+            onnx_graphs.identity(shape=None),
+            {},
+            'free dimension of a required input, got 1; the inputs are "x" undeclared',
+        ),
+        (onnx_graphs.identity(shape=("n", 4)), {}, "expected a free dimension of a required input, got 1"),
+        (onnx_graphs.map_in(), {}, "expected a free dimension of a required input, got 1"),
+        (onnx_graphs.identity("string", ("n", "l")), {}, 'sequence_axis: expected numbers to pad, got strings in "x"'),
+        (
+            ENCODER,
+            {"pad_values": {"input_id": 1}},
+            'pad_values: expected an input of the graph, got "input_id".*; did you mean "input_ids"?',
+        ),
         (ENCODER, {"pad_values": {"zz": 1}}, "its inputs are input_ids, attention_mask"),
-        (ENCODER, {"mask_input": "atention_mask"}, 'mask_input names .*; did you mean "attention_mask"?'),
-        (ENCODER, {**MASKED, "pad_values": {"attention_mask": 1}}, "is padded with 0; leave it out of pad_values"),
-        (ENCODER, {"pad_values": {"input_ids": 0.5}}, 'pad_values has 0.5 for "input_ids", which holds int64'),
-        (ENCODER, {"pad_values": {"input_ids": 2**63}}, "which holds int64"),
-        (onnx_graphs.doubled_tokens("float16"), {"pad_values": {"x": 1e5}}, "which holds float16"),
-        (onnx_graphs.identity("bool", ("n", "l")), {"pad_values": {"x": 2}}, "which holds bool"),
-        (onnx_graphs.doubled_tokens(), {"mask_input": "x"}, "no required input has a free dimension there"),
+        (
+            ENCODER,
+            {"mask_input": "atention_mask"},
+            'mask_input: expected an input of the graph, got .*; did you mean "attention_mask"?',
+        ),
+        (ENCODER, {**MASKED, "pad_values": {"attention_mask": 1}}, "pad_values: expected 0 for the mask_input"),
+        (ENCODER, {"pad_values": {"input_ids": 0.5}}, 'pad_values: expected int64 numbers for "input_ids", got 0.5'),
+        (ENCODER, {"pad_values": {"input_ids": 2**63}}, "expected int64 numbers"),
+        (onnx_graphs.doubled_tokens("float16"), {"pad_values": {"x": 1e5}}, "expected float16 numbers"),
+        (onnx_graphs.identity("bool", ("n", "l")), {"pad_values": {"x": 2}}, "expected bool numbers"),
+        (onnx_graphs.doubled_tokens(), {"mask_input": "x"}, "expected a free dimension of a required input, got 1"),
         (
             onnx_graphs.over_length(others=["wide"]),
             {"pad_values": {"wide": 3}, "sequence_axis": 2},
-            "sequence_axis is 2, and no required input",
+            "sequence_axis: expected a free dimension of a required input, got 2",
         ),
-        (onnx_graphs.concat(), {"pad_values": {"c": 1}}, "no required input has a free dimension there"),
+        (onnx_graphs.concat(), {"pad_values": {"c": 1}}, "expected a free dimension of a required input, got 1"),
     ],
 )
 def test_entry_against_graph_is_refused(
@@ -268,7 +284,7 @@ def test_mask_of_other_shape_is_refused(tmp_path: Path) -> None:
         graph = onnx_graphs.model_of([node], inputs, [("y", "float32", ("n", "length"))])
         onnx_graphs.save(graph, tmp_path)
         with pytest.raises(
-            InvalidModel, match=r'mask_input is "m", of shape .*; only its rows and dimension 1 may be free'
+            InvalidModel, match=r'mask_input: .* only free dimensions are its rows and dimension 1, got "m" of shape'
         ):
             load_onnx(tmp_path, sequence_axis=1, mask_input="m")
 

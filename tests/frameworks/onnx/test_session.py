@@ -311,7 +311,7 @@ class TestRefusals:
             ask(loaded(onnx_graphs.identity()), "what", x=np.ones(1, np.float32))
 
     def test_text_for_tensor_model_is_refused(self, loaded: Any) -> None:
-        with pytest.raises(InvalidInput, match="text: this model takes tensors"):
+        with pytest.raises(InvalidInput, match="text: expected tensors for this model, got text"):
             loaded(onnx_graphs.identity()).infer(TokenBatch([[1]]))
 
     def test_invalid_input_is_not_logged(self, loaded: Any, capfd: Any) -> None:
@@ -334,12 +334,14 @@ class TestInputShape:
 
     @pytest.mark.parametrize("shape", [(1, 2, 4), (1, 3), (3,), (1, 2, 3, 1)])
     def test_other_shape_is_refused(self, loaded: Any, shape: tuple[int, ...]) -> None:
-        with pytest.raises(InvalidModel, match=r'input_shape is \[.*"x" has \[-1, -1, 3\] \(-1 is free\); make'):
+        with pytest.raises(
+            InvalidModel, match=r'input_shape: expected \[-1, -1, 3\] for "x" \(-1 is free\), got \[.*; make'
+        ):
             loaded(onnx_graphs.free("batch", None), input_shape=shape)
 
     @pytest.mark.parametrize("graph", [onnx_graphs.identity("float32", ()), onnx_graphs.sequence_in()])
     def test_shape_for_graph_without_shape_is_refused(self, loaded: Any, graph: onnx.ModelProto) -> None:
-        with pytest.raises(InvalidModel, match="declares no shape; leave it out"):
+        with pytest.raises(InvalidModel, match="input_shape: expected none for a first input without declared shape"):
             loaded(graph, input_shape=(1,))
 
     def test_shared_free_dimension_is_set_everywhere(self, loaded: Any) -> None:
@@ -362,14 +364,14 @@ class TestWarmUp:
         with capture_logs() as logs:
             model = loaded(onnx_graphs.pairs())
         assert [(entry["event"], entry["log_level"]) for entry in logs] == [
-            ("not warmed up, set input_shape", "warning")
+            ("not warmed up: set input_shape", "warning")
         ]
         assert listed(ask(model, x=np.arange(4, dtype=np.float32))["y"]) == [[0, 1], [2, 3]]
 
     def test_guessed_shape_beside_input_shape_only_warns(self, loaded: Any) -> None:
         with capture_logs() as logs:
             loaded(onnx_graphs.two_lengths(), input_shape=(3,))
-        assert [entry["event"] for entry in logs] == ["not warmed up, set input_shape"]
+        assert [entry["event"] for entry in logs] == ["not warmed up: set input_shape"]
 
     def test_free_optional_input_does_not_excuse_failure(self, loaded: Any) -> None:
         with pytest.raises(InvalidModel, match="does not run with its declared shape"):
