@@ -53,7 +53,7 @@ def library_s(kind: Kind, ids: list[int]) -> str:
 
 
 def streamed(kind: Kind, ids: list[int], prompt: list[int] | None = None) -> list[str]:
-    """What each token gives, and the end."""
+    """Return the text of each token, and that of the end."""
     stream = ours(kind).stream(tuple(prompt or ()))
     return [*(stream.push(token_id) for token_id in ids), stream.flush()]
 

@@ -174,7 +174,7 @@ def prompts(setting: Setting) -> list[tuple[int, ...]]:
 @settings(max_examples=60)
 @given(situations)
 def test_equal_priority_starts_in_arrival_order(setting: Setting) -> None:
-    """Texts of one priority without shared tokens, of which none is cancelled."""
+    """Return texts of one priority without shared tokens and cancellations."""
     run = Run(setting)
     for number, arrival in enumerate(setting.arrivals):
         length = min(arrival.length, setting.most_tokens)

@@ -159,7 +159,7 @@ class TestStopStrings:
         wanted = text
         if ends:
             wanted = text[: ends[0] - max(len(stop) for stop in stops if text[: ends[0]].endswith(stop))]
-        # What has been sent stays sent: a stop string may begin within one that did not count.
+        # Delivered text stays: a stop string may begin within one that was ignored.
         sent = text_of(pieces_of(tokens, stops, min_tokens=min_tokens))
         assert sent == wanted
 

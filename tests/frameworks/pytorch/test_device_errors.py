@@ -1,4 +1,4 @@
-"""What torch raises in the middle of a run, and what its caller is told."""
+"""Errors of torch in the middle of a run, and the errors of the caller."""
 
 import asyncio
 
@@ -21,7 +21,7 @@ def model(made_once: FolderMaker) -> EncoderModel:
     return load_torch(made_once(save_embedder))
 
 
-def test_the_cpu_s_memory_runs_out(model: EncoderModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_allocation_failure_is_out_of_memory(model: EncoderModel, monkeypatch: pytest.MonkeyPatch) -> None:
     def run_out(**_: object) -> None:
         torch.empty(2**48)
 
@@ -31,8 +31,8 @@ def test_the_cpu_s_memory_runs_out(model: EncoderModel, monkeypatch: pytest.Monk
         model.infer(BATCH)
 
 
-def test_texts_that_do_not_fit_at_once_are_answered_in_halves(model: EncoderModel) -> None:
-    """What torch's own allocator says of eight rows or more, of which each asks for 32 TiB."""
+def test_batch_that_does_not_fit_is_halved(model: EncoderModel) -> None:
+    """Raise torch's allocation error for eight rows or more; each requests 32 TiB."""
     assert model._model is not None
     texts = TokenBatch([[2, *[5 + i % 3] * (1 + i % 5), 3] for i in range(200)])
     [expected] = model.infer(texts).values()
@@ -48,13 +48,13 @@ def test_texts_that_do_not_fit_at_once_are_answered_in_halves(model: EncoderMode
     assert min(split) >= 8, "what fits is not split"
 
 
-def test_a_device_gives_up(model: EncoderModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_failure_fails_model(model: EncoderModel, monkeypatch: pytest.MonkeyPatch) -> None:
     def abort(**_: object) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be …")
 
     assert model._model is not None
     monkeypatch.setattr(model._model, "forward", abort)
-    # On a CPU it is a bug of ours, and stays what it is.
+    # On a CPU it is a bug and stays unchanged.
     with pytest.raises(RuntimeError, match="illegal memory access"):
         model.infer(BATCH)
     monkeypatch.setattr(model, "_device", torch.device("meta"))

@@ -1,4 +1,4 @@
-"""The numbers: what an encoder answers is what sentence-transformers and transformers make of the same folder."""
+"""Embeddings and logits equal those of sentence-transformers and transformers on the same folder."""
 
 import gc
 import socket
@@ -35,21 +35,21 @@ WITH_POOLER: tuple[Family, ...] = ("bert", "roberta", "mpnet")
 
 
 def sentence_transformers_of(folder: Path) -> Array:
-    """The same texts in one batch through sentence-transformers on the same folder."""
+    """Return the embeddings of sentence-transformers in one batch on the same folder."""
     reference = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
     rows: Array = reference.encode(RAGGED, batch_size=len(RAGGED), show_progress_bar=False)
     return rows
 
 
 def answers_of(model: EncoderModel, texts: list[str]) -> Array:
-    """As a caller gets them: normalised where the folder says so."""
+    """Return the embeddings of a caller, normalized if the folder says so."""
     rows = rows_of(model, texts)
     assert model.spec.text is not None
     return normalize_rows(rows) if model.spec.text.normalize else rows
 
 
 def transformers_of(auto: Any, folder: Path, texts: list[str]) -> Any:
-    """What transformers' own tokenizer and model answer, in one batch."""
+    """Return the outputs of transformers' tokenizer and model in one batch."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     model = auto.from_pretrained(str(folder), local_files_only=True, dtype=torch.float32).eval()
     tokens = tokenizer(texts, padding=True, truncation=True, max_length=MAX_TOKENS, return_tensors="pt")
@@ -60,7 +60,7 @@ def transformers_of(auto: Any, folder: Path, texts: list[str]) -> Any:
 class TestEmbeddings:
     @pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
     @pytest.mark.parametrize("family", FAMILIES)
-    def test_equal_sentence_transformers(self, copied: FolderMaker, family: Family, pooling: str) -> None:
+    def test_embeddings_equal_sentence_transformers(self, copied: FolderMaker, family: Family, pooling: str) -> None:
         folder = copied(save_embedder, family=family)
         write_sentence_transformers(folder, pooling, normalize=pooling != "max", max_seq_length=MAX_TOKENS)
         model = load_torch(folder, dtype="f32")
@@ -70,10 +70,8 @@ class TestEmbeddings:
         np.testing.assert_allclose(rows, sentence_transformers_of(folder), rtol=0, atol=1e-5)
         assert np.ptp(rows, axis=0).max() > 0.1, "texts that all give one vector would prove nothing"
 
-    def test_equal_sentence_transformers_that_saved_the_folder_itself(
-        self, copied: FolderMaker, tmp_path: Path
-    ) -> None:
-        """Its present version writes other files than its older ones."""
+    def test_embeddings_equal_saved_sentence_transformers(self, copied: FolderMaker, tmp_path: Path) -> None:
+        """The current version writes other files than older ones."""
         folder = copied(save_embedder)
         write_sentence_transformers(folder, "cls", prompt="Query : ", max_seq_length=12)
         SentenceTransformer(str(folder), device="cpu", local_files_only=True).save(
@@ -82,7 +80,7 @@ class TestEmbeddings:
         model = load_torch(tmp_path / "saved")
         np.testing.assert_allclose(answers_of(model, RAGGED), sentence_transformers_of(folder), rtol=0, atol=1e-5)
 
-    def test_prompt_lower_case_and_a_short_limit_are_as_in_sentence_transformers(self, copied: FolderMaker) -> None:
+    def test_prompt_case_and_limit_equal_sentence_transformers(self, copied: FolderMaker) -> None:
         folder = copied(save_embedder)
         write_tokenizer(folder, lower_case=False)
         write_sentence_transformers(folder, do_lower_case=True, prompt="QUERY : ", max_seq_length=9)
@@ -92,14 +90,14 @@ class TestEmbeddings:
         assert np.abs(rows - answers_of(load_torch(folder), RAGGED)).max() > 1e-2
 
     @pytest.mark.parametrize("family", FAMILIES)
-    def test_a_text_s_row_does_not_depend_on_its_neighbours(self, made_once: FolderMaker, family: Family) -> None:
+    def test_row_is_independent_of_its_batch(self, made_once: FolderMaker, family: Family) -> None:
         model = load_torch(made_once(save_embedder, family=family))
         together = rows_of(model, RAGGED)
         alone = np.concatenate([rows_of(model, [text]) for text in RAGGED])
         np.testing.assert_allclose(together, alone, rtol=0, atol=1e-5)
 
     @pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
-    def test_a_text_without_any_token_is_answered_with_numbers(self, copied: FolderMaker, pooling: str) -> None:
+    def test_text_without_tokens_gets_numbers(self, copied: FolderMaker, pooling: str) -> None:
         folder = copied(save_embedder)
         write_tokenizer(folder, special_tokens=False)
         write_sentence_transformers(folder, pooling)
@@ -111,7 +109,7 @@ class TestEmbeddings:
 
 class TestPooler:
     @pytest.mark.parametrize("family", WITH_POOLER)
-    def test_without_sentence_transformers_files_its_own_pooler(self, made_once: FolderMaker, family: Family) -> None:
+    def test_own_pooler_is_used_without_files(self, made_once: FolderMaker, family: Family) -> None:
         folder = made_once(save_embedder, family=family)
         model = load_torch(folder)
         reference = transformers_of(transformers.AutoModel, folder, RAGGED).pooler_output
@@ -120,23 +118,21 @@ class TestPooler:
         assert model.spec.text.normalize
 
     @pytest.mark.parametrize("family", FAMILIES)
-    def test_without_a_pooler_the_mean(self, made_once: FolderMaker, copied: FolderMaker, family: Family) -> None:
+    def test_mean_is_used_without_pooler(self, made_once: FolderMaker, copied: FolderMaker, family: Family) -> None:
         options = {"family": family} | ({"pooler": False} if family in WITH_POOLER else {})
         mean = copied(save_embedder, **options)
         write_sentence_transformers(mean, "mean")
         rows = rows_of(load_torch(made_once(save_embedder, **options)), RAGGED)
         np.testing.assert_allclose(rows, rows_of(load_torch(mean), RAGGED), rtol=0, atol=1e-6)
 
-    def test_with_sentence_transformers_files_the_pooler_is_not_needed(self, copied: FolderMaker) -> None:
+    def test_pooler_is_not_needed_with_files(self, copied: FolderMaker) -> None:
         folder = copied(save_embedder, pooler=False)
         write_sentence_transformers(folder, "cls")
         model = load_torch(folder)
         hidden = transformers_of(transformers.AutoModel, folder, RAGGED).last_hidden_state
         np.testing.assert_allclose(rows_of(model, RAGGED), hidden[:, 0].numpy(), rtol=0, atol=1e-5)
 
-    def test_a_pooler_that_transformers_does_not_know_is_found_out_before_the_first_caller(
-        self, copied: FolderMaker
-    ) -> None:
+    def test_unknown_pooler_is_refused_at_load(self, copied: FolderMaker) -> None:
         folder = copied(save_embedder, family="distilbert")
         rewrite_weights(folder, pooler__dense__weight=torch.zeros(HIDDEN_SIZE, HIDDEN_SIZE))
         with pytest.raises(InvalidModel, match=r"the model does not run on text: .*pooler_output"):
@@ -164,7 +160,7 @@ class TestClassifiers:
             (("relevant",), None),
         ],
     )
-    def test_scores_equal_the_pipeline_of_transformers(
+    def test_scores_equal_transformers_pipeline(
         self, made_once: FolderMaker, labels: tuple[str, ...], problem_type: str | None
     ) -> None:
         folder = made_once(save_classifier, labels=labels, problem_type=problem_type)
@@ -180,7 +176,7 @@ class TestClassifiers:
             by_label = {answer["label"]: answer["score"] for answer in wanted}
             np.testing.assert_allclose(row, [by_label[label] for label in labels], rtol=0, atol=1e-5)
 
-    def test_a_spec_says_what_it_is(self, made_once: FolderMaker) -> None:
+    def test_spec_describes_classifier(self, made_once: FolderMaker) -> None:
         spec = load_torch(made_once(save_classifier)).spec
         assert (spec.framework, spec.task, spec.device, spec.dtype) == ("pytorch", "classify", "cpu", "float32")
         assert [(value.name, str(value.type), value.shape) for value in (*spec.inputs, *spec.outputs)] == [
@@ -191,9 +187,7 @@ class TestClassifiers:
 
 class TestLimits:
     @pytest.mark.parametrize("family", FAMILIES)
-    def test_a_text_of_exactly_as_many_tokens_as_there_are_positions(
-        self, made_once: FolderMaker, family: Family
-    ) -> None:
+    def test_text_of_maximum_length_is_read(self, made_once: FolderMaker, family: Family) -> None:
         model = load_torch(made_once(save_embedder, family=family))
         assert model.spec.text is not None
         assert model.spec.text.max_tokens == MAX_TOKENS
@@ -203,17 +197,13 @@ class TestLimits:
         assert np.isfinite(rows_of(model, [longest, longest + "the"])).all()
 
     @pytest.mark.parametrize("family", FAMILIES)
-    def test_a_sentence_model_that_promises_more_is_cut_at_the_positions(
-        self, copied: FolderMaker, family: Family
-    ) -> None:
+    def test_limit_beyond_positions_is_cut(self, copied: FolderMaker, family: Family) -> None:
         folder = copied(save_embedder, family=family)
         write_sentence_transformers(folder, max_seq_length=MAX_TOKENS * 2)
         model = load_torch(folder)
         assert np.isfinite(rows_of(model, ["the " * 100])).all()
 
-    def test_a_padding_token_that_has_no_embedding_is_found_out_before_the_first_caller(
-        self, copied: FolderMaker
-    ) -> None:
+    def test_padding_token_without_embedding_is_refused(self, copied: FolderMaker) -> None:
         folder = copied(save_embedder)
         rewrite_weights(folder, embeddings__word_embeddings__weight=torch.zeros(100, HIDDEN_SIZE))
         change_json(folder / "config.json", vocab_size=100)
@@ -233,7 +223,7 @@ class TestFailures:
         with pytest.raises(InvalidInput, match="this model takes text"):
             model.infer(TensorBatch({"input_ids": np.zeros((1, 3), np.int64)}))
 
-    def test_memory_that_runs_out_says_what_was_asked(self, model: EncoderModel, monkeypatch: Any) -> None:
+    def test_out_of_memory_states_requested_bytes(self, model: EncoderModel, monkeypatch: Any) -> None:
         def run_out(*_: object, **__: object) -> None:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
 
@@ -246,7 +236,7 @@ class TestFailures:
         monkeypatch.undo()
         assert TEXT_OUTPUT in model.infer(TokenBatch([[2, 3]]))
 
-    def test_memory_that_ran_out_is_free_when_its_caller_hears_of_it(
+    def test_out_of_memory_frees_batch_before_raising(
         self, model: EncoderModel, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Not when the error is forgotten or the garbage collector comes by: the halves run before. And the device's
@@ -275,15 +265,15 @@ class TestFailures:
         finally:
             gc.enable()
 
-    def test_a_closed_model_has_failed(self, model: EncoderModel) -> None:
+    def test_closed_model_raises_model_failed(self, model: EncoderModel) -> None:
         model.close()
         with pytest.raises(ModelFailed, match="the model is closed"):
             model.infer(TokenBatch([[2, 3]]))
         model.close()
 
     @pytest.mark.parametrize("family", FAMILIES)
-    def test_closing_lets_go_of_the_weights_at_once(self, made_once: FolderMaker, family: Family) -> None:
-        """Not when the garbage collector comes by: until then a device's memory would be held."""
+    def test_close_frees_weights(self, made_once: FolderMaker, family: Family) -> None:
+        """Not by the garbage collector: the device's memory would stay in use until then."""
         model = load_torch(made_once(save_embedder, family=family))
         rows_of(model, RAGGED)
         assert model._model is not None
@@ -295,7 +285,7 @@ class TestFailures:
         finally:
             gc.enable()
 
-    def test_answers_carry_no_gradient_and_the_model_is_not_in_training(self, model: EncoderModel) -> None:
+    def test_outputs_have_no_gradient(self, model: EncoderModel) -> None:
         assert model._model is not None
         assert not model._model.training
         assert not any(parameter.requires_grad for parameter in model._model.parameters())
@@ -317,15 +307,15 @@ class TestNothingIsFetched:
         assert asked == []
 
     @pytest.mark.parametrize("family", FAMILIES)
-    def test_embedders_load_without_a_socket(self, copied: FolderMaker, family: Family) -> None:
+    def test_embedder_loads_without_socket(self, copied: FolderMaker, family: Family) -> None:
         folder = copied(save_embedder, family=family)
         change_json(folder / "config.json", _name_or_path="google-bert/bert-base-uncased")
         assert np.isfinite(rows_of(load_torch(folder), ["the cat"])).all()
 
-    def test_a_classifier_loads_without_a_socket(self, made_once: FolderMaker) -> None:
+    def test_classifier_loads_without_socket(self, made_once: FolderMaker) -> None:
         assert rows_of(load_torch(made_once(save_classifier)), ["the cat"]).shape == (1, 3)
 
-    def test_a_refused_folder_asks_nobody(self, copied: FolderMaker) -> None:
+    def test_refused_folder_opens_no_socket(self, copied: FolderMaker) -> None:
         folder = copied(save_embedder)
         change_json(
             folder / "config.json", model_type="nonesuch", auto_map={"AutoModel": "somebody/code--modeling.Model"}

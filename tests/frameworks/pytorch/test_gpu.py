@@ -31,7 +31,7 @@ pytestmark = [
 class TestNumbers:
     @pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
     @pytest.mark.parametrize("family", FAMILIES)
-    def test_embeddings_in_f16_are_those_of_the_cpu(self, copied: FolderMaker, family: Family, pooling: str) -> None:
+    def test_f16_embeddings_are_near_cpu(self, copied: FolderMaker, family: Family, pooling: str) -> None:
         folder = copied(save_embedder, family=family)
         write_sentence_transformers(folder, pooling)
         there, here = load_torch(folder, gpu=True, device="cuda"), load_torch(folder, device="cpu")
@@ -42,27 +42,25 @@ class TestNumbers:
         assert np.abs(difference).max() < 1e-2
 
     @pytest.mark.parametrize(("dtype", "tolerance"), [("f32", 1e-3), ("f16", 1e-1), ("bf16", 5e-1)])
-    def test_logits(self, made_once: FolderMaker, dtype: str, tolerance: float) -> None:
+    def test_logits_are_near_cpu(self, made_once: FolderMaker, dtype: str, tolerance: float) -> None:
         folder = made_once(save_classifier)
         there = rows_of(load_torch(folder, gpu=True, device="cuda", dtype=dtype), list(TEXTS))
         assert np.abs(there - rows_of(load_torch(folder), list(TEXTS))).max() < tolerance
 
-    def test_auto_takes_the_device_and_a_bfloat16_file_stays_one(self, made_once: FolderMaker) -> None:
+    def test_auto_device_keeps_bfloat16_file(self, made_once: FolderMaker) -> None:
         spec = load_torch(made_once(save_embedder, dtype="bf16"), gpu=True).spec
         assert spec.device.startswith("cuda:")
         assert spec.dtype == "bfloat16"
 
 
 class TestPinned:
-    def test_a_buffer_is_one_that_the_driver_knows(self) -> None:
+    def test_pinned_buffer_is_known_to_driver(self) -> None:
         pool = TensorPool(MemorySettings())
         pool.add_device(PINNED, PinnedBuffers())
         with pool.lease((3, 5), np.dtype(np.int64), PINNED) as lease:
             assert torch.from_numpy(lease.array).is_pinned()
 
-    def test_tokens_that_go_through_it_give_the_same_rows_and_in_the_steady_state_nothing_is_allocated(
-        self, made_once: FolderMaker
-    ) -> None:
+    def test_pinned_tokens_give_same_rows_without_allocation(self, made_once: FolderMaker) -> None:
         folder, pool = made_once(save_embedder), TensorPool(MemorySettings())
         devices = DeviceManager(SystemProbe())
         performance = PerformanceSettings()
@@ -80,7 +78,7 @@ class TestPinned:
 
 
 class TestMemory:
-    def test_all_of_it_comes_back(self, made_once: FolderMaker) -> None:
+    def test_unload_frees_device_memory(self, made_once: FolderMaker) -> None:
         folder = made_once(save_embedder)
         _answer_and_close(folder)  # the libraries of CUDA take a workspace of their own once
         gc.collect()
@@ -91,9 +89,7 @@ class TestMemory:
         gc.collect()
         assert (torch.cuda.memory_allocated(), torch.cuda.memory_reserved()) == before
 
-    def test_a_batch_that_does_not_fit_is_told_as_such_and_the_next_one_is_answered(
-        self, made_once: FolderMaker
-    ) -> None:
+    def test_next_batch_runs_after_out_of_memory(self, made_once: FolderMaker) -> None:
         model = load_torch(made_once(save_embedder), gpu=True, device="cuda:0")
         model.warm_up()
         total = torch.cuda.get_device_properties(0).total_memory
@@ -105,7 +101,7 @@ class TestMemory:
         finally:
             torch.cuda.set_per_process_memory_fraction(1.0, 0)
 
-    def test_texts_that_do_not_fit_at_once_are_answered_in_halves(self, made_once: FolderMaker) -> None:
+    def test_batch_that_does_not_fit_is_halved(self, made_once: FolderMaker) -> None:
         """Each row takes 16 MiB more than the tiny model needs, and there is room for about 80."""
         folder = made_once(save_embedder)
         model, on_cpu = load_torch(folder, gpu=True, device="cuda:0", dtype="f32"), load_torch(folder, device="cpu")

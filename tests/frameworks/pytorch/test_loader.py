@@ -1,4 +1,4 @@
-"""Folders onto a device: whole weights only, in the dtype that was asked for or that the device is fastest at."""
+"""Load folders onto a device: complete weights only, in the requested or fastest dtype."""
 
 from pathlib import Path
 
@@ -43,11 +43,11 @@ class TestDefaultDtype:
             (MPS, "BF16", "bf16"),
         ],
     )
-    def test_what_the_device_is_fastest_at(self, device: Device, file_dtype: str, dtype: str) -> None:
+    def test_default_dtype_is_fastest_of_device(self, device: Device, file_dtype: str, dtype: str) -> None:
         assert default_dtype(device, file_dtype) == dtype
 
     @pytest.mark.parametrize(("has_instructions", "dtype"), [(True, "bf16"), (False, "f32")])
-    def test_bfloat16_on_a_cpu_with_or_without_instructions_for_it(
+    def test_bfloat16_file_on_cpu_needs_instructions(
         self, monkeypatch: pytest.MonkeyPatch, has_instructions: bool, dtype: str
     ) -> None:
         monkeypatch.setattr(kernels, "multiplies_bf16", lambda: has_instructions)
@@ -68,14 +68,14 @@ class TestDtypes:
 
     @pytest.mark.parametrize("saved", ["f32", "f16", "bf16"])
     @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
-    def test_every_dtype_from_every_file(self, made_once: FolderMaker, saved: str, dtype: str) -> None:
+    def test_every_dtype_loads_from_every_file(self, made_once: FolderMaker, saved: str, dtype: str) -> None:
         model = load_torch(made_once(save_embedder, dtype=saved), dtype=dtype)
         assert model._model is not None
         assert {parameter.dtype for parameter in model._model.parameters()} == {loader.DTYPES[dtype]}
         assert rows_of(model, ["the cat"]).dtype == np.float32
 
     @pytest.mark.parametrize(("dtype", "element_bytes"), [("f32", 4), ("f16", 2), ("bf16", 2)])
-    def test_memory_is_what_the_weights_take(self, made_once: FolderMaker, dtype: str, element_bytes: int) -> None:
+    def test_memory_bytes_equal_weights(self, made_once: FolderMaker, dtype: str, element_bytes: int) -> None:
         model = load_torch(made_once(save_embedder), dtype=dtype)
         assert model._model is not None
         elements = sum(parameter.numel() for parameter in model._model.parameters())
@@ -88,13 +88,13 @@ class TestDtypes:
         assert model is not None
         assert model.config._attn_implementation == "sdpa"  # type: ignore[union-attr]
 
-    def test_an_encoder_without_sdpa_is_served_all_the_same(self, made_once: FolderMaker) -> None:
+    def test_encoder_without_sdpa_is_served(self, made_once: FolderMaker) -> None:
         """MPNet has no sdpa attention in transformers."""
         assert np.isfinite(rows_of(load_torch(made_once(save_embedder, family="mpnet")), ["the"])).all()
 
 
 class TestShards:
-    def test_sharded_answers_as_unsharded(self, made_once: FolderMaker) -> None:
+    def test_sharded_model_equals_single_file(self, made_once: FolderMaker) -> None:
         parts = made_once(save_embedder, max_shard_size="20KB")
         assert len(list(parts.glob("*.safetensors"))) > 1
         rows = rows_of(load_torch(parts), list(TEXTS))
@@ -102,42 +102,42 @@ class TestShards:
 
 
 class TestWeightsThatAreNotThere:
-    def test_a_classifier_s_config_over_a_bare_encoder(self, copied: FolderMaker) -> None:
+    def test_bare_encoder_with_classifier_config_is_refused(self, copied: FolderMaker) -> None:
         folder = copied(save_embedder)
         change_json(folder / "config.json", architectures=["BertForSequenceClassification"])
         message = refusal(folder)
         assert "the files lack weights of BertForSequenceClassification: classifier.bias, classifier.weight" in message
         assert "is architectures in config.json right?" in message
 
-    def test_a_classifier_without_the_pooler_that_its_logits_come_from(self, copied: FolderMaker) -> None:
+    def test_classifier_without_pooler_is_refused(self, copied: FolderMaker) -> None:
         folder = copied(save_classifier)
         rewrite_weights(folder, bert__pooler__dense__weight=None, bert__pooler__dense__bias=None)
         assert "lack weights of BertForSequenceClassification: bert.pooler.dense.bias" in refusal(folder)
 
-    def test_one_weight_of_one_layer(self, copied: FolderMaker) -> None:
+    def test_missing_weight_is_refused(self, copied: FolderMaker) -> None:
         folder = copied(save_embedder)
         rewrite_weights(folder, encoder__layer__1__output__dense__bias=None)
         assert "the files lack weights of BertModel: encoder.layer.1.output.dense.bias;" in refusal(folder)
 
-    def test_half_of_a_pooler(self, copied: FolderMaker) -> None:
+    def test_half_of_pooler_is_refused(self, copied: FolderMaker) -> None:
         folder = copied(save_embedder)
         rewrite_weights(folder, pooler__dense__bias=None)
         assert "the files lack weights of BertModel: pooler.dense.bias" in refusal(folder)
 
-    def test_more_layers_in_the_config_than_in_the_file(self, copied: FolderMaker) -> None:
+    def test_missing_layers_are_refused(self, copied: FolderMaker) -> None:
         folder = copied(save_embedder)
         change_json(folder / "config.json", num_hidden_layers=3)
         message = refusal(folder)
         assert "the files lack weights of BertModel: encoder.layer.2." in message
         assert "…" in message
 
-    def test_a_single_weight_that_is_another_model_s(self, copied: FolderMaker) -> None:
+    def test_weights_of_other_model_are_refused(self, copied: FolderMaker) -> None:
         folder = copied(save_embedder)
         change_json(folder / "config.json", model_type="roberta", architectures=["RobertaModel"], pad_token_id=1)
         rewrite_weights(folder, embeddings__LayerNorm__weight=None)
         assert "RobertaModel: embeddings.LayerNorm.weight" in refusal(folder)
 
-    def test_weights_that_the_task_does_not_need_do_no_harm(self, copied: FolderMaker) -> None:
+    def test_unneeded_weights_are_ignored(self, copied: FolderMaker) -> None:
         folder = copied(save_embedder)
         rows = rows_of(load_torch(folder), list(TEXTS))
         rewrite_weights(folder, cls__predictions__bias=torch.zeros(5))
@@ -152,14 +152,16 @@ class TestWrongShapes:
             ({"encoder__layer__0__output__dense__bias": torch.zeros(3)}, "encoder.layer.0.output.dense.bias"),
         ],
     )
-    def test_weights_of_another_shape(self, copied: FolderMaker, changes: dict[str, torch.Tensor], named: str) -> None:
+    def test_weights_of_other_shape_are_refused(
+        self, copied: FolderMaker, changes: dict[str, torch.Tensor], named: str
+    ) -> None:
         folder = copied(save_embedder)
         rewrite_weights(folder, **changes)
         message = refusal(folder)
         assert "weights of another shape than config.json says" in message
         assert named in message
 
-    def test_more_labels_than_the_classifier_has(self, copied: FolderMaker) -> None:
+    def test_more_labels_than_outputs_are_refused(self, copied: FolderMaker) -> None:
         folder = copied(save_classifier)
         change_json(folder / "config.json", id2label={str(i): f"l{i}" for i in range(5)}, label2id=None)
         message = refusal(folder)
@@ -170,31 +172,31 @@ class TestWrongShapes:
         "changes",
         [{"hidden_size": 33}, {"hidden_size": "32"}, {"num_attention_heads": 0}, {"hidden_act": "nonesuch"}],
     )
-    def test_a_config_that_cannot_be_built(self, copied: FolderMaker, changes: dict[str, object]) -> None:
+    def test_invalid_config_is_refused(self, copied: FolderMaker, changes: dict[str, object]) -> None:
         folder = copied(save_embedder)
         change_json(folder / "config.json", **changes)
         assert str(folder) in refusal(folder)
 
 
 class TestArchitectures:
-    def test_one_that_transformers_does_not_know(self, copied: FolderMaker) -> None:
+    def test_unknown_architecture_is_refused(self, copied: FolderMaker) -> None:
         folder = copied(save_embedder)
         change_json(folder / "config.json", model_type="nonesuch")
         message = refusal(folder)
         assert "transformers cannot load it" in message
         assert "nonesuch" in message
 
-    def test_the_folder_s_own_code_is_refused(self, copied: FolderMaker, tmp_path: Path) -> None:
+    def test_code_of_folder_is_refused(self, copied: FolderMaker, tmp_path: Path) -> None:
         folder = _with_code(copied(save_embedder), tmp_path / "ran")
         change_json(folder / "config.json", model_type="own")
         message = refusal(folder)
         assert 'model_type "own" needs code that the folder brings (auto_map), and such code is never run' in message
         assert not (tmp_path / "ran").exists()
 
-    def test_where_transformers_has_the_architecture_the_folder_s_code_is_not_run(
+    def test_known_architecture_ignores_code_of_folder(
         self, copied: FolderMaker, made_once: FolderMaker, tmp_path: Path
     ) -> None:
-        """Many folders carry on the code that they needed before transformers knew the model."""
+        """Many folders keep code from before transformers knew the model."""
         model = load_torch(_with_code(copied(save_embedder), tmp_path / "ran"))
         np.testing.assert_array_equal(
             rows_of(model, list(TEXTS)), rows_of(load_torch(made_once(save_embedder)), list(TEXTS))
@@ -202,7 +204,7 @@ class TestArchitectures:
         assert not (tmp_path / "ran").exists()
 
 
-def test_weights_that_do_not_fit_are_told_as_such(made_once: FolderMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_beyond_memory_raise_out_of_memory(made_once: FolderMaker, monkeypatch: pytest.MonkeyPatch) -> None:
     def run_out(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -212,7 +214,7 @@ def test_weights_that_do_not_fit_are_told_as_such(made_once: FolderMaker, monkey
 
 
 def _with_code(folder: Path, ran: Path) -> Path:
-    """The folder with a module of its own, which makes the file `ran` when it is imported."""
+    """Return the folder with a module that creates the file `ran` when it is imported."""
     (folder / "modeling.py").write_text(f"open({str(ran)!r}, 'w').close()\nConfig = Model = object\n", encoding="utf-8")
     change_json(folder / "config.json", auto_map={"AutoConfig": "modeling.Config", "AutoModel": "modeling.Model"})
     return folder

@@ -1,4 +1,4 @@
-"""Weights that need no conversion are not copied: they stay in the file, and the kernel brings in what is read."""
+"""Weights that need no conversion stay in their mapped file."""
 
 import re
 import sys
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/sel
 
 
 def mapped_ranges(folder: Path) -> list[tuple[int, int]]:
-    """Where in this process's memory the folder's weight files lie."""
+    """Return the address ranges of the folder's weight files."""
     ranges = []
     for line in Path("/proc/self/maps").read_text().splitlines():
         match = re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line)
@@ -27,7 +27,7 @@ def mapped_ranges(folder: Path) -> list[tuple[int, int]]:
 
 
 def share_in_files(model: EncoderModel, folder: Path) -> float:
-    """How much of the weights, by bytes, lies in mapped files."""
+    """Return the bytes of weights inside mapped files."""
     assert model._model is not None
     ranges = mapped_ranges(folder)
     weights = list(model._model.parameters())
@@ -44,14 +44,14 @@ def test_weights_stay_in_their_files(made_once: FolderMaker, max_shard_size: str
     model.close()
 
 
-def test_weights_of_another_type_are_converted_and_the_file_let_go(made_once: FolderMaker) -> None:
+def test_converted_weights_close_their_file(made_once: FolderMaker) -> None:
     folder = made_once(save_embedder)
     model = load_torch(folder, dtype="bf16")
     assert share_in_files(model, folder) == 0
 
 
 @pytest.mark.parametrize("max_shard_size", ["1GB", "20KB"])
-def test_without_mapping_weights_are_read_and_are_the_same(made_once: FolderMaker, max_shard_size: str) -> None:
+def test_read_weights_equal_mapped_weights(made_once: FolderMaker, max_shard_size: str) -> None:
     folder = made_once(save_embedder, max_shard_size=max_shard_size)
     read, mapped = (load_torch(folder, dtype="f32", enable_memory_mapping=on) for on in (False, True))
     assert share_in_files(read, folder) == 0

@@ -1,4 +1,4 @@
-"""Where a batch's tokens are put on their way to a GPU. What is pinned about it only a GPU can show: test_gpu."""
+"""Buffers of tokens for a GPU; test_gpu checks that they are pinned."""
 
 import numpy as np
 
@@ -16,7 +16,7 @@ class Full:
         raise MemoryError(size_bytes)
 
 
-def test_the_leases_end_with_the_block_and_are_used_again() -> None:
+def test_leases_end_with_block_and_are_reused() -> None:
     pool = TensorPool(MemorySettings())
     pool.add_device(PINNED, HostBuffers())
     for hits in (0, 2):
@@ -29,7 +29,7 @@ def test_the_leases_end_with_the_block_and_are_used_again() -> None:
         assert (stats.leases, stats.misses, stats.hits) == (0, 2, hits)
 
 
-def test_without_such_memory_the_tokens_lie_where_they_always_did() -> None:
+def test_without_pinned_memory_tokens_stay_pageable() -> None:
     none_left, too_small = TensorPool(MemorySettings()), TensorPool(MemorySettings(max_tensor_size=1))
     none_left.add_device(PINNED, Full())
     too_small.add_device(PINNED, HostBuffers())

@@ -1,4 +1,4 @@
-"""From an entry of config.toml to a model: task, device and dtype, and what is refused."""
+"""From an entry of config.toml to a model: task, device, dtype and refusals."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ def refusal(folder: Path, **entry: Any) -> str:
 
 
 class TestEntries:
-    def test_an_embedder(self, made_once: FolderMaker) -> None:
+    def test_embedder_is_loaded(self, made_once: FolderMaker) -> None:
         spec = load_torch(made_once(save_embedder), device="cpu", dtype="float32", model_type="bert").spec
         assert (spec.framework, spec.task, spec.device, spec.dtype) == ("pytorch", "embed", "cpu", "float32")
         assert [(value.name, str(value.type), value.shape) for value in (*spec.inputs, *spec.outputs)] == [
@@ -38,28 +38,28 @@ class TestEntries:
         assert (spec.text.max_tokens, spec.text.normalize, spec.text.labels) == (MAX_TOKENS, True, ())
         assert (spec.text.embedding_size, spec.text.shorter_sizes) == (HIDDEN_SIZE, ())
 
-    def test_a_classifier(self, made_once: FolderMaker) -> None:
+    def test_classifier_is_loaded(self, made_once: FolderMaker) -> None:
         spec = load_torch(made_once(save_classifier), device="cpu").spec
         assert spec.task == "classify"
         assert spec.text is not None
         assert (spec.text.labels, spec.text.multi_label) == (("fast", "slow", "late"), False)
         assert spec.text.embedding_size is None
 
-    def test_an_embedder_whose_vectors_may_be_cut(self, copied: FolderMaker) -> None:
+    def test_matryoshka_embedder_is_loaded(self, copied: FolderMaker) -> None:
         folder = copied(save_embedder)
         change_json(folder / "config.json", matryoshka_dimensions=[HIDDEN_SIZE, 16, 8])
         spec = load_torch(folder).spec
         assert spec.text is not None
         assert spec.text.shorter_sizes == (8, 16)
 
-    def test_an_embedder_shows_no_labels_though_every_config_has_some(self, copied: FolderMaker) -> None:
+    def test_embedder_has_no_labels(self, copied: FolderMaker) -> None:
         folder = copied(save_embedder)
         change_json(folder / "config.json", id2label={"0": "a", "1": "b"})
         spec = load_torch(folder).spec
         assert spec.text is not None
         assert spec.text.labels == ()
 
-    def test_a_model_in_its_module_s_folder(self, copied: FolderMaker, tmp_path: Path) -> None:
+    def test_model_in_module_folder_is_loaded(self, copied: FolderMaker, tmp_path: Path) -> None:
         outer = tmp_path / "outer"
         outer.mkdir()
         inner = copied(save_embedder).rename(outer / "0_Transformer")
@@ -78,24 +78,24 @@ class TestEntries:
         assert not ours.spec.text.normalize
 
     @pytest.mark.parametrize("family", ["roberta", "distilbert", "modernbert"])
-    def test_bert_is_also_the_family_s_name(self, made_once: FolderMaker, family: str) -> None:
+    def test_model_type_accepts_family_name(self, made_once: FolderMaker, family: str) -> None:
         folder = made_once(save_embedder, family=family)
         load_torch(folder, model_type="bert")
         load_torch(folder, model_type=family)
 
     @pytest.mark.parametrize("model_type", ["roberta", "nonesuch", "BERT"])
-    def test_a_model_type_that_is_another_is_refused(self, made_once: FolderMaker, model_type: str) -> None:
+    def test_other_model_type_is_refused(self, made_once: FolderMaker, model_type: str) -> None:
         message = refusal(made_once(save_embedder), model_type=model_type)
         assert f'config.json says model_type "bert", the model\'s entry says "{model_type}"' in message
 
-    def test_an_absent_device_is_warned_of(self, made_once: FolderMaker) -> None:
+    def test_absent_device_gives_warning(self, made_once: FolderMaker) -> None:
         with capture_logs() as logs:
             assert load_torch(made_once(save_embedder), device="cuda").spec.device == "cpu"
         assert [(log["log_level"], log["wanted"]) for log in logs] == [("warning", "cuda")]
 
 
 class TestSize:
-    def test_the_limit_is_of_bytes_on_disk(self, made_once: FolderMaker) -> None:
+    def test_size_limit_counts_bytes_on_disk(self, made_once: FolderMaker) -> None:
         folder = made_once(save_embedder)
         size = (folder / "model.safetensors").stat().st_size
         load_torch(folder, max_model_bytes=size)
@@ -104,17 +104,17 @@ class TestSize:
         ):
             load_torch(folder, max_model_bytes=size - 1)
 
-    def test_shards_count_together(self, made_once: FolderMaker) -> None:
+    def test_size_limit_counts_all_shards(self, made_once: FolderMaker) -> None:
         folder = made_once(save_embedder, max_shard_size="20KB")
         largest = max(file.stat().st_size for file in folder.glob("*.safetensors"))
         with pytest.raises(InvalidModel, match="max_model_size"):
             load_torch(folder, max_model_bytes=largest * 2)
 
     @pytest.mark.parametrize(("dtype", "element_bytes"), [("f32", 4), ("f16", 2), ("bf16", 2), (None, 2)])
-    def test_a_device_is_asked_for_what_the_weights_will_take_there(
+    def test_need_counts_weights_in_their_dtype(
         self, made_once: FolderMaker, tmp_path: Path, dtype: str | None, element_bytes: int
     ) -> None:
-        """Left alone, an accelerator holds them in 16 bits. The states of the largest batch's last layer are added."""
+        """An accelerator holds them in 16 bits by default. The last layer of the largest batch is added."""
         folder = made_once(save_embedder)
         registry = TorchRegistry(PerformanceSettings(intra_op_threads=2, max_batch_size=4), GIB, NO_COPIES)
         entry = TorchModelEntry(name="m", path=folder, dtype=dtype)  # type: ignore[arg-type]
@@ -127,7 +127,7 @@ class TestSize:
         assert needs.accelerator_bytes == (elements + states) * element_bytes
         assert needs.host_bytes == (elements + states) * (4 if dtype is None else element_bytes)
 
-    def test_an_entry_s_tokens_bound_the_states(self, made_once: FolderMaker) -> None:
+    def test_max_batch_tokens_bounds_activations(self, made_once: FolderMaker) -> None:
         folder = made_once(save_embedder)
         registry = TorchRegistry(PerformanceSettings(intra_op_threads=2), GIB, NO_COPIES)
 
@@ -144,63 +144,63 @@ def _save_t5(folder: Path) -> None:
 
 
 class TestRefusals:
-    def test_what_generates_text_out_of_another(self, copied: FolderMaker) -> None:
+    def test_encoder_decoder_is_refused(self, copied: FolderMaker) -> None:
         folder = copied(_save_t5)
         write_tokenizer(folder)
         message = refusal(folder)
         assert "T5ForConditionalGeneration generates text out of more than the text before it" in message
 
-    def test_an_encoder_and_decoder_without_its_head(self, copied: FolderMaker) -> None:
+    def test_encoder_decoder_without_head_is_refused(self, copied: FolderMaker) -> None:
         folder = copied(_save_t5)
         write_tokenizer(folder)
         change_json(folder / "config.json", architectures=["T5Model"])
         assert "T5Model generates text" in refusal(folder)
 
-    def test_an_entry_that_says_llama(self, made_once: FolderMaker) -> None:
+    def test_encoder_with_llama_entry_is_refused(self, made_once: FolderMaker) -> None:
         message = refusal(made_once(save_embedder), model_type="llama")
         assert 'config.json says model_type "bert", the model\'s entry says "llama"' in message
 
     @pytest.mark.parametrize("key", ["kv_cache_bytes", "max_num_batched_tokens"])
-    def test_what_only_a_generating_model_has(self, made_once: FolderMaker, key: str) -> None:
+    def test_generation_keys_for_encoder_are_refused(self, made_once: FolderMaker, key: str) -> None:
         message = refusal(made_once(save_embedder), **{key: 4096})
         assert f"{key}: expected only for models that generate text; remove it" in message
 
     @pytest.mark.parametrize("model_type", [None, ""])
-    def test_no_model_type(self, copied: FolderMaker, model_type: object) -> None:
+    def test_missing_model_type_is_refused(self, copied: FolderMaker, model_type: object) -> None:
         folder = copied(save_embedder)
         change_json(folder / "config.json", model_type=model_type)
         assert "config.json: not there, or without model_type" in refusal(folder)
 
-    def test_no_config(self, copied: FolderMaker) -> None:
+    def test_missing_config_is_refused(self, copied: FolderMaker) -> None:
         folder = copied(save_embedder)
         (folder / "config.json").unlink()
         assert "config.json: not there, or without model_type" in refusal(folder)
 
-    def test_no_tokenizer(self, copied: FolderMaker) -> None:
+    def test_missing_tokenizer_is_refused(self, copied: FolderMaker) -> None:
         folder = copied(save_embedder)
         (folder / "tokenizer.json").unlink()
         assert "tokenizer.json: absent" in refusal(folder)
 
-    def test_a_dense_module(self, copied: FolderMaker) -> None:
+    def test_dense_module_is_refused(self, copied: FolderMaker) -> None:
         folder = copied(save_embedder)
         write_sentence_transformers(folder, more_modules=["Dense"])
         assert "module Dense is not served; the modules served are Transformer, Pooling, Normalize" in refusal(folder)
 
-    def test_last_token_pooling(self, copied: FolderMaker) -> None:
+    def test_last_token_pooling_is_refused(self, copied: FolderMaker) -> None:
         folder = copied(save_embedder)
         write_sentence_transformers(folder)
         write_json(folder / "1_Pooling" / "config.json", {"pooling_mode_lasttoken": True})
         assert "pooling lasttoken is not served; mean, cls and max are" in refusal(folder)
 
     @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "modules.json"])
-    def test_a_file_that_is_cut_short_is_named(self, copied: FolderMaker, name: str) -> None:
+    def test_truncated_file_is_named(self, copied: FolderMaker, name: str) -> None:
         folder = copied(save_embedder)
         write_sentence_transformers(folder)
         content = (folder / name).read_bytes()
         (folder / name).write_bytes(content[: len(content) // 2])
         assert str(folder / name) in refusal(folder)
 
-    def test_a_model_that_cannot_run_is_found_out_before_the_first_caller(self, copied: FolderMaker) -> None:
+    def test_model_that_cannot_run_is_refused(self, copied: FolderMaker) -> None:
         folder = copied(save_embedder)
         change_json(folder / "config.json", vocab_size=2)
         rewrite_weights(folder, embeddings__word_embeddings__weight=torch.zeros(2, HIDDEN_SIZE))

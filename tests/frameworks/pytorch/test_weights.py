@@ -1,4 +1,4 @@
-"""Which weight files are read, and that every other is refused with why and what to do."""
+"""Weight files that are read; others are refused with reason and remedy."""
 
 import json
 import pickle
@@ -26,14 +26,14 @@ def sharded(copied: FolderMaker) -> Path:
 
 
 def refusal(folder: Path, load: Callable[[Path], Any] = load_torch) -> str:
-    """Why the registry does not load the folder."""
+    """Return the reason of the registry's refusal."""
     with pytest.raises(InvalidModel) as caught:
         load(folder)
     return caught.value.message
 
 
 class TestHeaders:
-    def test_what_a_single_file_says(self, made_once: FolderMaker) -> None:
+    def test_header_of_single_file_is_read(self, made_once: FolderMaker) -> None:
         folder = made_once(save_embedder)
         files = read_weight_files(folder)
         assert files.files == (folder / "model.safetensors",)
@@ -42,28 +42,28 @@ class TestHeaders:
         assert files.dtype == "F32"
         assert "pooler.dense.weight" in files.names
 
-    def test_shards_say_together_what_a_single_file_does(self, made_once: FolderMaker, sharded: Path) -> None:
+    def test_headers_of_shards_equal_single_file(self, made_once: FolderMaker, sharded: Path) -> None:
         whole, parts = read_weight_files(made_once(save_embedder)), read_weight_files(sharded)
         assert len(parts.files) > 1
         assert (parts.elements, parts.names, parts.dtype) == (whole.elements, whole.names, whole.dtype)
         assert parts.file_bytes == sum(file.stat().st_size for file in sharded.glob("*.safetensors"))
 
     @pytest.mark.parametrize(("dtype", "name"), [("f16", "F16"), ("bf16", "BF16")])
-    def test_the_dtype_of_most_elements(self, made_once: FolderMaker, dtype: str, name: str) -> None:
+    def test_dtype_is_that_of_most_elements(self, made_once: FolderMaker, dtype: str, name: str) -> None:
         assert read_weight_files(made_once(save_embedder, dtype=dtype)).dtype == name
 
-    def test_a_large_tensor_outweighs_many_small_ones(self, tmp_path: Path) -> None:
+    def test_large_tensor_outweighs_small_ones(self, tmp_path: Path) -> None:
         tensors = {f"small{i}": torch.zeros(2) for i in range(9)} | {"large": torch.zeros(5, 5, dtype=torch.bfloat16)}
         save_file(tensors, tmp_path / "model.safetensors")
         files = read_weight_files(tmp_path)
         assert (files.dtype, files.elements) == ("BF16", 43)
 
-    def test_beside_a_whole_file_shards_do_not_count(self, sharded: Path) -> None:
-        """As transformers reads it."""
+    def test_single_file_overrides_shards(self, sharded: Path) -> None:
+        """The file is read as in transformers."""
         save_file({"own": torch.zeros(2)}, sharded / "model.safetensors")
         assert read_weight_files(sharded).names == {"own"}
 
-    def test_pickles_beside_safetensors_are_not_read_and_do_no_harm(self, copied: FolderMaker) -> None:
+    def test_pickles_beside_safetensors_are_ignored(self, copied: FolderMaker) -> None:
         folder = copied(save_embedder)
         (folder / "pytorch_model.bin").write_bytes(b"no pickle")
         load_torch(folder)
@@ -71,14 +71,14 @@ class TestHeaders:
 
 class TestPickles:
     @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.pth", "model.pkl", "a.pickle", "a.ckpt"])
-    def test_a_folder_with_pickles_only(self, copied: FolderMaker, name: str) -> None:
+    def test_folder_with_pickles_only_is_refused(self, copied: FolderMaker, name: str) -> None:
         folder = copied(save_embedder)
         (folder / "model.safetensors").rename(folder / name)
         message = refusal(folder)
         assert f"{folder / name}: weights in pickle form can run any code" in message
         assert "save_pretrained" in message
 
-    def test_a_pickle_is_never_opened(self, copied: FolderMaker, tmp_path: Path) -> None:
+    def test_pickle_is_never_opened(self, copied: FolderMaker, tmp_path: Path) -> None:
         folder = copied(save_embedder)
         (folder / "model.safetensors").unlink()
         (folder / "pytorch_model.bin").write_bytes(pickle.dumps(_Writes(tmp_path / "ran")))
@@ -89,13 +89,13 @@ class TestPickles:
         assert not (tmp_path / "ran").exists()
 
     @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.pth"])
-    def test_the_path_of_a_pickle(self, tmp_path: Path, name: str) -> None:
+    def test_path_of_pickle_is_refused(self, tmp_path: Path, name: str) -> None:
         (tmp_path / name).write_bytes(b"x")
         message = refusal(tmp_path / name)
         assert "weights in pickle form can run any code" in message
         assert "save_pretrained" in message
 
-    def test_training_arguments_are_no_weights(self, copied: FolderMaker) -> None:
+    def test_training_arguments_are_not_weights(self, copied: FolderMaker) -> None:
         folder = copied(save_embedder)
         (folder / "model.safetensors").unlink()
         (folder / "training_args.bin").write_bytes(b"x")
@@ -112,14 +112,14 @@ class TestPickles:
 
 
 class TestBrokenFiles:
-    def test_no_folder(self, tmp_path: Path) -> None:
+    def test_missing_folder_is_refused(self, tmp_path: Path) -> None:
         assert "there is no such folder" in refusal(tmp_path / "absent")
 
-    def test_a_file_of_another_kind(self, copied: FolderMaker) -> None:
+    def test_file_of_other_kind_is_refused(self, copied: FolderMaker) -> None:
         assert "a PyTorch model is a folder with config.json" in refusal(copied(save_embedder) / "model.safetensors")
 
     @pytest.mark.parametrize("kept", [0, 7, 100, -1])
-    def test_a_truncated_file(self, copied: FolderMaker, kept: int) -> None:
+    def test_truncated_file_is_refused(self, copied: FolderMaker, kept: int) -> None:
         file = copied(save_embedder) / "model.safetensors"
         file.write_bytes(file.read_bytes()[:kept])
         message = refusal(file.parent)
@@ -129,24 +129,24 @@ class TestBrokenFiles:
     @pytest.mark.parametrize(
         "content", [b"\xff" * 64, b"PK\x03\x04" + bytes(64), b"version https://git-lfs.github.com/spec/v1\n"]
     )
-    def test_a_file_that_is_none(self, copied: FolderMaker, content: bytes) -> None:
+    def test_other_content_is_refused(self, copied: FolderMaker, content: bytes) -> None:
         file = copied(save_embedder) / "model.safetensors"
         file.write_bytes(content)
         assert f"{file}: not a readable safetensors file" in refusal(file.parent)
 
-    def test_a_file_without_tensors(self, copied: FolderMaker) -> None:
+    def test_file_without_tensors_is_refused(self, copied: FolderMaker) -> None:
         folder = copied(save_embedder)
         save_file({}, folder / "model.safetensors")
         assert "hold no tensor" in refusal(folder)
 
-    def test_a_truncated_shard(self, sharded: Path) -> None:
+    def test_truncated_shard_is_refused(self, sharded: Path) -> None:
         shard = max(sharded.glob("*.safetensors"))
         shard.write_bytes(shard.read_bytes()[:-1])
         assert f"{shard}: not a readable safetensors file" in refusal(sharded)
 
 
 class TestIndexThatLies:
-    def test_a_missing_shard(self, sharded: Path) -> None:
+    def test_missing_shard_is_refused(self, sharded: Path) -> None:
         shard = max(sharded.glob("*.safetensors"))
         shard.unlink()
         message = refusal(sharded)
@@ -156,7 +156,7 @@ class TestIndexThatLies:
     @pytest.mark.parametrize(
         "name", ["../model.safetensors", "/etc/passwd", "sub/model.safetensors", "model.bin", "", "..", 5, None]
     )
-    def test_a_shard_outside_the_folder_or_of_another_kind(self, sharded: Path, name: object) -> None:
+    def test_shard_outside_folder_is_refused(self, sharded: Path, name: object) -> None:
         weight_map = json.loads((sharded / INDEX).read_text(encoding="utf-8"))["weight_map"]
         weight_map["pooler.dense.weight"] = name
         change_json(sharded / INDEX, weight_map=weight_map)
@@ -164,21 +164,21 @@ class TestIndexThatLies:
         assert f'{INDEX}: shard "{name}" is not a .safetensors file in the model\'s own folder' in message
 
     @pytest.mark.parametrize("weight_map", [{}, [], "model.safetensors", 5])
-    def test_no_map(self, sharded: Path, weight_map: object) -> None:
+    def test_index_without_map_is_refused(self, sharded: Path, weight_map: object) -> None:
         write_json(sharded / INDEX, {"metadata": {}, "weight_map": weight_map})
         assert f"{INDEX}: has no weight_map" in refusal(sharded)
 
-    def test_an_empty_index(self, sharded: Path) -> None:
+    def test_empty_index_is_refused(self, sharded: Path) -> None:
         write_json(sharded / INDEX, {})
         assert f"{INDEX}: has no weight_map" in refusal(sharded)
 
     @pytest.mark.parametrize("content", ["", "{", "[]"])
-    def test_broken_json(self, sharded: Path, content: str) -> None:
+    def test_broken_index_is_refused(self, sharded: Path, content: str) -> None:
         (sharded / INDEX).write_text(content, encoding="utf-8")
         assert str(sharded / INDEX) in refusal(sharded)
 
-    def test_a_shard_that_the_index_leaves_out(self, sharded: Path) -> None:
-        """Its weights would be made up."""
+    def test_shard_missing_in_index_is_refused(self, sharded: Path) -> None:
+        """Its weights would be random."""
         weight_map = json.loads((sharded / INDEX).read_text(encoding="utf-8"))["weight_map"]
         one = max(weight_map.values())
         change_json(sharded / INDEX, weight_map={name: shard for name, shard in weight_map.items() if shard != one})
@@ -186,7 +186,7 @@ class TestIndexThatLies:
 
 
 class _Writes:
-    """What makes a file when its pickle is read."""
+    """An object that creates a file when its pickle is read."""
 
     def __init__(self, file: Path) -> None:
         self._file = file

@@ -1,4 +1,4 @@
-"""Both ways of searching in rows, and a tokenizer that has learnt its merges."""
+"""Provide both searches in rows, and a tokenizer with learnt merges."""
 
 import inspect
 import json
@@ -14,14 +14,14 @@ END_TOKENS = ("</s>", "<|end|>")
 
 @pytest.fixture(params=["numpy", "torch"])
 def _searched_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a CPU NumPy searches, elsewhere torch; this makes torch do it here too."""
+    """NumPy searches on a CPU, torch elsewhere; this selects torch on the CPU too."""
     if request.param == "torch":
         monkeypatch.setattr(searches, "_uses_numpy", lambda _: False)
 
 
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
-    """Byte-level BPE of some Python source: <s> is 0, the END_TOKENS 1 and 2."""
+    """Return a byte-level BPE of Python source: <s> is 0, the END_TOKENS are 1 and 2."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()

@@ -1,4 +1,4 @@
-"""Loads generating models as the manager would, on one CPU thread, and runs sequences through them."""
+"""Load generating models as the manager does, on one CPU thread, and run sequences through them."""
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
@@ -42,19 +42,19 @@ def load_generating(folder: Path, *, blocks: int | None = None, enable_mapping: 
 def request(
     sequence_id: int, prompt_ids: Iterable[int], max_tokens: int = 8, sampling: Sampling = GREEDY, **more: Any
 ) -> SequenceRequest:
-    """As SequenceRequest; greedy."""
+    """Return a greedy SequenceRequest."""
     return SequenceRequest(sequence_id, tuple(prompt_ids), max_tokens, sampling, **{"priority": 5} | more)
 
 
 def stepped(model: GeneratingModel) -> StepResult:
-    """A step, after which no block is lost."""
+    """Run a step and check that no block is lost."""
     result = model.step()
     model.check_integrity()
     return result
 
 
 def run_out(model: GeneratingModel) -> list[StepResult]:
-    """Steps until nobody is left."""
+    """Run steps until no sequence is left."""
     results = []
     while model.has_work:
         results.append(stepped(model))
@@ -62,7 +62,7 @@ def run_out(model: GeneratingModel) -> list[StepResult]:
 
 
 def tokens_of(model: GeneratingModel, *requests: SequenceRequest) -> dict[int, list[GeneratedToken]]:
-    """What the model gives to these and to those that it has already, until all have ended. None may fail."""
+    """Return the tokens of these and of earlier sequences until all have ended. None may fail."""
     for one in requests:
         model.add(one)
     tokens: dict[int, list[GeneratedToken]] = {one.sequence_id: [] for one in requests}
@@ -74,19 +74,19 @@ def tokens_of(model: GeneratingModel, *requests: SequenceRequest) -> dict[int, l
 
 
 def ids_of(model: GeneratingModel, *requests: SequenceRequest) -> dict[int, list[int]]:
-    """As `tokens_of`, the ids alone."""
+    """Return the token ids of `tokens_of`."""
     tokens = tokens_of(model, *requests)
     return {sequence_id: [token.token_id for token in given] for sequence_id, given in tokens.items()}
 
 
 def alone(model: GeneratingModel, one: SequenceRequest) -> list[int]:
-    """What it gives to a sequence with nobody beside it."""
+    """Return the tokens of a sequence that runs alone."""
     assert not model.has_work
     return ids_of(model, one)[one.sequence_id]
 
 
 def greedy_texts(reference: Any, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
-    """By transformers' own `generate`; prompts of the same length together, so that none is padded."""
+    """Return the tokens of transformers' `generate`; prompts of one length run together, without padding."""
     texts: list[list[int]] = [[] for _ in prompts]
     by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     for length, group in groupby(by_length, key=lambda i: len(prompts[i])):

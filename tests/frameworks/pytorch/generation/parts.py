@@ -1,4 +1,4 @@
-"""Parts of sequences in a step, whose blocks the test chooses."""
+"""Create parts of sequences in a step with blocks chosen by the test."""
 
 from frameworks.generation.scheduler import Sequence, StepPart
 from frameworks.generation.types import Sampling, SequenceRequest

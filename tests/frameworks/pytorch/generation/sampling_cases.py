@@ -1,4 +1,4 @@
-"""Rows to choose from, and the sequences that ask for them."""
+"""Rows of logits, and the sequences that sample from them."""
 
 from collections.abc import Sequence
 from copy import copy
@@ -42,7 +42,7 @@ def request_of(sampling: Sampling, **fields: Any) -> SequenceRequest:
 def state_of(
     vocabulary_size: int, *, text: Sequence[int] = (), request: dict[str, Any] | None = None, **sampling: Any
 ) -> SamplingState:
-    """A sequence that has generated `text`, with these fields of its Sampling."""
+    """Return a sequence that has generated `text`, with these fields of Sampling."""
     state = SamplingState(request_of(Sampling(**{"seed": 0} | sampling), **request or {}), vocabulary_size)
     for token_id in text:
         state.accept(token_id)
@@ -54,7 +54,7 @@ def random_logits(rows: int, vocabulary_size: int, seed: int = 0, scale: float =
 
 
 def sample(logits: torch.Tensor, *states: SamplingState) -> list[Sampled]:
-    """What is sampled for every row; none may fail."""
+    """Return the sampled token of every row; none may fail."""
     results = Sampler(logits.device, logits.shape[-1]).sample(logits, states)
     sampled = [result for result in results if isinstance(result, Sampled)]
     assert len(sampled) == len(results), results

@@ -1,4 +1,4 @@
-"""Attention over blocks is torch's own over keys and values that lie in a row."""
+"""Attention over blocks equals torch's attention over contiguous keys and values."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ def _products_of_bf16() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Part:
-    """Of a sequence `start` tokens are in the memory, `num_tokens` are computed."""
+    """A sequence with `start` tokens in the cache and `num_tokens` to compute."""
 
     start: int
     num_tokens: int
@@ -49,10 +49,10 @@ class Form:
 
 
 class Case:
-    """Sequences whose blocks lie in any order, in a memory full of what others have left there."""
+    """Sequences with blocks in any order, in a cache full of old values."""
 
     def __init__(self, parts: list[Part], form: Form, order: list[int], seed: int = 0) -> None:
-        """`order`: of the blocks, in which they are given out."""
+        """`order`: the order in which blocks are allocated."""
         self.form = form
         self._numbers = torch.Generator().manual_seed(seed)
         self.cache = KeyValueCache(CacheShape(LAYERS, form.heads, form.head_size, form.dtype), BLOCKS, CPU)
@@ -89,7 +89,7 @@ class Case:
         return list(torch.split(seen[: layout.num_tokens], [part.num_tokens for part in self.parts]))
 
     def expected(self, scale: float | None = None) -> list[torch.Tensor]:
-        """By torch, sequence by sequence, in double precision."""
+        """Return torch's result, sequence by sequence, in double precision."""
         return [self._dense(number, scale) for number in range(len(self.parts))]
 
     def _dense(self, number: int, scale: float | None) -> torch.Tensor:
@@ -125,7 +125,7 @@ class Case:
 
 
 def filled(states: list[torch.Tensor], layout: StepLayout) -> torch.Tensor:
-    """Of the step's tokens, and behind them rows that are no token's: whatever is in those."""
+    """Return the rows of the step's tokens, followed by padding rows of arbitrary values."""
     rows = len(layout.positions)
     return torch.cat([*states, torch.full((rows - layout.num_tokens, *states[0].shape[1:]), torch.nan)]).to(
         states[0].dtype
@@ -148,30 +148,32 @@ class TestForms:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
     @pytest.mark.parametrize("window", [None, 1, 2, 31, 32, 33, 40])
     @pytest.mark.parametrize("softcap", [None, 3.0])
-    def test_dtypes_windows_and_caps(self, dtype: torch.dtype, window: int | None, softcap: float | None) -> None:
+    def test_dtypes_windows_and_caps_match_reference(
+        self, dtype: torch.dtype, window: int | None, softcap: float | None
+    ) -> None:
         check(Case(MIXED, Form(dtype=dtype, window=window, softcap=softcap), IN_ROW))
 
     @pytest.mark.parametrize(("heads", "group"), [(1, 1), (1, 8), (4, 1), (3, 5)])
     @pytest.mark.parametrize("head_size", [8, 24])
-    def test_heads_and_their_groups(self, heads: int, group: int, head_size: int) -> None:
+    def test_head_groups_match_reference(self, heads: int, group: int, head_size: int) -> None:
         check(Case(MIXED, Form(heads, group, head_size), IN_ROW))
 
     @pytest.mark.parametrize("window", [None, 40])
     @pytest.mark.parametrize("order", [IN_ROW, IN_ROW[::-1], SCATTERED], ids=["in a row", "backwards", "scattered"])
-    def test_wherever_the_blocks_lie(self, order: list[int], window: int | None) -> None:
+    def test_scattered_blocks_match_reference(self, order: list[int], window: int | None) -> None:
         check(Case(MIXED, Form(window=window), order))
 
     @pytest.mark.parametrize("scale", [0.05, 1.0])
     @pytest.mark.parametrize("softcap", [None, 3.0])
-    def test_a_layer_s_own_scale(self, scale: float, softcap: float | None) -> None:
+    def test_scale_of_layer_is_applied(self, scale: float, softcap: float | None) -> None:
         check(Case(MIXED, Form(softcap=softcap), IN_ROW), scale)
 
     @pytest.mark.parametrize("parts", [[Part(5, 1)], [Part(5, 1), Part(31, 1)], [Part(5, 1), Part(40, 1)]])
-    def test_texts_alone(self, parts: list[Part]) -> None:
+    def test_decode_only_step_matches_reference(self, parts: list[Part]) -> None:
         check(Case(parts, Form(), IN_ROW))
 
-    def test_texts_of_one_block_need_no_sums(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Wherever their blocks lie: idle ones between them are read, and nobody's."""
+    def test_decode_of_one_block_needs_no_sums(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Blocks may lie anywhere; idle blocks between them are read but not used."""
         monkeypatch.setattr(attention, "masked_bias", lambda dtype: pytest.fail("sums were made"))
         for order in (IN_ROW, IN_ROW[::-1], IN_ROW[::2], SCATTERED):
             check(Case([Part(5, 1), Part(31, 1), Part(0, 1)], Form(), order))
@@ -180,33 +182,33 @@ class TestForms:
     @pytest.mark.parametrize("window", [None, 1, 33, 40, 100])
     @pytest.mark.parametrize("order", [IN_ROW, IN_ROW[::-1], SCATTERED], ids=["in a row", "backwards", "scattered"])
     @pytest.mark.parametrize("start", [0, 31, 32, 100, 127])
-    def test_a_text_alone_needs_no_sums(
+    def test_single_decode_needs_no_sums(
         self, start: int, order: list[int], window: int | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(attention, "masked_bias", lambda dtype: pytest.fail("sums were made"))
         check(Case([Part(start, 1)], Form(window=window, dtype=dtype), order))
 
-    def test_a_prompt_alone(self) -> None:
+    def test_single_prefill_matches_reference(self) -> None:
         check(Case([Part(0, 70)], Form(), IN_ROW))
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
     @pytest.mark.parametrize("length", [2, 32, 33, 47, 48, 49, 255, 256, 257])
     @pytest.mark.parametrize("scale", [None, 1.0])
-    def test_whole_prompts(self, length: int, dtype: torch.dtype, scale: float | None) -> None:
-        """Prompts of medium length are computed otherwise in bfloat16, and beside others."""
+    def test_whole_prompts_match_reference(self, length: int, dtype: torch.dtype, scale: float | None) -> None:
+        """Prompts of medium length use other products in bfloat16, and in a batch."""
         check(Case([Part(0, length), Part(40, 1), Part(0, 40)], Form(2, 3, 24, dtype), IN_ROW), scale)
 
     def test_bf16_prompt_without_bf16_products(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(kernels, "multiplies_bf16", lambda: False)
         check(Case([Part(0, 48), Part(40, 1), Part(0, 40)], Form(2, 3, 24, torch.bfloat16), IN_ROW))
 
-    def test_a_whole_prompt_in_a_window_that_holds_it_and_in_one_that_does_not(self) -> None:
+    def test_whole_prompt_with_window_matches_reference(self) -> None:
         for window in (99, 100, 101):
             check(Case([Part(0, 100)], Form(dtype=torch.bfloat16, window=window), IN_ROW))
 
 
 class TestMemory:
-    def test_the_step_s_own_keys_and_values_are_written_in_its_layer_alone(self) -> None:
+    def test_step_writes_only_its_layer(self) -> None:
         case = Case(MIXED, Form(), SCATTERED)
         before = [(keys.clone(), values.clone()) for keys, values in case.cache.layers]
         case.ours(layer=1)
@@ -221,15 +223,15 @@ class TestMemory:
         assert torch.equal(case.cache.layers[1][0], expected_keys)
         assert torch.equal(case.cache.layers[1][1], expected_values)
 
-    def test_a_row_gives_the_same_whoever_is_beside_it(self) -> None:
-        """To the rounding of sums in another order."""
+    def test_row_is_independent_of_its_batch(self) -> None:
+        """Results agree up to the rounding of another order of sums."""
         case = Case([Part(70, 1), Part(10, 1), Part(33, 1)], Form(), IN_ROW)
         together = case.ours()[0]
         for each in (case.parts, case.keys, case.values, case.queries):
             del each[1:]
         assert torch.allclose(together, case.ours()[0], atol=1e-6)
 
-    def test_products_as_large_as_float16_has_them(self) -> None:
+    def test_float16_products_do_not_overflow(self) -> None:
         case = Case([Part(40, 1), Part(3, 1), Part(33, 4)], Form(dtype=torch.float16), IN_ROW)
         for queries in case.queries:
             queries.mul_(400)
@@ -250,7 +252,7 @@ lengths = st.builds(Part, start=st.integers(0, 130), num_tokens=st.just(1)) | st
     group=st.integers(1, 3),
     seed=st.integers(0, 10),
 )
-def test_any_lengths_anywhere(
+def test_any_lengths_match_reference(
     parts: list[Part], order: list[int], window: int | None, softcap: float | None, group: int, seed: int
 ) -> None:
     check(Case(parts, Form(1, group, 8, window=window, softcap=softcap), order, seed))

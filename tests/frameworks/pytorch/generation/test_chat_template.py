@@ -1,4 +1,4 @@
-"""Messages to a prompt as transformers makes it, and what becomes of templates that are broken or never end."""
+"""Prompts equal those of transformers; broken and endless templates are refused."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +17,7 @@ TALK = (
     Message("assistant", "你好 🚂 on steam"),
     Message("user", ""),
 )
-# Whatever transformers' own environment has beside jinja's.
+# Features of transformers' environment beyond those of jinja.
 TEMPLATES = (
     CHAT_TEMPLATE,
     "{{ messages }}|{{ tools }}|{{ documents }}|{{ add_generation_prompt }}|{{ eos_token }}",
@@ -47,7 +47,7 @@ def rendered_by_transformers(folder: Path, template: str) -> str:
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_a_prompt_is_what_transformers_makes(tmp_path: Path, template: str) -> None:
+def test_prompt_equals_transformers(tmp_path: Path, template: str) -> None:
     variables = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     assert ChatTemplate(template, variables).render(TALK) == rendered_by_transformers(tmp_path, template)
 
@@ -66,7 +66,7 @@ def test_a_prompt_is_what_transformers_makes(tmp_path: Path, template: str) -> N
         ("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", "recursion"),
     ],
 )
-def test_messages_that_a_template_does_not_take(template: str, reason: str) -> None:
+def test_messages_refused_by_template_raise(template: str, reason: str) -> None:
     with pytest.raises(InvalidInput, match=f"(?s)^messages: the model's chat template does not take them.*({reason})"):
         ChatTemplate(template, {}).render(TALK)
 
@@ -79,12 +79,12 @@ def test_messages_that_a_template_does_not_take(template: str, reason: str) -> N
         "{% for x in [[1, 1, 1]] recursive %}{% if x is iterable %}{{ loop([x, x, x]) }}{% endif %}{% endfor %}",
     ],
 )
-def test_a_template_that_never_ends_is_ended(template: str) -> None:
+def test_endless_template_is_stopped(template: str) -> None:
     with pytest.raises(InvalidInput, match=r"messages: .*(longer than 0\.05 seconds|recursion)"):
         ChatTemplate(template, {}, max_seconds=0.05).render(TALK)
 
 
-def test_the_time_is_of_one_rendering() -> None:
+def test_time_limit_applies_to_each_rendering() -> None:
     template = ChatTemplate("{% for i in range(3000) %}{% endfor %}", {}, max_seconds=0.2)
     assert {template.render(TALK) for _ in range(300)} == {""}
 
@@ -99,7 +99,7 @@ def test_the_time_is_of_one_rendering() -> None:
         ("{{ messages[0].content * 600 }}", "repeats a text"),
     ],
 )
-def test_a_prompt_that_is_too_long(template: str, reason: str) -> None:
+def test_long_prompt_is_refused(template: str, reason: str) -> None:
     with pytest.raises(InvalidInput, match=f"messages: .*{reason}"):
         ChatTemplate(template, {}, max_characters=1000).render(TALK)
 
@@ -107,17 +107,17 @@ def test_a_prompt_that_is_too_long(template: str, reason: str) -> None:
 @pytest.mark.parametrize(
     "template", ["{% for m in messages %}", "{{ messages", "{% unknown %}", "{{ x | unknown }}", "{{ " + "(" * 9000]
 )
-def test_what_is_no_template(template: str) -> None:
+def test_invalid_template_is_refused(template: str) -> None:
     with pytest.raises(InvalidModel, match=r"^the chat template cannot be compiled: \w"):
         ChatTemplate(template, {})
 
 
-def test_no_messages() -> None:
+def test_empty_messages_are_refused() -> None:
     with pytest.raises(InvalidInput, match=r"^messages: it is empty"):
         ChatTemplate(CHAT_TEMPLATE, {}).render(())
 
 
-def test_two_models_with_one_template_do_not_share_their_bounds() -> None:
+def test_bounds_are_not_shared_by_models() -> None:
     source = "{% for i in range(300) %}12345{% endfor %}"
     narrow, wide = ChatTemplate(source, {}, max_characters=1000), ChatTemplate(source, {})
     assert len(wide.render(TALK)) == 1500
@@ -125,7 +125,7 @@ def test_two_models_with_one_template_do_not_share_their_bounds() -> None:
         narrow.render(TALK)
 
 
-def test_threads() -> None:
+def test_rendering_works_in_threads() -> None:
     template = ChatTemplate(CHAT_TEMPLATE, {"bos_token": "<s>", "eos_token": "</s>"})
 
     def ask(number: int) -> bool:

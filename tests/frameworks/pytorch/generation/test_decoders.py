@@ -1,4 +1,4 @@
-"""Texts and log probabilities are those of transformers' own models, token for token."""
+"""Texts and log probabilities equal those of transformers' models, token for token."""
 
 import random
 from pathlib import Path
@@ -24,7 +24,7 @@ LOGPROB_TOLERANCE = 1e-3
 
 
 def prompts_of(*lengths: int, each: int = 1, seed: int = 0) -> list[list[int]]:
-    """Of these lengths, `each` of them; every second begins as the others do."""
+    """Return `each` prompts of every length; every second shares a prefix."""
     numbers = random.Random(seed)
     common = [numbers.randrange(VOCABULARY_SIZE) for _ in range(max(lengths))]
     prompts = []
@@ -39,8 +39,8 @@ def is_own(model: Any) -> bool:
     return isinstance(model._parts.decoder, LlamaDecoder)
 
 
-def test_sixty_four_prompts_sixteen_at_a_time(made_once: FolderMaker) -> None:
-    """In so little memory that texts are put back, and with beginnings that are known."""
+def test_many_prompts_match_generate(made_once: FolderMaker) -> None:
+    """Little memory causes preemptions, and prefixes are cached."""
     model = load_generating(made_once(save_causal_model), blocks=28, max_batch_size=16, max_num_batched_tokens=64)
     long, short = prompts_of(5, each=10), prompts_of(1, 31, 32, 33, 64, 150, each=9)
     random.Random(1).shuffle(short)
@@ -58,18 +58,20 @@ def test_sixty_four_prompts_sixteen_at_a_time(made_once: FolderMaker) -> None:
 
 
 @pytest.mark.parametrize("family", [*OWN, *THEIRS])
-def test_texts_are_those_of_generate(made_once: FolderMaker, family: str) -> None:
-    """Over borders of blocks, and over windows of 40 where the family has them."""
+def test_texts_match_generate(made_once: FolderMaker, family: str) -> None:
+    """Lengths cross blocks, and windows of 40 in families that have them."""
     check(made_once(save_causal_model, model_type=family), family in OWN, causal_model(family))
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen3"])
-def test_also_by_transformers_own_forward(made_once: FolderMaker, monkeypatch: pytest.MonkeyPatch, family: str) -> None:
+def test_transformers_decoder_matches_generate(
+    made_once: FolderMaker, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
     monkeypatch.setattr(loading, "is_llama", lambda _: False)
     check(made_once(save_causal_model, model_type=family), False, causal_model(family))
 
 
-def test_a_forward_that_gives_the_logits_of_every_token(made_once: FolderMaker) -> None:
+def test_forward_with_all_logits_matches_generate(made_once: FolderMaker) -> None:
     model = load_generating(made_once(save_causal_model, model_type="gpt2"))
     model._parts.decoder._keeps_some = False
     prompts = prompts_of(3, 40, each=2)
@@ -101,14 +103,14 @@ def test_a_forward_that_gives_the_logits_of_every_token(made_once: FolderMaker) 
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )  # fmt: skip
-def test_variants_of_the_llama_family(made_once: FolderMaker, family: str, changes: dict[str, Any]) -> None:
+def test_llama_variants_match_generate(made_once: FolderMaker, family: str, changes: dict[str, Any]) -> None:
     folder = made_once(save_causal_model, model_type=family, **changes)
     is_by_us = "hidden_act" not in changes and changes.get("rope_parameters", {}).get("rope_type") != "dynamic"
     check(folder, is_by_us, causal_model(family, **changes))
 
 
 def check(folder: Path, is_by_us: bool, reference: Any) -> None:
-    """Greedy texts, and what is said of their probabilities."""
+    """Return greedy texts with their log probabilities."""
     model = load_generating(folder, blocks=20, max_batch_size=4, max_num_batched_tokens=48)
     assert is_own(model) == is_by_us
     assert isinstance(model._parts.decoder, LlamaDecoder if is_by_us else TransformersDecoder)

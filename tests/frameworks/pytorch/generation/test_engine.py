@@ -1,4 +1,4 @@
-"""The engine behind its contract: how texts end, who leaves, what it says of itself, and how it stands ready."""
+"""The engine behind its contract: ends of texts, cancellation, stats, warm-up and constraints."""
 
 from typing import Any
 
@@ -35,13 +35,13 @@ def block_bytes(model: GeneratingModel) -> int:
 
 
 class TestEnds:
-    def test_at_max_tokens(self, model: GeneratingModel) -> None:
+    def test_text_ends_at_max_tokens(self, model: GeneratingModel) -> None:
         tokens = tokens_of(model, request(1, PROMPT, 5), request(2, OTHER, 1))
         assert [token.finish_reason for token in tokens[1]] == [None] * 4 + ["length"]
         assert [token.finish_reason for token in tokens[2]] == ["length"]
         assert all(token.is_text for token in (*tokens[1], *tokens[2]))
 
-    def test_at_a_stop_token_which_is_not_shown(self, model: GeneratingModel) -> None:
+    def test_text_ends_before_stop_token(self, model: GeneratingModel) -> None:
         text = alone(model, request(1, PROMPT, 6))
         stop = text[3]
         tokens = tokens_of(model, request(2, PROMPT, 6, stop_token_ids=frozenset({stop, 1000})))[2]
@@ -50,31 +50,31 @@ class TestEnds:
         assert (tokens[-1].finish_reason, tokens[-1].is_text) == ("stop", False)
         assert all(token.is_text and token.finish_reason is None for token in tokens[:-1])
 
-    def test_a_stop_token_as_the_last_that_there_may_be(self, model: GeneratingModel) -> None:
+    def test_stop_token_at_max_tokens_counts_as_stop(self, model: GeneratingModel) -> None:
         [first] = alone(model, request(1, PROMPT, 1))
         [token] = tokens_of(model, request(2, PROMPT, 1, stop_token_ids=frozenset({first})))[2]
         assert (token.finish_reason, token.is_text) == ("stop", False)
 
-    def test_not_before_min_tokens(self, model: GeneratingModel) -> None:
+    def test_text_does_not_end_before_min_tokens(self, model: GeneratingModel) -> None:
         [first] = alone(model, request(1, PROMPT, 1))
         stop = frozenset({first})
         text = alone(model, request(2, PROMPT, 6, stop_token_ids=stop, min_tokens=4))
         assert first not in text[:4]
 
-    def test_at_the_end_of_the_context(self, model: GeneratingModel) -> None:
+    def test_text_ends_at_context_limit(self, model: GeneratingModel) -> None:
         assert model.spec.generation is not None
         most = model.spec.generation.max_context_tokens
         assert len(alone(model, request(1, [5] * (most - 1), 1))) == 1
         assert len(alone(model, request(2, [5] * (most - 40), 40))) == 40
 
-    def test_a_prompt_of_one_token(self, model: GeneratingModel) -> None:
+    def test_prompt_of_one_token_is_continued(self, model: GeneratingModel) -> None:
         assert len(alone(model, request(1, [5], 3))) == 3
 
 
 class TestLeaving:
     @pytest.mark.parametrize("steps", [0, 1, 2, 3, 5])
-    def test_at_any_step(self, model: GeneratingModel, steps: int) -> None:
-        """While it waits, in the middle of its prompt, and between its tokens: nothing of it is left."""
+    def test_cancel_frees_blocks_at_any_step(self, model: GeneratingModel, steps: int) -> None:
+        """Cancel in the queue, during prefill and between tokens; no blocks remain."""
         neighbour = alone(model, request(1, OTHER, 10))
         model.add(request(2, OTHER, 10))
         model.add(request(3, [9] * 90, 10))
@@ -89,7 +89,7 @@ class TestLeaving:
         assert given == neighbour
         assert model.step().stats.kv_used_bytes == 0
 
-    def test_twice_or_never_there(self, model: GeneratingModel) -> None:
+    def test_cancel_of_unknown_sequence_is_ignored(self, model: GeneratingModel) -> None:
         model.add(request(1, PROMPT))
         stepped(model)
         model.abort(1)
@@ -97,7 +97,7 @@ class TestLeaving:
         model.abort(77)
         assert not model.has_work
 
-    def test_a_step_after_the_last_has_left_says_how_it_stands(self, model: GeneratingModel) -> None:
+    def test_step_after_last_cancel_reports_stats(self, model: GeneratingModel) -> None:
         model.add(request(1, PROMPT))
         stepped(model)
         model.abort(1)
@@ -106,7 +106,7 @@ class TestLeaving:
         assert (result.stats.running, result.stats.waiting, result.stats.kv_used_bytes) == (0, 0, 0)
         assert result.stats.kv_cached_bytes > 0
 
-    def test_what_one_who_left_had_computed_is_known_to_the_next(self, model: GeneratingModel) -> None:
+    def test_cancelled_prefix_is_cached(self, model: GeneratingModel) -> None:
         expected = alone(model, request(1, PROMPT, 6))
         fresh = request(2, [4, *PROMPT], 6)
         model.add(fresh)
@@ -119,7 +119,7 @@ class TestLeaving:
 
 
 class TestFigures:
-    def test_a_sequence_s_life(self, model: GeneratingModel) -> None:
+    def test_stats_follow_a_sequence(self, model: GeneratingModel) -> None:
         one = block_bytes(model)
         for i in range(6):
             model.add(request(i, [i, *PROMPT[:29]], 4))
@@ -133,14 +133,14 @@ class TestFigures:
         assert (stats.prompt_tokens, stats.prefix_hit_tokens, stats.preemptions) == (180, 0, 0)
         assert stats.kv_cached_bytes == 6 * one
 
-    def test_hits_are_counted(self, model: GeneratingModel) -> None:
+    def test_cache_hits_are_counted(self, model: GeneratingModel) -> None:
         alone(model, request(1, PROMPT, 2))
         model.add(request(2, PROMPT, 2))
         result = stepped(model)
         assert result.begun == [(2, 32)]
         assert (result.stats.prompt_tokens, result.stats.prefix_hit_tokens) == (90, 32)
 
-    def test_who_begins_is_told_in_its_first_step(self, model: GeneratingModel) -> None:
+    def test_first_step_reports_begun_sequences(self, model: GeneratingModel) -> None:
         model.add(request(1, PROMPT, 2))
         begun = []
         while model.has_work:
@@ -149,21 +149,21 @@ class TestFigures:
 
 
 class TestStandingReady:
-    def test_warm_up_leaves_nothing(self, model: GeneratingModel) -> None:
+    def test_warm_up_leaves_no_blocks(self, model: GeneratingModel) -> None:
         model.warm_up()
         stats = model.step().stats
         assert not model.has_work
         assert (stats.running, stats.waiting, stats.kv_used_bytes, stats.kv_cached_bytes) == (0, 0, 0, 0)
         model.check_integrity()
 
-    def test_it_teaches_what_steps_cost(self, model: GeneratingModel) -> None:
+    def test_warm_up_teaches_step_costs(self, model: GeneratingModel) -> None:
         model.warm_up()
         assert model._parts is not None
         cost = model._parts.scheduler.cost
         assert cost._texts_s
         assert cost._prompt_token_s is not None
 
-    def test_the_first_constraint_finds_the_vocabulary_read(
+    def test_warm_up_reads_vocabulary_for_constraints(
         self, model: GeneratingModel, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         model.warm_up()
@@ -178,7 +178,7 @@ class TestStandingReady:
             (torch.OutOfMemoryError("no"), OutOfMemory, "does not fit on cpu"),
         ],
     )
-    def test_a_model_that_does_not_run(
+    def test_model_that_does_not_run_is_refused(
         self,
         model: GeneratingModel,
         monkeypatch: pytest.MonkeyPatch,
@@ -195,7 +195,7 @@ class TestStandingReady:
             model.warm_up()
         assert not model.has_work
 
-    def test_a_model_without_numbers(self, model: GeneratingModel) -> None:
+    def test_model_with_nan_logits_is_refused(self, model: GeneratingModel) -> None:
         assert model._parts is not None
         decoder: Any = model._parts.decoder
         decoder._embedding = torch.full_like(decoder._embedding, torch.nan)
@@ -203,7 +203,7 @@ class TestStandingReady:
             model.warm_up()
         assert not model.has_work
 
-    def test_closed(self, model: GeneratingModel) -> None:
+    def test_closed_engine_raises(self, model: GeneratingModel) -> None:
         model.add(request(1, PROMPT))
         stepped(model)
         model.close()
@@ -223,19 +223,19 @@ class TestConstraints:
         matcher = model.constrain(self.PATTERN)
         return request(sequence_id, PROMPT, 10, sampling, matcher=matcher, stop_token_ids=frozenset({END_ID}))
 
-    def test_the_text_is_what_it_has_to_be(self, model: GeneratingModel) -> None:
+    def test_text_matches_its_constraint(self, model: GeneratingModel) -> None:
         text = alone(model, self.constrained(model, 1))
         assert text[-1] == END_ID
         words = model.tokenizer.decode(tuple(text[:-1]))
         assert len(words) == 4
         assert set(words) <= set("abc")
 
-    def test_beside_others_which_it_does_not_touch(self, model: GeneratingModel) -> None:
+    def test_constraint_leaves_other_rows_alone(self, model: GeneratingModel) -> None:
         free, bound = alone(model, request(1, OTHER, 10)), alone(model, self.constrained(model, 2))
         together = ids_of(model, request(3, OTHER, 10), self.constrained(model, 4), request(5, OTHER, 10))
         assert together == {3: free, 4: bound, 5: free}
 
-    def test_siblings_have_matchers_of_their_own(self, model: GeneratingModel) -> None:
+    def test_choices_have_separate_matchers(self, model: GeneratingModel) -> None:
         siblings = [self.constrained(model, i, Sampling(seed=i)) for i in range(4)]
         together = ids_of(model, *siblings)
         for i in range(4):

@@ -1,4 +1,4 @@
-"""Whatever comes, leaves, fails and is put back: each text is what it would be alone."""
+"""Under any arrivals, cancellations, failures and preemptions each text equals the text alone."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +32,7 @@ SAMPLINGS = {
 
 @dataclass(frozen=True)
 class Text:
-    """A prompt of `shared` tokens that others have too and `length` of its own, from `first` on."""
+    """Return a prompt of `shared` common tokens and `length` own tokens from `first` on."""
 
     shared: int
     length: int
@@ -76,7 +76,7 @@ arrivals = st.builds(
 
 
 class Reference:
-    """What a model gives to texts with nobody beside them, each computed once."""
+    """Return the tokens of texts that run alone, each computed once."""
 
     def __init__(self, model: GeneratingModel) -> None:
         self.model = model
@@ -95,7 +95,7 @@ def reference(made_once: FolderMaker) -> Reference:
 
 @pytest.fixture(scope="module")
 def small(made_once: FolderMaker) -> GeneratingModel:
-    """With room for hardly more than one text of the longest."""
+    """The cache holds hardly more than one longest text."""
     model: GeneratingModel = load_generating(
         made_once(save_causal_model), blocks=7, max_batch_size=5, max_num_batched_tokens=24
     )
@@ -104,7 +104,7 @@ def small(made_once: FolderMaker) -> GeneratingModel:
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(coming=st.lists(arrivals, min_size=1, max_size=7), forgets=st.booleans())
-def test_each_text_is_what_it_is_alone(
+def test_text_equals_text_alone(
     reference: Reference, small: GeneratingModel, coming: list[Arrival], forgets: bool
 ) -> None:
     assert small._parts is not None
@@ -136,10 +136,8 @@ def test_each_text_is_what_it_is_alone(
 
 
 @pytest.mark.parametrize("sampling", sorted(SAMPLINGS))
-def test_texts_that_are_put_back_go_on_where_they_were(
-    reference: Reference, small: GeneratingModel, sampling: str
-) -> None:
-    """Also what was drawn: a sequence's random numbers are its own."""
+def test_preempted_texts_continue(reference: Reference, small: GeneratingModel, sampling: str) -> None:
+    """Sampled texts too: each sequence has its own random numbers."""
     wanted = [Text(0, 30, first, 40, sampling) for first in range(4)]
     before = small.step().stats.preemptions
     together = ids_of(small, *(text.request(small, number) for number, text in enumerate(wanted)))
@@ -147,7 +145,7 @@ def test_texts_that_are_put_back_go_on_where_they_were(
     assert together == {number: reference.of(text) for number, text in enumerate(wanted)}
 
 
-def test_siblings_share_their_prompt_and_nothing_else(reference: Reference, small: GeneratingModel) -> None:
+def test_choices_share_only_their_prompt(reference: Reference, small: GeneratingModel) -> None:
     prompt = COMMON[:70]
     siblings = [request(i, prompt, 12, Sampling(temperature=1.5, seed=i)) for i in range(5)]
     assert small._parts is not None

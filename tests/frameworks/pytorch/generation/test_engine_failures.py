@@ -1,4 +1,4 @@
-"""What goes wrong for one sequence, and what goes wrong in the middle of a step: nobody else is the worse for it."""
+"""Failures of one sequence and failures of a step leave other sequences unharmed."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from tests.support.models.causal_folders import VOCABULARY_SIZE, save_causal_mod
 PROMPT = tuple((7 * i + 3) % 250 for i in range(45))
 OTHER = tuple((11 * i + 5) % 250 for i in range(45))
 POISON = 290
-"""A token that no text has."""
+"""A token outside every text."""
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def model(made_once: FolderMaker) -> Any:
 
 
 def poison(model: GeneratingModel) -> None:
-    """From now on, whatever reads the token POISON has no numbers."""
+    """Make every row that reads the token POISON NaN."""
     assert model._parts is not None
     decoder: Any = model._parts.decoder
     embedding = decoder._embedding.clone()
@@ -33,7 +33,7 @@ def poison(model: GeneratingModel) -> None:
 
 
 class TestFailingAlone:
-    def test_a_token_that_the_model_does_not_have(self, model: GeneratingModel) -> None:
+    def test_unknown_token_fails_its_sequence(self, model: GeneratingModel) -> None:
         expected = alone(model, request(1, PROMPT, 6))
         model.add(request(2, PROMPT, 6))
         model.add(request(3, PROMPT, 6, Sampling(logit_bias={VOCABULARY_SIZE: 1.0})))
@@ -46,13 +46,13 @@ class TestFailingAlone:
         assert [token.token_id for result in others for token in result.tokens] == expected
         assert not any(result.failed for result in others[1:])
 
-    def test_it_is_told_even_where_nothing_else_is_there(self, model: GeneratingModel) -> None:
+    def test_failure_is_reported_without_other_sequences(self, model: GeneratingModel) -> None:
         model.add(request(3, PROMPT, 6, Sampling(logit_bias={-1: 1.0})))
         [result] = run_out(model)
         assert [failed for failed, _ in result.failed] == [3]
         assert model.step().failed == []
 
-    def test_a_bias_that_leaves_nothing(self, model: GeneratingModel) -> None:
+    def test_bias_that_bars_all_tokens_fails_sequence(self, model: GeneratingModel) -> None:
         bias = dict.fromkeys(range(VOCABULARY_SIZE), float("-inf"))
         expected = alone(model, request(1, OTHER, 4))
         model.add(request(2, PROMPT, 4, Sampling(temperature=0, logit_bias=bias)))
@@ -62,7 +62,7 @@ class TestFailingAlone:
         [(sequence_id, error)] = [each for result in results for each in result.failed]
         assert (sequence_id, type(error)) == (2, InvalidInput)
 
-    def test_logits_that_are_no_numbers(self, model: GeneratingModel) -> None:
+    def test_nan_logits_fail_their_sequence(self, model: GeneratingModel) -> None:
         expected = alone(model, request(1, OTHER, 8))
         poison(model)
         model.add(request(2, OTHER, 8))
@@ -73,8 +73,8 @@ class TestFailingAlone:
         assert (sequence_id, type(error)) == (3, ModelFailed)
         assert model.step().stats.kv_used_bytes == 0
 
-    def test_nobody_suffers_who_gets_its_memory_afterwards(self, model: GeneratingModel) -> None:
-        """What has no share is multiplied by 0, which makes no number of what is none."""
+    def test_reused_blocks_after_nan_are_clean(self, model: GeneratingModel) -> None:
+        """Masked values are multiplied by 0, and 0 times NaN is NaN."""
         prompts = [OTHER[:3], OTHER[:33], OTHER[:40], OTHER]
         expected = [alone(model, request(i, prompt, 8)) for i, prompt in enumerate(prompts)]
         poison(model)
@@ -84,7 +84,7 @@ class TestFailingAlone:
         for i, prompt in enumerate(prompts):
             assert alone(model, request(20 + i, [*prompt], 8)) == expected[i]
 
-    def test_nor_those_beside_one_who_was_put_back(self, model: GeneratingModel) -> None:
+    def test_cancelled_nan_sequence_leaves_clean_blocks(self, model: GeneratingModel) -> None:
         poison(model)
         model.add(request(1, [POISON, *PROMPT, *PROMPT], 8))
         stepped(model)
@@ -94,12 +94,12 @@ class TestFailingAlone:
 
 
 class Broken(Exception):
-    """Ours, raised in the middle of a step."""
+    """An error raised in the middle of a step."""
 
 
 class TestFailedSteps:
     def break_after(self, model: GeneratingModel, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-        """The next step writes its keys and values, and then fails."""
+        """Let the next step write its keys and values, then fail."""
         parts = model._parts
         assert parts is not None
         logits = parts.decoder.logits
@@ -122,7 +122,7 @@ class TestFailedSteps:
         model.check_integrity()
 
     @pytest.mark.parametrize("steps", [0, 1, 3])
-    def test_nothing_of_before_is_taken_for_known(
+    def test_failed_step_clears_prefix_cache(
         self, model: GeneratingModel, monkeypatch: pytest.MonkeyPatch, steps: int
     ) -> None:
         expected = alone(model, request(1, PROMPT, 6))
@@ -141,9 +141,7 @@ class TestFailedSteps:
         results = [first, *run_out(model)]
         assert [token.token_id for result in results for token in result.tokens] == expected
 
-    def test_copies_that_were_not_made_are_not_made_later(
-        self, model: GeneratingModel, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_failed_step_drops_pending_copies(self, model: GeneratingModel, monkeypatch: pytest.MonkeyPatch) -> None:
         expected = alone(model, request(1, OTHER, 6))
         model.add(request(2, PROMPT, 6))
         stepped(model)
@@ -153,13 +151,13 @@ class TestFailedSteps:
         self.fail(model, Broken)
         assert alone(model, request(4, OTHER, 6)) == expected
 
-    def test_the_device_s_memory_runs_out(self, model: GeneratingModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_out_of_memory_fails_step(self, model: GeneratingModel, monkeypatch: pytest.MonkeyPatch) -> None:
         model.add(request(1, PROMPT))
         self.break_after(model, monkeypatch, torch.OutOfMemoryError("CUDA out of memory"))
         with pytest.raises(OutOfMemory, match="a step of 1 texts does not fit on cpu"):
             model.step()
 
-    def test_the_device_gives_up(self, model: GeneratingModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_device_failure_fails_model(self, model: GeneratingModel, monkeypatch: pytest.MonkeyPatch) -> None:
         model.add(request(1, PROMPT))
         model._device = torch.device("meta")
         self.break_after(model, monkeypatch, RuntimeError("CUDA error: gone\nand more"))

@@ -34,7 +34,7 @@ def _load_there(folder: Any, **entry: Any) -> Any:
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen3", "gpt2", "gemma2"])
-def test_greedy_texts_are_those_of_the_cpu(made_once: FolderMaker, family: str) -> None:
+def test_greedy_texts_equal_cpu(made_once: FolderMaker, family: str) -> None:
     folder = made_once(save_causal_model, model_type=family)
     asked = [request(i, prompt, 12) for i, prompt in enumerate(PROMPTS)]
     assert ids_of(_load_there(folder, dtype="f32"), *asked) == ids_of(load_generating(folder), *asked)
@@ -42,13 +42,13 @@ def test_greedy_texts_are_those_of_the_cpu(made_once: FolderMaker, family: str) 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "int8"])
 def test_narrow_types_generate(made_once: FolderMaker, dtype: str) -> None:
-    """That their logits are near the original's is seen when they are loaded."""
+    """The load compares their logits with those of the original."""
     model = _load_there(made_once(save_causal_model), dtype=dtype, min_cosine=0.9)
     texts = ids_of(model, *(request(i, prompt, 12, Sampling(top_p=0.9, seed=i)) for i, prompt in enumerate(PROMPTS)))
     assert [len(text) for text in texts.values()] == [12] * len(PROMPTS)
 
 
-def test_texts_that_were_put_back_go_on_where_they_were(made_once: FolderMaker) -> None:
+def test_preempted_texts_continue(made_once: FolderMaker) -> None:
     folder = made_once(save_causal_model)
     roomy, narrow = _load_there(folder, dtype="f32"), _load_there(folder, dtype="f32", kv_cache_bytes=10 * 32 * 512)
     asked = [request(i, prompt, 60, Sampling(seed=i)) for i, prompt in enumerate(PROMPTS)]
@@ -56,7 +56,7 @@ def test_texts_that_were_put_back_go_on_where_they_were(made_once: FolderMaker) 
     assert narrow.step().stats.preemptions > 0
 
 
-def test_a_constraint_holds(made_once: FolderMaker) -> None:
+def test_constraint_holds_on_gpu(made_once: FolderMaker) -> None:
     model = _load_there(made_once(save_causal_model))
     matcher = model.constrain(Constraint("regex", "[a-z]{3} [0-9]{2}"))
     ids = ids_of(model, request(1, PROMPTS[1], 20, matcher=matcher, stop_token_ids=frozenset({END_ID})))[1]
@@ -66,7 +66,7 @@ def test_a_constraint_holds(made_once: FolderMaker) -> None:
     assert text[4:].isdigit()
 
 
-def test_a_model_that_leaves_gives_back_its_memory(made_once: FolderMaker) -> None:
+def test_unload_frees_device_memory(made_once: FolderMaker) -> None:
     folder = made_once(save_causal_model)
     _load_there(folder).close()
     gc.collect()

@@ -1,4 +1,4 @@
-"""The key/value memory: copies in their order, and blocks that are cleared."""
+"""The KV cache: copies keep their order, and blocks are cleared."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ CPU = torch.device("cpu")
 SHAPE = CacheShape(layers=2, heads=3, head_size=4, dtype=torch.float32)
 
 
-def test_what_a_token_takes() -> None:
+def test_bytes_per_token_match_tensor() -> None:
     assert SHAPE.token_bytes == 2 * 2 * 3 * 4 * 4
     cache = KeyValueCache(SHAPE, 5, CPU)
     assert cache.size_bytes == 5 * BLOCK_TOKENS * SHAPE.token_bytes
@@ -25,8 +25,8 @@ copies = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)).filter(lambda 
 
 
 @given(copies)
-def test_copies_are_made_one_after_the_other(pairs: list[tuple[int, int]]) -> None:
-    """As far as anybody can tell."""
+def test_copies_run_in_order(pairs: list[tuple[int, int]]) -> None:
+    """The result equals copies in order."""
     cache = KeyValueCache(SHAPE, 6, CPU)
     for keys, values in cache.layers:
         keys.copy_(torch.arange(6.0)[:, None, None, None].expand_as(keys))
@@ -42,8 +42,8 @@ def test_copies_are_made_one_after_the_other(pairs: list[tuple[int, int]]) -> No
 
 
 @given(copies)
-def test_of_those_made_at_once_none_waits_for_another(pairs: list[tuple[int, int]]) -> None:
-    """A device makes them in any order."""
+def test_concurrent_copies_are_independent(pairs: list[tuple[int, int]]) -> None:
+    """A device runs the copies of one call in any order."""
     cache = KeyValueCache(SHAPE, 6, CPU)
     together: list[list[Copy]] = []
     with pytest.MonkeyPatch.context() as patch:
@@ -70,8 +70,8 @@ def test_of_those_made_at_once_none_waits_for_another(pairs: list[tuple[int, int
         (BLOCK_TOKENS + 2, 3, []),
     ],
 )
-def test_a_block_that_is_begun_and_not_filled_is_cleared(start: int, count: int, cleared: list[int]) -> None:
-    """Whatever was left in it; of the others nothing is lost."""
+def test_partial_block_is_cleared(start: int, count: int, cleared: list[int]) -> None:
+    """Old values are cleared; other blocks keep theirs."""
     cache = KeyValueCache(SHAPE, 6, CPU)
     for keys, values in cache.layers:
         keys.fill_(torch.nan)

@@ -21,7 +21,7 @@ INPUTS, OUTPUTS = 48, 80
 ROWS = [1, 2, 16, 65]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 INT8_TOLERANCE = 0.02
-"""Of a product whose rows and weights are both rounded to 127 steps."""
+"""Error of a product whose rows and weights are both rounded to 127 steps."""
 
 
 def random(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -33,7 +33,7 @@ def weights(dtype: torch.dtype, *, has_bias: bool) -> tuple[torch.Tensor, torch.
 
 
 def relative_error(ours: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the top_values error, divided by the top_values number."""
+    """Return the largest error, divided by the largest number."""
     return float((ours.double() - expected).abs().max() / expected.abs().max())
 
 
@@ -70,7 +70,7 @@ def test_linear_matches_double_precision(
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_int8_is_near(rows: int, has_bias: bool) -> None:
-    """Rounding errors are independent, so their variances add up: a row's step is 1 / 127 of its top_values number, a
+    """Rounding errors are independent, so their variances add up: a row's step is 1 / 127 of its largest number, a
     weight's 1 / `largest_weight`, which is 64 where the CPU would saturate. With 127 for both the error is below 0.02.
     """
     weight, bias = weights(torch.float32, has_bias=has_bias)

@@ -1,4 +1,4 @@
-"""From a folder to a generating model: what it takes, what it says of itself, and what is refused."""
+"""From a folder to a generating model: memory, spec, dtypes, context and refusals."""
 
 from pathlib import Path
 from typing import Any
@@ -51,43 +51,43 @@ class TestKeyValueMemory:
         assert shape.token_bytes == token_bytes
         return GeneratorShape(context, VOCABULARY_SIZE, shape, 1)
 
-    def test_as_the_entry_says_in_whole_blocks(self) -> None:
+    def test_kv_cache_bytes_round_to_whole_blocks(self) -> None:
         block = BLOCK_TOKENS * TOKEN_BYTES
         for given, blocks in ((block - 1, 0), (block, 1), (block * 3 - 1, 2), (block * 1000, 1000)):
             assert kv_bytes(self.entry(kv_cache_bytes=given), self.shape(64), 1, "cpu") == blocks * block
 
     @pytest.mark.parametrize(("context", "blocks"), [(1, 1), (32, 1), (33, 2), (256, 8)])
-    def test_else_enough_for_as_many_texts_as_may_run(self, context: int, blocks: int) -> None:
+    def test_default_holds_max_batch_size_texts(self, context: int, blocks: int) -> None:
         found = kv_bytes(self.entry(), self.shape(context), 4, "cpu")
         assert found == 4 * blocks * BLOCK_TOKENS * TOKEN_BYTES
 
     @pytest.mark.parametrize(("kind", "most"), [("cpu", GIB), ("mps", 2 * GIB), ("cuda", 4 * GIB)])
-    def test_but_not_without_bound(self, kind: str, most: int) -> None:
+    def test_default_has_an_upper_bound(self, kind: str, most: int) -> None:
         assert kv_bytes(self.entry(), self.shape(131_072, 1 << 16), 32, kind) == max(most, 131_072 << 16)
         assert kv_bytes(self.entry(), self.shape(8192, 1 << 16), 32, kind) == most
 
-    def test_one_text_at_least_is_as_long_as_it_may_be(self) -> None:
+    def test_default_holds_one_whole_context(self) -> None:
         assert kv_bytes(self.entry(), self.shape(131_072, 1 << 16), 1, "cpu") == 131_072 << 16
 
-    def test_what_holds_no_block_is_refused(self, made_once: FolderMaker) -> None:
+    def test_size_below_one_block_is_refused(self, made_once: FolderMaker) -> None:
         folder = made_once(save_causal_model)
         assert load_generating(folder, kv_cache_bytes=BLOCK_TOKENS * TOKEN_BYTES)
         message = refusal(folder, kv_cache_bytes=BLOCK_TOKENS * TOKEN_BYTES - 1)
         assert f"kv_cache_bytes: expected at least 16 KiB, which {BLOCK_TOKENS} tokens take, got" in message
 
     @pytest.mark.parametrize(("blocks", "context"), [(1, 32), (3, 96), (8, 256), (9, 256), (None, 256)])
-    def test_it_bounds_the_context(self, made_once: FolderMaker, blocks: int | None, context: int) -> None:
+    def test_kv_cache_bounds_context(self, made_once: FolderMaker, blocks: int | None, context: int) -> None:
         model = load_generating(made_once(save_causal_model), blocks=blocks)
         assert generation_of(model).max_context_tokens == context
         assert len(alone(model, request(1, [7] * (context - 3), 3))) == 3
 
-    def test_it_does_not_fit(self, made_once: FolderMaker) -> None:
+    def test_kv_cache_that_does_not_fit_is_refused(self, made_once: FolderMaker) -> None:
         with pytest.raises(OutOfMemory, match=r"kv_cache_bytes of \S+ \S+ does not fit on cpu"):
             load_generating(made_once(save_causal_model), kv_cache_bytes=1 << 50)
 
 
 class TestSpec:
-    def test_a_language_model(self, made_once: FolderMaker) -> None:
+    def test_spec_describes_language_model(self, made_once: FolderMaker) -> None:
         spec = load_generating(made_once(save_causal_model), max_batch_size=3).spec
         assert (spec.framework, spec.task, spec.device, spec.dtype) == ("pytorch", "generate", "cpu", "float32")
         assert [(value.name, str(value.type)) for value in (*spec.inputs, *spec.outputs)] == [
@@ -97,22 +97,22 @@ class TestSpec:
         assert spec.quantization is None
         assert spec.generation == GenerationSpec(CONTEXT_TOKENS, VOCABULARY_SIZE, frozenset({END_ID}), True)
 
-    def test_ends_that_no_logit_is_for_are_left_out(self, copied: FolderMaker) -> None:
+    def test_end_tokens_beyond_logits_are_ignored(self, copied: FolderMaker) -> None:
         folder = copied(save_causal_model)
         change_json(folder / "generation_config.json", eos_token_id=[END_ID, 3, VOCABULARY_SIZE])
         assert generation_of(load_generating(folder)).eos_token_ids == {END_ID, 3}
 
-    def test_the_model_s_own_sampling(self, copied: FolderMaker) -> None:
+    def test_spec_has_sampling_of_files(self, copied: FolderMaker) -> None:
         folder = copied(save_causal_model)
         change_json(folder / "generation_config.json", do_sample=True, temperature=0.6, top_p=0.9)
         sampling = generation_of(load_generating(folder)).sampling
         assert (sampling.temperature, sampling.top_p) == (0.6, 0.9)
 
     @pytest.mark.parametrize("model_type", ["qwen3", "llama"])
-    def test_llama_is_also_the_family_s_name(self, made_once: FolderMaker, model_type: str) -> None:
+    def test_model_type_accepts_family_name(self, made_once: FolderMaker, model_type: str) -> None:
         load_generating(made_once(save_causal_model, model_type="qwen3"), model_type=model_type)
 
-    def test_another_family_is_refused(self, made_once: FolderMaker) -> None:
+    def test_other_family_is_refused(self, made_once: FolderMaker) -> None:
         message = refusal(made_once(save_causal_model), model_type="bert")
         assert 'config.json says model_type "llama", the model\'s entry says "bert"' in message
 
@@ -120,14 +120,14 @@ class TestSpec:
 class TestDtypes:
     @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2"])
     @pytest.mark.parametrize(("dtype", "name"), [("f32", "float32"), ("f16", "float16"), ("bf16", "bfloat16")])
-    def test_texts_are_generated_in_each(self, made_once: FolderMaker, family: str, dtype: str, name: str) -> None:
+    def test_every_dtype_generates(self, made_once: FolderMaker, family: str, dtype: str, name: str) -> None:
         model = load_generating(made_once(save_causal_model, model_type=family), dtype=dtype)
         assert (model.spec.dtype, model.spec.quantization) == (name, None)
         model.warm_up()
         assert len(alone(model, request(1, PROMPT, 5))) == 5
 
     @pytest.mark.parametrize("family", ["llama", "gpt2"])
-    def test_int8_says_how_near_it_is(self, made_once: FolderMaker, family: str) -> None:
+    def test_int8_reports_cosine(self, made_once: FolderMaker, family: str) -> None:
         folder = made_once(save_causal_model, model_type=family)
         original, model = load_generating(folder), load_generating(folder, dtype="int8", min_cosine=0.9)
         report = model.spec.quantization
@@ -139,12 +139,12 @@ class TestDtypes:
         assert original.spec.memory_bytes - model.spec.memory_bytes == saved
         assert len(alone(model, request(1, PROMPT, 5))) == 5
 
-    def test_int8_that_is_too_far_is_refused(self, made_once: FolderMaker) -> None:
+    def test_int8_below_min_cosine_is_refused(self, made_once: FolderMaker) -> None:
         message = refusal(made_once(save_causal_model), dtype="int8", min_cosine=1.0)
         assert "it differs too much from the original" in message
         assert 'dtype = "bf16" or "f16" is nearer, left out is the original' in message
 
-    def test_int8_where_quantising_is_turned_off(self, made_once: FolderMaker) -> None:
+    def test_disabled_quantization_serves_original(self, made_once: FolderMaker) -> None:
         folder = made_once(save_causal_model)
         registry = TorchRegistry(PerformanceSettings(intra_op_threads=1, enable_quantization=False), GIB, NO_COPIES)
         entry = TorchModelEntry(name="m", path=folder, dtype="int8")
@@ -154,7 +154,7 @@ class TestDtypes:
         assert [log["event"] for log in logs] == ["not quantised: performance.enable_quantization is false"]
 
     @pytest.mark.parametrize(("has_instructions", "of_bf16"), [(True, "bfloat16"), (False, "float32")])
-    def test_left_out_it_is_never_below_the_file_s(
+    def test_default_dtype_keeps_precision_of_file(
         self, made_once: FolderMaker, monkeypatch: pytest.MonkeyPatch, has_instructions: bool, of_bf16: str
     ) -> None:
         monkeypatch.setattr(kernels, "multiplies_bf16", lambda: has_instructions)
@@ -166,7 +166,7 @@ class TestDtypes:
 
 
 def held_bytes(model: GeneratingModel) -> int:
-    """Of all memory that the decoder's tensors lie in, each piece once."""
+    """Return the bytes of the decoder's tensors; shared storage counts once."""
     assert model._parts is not None
     pieces: dict[int, int] = {}
     seen: set[int] = set()
@@ -193,15 +193,15 @@ def held_bytes(model: GeneratingModel) -> int:
 class TestMemory:
     @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2"])
     @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "int8"])
-    def test_the_spec_tells_what_is_held(self, made_once: FolderMaker, family: str, dtype: str) -> None:
-        """The weights above all: there is room for few keys and values."""
+    def test_memory_bytes_match_held_tensors(self, made_once: FolderMaker, family: str, dtype: str) -> None:
+        """The weights dominate; there is room for few keys and values."""
         folder = made_once(save_causal_model, model_type=family)
         model = load_generating(folder, dtype=dtype, min_cosine=0.5, blocks=2)
         assert held_bytes(model) == pytest.approx(model.spec.memory_bytes, rel=0.05)
 
     @pytest.mark.parametrize("family", ["llama", "gpt2"])
     @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
-    def test_a_device_is_asked_for_about_as_much(self, made_once: FolderMaker, family: str, dtype: str) -> None:
+    def test_estimated_need_is_near_memory_bytes(self, made_once: FolderMaker, family: str, dtype: str) -> None:
         folder = made_once(save_causal_model, model_type=family)
         model = load_generating(folder, dtype=dtype, kv_cache_bytes=1 << 16)
         registry = TorchRegistry(PerformanceSettings(), GIB, NO_COPIES)
@@ -215,24 +215,24 @@ class TestContext:
         change_json(folder / "config.json", **config)
         return read_shape(folder, "f32").max_context_tokens
 
-    def test_as_config_json_says(self, copied: FolderMaker) -> None:
+    def test_context_is_that_of_config(self, copied: FolderMaker) -> None:
         assert self.context(copied(save_causal_model)) == CONTEXT_TOKENS
         assert self.context(copied(save_causal_model, model_type="gpt2")) == CONTEXT_TOKENS
 
     @pytest.mark.parametrize("rope_type", ["linear", "yarn", "llama3"])
-    def test_stretched_frequencies_that_stay_the_same(self, copied: FolderMaker, rope_type: str) -> None:
+    def test_fixed_rope_scaling_is_served(self, copied: FolderMaker, rope_type: str) -> None:
         rope = {
             "rope_type": rope_type, "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64,
             "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         }  # fmt: skip
         assert self.context(copied(save_causal_model), rope_parameters=rope) == CONTEXT_TOKENS
 
-    def test_those_that_change_with_the_length_are_served_as_far_as_they_do_not(self, copied: FolderMaker) -> None:
-        """Else a text would depend on its neighbours."""
+    def test_dynamic_rope_scaling_bounds_context(self, copied: FolderMaker) -> None:
+        """Otherwise a text would depend on its batch."""
         rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
         assert self.context(copied(save_causal_model), rope_parameters=rope) == 64
 
-    def test_longrope(self, copied: FolderMaker) -> None:
+    def test_longrope_bounds_context(self, copied: FolderMaker) -> None:
         rope = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
         folder = copied(save_causal_model, model_type="phi3")
         assert self.context(folder, rope_parameters=rope, original_max_position_embeddings=64) == 64
@@ -240,7 +240,7 @@ class TestContext:
         assert generation_of(model).max_context_tokens == 64
         assert len(alone(model, request(1, PROMPT, 20))) == 20
 
-    def test_heads_of_their_own_size(self, copied: FolderMaker) -> None:
+    def test_head_size_of_config_is_used(self, copied: FolderMaker) -> None:
         shape = read_shape(copied(save_causal_model, head_dim=32), "bf16")
         assert (shape.cache.head_size, shape.cache.heads, shape.query_heads) == (32, 2, 4)
         assert shape.cache.dtype == torch.bfloat16
@@ -248,45 +248,45 @@ class TestContext:
 
 class TestRefusals:
     @pytest.mark.parametrize("family", ["bloom", "falcon"])
-    def test_another_kind_of_attention(self, made_once: FolderMaker, family: str) -> None:
-        """Distances instead of positions, and attention that is not asked for by transformers' interface."""
+    def test_unsupported_attention_is_refused(self, made_once: FolderMaker, family: str) -> None:
+        """Relative positions, and attention outside transformers' interface."""
         changes = {"alibi": True} if family == "falcon" else {}
         message = refusal(made_once(save_causal_model, model_type=family, **changes))
         assert "its kind of attention is not served" in message
 
-    def test_attention_that_wants_what_we_do_not_know_of(self, made_once: FolderMaker) -> None:
+    def test_unknown_attention_argument_is_refused(self, made_once: FolderMaker) -> None:
         changes = {"num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": 40}
         message = refusal(made_once(save_causal_model, model_type="gpt_oss", **changes))
         assert "wants s_aux of its attention" in message
 
-    def test_another_arithmetic(self, made_once: FolderMaker, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Whatever we get wrong is found out before the first caller."""
+    def test_other_logits_are_refused(self, made_once: FolderMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Wrong arithmetic is detected at load."""
         rotated = LlamaDecoder._rotation
         monkeypatch.setattr(LlamaDecoder, "_rotation", lambda own, at, dtype: rotated(own, at + at, dtype))
         message = refusal(made_once(save_causal_model))
         assert "computed step by step the model's logits are off by" in message
 
-    def test_several_instances(self, made_once: FolderMaker) -> None:
+    def test_several_instances_are_refused(self, made_once: FolderMaker) -> None:
         message = refusal(made_once(save_causal_model), instances=2)
         assert (
             "instances: expected 1, got 2; a generating model computes all texts together, raise max_batch_size instead"
             in message
         )
 
-    def test_weights_that_are_not_in_the_files(self, copied: FolderMaker) -> None:
+    def test_missing_weights_are_refused(self, copied: FolderMaker) -> None:
         folder = copied(save_causal_model)
         rewrite_weights(folder, lm_head__weight=None)
         assert "the files lack weights of LlamaForCausalLM: lm_head.weight" in refusal(folder)
 
-    def test_a_head_that_is_the_embedding_need_not_be_there(self, made_once: FolderMaker) -> None:
+    def test_tied_head_may_be_absent(self, made_once: FolderMaker) -> None:
         load_generating(made_once(save_causal_model, tie_word_embeddings=True))
 
-    def test_a_config_that_says_nothing_of_its_size(self, copied: FolderMaker) -> None:
+    def test_invalid_config_is_refused(self, copied: FolderMaker) -> None:
         folder = copied(save_causal_model)
         change_json(folder / "config.json", num_attention_heads="many")
         assert "config.json: transformers cannot read it" in refusal(folder)
 
-    def test_no_room_for_it_is_not_its_own_fault(self, made_once: FolderMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_out_of_memory_is_not_invalid_model(self, made_once: FolderMaker, monkeypatch: pytest.MonkeyPatch) -> None:
         def run_out(*_: object, **__: object) -> None:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -297,7 +297,7 @@ class TestRefusals:
                 with pytest.raises(OutOfMemory, match="does not fit on cpu"):
                     load_generating(folder)
 
-    def test_no_tokenizer(self, copied: FolderMaker) -> None:
+    def test_missing_tokenizer_is_refused(self, copied: FolderMaker) -> None:
         folder = copied(save_causal_model)
         (folder / "tokenizer.json").unlink()
         (folder / "tokenizer_config.json").unlink()

@@ -1,4 +1,4 @@
-"""Penalties, bias and tokens that end a text too early."""
+"""Penalties, bias and suppressed end tokens."""
 
 import math
 from collections import Counter
@@ -22,7 +22,7 @@ TOKENS = st.integers(0, SIZE - 1)
 
 
 def changed(logits: torch.Tensor, changes: LogitProcessor) -> torch.Tensor:
-    """The row as its changes say."""
+    """Return the changed row."""
     row = logits.clone()
     token_ids, divisors, shifts = (torch.from_numpy(array.copy()) for array in changes.current())
     assert len(set(token_ids.tolist())) == len(token_ids)
@@ -40,7 +40,7 @@ class TestLogitChanges:
         bias=st.dictionaries(TOKENS, st.floats(-100, 100, width=32), max_size=4),
         seed=st.integers(0, 9),
     )
-    def test_equal_their_definitions_after_every_token(
+    def test_changes_match_definitions_after_every_token(
         self,
         prompt: list[int],
         text: list[int],
@@ -50,7 +50,7 @@ class TestLogitChanges:
         bias: dict[int, float],
         seed: int,
     ) -> None:
-        """The repetition penalty as in transformers; frequency and presence as OpenAI's documentation has them:
+        """The repetition penalty is that of transformers; frequency and presence are those of OpenAI's documentation:
         mu[j] - c[j] * alpha_frequency - float(c[j] > 0) * alpha_presence.
         """
         sampling = Sampling(
@@ -72,7 +72,7 @@ class TestLogitChanges:
             np.testing.assert_allclose(changed(logits[0], changes).double(), expected, rtol=0, atol=1e-4)
 
     @given(prompt=st.lists(TOKENS, max_size=12), text=st.lists(TOKENS, max_size=12))
-    def test_what_is_barred_is_barred_until_it_is_not(self, prompt: list[int], text: list[int]) -> None:
+    def test_suppressed_tokens_stay_suppressed(self, prompt: list[int], text: list[int]) -> None:
         sampling = Sampling(repetition_penalty=1.5, frequency_penalty=0.5, logit_bias={3: 100.0, 4: 1.0})
         barred, free = (LogitProcessor(sampling, prompt, bar, SIZE) for bar in ({3, 7, 99}, ()))
         logits = random_logits(1, SIZE)[0]
@@ -85,7 +85,7 @@ class TestLogitChanges:
         barred.allow_suppressed()
         assert torch.equal(changed(logits, barred), changed(logits, free))
 
-    def test_nothing_to_change_is_known_as_such(self) -> None:
+    def test_plain_sampling_changes_nothing(self) -> None:
         assert not LogitProcessor(Sampling(), range(10), (), SIZE).has_effect
         barred = LogitProcessor(Sampling(), range(10), {3}, SIZE)
         assert barred.has_effect
@@ -95,7 +95,7 @@ class TestLogitChanges:
 
 class TestInBatches:
     @pytest.mark.parametrize("neighbours", [0, 3])
-    def test_rows_are_changed_each_by_its_own(self, neighbours: int) -> None:
+    def test_each_row_has_its_changes(self, neighbours: int) -> None:
         logits = random_logits(3 + neighbours, SIZE, scale=1.0)
         asked: tuple[dict[str, Any], ...] = (
             {"repetition_penalty": 5.0, "text": [1, 2], "request": {"prompt_ids": (30, 31)}},
@@ -111,13 +111,13 @@ class TestInBatches:
         expected = [first, *logits[1 : 1 + neighbours].argmax(-1).tolist(), int(penalised.argmax()), 17]
         assert ids(logits, *states) == expected
 
-    def test_a_bias_beyond_the_vocabulary_is_refused(self) -> None:
+    def test_bias_beyond_vocabulary_is_refused(self) -> None:
         for token_id in (-1, SIZE):
             with pytest.raises(InvalidInput, match="from 0 to 39") as refused:
                 state_of(SIZE, logit_bias={token_id: 1.0})
             assert refused.value.field == "logit_bias"
 
-    def test_prompt_and_stop_ids_beyond_it_harm_nobody(self) -> None:
+    def test_ids_beyond_vocabulary_are_ignored(self) -> None:
         request = {"prompt_ids": (1, 99), "stop_token_ids": frozenset({2, 99}), "min_tokens": 3}
         assert ids(random_logits(1, SIZE), state_of(SIZE, repetition_penalty=2.0, request=request))
 
@@ -126,20 +126,20 @@ AT_LEAST_TWO: dict[str, Any] = {"stop_token_ids": frozenset({3, 5}), "min_tokens
 
 
 class TestMinTokens:
-    def test_no_end_before_them(self) -> None:
+    def test_no_end_before_min_tokens(self) -> None:
         logits = torch.zeros(8)
         logits[[3, 5]] = 20
         for length, expected in ((0, {0, 1, 2, 4, 6, 7}), (1, {0, 1, 2, 4, 6, 7}), (2, {3, 5}), (3, {3, 5})):
             found = shares(logits, 100, text=[0] * length, request=AT_LEAST_TWO)
             assert set(np.flatnonzero(found)) == expected
 
-    def test_greedy_is_plain_again_after_them(self) -> None:
+    def test_greedy_is_plain_after_min_tokens(self) -> None:
         state = state_of(8, temperature=0.0, request=AT_LEAST_TWO)
         for was_plain in (False, False, True):
             assert state.is_plain_greedy == was_plain
             state.accept(1)
 
-    def test_a_constraint_at_its_end_may_end_before_them(self) -> None:
+    def test_completed_constraint_ends_before_min_tokens(self) -> None:
         logits = torch.zeros(4, 8)
         logits[:, 3] = 20
         open_ended = {"matcher": AllowedIds(3, 5, 6)} | AT_LEAST_TWO

@@ -1,4 +1,4 @@
-"""What is drawn, against transformers and plain arithmetic; and which rows fail."""
+"""Sampled tokens compared with transformers and plain arithmetic; failures of rows."""
 
 import math
 from typing import Any
@@ -43,7 +43,7 @@ def probabilities_by_transformers(
 
 
 def chi_square_is_likely(counts: Array, shares_expected: Array) -> bool:
-    """Within four standard deviations of what independent draws give; the rare ones count as one."""
+    """Compare within four standard deviations of independent draws; rare tokens count as one."""
     expected = shares_expected * counts.sum()
     rare = expected < 5
     counts, expected = (np.append(each[~rare], each[rare].sum()) for each in (counts, expected))
@@ -70,9 +70,7 @@ class TestDrawing:
         ],
         ids=str,
     )
-    def test_equals_transformers_to_the_last_share(
-        self, vocabulary_size: int, scale: float, cuts: dict[str, float]
-    ) -> None:
+    def test_shares_equal_transformers(self, vocabulary_size: int, scale: float, cuts: dict[str, float]) -> None:
         temperature = 0.6 if "top_p" in cuts else 1.0
         logits = random_logits(1, vocabulary_size, seed=vocabulary_size, scale=scale)[0]
         asked = {"top_k": None, "top_p": 1.0, "min_p": 0.0} | cuts
@@ -83,8 +81,8 @@ class TestDrawing:
         assert set(np.flatnonzero(found)) >= set(np.flatnonzero(expected * ROUNDS > 1 + 1e-2))
 
     @pytest.mark.parametrize("scale", [4.0, 0.01])
-    def test_nothing_that_is_kept_is_unreachable(self, scale: float) -> None:
-        """Each of the least likely has its share, too: with a temperature that makes all alike they are all drawn."""
+    def test_every_kept_token_is_reachable(self, scale: float) -> None:
+        """A high temperature gives every token an equal share, so all are drawn."""
         logits = random_logits(1, 300, scale=scale)[0]
         kept = np.flatnonzero(probabilities_by_transformers(logits, temperature=1.0, top_k=200, top_p=0.97, min_p=1e-4))
         reached = {token_id for token_id in range(300) if token_id in kept}
@@ -96,8 +94,8 @@ class TestDrawing:
             found.update(ids(logits[None], state))
         assert found == reached
 
-    def test_a_nucleus_of_many_thousands(self) -> None:
-        """More than is looked at first, and more than is looked at then."""
+    def test_large_nucleus_equals_transformers(self) -> None:
+        """The nucleus exceeds the first and the second search."""
         logits = random_logits(1, 30_000, scale=0.1)
         falling = logits[0].double().softmax(-1).sort(descending=True)
         rank_of = falling.indices.argsort()
@@ -111,7 +109,7 @@ class TestDrawing:
             expected = min(int((ends <= uniform * ends[kept - 1]).sum()), kept - 1)
             assert abs(int(rank_of[drawn]) - expected) <= 1
 
-    def test_frequencies_of_a_seed_are_those_of_the_distribution(self) -> None:
+    def test_seeded_frequencies_match_distribution(self) -> None:
         logits = random_logits(1, 12, scale=1.0)
         state = state_of(12, seed=7)
         drawn = []
@@ -127,14 +125,14 @@ class TestDrawing:
         assert chi_square_is_likely(pairs, np.outer(share, share).ravel()), "each is drawn without regard to the last"
 
     @pytest.mark.parametrize("cuts", [{}, {"top_p": 0.5}, {"top_k": 2}], ids=str)
-    def test_ends_of_the_range_draw_what_is_allowed(self, cuts: dict[str, Any]) -> None:
+    def test_extreme_random_numbers_draw_allowed_tokens(self, cuts: dict[str, Any]) -> None:
         logits = torch.tensor([[0.0, -math.inf, 1.0, -math.inf, 0.5, -50.0, -math.inf]])
         for uniform in (0.0, 5e-324, 0.5, 1 - 2**-53):
             state = state_of(7, **cuts)
             state.uniform = uniform
             assert ids(logits, state)[0] in (0, 2, 4)
 
-    def test_of_equally_likely_the_first_are_kept(self) -> None:
+    def test_ties_keep_first_tokens(self) -> None:
         logits = torch.zeros(10)
         logits[3] = -1
         assert set(np.flatnonzero(shares(logits, 100, top_k=4))) == {0, 1, 2, 4}
@@ -142,26 +140,26 @@ class TestDrawing:
         assert set(np.flatnonzero(shares(logits, 100, top_k=1))) == {0}
 
     @given(temperature=st.sampled_from([0.0, 1e-12, 1e-6, 1e-4]), seed=st.integers(0, 50))
-    def test_the_cold_is_greedy(self, temperature: float, seed: int) -> None:
+    def test_low_temperature_is_greedy(self, temperature: float, seed: int) -> None:
         logits = random_logits(1, 20, seed=seed)
         assert ids(logits, state_of(20, temperature=temperature, seed=seed)) == logits.argmax(-1).tolist()
 
     @pytest.mark.parametrize("cuts", [{"top_k": 0}, {"top_k": 99}, {"top_p": 1.5}, {"min_p": -1.0}], ids=str)
-    def test_cuts_that_cut_nothing_change_nothing(self, cuts: dict[str, float]) -> None:
+    def test_neutral_options_change_nothing(self, cuts: dict[str, float]) -> None:
         logits = random_logits(1, 30)[0]
         np.testing.assert_allclose(shares(logits, 500, **cuts), shares(logits, 500), atol=2)
 
 
 class TestGreedy:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-    def test_takes_the_first_of_the_highest(self, dtype: torch.dtype) -> None:
+    def test_greedy_takes_first_maximum(self, dtype: torch.dtype) -> None:
         logits = torch.tensor([[1.0, 7.0, 7.0, -1.0], [3.0, -math.inf, 0.0, 3.0]]).to(dtype)
         greedy = [state_of(4, temperature=0.0) for _ in range(2)]
         assert ids(logits, *greedy) == [1, 0]
         drawn = state_of(4, top_k=1), state_of(4, top_p=0.0)
         assert ids(logits, *drawn) == [1, 0]
 
-    def test_comes_after_what_changes_the_logits(self) -> None:
+    def test_greedy_follows_logit_changes(self) -> None:
         logits = torch.tensor([[1.0, 2.0, 3.0, 4.0]] * 4)
         states = (
             state_of(4, temperature=0.0, logit_bias={1: 2.5}),
@@ -174,7 +172,7 @@ class TestGreedy:
 
 class TestLogprobs:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-    def test_are_log_softmax_of_the_model_s_own_logits(self, dtype: torch.dtype) -> None:
+    def test_logprobs_are_log_softmax_of_raw_logits(self, dtype: torch.dtype) -> None:
         logits = random_logits(5, 600, scale=6.0).to(dtype)
         expected = logits.float().log_softmax(-1)
         states = [
@@ -194,20 +192,20 @@ class TestLogprobs:
             assert [token_id for token_id, _ in result.top_logprobs] == positions[:count].tolist()
             assert [each for _, each in result.top_logprobs] == pytest.approx(values[:count].tolist(), abs=1e-5)
 
-    def test_of_more_than_there_are_are_all(self) -> None:
+    def test_more_logprobs_than_tokens_give_all(self) -> None:
         logits = torch.tensor([[-0.0, 0.0, -math.inf, 2.0, -3.0]])
         (result,) = sample(logits, state_of(5, temperature=0.0, top_logprobs=9))
         assert [token_id for token_id, _ in result.top_logprobs] == [3, 0, 1, 4, 2]
         assert sum(math.exp(logprob) for _, logprob in result.top_logprobs) == pytest.approx(1)
 
-    def test_keep_their_digits_where_all_are_alike(self) -> None:
+    def test_logprobs_of_equal_logits_are_exact(self) -> None:
         logits = torch.full((1, 100_000), 1e4)
         (result,) = sample(logits, state_of(100_000, top_logprobs=0))
         assert result.logprob == pytest.approx(-math.log(100_000), abs=1e-3)
 
 
 class TestFailures:
-    def test_a_row_that_is_not_numbers_fails_alone(self) -> None:
+    def test_nan_row_fails_alone(self) -> None:
         logits = random_logits(6, 40)
         expected = logits.argmax(-1).tolist()
         logits[1, 3] = math.nan
@@ -230,7 +228,7 @@ class TestFailures:
                     expected[row] for row in (0, 4, 5)
                 ]
 
-    def test_a_row_for_which_nothing_is_allowed_fails_alone(self) -> None:
+    def test_fully_masked_row_fails_alone(self) -> None:
         states = [
             state_of(8, temperature=0.0, request={"matcher": AllowedIds()}),
             state_of(8, logit_bias=dict.fromkeys(range(8), -math.inf)),
@@ -244,7 +242,7 @@ class TestFailures:
         assert bias.field == "logit_bias"
         assert chosen == Sampled(int(logits[2].argmax()))
 
-    def test_a_row_whose_constraint_fails_fails_alone(self) -> None:
+    def test_row_with_failed_constraint_fails_alone(self) -> None:
         class Broken(AllowedIds):
             def fill_mask(self, mask: object) -> None:
                 raise InvalidInput("constraint", "too complex")
@@ -259,7 +257,7 @@ class TestFailures:
         assert isinstance(free, Sampled)
         assert bound == Sampled(5)
 
-    def test_the_thread_keeps_its_number_of_threads(self) -> None:
+    def test_sampling_keeps_thread_count(self) -> None:
         before = torch.get_num_threads()
         try:
             torch.set_num_threads(3)
@@ -270,5 +268,5 @@ class TestFailures:
         finally:
             torch.set_num_threads(before)
 
-    def test_nothing_for_no_rows(self) -> None:
+    def test_no_rows_give_no_tokens(self) -> None:
         assert Sampler(CPU, 8).sample(torch.empty(0, 8), []) == []

@@ -1,4 +1,4 @@
-"""Each row by itself: what stands beside it, where it stands and how often it is put back change nothing."""
+"""Rows are independent of their batch, their place and preemptions."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -54,7 +54,7 @@ def states_of(rows: Sequence[Row], vocabulary_size: int) -> list[SamplingState]:
 
 
 def check_rows(rows: list[Row], logits: torch.Tensor, order: Sequence[int]) -> None:
-    """Alone, together, and together in another order."""
+    """Sample rows alone, together, and together in another order."""
     device, vocabulary_size = logits.device, logits.shape[-1]
     alone = [
         Sampler(device, vocabulary_size).sample(logits[i : i + 1], states_of([row], vocabulary_size))[0]
@@ -71,7 +71,7 @@ def check_rows(rows: list[Row], logits: torch.Tensor, order: Sequence[int]) -> N
 
 
 def logits_for(rows: int, vocabulary_size: int, seed: int, kind: str) -> torch.Tensor:
-    """`tied`: so few different numbers that many are equal, as bfloat16 makes them."""
+    """`tied`: few different numbers, so that many are equal, as in bfloat16."""
     logits = random_logits(rows, vocabulary_size, seed, scale=0.05 if kind == "flat" else 3.0)
     return logits.round() if kind == "tied" else logits.to(torch.bfloat16) if kind == "bf16" else logits
 
@@ -86,7 +86,7 @@ class TestRowsAreIndependent:
         data=st.data(),
     )
     @pytest.mark.usefixtures("_searched_by")
-    def test_a_row_alone_equals_the_row_in_any_batch_at_any_place(
+    def test_row_is_independent_of_batch_and_place(
         self, rows: list[Row], vocabulary_size: int, seed: int, kind: str, data: st.DataObject
     ) -> None:
         order = data.draw(st.permutations(range(len(rows))))
@@ -94,7 +94,7 @@ class TestRowsAreIndependent:
 
     @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(rows=ROWS, vocabulary_size=st.sampled_from(SIZES), seed=st.integers(0, 1000), is_tied=st.booleans())
-    def test_numpy_and_torch_find_the_same(
+    def test_numpy_and_torch_searches_agree(
         self, monkeypatch: pytest.MonkeyPatch, rows: list[Row], vocabulary_size: int, seed: int, is_tied: bool
     ) -> None:
         logits = logits_for(len(rows), vocabulary_size, seed, "tied" if is_tied else "peaked")
@@ -104,8 +104,8 @@ class TestRowsAreIndependent:
             assert sample(logits, *states_of(rows, vocabulary_size)) == by_numpy
 
     @pytest.mark.parametrize("vocabulary_size", [31, 4097, 32_000])
-    def test_long_rows_in_a_large_batch(self, vocabulary_size: int) -> None:
-        """Vector instructions take the numbers in stretches that do not heed where a row ends."""
+    def test_long_rows_in_large_batch_agree(self, vocabulary_size: int) -> None:
+        """Vector instructions process numbers across the ends of rows."""
         rows: list[Row] = [
             (Sampling(temperature=0.8, seed=seed, top_logprobs=5, **cuts), False, 0)
             for seed in range(9)
@@ -117,14 +117,16 @@ class TestRowsAreIndependent:
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device that torch can drive")
     @settings(max_examples=40)
     @given(rows=ROWS, vocabulary_size=st.sampled_from([*SIZES, 50_257]), seed=st.integers(0, 1000), data=st.data())
-    def test_on_a_gpu_too(self, rows: list[Row], vocabulary_size: int, seed: int, data: st.DataObject) -> None:
+    def test_rows_are_independent_on_gpu(
+        self, rows: list[Row], vocabulary_size: int, seed: int, data: st.DataObject
+    ) -> None:
         order = data.draw(st.permutations(range(len(rows))))
         check_rows(rows, random_logits(len(rows), vocabulary_size, seed).cuda(), order)
 
 
 class TestSeeds:
     def texts(self, *seeds: int | None, cuts: dict[str, Any] | None = None) -> list[list[int]]:
-        """What these sequences generate together, each from its own logits at every step."""
+        """Return the texts of these sequences in one batch, with separate logits at every step."""
         states = [state_of(50, seed=seed, **cuts or {}) for seed in seeds]
         sampler = Sampler(CPU, 50)
         texts: list[list[int]] = [[] for _ in seeds]
@@ -135,19 +137,19 @@ class TestSeeds:
                 text.append(token.token_id)  # type: ignore[union-attr]
         return texts
 
-    def test_the_same_seed_gives_the_same_text_whatever_its_neighbours(self) -> None:
+    def test_seed_gives_same_text_in_any_batch(self) -> None:
         (alone,) = self.texts(11)
         among = self.texts(1, 11, 2, -3, 11)
         assert among[1] == among[4] == alone
         assert len({tuple(text) for text in among}) == 4
         assert self.texts(11, cuts={"top_p": 0.8}) == self.texts(11, cuts={"top_p": 0.8})
 
-    def test_seeds_differ_from_one_another_and_from_none(self) -> None:
+    def test_seeds_give_different_texts(self) -> None:
         texts = self.texts(0, 1, -1, 2**64 - 2, 2**63, None, None)
         assert len({tuple(text) for text in texts}) == 7
 
-    def test_a_sequence_that_waits_goes_on_as_if_it_had_not(self) -> None:
-        """Its neighbours go on meanwhile, and come and go."""
+    def test_paused_sequence_continues_its_draws(self) -> None:
+        """Other sequences continue, start and end meanwhile."""
         (expected,) = self.texts(5)
         state, text, sampler = state_of(50, seed=5), [], Sampler(CPU, 50)
         for step in range(30):

@@ -1,4 +1,4 @@
-"""Where a step's tokens belong in the key/value memory, and what of it they read."""
+"""The places of a step's tokens in the KV cache, and the places that they read."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ CACHE = KeyValueCache(SHAPE, 61, CPU)
 LAYOUTS = LayoutMaker(CACHE, 2, CPU)
 
 
-def test_a_step_s_tokens_and_where_they_go() -> None:
+def test_layout_places_tokens_in_blocks() -> None:
     text = part_of([4, 1], BLOCK_TOKENS + 2, 1)
     prompt = part_of([3, 0], BLOCK_TOKENS - 1, 3)
     unfinished = part_of([5], 0, 2, is_last=False)
@@ -37,8 +37,8 @@ def test_a_step_s_tokens_and_where_they_go() -> None:
     assert {(int(block), int(at)) for _, block, _, at, _ in written.nonzero()} == set(places)
 
 
-def test_what_fills_a_step_up_goes_nowhere() -> None:
-    """33 tokens are computed as 36; what is written, and whose next token is chosen, is as without."""
+def test_padding_tokens_are_not_stored() -> None:
+    """33 tokens are computed as 36; writes and sampled rows stay the same."""
     layout = LAYOUTS.make([part_of([4, 1], 5, 1), part_of([3, 0], 2, 32)])
     assert layout.num_tokens == 33
     assert layout.token_ids.tolist() == [105, *range(102, 134), 0, 0, 0]
@@ -47,26 +47,26 @@ def test_what_fills_a_step_up_goes_nowhere() -> None:
     assert layout.logit_rows.tolist() == [0, 32]
 
 
-def test_what_a_step_without_any_end_gives() -> None:
+def test_step_without_ends_has_no_logits() -> None:
     layout = LAYOUTS.make([part_of([0], 0, 4, is_last=False)])
     assert layout.logit_rows.tolist() == []
     assert layout.logit_rows.dtype == torch.int64
 
 
 @pytest.mark.parametrize(("blocks", "is_one_piece"), [([0, 1], True), ([2, 5], True), ([0, 60], False)])
-def test_blocks_that_lie_together_are_read_in_one_piece(blocks: list[int], is_one_piece: bool) -> None:
+def test_adjacent_blocks_are_read_as_one(blocks: list[int], is_one_piece: bool) -> None:
     rows = LAYOUTS.make([part_of(blocks, BLOCK_TOKENS, 1)]).decode_rows(None)
     assert isinstance(rows.blocks, BlockViews) == is_one_piece
 
 
 def blocks_of(views: BlockViews) -> tuple[int, int]:
-    """The first of them, and the end, by where the first layer's keys lie."""
+    """Return the first block and the end, by the addresses of the first layer's keys."""
     block_elements = SHAPE.heads * BLOCK_TOKENS * SHAPE.head_size
     low = views.keys[0].storage_offset() // block_elements
     return low, low + len(views.keys[0]) // SHAPE.heads
 
 
-def test_only_the_blocks_within_a_window_are_read() -> None:
+def test_blocks_outside_window_are_skipped() -> None:
     layout = LAYOUTS.make([part_of([7, 8, 9], 2 * BLOCK_TOKENS, 1)])
     views = [layout.decode_rows(window).blocks for window in (1, 2, BLOCK_TOKENS + 1, BLOCK_TOKENS + 2, None)]
     assert [blocks_of(each) for each in views if isinstance(each, BlockViews)] == [
@@ -76,7 +76,7 @@ def test_only_the_blocks_within_a_window_are_read() -> None:
 
 
 @pytest.mark.parametrize("window", [None, 1, 2, 3, 9])
-def test_the_mask_of_a_part(window: int | None) -> None:
+def test_mask_of_prefill_part_is_causal(window: int | None) -> None:
     mask = causal_mask(4, 3, 7, window, torch.float32, CPU)
     for row in range(3):
         own = 4 + row
@@ -85,7 +85,7 @@ def test_the_mask_of_a_part(window: int | None) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_what_is_not_seen_has_no_share_in_any_dtype(dtype: torch.dtype) -> None:
+def test_masked_keys_have_zero_weight(dtype: torch.dtype) -> None:
     mask = causal_mask(0, 2, 2, None, dtype, CPU)
     assert mask.dtype == dtype
     assert mask.isfinite().all()

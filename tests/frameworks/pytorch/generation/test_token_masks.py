@@ -1,4 +1,4 @@
-"""Texts under a constraint: random logits, and what comes out is what was asked for."""
+"""Constrained texts from random logits match their constraints."""
 
 import json
 import re
@@ -22,7 +22,7 @@ from frameworks.pytorch.generation.token_masks import TokenMasks
 from tests.frameworks.pytorch.generation.sampling_cases import CPU, ids, random_logits, sample, state_of
 
 SIZE = 1000
-"""Of the logits: more than the tokenizer has tokens, and not a multiple of 32."""
+"""Number of logits: more than tokens of the tokenizer, and not a multiple of 32."""
 ENDS = (1, 2)
 PERSON = {
     "type": "object",
@@ -65,7 +65,7 @@ def choice(*texts: str) -> Constraint:
 
 
 def walks(tokenizer: Tokenizer, matchers: Sequence[TokenMatcher], seed: int, haste: float = 6) -> list[str]:
-    """What random logits make of them, all in one batch; what closes or ends is likelier by `haste`."""
+    """Return the texts of random logits in one batch; `haste` favours closing and end tokens."""
     favoured = [token_id for text in ('"', "}", "]", '"}', "}}", "0") if (token_id := tokenizer.token_to_id(text))]
     states = [state_of(SIZE, seed=seed + i, request={"matcher": each}) for i, each in enumerate(matchers)]
     texts: list[list[int]] = [[] for _ in matchers]
@@ -89,12 +89,12 @@ def walks(tokenizer: Tokenizer, matchers: Sequence[TokenMatcher], seed: int, has
 
 
 class TestTexts:
-    def test_any_object(self, tokenizer: Tokenizer, masks: TokenMasks) -> None:
+    def test_text_is_a_json_object(self, tokenizer: Tokenizer, masks: TokenMasks) -> None:
         texts = walks(tokenizer, [masks.compile(Constraint("json_object")) for _ in range(30)], seed=1)
         assert all(isinstance(json.loads(text), dict) for text in texts)
         assert len(set(texts)) > 15
 
-    def test_of_a_schema(self, tokenizer: Tokenizer, masks: TokenMasks) -> None:
+    def test_text_matches_schema(self, tokenizer: Tokenizer, masks: TokenMasks) -> None:
         people = [json.loads(text) for text in walks(tokenizer, [masks.compile(schema(**PERSON))] * 1, seed=2)]
         people += [
             json.loads(text) for text in walks(tokenizer, [masks.compile(schema(**PERSON)) for _ in range(30)], 3)
@@ -112,21 +112,23 @@ class TestTexts:
     @pytest.mark.parametrize(
         "pattern", [r"[a-z]{3,10}-\d{1,5}", r"^(yes|no), [a-zé日_]{1,8}!$", r"(?i)abc|ü.é", r"[^\n]{0,20}\n\t\"\\/"]
     )
-    def test_of_a_pattern(self, tokenizer: Tokenizer, masks: TokenMasks, pattern: str) -> None:
+    def test_text_matches_pattern(self, tokenizer: Tokenizer, masks: TokenMasks, pattern: str) -> None:
         for text in walks(tokenizer, [masks.compile(Constraint("regex", pattern)) for _ in range(20)], seed=4):
             assert re.fullmatch(pattern, text), text
 
-    def test_of_choices(self, tokenizer: Tokenizer, masks: TokenMasks) -> None:
+    def test_text_is_one_of_choices(self, tokenizer: Tokenizer, masks: TokenMasks) -> None:
         texts = ("yes", "no", "no, never", "", "é \"quoted\" \\ / \n\t\x00 日本 | 'x' /a/ #")
         found = walks(tokenizer, [masks.compile(choice(*texts)) for _ in range(60)], seed=5, haste=0)
         assert set(found) == set(texts)
 
     @settings(max_examples=25)
     @given(texts=st.lists(st.text(max_size=8), min_size=1, max_size=4), seed=st.integers(0, 99))
-    def test_of_any_choices(self, tokenizer: Tokenizer, masks: TokenMasks, texts: list[str], seed: int) -> None:
+    def test_text_is_one_of_random_choices(
+        self, tokenizer: Tokenizer, masks: TokenMasks, texts: list[str], seed: int
+    ) -> None:
         assert set(walks(tokenizer, [masks.compile(choice(*texts)) for _ in range(3)], seed, 0)) <= set(texts)
 
-    def test_of_many_constraints_in_one_batch(self, tokenizer: Tokenizer, masks: TokenMasks) -> None:
+    def test_batch_of_constraints_matches(self, tokenizer: Tokenizer, masks: TokenMasks) -> None:
         asked = [Constraint("json_object"), schema(**PERSON), Constraint("regex", "a{2,}b"), choice("x", "xy")]
         anything, person, pattern, one = walks(tokenizer, [masks.compile(each) for each in asked], seed=6)
         assert isinstance(json.loads(anything), dict)
@@ -134,7 +136,7 @@ class TestTexts:
         assert re.fullmatch("a{2,}b", pattern)
         assert one in ("x", "xy")
 
-    def test_byte_fallback_of_sentencepiece(self) -> None:
+    def test_byte_fallback_tokens_are_masked(self) -> None:
         vocabulary = {"<unk>": 0, "<s>": 1, "</s>": 2} | {f"<0x{byte:02X}>": 3 + byte for byte in range(256)}
         vocabulary |= {piece: 259 + i for i, piece in enumerate('▁abcxyz{}":,[]0123456789')}
         made = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True, fuse_unk=True))
@@ -153,9 +155,7 @@ class TestTexts:
 
 
 class TestEnds:
-    def test_where_nothing_else_can_come_every_end_is_allowed_and_nothing_else(
-        self, tokenizer: Tokenizer, masks: TokenMasks
-    ) -> None:
+    def test_only_ends_are_allowed_when_complete(self, tokenizer: Tokenizer, masks: TokenMasks) -> None:
         matcher = masks.compile(choice("yes"))
         for token_id in tokenizer.encode("yes").ids:
             assert not set(ENDS) & set(allowed(matcher))
@@ -164,27 +164,27 @@ class TestEnds:
         matcher.accept(2)
         assert allowed(matcher) == [*ENDS]
 
-    def test_where_more_may_come_an_end_may_come_too(self, tokenizer: Tokenizer, masks: TokenMasks) -> None:
+    def test_ends_are_allowed_beside_more_text(self, tokenizer: Tokenizer, masks: TokenMasks) -> None:
         matcher = masks.compile(Constraint("regex", "[ab]+"))
         matcher.accept(id_of(tokenizer, "a"))
         may_come = allowed(matcher)
         assert {*ENDS, id_of(tokenizer, "b")} <= set(may_come)
 
-    def test_special_tokens_and_padding_are_no_text(self, tokenizer: Tokenizer, masks: TokenMasks) -> None:
+    def test_special_and_padding_tokens_are_masked(self, tokenizer: Tokenizer, masks: TokenMasks) -> None:
         may_come = allowed(masks.compile(Constraint("regex", r"(?s).*")))
         assert may_come[-1] < tokenizer.get_vocab_size()
         assert 0 not in may_come
         assert len(may_come) > 500
 
     @pytest.mark.parametrize("size", [512, 700, 899])
-    def test_a_tokenizer_with_more_tokens_than_logits(self, tokenizer: Tokenizer, size: int) -> None:
+    def test_tokens_beyond_logits_are_ignored(self, tokenizer: Tokenizer, size: int) -> None:
         wide = allowed(TokenMasks(tokenizer, SIZE, ENDS).compile(Constraint("regex", r"(?s).*")))
         narrow = TokenMasks(tokenizer, size, [*ENDS, 2000]).compile(Constraint("regex", r"(?s).*"))
         assert allowed(narrow, size) == [token_id for token_id in wide if token_id < size]
         logits = random_logits(1, size)
         assert ids(logits, state_of(size, temperature=0.0, request={"matcher": narrow.copy()}))[0] in wide
 
-    def test_a_copy_goes_its_own_way(self, tokenizer: Tokenizer, masks: TokenMasks) -> None:
+    def test_copied_matcher_is_independent(self, tokenizer: Tokenizer, masks: TokenMasks) -> None:
         first = masks.compile(choice("ab", "ac"))
         first.accept(id_of(tokenizer, "a"))
         second = first.copy()
@@ -192,7 +192,7 @@ class TestEnds:
         assert allowed(first) == [*ENDS]
         assert allowed(second) == sorted(id_of(tokenizer, text) for text in "bc")
 
-    def test_a_token_that_was_not_allowed_is_told(self, tokenizer: Tokenizer, masks: TokenMasks) -> None:
+    def test_disallowed_token_raises(self, tokenizer: Tokenizer, masks: TokenMasks) -> None:
         matcher = masks.compile(choice("ab"))
         matcher.accept(id_of(tokenizer, "x"))
         with pytest.raises(InvalidInput, match="doesn't satisfy the grammar") as told:
@@ -222,14 +222,14 @@ class TestWhitespace:
         return True
 
     @pytest.mark.parametrize("text", ALLOWED)
-    def test_as_people_write_it(self, tokenizer: Tokenizer, masks: TokenMasks, text: str) -> None:
+    def test_common_whitespace_is_allowed(self, tokenizer: Tokenizer, masks: TokenMasks, text: str) -> None:
         for constraint in (schema(**self.FIELDS), Constraint("json_object")):
             matcher = masks.compile(constraint)
             assert self.goes_on(tokenizer, matcher, text)
             assert allowed(matcher) == [*ENDS]
 
     @pytest.mark.parametrize("text", REFUSED)
-    def test_never_without_end(self, tokenizer: Tokenizer, masks: TokenMasks, text: str) -> None:
+    def test_whitespace_is_bounded(self, tokenizer: Tokenizer, masks: TokenMasks, text: str) -> None:
         for constraint in (schema(**self.FIELDS), Constraint("json_object")):
             assert not self.goes_on(tokenizer, masks.compile(constraint), text)
 
@@ -261,7 +261,7 @@ class TestRefusals:
         ],
         ids=lambda value: str(value)[:60],
     )
-    def test_say_what_cannot_be_read(self, masks: TokenMasks, constraint: Constraint, words: str) -> None:
+    def test_invalid_constraint_is_refused_by_name(self, masks: TokenMasks, constraint: Constraint, words: str) -> None:
         with pytest.raises(InvalidInput) as refused:
             masks.compile(constraint)
         assert refused.value.field == "constraint"
@@ -279,18 +279,18 @@ class TestRefusals:
             ),
         ).map(json.dumps),
     )  # fmt: skip
-    def test_or_what_is_read_begins(self, masks: TokenMasks, kind: Any, definition: str) -> None:
+    def test_readable_constraint_starts(self, masks: TokenMasks, kind: Any, definition: str) -> None:
         try:
             matcher = masks.compile(Constraint(kind, definition))
         except InvalidInput:
             return
         assert allowed(matcher)
 
-    def test_a_model_whose_texts_have_no_end(self, tokenizer: Tokenizer) -> None:
+    def test_model_without_end_token_is_refused(self, tokenizer: Tokenizer) -> None:
         with pytest.raises(InvalidInput, match="no end-of-text token"):
             TokenMasks(tokenizer, SIZE, [5000]).compile(Constraint("json_object"))
 
-    def test_a_tokenizer_that_cannot_be_constrained(self) -> None:
+    def test_unsupported_tokenizer_is_refused(self) -> None:
         words = Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1, "##b": 2}, unk_token="[UNK]"))
         with pytest.raises(InvalidInput, match="this model's tokenizer cannot be constrained"):
             TokenMasks(words, 3, [2]).compile(Constraint("json_object"))
@@ -299,7 +299,7 @@ class TestRefusals:
 class TestCompiling:
     @pytest.fixture
     def compiled(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-        """The grammars that were compiled since."""
+        """Record the grammars that are compiled."""
         grammars: list[str] = []
         original = token_masks._grammar
 
@@ -310,7 +310,7 @@ class TestCompiling:
         monkeypatch.setattr(token_masks, "_grammar", counted)
         return grammars
 
-    def test_the_same_is_compiled_once(self, tokenizer: Tokenizer, compiled: list[str]) -> None:
+    def test_equal_constraints_are_compiled_once(self, tokenizer: Tokenizer, compiled: list[str]) -> None:
         masks = TokenMasks(tokenizer, SIZE, ENDS)
         first = masks.compile(choice("ab"))
         first.accept(id_of(tokenizer, "a"))
@@ -338,7 +338,7 @@ class TestCompiling:
         assert sizes == [SIZE]
         TokenMasks(tokenizer, SIZE, []).prepare()
 
-    def test_what_was_not_used_for_longest_is_forgotten(
+    def test_least_recently_used_constraint_is_evicted(
         self, tokenizer: Tokenizer, compiled: list[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(token_masks, "_MAX_CACHED", 2)
@@ -349,10 +349,10 @@ class TestCompiling:
         masks.compile(choice("b"))
         assert len(compiled) == 4
 
-    def test_one_that_met_its_bound_is_compiled_anew(
+    def test_constraint_beyond_its_bound_is_recompiled(
         self, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The lexer's states are shared, and these are more than it may have; a sequence fails, later ones begin."""
+        """The lexer's states are shared and exceed their bound: one sequence fails, later ones start."""
         monkeypatch.setattr(token_masks, "_MAX_LEXER_STATES", 300)
         masks = TokenMasks(tokenizer, SIZE, ENDS)
         constraint = Constraint("regex", r"(?s).*a.{14}b")
@@ -367,7 +367,7 @@ class TestCompiling:
             assert "too many states" in token.message
             assert state.num_generated > 3
 
-    def test_free_rows_stay_as_they_are_beside_constrained_ones(self, masks: TokenMasks) -> None:
+    def test_unconstrained_rows_are_unchanged(self, masks: TokenMasks) -> None:
         logits = random_logits(3, SIZE)
         free = [state_of(SIZE, seed=seed, top_logprobs=2) for seed in range(2)]
         bound = state_of(SIZE, request={"matcher": masks.compile(Constraint("json_object"))})

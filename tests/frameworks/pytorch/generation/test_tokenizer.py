@@ -1,4 +1,4 @@
-"""Token ids as transformers makes them of the same folder, and what becomes of prompts and folders that are wrong."""
+"""Token ids equal those of transformers; invalid prompts and folders are refused."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -39,7 +39,7 @@ def ours(folder: Path, vocabulary_size: int = VOCABULARY_SIZE) -> HuggingFaceTok
 
 class TestEncode:
     @pytest.mark.parametrize("kind", KINDS)
-    def test_a_text_is_what_transformers_makes_of_it(self, made_once: FolderMaker, kind: Kind) -> None:
+    def test_text_tokens_equal_transformers(self, made_once: FolderMaker, kind: Kind) -> None:
         folder = made_once(write_generation_tokenizer, kind=kind)
         tokenizer, reference = ours(folder), transformers_of(folder)
         for text in TEXTS:
@@ -50,7 +50,7 @@ class TestEncode:
             assert tokenizer.token_strings(ids) == reference.convert_ids_to_tokens(ids)
 
     @pytest.mark.parametrize("kind", KINDS)
-    def test_a_conversation_is_what_transformers_makes_of_it(self, made_once: FolderMaker, kind: Kind) -> None:
+    def test_conversation_tokens_equal_transformers(self, made_once: FolderMaker, kind: Kind) -> None:
         folder = made_once(write_generation_tokenizer, kind=kind, chat_template=CHAT_TEMPLATE)
         tokenizer = ours(folder)
         assert tokenizer.has_chat_template
@@ -59,14 +59,14 @@ class TestEncode:
         assert tokenizer.encode(TALK) == tuple(wanted)
         assert wanted.count(1) == 1, "the template puts it there, and nothing a second time"
 
-    def test_what_the_files_put_behind_a_text_is_left_out(self, made_once: FolderMaker) -> None:
+    def test_trailing_special_tokens_are_omitted(self, made_once: FolderMaker) -> None:
         with_end = ours(made_once(write_generation_tokenizer, behind=True))
         without = ours(made_once(write_generation_tokenizer))
         for text in TEXTS:
             assert with_end.encode(text) == without.encode(text)
             assert with_end.ids_of(text, add_special_tokens=True) == [*without.encode(text), 2]
 
-    def test_nothing_is_cut_and_nothing_filled_up(self, copied: FolderMaker) -> None:
+    def test_text_is_not_cut_or_padded(self, copied: FolderMaker) -> None:
         folder = copied(write_generation_tokenizer)
         trained = Tokenizer.from_file(str(folder / "tokenizer.json"))
         trained.enable_truncation(4)
@@ -75,19 +75,19 @@ class TestEncode:
         tokenizer = ours(folder)
         assert [len(tokenizer.encode(text)) for text in ("the", "the cat sat on the mat")] == [2, 7]
 
-    def test_token_ids_stay_as_they_are(self, made_once: FolderMaker) -> None:
+    def test_token_ids_are_unchanged(self, made_once: FolderMaker) -> None:
         tokenizer = ours(made_once(write_generation_tokenizer))
         assert tokenizer.encode((5, 0, VOCABULARY_SIZE - 1)) == (5, 0, VOCABULARY_SIZE - 1)
         assert tokenizer.encode(()) == ()
 
     @pytest.mark.parametrize("wrong", [-1, VOCABULARY_SIZE, 2**70])
-    def test_an_id_that_the_model_has_not(self, made_once: FolderMaker, wrong: int) -> None:
+    def test_unknown_id_is_refused(self, made_once: FolderMaker, wrong: int) -> None:
         tokenizer = ours(made_once(write_generation_tokenizer))
         with pytest.raises(InvalidInput, match=rf"^prompt: token {wrong}: the model has 0 to 511"):
             tokenizer.encode((5, wrong, 3))
 
-    def test_a_token_of_the_files_that_the_model_has_not(self, made_once: FolderMaker) -> None:
-        """Llama 2 with a padding token that was added to the tokenizer alone."""
+    def test_token_beyond_model_is_refused(self, made_once: FolderMaker) -> None:
+        """Return Llama 2 with a padding token that only the tokenizer has."""
         folder = made_once(write_generation_tokenizer, chat_template=CHAT_TEMPLATE)
         tool = Tokenizer.from_file(str(folder / "tokenizer.json")).token_to_id("<tool>")
         assert tool is not None
@@ -99,20 +99,20 @@ class TestEncode:
             tokenizer.encode(Conversation((Message("user", "<tool>"),)))
 
     @pytest.mark.parametrize("half", ["\ud83d", "a\udc00b"])
-    def test_half_of_a_surrogate_pair(self, made_once: FolderMaker, half: str) -> None:
+    def test_half_surrogate_pair_is_refused(self, made_once: FolderMaker, half: str) -> None:
         tokenizer = ours(made_once(write_generation_tokenizer, chat_template=CHAT_TEMPLATE))
         with pytest.raises(InvalidInput, match=r"^prompt: not valid Unicode"):
             tokenizer.encode(half)
         with pytest.raises(InvalidInput, match=r"^messages: not valid Unicode"):
             tokenizer.encode(Conversation((Message("user", half),)))
 
-    def test_a_conversation_without_a_template(self, made_once: FolderMaker) -> None:
+    def test_conversation_without_template_is_refused(self, made_once: FolderMaker) -> None:
         tokenizer = ours(made_once(write_generation_tokenizer))
         assert not tokenizer.has_chat_template
         with pytest.raises(InvalidInput, match=r"^messages: the model has no chat template"):
             tokenizer.encode(TALK)
 
-    def test_messages_that_the_template_refuses(self, made_once: FolderMaker) -> None:
+    def test_messages_refused_by_template_raise(self, made_once: FolderMaker) -> None:
         tokenizer = ours(made_once(write_generation_tokenizer, chat_template=CHAT_TEMPLATE))
         with pytest.raises(InvalidInput, match=r"^messages: .*no role is named stoker"):
             tokenizer.encode(Conversation((Message("stoker", "coal"),)))
@@ -120,8 +120,8 @@ class TestEncode:
 
 class TestDecode:
     @pytest.mark.parametrize("kind", KINDS)
-    def test_it_is_what_transformers_makes(self, made_once: FolderMaker, kind: Kind) -> None:
-        """Also where the folder asks for spaces to be cleaned up: of BPE's texts that takes the caller's own."""
+    def test_decoded_text_equals_transformers(self, made_once: FolderMaker, kind: Kind) -> None:
+        """Folders that request a clean-up of spaces included: with BPE it would remove spaces of the caller."""
         folder = made_once(write_generation_tokenizer, kind=kind)
         tokenizer, reference = ours(folder), transformers_of(folder)
         for text in (*TEXTS, "a , b . don 't"):
@@ -131,7 +131,7 @@ class TestDecode:
             assert tokenizer.decode(ids) == wanted
             assert "".join([*map(stream.push, ids), stream.flush()]) == wanted
 
-    def test_an_id_that_is_none(self, made_once: FolderMaker) -> None:
+    def test_invalid_id_is_refused(self, made_once: FolderMaker) -> None:
         tokenizer: GenerationTokenizer = ours(made_once(write_generation_tokenizer))
         for wrong in (-1, VOCABULARY_SIZE):
             with pytest.raises(InvalidInput, match=rf"^tokens: token {wrong}"):
@@ -139,7 +139,7 @@ class TestDecode:
         with pytest.raises(InvalidInput, match=r"^tokens: token"):
             ours(made_once(write_generation_tokenizer)).token_strings([VOCABULARY_SIZE])
 
-    def test_an_id_that_only_the_model_has(self, made_once: FolderMaker) -> None:
+    def test_id_without_token_decodes_to_nothing(self, made_once: FolderMaker) -> None:
         tokenizer = ours(made_once(write_generation_tokenizer))
         unnamed = VOCABULARY_SIZE - 1
         assert (tokenizer.decode((unnamed,)), tokenizer.text_of(unnamed)) == ("", "")
@@ -147,7 +147,7 @@ class TestDecode:
 
 
 class TestThreads:
-    def test_many_at_once(self, made_once: FolderMaker) -> None:
+    def test_tokenizer_works_in_threads(self, made_once: FolderMaker) -> None:
         tokenizer = ours(made_once(write_generation_tokenizer, kind="llama2", chat_template=CHAT_TEMPLATE))
 
         def ask(number: int) -> bool:
@@ -164,7 +164,7 @@ class TestThreads:
 
 
 class TestFolders:
-    """What the class of transformers that a folder names makes of it."""
+    """Return the ids of the transformers class that a folder names."""
 
     @pytest.mark.parametrize(
         ("kind", "tokenizer_class", "model_type"),
@@ -178,7 +178,7 @@ class TestFolders:
             ("llama2", "TokenizersBackend", "mistral"),
         ],
     )
-    def test_the_classes_of_the_common_families(
+    def test_tokenizer_classes_of_families_agree(
         self, copied: FolderMaker, kind: Kind, tokenizer_class: str, model_type: str
     ) -> None:
         folder = copied(write_generation_tokenizer, kind=kind)
@@ -190,12 +190,12 @@ class TestFolders:
             assert list(ids) == reference(text)["input_ids"]
             assert tokenizer.decode(ids) == reference.decode(list(ids), skip_special_tokens=True)
 
-    def test_an_absent_file_is_named_with_the_remedy(self, tmp_path: Path) -> None:
+    def test_absent_file_is_named_with_remedy(self, tmp_path: Path) -> None:
         with pytest.raises(InvalidModel, match=r"tokenizer\.json: not there.*AutoTokenizer.*save_pretrained"):
             ours(tmp_path)
 
     @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b'{"model": {"type": "None"}}', b"\xff\x00"])
-    def test_a_broken_file_is_named(self, copied: FolderMaker, content: bytes) -> None:
+    def test_broken_file_is_named(self, copied: FolderMaker, content: bytes) -> None:
         folder = copied(write_generation_tokenizer)
         (folder / "tokenizer.json").write_bytes(content)
         with pytest.raises(InvalidModel, match=r"tokenizer\.json: not a tokenizer"):
@@ -205,13 +205,13 @@ class TestFolders:
         "config",
         [[1], {"tokenizer_class": 7}, {"tokenizer_class": "CTRLTokenizer"}],
     )
-    def test_a_folder_that_transformers_cannot_read(self, copied: FolderMaker, config: object) -> None:
+    def test_unreadable_folder_is_refused(self, copied: FolderMaker, config: object) -> None:
         folder = copied(write_generation_tokenizer)
         write_json(folder / "tokenizer_config.json", config)
         with pytest.raises(InvalidModel, match=r"transformers"):
             ours(folder)
 
-    def test_code_of_its_own_is_never_run(self, copied: FolderMaker, tmp_path: Path) -> None:
+    def test_code_of_folder_is_never_run(self, copied: FolderMaker, tmp_path: Path) -> None:
         folder = copied(write_generation_tokenizer)
         ran = tmp_path / "ran"
         (folder / "tokenization_mine.py").write_text(f"open({str(ran)!r}, 'w')\n", encoding="utf-8")
@@ -221,19 +221,19 @@ class TestFolders:
             ours(folder)
         assert not ran.exists()
 
-    def test_a_template_that_is_none_is_told_at_load(self, copied: FolderMaker) -> None:
+    def test_invalid_template_is_refused_at_load(self, copied: FolderMaker) -> None:
         folder = copied(write_generation_tokenizer)
         (folder / "chat_template.jinja").write_text("{% for m in messages %}", encoding="utf-8")
         with pytest.raises(InvalidModel, match=r"the chat template cannot be compiled: .*chat_template\.jinja"):
             ours(folder)
 
-    def test_a_template_in_a_file_of_its_own(self, copied: FolderMaker) -> None:
+    def test_template_in_separate_file_is_read(self, copied: FolderMaker) -> None:
         folder = copied(write_generation_tokenizer)
         (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
         assert ours(folder).decode(ours(folder).encode(TALK)).startswith("<|system|>\nYou run.")
 
     @pytest.mark.parametrize(("name", "is_there"), [("default", True), ("tool_use", False)])
-    def test_of_several_templates_the_default(self, copied: FolderMaker, name: str, is_there: bool) -> None:
+    def test_default_of_several_templates_is_used(self, copied: FolderMaker, name: str, is_there: bool) -> None:
         folder = copied(write_generation_tokenizer)
         templates = [{"name": name, "template": CHAT_TEMPLATE}, {"name": "rag", "template": "{{ nothing }}"}]
         change_json(folder / "tokenizer_config.json", chat_template=templates)
