@@ -9,7 +9,7 @@ import pytest
 from app.http import sse
 from frameworks.errors import DeadlineExceeded, Draining, ModelFailed, Overloaded
 from frameworks.generation.types import GenerateRequest, Piece
-from tests.app.protocols.generating import Caller, Endless, House, ScriptedGeneration
+from tests.app.protocols.generating import Caller, Endless, EndpointHarness, ScriptedGeneration
 from tests.support.loops import in_loop, soon, task
 
 PIECES = (Piece(0, "Hal"), Piece(0, "lo"), Piece(0, "!", "stop"))
@@ -28,41 +28,41 @@ async def told(caller: Caller) -> Any:
 class TestWhole:
     @in_loop
     async def test_it_is_answered_like_everything_else(self) -> None:
-        house = House(ScriptedGeneration(*PIECES))
-        caller = Caller(house, max_tokens=5)
-        await caller.ask()
+        harness = EndpointHarness(ScriptedGeneration(*PIECES))
+        caller = Caller(harness, max_tokens=5)
+        await caller.send_request()
         assert (caller.status, caller.headers["content-type"]) == (200, "application/json")
         assert b'"text":"Hallo!"' in caller.bodies[0]
-        assert isinstance(house.asked[0], GenerateRequest)
-        house.check_left(200)
+        assert isinstance(harness.generate_requests[0], GenerateRequest)
+        harness.check_completed(200)
 
     @in_loop
     async def test_its_errors_have_their_status(self) -> None:
-        house = House(ScriptedGeneration(PIECES[0], DeadlineExceeded("too late")))
-        caller = Caller(house)
-        await caller.ask()
+        harness = EndpointHarness(ScriptedGeneration(PIECES[0], DeadlineExceeded("too late")))
+        caller = Caller(harness)
+        await caller.send_request()
         assert caller.status == 504
-        house.check_left(504)
+        harness.check_completed(504)
 
     @in_loop
     async def test_a_caller_that_leaves_ends_it(self) -> None:
-        house = House(ScriptedGeneration(asyncio.Event()))
-        caller = Caller(house)
-        asking = task(caller.ask())
+        harness = EndpointHarness(ScriptedGeneration(asyncio.Event()))
+        caller = Caller(harness)
+        asking = task(caller.send_request())
         await asyncio.sleep(0.01)
-        assert house.version.references
-        caller.leave()
+        assert harness.version.references
+        caller.disconnect()
         await asking
         assert caller.messages == []
-        house.check_left(499)
+        harness.check_completed(499)
 
 
 class TestStream:
     @in_loop
     async def test_every_piece_is_an_event(self) -> None:
-        house = House(ScriptedGeneration(*PIECES))
-        caller = Caller(house, stream=True)
-        await caller.ask()
+        harness = EndpointHarness(ScriptedGeneration(*PIECES))
+        caller = Caller(harness, stream=True)
+        await caller.send_request()
         assert caller.status == 200
         assert caller.headers.keys() == {"content-type", "cache-control", "x-request-id", "server-timing"}
         assert (caller.headers["content-type"], caller.headers["cache-control"]) == ("text/event-stream", "no-store")
@@ -71,14 +71,14 @@ class TestStream:
         assert pieces == [{"text": "Hal", "index": 0}, {"text": "lo", "index": 0}]
         assert last.pop("latency_ms") >= 0
         assert (last, done) == (LAST, "[DONE]")
-        house.check_left(200)
+        harness.check_completed(200)
 
     @in_loop
     async def test_a_piece_leaves_when_it_is_there_and_the_first_brings_the_head(self) -> None:
         first, second, third = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        house = House(ScriptedGeneration(first, PIECES[0], second, PIECES[1], third, PIECES[2]))
-        caller = Caller(house, stream=True)
-        asking = task(caller.ask())
+        harness = EndpointHarness(ScriptedGeneration(first, PIECES[0], second, PIECES[1], third, PIECES[2]))
+        caller = Caller(harness, stream=True)
+        asking = task(caller.send_request())
         for event, events in ((first, 1), (second, 2)):
             seen = len(caller.messages)
             await asyncio.sleep(0.01)
@@ -86,35 +86,35 @@ class TestStream:
             event.set()
             await soon(lambda seen=seen: len(caller.messages) > seen)  # type: ignore[misc]
             assert len(caller.events) == events
-            assert house.version.references
+            assert harness.version.references
         third.set()
         await asking
-        house.check_left(200)
+        harness.check_completed(200)
 
     @in_loop
     async def test_what_is_there_together_leaves_together(self) -> None:
         pause = asyncio.Event()
-        house = House(ScriptedGeneration(*PIECES[:2], pause, *PIECES[:2], *PIECES))
-        caller = Caller(house, stream=True)
-        asking = task(caller.ask())
+        harness = EndpointHarness(ScriptedGeneration(*PIECES[:2], pause, *PIECES[:2], *PIECES))
+        caller = Caller(harness, stream=True)
+        asking = task(caller.send_request())
         await soon(lambda: len(caller.messages) == 2)
         assert len(caller.events) == 2
         pause.set()
         await asking
         # The head, what was there at first, what came then, the end.
         assert (len(caller.messages), len(caller.events)) == (4, 8)
-        house.check_left(200)
+        harness.check_completed(200)
 
     @in_loop
     @pytest.mark.parametrize("where", ["refused", "before the first piece"])
     async def test_an_error_before_the_first_piece_is_an_ordinary_answer(self, where: str) -> None:
         error = Overloaded("full", retry_after_s=3)
-        house = House(ScriptedGeneration(error), refusal=error if where == "refused" else None)
-        caller = Caller(house, stream=True)
-        await caller.ask()
+        harness = EndpointHarness(ScriptedGeneration(error), refusal=error if where == "refused" else None)
+        caller = Caller(harness, stream=True)
+        await caller.send_request()
         assert (caller.status, caller.headers["retry-after"]) == (503, "3")
         assert caller.headers["content-type"] == "application/json"
-        house.check_left(503)
+        harness.check_completed(503)
 
     @in_loop
     @pytest.mark.parametrize(
@@ -129,18 +129,18 @@ class TestStream:
     async def test_an_error_behind_the_first_piece_is_the_last_event(
         self, error: Exception, code: str, message: str
     ) -> None:
-        house = House(ScriptedGeneration(PIECES[0], error))
-        caller = Caller(house, stream=True)
-        await caller.ask()
+        harness = EndpointHarness(ScriptedGeneration(PIECES[0], error))
+        caller = Caller(harness, stream=True)
+        await caller.send_request()
         assert caller.status == 200
         assert await told(caller) == {"code": code, "message": message, "request_id": "mine"}
-        house.check_left(200)
+        harness.check_completed(200)
 
     @in_loop
     async def test_a_text_of_nothing(self) -> None:
-        house = House(ScriptedGeneration(Piece(0, "", "length")))
-        caller = Caller(house, stream=True)
-        await caller.ask()
+        harness = EndpointHarness(ScriptedGeneration(Piece(0, "", "length")))
+        caller = Caller(harness, stream=True)
+        await caller.send_request()
         last, done = caller.events
         assert (last["text"], last["finish_reason"], done) == ("", "length", "[DONE]")
 
@@ -150,25 +150,25 @@ class TestLeaving:
     @pytest.mark.parametrize("pieces", [0, 1, 2])
     @pytest.mark.parametrize("seconds", [0.0, 0.1], ids=["at once", "later"])
     async def test_a_caller_that_leaves_ends_it(self, pieces: int, seconds: float) -> None:
-        house = House(ScriptedGeneration(*PIECES[:pieces], asyncio.Event()))
-        caller = Caller(house, stream=True)
-        asking = task(caller.ask())
+        harness = EndpointHarness(ScriptedGeneration(*PIECES[:pieces], asyncio.Event()))
+        caller = Caller(harness, stream=True)
+        asking = task(caller.send_request())
         await asyncio.sleep(seconds)
-        caller.leave()
+        caller.disconnect()
         await asking
         assert not caller.is_at_end
-        house.check_left(499)
+        harness.check_completed(499)
 
     @in_loop
     async def test_one_that_leaves_while_it_is_behind_ends_it(self) -> None:
-        house = House(Endless())
-        caller = Caller(house, stream=True)
+        harness = EndpointHarness(Endless())
+        caller = Caller(harness, stream=True)
         caller.on_send = full_after(3)
-        asking = task(caller.ask())
+        asking = task(caller.send_request())
         await soon(lambda: len(caller.messages) == 3)
-        caller.leave()
+        caller.disconnect()
         await asking
-        house.check_left(499)
+        harness.check_completed(499)
 
     @in_loop
     async def test_one_to_whom_nothing_can_be_sent_ends_it(self) -> None:
@@ -176,11 +176,11 @@ class TestLeaving:
             if caller.messages:
                 raise BrokenPipeError
 
-        house = House(Endless())
-        caller = Caller(house, stream=True)
+        harness = EndpointHarness(Endless())
+        caller = Caller(harness, stream=True)
         caller.on_send = broken
-        await caller.ask()
-        house.check_left(499)
+        await caller.send_request()
+        harness.check_completed(499)
 
 
 class TestDrain:
@@ -188,29 +188,29 @@ class TestDrain:
 
     @in_loop
     async def test_before_the_first_piece_it_is_an_ordinary_answer(self) -> None:
-        house = House(ScriptedGeneration(asyncio.Event()))
-        caller = Caller(house, stream=True)
+        harness = EndpointHarness(ScriptedGeneration(asyncio.Event()))
+        caller = Caller(harness, stream=True)
         await cancelled(caller, 0)
         assert caller.status == 503
-        house.check_left(503)
+        harness.check_completed(503)
 
     @in_loop
     async def test_behind_it_the_last_event_says_so(self) -> None:
-        house = House(ScriptedGeneration(PIECES[0], asyncio.Event()))
-        caller = Caller(house, stream=True)
+        harness = EndpointHarness(ScriptedGeneration(PIECES[0], asyncio.Event()))
+        caller = Caller(harness, stream=True)
         await cancelled(caller, 2)
         assert (caller.status, (await told(caller))["code"]) == (200, "draining")
-        house.check_left(200)
+        harness.check_completed(200)
 
     @in_loop
     async def test_a_reader_that_is_behind_is_not_waited_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sse, "LAST_EVENT_S", 0.05)
-        house = House(Endless())
-        caller = Caller(house, stream=True)
+        harness = EndpointHarness(Endless())
+        caller = Caller(harness, stream=True)
         caller.on_send = full_after(3)
         await cancelled(caller, 3)
         assert not caller.is_at_end
-        house.check_left(200)
+        harness.check_completed(200)
 
 
 def full_after(messages: int) -> Callable[[], Awaitable[None]]:
@@ -228,7 +228,7 @@ def full_after(messages: int) -> Callable[[], Awaitable[None]]:
 
 async def cancelled(caller: Caller, messages: int) -> None:
     """Lets it ask, and cancels it when so many messages have left."""
-    asking = task(caller.ask())
+    asking = task(caller.send_request())
     await soon(lambda: len(caller.messages) == messages)
     await asyncio.sleep(0.01)
     asking.cancel()

@@ -16,7 +16,7 @@ from app.http import sse
 from app.http.protocol import BoundedHttpProtocol
 from frameworks.errors import Overloaded
 from frameworks.generation.types import Piece
-from tests.app.protocols.generating import Endless, House, ScriptedGeneration, events_of
+from tests.app.protocols.generating import Endless, EndpointHarness, ScriptedGeneration, events_of
 from tests.support.loops import in_loop, soon
 
 PATH = "/models/writer/infer"
@@ -32,9 +32,9 @@ class SmallBuffers(BoundedHttpProtocol):
 
 
 @asynccontextmanager
-async def serving(house: House) -> AsyncIterator[tuple[str, int]]:
-    """The address of a server that is this house. At the end nobody is connected."""
-    config = uvicorn.Config(house.app, interface="asgi3", lifespan="off", log_config=None)
+async def serving(harness: EndpointHarness) -> AsyncIterator[tuple[str, int]]:
+    """Serve the harness and yield its address. All connections are closed at the end."""
+    config = uvicorn.Config(harness.app, interface="asgi3", lifespan="off", log_config=None)
     config.load()
     state = ServerState()
     loop = asyncio.get_running_loop()
@@ -71,10 +71,10 @@ async def all_of(connection: socket.socket) -> bytes:
 
 @in_loop
 async def test_a_client_reads_streams_one_after_another_on_one_connection() -> None:
-    house = House(ScriptedGeneration())
-    async with serving(house) as (host, port), httpx.AsyncClient(base_url=f"http://{host}:{port}") as client:
+    harness = EndpointHarness(ScriptedGeneration())
+    async with serving(harness) as (host, port), httpx.AsyncClient(base_url=f"http://{host}:{port}") as client:
         for _ in range(3):
-            house.generation = ScriptedGeneration(*PIECES)
+            harness.generation = ScriptedGeneration(*PIECES)
             async with client.stream("POST", PATH, json={"prompt": "a", "stream": True}) as answer:
                 assert answer.headers["transfer-encoding"] == "chunked"
                 assert "content-length" not in answer.headers
@@ -83,36 +83,36 @@ async def test_a_client_reads_streams_one_after_another_on_one_connection() -> N
             assert events[-1] == "[DONE]"
             whole = await client.post(PATH, json={"prompt": "a"})
             assert whole.json()["finish_reason"] == "stop"
-    assert house.observer.requests == {("writer", "1", 200): 6}
+    assert harness.observer.requests == {("writer", "1", 200): 6}
 
 
 @in_loop
 async def test_a_connection_that_is_cut_ends_its_text_at_once() -> None:
-    house = House(ScriptedGeneration(Piece(0, "a"), asyncio.Event()))
-    async with serving(house) as address:
+    harness = EndpointHarness(ScriptedGeneration(Piece(0, "a"), asyncio.Event()))
+    async with serving(harness) as address:
         async with asking(address) as connection:
             await asyncio.get_running_loop().sock_recv(connection, 2**16)
-            assert house.version.references
-        await soon(lambda: house.generation.is_closed)
-    house.check_left(499)
+            assert harness.version.references
+        await soon(lambda: harness.generation.is_closed)
+    harness.check_completed(499)
 
 
 @in_loop
 async def test_a_reader_that_stops_loses_its_connection_and_its_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_protocol, "STALL_S", 0.1)
-    house = House(Endless())
-    async with serving(house) as address, asking(address):
-        await soon(lambda: house.observer.inflight == 1)
-        await soon(lambda: house.observer.inflight == 0)
-    house.check_left(499)
+    harness = EndpointHarness(Endless())
+    async with serving(harness) as address, asking(address):
+        await soon(lambda: harness.observer.inflight == 1)
+        await soon(lambda: harness.observer.inflight == 0)
+    harness.check_completed(499)
 
 
 @in_loop
 async def test_a_slow_reader_reads_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_protocol, "STALL_S", 0.1)
     text = "x" * 1000
-    house = House(ScriptedGeneration(*[Piece(0, text)] * 500, Piece(0, "", "stop")))
-    async with serving(house) as address, asking(address) as connection:
+    harness = EndpointHarness(ScriptedGeneration(*[Piece(0, text)] * 500, Piece(0, "", "stop")))
+    async with serving(harness) as address, asking(address) as connection:
         received = b""
         while not received.endswith(b"\r\n0\r\n\r\n"):
             received += await asyncio.get_running_loop().sock_recv(connection, 5000)
@@ -120,7 +120,7 @@ async def test_a_slow_reader_reads_on(monkeypatch: pytest.MonkeyPatch) -> None:
         connection.close()
     assert received.count(text.encode()) == 500
     assert b"data: [DONE]\n\n" in received
-    house.check_left(200)
+    harness.check_completed(200)
 
 
 class TestGivenUp:
@@ -130,24 +130,24 @@ class TestGivenUp:
 
     @in_loop
     async def test_who_reads_again_is_told(self) -> None:
-        house = House(generation := Endless())
-        async with serving(house) as address, asking(address) as connection:
+        harness = EndpointHarness(generation := Endless())
+        async with serving(harness) as address, asking(address) as connection:
             await asyncio.sleep(0.05)
             generation.error = self.ERROR
             received = await all_of(connection)
             connection.close()
         assert b'data: {"error":{"code":"overloaded","message":"the reader is 1024 tokens behind"' in received
         assert b"[DONE]" not in received
-        house.check_left(200)
+        harness.check_completed(200)
 
     @in_loop
     async def test_who_does_not_loses_the_connection(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sse, "LAST_EVENT_S", 0.1)
-        house = House(ScriptedGeneration(Piece(0, "x" * 200_000), self.ERROR))
-        async with serving(house) as address, asking(address) as connection:
-            await soon(lambda: house.observer.inflight == 1)
-            await soon(lambda: house.observer.inflight == 0)
+        harness = EndpointHarness(ScriptedGeneration(Piece(0, "x" * 200_000), self.ERROR))
+        async with serving(harness) as address, asking(address) as connection:
+            await soon(lambda: harness.observer.inflight == 1)
+            await soon(lambda: harness.observer.inflight == 0)
             received = await all_of(connection)
         assert received.startswith(b"HTTP/1.1 200 OK")
         assert b"error" not in received
-        house.check_left(200)
+        harness.check_completed(200)

@@ -1,4 +1,4 @@
-"""An endpoint before a model that generates what a test says: the parts around it are real, the model is not."""
+"""An endpoint whose model generates a scripted text. Every other part is real."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ Script = Piece | Exception | asyncio.Event
 
 
 class ScriptedGeneration:
-    """Gives its script in order: pieces; what it raises; and waits for events. Then it is at its end."""
+    """Follow a script: return its pieces, raise its exceptions, wait for its events. Then end."""
 
     def __init__(self, *script: Script) -> None:
         self._script = list(script)
@@ -57,7 +57,7 @@ class ScriptedGeneration:
 
 
 class Endless(ScriptedGeneration):
-    """Never at its end by itself; `error`, when it is there, ends it."""
+    """Generate pieces until `error` is set, then raise it."""
 
     error: Exception | None = None
 
@@ -69,7 +69,7 @@ class Endless(ScriptedGeneration):
 
 
 class Version:
-    """A version that is loaded. `references`: the permits of those who use it."""
+    """A loaded version. `references`: the permits of the requests that use it."""
 
     version = "1"
 
@@ -90,16 +90,16 @@ class Version:
         self.references.discard(permit)
 
 
-class House:
-    """The endpoint, and what a test may look at."""
+class EndpointHarness:
+    """The endpoint, and the state that tests inspect."""
 
     def __init__(
         self, generation: ScriptedGeneration, refusal: Exception | None = None, routes: Sequence[Route] = ROUTES
     ) -> None:
-        """`refusal`: raised in the place of giving the generation."""
+        """`refusal`: raised by `generate`."""
         self.generation = generation
         self.refusal = refusal
-        self.asked: list[Any] = []
+        self.generate_requests: list[Any] = []
         self.version = Version()
         self.observer = Observer("none", 1000)
         self.requests = RequestLimit("the server", 10, None)
@@ -117,15 +117,15 @@ class House:
         self.app = Endpoint(pipeline, RouteTable(routes), cast(Any, None))
 
     async def generate(self, context: Any, request: object, left_s: object, in_pieces: bool) -> ScriptedGeneration:
-        """As the service does it."""
+        """Start the generation, as InferenceService does."""
         assert context.version is self.version
-        self.asked.append(request)
+        self.generate_requests.append(request)
         if self.refusal is not None:
             raise self.refusal
         return self.generation
 
-    def check_left(self, status: int) -> None:
-        """One request was here: it was counted once, with this status, and nothing of it is left."""
+    def check_completed(self, status: int) -> None:
+        """Check that one request was counted, with this status, and that it holds no resource."""
         assert self.observer.requests == {("writer", "1", status): 1}
         assert self.observer.inflight == 0
         assert self.requests.inflight == 0
@@ -135,28 +135,28 @@ class House:
 
 
 class Caller:
-    """One request to a house, over ASGI's messages."""
+    """One HTTP request to the harness, as ASGI messages."""
 
-    def __init__(self, house: House, **body: object) -> None:
-        self._house = house
+    def __init__(self, harness: EndpointHarness, **body: object) -> None:
+        self._harness = harness
         self._body = json.dumps({"prompt": "a"} | body).encode()
-        self._has_asked = False
-        self._has_left = asyncio.Event()
+        self._is_body_sent = False
+        self._is_disconnected = asyncio.Event()
         self.messages: list[Any] = []
         self.on_send: Callable[[], Awaitable[None]] | None = None
-        """Called for each message, before it counts as sent."""
+        """Called before each message is recorded."""
 
-    async def ask(self) -> None:
+    async def send_request(self) -> None:
         scope = {
             "type": "http",
             "method": "POST",
             "path": "/models/writer/infer",
             "headers": [(b"x-request-id", b"mine")],
         }
-        await self._house.app(scope, self._receive, self._send)
+        await self._harness.app(scope, self._receive, self._send)
 
-    def leave(self) -> None:
-        self._has_left.set()
+    def disconnect(self) -> None:
+        self._is_disconnected.set()
 
     @property
     def status(self) -> int:
@@ -180,10 +180,10 @@ class Caller:
         return events_of(b"".join(self.bodies))
 
     async def _receive(self) -> Any:
-        if not self._has_asked:
-            self._has_asked = True
+        if not self._is_body_sent:
+            self._is_body_sent = True
             return {"type": "http.request", "body": self._body}
-        await self._has_left.wait()
+        await self._is_disconnected.wait()
         return GONE
 
     async def _send(self, message: Any) -> None:
@@ -193,7 +193,7 @@ class Caller:
 
 
 def events_of(body: bytes) -> list[Any]:
-    """The data of each event of a stream, in what JSON makes of it where it is JSON."""
+    """Return the data of each event of a stream, parsed except [DONE]."""
     *events, rest = body.decode().split("\n\n")
     assert rest == "", rest
     assert all(event.startswith("data: ") and "\n" not in event for event in events)

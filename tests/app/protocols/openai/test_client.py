@@ -11,7 +11,7 @@ import pytest
 from app.protocols.openai.routes import ROUTES
 from frameworks.errors import DeadlineExceeded, ModelFailed, Overloaded
 from frameworks.generation.types import Piece
-from tests.app.protocols.generating import House, ScriptedGeneration
+from tests.app.protocols.generating import EndpointHarness, ScriptedGeneration
 from tests.support.loops import in_loop
 
 PIECES = (Piece(0, "Hal"), Piece(0, "lo"), Piece(0, "!", "stop"))
@@ -19,10 +19,10 @@ MESSAGES: list[Any] = [{"role": "user", "content": "Hello"}]
 
 
 @asynccontextmanager
-async def client_of(house: House) -> AsyncIterator[openai.AsyncOpenAI]:
+async def client_of(harness: EndpointHarness) -> AsyncIterator[openai.AsyncOpenAI]:
     """Return OpenAI's client of an endpoint whose model is called `writer`."""
 
-    transport = httpx2.ASGITransport(house.app)
+    transport = httpx2.ASGITransport(harness.app)
     async with openai.AsyncOpenAI(
         base_url="http://test/v1",
         api_key="none",
@@ -34,43 +34,43 @@ async def client_of(house: House) -> AsyncIterator[openai.AsyncOpenAI]:
 
 @in_loop
 async def test_completion_whole() -> None:
-    house = House(ScriptedGeneration(*PIECES), routes=ROUTES)
-    async with client_of(house) as client:
+    harness = EndpointHarness(ScriptedGeneration(*PIECES), routes=ROUTES)
+    async with client_of(harness) as client:
         answer = await client.completions.create(model="writer", prompt=["Once"], max_tokens=5)
     assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("Hallo!", "stop")
     assert answer.usage is not None
     assert answer.usage.total_tokens == 5
-    assert house.asked[0].stopping.max_tokens == 5
-    house.check_left(200)
+    assert harness.generate_requests[0].stopping.max_tokens == 5
+    harness.check_completed(200)
 
 
 @in_loop
 async def test_completion_streamed() -> None:
-    house = House(ScriptedGeneration(*PIECES), routes=ROUTES)
-    async with client_of(house) as client:
+    harness = EndpointHarness(ScriptedGeneration(*PIECES), routes=ROUTES)
+    async with client_of(harness) as client:
         stream = await client.completions.create(model="writer", prompt="Once", stream=True)
         choices = [chunk.choices[0] async for chunk in stream]
     assert [choice.text for choice in choices] == ["Hal", "lo", "!"]
     # OpenAI's servers also send null before the last piece, against the type of their client.
     assert [choice.finish_reason for choice in choices] == [None, None, "stop"]
-    house.check_left(200)
+    harness.check_completed(200)
 
 
 @in_loop
 async def test_chat_whole() -> None:
-    house = House(ScriptedGeneration(*PIECES), routes=ROUTES)
-    async with client_of(house) as client:
+    harness = EndpointHarness(ScriptedGeneration(*PIECES), routes=ROUTES)
+    async with client_of(harness) as client:
         answer = await client.chat.completions.create(model="writer", messages=MESSAGES)
     assert (answer.choices[0].message.role, answer.choices[0].message.content) == ("assistant", "Hallo!")
-    house.check_left(200)
+    harness.check_completed(200)
 
 
 @in_loop
 async def test_chat_stream_is_joined_by_client() -> None:
-    house = House(ScriptedGeneration(*PIECES), routes=ROUTES)
+    harness = EndpointHarness(ScriptedGeneration(*PIECES), routes=ROUTES)
     options: Any = {"stream_options": {"include_usage": True}}
     async with (
-        client_of(house) as client,
+        client_of(harness) as client,
         client.chat.completions.stream(model="writer", messages=MESSAGES, **options) as stream,
     ):
         deltas = [event.delta async for event in stream if event.type == "content.delta"]
@@ -79,7 +79,7 @@ async def test_chat_stream_is_joined_by_client() -> None:
     assert (final.choices[0].message.content, final.choices[0].finish_reason) == ("Hallo!", "stop")
     assert final.usage is not None
     assert (final.usage.prompt_tokens, final.usage.completion_tokens) == (3, 2)
-    house.check_left(200)
+    harness.check_completed(200)
 
 
 @pytest.mark.parametrize(
@@ -92,13 +92,13 @@ async def test_chat_stream_is_joined_by_client() -> None:
 def test_error_before_first_piece_has_status(refusal: Exception, kind: Any, status: int) -> None:
     @in_loop
     async def test() -> None:
-        house = House(ScriptedGeneration(), refusal, ROUTES)
-        async with client_of(house) as client:
+        harness = EndpointHarness(ScriptedGeneration(), refusal, ROUTES)
+        async with client_of(harness) as client:
             with pytest.raises(kind) as refused:
                 await client.chat.completions.create(model="writer", messages=MESSAGES, stream=True)
         assert refused.value.status_code == status
         assert refused.value.response.headers.get("retry-after") == ("7" if status == 503 else None)
-        house.check_left(status)
+        harness.check_completed(status)
 
     test()
 
@@ -107,7 +107,7 @@ def test_error_before_first_piece_has_status(refusal: Exception, kind: Any, stat
 def test_error_after_first_piece_ends_stream(path: str) -> None:
     @in_loop
     async def test() -> None:
-        house = House(ScriptedGeneration(PIECES[0], ModelFailed("its thread ended")), routes=ROUTES)
+        harness = EndpointHarness(ScriptedGeneration(PIECES[0], ModelFailed("its thread ended")), routes=ROUTES)
         texts = []
 
         async def read(stream: Any) -> None:
@@ -115,7 +115,7 @@ def test_error_after_first_piece_ends_stream(path: str) -> None:
                 choice = chunk.choices[0]
                 texts.append((choice.delta.content or "") if path == "chat" else choice.text)
 
-        async with client_of(house) as client:
+        async with client_of(harness) as client:
             if path == "chat":
                 stream: Any = await client.chat.completions.create(model="writer", messages=MESSAGES, stream=True)
             else:
