@@ -84,7 +84,7 @@ class TextService:
     async def answer_token_request(self, context: RunContext, request: TokenRequest) -> TokenAnswer:
         """Tokenize or detokenize. The request does not wait in the queue, as the model does not run."""
         context.permit.queue(context.version.model.requests)
-        model = context.version.model_in_service()
+        model = context.version.loaded_model()
         context.permit.begin()
         loop = asyncio.get_running_loop()
         started_s = loop.time()

@@ -74,7 +74,7 @@ class ModelResidency:
         if version.is_ready:
             return
         version.check_may_load()
-        version.expect(permit)
+        version.acquire_on_load(permit)
         try:
             with suppress(EvictionNeeded):  # it joined a load at start-up, which may not evict; the next load may
                 await self._join_load(version)

@@ -88,7 +88,7 @@ class TextTokenizer:
         by the special tokens of a pair.
         """
         if self._config.max_tokens <= self._num_special_of_pair:
-            raise InvalidInput("text", f"the model reads {self._config.max_tokens} tokens, too few for pairs of texts")
+            raise InvalidInput("text", f"expected no pairs, got one; the model reads {self._config.max_tokens} tokens")
         with self._lock:
             # Only the first text gets the prompt, as in sentence-transformers.
             encodings = self._encodings([(self._config.prompt + first, second) for first, second in pairs], truncate)
@@ -134,8 +134,8 @@ class TextTokenizer:
                 if len(encoding) > self._config.max_tokens:
                     raise InvalidInput(
                         f"text[{position}]",
-                        f"{len(encoding)} tokens, and the model reads at most {self._config.max_tokens}; "
-                        "shorten the text or leave out truncate = false",
+                        f"expected at most {self._config.max_tokens} tokens, got {len(encoding)}; "
+                        "shorten the text or remove truncate = false",
                     )
         return encodings
 

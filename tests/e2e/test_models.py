@@ -216,7 +216,7 @@ def test_an_unloaded_model_says_so_until_it_is_loaded(own_server: RunningServer)
         assert (answer.status_code, answer.json()["state"]) == (200, "unloaded")
         assert answer.json()["inputs"] is None
     refusal = own_server.client.post("/models/digits/infer", json=IMAGE)
-    assert_refused(refusal, 503, "unloaded", "POST /models/digits/load brings it back")
+    assert_refused(refusal, 503, "unloaded", "POST /models/digits/load loads it again")
     assert own_server.client.get("/health").json()["models"] == {"digits": "unloaded"}
     for version in ({}, {"version": "1"}):
         loaded = own_server.client.post("/models/digits/load", json=version).json()
@@ -251,7 +251,7 @@ def test_a_load_that_fails_is_told_and_can_be_mended(start: Start, tmp_path: Pat
     assert "model.onnx" in model["reason"]
     inputs = {"inputs": {"a": [[1, 2, 3, 4]], "b": [[1, 1, 1, 1]]}}
     answer = server.client.post("/models/sums/infer", json=inputs)
-    assert_refused(answer, 503, "model_failed", "it is tried again in", "or by POST /models/sums/load")
+    assert_refused(answer, 503, "model_failed", "its load is retried in", "or by POST /models/sums/load")
     file.write_bytes(content)
     assert server.client.post("/models/sums/load").json()["state"] == "ready"
     assert server.infer("sums", **inputs)["outputs"]["sum"]["data"] == [[2, 3, 4, 5]]

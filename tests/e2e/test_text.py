@@ -102,7 +102,7 @@ def test_a_text_that_is_too_long_is_cut_unless_that_is_forbidden(model: str, ser
     assert np.abs(np.array(cut) - server.infer(model, text=exact, truncate=False)["embeddings"]).max() < 1e-6
     for texts, position in ((over, 0), (["a", "b", over], 2)):
         answer = server.client.post(f"/models/{model}/infer", json={"text": texts, "truncate": False})
-        assert_refused(answer, 400, "invalid_input", f"text[{position}]: 257 tokens", "at most 256")
+        assert_refused(answer, 400, "invalid_input", f"text[{position}]: expected at most 256 tokens, got 257")
     assert server.infer(model, text=over)["embeddings"] == cut
 
 

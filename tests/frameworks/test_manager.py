@@ -72,7 +72,7 @@ class TestLoading:
                 await manager.load("m")
             assert (slot.state, slot.reason) == (ModelState.FAILED, "broken: broken")
             with pytest.raises(
-                ModelFailed, match=r"broken: broken; it is tried again in [01]\.\d s, or by POST /models/m/load"
+                ModelFailed, match=r"broken: broken; its load is retried in [01]\.\d s, or by POST /models/m/load"
             ):
                 await ask(manager)
             slot.path = Path("repaired")

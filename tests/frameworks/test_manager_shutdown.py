@@ -34,7 +34,7 @@ class TestUnloading:
             gate.open()
             assert await asyncio.gather(*asked) == [[0], [2], [4]]
             await unload
-            with pytest.raises(ModelUnloaded, match="POST /models/m/load brings it back"):
+            with pytest.raises(ModelUnloaded, match="POST /models/m/load loads it again"):
                 await late
             assert (slot.state, slot.spec) == (ModelState.UNLOADED, None)
             assert registry.made[0].is_closed
@@ -117,7 +117,7 @@ class TestDeadThread:
             with capture_logs(), pytest.raises(ModelFailed):
                 await ask(manager, 13)
             assert (slot.state, slot.reason) == (ModelState.FAILED, "its device thread ended")
-            with pytest.raises(ModelFailed, match="its device thread ended; it is tried again in"):
+            with pytest.raises(ModelFailed, match="its device thread ended; its load is retried in"):
                 await ask(manager)
             assert slot.requests.inflight == 0
             assert registry.made[0].is_closed

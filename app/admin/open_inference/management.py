@@ -46,7 +46,7 @@ class Management:
         """
         try:
             self._lifecycle.check_accepting()
-            self._find(name, version)[1].described()
+            self._find(name, version)[1].known_spec()
         except RoundhouseError as error:
             return error
         return None
@@ -106,7 +106,7 @@ class Management:
     async def _version_info(self, name: str, version: str) -> VersionInfo:
         while True:
             slot, found = self._find(name, version)
-            spec = found.described()
+            spec = found.known_spec()
             if spec is not None:
                 return VersionInfo(slot, found, spec)
             permit = self._pipeline.new_permit()
@@ -143,7 +143,7 @@ def _state_of(slot: ModelSlot, version: ModelVersion) -> tuple[str, str]:
     if version.version not in slot.answering:
         return "UNAVAILABLE", "not selected by version_policy"
     try:
-        version.described()
+        version.known_spec()
     except ModelUnloaded:
         return "UNLOADING" if version.state is ModelState.DRAINING else "UNAVAILABLE", "unloaded"
     except RoundhouseError as error:

@@ -146,7 +146,7 @@ class TestEviction:
             await infer(manager, "a")
             with pytest.raises(OutOfMemory, match=r'"b".* needs 1 GiB; .*unload or unpin'):
                 await infer(manager, "b")
-            with pytest.raises(OutOfMemory, match="is tried again in"):
+            with pytest.raises(OutOfMemory, match="is retried in"):
                 await infer(manager, "b")
             assert states(manager) == {"a": "ready", "b": "failed"}
             await manager.unload("a")

@@ -104,7 +104,7 @@ class TestFailures:
                 assert isinstance(await error_of(infer(manager, "a")), ModelFailed)
                 assert len(registry.loads) == count + 1
                 clock.now_s += wait_s - 0.1
-                with pytest.raises(ModelFailed, match=r"failed: a is broken; it is tried again in 0\.1 s"):
+                with pytest.raises(ModelFailed, match=r"failed: a is broken; its load is retried in 0\.1 s"):
                     await infer(manager, "a")
                 assert len(registry.loads) == count + 1
                 clock.now_s += 0.1
@@ -134,7 +134,7 @@ class TestFailures:
             version._clock = clock
             await infer(manager, "a")
             await kill(manager, "a")
-            with pytest.raises(ModelFailed, match=r"its device thread ended; it is tried again in 1\.0 s"):
+            with pytest.raises(ModelFailed, match=r"its device thread ended; its load is retried in 1\.0 s"):
                 await infer(manager, "a")
             clock.now_s += 1
             assert await asyncio.gather(*(infer(manager, "a") for _ in range(5))) == ["1"] * 5

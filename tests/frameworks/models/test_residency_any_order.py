@@ -47,7 +47,7 @@ class ResidencyMachine(RuleBasedStateMachine):
     def start_manager(self) -> None:
         self.logs = capture_logs()
         self.logs.__enter__()
-        self.short_retries = patch.object(frameworks.models.version, "_LONGEST_RETRY_S", 0.002)
+        self.short_retries = patch.object(frameworks.models.version, "_MAX_RETRY_S", 0.002)
         self.short_retries.start()
         self.folder = tempfile.TemporaryDirectory()
         self.runner = asyncio.Runner()

@@ -220,7 +220,7 @@ class TestFixedSizes:
         assert model.tokenizer is not None
         [ids] = model.tokenizer.tokenize(["cat " * 99], truncate=True)
         assert len(ids) == 16
-        with pytest.raises(InvalidInput, match="101 tokens, and the model reads at most 16"):
+        with pytest.raises(InvalidInput, match="expected at most 16 tokens, got 101"):
             model.tokenizer.tokenize(["cat " * 99], truncate=False)
 
     def test_lower_limit_of_files_holds(self, text_model: MakeModel) -> None:

@@ -93,7 +93,7 @@ class TestTokenizer:
             assert tokenizer().tokenize([exact], truncate) == [plain_ids(tmp_path, exact)]
 
     def test_long_text_is_refused_with_lengths_and_position(self, tokenizer: MakeTokenizer) -> None:
-        with pytest.raises(InvalidInput, match=r"^text\[1\]: 9 tokens, .* at most 6; .*truncate") as caught:
+        with pytest.raises(InvalidInput, match=r"^text\[1\]: expected at most 6 tokens, got 9; .*truncate") as caught:
             tokenizer().tokenize(["the", LONG, LONG], truncate=False)
         assert caught.value.field == "text[1]"
 
@@ -115,12 +115,12 @@ class TestTokenizer:
                 try:
                     lengths |= {len(ids) for ids in one.tokenize(texts, truncate)}
                 except InvalidInput as error:
-                    lengths.add(error.message.split(",")[0])
+                    lengths.add(error.reason.split(";")[0])
             return lengths
 
         with ThreadPoolExecutor(4) as threads:
             answers = list(threads.map(ask, [True, False, True, False]))
-        assert answers == [{6}, {"text[0]: 9 tokens"}] * 2
+        assert answers == [{6}, {"expected at most 6 tokens, got 9"}] * 2
 
     def test_prompt_precedes_every_text(self, tokenizer: MakeTokenizer, tmp_path: Path) -> None:
         one = tokenizer(prompt="query : ", max_tokens=99)
@@ -250,7 +250,7 @@ class TestPairs:
         assert " ".join(one.token_strings(ids)) == "[CLS] query : the [SEP] cat [SEP]"
 
     def test_long_pair_is_refused_with_lengths_and_position(self, tokenizer: MakeTokenizer) -> None:
-        with pytest.raises(InvalidInput, match=r"^text\[1\]: 10 tokens, .* at most 8; .*truncate"):
+        with pytest.raises(InvalidInput, match=r"^text\[1\]: expected at most 8 tokens, got 10; .*truncate"):
             tokenizer(max_tokens=8).tokenize_pairs([("the", "cat"), (LONG[:7], "the cat sat on ."[:14] + " .")], False)
 
     @pytest.mark.parametrize("pair", [("a\ud800", "a"), ("a", "a\udfff")])
@@ -259,7 +259,7 @@ class TestPairs:
             tokenizer().tokenize_pairs([("the", "cat"), pair], truncate=True)
 
     def test_limit_too_small_for_pairs_is_refused(self, tokenizer: MakeTokenizer) -> None:
-        with pytest.raises(InvalidInput, match=r"^text: the model reads 3 tokens, too few for pairs"):
+        with pytest.raises(InvalidInput, match=r"^text: expected no pairs, got one; the model reads 3 tokens"):
             tokenizer(max_tokens=3).tokenize_pairs([("the", "cat")], truncate=True)
         assert len(tokenizer(max_tokens=4).tokenize_pairs([("the", "cat")], truncate=True).token_ids[0]) == 4
 
