@@ -86,9 +86,12 @@ PresencePenalty = Annotated[
     float | None, Field(ge=-2, le=2, description="Subtracted once from the logit of a token that occurred.")
 ]
 LogitBias = Annotated[
-    dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$", examples=["17"])], Annotated[float, Field(ge=-100, le=100)]]
+    Annotated[
+        dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$", examples=["17"])], Annotated[float, Field(ge=-100, le=100)]],
+        Field(max_length=MAX_NAMED_TOKENS, json_schema_extra={"additionalProperties": False}),
+    ]
     | None,
-    Field(max_length=MAX_NAMED_TOKENS, description="Token id to the number that is added to its logit."),
+    Field(description="Token id to the number that is added to its logit."),
 ]
 Seed = Annotated[
     int | None, Field(ge=0, le=2**63 - 1, description="Equal seeds give equal texts. Default: a random seed.")

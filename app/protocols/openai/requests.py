@@ -49,7 +49,7 @@ class StreamOptions(Body):
     include_obfuscation: OnlyFalse | None = None
 
 
-class GenerationBody(RequestBody, SamplingFields, StoppingFields, ConstraintFields):
+class GenerationBody(ConstraintFields, StoppingFields, SamplingFields, RequestBody):
     """Fields of both routes of text generation."""
 
     n: NumChoices = 1
