@@ -140,7 +140,7 @@ class Run:
                 self.scheduler.check_integrity()
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(situations)
 def test_sequences_read_own_prefix_and_complete(setting: Setting) -> None:
     run = Run(setting)
@@ -171,7 +171,7 @@ def prompts(setting: Setting) -> list[tuple[int, ...]]:
     return [tuple((i * i) % 3 for i in range(40)), *(each.tail * 60 for each in setting.arrivals)]
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(situations)
 def test_equal_priority_starts_in_arrival_order(setting: Setting) -> None:
     """Return texts of one priority without shared tokens and cancellations."""

@@ -13,6 +13,7 @@ from frameworks.pytorch.loader import default_dtype, load_encoder
 from frameworks.text.tokenizer import normalize_rows
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.models.loading import load_torch, rows_of
+from tests.support.axes import one_axis_at_a_time
 from tests.support.fake_probe import GIB, FakeProbe, cuda
 from tests.support.models.text_files import TEXTS, change_json, write_sentence_transformers
 from tests.support.models.torch_folders import HIDDEN_SIZE, rewrite_weights, save_classifier, save_embedder
@@ -66,8 +67,7 @@ class TestDtypes:
         difference = normalize_rows(rows_of(narrow, list(TEXTS))) - normalize_rows(rows_of(full, list(TEXTS)))
         assert 0 < np.abs(difference).max() < (1e-2 if dtype == "f16" else 5e-2)
 
-    @pytest.mark.parametrize("saved", ["f32", "f16", "bf16"])
-    @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+    @pytest.mark.parametrize(("saved", "dtype"), one_axis_at_a_time(["f32", "f16", "bf16"], ["f32", "f16", "bf16"]))
     def test_every_dtype_loads_from_every_file(self, made_once: FolderMaker, saved: str, dtype: str) -> None:
         model = load_torch(made_once(save_embedder, dtype=saved), dtype=dtype)
         assert model._model is not None

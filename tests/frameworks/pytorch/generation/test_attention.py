@@ -15,6 +15,7 @@ from frameworks.pytorch.generation import attention
 from frameworks.pytorch.generation.attention import BlockAttention
 from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, CacheShape, KeyValueCache
 from frameworks.pytorch.generation.step_layout import LayoutMaker, StepLayout
+from tests.support.axes import one_axis_at_a_time
 
 CPU = torch.device("cpu")
 BLOCKS = 64
@@ -145,9 +146,10 @@ SCATTERED = [*range(0, BLOCKS, 7), *(block for block in range(BLOCKS) if block %
 
 
 class TestForms:
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-    @pytest.mark.parametrize("window", [None, 1, 2, 31, 32, 33, 40])
-    @pytest.mark.parametrize("softcap", [None, 3.0])
+    @pytest.mark.parametrize(
+        ("dtype", "window", "softcap"),
+        one_axis_at_a_time([torch.float32, torch.float16, torch.bfloat16], [None, 1, 2, 31, 32, 33, 40], [None, 3.0]),
+    )
     def test_dtypes_windows_and_caps_match_reference(
         self, dtype: torch.dtype, window: int | None, softcap: float | None
     ) -> None:
@@ -178,10 +180,15 @@ class TestForms:
         for order in (IN_ROW, IN_ROW[::-1], IN_ROW[::2], SCATTERED):
             check(Case([Part(5, 1), Part(31, 1), Part(0, 1)], Form(), order))
 
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-    @pytest.mark.parametrize("window", [None, 1, 33, 40, 100])
-    @pytest.mark.parametrize("order", [IN_ROW, IN_ROW[::-1], SCATTERED], ids=["in a row", "backwards", "scattered"])
-    @pytest.mark.parametrize("start", [0, 31, 32, 100, 127])
+    @pytest.mark.parametrize(
+        ("start", "order", "window", "dtype"),
+        one_axis_at_a_time(
+            [100, 0, 31, 32, 127],
+            [IN_ROW, IN_ROW[::-1], SCATTERED],
+            [None, 1, 33, 40, 100],
+            [torch.float32, torch.float16, torch.bfloat16],
+        ),
+    )
     def test_single_decode_needs_no_sums(
         self, start: int, order: list[int], window: int | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -192,8 +199,9 @@ class TestForms:
         check(Case([Part(0, 70)], Form(), IN_ROW))
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-    @pytest.mark.parametrize("length", [2, 32, 33, 47, 48, 49, 255, 256, 257])
-    @pytest.mark.parametrize("scale", [None, 1.0])
+    @pytest.mark.parametrize(
+        ("length", "scale"), one_axis_at_a_time([48, 2, 32, 33, 47, 49, 255, 256, 257], [None, 1.0])
+    )
     def test_whole_prompts_match_reference(self, length: int, dtype: torch.dtype, scale: float | None) -> None:
         """Prompts of medium length use other products in bfloat16, and in a batch."""
         check(Case([Part(0, length), Part(40, 1), Part(0, 40)], Form(2, 3, 24, dtype), IN_ROW), scale)

@@ -102,7 +102,7 @@ def small(made_once: FolderMaker) -> GeneratingModel:
     return model
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(coming=st.lists(arrivals, min_size=1, max_size=7), forgets=st.booleans())
 def test_text_equals_text_alone(
     reference: Reference, small: GeneratingModel, coming: list[Arrival], forgets: bool

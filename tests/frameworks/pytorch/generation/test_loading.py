@@ -14,11 +14,13 @@ from frameworks.pytorch.generation.engine import GeneratingModel
 from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, CacheShape
 from frameworks.pytorch.generation.llama import LlamaDecoder
 from frameworks.pytorch.generation.loading import GeneratorShape, kv_bytes, read_shape
+from frameworks.pytorch.loader import DTYPE_NAMES
 from frameworks.pytorch.registry import TorchRegistry
 from frameworks.settings import PerformanceSettings, TorchModelEntry
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.models.loading import NO_COPIES
 from tests.frameworks.pytorch.generation.generating import alone, load_generating, request
+from tests.support.axes import one_axis_at_a_time
 from tests.support.fake_probe import GIB, FakeProbe
 from tests.support.models.causal_folders import CONTEXT_TOKENS, END_ID, VOCABULARY_SIZE, save_causal_model
 from tests.support.models.text_files import change_json
@@ -118,11 +120,12 @@ class TestSpec:
 
 
 class TestDtypes:
-    @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2"])
-    @pytest.mark.parametrize(("dtype", "name"), [("f32", "float32"), ("f16", "float16"), ("bf16", "bfloat16")])
-    def test_every_dtype_generates(self, made_once: FolderMaker, family: str, dtype: str, name: str) -> None:
+    @pytest.mark.parametrize(
+        ("family", "dtype"), one_axis_at_a_time(["llama", "gpt2", "gemma2"], ["bf16", "f16", "f32"])
+    )
+    def test_every_dtype_generates(self, made_once: FolderMaker, family: str, dtype: str) -> None:
         model = load_generating(made_once(save_causal_model, model_type=family), dtype=dtype)
-        assert (model.spec.dtype, model.spec.quantization) == (name, None)
+        assert (model.spec.dtype, model.spec.quantization) == (DTYPE_NAMES[dtype], None)
         model.warm_up()
         assert len(alone(model, request(1, PROMPT, 5))) == 5
 

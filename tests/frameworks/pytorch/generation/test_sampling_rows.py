@@ -77,7 +77,7 @@ def logits_for(rows: int, vocabulary_size: int, seed: int, kind: str) -> torch.T
 
 
 class TestRowsAreIndependent:
-    @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+    @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
     @given(
         rows=ROWS,
         vocabulary_size=st.sampled_from(SIZES),
@@ -92,7 +92,7 @@ class TestRowsAreIndependent:
         order = data.draw(st.permutations(range(len(rows))))
         check_rows(rows, logits_for(len(rows), vocabulary_size, seed, kind), order)
 
-    @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(rows=ROWS, vocabulary_size=st.sampled_from(SIZES), seed=st.integers(0, 1000), is_tied=st.booleans())
     def test_numpy_and_torch_searches_agree(
         self, monkeypatch: pytest.MonkeyPatch, rows: list[Row], vocabulary_size: int, seed: int, is_tied: bool
@@ -115,7 +115,7 @@ class TestRowsAreIndependent:
 
     @pytest.mark.gpu
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device that torch can drive")
-    @settings(max_examples=40)
+    @settings(max_examples=20)
     @given(rows=ROWS, vocabulary_size=st.sampled_from([*SIZES, 50_257]), seed=st.integers(0, 1000), data=st.data())
     def test_rows_are_independent_on_gpu(
         self, rows: list[Row], vocabulary_size: int, seed: int, data: st.DataObject

@@ -121,7 +121,7 @@ class TestTexts:
         found = walks(tokenizer, [masks.compile(choice(*texts)) for _ in range(60)], seed=5, haste=0)
         assert set(found) == set(texts)
 
-    @settings(max_examples=25)
+    @settings(max_examples=10)
     @given(texts=st.lists(st.text(max_size=8), min_size=1, max_size=4), seed=st.integers(0, 99))
     def test_text_is_one_of_random_choices(
         self, tokenizer: Tokenizer, masks: TokenMasks, texts: list[str], seed: int
