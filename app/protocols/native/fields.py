@@ -1,22 +1,107 @@
-"""The fields of a request to /infer: what each is for, and which of them belong together.
+"""Describe the bodies of /infer: which fields they have, and which of them belong together.
 
-The pydantic models are the OpenAPI document's; a request itself is read by `decode`, from the tables below them.
+`GenerationOptions` also validates the options of `prompt` and `messages`. Tensors and texts are decoded by hand, for
+speed; a property test holds InferRequest to the decoder.
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.protocols.constraint_fields import CONSTRAINT_FIELDS
-from app.protocols.generation_fields import SAMPLING_FIELDS, STOPPING_FIELDS
+from app.protocols.bodies import MAX_INT32
+from app.protocols.constraint_fields import ConstraintFields
+from app.protocols.generation_fields import (
+    MAX_TOP_LOGPROBS,
+    Messages,
+    NumChoices,
+    SamplingFields,
+    StoppingFields,
+    Stream,
+)
+from app.protocols.text_fields import Texts
+from frameworks.types import DEFAULT_PRIORITY, LAST_PRIORITY
 
-GENERATION_INPUTS = frozenset({"prompt", "messages"})
+DEFAULT_MAX_TOKENS = 256
+"""Of a text that `prompt` or `messages` request."""
+
+
+class GenerationOptions(ConstraintFields, StoppingFields, SamplingFields):
+    """The options of `prompt` and `messages`."""
+
+    max_tokens: Annotated[int | None, Field(ge=1, le=MAX_INT32)] = Field(
+        None, description=f"Maximum number of generated tokens. Default: {DEFAULT_MAX_TOKENS}."
+    )
+    n: NumChoices = 1
+    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | bool | None = Field(
+        None,
+        description="Return the log probabilities of the tokens, and of this number of most likely tokens at each "
+        "position; true: 0.",
+    )
+    stream: Stream = False
+
+
+# The value of an omitted field that does not accept null.
+_ABSENT: Any = None
+
+
+def _drop_null_defaults(schema: dict[str, Any]) -> None:
+    for described in schema["properties"].values():
+        if described.get("default", _ABSENT) is None:
+            described.pop("default", None)
+
+
+class InferRequest(GenerationOptions):
+    """Exactly one of `input_data`, `inputs`, `text`, `prompt` and `messages`."""
+
+    model_config = ConfigDict(json_schema_extra=_drop_null_defaults)
+
+    model_name: str = Field(_ABSENT, description="The model; not needed where the path names it.")
+    version: str = Field(_ABSENT, description="The version of the model. Default: the one that serves traffic.")
+    input_data: Any = Field(
+        _ABSENT,
+        description="The tensor of a model with one required input: nested, or flat. A flat list is reshaped to the "
+        "declared shape: one free dimension is computed from the number of values; with several, batch_size fixes the "
+        "first.",
+        examples=[[[0.0, 0.5, 1.0]]],
+    )
+    batch_size: int = Field(_ABSENT, ge=1, le=MAX_INT32, description="The number of rows of a flat input_data.")
+    inputs: dict[str, Any] = Field(
+        _ABSENT,
+        description='Named tensors: nested arrays, or {"data", "shape", "dtype"} with flat or nested data.',
+        examples=[{"image": {"data": [0.0, 0.5, 1.0], "shape": [1, 3], "dtype": "float32"}}],
+    )
+    outputs: list[str] = Field(
+        _ABSENT, min_length=1, description="Return only these outputs; with input_data at most one."
+    )
+    text: Texts = Field(_ABSENT, description="A text or a list of texts, for embed and classify models.")
+    normalize: bool = Field(
+        _ABSENT, description="embed: L2-normalise the vectors. Default: as the model's own files say, else true."
+    )
+    truncate: bool = Field(_ABSENT, description="Truncate texts at the model's limit. Default: true.")
+    top_k: Annotated[int | None, Field(ge=-1, le=MAX_INT32)] = Field(
+        None,
+        description="classify: the number of labels per text, 1 or more; default: all. Generation: sample from this "
+        "number of most likely tokens; 0 or -1: all; default: the model's own.",
+    )
+    prompt: str = Field(_ABSENT, description="The text to continue, for models that generate text.")
+    messages: Messages = Field(
+        _ABSENT, description="A conversation, for models that generate text and have a chat template."
+    )
+    priority: int = Field(
+        _ABSENT,
+        ge=1,
+        le=LAST_PRIORITY,
+        description=f"Position in the queue, 1 is first; it rises with the time in the queue. Default: "
+        f"{DEFAULT_PRIORITY}.",
+    )
+    timeout_ms: int = Field(_ABSENT, ge=1, le=MAX_INT32, description="Deadline of the request in milliseconds.")
+
+
 INPUT_FIELDS = ("input_data", "inputs", "text", "prompt", "messages")
-"""Exactly one of these is in a request."""
+"""A request has exactly one of these."""
+GENERATION_INPUTS = frozenset({"prompt", "messages"})
 
-GENERATION_FIELDS = SAMPLING_FIELDS | STOPPING_FIELDS | CONSTRAINT_FIELDS | {"n", "logprobs", "stream"}
-"""The options of `prompt` and `messages`."""
-
+GENERATION_FIELDS = frozenset(GenerationOptions.model_fields)
 OPTIONS: dict[str, frozenset[str]] = {
     "input_data": frozenset({"batch_size", "outputs"}),
     "inputs": frozenset({"outputs"}),
@@ -24,114 +109,16 @@ OPTIONS: dict[str, frozenset[str]] = {
     "prompt": GENERATION_FIELDS,
     "messages": GENERATION_FIELDS,
 }
-"""The options that each question takes, besides `model_name` and `version`."""
+"""Input field → the options that go with it, besides COMMON_FIELDS."""
 
 COMMON_FIELDS = frozenset({"model_name", "version", "priority", "timeout_ms"})
-"""What goes with every question."""
+"""The fields of every request."""
 
 FIELDS = COMMON_FIELDS.union(INPUT_FIELDS, *OPTIONS.values())
 
 
-class ChatMessage(BaseModel):
-    """One turn of a conversation."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    role: str = Field(examples=["user"])
-    content: str | list[dict[str, str]] = Field(description='A text, or parts like {"type": "text", "text": "…"}.')
-
-
-class InferRequest(BaseModel):
-    """Exactly one of `input_data`, `inputs`, `text`, `prompt` and `messages`."""
-
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
-
-    model_name: str | None = Field(None, description="Which model; may be left out where the path names it.")
-    version: str | None = Field(None, description="The version that is loaded.")
-    input_data: Any = Field(
-        None,
-        description="The tensor of a model with exactly one required input: nested, or flat and then reshaped to the "
-        "declared shape (one free dimension is solved from the count; with several, batch_size fixes the first).",
-        examples=[[[0.0, 0.5, 1.0]]],
-    )
-    batch_size: int | None = Field(None, ge=1, description="How many rows a flat input_data holds.")
-    inputs: dict[str, Any] | None = Field(
-        None,
-        description='Named tensors: nested arrays, or {"data", "shape", "dtype"} with flat or nested data.',
-        examples=[{"image": {"data": [0.0, 0.5, 1.0], "shape": [1, 3], "dtype": "float32"}}],
-    )
-    outputs: list[str] | None = Field(None, description="Only these outputs are returned; with input_data at most one.")
-    text: str | list[str] | None = Field(None, description="A text or a list of texts, for embed and classify models.")
-    normalize: bool | None = Field(
-        None, description="embed: L2-normalise; default as the model's own files say, else true."
-    )
-    truncate: bool | None = Field(None, description="Cut over-long texts at the model's limit; default true.")
-    top_k: int | None = Field(
-        None,
-        ge=-1,
-        description="classify: how many labels per text, 1 or more; default all. Generation: only the likeliest so "
-        "many tokens are drawn from, 0 or -1 for all; default as the model's own files say.",
-    )
-    prompt: str | None = Field(None, description="The text to go on from, for models that generate text.")
-    messages: list[ChatMessage] | None = Field(
-        None, description="A conversation, for models that generate text and have a chat template."
-    )
-    max_tokens: int = Field(256, ge=1, description="Tokens of each text at most; the model's context ends it too.")
-    temperature: float | None = Field(
-        None, ge=0, le=100, description="0: always the likeliest token. Default as the model's own files say, else 1."
-    )
-    top_p: float | None = Field(
-        None,
-        gt=0,
-        le=1,
-        description="Only the likeliest tokens that together have this probability are drawn from; default as top_k's.",
-    )
-    min_p: float | None = Field(
-        None,
-        ge=0,
-        le=1,
-        description="Only tokens with this share of the likeliest's probability are drawn from; default as top_k's.",
-    )
-    repetition_penalty: float | None = Field(
-        None,
-        ge=0.01,
-        le=100,
-        description="Above 1: tokens of prompt and text become less likely. Default as top_k's.",
-    )
-    frequency_penalty: float = Field(0, ge=-2, le=2, description="Off a token's logit for each time it has come.")
-    presence_penalty: float = Field(0, ge=-2, le=2, description="Off a token's logit when it has come.")
-    logit_bias: dict[str, float] | None = Field(
-        None, description="Token id → what is added to its logit, -100 to 100; at most 1024."
-    )
-    stop: str | list[str] | None = Field(
-        None, description="A string or at most 16, of 1 to 1024 characters: the text ends before the first that comes."
-    )
-    stop_token_ids: list[int] | None = Field(None, description="At most 1024: the text ends before any of them.")
-    min_tokens: int = Field(0, ge=0, description="No end of text and no stop token before so many tokens.")
-    ignore_eos: bool = Field(False, description="The text goes on past the model's end of text.")
-    seed: int | None = Field(None, ge=0, description="The same seed gives the same text; default another each time.")
-    n: int = Field(1, ge=1, le=128, description="How many texts; more than one come as choices.")
-    logprobs: int | bool | None = Field(
-        None,
-        description="Log probabilities of the tokens, and of so many likeliest ones in each place: 0 (or true) to 20.",
-    )
-    stream: bool = Field(False, description="Server-sent events: the text in pieces as it comes.")
-    regex: str | None = Field(None, description="The whole text fits this pattern. At most one constraint.")
-    choice: list[str] | None = Field(None, description="The text is one of these.")
-    json_schema: dict[str, Any] | bool | None = Field(None, description="The text is JSON of this schema; true: any.")
-    response_format: dict[str, Any] | None = Field(
-        None,
-        description='As OpenAI\'s: {"type": "text"}, {"type": "json_object"}, {"type": "json_schema", "json_schema": '
-        '{"schema": …}}.',
-    )
-    priority: int = Field(5, ge=1, le=9, description="Order in the queue: 1 is first; a request that waits moves up.")
-    timeout_ms: int | None = Field(
-        None, ge=1, description="Deadline for the whole request; what has not begun by then is never run."
-    )
-
-
 class NamedTensor(BaseModel):
-    """One output of an answer to `inputs`."""
+    """One output in a response to `inputs`."""
 
     dtype: str
     shape: list[int] | None
@@ -146,7 +133,7 @@ class Prediction(BaseModel):
 
 
 class TokenLogprob(BaseModel):
-    """The log probability of one token in the model's own eyes, before temperature and the like; null: impossible."""
+    """The log probability of a token by the model's logits, before temperature and penalties; null: impossible."""
 
     token: str
     token_id: int
@@ -154,7 +141,7 @@ class TokenLogprob(BaseModel):
 
 
 class ChosenToken(TokenLogprob):
-    """A token of the text, and the likeliest ones in its place by falling probability."""
+    """A token of the text, and the most likely tokens at its position by falling probability."""
 
     top: list[TokenLogprob]
 
@@ -169,37 +156,38 @@ class GeneratedChoice(BaseModel):
 
 
 class InferResponse(BaseModel):
-    """The answer mirrors the question; only the fields that belong to it are there."""
+    """The response has the fields that belong to the input of the request."""
 
     model_config = ConfigDict(protected_namespaces=())
 
     model_name: str
     version: str
     latency_ms: float
-    output_data: Any = Field(None, description="To input_data: flat for a flat question, nested for a nested one.")
-    output_shape: list[int] | None = Field(None, description="To input_data.")
-    outputs: dict[str, NamedTensor] | None = Field(None, description="To inputs.")
+    output_data: Any = Field(None, description="For input_data: flat for a flat list, nested for a nested one.")
+    output_shape: list[int] | None = Field(None, description="For input_data.")
+    outputs: dict[str, NamedTensor] | None = Field(None, description="For inputs.")
     embeddings: list[list[float]] | None = Field(
-        None, description="To text, of an embed model: one vector per text, in order."
+        None, description="For text, embed models: one vector per text, in order."
     )
-    tokens: int | None = Field(None, description="To text, of an embed model: how many tokens were read.")
+    tokens: int | None = Field(None, description="For text, embed models: the number of tokens.")
     predictions: list[list[Prediction]] | None = Field(
-        None, description="To text, of a classify model: per text its labels by falling score."
+        None, description="For text, classify models: the labels of each text by falling score."
     )
-    text: str | None = Field(None, description="To prompt and messages.")
+    text: str | None = Field(None, description="For prompt and messages.")
     finish_reason: Literal["stop", "length"] | None = Field(
-        None, description="To prompt and messages. stop: the text came to its end; length: max_tokens or the context."
+        None,
+        description="For prompt and messages. stop: the end of the text; length: max_tokens or the context.",
     )
-    logprobs: list[ChosenToken] | None = Field(None, description="To prompt and messages, where logprobs asks for it.")
+    logprobs: list[ChosenToken] | None = Field(None, description="For prompt and messages with logprobs.")
     choices: list[GeneratedChoice] | None = Field(
-        None, description="To prompt and messages with n above 1, instead of text, finish_reason and logprobs."
+        None, description="For prompt and messages with n above 1, instead of text, finish_reason and logprobs."
     )
-    tokens_generated: int | None = Field(None, description="To prompt and messages: of all texts, their ends included.")
-    prompt_tokens: int | None = Field(None, description="To prompt and messages.")
+    tokens_generated: int | None = Field(None, description="For prompt and messages: of all texts.")
+    prompt_tokens: int | None = Field(None, description="For prompt and messages.")
 
 
 class ErrorDetail(BaseModel):
-    """What was wrong, and what would be right."""
+    """The error: its code, and a message with the field, the expected value and the remedy."""
 
     code: str
     message: str
@@ -207,6 +195,6 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorResponse(BaseModel):
-    """The body of every answer with a status of 400 and above."""
+    """The body of every response with a status of 400 and above."""
 
     error: ErrorDetail

@@ -1,49 +1,56 @@
-"""What `prompt` and `messages` ask of a model that generates text."""
+"""Read `prompt` and `messages` of an /infer body, for models that generate text."""
 
 from typing import Any
 
-from app.protocols.constraint_fields import read_constraint
-from app.protocols.generation_fields import (
-    read_flag,
-    read_messages,
-    read_num_choices,
-    read_sampling,
-    read_stopping,
-    read_top_logprobs,
-)
+from app.protocols.bodies import read_body
+from app.protocols.constraint_fields import to_constraint
+from app.protocols.generation_fields import Messages, to_conversation, to_sampling, to_stopping
 from app.protocols.json_body import Document, Node, describe_value
 from app.protocols.model_inputs import explain_expected_input
+from app.protocols.native.fields import DEFAULT_MAX_TOKENS, GENERATION_FIELDS, GenerationOptions
 from frameworks.errors import InvalidInput
 from frameworks.generation.types import GenerateRequest, GenerationSpec, Prompt
 from frameworks.types import ModelSpec
 
-DEFAULT_MAX_TOKENS = 256
+
+class _MessagesRequest(GenerationOptions):
+    messages: Messages
 
 
 def read_generation(
-    document: Document, fields: dict[str, Node], spec: ModelSpec, question: str
+    document: Document, fields: dict[str, Node], spec: ModelSpec, input_field: str
 ) -> tuple[GenerateRequest, bool]:
-    """The request, and whether it is answered piece by piece. Raises InvalidInput, UnknownField."""
+    """Read a request for text, and whether to stream the response. Raises InvalidInput, UnknownField."""
     generation = spec.generation
     if generation is None:
-        raise InvalidInput(question, explain_expected_input(spec))
-    # What asks for a text is small; in Python's own values it is read as other protocols' questions are.
-    options: dict[str, Any] = {name: document.python(node) for name, node in fields.items()}
+        raise InvalidInput(input_field, explain_expected_input(spec))
+    options: dict[str, Any] = {name: document.python(fields[name]) for name in GENERATION_FIELDS.intersection(fields)}
+    body: GenerationOptions
+    prompt: Prompt
+    if input_field == "messages":
+        _check_chat_template(generation)
+        conversation = read_body(_MessagesRequest, {**options, "messages": document.python(fields["messages"])})
+        body, prompt = conversation, to_conversation(conversation.messages)
+    else:
+        prompt = _read_prompt(fields["prompt"])
+        body = read_body(GenerationOptions, options)
+    logprobs = body.logprobs
     request = GenerateRequest(
-        (_read_prompt(options[question], question, generation),),
-        read_sampling(options, generation, read_top_logprobs(options)),
-        read_stopping(options, generation, DEFAULT_MAX_TOKENS),
-        read_constraint(options),
-        read_num_choices(options),
+        (prompt,),
+        to_sampling(body, generation, (0 if logprobs else None) if isinstance(logprobs, bool) else logprobs),
+        to_stopping(body, generation, DEFAULT_MAX_TOKENS),
+        to_constraint(body),
+        body.n or 1,
     )
-    return request, read_flag(options, "stream")
+    return request, bool(body.stream)
 
 
-def _read_prompt(value: Any, question: str, generation: GenerationSpec) -> Prompt:
-    if question == "messages":
-        if not generation.has_chat_template:
-            raise InvalidInput("messages", "this model has no chat template; send prompt, the text to go on from")
-        return read_messages(value)
+def _check_chat_template(generation: GenerationSpec) -> None:
+    if not generation.has_chat_template:
+        raise InvalidInput("messages", "expected a model with a chat template; send prompt, the text to continue")
+
+
+def _read_prompt(value: Node) -> str:
     if not isinstance(value, str):
-        raise InvalidInput("prompt", f"is {describe_value(value)}; wants a string (a conversation goes in messages)")
+        raise InvalidInput("prompt", f"expected a string, got {describe_value(value)}; send a conversation in messages")
     return value

@@ -1,4 +1,4 @@
-"""Generated text in the native format: whole, or a piece an event with the counts in the last one."""
+"""Write generated text in the native format: whole, or as events with the counts in the last one."""
 
 from typing import Any
 
@@ -10,12 +10,12 @@ DONE = b"[DONE]"
 
 
 class NativeStream:
-    """The StreamWriter of one answer. `request_id` goes with an error."""
+    """The StreamWriter of one response. `request_id`: part of an error event."""
 
     def __init__(self, num_choices: int, request_id: str) -> None:
         self._num_unfinished = num_choices
         self._request_id = request_id
-        # The end of the last choice waits for the counts, which come right behind it.
+        # The last event is held back until the counts are known.
         self._last: dict[str, Any] | None = None
 
     def begin(self) -> list[bytes]:
@@ -38,12 +38,12 @@ class NativeStream:
         return [orjson.dumps(last), DONE]
 
     def error(self, status: int, code: str, message: str) -> list[bytes]:
-        told = orjson.dumps({"error": {"code": code, "message": message, "request_id": self._request_id}})
-        return [told] if self._last is None else [orjson.dumps(self._last), told]
+        error = orjson.dumps({"error": {"code": code, "message": message, "request_id": self._request_id}})
+        return [error] if self._last is None else [orjson.dumps(self._last), error]
 
 
 def describe_generated(request: GenerateRequest, answer: GenerateAnswer) -> dict[str, Any]:
-    """What a whole answer says: one text by itself, several as a list."""
+    """Return the fields of a whole response: of one text its own, of several a list of choices."""
     with_logprobs = request.sampling.top_logprobs is not None
     choices = [_describe_choice(choice, with_logprobs) for choice in answer.choices]
     if len(choices) == 1:
@@ -61,7 +61,7 @@ def _describe_usage(usage: Usage) -> dict[str, int]:
 
 
 def _describe_tokens(tokens: tuple[TokenText, ...]) -> list[dict[str, Any]]:
-    """Their log probabilities, and those of the likeliest in their places. What cannot be at all has null."""
+    """Return the log probabilities of tokens and of the most likely tokens at their positions; null: impossible."""
     return [
         {
             "token": token.text,

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from app.protocols.bodies import MAX_INT32
 from app.protocols.errors import NotSupported
 from app.protocols.json_body import describe_value
 from app.protocols.open_inference.generate_request import MAX_TIMEOUT_US, collect_options, parse_generate
@@ -24,7 +25,7 @@ from app.protocols.open_inference.signature import (
     signature_for,
 )
 from app.protocols.shapes import check_shape
-from app.protocols.text_fields import MAX_TEXTS, read_dimensions
+from app.protocols.text_fields import MAX_TEXTS, check_dimensions
 from frameworks.errors import InvalidInput, UnknownField
 from frameworks.generation.types import GenerateRequest
 from frameworks.types import (
@@ -37,8 +38,6 @@ from frameworks.types import (
     TextSpec,
     Value,
 )
-
-_MAX_CLASSES = 2**31 - 1
 
 
 def check_request(parsed: ParsedRequest, spec: ModelSpec) -> InferRequest:
@@ -87,7 +86,7 @@ def read_requested_output(name: str, parameters: Parameters) -> RequestedOutput:
         return RequestedOutput(name)
     within = f"outputs.{name}."
     refuse_shared_memory(parameters, within)
-    num_classes = _read_integer(parameters, "classification", within, _MAX_CLASSES) or 0
+    num_classes = _read_integer(parameters, "classification", within, MAX_INT32) or 0
     return RequestedOutput(name, num_classes, _read_boolean(parameters, "binary_data", within))
 
 
@@ -185,7 +184,7 @@ def _read_texts(texts: Array, parameters: Parameters, text: TextSpec) -> TextReq
         flat,
         normalize=_read_boolean(parameters, "normalize", "parameters."),
         truncate=_read_boolean(parameters, "truncate", "parameters.") is not False,
-        dimensions=read_dimensions(parameters, text),
+        dimensions=check_dimensions(_read_integer(parameters, "dimensions", "", MAX_INT32, lowest=1), text),
     )
 
 
@@ -196,12 +195,13 @@ def _read_boolean(parameters: Parameters, name: str, within: str) -> bool | None
     raise InvalidInput(f"{within}{name}", f"expected a boolean, got {describe_value(value)}")
 
 
-def _read_integer(parameters: Parameters, name: str, within: str, highest: int) -> int | None:
+def _read_integer(parameters: Parameters, name: str, within: str, highest: int, lowest: int = 0) -> int | None:
     value = parameters.get(name)
     if value is None:
         return None
-    if type(value) is not int or not 0 <= value <= highest:
-        raise InvalidInput(f"{within}{name}", f"expected an integer from 0 to {highest}, got {describe_value(value)}")
+    if type(value) is not int or not lowest <= value <= highest:
+        given = describe_value(value)
+        raise InvalidInput(f"{within}{name}", f"expected an integer from {lowest} to {highest}, got {given}")
     return value
 
 

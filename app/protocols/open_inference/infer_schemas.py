@@ -3,23 +3,28 @@
 `infer_body` decodes the requests by hand, for speed; a property test holds these schemas to it.
 """
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.protocols.open_inference.datatypes import DTYPES
+from app.protocols.bodies import Body
+from app.protocols.shapes import MAX_RANK
 
-_DATATYPE = Field(description=f"One of {', '.join(DTYPES)}.", examples=["FP32"])
+# fmt: off
+Datatype = Literal[
+    "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64", "BF16",
+    "BYTES",
+]
+# fmt: on
+_DATATYPE = Field(examples=["FP32"])
 
 
-class OpenInferenceInput(BaseModel):
+class OpenInferenceInput(Body):
     """A tensor, in JSON or in bytes behind it."""
 
-    model_config = ConfigDict(extra="forbid")
-
     name: str = Field(examples=["image"])
-    shape: list[int] = Field(examples=[[1, 3]])
-    datatype: str = _DATATYPE
+    shape: list[Annotated[int, Field(ge=0)]] = Field(max_length=MAX_RANK, examples=[[1, 3]])
+    datatype: Datatype = _DATATYPE
     data: list[Any] | None = Field(
         None,
         description="Flat, or nested in the given shape. FP16 and BF16 need binary data.",
@@ -30,10 +35,8 @@ class OpenInferenceInput(BaseModel):
     )
 
 
-class OpenInferenceOutput(BaseModel):
+class OpenInferenceOutput(Body):
     """A requested output."""
-
-    model_config = ConfigDict(extra="forbid")
 
     name: str
     parameters: dict[str, Any] | None = Field(
@@ -43,12 +46,10 @@ class OpenInferenceOutput(BaseModel):
     )
 
 
-class OpenInferenceRequest(BaseModel):
+class OpenInferenceRequest(Body):
     """JSON. With the header inference-header-content-length, JSON of that length and then the bytes of the tensors that
     have a binary_data_size, one after the other. With the length 0, only the bytes of the model's one input.
     """
-
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
     id: str | None = Field(None, description="Repeated in the response.")
     inputs: list[OpenInferenceInput]
@@ -59,15 +60,15 @@ class OpenInferenceRequest(BaseModel):
         "outputs as bytes. Embed models: normalize, truncate, dimensions. Generation models: max_tokens and the other "
         "options of generate. Unknown parameters have no effect.",
     )
-    model_name: str | None = Field(None, description="Ignored; the path names the model.")
-    model_version: str | None = Field(None, description="Ignored; the path names the version.")
+    model_name: Any = Field(None, description="Ignored; the path names the model.")
+    model_version: Any = Field(None, description="Ignored; the path names the version.")
 
 
 class OpenInferenceTensor(BaseModel):
     """An output. `data` is flat; NaN and infinities are null."""
 
     name: str
-    datatype: str = _DATATYPE
+    datatype: Datatype = _DATATYPE
     shape: list[int]
     data: list[Any] | None = None
     parameters: dict[str, Any] | None = Field(

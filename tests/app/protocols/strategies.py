@@ -1,4 +1,4 @@
-"""Bodies of requests for property tests: anything that JSON can say, good questions, and good questions spoilt."""
+"""Bodies of requests for property tests: any JSON, valid requests, and damaged valid requests."""
 
 import json
 from typing import Any
@@ -22,11 +22,11 @@ json_values: st.SearchStrategy[Any] = st.recursive(
     lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(names, inner, max_size=4)),
     max_leaves=12,
 )
-"""Any JSON value that is not too large."""
+"""A JSON value of bounded size."""
 
 
 def nests(elements: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Nested lists, of which some are whole and many are ragged."""
+    """Nested lists; many are ragged."""
     ragged = st.recursive(elements, lambda inner: st.lists(inner, max_size=4), max_leaves=15)
     return st.one_of(ragged, st.lists(st.integers(0, 3), max_size=4).flatmap(lambda shape: _whole(shape, elements)))
 
@@ -52,7 +52,7 @@ tensors: st.SearchStrategy[Any] = st.one_of(
         },
     ),
 )
-"""What may come where a tensor is wanted."""
+"""A value in the place of a tensor, valid or not."""
 
 requests: st.SearchStrategy[dict[str, Any]] = st.one_of(
     st.fixed_dictionaries(
@@ -86,11 +86,11 @@ requests: st.SearchStrategy[dict[str, Any]] = st.one_of(
         },
     ),
 )
-"""Questions as a caller may well mean them."""
+"""Requests that a caller may send."""
 
 
 def mutated(request: dict[str, Any]) -> st.SearchStrategy[bytes]:
-    """The request's bytes with a few of them cut out, doubled or replaced."""
+    """The request's bytes after a few random edits."""
     body = json.dumps(request).encode()
     positions = st.integers(0, len(body))
     pieces = st.sampled_from([b"", b"[", b"]", b'"', b",", b"{", b"}", b":", b"1", b"\xff", b"\\", b"null", b"e400"])

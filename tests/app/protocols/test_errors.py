@@ -1,4 +1,4 @@
-"""The one table from errors to HTTP."""
+"""The table of errors."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ from frameworks.errors import ModelLoading, ModelUnavailable, Overloaded, Reques
 
 
 def leaves(kind: type[RoundhouseError]) -> Iterator[type[RoundhouseError]]:
-    """Every error below `kind` that has none below itself."""
+    """Yield the subclasses of `kind` that have no subclass."""
     below = kind.__subclasses__()
     if not below:
         yield kind
@@ -26,7 +26,7 @@ def leaves(kind: type[RoundhouseError]) -> Iterator[type[RoundhouseError]]:
 
 
 @pytest.mark.parametrize("kind", sorted(set(leaves(RoundhouseError)), key=str))
-def test_every_error_has_its_place(kind: type[RoundhouseError]) -> None:
+def test_to_http_knows_every_error(kind: type[RoundhouseError]) -> None:
     error = kind.__new__(kind)
     error.message = "what was wrong"
     status, code, message = to_http(error)
@@ -38,14 +38,14 @@ def test_every_error_has_its_place(kind: type[RoundhouseError]) -> None:
         assert status == 503
 
 
-def test_what_is_not_ours_is_internal_and_keeps_its_text() -> None:
+def test_to_http_hides_text_of_internal_errors() -> None:
     for error in (ValueError("secret"), KeyError("secret"), RoundhouseError("secret")):
         status, code, message = to_http(error)
         assert (status, code) == (500, "internal")
         assert "secret" not in message
 
 
-def test_headers_that_belong_to_errors() -> None:
+def test_extra_headers_belong_to_errors() -> None:
     assert extra_headers(Overloaded("full", retry_after_s=0.01)) == [(b"retry-after", b"1")]
     assert extra_headers(Overloaded("full", retry_after_s=7.6)) == [(b"retry-after", b"8")]
     assert extra_headers(ModelLoading("soon")) == [(b"retry-after", b"1")]
@@ -53,5 +53,5 @@ def test_headers_that_belong_to_errors() -> None:
     assert extra_headers(ValueError()) == []
 
 
-def test_a_refusal_is_for_want_of_room_or_model() -> None:
+def test_is_refusal_means_unavailable() -> None:
     assert [status for status in (200, 400, 404, 429, 499, 500, 503, 504, 507) if is_refusal(status)] == [429, 503, 507]

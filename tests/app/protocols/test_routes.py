@@ -1,4 +1,4 @@
-"""A path leads to the format of its route, and errors are worded by the protocol whose paths begin so."""
+"""Find the codec of a path, and the protocol that writes the errors of a path."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from app.protocols.routes import Route, RouteDescription, RouteTable
 
 
 class Other(NativeCodec):
-    """Another protocol, which only words its errors otherwise."""
+    """Another protocol with other error bodies."""
 
     def error_body(self, status: int, code: str, message: str, request_id: str) -> bytes:
         return b"other"
@@ -30,7 +30,7 @@ NATIVE = ROUTES[0].codec
 
 
 @pytest.mark.parametrize(
-    ("path", "address"),
+    ("path", "resolved"),
     [
         ("/infer", (NATIVE, Target())),
         ("/inference", (NATIVE, Target())),
@@ -45,16 +45,16 @@ NATIVE = ROUTES[0].codec
         *((path, None) for path in ("/models/a/infer/", "/models/a/versions//infer", "/models/{name}", "/v9/a/b")),
     ],
 )
-def test_what_a_path_leads_to(path: str, address: Any) -> None:
-    assert TABLE.find(path) == address
+def test_find_resolves_paths(path: str, resolved: Any) -> None:
+    assert TABLE.find(path) == resolved
     assert TABLE.find(path) is TABLE.find(path)
 
 
 @pytest.mark.parametrize("path", ["/v9/ask", "/v9", "/v9/", "/v9/nothing/at/all"])
-def test_errors_below_a_protocol_s_paths_are_its_own(path: str) -> None:
+def test_error_writer_belongs_to_first_part(path: str) -> None:
     assert TABLE.error_writer(path)(404, "not_found", "m", "id") == b"other"
 
 
 @pytest.mark.parametrize("path", ["/infer", "/models/a", "/nothing", "", "/", "v9/ask", "/v99"])
-def test_all_other_errors_are_native(path: str) -> None:
+def test_error_writer_of_other_paths_is_native(path: str) -> None:
     assert TABLE.error_writer(path)(404, "not_found", "m", "id").startswith(b'{"error":{"code":"not_found"')

@@ -1,4 +1,4 @@
-"""Models as the decoder sees them: only their specs."""
+"""Specs of models, for tests of decoders."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ from frameworks.types import (
 
 
 def model(*inputs: ValueSpec, task: Task = "tensor", framework: str = "onnx") -> ModelSpec:
-    """A model with these inputs and one output `y`."""
+    """Return a model with these inputs and the outputs `y` and `z`."""
     text = (
         None
         if task in ("tensor", "generate")
@@ -29,7 +29,7 @@ def model(*inputs: ValueSpec, task: Task = "tensor", framework: str = "onnx") ->
 
 
 def one(kind: ValueType, *, required: bool = True) -> ModelSpec:
-    """A model with the one input `x`."""
+    """Return a model with the one input `x`."""
     return model(ValueSpec("x", kind, required))
 
 
@@ -70,7 +70,7 @@ SPECS: dict[str, ModelSpec] = {
 
 
 def find_spec(name: str, version: str | None, read_timeout_ms: object = None) -> ModelSpec:
-    """As the endpoint finds a model's spec."""
+    """Implement FindSpec of app/inference/pipeline.py."""
     if name not in SPECS:
         raise ModelNotFound(name, SPECS)
     if version not in (None, "1"):

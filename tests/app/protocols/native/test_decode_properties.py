@@ -1,4 +1,4 @@
-"""Whatever JSON comes: a request, or an error of ours; and both ways of reading see the same."""
+"""Decode any body to a request or a RoundhouseError, equally with and without simdjson."""
 
 import json
 from collections.abc import Iterator
@@ -25,14 +25,14 @@ models = st.sampled_from(sorted(SPECS))
 
 @contextmanager
 def without_simdjson() -> Iterator[None]:
-    """As on a Python for which pysimdjson has no wheel."""
+    """Run as on a Python version without a wheel of pysimdjson."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_body, "simdjson", None)
         yield
 
 
 def read(model: str, body: bytes) -> NativeRequest | RoundhouseError:
-    """The request, or the error of ours; anything else fails the test."""
+    """Return the request or the RoundhouseError; every other exception fails the test."""
     try:
         native = decode(body, Target(model), find_spec)
     except RoundhouseError as refusal:
@@ -45,7 +45,7 @@ def read(model: str, body: bytes) -> NativeRequest | RoundhouseError:
 
 
 def check_whole(model: str, native: NativeRequest) -> None:
-    """What the frameworks may rely on."""
+    """Check the invariants that frameworks rely on."""
     spec = SPECS[model]
     if isinstance(native.request, TextRequest):
         assert spec.text is not None
@@ -80,7 +80,7 @@ def same(one: Value, other: Value) -> bool:
     return one == other
 
 
-def check_ways_agree(model: str, body: bytes) -> None:
+def check_parsers_agree(model: str, body: bytes) -> None:
     quick = read(model, body)
     with without_simdjson():
         exact = read(model, body)
@@ -97,25 +97,25 @@ def check_ways_agree(model: str, body: bytes) -> None:
 
 
 @given(models, st.binary(max_size=100))
-def test_any_bytes(model: str, body: bytes) -> None:
+def test_decode_any_bytes(model: str, body: bytes) -> None:
     read(model, body)
 
 
 @given(models, json_values)
 @settings(max_examples=200)
-def test_any_json(model: str, value: Any) -> None:
+def test_decode_any_json(model: str, value: Any) -> None:
     read(model, json.dumps(value).encode())
 
 
 @given(models, st.sampled_from(INPUT_FIELDS), json_values)
 @settings(max_examples=300)
-def test_any_question(model: str, question: str, value: Any) -> None:
-    read(model, json.dumps({question: value}).encode())
+def test_decode_any_value_of_each_input(model: str, input_field: str, value: Any) -> None:
+    read(model, json.dumps({input_field: value}).encode())
 
 
 @given(models, requests.flatmap(mutated))
 @settings(max_examples=300)
-def test_questions_with_bytes_changed(model: str, body: bytes) -> None:
+def test_decode_damaged_requests(model: str, body: bytes) -> None:
     read(model, body)
 
 
@@ -134,22 +134,22 @@ DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "uint64", "int8"
 @example("uint64", [2**64])
 @example("float64", [10**30])
 @example("string", ["[", ["]"]])
-def test_both_ways_read_a_nest_alike(model: str, nest: Any) -> None:
-    check_ways_agree(model, json.dumps({"input_data": nest}).encode())
+def test_both_parsers_read_nested_arrays_alike(model: str, nest: Any) -> None:
+    check_parsers_agree(model, json.dumps({"input_data": nest}).encode())
 
 
 @given(nests(st.integers(-2, 2)), nests(strings), nests(st.booleans()))
 @settings(max_examples=200)
 @example([[1, 2], [3, [4]]], ["["], [])
 @example([1, [2]], [], [True])
-def test_both_ways_read_several_tensors_alike(x: Any, s: Any, b: Any) -> None:
-    check_ways_agree("mixed", json.dumps({"inputs": {"x": x, "s": s, "b": b}}).encode())
+def test_both_parsers_read_several_tensors_alike(x: Any, s: Any, b: Any) -> None:
+    check_parsers_agree("mixed", json.dumps({"inputs": {"x": x, "s": s, "b": b}}).encode())
 
 
 @given(models, requests)
 @settings(max_examples=300)
-def test_both_ways_read_a_question_alike(model: str, request: dict[str, Any]) -> None:
-    check_ways_agree(model, json.dumps(request).encode())
+def test_both_parsers_read_requests_alike(model: str, request: dict[str, Any]) -> None:
+    check_parsers_agree(model, json.dumps(request).encode())
 
 
 @given(
@@ -157,24 +157,24 @@ def test_both_ways_read_a_question_alike(model: str, request: dict[str, Any]) ->
     st.one_of(json_values, nests(st.integers(0, 3)), st.dictionaries(strings | st.just("1"), scalars, max_size=3)),
 )
 @settings(max_examples=300)
-def test_both_ways_read_sequences_and_maps_alike(model: str, value: Any) -> None:
-    check_ways_agree(model, json.dumps({"inputs": {"x": value}}).encode())
+def test_both_parsers_read_sequences_and_maps_alike(model: str, value: Any) -> None:
+    check_parsers_agree(model, json.dumps({"inputs": {"x": value}}).encode())
 
 
 @given(st.sampled_from(DTYPES[:4]), nests(st.floats(-60000, 60000, width=16)))
 @settings(max_examples=200)
-def test_a_whole_nest_is_read_as_numpy_reads_it(dtype: str, nest: Any) -> None:
+def test_decode_nested_array_equals_numpy(dtype: str, nest: Any) -> None:
     try:
         wanted = np.array(nest, dtype=np.float64)
     except ValueError:
         wanted = None  # ragged
-    came = read(dtype, json.dumps({"inputs": {"x": nest}}).encode())
+    decoded = read(dtype, json.dumps({"inputs": {"x": nest}}).encode())
     if wanted is None or wanted.ndim > 32:
-        assert isinstance(came, RoundhouseError)
+        assert isinstance(decoded, RoundhouseError)
     else:
-        assert isinstance(came, NativeRequest)
-        assert isinstance(came.request, TensorBatch)
-        value = came.request.inputs["x"]
+        assert isinstance(decoded, NativeRequest)
+        assert isinstance(decoded.request, TensorBatch)
+        value = decoded.request.inputs["x"]
         assert isinstance(value, np.ndarray)
         assert value.shape == wanted.shape
         assert (value == wanted.astype(NUMPY_DTYPES[dtype])).all()

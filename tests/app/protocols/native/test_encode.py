@@ -1,4 +1,4 @@
-"""An answer becomes the JSON that mirrors the question."""
+"""Encode /infer responses in the form of their requests."""
 
 import json
 from typing import Any
@@ -25,7 +25,7 @@ def encoded(native: NativeRequest, answer: dict[str, Value] | EmbedAnswer | Clas
     return body
 
 
-def test_input_data_flat_and_nested() -> None:
+def test_encode_input_data_flat_or_nested() -> None:
     value = np.array([[1, 2], [3, np.nan]], np.float32)
     request = TensorBatch({}, ("y",))
     flat = encoded(NativeRequest("input_data", request, SPEC, flat=True), {"y": value})
@@ -38,7 +38,7 @@ def test_input_data_flat_and_nested() -> None:
     assert sequence == {"output_data": [{"1": 0.5}, {"2": 1.0}], "output_shape": [2]}
 
 
-def test_inputs() -> None:
+def test_encode_named_outputs() -> None:
     native = NativeRequest("inputs", TensorBatch({}), SPEC)
     answer: dict[str, Value] = {"z": np.array([2**63 - 1]), "y": np.array(np.inf)}
     assert encoded(native, answer) == {
@@ -49,7 +49,7 @@ def test_inputs() -> None:
     }
 
 
-def test_text() -> None:
+def test_encode_text_answers() -> None:
     native = NativeRequest("text", TextRequest(["a"]), SPEC)
     rows = np.array([[0.25, 1]], np.float32)
     assert encoded(native, EmbedAnswer(rows, tokens=3)) == {"embeddings": [[0.25, 1]], "tokens": 3}
@@ -79,21 +79,21 @@ def test_text() -> None:
         (np.arange(8)[::2], [0, 2, 4, 6]),
     ],
 )
-def test_values_in_what_json_has(value: Value, wanted: Any) -> None:
+def test_to_json_value_converts_every_type(value: Value, wanted: Any) -> None:
     import orjson
 
     assert json.loads(orjson.dumps(to_json_value(value), option=orjson.OPT_SERIALIZE_NUMPY)) == wanted
 
 
-def test_every_dtype_is_written_to_the_last_bit() -> None:
+def test_to_json_value_is_exact_for_every_dtype() -> None:
     import orjson
 
     random = np.random.default_rng(5)
     for dtype in ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "?"):
         array = np.frombuffer(random.bytes(8 * 512), dtype="u1" if dtype == "?" else dtype)
         array = array % 2 == 1 if dtype == "?" else array[np.isfinite(array)]
-        came = json.loads(orjson.dumps(to_json_value(array), option=orjson.OPT_SERIALIZE_NUMPY))
-        assert np.array(came, dtype=dtype).tobytes() == array.tobytes()
+        decoded = json.loads(orjson.dumps(to_json_value(array), option=orjson.OPT_SERIALIZE_NUMPY))
+        assert np.array(decoded, dtype=dtype).tobytes() == array.tobytes()
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_every_dtype_is_written_to_the_last_bit() -> None:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("dtype", ["f4", "f8", "f2", "i8", "?"])
-def test_a_long_array_in_blocks_is_the_same_json(shape: tuple[int, ...], dtype: str) -> None:
+def test_to_json_value_of_long_arrays_is_equal(shape: tuple[int, ...], dtype: str) -> None:
     import orjson
 
     random = np.random.default_rng(1)
@@ -116,7 +116,7 @@ def test_a_long_array_in_blocks_is_the_same_json(shape: tuple[int, ...], dtype: 
         assert orjson.dumps(to_json_value(same), option=orjson.OPT_SERIALIZE_NUMPY) == whole
 
 
-def test_long_rows_of_embeddings_are_the_same_json() -> None:
+def test_encode_long_embeddings_is_equal() -> None:
     import orjson
 
     rows = np.random.default_rng(1).standard_normal((300, 384)).astype(np.float32)
@@ -135,11 +135,11 @@ def test_long_rows_of_embeddings_are_the_same_json() -> None:
         (TokenizeAnswer([1, 2, 3], None, 9), 3),
     ],
 )
-def test_elements_are_counted(answer: Any, elements: int) -> None:
+def test_elements_of_counts_values(answer: Any, elements: int) -> None:
     assert elements_of(answer) == elements
 
 
-def test_the_tables_of_fields_agree() -> None:
+def test_field_tables_agree() -> None:
     assert InferRequest.model_fields.keys() == FIELDS
     assert OPTIONS.keys() == set(INPUT_FIELDS)
     assert OPTIONS["prompt"] == OPTIONS["messages"]

@@ -1,4 +1,4 @@
-"""`prompt` and `messages` become a request for text, and a whole answer the JSON of it."""
+"""Read `prompt` and `messages`, and write whole responses with generated text."""
 
 import json
 from typing import Any
@@ -33,19 +33,19 @@ def read(body: dict[str, Any], model: str = "generate") -> NativeRequest:
 
 
 def request(body: dict[str, Any]) -> GenerateRequest:
-    asked = read(body).request
-    assert isinstance(asked, GenerateRequest)
-    return asked
+    decoded = read(body).request
+    assert isinstance(decoded, GenerateRequest)
+    return decoded
 
 
-def test_a_prompt_alone() -> None:
-    asked = read({"prompt": "a"})
-    assert asked.request == GenerateRequest(("a",), GENERATION.sampling, Stopping(256, may_be_fewer=True))
-    assert (asked.question, asked.stream, asked.priority, asked.timeout_ms) == ("prompt", False, 5, None)
+def test_prompt_alone_has_defaults() -> None:
+    decoded = read({"prompt": "a"})
+    assert decoded.request == GenerateRequest(("a",), GENERATION.sampling, Stopping(256, may_be_fewer=True))
+    assert (decoded.question, decoded.stream, decoded.priority, decoded.timeout_ms) == ("prompt", False, 5, None)
 
 
-def test_every_option() -> None:
-    asked = read(
+def test_messages_with_every_option() -> None:
+    decoded = read(
         {
             "messages": [{"role": "user", "content": "a"}],
             "max_tokens": 7,
@@ -61,23 +61,27 @@ def test_every_option() -> None:
             "timeout_ms": 100,
         }
     )
-    assert asked.request == GenerateRequest(
+    assert decoded.request == GenerateRequest(
         (Conversation((Message("user", "a"),)),),
         Sampling(temperature=0.0, seed=1, top_logprobs=3),
         Stopping(7, strings=("b",)),
         Constraint("regex", "[a-z]"),
         2,
     )
-    assert (asked.question, asked.stream, asked.priority, asked.timeout_ms) == ("messages", True, 1, 100)
+    assert (decoded.question, decoded.stream, decoded.priority, decoded.timeout_ms) == ("messages", True, 1, 100)
 
 
 @pytest.mark.parametrize(
     ("model", "body", "message"),
     [
-        ("generate", {"prompt": ["a"]}, "prompt: is an array; wants a string .a conversation goes in messages."),
-        ("generate", {"prompt": 1}, "prompt: is 1; wants a string"),
-        ("generate", {"messages": "a"}, "messages: is a string; wants a list"),
-        ("generate-plain", {"messages": [{"role": "user", "content": "a"}]}, "messages: this model has no chat templ"),
+        ("generate", {"prompt": ["a"]}, "prompt: expected a string, got an array; send a conversation in messages"),
+        ("generate", {"prompt": 1}, "prompt: expected a string, got 1"),
+        ("generate", {"messages": "a"}, 'messages: expected a list of 1 to 10000 objects like .*, got "a"'),
+        (
+            "generate-plain",
+            {"messages": [{"role": "user", "content": "a"}]},
+            "messages: expected a model with a chat template",
+        ),
         ("generate", {"text": "a"}, "text: this model's task is generate; send the field prompt, or messages"),
         ("generate", {"input_data": [1]}, "input_data: this model's task is generate; send the field prompt"),
         ("generate", {"inputs": {}}, "inputs: this model's task is generate; send the field prompt"),
@@ -86,18 +90,18 @@ def test_every_option() -> None:
         ("matrix", {"prompt": "a"}, r"prompt: this model reads no text; its inputs are x: float32 \[-1, 3\]"),
         ("generate", {"prompt": "a", "normalize": True}, "normalize: does not go with prompt, whose options are"),
         ("generate", {"prompt": "a", "messages": []}, "messages: exactly one of .*; prompt and messages"),
-        ("generate", {"prompt": "a", "stream": "yes"}, "stream: is a string; wants true or false"),
+        ("generate", {"prompt": "a", "stream": "yes"}, 'stream: expected a boolean, got "yes"'),
         ("generate", {"prompt": "a", "priority": 10}, "priority: is 10"),
-        ("generate", {"prompt": "a", "regex": "a", "choice": ["a"]}, "choice: does not go with regex"),
+        ("generate", {"prompt": "a", "regex": "a", "choice": ["a"]}, "choice: expected one constraint, got regex too"),
     ],
 )
-def test_what_is_wrong(model: str, body: dict[str, Any], message: str) -> None:
+def test_wrong_field_is_named(model: str, body: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         read(body, model)
 
 
 @given(st.dictionaries(st.sampled_from(sorted(GENERATION_FIELDS)), json_values | st.integers(-2, 200), max_size=3))
-def test_whatever_options_come(options: dict[str, Any]) -> None:
+def test_any_options_are_read_or_refused(options: dict[str, Any]) -> None:
     refusal = None
     try:
         assert request({"prompt": "a"} | options).prompts == ("a",)
@@ -115,12 +119,12 @@ def encoded(answer: GenerateAnswer, **options: Any) -> Any:
     return body
 
 
-def test_one_text() -> None:
+def test_response_with_one_text() -> None:
     answer = GenerateAnswer([Choice("hällo", "stop")], Usage(3, 2))
     assert encoded(answer) == {"text": "hällo", "finish_reason": "stop", "tokens_generated": 2, "prompt_tokens": 3}
 
 
-def test_several_texts() -> None:
+def test_response_with_several_texts() -> None:
     answer = GenerateAnswer([Choice("a", "stop"), Choice("b", "length")], Usage(3, 4))
     assert encoded(answer, n=2) == {
         "choices": [
@@ -132,11 +136,11 @@ def test_several_texts() -> None:
     }
 
 
-def test_log_probabilities() -> None:
+def test_response_with_log_probabilities() -> None:
     token = TokenText(7, "a", -0.5, ((7, "a", -0.5), (8, "b", float("-inf"))))
-    told = {"token": "a", "token_id": 7, "logprob": -0.5}
+    chosen = {"token": "a", "token_id": 7, "logprob": -0.5}
     impossible = {"token": "b", "token_id": 8, "logprob": None}
     answer = GenerateAnswer([Choice("a", "length", (token,))], Usage(3, 1))
-    assert encoded(answer, logprobs=2)["logprobs"] == [told | {"top": [told, impossible]}]
+    assert encoded(answer, logprobs=2)["logprobs"] == [chosen | {"top": [chosen, impossible]}]
     assert encoded(GenerateAnswer([Choice("", "stop")], Usage(3, 1)), logprobs=True)["logprobs"] == []
     assert "logprobs" not in encoded(GenerateAnswer([Choice("", "stop")], Usage(3, 1)))

@@ -1,4 +1,4 @@
-"""A streamed answer in the native format: a piece an event, the counts with the last, an error in its place."""
+"""Stream generated text in the native format."""
 
 import json
 from typing import Any
@@ -11,7 +11,7 @@ def read(payloads: list[bytes]) -> list[Any]:
     return [payload.decode() if payload == b"[DONE]" else json.loads(payload) for payload in payloads]
 
 
-def test_one_text() -> None:
+def test_stream_of_one_text() -> None:
     writer = NativeStream(1, "id")
     assert writer.begin() == []
     assert read(writer.piece(Piece(0, "Hä"))) == [{"text": "Hä", "index": 0}]
@@ -29,7 +29,7 @@ def test_one_text() -> None:
     ]
 
 
-def test_several_texts_end_one_by_one() -> None:
+def test_stream_of_several_texts() -> None:
     writer = NativeStream(2, "id")
     assert read(writer.piece(Piece(1, "a", "length"))) == [{"text": "a", "index": 1, "finish_reason": "length"}]
     assert read(writer.piece(Piece(0, "b"))) == [{"text": "b", "index": 0}]
@@ -39,7 +39,7 @@ def test_several_texts_end_one_by_one() -> None:
     assert done == "[DONE]"
 
 
-def test_log_probabilities() -> None:
+def test_stream_with_log_probabilities() -> None:
     token = TokenText(7, " a", -0.5, ((7, " a", -0.5), (8, " b", float("-inf"))))
     assert read(NativeStream(1, "id").piece(Piece(0, " a", tokens=(token,)))) == [
         {
@@ -60,10 +60,10 @@ def test_log_probabilities() -> None:
     ]
 
 
-def test_an_error_is_the_last_word() -> None:
-    told = {"error": {"code": "model_failed", "message": "m", "request_id": "id"}}
+def test_error_is_the_last_event() -> None:
+    error = {"error": {"code": "model_failed", "message": "m", "request_id": "id"}}
     writer = NativeStream(2, "id")
     writer.piece(Piece(0, "a", "stop"))
-    assert read(writer.error(503, "model_failed", "m")) == [told]
+    assert read(writer.error(503, "model_failed", "m")) == [error]
     writer.piece(Piece(1, "b", "stop"))
-    assert read(writer.error(503, "model_failed", "m")) == [{"text": "b", "index": 1, "finish_reason": "stop"}, told]
+    assert read(writer.error(503, "model_failed", "m")) == [{"text": "b", "index": 1, "finish_reason": "stop"}, error]

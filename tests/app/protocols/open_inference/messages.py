@@ -1,4 +1,4 @@
-"""Whether dicts are the messages of Triton's own proto, as its client has it."""
+"""Check dicts against the messages of Triton's client."""
 
 from typing import Any
 
@@ -12,14 +12,14 @@ MESSAGES: dict[str, Any] = {
 }
 
 
-def as_message(name: str, told: dict[str, Any]) -> Any:
-    """The message that the dict is. Raises ParseError where a field is none of its, or of another type."""
-    return json_format.ParseDict(told, MESSAGES[name]())
+def as_message(name: str, fields: dict[str, Any]) -> Any:
+    """Convert a dict to a message. Raises ParseError for an unknown field or a wrong type."""
+    return json_format.ParseDict(fields, MESSAGES[name]())
 
 
-def check_message(name: str, told: dict[str, Any]) -> None:
-    """Nothing is lost on the way there and back but what is the default anyway."""
-    message = as_message(name, told)
+def check_message(name: str, fields: dict[str, Any]) -> None:
+    """Check that a round trip loses only default values."""
+    message = as_message(name, fields)
     back = json_format.MessageToDict(message, preserving_proto_field_name=True)
     assert json_format.ParseDict(back, MESSAGES[name]()) == message
-    assert {key for key, value in told.items() if value} == back.keys()
+    assert {key for key, value in fields.items() if value} == back.keys()

@@ -154,7 +154,7 @@ def test_check_request_reads_text_options() -> None:
     assert SPECS["embed"].text is not None
     cuts = replace(SPECS["embed"], text=replace(SPECS["embed"].text, embedding_size=8, shorter_sizes=(4,)))
     assert checked(cuts, text, dimensions=4).request == TextRequest(["a"], dimensions=4)
-    assert refusal(cuts, text, dimensions=3).startswith("dimensions: is 3; this model's vectors can be cut to 4")
+    assert refusal(cuts, text, dimensions=3) == "dimensions: expected one of 4, 8, got 3"
     assert refusal("embed", text, normalize="yes").startswith("parameters.normalize: expected a boolean, got a string")
     assert refusal("embed", tensor("text", [1.0])) == "inputs.text: expected BYTES, got FP32"
     assert refusal("embed").startswith(
