@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Builds the images where no Docker engine runs, starts each as a container would be, asks it and ends it; what came of
-# it goes to build-check.json. The tests hold the inputs recorded there against today's: run this when they say so.
+# Build the images without a Docker engine, start each like a container, send it requests and stop it. The results go to
+# build-check.json. A test compares the inputs recorded there with the current ones: run this script when it fails.
 #
-#   docker/build-check.sh [onnx] [cpu] [cuda]      all three unless named; minutes each, cuda wants 40 GB of disk
-#   docker/build-check.sh --inputs                 what the images are made from, as one hash
+#   docker/build-check.sh [onnx] [cpu] [cuda]      all three by default; minutes each, cuda needs 40 GB of disk
+#   docker/build-check.sh --inputs                 print the hash of all inputs of the images
 #
-# Wants root on Debian with buildah, debootstrap and iproute2, and the same Python as that Debian has. In the place of
-# the two base images stands a debootstrap'd Debian root. pip's and debootstrap's own settings hold, so mirrors do too;
-# TORCH_INDEX_URL is the Dockerfile's. BUILD_CHECK_DIR keeps the root and the wheels for the next time.
+# Needs root on Debian with buildah, debootstrap and iproute2, and the Python version of that Debian. A Debian root made
+# by debootstrap replaces the two base images. Settings of pip and debootstrap apply, so mirrors work; TORCH_INDEX_URL is
+# the Dockerfile's. BUILD_CHECK_DIR keeps the root and the wheels for the next run.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -31,7 +31,7 @@ main() {
     for variant in "$@"; do check "$variant"; done
 }
 
-# Everything that decides what is in the images but this repository's own code.
+# Hash all inputs of the images except the code of this repository.
 inputs() {
     local file device frameworks
     {
@@ -54,10 +54,10 @@ check_tools() {
             exit 2
         }
     done
-    [[ $EUID == 0 ]] || { echo 'wants root: debootstrap and chroot isolation do' >&2; exit 2; }
+    [[ $EUID == 0 ]] || { echo 'expected root: debootstrap and chroot isolation need it' >&2; exit 2; }
 }
 
-# The Debian root as an image, without what Docker's slim images do without, apt's own caches among it.
+# Make the Debian root an image, without the files that Docker's slim images leave out, such as apt's caches.
 make_base() {
     local root=$BUILD_CHECK_DIR/making container
     if [[ ! -e $BUILD_CHECK_DIR/root-$RELEASE ]]; then
@@ -83,7 +83,7 @@ check() {
         onnx) frameworks=onnx ;;
         cpu) ;;
         cuda) target=cuda ;;
-        *) echo "there are onnx, cpu and cuda, not $variant" >&2; exit 2 ;;
+        *) echo "expected onnx, cpu or cuda, got $variant" >&2; exit 2 ;;
     esac
     fetch_wheels "$variant" "$target" "$frameworks"
     say "$variant: building"
@@ -97,14 +97,14 @@ check() {
     container=$(buildah_here from "$image")
     root=$(buildah_here mount "$container")
     buildah_here inspect --type image "$image" > "$BUILD_CHECK_DIR/$variant-image.json"
-    # A network and mounts of its own: the image's own address and port are free there, and nobody else reaches them.
+    # In its own network and mount namespaces, where the image's address and port are free and not reachable from outside.
     unshare --net --mount "$PYTHON" -m tests.docker.container_check "$variant" "$(inputs)" "$root" \
         "$BUILD_CHECK_DIR/$variant-image.json" "$RECORD"
     buildah_here rm "$container" > /dev/null
     buildah_here rmi --force "$image" > /dev/null
 }
 
-# Outside the build, by this machine's own pip. Of torch, === takes this build only: to pip 2.13.0+cpu is a 2.13.0 too.
+# Outside the build, with this machine's pip. torch is pinned with ===, because == 2.13.0 also matches 2.13.0+cpu.
 fetch_wheels() {
     local variant=$1 device=${2/cuda/gpu} frameworks=$3 folder=$BUILD_CHECK_DIR/wheels-$1 torch
     local -a download=("$PYTHON" -m pip download --quiet --quiet --only-binary=:all: --dest "$folder"

@@ -1,6 +1,6 @@
-"""What an image installs: `python requirements.py cpu|gpu all|onnx` prints it as pip reads it, out of pyproject.toml.
+"""Print the requirements of an image from pyproject.toml: `python requirements.py cpu|gpu all|onnx`.
 
-The versions are in constraints.txt. Needs nothing but Python: it runs before anything is installed.
+The versions are in constraints.txt. This script runs before any package is installed.
 """
 
 import re
@@ -9,28 +9,29 @@ import tomllib
 from pathlib import Path
 
 ONLY_PYTORCH = {"jinja2", "llguidance", "safetensors", "torch", "transformers"}
-"""Of the dependencies, those that a server without PyTorch models never imports."""
+"""Dependencies that a server without PyTorch models never imports."""
 
 
 def requirements(project: Path, device: str, frameworks: str) -> list[str]:
-    """The requirement lines of an image. `project`: pyproject.toml; `device`: `cpu` or `gpu`; `frameworks`: `all` or
-    `onnx`. Raises ValueError for another.
+    """Return the requirement lines of an image.
+
+    `project`: pyproject.toml; `device`: `cpu` or `gpu`; `frameworks`: `all` or `onnx`. Raises ValueError.
     """
     if device not in ("cpu", "gpu"):
-        raise ValueError(f'"{device}" is no device; there are cpu and gpu')
+        raise ValueError(f'device: expected cpu or gpu, got "{device}"')
     if frameworks not in ("all", "onnx"):
-        raise ValueError(f'FRAMEWORKS="{frameworks}"; there are all and onnx')
+        raise ValueError(f'FRAMEWORKS: expected all or onnx, got "{frameworks}"')
     declared = tomllib.loads(project.read_text(encoding="utf-8"))["project"]
     lines: list[str] = declared["dependencies"] + declared["optional-dependencies"][device]
     if frameworks == "all":
         return lines
     lines = [line for line in lines if name_of(line) not in ONLY_PYTORCH]
-    # CUDA and cuDNN lie in wheels that torch brings; without it ONNX Runtime has to ask for them itself.
+    # torch depends on the wheels of CUDA and cuDNN. Without torch, ONNX Runtime must depend on them.
     return [line.replace("onnxruntime-gpu", "onnxruntime-gpu[cuda,cudnn]") for line in lines]
 
 
 def name_of(requirement: str) -> str:
-    """The package that a requirement line is about."""
+    """Return the package name of a requirement line."""
     found = re.match(r"[\w.-]+", requirement)
     assert found, requirement
     return found[0].lower()

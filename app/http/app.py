@@ -13,7 +13,7 @@ from starlette.routing import Match
 from app import VERSION
 from app.http.endpoint import Endpoint
 from app.http.middleware import AdminMiddleware
-from app.http.openapi import describe
+from app.http.openapi import build_document
 from app.http.responses import error_body
 from app.inference.pipeline import Pipeline
 from app.protocols.errors import STATUS_CLIENT_GONE, ClientGone, MethodNotAllowed, NotFound, extra_headers
@@ -36,7 +36,7 @@ def build_app(pipeline: Pipeline, table: RouteTable, routers: list[APIRouter], l
         admin.add_exception_handler(error, _error_response)
     admin.state.routes = [route for router in routers for route in router.routes]
     admin.state.error_writer = table.error_writer
-    admin.openapi = lambda: describe(admin, table.routes)  # type: ignore[method-assign]
+    admin.openapi = lambda: build_document(admin, table.routes)  # type: ignore[method-assign]
     return Endpoint(pipeline, table, AdminMiddleware(admin, pipeline.observer, table.error_writer))
 
 

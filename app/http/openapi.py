@@ -1,4 +1,4 @@
-"""The OpenAPI document: FastAPI's own, with the routes that are answered in front of it added."""
+"""Build the OpenAPI document: FastAPI's routes, and the inference routes that are served in front of FastAPI."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,23 +7,15 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
+from app.protocols.errors import ERROR_CODES
 from app.protocols.routes import Route
 
-_FAILURES = {
-    "400": "invalid_json, invalid_input, unknown_field",
-    "404": "model_not_found, version_not_found",
-    "405": "method_not_allowed",
-    "413": "too_large",
-    "415": "unsupported_media_type",
-    "500": "internal",
-    "503": "overloaded, loading, unloaded, draining, model_failed",
-    "504": "deadline_exceeded",
-    "507": "out_of_memory",
-}
+# Codes that only the routes of the models, or no route at all, answer with.
+_NOT_OF_INFERENCE = {"forbidden", "model_exists", "not_found", "not_supported"}
 
 
-def describe(admin: FastAPI, routes: Sequence[Route]) -> dict[str, Any]:
-    """The document, made when it is asked for first."""
+def build_document(admin: FastAPI, routes: Sequence[Route]) -> dict[str, Any]:
+    """Return the document. It is built at the first call and kept in the application."""
     if admin.openapi_schema is None:
         document = get_openapi(
             title=admin.title, version=admin.version, description=admin.description, routes=admin.routes
@@ -42,24 +34,18 @@ def describe(admin: FastAPI, routes: Sequence[Route]) -> dict[str, Any]:
 
 def _operation(route: Route) -> dict[str, Any]:
     text = route.text
-    questions, answers = _json_of(text.question), _json_of(text.answer)
+    requests, responses = _json_content(text.question), _json_content(text.answer)
     if text.streams:
-        answers["text/event-stream"] = {"schema": {"type": "string"}}
+        responses["text/event-stream"] = {"schema": {"type": "string"}}
     if text.in_bytes:
-        for content in (questions, answers):
+        for content in (requests, responses):
             content["application/octet-stream"] = {"schema": {"type": "string", "format": "binary"}}
     operation: dict[str, Any] = {
         "tags": [text.tag],
         "summary": text.summary,
         "operationId": "_".join([text.tag, *(part.strip("{}") for part in route.path.strip("/").split("/"))]),
-        "requestBody": {"required": True, "content": questions},
-        "responses": {
-            "200": {"description": "The answer mirrors the question.", "content": answers},
-            **{
-                status: {"description": meaning, "content": _json_of(text.error)}
-                for status, meaning in _FAILURES.items()
-            },
-        },
+        "requestBody": {"required": True, "content": requests},
+        "responses": {"200": {"description": "The result.", "content": responses}, **_errors(text.error)},
     }
     names = [part[1:-1] for part in route.path.split("/") if part.startswith("{")]
     if names:
@@ -69,5 +55,18 @@ def _operation(route: Route) -> dict[str, Any]:
     return operation
 
 
-def _json_of(model: type[BaseModel]) -> dict[str, Any]:
+def _errors(body: type[BaseModel]) -> dict[str, Any]:
+    """Return the error responses of an inference route by status, described by their codes."""
+    by_status = {
+        status: [code for code in codes if code not in _NOT_OF_INFERENCE]
+        for status, codes in sorted(ERROR_CODES.items())
+    }
+    return {
+        str(status): {"description": ", ".join(codes), "content": _json_content(body)}
+        for status, codes in by_status.items()
+        if codes
+    }
+
+
+def _json_content(model: type[BaseModel]) -> dict[str, Any]:
     return {"application/json": {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}}

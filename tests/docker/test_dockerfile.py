@@ -146,4 +146,4 @@ def test_health_check_reports_readiness(tmp_path: Path) -> None:
         assert check() == (0, '{"status":"ready"}\n', "")
     status, said, complained = check()
     assert (status, complained) == (1, "")
-    assert said.startswith("no answer from 0.0.0.0:")
+    assert said.startswith("no response from 0.0.0.0:")
