@@ -10,20 +10,25 @@ from tests.e2e.configs import ALL_KINDS, EMBEDDED, onnx_entries, text_entries
 from tests.e2e.server import GRPC_PORT, RunningServer, free_port, serving
 
 Start = Callable[..., RunningServer]
+"""start(config, gated=False, VARIABLE=…) → a server for one test, which may break it; not yet ready."""
 
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """One server for all tests that leave it as it is: the embedded models, and a tiny model of every kind."""
+    """A server for all tests that leave it as it is: the embedded models, and a tiny model of every kind."""
     folder = tmp_path_factory.mktemp("server")
     models = EMBEDDED + onnx_entries(folder, ALL_KINDS) + text_entries(folder)
-    with serving(folder, models + '[logging]\nrequests = "all"\n', {GRPC_PORT: free_port()}) as server:
-        yield server.wait_ready()
-        server.check_log()
+    with serving(folder, models + '[logging]\nrequests = "all"\n', {GRPC_PORT: free_port()}) as running:
+        yield running.wait_ready()
+        running.check_log()
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """start(config, VARIABLE=…) → a server of the test's own, which may break it; not yet ready."""
+    """Stop all servers of the test at its end. `gated`: see `RunGate`."""
     with ExitStack() as stack:
-        yield lambda config, **environ: stack.enter_context(serving(tmp_path, config, environ))
+
+        def start_one(config: str, gated: bool = False, **environ: str) -> RunningServer:
+            return stack.enter_context(serving(tmp_path, config, environ, gated))
+
+        yield start_one

@@ -1,4 +1,4 @@
-"""A real Roundhouse in a process of its own, reached over a real socket."""
+"""A real server in a process of its own, reached over a real socket."""
 
 import json
 import os
@@ -24,20 +24,29 @@ MODELS = ROOT / "models"
 """The embedded models, as `make models` prepares them."""
 
 GRPC_PORT = "ROUNDHOUSE_SERVER__GRPC_PORT"
-"""The variable that tests which speak gRPC set, to `free_port()`."""
+"""The variable to set to `free_port()` in tests of gRPC."""
 
-READY_WITHIN_S = 60.0
+READY_WITHIN_S = 300.0
+WAIT_S = 120.0
+"""How long tests wait for a condition. Only an error takes as long, on any machine."""
+
 _SERVER_TIMING = re.compile(r"(decode|queue|compute|encode);dur=\d+\.\d+(, (queue|compute|encode);dur=\d+\.\d+){3}")
 
 
 class RunningServer:
-    """`python -m app serve …` on a free port. Leaving the block ends it by SIGTERM and holds it to a clean end."""
+    """`python -m app serve …` on a free port. The end of the block stops it by SIGTERM and checks its exit status."""
 
-    def __init__(self, arguments: Sequence[str], environ: dict[str, str] | None = None, cwd: Path = ROOT) -> None:
-        """`arguments`: what follows `serve`. Without a port for gRPC in `environ` there is none."""
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        environ: dict[str, str] | None = None,
+        cwd: Path = ROOT,
+        program: str = "app",
+    ) -> None:
+        """`arguments`: those of `serve`. gRPC is off unless `environ` names a port. `program`: the module to run."""
         own = {name: value for name, value in os.environ.items() if not name.startswith("ROUNDHOUSE_")}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "app", "serve", *arguments],
+            [sys.executable, "-m", program, "serve", *arguments],
             cwd=cwd,
             env=own | {GRPC_PORT: "0"} | (environ or {}),
             stdin=subprocess.DEVNULL,
@@ -45,7 +54,7 @@ class RunningServer:
             stderr=subprocess.PIPE,
         )
         self.lines: list[str] = []
-        self._came = threading.Condition()
+        self._line_read = threading.Condition()
         self._closed = False
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -60,7 +69,7 @@ class RunningServer:
             self.kill()
             raise
         self.client = httpx.Client(
-            base_url=self.url, timeout=30, event_hooks={"response": [check_frame]}, trust_env=False
+            base_url=self.url, timeout=WAIT_S, event_hooks={"response": [check_frame]}, trust_env=False
         )
         return self
 
@@ -79,60 +88,63 @@ class RunningServer:
 
     @property
     def log(self) -> list[dict[str, Any]]:
-        """The events logged so far."""
-        with self._came:
+        """The events logged until now."""
+        with self._line_read:
             return [json.loads(line) for line in self.lines if line.startswith("{")]
 
     def events(self, event: str, **fields: object) -> list[dict[str, Any]]:
-        """The logged events of this name with these fields."""
+        """Return the logged events with this name and these fields."""
         return [e for e in self.log if e["event"] == event and fields.items() <= e.items()]
 
     def wait_for_log(self, event: str, timeout_s: float = READY_WITHIN_S, **fields: object) -> dict[str, Any]:
-        """The first event of this name with these fields, waited for."""
+        """Wait for an event with this name and these fields; return the first."""
         until_s = time.monotonic() + timeout_s
-        # Held from the look to the wait: a line that comes between the two would wake nobody.
-        with self._came:
+        # One lock covers check and wait: a line that is read between them would not end the wait.
+        with self._line_read:
             while not (found := self.events(event, **fields)):
-                if self._closed or not self._came.wait(until_s - time.monotonic()):
+                if self._closed or not self._line_read.wait(until_s - time.monotonic()):
                     raise AssertionError(f"no {event} {fields} in the log:\n" + "\n".join(self.lines[-50:]))
         return found[0]
 
     def wait_ready(self) -> Self:
-        """Until /health/ready says 200."""
+        """Wait until /health/ready answers 200."""
         wait_until(lambda: self.client.get("/health/ready").status_code == 200, READY_WITHIN_S)
         return self
 
     def infer(self, model: str, /, **body: object) -> Any:
-        """The answer to a question that must be answered with 200."""
+        """Return the JSON body of a request that must be answered with 200."""
         answer = self.client.post(f"/models/{model}/infer", json=body)
         assert answer.status_code == 200, answer.text
         return answer.json()
 
     def post(self, path: str, body: bytes | str, **headers: str) -> httpx.Response:
-        """A body as it is, called JSON."""
+        """Send a body as it is, with JSON's content type."""
         return self.client.post(path, content=body, headers={"content-type": "application/json", **headers})
 
     def metrics(self) -> dict[str, Metric]:
-        """The families on /metrics by name."""
+        """Return the families on /metrics by name."""
         return {family.name: family for family in text_string_to_metric_families(self.client.get("/metrics").text)}
 
     def sample(self, name: str, **labels: str) -> float:
-        """The sum of the samples of this name that have these labels."""
-        samples = [sample for family in self.metrics().values() for sample in family.samples]
+        """Return the sum of the samples with this name and these labels."""
+        # Only these lines are parsed: a page of many models is long, and tests poll it.
+        page = self.client.get("/metrics").text
+        text = "".join(f"{line}\n" for line in page.splitlines() if line.startswith(name))
+        samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
         return sum(s.value for s in samples if s.name == name and labels.items() <= s.labels.items())
 
     def inflight(self, model: str) -> int:
-        """DecodedRequest requests to this model that have not been answered."""
+        """Return how many requests to this model were decoded and are not answered yet."""
         inflight: int = self.client.get(f"/models/{model}").json()["requests"]["inflight"]
         return inflight
 
-    def stop(self, timeout_s: float = 20.0) -> None:
-        """Ends the server by SIGTERM; it has to drain and leave with status 0."""
+    def stop(self, timeout_s: float = WAIT_S) -> None:
+        """Send SIGTERM; the server must drain and exit with status 0."""
         self.process.send_signal(signal.SIGTERM)
         self.wait_stopped(0, timeout_s)
 
-    def wait_stopped(self, status: int, timeout_s: float = 20.0) -> None:
-        """Until the process has ended: with this status, and no traceback in its log."""
+    def wait_stopped(self, status: int, timeout_s: float = WAIT_S) -> None:
+        """Wait for the end of the process; check its status, and that its log holds no traceback."""
         try:
             assert self.process.wait(timeout_s) == status, "\n".join(self.lines[-50:])
         finally:
@@ -140,12 +152,12 @@ class RunningServer:
         self.check_log()
 
     def check_log(self) -> None:
-        """Nothing in it that would be our bug."""
+        """Check that the log shows no bug of the server."""
         ours = ("Traceback", "internal error", "integrity check failed")
         assert not [line for line in self.lines if any(sign in line for sign in ours)]
 
     def kill(self) -> None:
-        """Makes sure that the process is gone and that everything it wrote has been read."""
+        """End the process if it runs, and read the rest of its log."""
         self.client.close()
         if self.process.poll() is None:
             self.process.kill()
@@ -156,40 +168,43 @@ class RunningServer:
         assert self.process.stderr is not None
         with self.process.stderr as stream:
             for line in stream:
-                with self._came:
+                with self._line_read:
                     self.lines.append(line.decode().rstrip("\n"))
-                    self._came.notify_all()
-        with self._came:
+                    self._line_read.notify_all()
+        with self._line_read:
             self._closed = True
-            self._came.notify_all()
+            self._line_read.notify_all()
 
 
 @contextmanager
-def serving(folder: Path, config: str, environ: dict[str, str] | None = None) -> Iterator[RunningServer]:
-    """A server with this config.toml, in which `port` is left out; not yet ready."""
+def serving(
+    folder: Path, config: str, environ: dict[str, str] | None = None, gated: bool = False
+) -> Iterator[RunningServer]:
+    """Start a server with this config.toml on a free port; it is not yet ready. `gated`: see `RunGate`."""
     file = folder / "config.toml"
     file.write_text(config, encoding="utf-8")
-    with RunningServer(["--config", str(file), "--port", "0"], environ) as server:
+    program = "tests.support.gated_server" if gated else "app"
+    with RunningServer(["--config", str(file), "--port", "0"], environ, program=program) as server:
         yield server
 
 
 def free_port() -> str:
-    """One that nobody listens on now."""
+    """Return a port on which no process listens now."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return str(listener.getsockname()[1])
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    """Asks again and again; fails the test if the condition does not come to hold."""
+def wait_until(condition: Callable[[], bool], timeout_s: float = WAIT_S) -> None:
+    """Poll the condition until it holds; fail the test after `timeout_s`."""
     until_s = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < until_s, "waited in vain"
+        assert time.monotonic() < until_s, "the condition did not hold in time"
         time.sleep(0.02)
 
 
 def check_frame(answer: httpx.Response) -> None:
-    """What the contract promises of every answer, whatever its path and status."""
+    """Check what the contract promises of every response: the request's ID, Server-Timing, the error's form."""
     assert re.fullmatch(r"[\w.:/+=-]{1,128}", answer.headers["x-request-id"], re.ASCII)
     assert _SERVER_TIMING.fullmatch(answer.headers["server-timing"]), answer.headers
     if answer.status_code >= 400 and answer.request.method != "HEAD" and answer.url.path != "/health/ready":
@@ -198,8 +213,8 @@ def check_frame(answer: httpx.Response) -> None:
 
 
 def check_error(answer: httpx.Response) -> dict[str, str]:
-    """The error of an answer that has to have the contract's form, OpenAI's below /v1, or the Open Inference Protocol's
-    below /v2, which is the message alone, and is none of ours.
+    """Check the form of an error and return it: the contract's, OpenAI's below /v1, the Open Inference Protocol's below
+    /v2, which is the message alone. The status must not be 500.
     """
     body = answer.json()
     assert body.keys() == {"error"}
@@ -219,7 +234,7 @@ def check_error(answer: httpx.Response) -> dict[str, str]:
 
 
 def assert_refused(answer: httpx.Response, status: int, code: str, *words: str) -> str:
-    """The message of a refusal with this status and code; it has to say every one of `words`."""
+    """Check status and code of an error, and that its message holds all of `words`; return the message."""
     assert answer.status_code == status, answer.text
     error = check_error(answer)
     assert error["code"] == code, error

@@ -29,7 +29,7 @@ def answer(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_has_an_example_that_parses(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_examples_parse(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     from app.cli.commands import _parser
 
     with pytest.raises(SystemExit) as ended:
@@ -45,14 +45,14 @@ def test_help_has_an_example_that_parses(command: str, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize("arguments", [[], ["nonsense"], ["infer", "digits"], ["infer"], ["check"], ["serve", "--prt"]])
-def test_a_wrong_command_line_ends_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_command_line_exits_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 2
     assert "usage: roundhouse" in capsys.readouterr().err
 
 
-def test_the_models_as_a_table(server: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_models_as_table(server: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
     lines = output(capsys, "models", "--url", server.url).splitlines()
     assert lines[0].split() == ["NAME", "FRAMEWORK", "TASK", "STATE", "DEVICE", "DTYPE", "MEMORY"]
     rows = {line.split()[0]: line.split()[1:] for line in lines[1:]}
@@ -61,12 +61,12 @@ def test_the_models_as_a_table(server: RunningServer, capsys: pytest.CaptureFixt
     assert len(rows) == len(server.client.get("/models").json()["models"])
 
 
-def test_the_models_as_json(server: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_models_as_json(server: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
     models = answer(capsys, "models", "--json", "--url", server.url + "/")["models"]
     assert {"digits", "minilm"} <= {model["name"] for model in models}
 
 
-def test_questions_of_every_kind(
+def test_infer_accepts_every_kind_of_input(
     server: RunningServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = ["--url", server.url]
@@ -82,32 +82,32 @@ def test_questions_of_every_kind(
     assert answer(capsys, "infer", "float32", "--data", "@-", *url)["output_data"] == [3, 4]
 
 
-def test_a_refusal_is_printed_and_ends_with_1(server: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refusal_printed_and_exits_with_1(server: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
     for name, code in (("nimilm", "model_not_found"), ("digits", "invalid_input"), ("a b/c?d#e", "not_found")):
         error = answer(capsys, "infer", name, "--text", "a", "--url", server.url, status=1)["error"]
         assert error["code"] == code
 
 
 @pytest.mark.parametrize("argument", ["[1", "@/nowhere/file.json", "", "nope"])
-def test_what_is_not_json_ends_with_2(argument: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_json_exits_with_2(argument: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["infer", "digits", "--data", argument]) == 2
     printed = capsys.readouterr()
     assert (printed.out, printed.err[:18]) == ("", "cannot read JSON: ")
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "ftp://127.0.0.1", "127.0.0.1", "http://", "http://[", ""])
-def test_no_server_is_told_and_ends_with_1(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreachable_server_exits_with_1(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     for command in (["models"], ["infer", "digits", "--data", "[1]"]):
         assert answer(capsys, *command, "--url", url, status=1)["error"]["code"] == "unreachable"
 
 
-def test_a_server_that_is_none_of_ours(server: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_base_path_reported(server: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
     # A path that /models does not stand below: still our error form.
     error = answer(capsys, "models", "--url", server.url + "/docs", status=1)["error"]
     assert error["code"] == "not_found"
 
 
-def test_check_says_every_fault_with_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_reports_issues_with_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "config.toml"
     file.write_text('[server]\nprot = 1\nhost = 3\n\n[[models.onnx_models]]\nname = "a"\npath = "no"\n', "utf-8")
     lines = output(capsys, "check", str(file), status=2).splitlines()
@@ -121,11 +121,11 @@ def test_check_says_every_fault_with_its_line(tmp_path: Path, capsys: pytest.Cap
     assert output(capsys, "check", str(file)) == f"{file}: no issues\n"
 
 
-def test_the_repositorys_own_config_is_right(capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_of_repository_is_valid(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no issues" in output(capsys, "check", str(ROOT / "config.toml"))
 
 
-def test_the_module_is_the_command() -> None:
+def test_module_is_command() -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "app", "check", "config.toml"],
         cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,

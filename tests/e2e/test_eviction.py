@@ -34,7 +34,7 @@ def states(server: RunningServer) -> dict[str, str]:
     return {model["name"]: model["state"] for model in server.client.get("/models").json()["models"]}
 
 
-def test_a_lazy_model_is_loaded_when_it_is_asked_for(start: Start, tmp_path: Path) -> None:
+def test_lazy_model_loaded_by_first_request(start: Start, tmp_path: Path) -> None:
     server = start(entries(tmp_path)).wait_ready()
     assert states(server) == dict.fromkeys(FACTORS, "registered")
     assert server.client.get("/health").json()["status"] == "healthy"
@@ -47,7 +47,7 @@ def test_a_lazy_model_is_loaded_when_it_is_asked_for(start: Start, tmp_path: Pat
     assert server.sample("roundhouse_model_memory_bytes", model="a") == model["memory_bytes"]
 
 
-def test_the_least_recently_used_leaves_and_comes_back(start: Start, tmp_path: Path) -> None:
+def test_least_recently_used_model_evicted(start: Start, tmp_path: Path) -> None:
     server = start(entries(tmp_path)).wait_ready()
     for name in "abacad":
         assert server.infer(name, **ONES)["output_data"][0] == FACTORS[name]
@@ -58,7 +58,7 @@ def test_the_least_recently_used_leaves_and_comes_back(start: Start, tmp_path: P
     assert server.sample("roundhouse_model_loads_total", model="b") == 2
 
 
-def test_at_start_up_nobody_leaves_for_another(start: Start, tmp_path: Path) -> None:
+def test_start_up_evicts_no_model(start: Start, tmp_path: Path) -> None:
     server = start(entries(tmp_path, keys="")).wait_ready()
     assert states(server) == {"a": "ready", "b": "ready", "c": "registered", "d": "registered"}
     assert [event["model"] for event in server.events("model is not loaded at start-up")] == ["c", "d"]
@@ -66,7 +66,7 @@ def test_at_start_up_nobody_leaves_for_another(start: Start, tmp_path: Path) -> 
     assert server.client.get("/health/ready").status_code == 200
 
 
-def test_who_is_pinned_stays_and_what_cannot_fit_is_told(start: Start, tmp_path: Path) -> None:
+def test_pinned_models_stay_others_refused(start: Start, tmp_path: Path) -> None:
     text = entries(tmp_path, keys="pinned = true")
     at_c = text.index('name = "c"')
     server = start(text[:at_c] + text[at_c:].replace("pinned = true", 'load = "lazy"')).wait_ready()
@@ -80,7 +80,7 @@ def test_who_is_pinned_stays_and_what_cannot_fit_is_told(start: Start, tmp_path:
     assert_refused(server.client.post("/models/a/infer", json=ONES), 503, "unloaded")
 
 
-def test_a_deadline_bounds_the_wait_for_a_load(start: Start, tmp_path: Path) -> None:
+def test_deadline_bounds_wait_for_load(start: Start, tmp_path: Path) -> None:
     server = start(entries(tmp_path)).wait_ready()
     answer = server.client.post("/models/a/infer", json={**ONES, "timeout_ms": 1})
     assert_refused(answer, 504, "deadline_exceeded", "was not loaded within timeout_ms")
@@ -90,7 +90,7 @@ def test_a_deadline_bounds_the_wait_for_a_load(start: Start, tmp_path: Path) -> 
     assert server.sample("roundhouse_model_loads_total", model="a") == 1
 
 
-def test_a_load_that_fails_is_told_and_tried_again(start: Start, tmp_path: Path) -> None:
+def test_failed_load_reported_and_repeated(start: Start, tmp_path: Path) -> None:
     server = start(entries(tmp_path)).wait_ready()
     file = tmp_path / "a.onnx"
     content = file.read_bytes()
@@ -103,7 +103,7 @@ def test_a_load_that_fails_is_told_and_tried_again(start: Start, tmp_path: Path)
     assert server.client.get("/health").json()["status"] == "healthy"
 
 
-def test_a_caller_who_leaves_while_a_model_loads_harms_nobody(start: Start, tmp_path: Path) -> None:
+def test_disconnect_during_load_affects_no_other(start: Start, tmp_path: Path) -> None:
     server = start(entries(tmp_path)).wait_ready()
     with httpx.Client(base_url=server.url, timeout=0.005) as hasty:
         for name in FACTORS:
@@ -117,7 +117,7 @@ def test_a_caller_who_leaves_while_a_model_loads_harms_nobody(start: Start, tmp_
     assert server.sample("roundhouse_queue_depth") == 0
 
 
-def test_four_models_in_the_memory_of_two_lose_no_request(start: Start, tmp_path: Path) -> None:
+def test_four_models_in_memory_of_two(start: Start, tmp_path: Path) -> None:
     """The bench has this in full: four MiniLMs for a minute."""
     server = start(entries(tmp_path)).wait_ready()
     limit = 50e6
@@ -164,7 +164,7 @@ def test_four_models_in_the_memory_of_two_lose_no_request(start: Start, tmp_path
             assert loaded.total() <= 2
 
 
-def test_a_caller_who_does_not_read_keeps_no_model_from_leaving(start: Start, tmp_path: Path) -> None:
+def test_client_that_stops_reading_blocks_no_eviction(start: Start, tmp_path: Path) -> None:
     server = start(entries(tmp_path)).wait_ready()
     rows = 800  # an answer of 7 MB, more than the kernel's buffers take
     body = json.dumps({"input_data": [1] * SIDE * rows, "batch_size": rows}).encode()

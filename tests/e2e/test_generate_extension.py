@@ -40,7 +40,7 @@ def refused(answer: httpx.Response, status: int, *words: str) -> None:
         assert word in body["error"]
 
 
-def test_it_says_what_infer_says(client: httpx.Client, server: RunningServer) -> None:
+def test_generate_equals_infer(client: httpx.Client, server: RunningServer) -> None:
     infer = server.infer(MODEL, prompt=PROMPT, **GREEDY)
     body = {"text_input": PROMPT, "stream": False, "parameters": GREEDY, "id": "7"}
     for path in ("generate", "versions/1/generate"):
@@ -55,7 +55,7 @@ def test_it_says_what_infer_says(client: httpx.Client, server: RunningServer) ->
         }
 
 
-def test_a_stream_is_the_same_text_in_pieces(client: httpx.Client) -> None:
+def test_stream_concatenates_to_whole_text(client: httpx.Client) -> None:
     body = {"text_input": PROMPT, "max_tokens": 30, "random_seed": 4, "ignore_eos": True}
     whole = client.post("generate", json=body).json()
     for path in ("generate_stream", "versions/1/generate_stream"):
@@ -70,7 +70,7 @@ def test_a_stream_is_the_same_text_in_pieces(client: httpx.Client) -> None:
         assert events[-1]["num_output_tokens"] == whole["num_output_tokens"] == 30
 
 
-def test_the_calls_of_tritons_own_pages(server: RunningServer) -> None:
+def test_curl_calls_of_triton_manual(server: RunningServer) -> None:
     """curl's, which call their JSON a form."""
     calls = [
         ("generate", {"text_input": PROMPT, "max_tokens": 20, "bad_words": "", "stop_words": ""}),
@@ -85,12 +85,12 @@ def test_the_calls_of_tritons_own_pages(server: RunningServer) -> None:
         assert json.loads(first.removeprefix("data: "))["text_output"]
 
 
-def test_what_the_text_has_to_be(client: httpx.Client) -> None:
+def test_constraint_is_followed(client: httpx.Client) -> None:
     body = {"text_input": PROMPT, "parameters": {"structured_outputs": '{"choice": ["yes", "no"]}', "temperature": 0}}
     assert client.post("generate", json=body).json()["text_output"] in ("yes", "no")
 
 
-def test_a_caller_that_leaves_gives_back_its_place(client: httpx.Client, server: RunningServer) -> None:
+def test_disconnect_frees_sequence(client: httpx.Client, server: RunningServer) -> None:
     gone = server.sample("roundhouse_requests_total", model=MODEL, code="499")
     with client.stream("POST", "generate_stream", json=ENDLESS) as answer:
         next(events_of(answer))
@@ -99,7 +99,7 @@ def test_a_caller_that_leaves_gives_back_its_place(client: httpx.Client, server:
     wait_until(lambda: server.sample("roundhouse_requests_total", model=MODEL, code="499") == gone + 1)
 
 
-def test_at_the_deadline_it_ends(client: httpx.Client, server: RunningServer) -> None:
+def test_deadline_ends_generation(client: httpx.Client, server: RunningServer) -> None:
     body = ENDLESS | {"parameters": {"timeout": 1_000_000}}
     with client.stream("POST", "generate_stream", json=body) as answer:
         *pieces, last = list(events_of(answer))
@@ -111,7 +111,7 @@ def test_at_the_deadline_it_ends(client: httpx.Client, server: RunningServer) ->
     wait_until(lambda: server.sample("roundhouse_sequences", model=MODEL) == 0)
 
 
-def test_errors_before_the_first_piece_have_their_status(client: httpx.Client) -> None:
+def test_errors_before_first_chunk_have_status(client: httpx.Client) -> None:
     for path in ("generate", "generate_stream"):
         refused(client.post(path, json={}), 400, "text_input: expected a string, got nothing")
         refused(client.post(path, json={"text_input": "a", "max_tokens": 10_000}), 400, "max_tokens", str(CONTEXT))

@@ -1,6 +1,7 @@
 """The gRPC door over a real socket, asked by Triton's own clients and by grpcio: REST's answers, and its errors."""
 
 import queue
+import signal
 import struct
 import threading
 from collections.abc import Iterator
@@ -22,7 +23,9 @@ from app.protocols.open_inference.datatypes import DATATYPES
 from frameworks.types import NUMPY_DTYPES
 from tests.e2e.configs import DIGITS, onnx_entries
 from tests.e2e.conftest import Start
-from tests.e2e.server import GRPC_PORT, MODELS, RunningServer, free_port, serving, wait_until
+from tests.e2e.gates import RunGate
+from tests.e2e.load import slow_model, wait_for_done, wait_for_drain, wait_for_inflight
+from tests.e2e.server import GRPC_PORT, MODELS, WAIT_S, RunningServer, free_port, serving, wait_until
 from tests.e2e.triton_clients import GRPC_KINDS, triton_client
 from tests.support.models import onnx_graphs
 
@@ -68,7 +71,7 @@ def refusal(code: str, *words: str) -> Any:
 
 class TestModelInfer:
     @pytest.mark.parametrize("dtype", sorted(set(NUMPY_DTYPES) - {"bfloat16"}))
-    def test_every_datatype_bit_for_bit_as_infer(self, client: Any, server: RunningServer, dtype: str) -> None:
+    def test_datatypes_equal_infer_bit_for_bit(self, client: Any, server: RunningServer, dtype: str) -> None:
         if dtype == "string":
             array, numbers = strings("a", "", "žluťoučký"), ["a", "", "žluťoučký"]
         else:
@@ -81,7 +84,7 @@ class TestModelInfer:
         assert server.infer(dtype, inputs={"x": numbers})["outputs"]["y"]["data"] == numbers
         assert answer.get_response().id == "7"
 
-    def test_a_model_s_numbers_are_those_of_infer_to_the_last_bit(self, client: Any, server: RunningServer) -> None:
+    def test_outputs_equal_infer_bit_for_bit(self, client: Any, server: RunningServer) -> None:
         questions = np.random.default_rng(3).standard_normal((2, 4), np.float32)
         given = [tensor(name, questions + i, "FP32") for i, name in enumerate("ab")]
         answer = client.infer("add", given)
@@ -90,7 +93,7 @@ class TestModelInfer:
         for name in ("sum", "product"):
             np.testing.assert_array_equal(answer.as_numpy(name), np.array(ours[name]["data"], np.float32), strict=True)
 
-    def test_only_the_outputs_that_are_named(self, client: Any) -> None:
+    def test_only_named_outputs_returned(self, client: Any) -> None:
         given = [tensor(name, np.ones((1, 4), np.float32), "FP32") for name in "ab"]
         answer = client.infer("add", given, outputs=[tritonclient.grpc.InferRequestedOutput("product")])
         assert [output.name for output in answer.get_response().outputs] == ["product"]
@@ -110,13 +113,13 @@ class TestModelInfer:
         assert list(answer.outputs[0].contents.fp32_contents) == [1.5, 2.5, -0.0]
         assert not answer.raw_output_contents
 
-    def test_texts(self, client: Any, server: RunningServer) -> None:
+    def test_embeddings_of_texts(self, client: Any, server: RunningServer) -> None:
         texts = ["Engines wait.", "Bread rises."]
         answer = client.infer("minilm", [tensor("text", strings(*texts), "BYTES")]).as_numpy("embeddings")
         ours = server.infer("minilm", text=texts)["embeddings"]
         np.testing.assert_allclose(answer, np.array(ours, np.float32), atol=1e-6)
 
-    def test_a_text_that_is_generated(self, client: Any, server: RunningServer) -> None:
+    def test_generated_text_equals_infer(self, client: Any, server: RunningServer) -> None:
         options = {"max_tokens": 12, "temperature": 0}
         answer = client.infer("tiny-llama", [tensor("text_input", strings(PROMPT), "BYTES")], parameters=options)
         assert (
@@ -133,26 +136,26 @@ class TestModelInfer:
             ("float32", "", {"priority": 77}, "INVALID_ARGUMENT", ("priority", "77")),
         ],
     )
-    def test_errors_have_the_status_and_the_words_of_rest(
+    def test_errors_have_status_and_message(
         self, client: Any, model: str, version: str, options: dict[str, Any], code: str, words: tuple[str, ...]
     ) -> None:
         with refusal(code, *words):
             client.infer(model, [tensor("x", np.ones(3, np.float32), "FP32")], model_version=version, **options)
 
-    def test_a_message_that_is_none(self, channel: grpc.Channel) -> None:
+    def test_invalid_message_refused(self, channel: grpc.Channel) -> None:
         call: Any = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
         with pytest.raises(grpc.RpcError) as told:
             call(b"\xff\xff\xff\xff")
         assert told.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
-    def test_a_call_that_is_not_here(self, channel: grpc.Channel) -> None:
+    def test_unknown_call_refused(self, channel: grpc.Channel) -> None:
         call: Any = channel.unary_unary("/inference.GRPCInferenceService/SystemSharedMemoryStatus")
         with pytest.raises(grpc.RpcError) as told:
             call(b"")
         assert told.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-class TestTheRest:
+class TestManagement:
     def test_health_and_metadata(self, client: Any) -> None:
         assert client.is_server_live()
         assert client.is_server_ready()
@@ -169,7 +172,7 @@ class TestTheRest:
         with refusal("NOT_FOUND", "nothing"):
             client.get_model_metadata("nothing")
 
-    def test_statistics_count_what_was_asked(self, client: Any) -> None:
+    def test_statistics_count_requests(self, client: Any) -> None:
         before = client.get_inference_statistics("digits").model_stats[0].inference_stats.success.count
         client.infer("digits", [tensor("image", np.array([IMAGE], np.float32), "FP32")])
         (after,) = client.get_inference_statistics("digits").model_stats
@@ -220,9 +223,9 @@ class TestPredict:
             request_serializer=PredictRequest.SerializeToString,
             response_deserializer=PredictResponse.FromString,
         )
-        return call(PredictRequest(**fields), timeout=30)
+        return call(PredictRequest(**fields), timeout=WAIT_S)
 
-    def test_numbers_in_numbers_out(self, channel: grpc.Channel, server: RunningServer) -> None:
+    def test_predictions_equal_infer(self, channel: grpc.Channel, server: RunningServer) -> None:
         answer = self.ask(channel, data=IMAGE * 2, model_name="digits")
         ours = server.infer("digits", input_data=IMAGE * 2)
         assert list(answer.predictions) == ours["output_data"]
@@ -255,7 +258,9 @@ class TestPredict:
             ),
         ],
     )
-    def test_what_is_wrong_is_told(self, channel: grpc.Channel, fields: dict[str, Any], words: tuple[str, ...]) -> None:
+    def test_invalid_request_refused_with_reason(
+        self, channel: grpc.Channel, fields: dict[str, Any], words: tuple[str, ...]
+    ) -> None:
         with pytest.raises(grpc.RpcError) as told:
             self.ask(channel, **fields)
         assert told.value.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -264,12 +269,12 @@ class TestPredict:
                 told.value.details()
             )
 
-    def test_without_a_name(self, start: Start) -> None:
+    def test_only_model_is_default(self, start: Start) -> None:
         server = start(DIGITS, **{GRPC_PORT: free_port()}).wait_ready()
         with channel_to(server) as channel:
             assert len(self.ask(channel, data=IMAGE).predictions) == 1
 
-    def test_without_a_name_where_a_default_is_configured(self, tmp_path_factory: pytest.TempPathFactory) -> None:
+    def test_configured_default_model(self, tmp_path_factory: pytest.TempPathFactory) -> None:
         folder = tmp_path_factory.mktemp("default")
         entries = onnx_entries(folder, {"one": onnx_graphs.identity(), "other": onnx_graphs.slow(0)})
         config = f'[models]\ndefault_model = "one"\n{entries}'
@@ -278,7 +283,7 @@ class TestPredict:
 
 
 class TestStream:
-    def test_texts_come_in_pieces_beside_tensors_and_errors(self, server: RunningServer) -> None:
+    def test_stream_mixes_texts_tensors_and_errors(self, server: RunningServer) -> None:
         responses: queue.Queue[tuple[Any, Any]] = queue.Queue()
         options = {"max_tokens": 24, "temperature": 0}
         with triton_client(server, "grpc") as client:
@@ -294,7 +299,7 @@ class TestStream:
             errors: list[str] = []
             is_whole = False
             while not (is_whole and len(tensors) == 20 and errors):
-                result, error = responses.get(timeout=30)
+                result, error = responses.get(timeout=WAIT_S)
                 if error is not None:
                     errors.append(str(error))
                     continue
@@ -311,7 +316,7 @@ class TestStream:
         assert len(errors) == 1
         assert "nothing" in errors[0]
 
-    def test_a_text_in_one_piece_where_that_is_wanted(self, channel: grpc.Channel, server: RunningServer) -> None:
+    def test_stream_parameter_off_gives_one_response(self, channel: grpc.Channel, server: RunningServer) -> None:
         request = text_request(max_tokens=8)
         flag = request.inputs.add(name="stream", datatype="BOOL", shape=[1])
         flag.contents.bool_contents.append(False)
@@ -319,20 +324,20 @@ class TestStream:
         (text,) = response.infer_response.outputs[0].contents.bytes_contents
         assert text.decode() == server.infer("tiny-llama", prompt=PROMPT, max_tokens=8, temperature=0)["text"]
 
-    def test_a_caller_that_leaves_frees_its_place(self, channel: grpc.Channel, server: RunningServer) -> None:
+    def test_cancelled_stream_frees_sequence(self, channel: grpc.Channel, server: RunningServer) -> None:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         never = threading.Event()
 
         def requests() -> Iterator[Any]:
             yield text_request(max_tokens=400, ignore_eos=True)
-            never.wait(20)
+            never.wait(WAIT_S)
 
         stream = stub.ModelStreamInfer(requests())
         assert next(stream).infer_response.outputs
         assert server.sample("roundhouse_sequences", model="tiny-llama", state="running") == 1
         stream.cancel()
-        wait_until(lambda: server.sample("roundhouse_sequences", model="tiny-llama", state="running") == 0, 5)
-        wait_until(lambda: server.sample("roundhouse_inflight") == 0, 5)
+        wait_until(lambda: server.sample("roundhouse_sequences", model="tiny-llama", state="running") == 0)
+        wait_until(lambda: server.sample("roundhouse_inflight") == 0)
         never.set()
 
 
@@ -346,13 +351,13 @@ def text_request(**options: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """`slow` takes 300 ms and one request at a time, and lets one more wait."""
-    folder = tmp_path_factory.mktemp("busy")
-    entry = onnx_entries(folder, {"slow": onnx_graphs.slow(300, rows=1)}) + "max_queue_size = 1\n"
-    config = entry + "[server]\nmax_body_bytes = 100_000\n"
-    with serving(folder, config, {GRPC_PORT: free_port()}) as server:
-        yield server.wait_ready()
+def gated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningServer, RunGate]]:
+    """Start a server whose model `slow` queues one request, and return its gate."""
+    folder = tmp_path_factory.mktemp("gated")
+    entry, gate = slow_model(folder)
+    config = f"{entry}max_queue_size = 1\n[server]\nmax_body_bytes = 100_000\n"
+    with serving(folder, config, {GRPC_PORT: free_port()}, gated=True) as server:
+        yield server.wait_ready(), gate
 
 
 class TestBounds:
@@ -361,44 +366,56 @@ class TestBounds:
         with triton_client(server, "grpc") as client:
             return client.infer("slow", [tensor("x", np.ones((1, 4), np.float32), "FP32")], **options)
 
-    def test_overload_is_resource_exhausted(self, busy: RunningServer) -> None:
-        with ThreadPoolExecutor(8) as many:
-            outcomes = [each.exception() for each in [many.submit(self.ask, busy) for _ in range(8)]]
+    def test_overload_is_resource_exhausted(self, gated: tuple[RunningServer, RunGate]) -> None:
+        server, gate = gated
+        with ThreadPoolExecutor(8) as many, gate.closed():
+            asked = [many.submit(self.ask, server) for _ in range(8)]
+            # One runs, one is next, one waits.
+            wait_for_done(asked, 5)
+            gate.open()
+            outcomes = [each.exception() for each in asked]
         refused = [str(each) for each in outcomes if each is not None]
-        assert 1 <= len(refused) < 8
+        assert len(refused) == 5
         assert all("[StatusCode.RESOURCE_EXHAUSTED]" in each and "max_queue_size" in each for each in refused)
 
-    def test_the_call_s_deadline_reaches_the_queue(self, busy: RunningServer) -> None:
-        with ThreadPoolExecutor(2) as many:
-            first = many.submit(self.ask, busy)
-            wait_until(lambda: busy.inflight("slow") == 1)
+    def test_deadline_of_call_reaches_queue(self, gated: tuple[RunningServer, RunGate]) -> None:
+        server, gate = gated
+        with ThreadPoolExecutor(2) as many, gate.closed():
+            first = many.submit(self.ask, server)
+            wait_for_inflight(server, 1)
             with refusal("DEADLINE_EXCEEDED"):
-                self.ask(busy, client_timeout=0.05)
-            wait_until(lambda: busy.inflight("slow") <= 1)
+                self.ask(server, client_timeout=0.05)
+            wait_for_inflight(server, 1)
+            gate.open()
             assert first.exception() is None
-        wait_until(lambda: busy.inflight("slow") == 0)
+        wait_for_inflight(server, 0)
 
-    def test_the_request_s_own_deadline(self, busy: RunningServer) -> None:
-        with refusal("DEADLINE_EXCEEDED", "timeout_ms"):
-            self.ask(busy, timeout=1000)
+    def test_timeout_parameter_is_deadline(self, gated: tuple[RunningServer, RunGate]) -> None:
+        server, gate = gated
+        with gate.closed(), refusal("DEADLINE_EXCEEDED", "timeout_ms"):
+            self.ask(server, timeout=1000)
+        wait_for_inflight(server, 0)
 
-    def test_a_message_beyond_max_body_bytes(self, busy: RunningServer) -> None:
+    def test_message_beyond_max_body_bytes(self, gated: tuple[RunningServer, RunGate]) -> None:
         large = tensor("x", np.ones((10_000, 4), np.float32), "FP32")
-        with triton_client(busy, "grpc") as client, refusal("RESOURCE_EXHAUSTED"):
+        with triton_client(gated[0], "grpc") as client, refusal("RESOURCE_EXHAUSTED"):
             client.infer("slow", [large])
 
-    def test_a_drain_answers_what_is_under_way(self, tmp_path_factory: pytest.TempPathFactory) -> None:
+    def test_drain_answers_requests_in_flight(self, tmp_path_factory: pytest.TempPathFactory) -> None:
         folder = tmp_path_factory.mktemp("drain")
-        entry = onnx_entries(folder, {"slow": onnx_graphs.slow(600, rows=1)})
-        with ThreadPoolExecutor(1) as one, serving(folder, entry, {GRPC_PORT: free_port()}) as server:
+        entry, gate = slow_model(folder)
+        with ThreadPoolExecutor(1) as one, serving(folder, entry, {GRPC_PORT: free_port()}, gated=True) as server:
             server.wait_ready()
-            with channel_to(server) as idle:
+            with channel_to(server) as idle, gate.closed():
                 watching = health_pb2_grpc.HealthStub(idle).Watch(health_pb2.HealthCheckRequest())
                 next(watching)
-                under_way = one.submit(self.ask, server)
-                wait_until(lambda: server.inflight("slow") == 1)
-                server.stop(timeout_s=10)
-                assert under_way.exception() is None
+                in_flight = one.submit(self.ask, server)
+                wait_for_inflight(server, 1)
+                server.process.send_signal(signal.SIGTERM)
+                wait_for_drain(server)
+                gate.open()
+                server.wait_stopped(0)
+                assert in_flight.exception() is None
 
     def test_grpc_and_rest_share_batches(self, tmp_path_factory: pytest.TempPathFactory) -> None:
         folder = tmp_path_factory.mktemp("shared")
@@ -415,12 +432,12 @@ class TestBounds:
             assert server.sample("roundhouse_batch_size_count", model="one") < 12
 
 
-def test_a_port_that_is_taken_is_told(start: Start, server: RunningServer) -> None:
+def test_port_in_use_reported(start: Start, server: RunningServer) -> None:
     with pytest.raises(AssertionError, match=r"server\.grpc_port: cannot listen"):
         start(DIGITS, **{GRPC_PORT: str(server.grpc_port)})
 
 
-def test_a_port_can_be_given_as_a_flag() -> None:
+def test_port_given_as_flag() -> None:
     port = int(free_port())
     with RunningServer([str(MODELS / "digits"), "--port", "0", "--grpc-port", str(port)]) as server:
         assert server.grpc_port == port
@@ -428,7 +445,7 @@ def test_a_port_can_be_given_as_a_flag() -> None:
             assert client.is_model_ready("digits")
 
 
-def test_lengths_of_strings_that_lie(channel: grpc.Channel) -> None:
+def test_false_string_lengths_refused(channel: grpc.Channel) -> None:
     stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
     for raw in (
         b"\x01",

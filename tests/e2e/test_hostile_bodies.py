@@ -28,13 +28,13 @@ def ask(server: RunningServer, path: str, body: bytes) -> None:
 
 @given(st.sampled_from(PATHS), st.binary(max_size=200))
 @settings(max_examples=60)
-def test_any_bytes(server: RunningServer, path: str, body: bytes) -> None:
+def test_any_bytes_answered_or_refused(server: RunningServer, path: str, body: bytes) -> None:
     ask(server, path, body)
 
 
 @given(st.sampled_from(PATHS), json_values)
 @settings(max_examples=80)
-def test_any_json(server: RunningServer, path: str, body: Any) -> None:
+def test_any_json_answered_or_refused(server: RunningServer, path: str, body: Any) -> None:
     ask(server, path, json.dumps(body).encode())
 
 
@@ -44,20 +44,20 @@ def test_any_json(server: RunningServer, path: str, body: Any) -> None:
     st.sampled_from(["float32", "concat", "minilm-onnx", "digits", "string", "nothing"]) | json_values,
 )
 @settings(max_examples=80)
-def test_any_object_of_our_fields(server: RunningServer, path: str, body: dict[str, Any], model: Any) -> None:
+def test_any_object_of_known_fields(server: RunningServer, path: str, body: dict[str, Any], model: Any) -> None:
     ask(server, path, json.dumps({"model_name": model} | body).encode())
 
 
 @given(st.sampled_from(PATHS), requests.flatmap(mutated))
 @settings(max_examples=80)
-def test_questions_with_bytes_changed(server: RunningServer, path: str, body: bytes) -> None:
+def test_bodies_with_changed_bytes(server: RunningServer, path: str, body: bytes) -> None:
     ask(server, path, body)
 
 
 @pytest.mark.parametrize("path", ADMIN_PATHS)
 @given(st.one_of(st.binary(max_size=50), json_values.map(lambda value: json.dumps(value).encode())))
 @settings(max_examples=25)
-def test_any_bytes_to_an_administrator(server: RunningServer, path: str, body: bytes) -> None:
+def test_any_bytes_to_admin_routes(server: RunningServer, path: str, body: bytes) -> None:
     answer = server.post(path, body)
     assert answer.status_code < 500 or answer.json()["error"]["code"] == "model_failed"
     server.client.post("/models/float32/load")
@@ -85,6 +85,6 @@ def test_any_headers(server: RunningServer, headers: dict[str, bytes]) -> None:
     assert server.client.post("/models/float32/infer", content=body, headers=clean).status_code in (200, 415)
 
 
-def test_the_server_goes_on(server: RunningServer) -> None:
+def test_server_answers_after_hostile_bodies(server: RunningServer) -> None:
     assert server.infer("float32", input_data=[1])["output_data"] == [1]
     server.check_log()

@@ -1,4 +1,4 @@
-"""Bodies and answers that are read and written beside the loop: the same bytes, the same words, and nobody waits."""
+"""Long bodies and responses: read and written off the event loop, with the same bytes and the same messages."""
 
 import json
 import re
@@ -17,33 +17,34 @@ from app.protocols.codec import LONG_BYTES, LONG_ELEMENTS
 from frameworks.types import NUMPY_DTYPES
 from tests.e2e.configs import DIGITS, onnx_entries
 from tests.e2e.conftest import Start
-from tests.e2e.server import RunningServer, assert_refused, serving, wait_until
+from tests.e2e.gates import RunGate
+from tests.e2e.load import QUESTION, ROW, callers, slow_model, wait_for_inflight
+from tests.e2e.server import WAIT_S, RunningServer, assert_refused, serving, wait_until
 from tests.e2e.test_raw_sockets import HEAD, connected, one_answer
-from tests.e2e.test_scheduling import QUESTION, ROW, callers
 from tests.support.models import onnx_graphs
 
 COUNT = 200_000
 NUMBERS = orjson.dumps(np.random.default_rng(2).standard_normal(COUNT).astype(np.float32), option=16)
 assert len(NUMBERS) > 2_000_000
 assert COUNT > LONG_ELEMENTS
-# Short arrays without end: read by the way that looks at each, for a second or so.
+# Many short arrays take the slow path of the decoder, which looks at each: a second or so.
 ARRAYS = b'{"input_data":[' + b",".join([b"[1]"] * 1_500_000) + b"]}"
 
 
 def output_of(answer: bytes, field: bytes) -> bytes:
-    """The JSON of a field whose value is an array of numbers, as it stands in the answer."""
+    """Return the JSON of a field whose value is an array of numbers, as it stands in the response."""
     found = re.search(rb'"%s":(\[[^"]*\])' % field, answer)
     assert found is not None
     return found[1]
 
 
 def json_of(array: Any) -> bytes:
-    """At one go, as a short answer is written."""
+    """Write the array in one call, as a short response is written."""
     return orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 @pytest.mark.parametrize("shape", [(COUNT,), (COUNT // 50, 50), (1, COUNT), (COUNT, 1), (20, 100, 100)])
-def test_a_long_tensor_comes_back_as_it_went(shape: tuple[int, ...], server: RunningServer) -> None:
+def test_long_tensor_returned_unchanged(shape: tuple[int, ...], server: RunningServer) -> None:
     array = np.array(orjson.loads(NUMBERS), np.float32).reshape(shape)
     body = b'{"input_data":%s}' % json_of(array)
     assert len(body) > LONG_BYTES
@@ -55,7 +56,7 @@ def test_a_long_tensor_comes_back_as_it_went(shape: tuple[int, ...], server: Run
     assert output_of(named.content, b"data") == json_of(array)
 
 
-def test_what_is_no_number_in_a_long_answer_is_null(server: RunningServer) -> None:
+def test_nan_in_long_response_is_null(server: RunningServer) -> None:
     x = np.arange(-3, COUNT - 3, dtype=np.float32)
     outputs = server.post("/models/log/infer", b'{"inputs":{"x":%s}}' % json_of(x))
     with np.errstate(all="ignore"):
@@ -66,7 +67,7 @@ def test_what_is_no_number_in_a_long_answer_is_null(server: RunningServer) -> No
         np.testing.assert_allclose(np.array(came[4:], NUMPY_DTYPES[dtype]), wanted[4:], rtol=1e-6)
 
 
-def test_a_long_answer_to_a_short_question(server: RunningServer) -> None:
+def test_long_response_to_short_request(server: RunningServer) -> None:
     texts = [f"text {i}" for i in range(2 * LONG_ELEMENTS // 384)]
     together = server.infer("minilm-onnx", text=texts)["embeddings"]
     assert len(together) * len(together[0]) > LONG_ELEMENTS
@@ -97,7 +98,7 @@ WRONG: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_what_is_wrong_with_a_long_body_is_said_in_the_same_words(what: str, server: RunningServer) -> None:
+def test_errors_of_long_bodies_equal_short_ones(what: str, server: RunningServer) -> None:
     model, make = WRONG[what]
     messages = []
     for numbers in (b"1.5,2.5,3.5", NUMBERS[1:-1]):
@@ -105,15 +106,15 @@ def test_what_is_wrong_with_a_long_body_is_said_in_the_same_words(what: str, ser
         answer = server.post("/infer", body)
         assert 400 <= answer.status_code < 500, answer.text
         error = answer.json()["error"]
-        # Where, and how many, differ.
+        # Positions and lengths differ.
         messages.append((answer.status_code, error["code"], re.sub(r"\d+", "#", error["message"])))
     assert len(make(NUMBERS[1:-1])) > LONG_BYTES
     assert messages[0] == messages[1]
 
 
-def test_while_a_long_body_is_read_others_are_answered(server: RunningServer) -> None:
+def test_others_answered_while_long_body_is_read(server: RunningServer) -> None:
     with connected(server) as connection:
-        connection.settimeout(60)
+        connection.settimeout(WAIT_S)
         started_s = time.monotonic()
         connection.sendall(
             HEAD.replace(b"/infer", b"/models/int16/infer") + b"content-length: %d\r\n\r\n" % len(ARRAYS)
@@ -129,20 +130,20 @@ def test_while_a_long_body_is_read_others_are_answered(server: RunningServer) ->
                 connection.recv(1, socket.MSG_PEEK)
                 break
             except BlockingIOError:
-                assert time.monotonic() - started_s < 60
+                assert time.monotonic() - started_s < WAIT_S
         took_s = time.monotonic() - started_s
-        connection.settimeout(60)
+        connection.settimeout(WAIT_S)
         assert one_answer(connection)[0] == 200
     assert len(waits_s) > 5
-    assert max(waits_s) < took_s / 2, "nobody waited for all of it"
+    assert max(waits_s) < took_s / 2, "no request waited for all of it"
 
 
-def test_a_caller_that_leaves_while_its_long_body_is_read_harms_nobody(server: RunningServer) -> None:
+def test_client_disconnects_while_long_body_is_read(server: RunningServer) -> None:
     head = HEAD.replace(b"/infer", b"/models/int16/infer") + b"content-length: %d\r\n\r\n" % len(ARRAYS)
     for _ in range(2):
         with connected(server) as connection:
             connection.sendall(head + ARRAYS)
-            wait_until(lambda: server.sample("roundhouse_inflight") >= 1, 5)
+            wait_until(lambda: server.sample("roundhouse_inflight") >= 1)
     wait_until(lambda: server.sample("roundhouse_inflight") == 0)
     assert server.inflight("int16") == 0
     assert server.infer("int16", input_data=[1, 2])["output_data"] == [1, 2]
@@ -150,36 +151,49 @@ def test_a_caller_that_leaves_while_its_long_body_is_read_harms_nobody(server: R
 
 
 @pytest.mark.parametrize("drain_s", [5, 0.1], ids=["within the drain's time", "past it"])
-def test_a_stop_while_a_long_body_is_read(drain_s: float, start: Start, tmp_path: Path) -> None:
+def test_stop_while_long_body_is_read(drain_s: float, start: Start, tmp_path: Path) -> None:
     entries = onnx_entries(tmp_path, {"x": onnx_graphs.identity("int16", None)})
     server = start(f"[server]\ndrain_timeout_s = {drain_s}\n{entries}").wait_ready()
     with connected(server) as connection:
-        connection.settimeout(20)
+        connection.settimeout(WAIT_S)
         head = HEAD.replace(b"/infer", b"/models/x/infer") + b"content-length: %d\r\n\r\n" % len(ARRAYS)
         connection.sendall(head + ARRAYS)
-        wait_until(lambda: server.sample("roundhouse_inflight") == 1, 5)
+        wait_until(lambda: server.sample("roundhouse_inflight") == 1)
         server.process.send_signal(signal.SIGTERM)
         status, _, body = one_answer(connection)
         assert status in (200, 503), body[:200]
         if status == 503:
             assert json.loads(body)["error"]["code"] in ("draining", "unloaded")
-    server.wait_stopped(0, 15)
+    server.wait_stopped(0)
 
 
 @pytest.fixture(scope="module")
-def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """Takes one request to `slow` at a time."""
-    folder = tmp_path_factory.mktemp("busy")
-    entry = onnx_entries(folder, {"slow": onnx_graphs.slow(1000, rows=1)}) + "max_concurrent_requests = 1\n"
-    with serving(folder, entry + DIGITS) as server:
-        yield server.wait_ready()
+def bounded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningServer, RunGate]]:
+    """Start a server that runs one request to `slow` at a time, and return its gate."""
+    folder = tmp_path_factory.mktemp("bounded")
+    entry, gate = slow_model(folder)
+    with serving(folder, f"{entry}max_concurrent_requests = 1\n{DIGITS}", gated=True) as server:
+        yield server.wait_ready(), gate
 
 
-class TestGlance:
-    """At the beginning of a body for a model that has no room."""
+@pytest.fixture
+def full(bounded: tuple[RunningServer, RunGate]) -> Iterator[tuple[RunningServer, RunGate]]:
+    """Keep `slow` busy with a request that the gate holds; it must succeed in the end."""
+    server, gate = bounded
+    with callers(server, 1) as many, gate.closed():
+        first = many.ask("slow", **QUESTION)
+        wait_for_inflight(server, 1)
+        yield server, gate
+        assert not first.done()
+        gate.open()
+        assert first.result().json()["output_data"] == ROW
+
+
+class TestEarlyReject:
+    """The model is named at the beginning of a long body, and has no room."""
 
     @pytest.mark.parametrize("framing", ["chunked", "content-length"])
-    def test_it_is_refused_before_the_rest_is_sent(self, framing: str, busy: RunningServer) -> None:
+    def test_refused_before_rest_is_sent(self, framing: str, full: tuple[RunningServer, RunGate]) -> None:
         beginning = b'{"input_data":[1,2,3,4],"priority":5,"model_name" : "slow","text":["' + b"x" * 2000
         rest = b"x" * 100_000 + b'"]}'
         if framing == "chunked":
@@ -189,21 +203,17 @@ class TestGlance:
         else:
             head = HEAD + b"content-length: %d\r\n\r\n" % len(beginning + rest)
             parts = [beginning, rest]
-        with callers(busy, 1) as many, connected(busy) as connection:
-            first = many.ask("slow", **QUESTION)
-            wait_until(lambda: busy.inflight("slow") == 1)
+        with connected(full[0]) as connection:
             connection.sendall(head + parts[0])
             status, headers, body = one_answer(connection)
             assert (status, json.loads(body)["error"]["code"]) == (503, "overloaded")
             assert "max_concurrent_requests" in json.loads(body)["error"]["message"]
             assert int(headers["retry-after"]) >= 1
-            assert not first.done()
-            # The rest of it is not taken for the next request.
+            # The rest of the body is not read as the next request.
             connection.sendall(parts[1])
             other = b'{"model_name": "digits", "input_data": [%s]}' % b",".join([b"0"] * 64)
             connection.sendall(HEAD + b"content-length: %d\r\n\r\n" % len(other) + other)
             assert one_answer(connection)[0] == 200
-            assert first.result().json()["output_data"] == ROW
 
     @pytest.mark.parametrize(
         "beginning",
@@ -214,29 +224,22 @@ class TestGlance:
             b'{"outputs":["model_name"], "version": "slow",',
         ],
     )
-    def test_a_name_within_a_string_is_not_taken_for_the_model_s(self, beginning: bytes, busy: RunningServer) -> None:
+    def test_name_within_string_is_no_model(self, beginning: bytes, full: tuple[RunningServer, RunGate]) -> None:
         rest = b'"model_name":"digits","input_data":[%s]}' % b",".join([b"0"] * 64)
-        with callers(busy, 1) as many, connected(busy) as connection:
-            first = many.ask("slow", **QUESTION)
-            wait_until(lambda: busy.inflight("slow") == 1)
+        with connected(full[0]) as connection:
             connection.sendall(HEAD + b"content-length: %d\r\n\r\n" % len(beginning + rest) + beginning)
             connection.settimeout(0.2)
             with pytest.raises(TimeoutError):
                 connection.recv(1)
-            connection.settimeout(10)
+            connection.settimeout(WAIT_S)
             connection.sendall(rest)
             status, _, body = one_answer(connection)
             assert (status, json.loads(body)["error"]["code"]) != (503, "overloaded")
-            assert not first.done()
 
-    def test_a_long_body_for_a_model_that_has_room_is_read(self, busy: RunningServer) -> None:
-        with callers(busy, 1) as many:
-            first = many.ask("slow", **QUESTION)
-            wait_until(lambda: busy.inflight("slow") == 1)
-            body = {"model_name": "digits", "input_data": [[0.123456789] * 64] * 2000}
-            assert len(json.dumps(body)) > LONG_BYTES
-            assert busy.client.post("/infer", json=body).json()["output_shape"] == [2000]
-            assert_refused(
-                busy.client.post("/infer", json=body | {"model_name": "slow"}), 503, "overloaded", "max_concurrent"
-            )
-            assert first.result().status_code == 200
+    def test_long_body_for_other_model_is_read(self, full: tuple[RunningServer, RunGate]) -> None:
+        server, _ = full
+        body = {"model_name": "digits", "input_data": [[0.123456789] * 64] * 2000}
+        assert len(json.dumps(body)) > LONG_BYTES
+        assert server.client.post("/infer", json=body).json()["output_shape"] == [2000]
+        answer = server.client.post("/infer", json=body | {"model_name": "slow"})
+        assert_refused(answer, 503, "overloaded", "max_concurrent")

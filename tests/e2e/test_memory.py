@@ -87,7 +87,7 @@ def assert_it_stays_flat(server: RunningServer, question: dict[str, object]) -> 
     assert after[-1] <= 1.1 * after[4], [f"{size / 1e6:.0f} MB" for size in after]
 
 
-def test_an_onnx_graph(tmp_path: Path) -> None:
+def test_onnx_graph_memory_returned_after_unload(tmp_path: Path) -> None:
     save_layers(tmp_path / "small", 1024, 4)
     save_layers(tmp_path / "large", 2048, 12)  # in pieces that malloc does not map one by one
     entry = f'[[models.onnx_models]]\nname = "small"\npath = "{tmp_path / "small"}"\n'
@@ -97,7 +97,7 @@ def test_an_onnx_graph(tmp_path: Path) -> None:
         assert_it_stays_flat(server, {"input_data": [1.0] * 1024})
 
 
-def test_a_pytorch_encoder_that_is_read_into_memory(tmp_path: Path) -> None:
+def test_pytorch_encoder_memory_returned_after_unload(tmp_path: Path) -> None:
     save_encoder(tmp_path / "small", 1)
     save_encoder(tmp_path / "large", 7)
     with serving(tmp_path, f'[models]\nroots = ["{tmp_path}"]\n{_TEXT_MODEL}') as server:

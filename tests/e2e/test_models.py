@@ -14,7 +14,8 @@ import pytest
 
 from tests.e2e.configs import DIGITS, onnx_entries
 from tests.e2e.conftest import Start
-from tests.e2e.server import MODELS, RunningServer, assert_refused, serving, wait_until
+from tests.e2e.load import slow_model, wait_for_inflight
+from tests.e2e.server import MODELS, WAIT_S, RunningServer, assert_refused, serving, wait_until
 from tests.support.models import onnx_graphs
 
 DESCRIBED = {
@@ -28,7 +29,7 @@ def make_roots(beside: Path) -> Path:
     """A folder that models may be registered from, with some that can and some that cannot be loaded."""
     folder = beside / "roots"
     folder.mkdir()
-    onnx_entries(folder, {"good": onnx_graphs.add(), "slow": onnx_graphs.slow(400, rows=1)})
+    onnx_entries(folder, {"good": onnx_graphs.add()})
     (folder / "bad.onnx").write_bytes(b"no graph at all")
     (folder / "text.txt").write_text("no model", encoding="utf-8")
     (folder / "empty").mkdir()
@@ -59,7 +60,7 @@ def register(server: RunningServer, **body: object) -> httpx.Response:
     return server.client.post("/models", json=body)
 
 
-def test_the_list_shows_every_model(server: RunningServer) -> None:
+def test_list_shows_every_model(server: RunningServer) -> None:
     models = {model["name"]: model for model in server.client.get("/models").json()["models"]}
     assert {"digits", "minilm", "minilm-onnx", "float32", "classify"} <= models.keys()
     for model in models.values():
@@ -81,7 +82,7 @@ def test_the_list_shows_every_model(server: RunningServer) -> None:
     assert 85e6 < models["minilm"]["memory_bytes"] < 110e6
 
 
-def test_one_model_in_detail(server: RunningServer) -> None:
+def test_model_detail(server: RunningServer) -> None:
     detail = server.client.get("/models/minilm-onnx").json()
     assert detail.keys() == DESCRIBED | {
         "version_details", "active_version", "previous_version", "canary", "shadow",
@@ -99,7 +100,7 @@ def test_one_model_in_detail(server: RunningServer) -> None:
     assert_refused(server.client.get("/models/nimilm"), 404, "model_not_found", "minilm")
 
 
-def test_requests_and_last_use_are_counted(server: RunningServer) -> None:
+def test_requests_and_last_use_counted(server: RunningServer) -> None:
     before = server.client.get("/models/uint8").json()
     server.infer("uint8", input_data=[1])
     server.client.post("/models/uint8/infer", json={"input_data": [-1]})
@@ -108,10 +109,10 @@ def test_requests_and_last_use_are_counted(server: RunningServer) -> None:
     assert after["requests"]["failed"] == before["requests"]["failed"] + 1
     assert after["requests"]["inflight"] == 0
     used = datetime.fromisoformat(after["last_used"])
-    assert abs((datetime.now(UTC) - used).total_seconds()) < 10
+    assert abs((datetime.now(UTC) - used).total_seconds()) < WAIT_S
 
 
-def test_a_model_is_registered_used_and_forgotten(own_server: RunningServer, roots: Path) -> None:
+def test_model_registered_used_and_deleted(own_server: RunningServer, roots: Path) -> None:
     answer = register(own_server, framework="onnx", name="sums", path=str(roots / "good"))
     assert answer.status_code == 201, answer.text
     assert (answer.json()["name"], answer.json()["state"]) == ("sums", "ready")
@@ -181,7 +182,7 @@ def test_a_model_is_registered_used_and_forgotten(own_server: RunningServer, roo
         ({"framework": "onnx", "name": "x", "path": "~/x"}, 403, "forbidden", ["models.roots"]),
     ],
 )  # fmt: skip
-def test_a_model_that_cannot_be_is_refused_and_not_kept(
+def test_invalid_registration_refused(
     body: dict[str, Any], status: int, code: str, words: list[str], registering: tuple[RunningServer, Path]
 ) -> None:
     server, roots = registering
@@ -203,13 +204,13 @@ def registering(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Runn
         yield server.wait_ready(), root
 
 
-def test_a_relative_path_starts_at_the_configs_folder(start: Start, roots: Path) -> None:
+def test_relative_path_starts_at_config_folder(start: Start, roots: Path) -> None:
     server = start('[models]\nroots = ["./roots"]\n').wait_ready()
     assert register(server, framework="onnx", name="sums", path="./roots/good").status_code == 201
     assert_refused(register(server, framework="onnx", name="x", path="./outside/secret"), 403, "forbidden")
 
 
-def test_an_unloaded_model_says_so_until_it_is_loaded(own_server: RunningServer) -> None:
+def test_unloaded_model_refuses_until_loaded(own_server: RunningServer) -> None:
     own_server.wait_ready()
     for _ in range(2):
         answer = own_server.client.post("/models/digits/unload")
@@ -226,7 +227,7 @@ def test_an_unloaded_model_says_so_until_it_is_loaded(own_server: RunningServer)
     assert own_server.client.post("/models/digits/load", content=b"").status_code == 200
 
 
-def test_a_load_of_what_is_not_there_is_refused(server: RunningServer) -> None:
+def test_load_of_unknown_model_refused(server: RunningServer) -> None:
     for verb in ("load", "unload"):
         assert_refused(server.client.post(f"/models/none/{verb}"), 404, "model_not_found", '"none"')
         for body, code, words in (
@@ -239,7 +240,7 @@ def test_a_load_of_what_is_not_there_is_refused(server: RunningServer) -> None:
     assert server.infer("float32", input_data=[1])["output_data"] == [1]
 
 
-def test_a_load_that_fails_is_told_and_can_be_mended(start: Start, tmp_path: Path) -> None:
+def test_failed_load_reported_and_repeated(start: Start, tmp_path: Path) -> None:
     server = start(onnx_entries(tmp_path, {"sums": onnx_graphs.add()})).wait_ready()
     file = tmp_path / "sums" / "model.onnx"
     content = file.read_bytes()
@@ -257,29 +258,35 @@ def test_a_load_that_fails_is_told_and_can_be_mended(start: Start, tmp_path: Pat
     assert server.infer("sums", **inputs)["outputs"]["sum"]["data"] == [[2, 3, 4, 5]]
 
 
-def test_an_unload_waits_for_what_is_in_flight(start: Start, tmp_path: Path) -> None:
-    server = start(onnx_entries(tmp_path, {"slow": onnx_graphs.slow(300, rows=1)})).wait_ready()
+def test_unload_waits_for_requests_in_flight(start: Start, tmp_path: Path) -> None:
+    entry, gate = slow_model(tmp_path)
+    server = start(entry, gated=True).wait_ready()
     question = {"input_data": [1, 2, 3, 4]}
-    with ThreadPoolExecutor(3) as pool, httpx.Client(base_url=server.url, timeout=30) as other:
+    with (
+        ThreadPoolExecutor(3) as pool,
+        httpx.Client(base_url=server.url, timeout=WAIT_S) as other,
+        gate.closed(),
+    ):
         asked = [pool.submit(other.post, "/models/slow/infer", json=question) for _ in range(2)]
-        wait_until(lambda: server.inflight("slow") == 2)
+        wait_for_inflight(server, 2)
         unload = pool.submit(other.post, "/models/slow/unload")
         wait_until(lambda: server.client.get("/models/slow").json()["state"] == "draining")
         refusal = server.client.post("/models/slow/infer", json=question)
         assert_refused(refusal, 503, "unloaded", "was unloaded")
         assert not unload.done()
+        gate.open()
         assert unload.result().status_code == 200
         assert all(answer.done() and answer.result().status_code == 200 for answer in asked)
 
 
-def test_an_unload_under_load_loses_no_answer(own_server: RunningServer) -> None:
+def test_unload_under_load_loses_no_response(own_server: RunningServer) -> None:
     """Eight callers, and one that unloads and loads all the while: each answer is a 200 or an honest 503."""
     own_server.wait_ready()
     stop = threading.Event()
 
     def hammer() -> list[tuple[int, str]]:
         outcomes = []
-        with httpx.Client(base_url=own_server.url, timeout=30) as client:
+        with httpx.Client(base_url=own_server.url, timeout=WAIT_S) as client:
             while not stop.is_set():
                 answer = client.post("/models/digits/infer", json=IMAGE)
                 body = answer.json()
@@ -302,10 +309,10 @@ def test_an_unload_under_load_loses_no_answer(own_server: RunningServer) -> None
     assert own_server.sample("roundhouse_model_loads_total", model="digits") == 11
 
 
-def test_loads_and_deletes_at_once_end_in_order(own_server: RunningServer, roots: Path) -> None:
+def test_concurrent_loads_and_deletes(own_server: RunningServer, roots: Path) -> None:
     own_server.wait_ready()
     entry = {"framework": "onnx", "name": "sums", "path": str(roots / "good")}
-    with ThreadPoolExecutor(8) as pool, httpx.Client(base_url=own_server.url, timeout=30) as client:
+    with ThreadPoolExecutor(8) as pool, httpx.Client(base_url=own_server.url, timeout=WAIT_S) as client:
         added = [pool.submit(client.post, "/models", json=entry) for _ in range(8)]
         assert sorted(answer.result().status_code for answer in added) == [201] + [409] * 7
         calls = [
@@ -317,7 +324,7 @@ def test_loads_and_deletes_at_once_end_in_order(own_server: RunningServer, roots
 
 
 @pytest.mark.parametrize(("framework", "name"), [("pytorch", "minilm"), ("onnx", "minilm-onnx")])
-def test_a_registration_over_the_size_limit_is_refused(
+def test_registration_over_size_limit_refused(
     framework: str, name: str, registering: tuple[RunningServer, Path]
 ) -> None:
     server, _ = registering

@@ -59,7 +59,7 @@ def refused(client: Client, status: int, model: str, *inputs: http.InferInput, *
 
 
 @pytest.mark.parametrize("dtype", EXTREMES)
-def test_a_datatype_goes_in_and_out(dtype: str, client: Client) -> None:
+def test_datatype_round_trips(dtype: str, client: Client) -> None:
     values = EXTREMES[dtype]
     for shape in ((len(values),), (2, len(values)), (1, 1, len(values), 1)):
         array = np.resize(array_of(dtype, values), shape)
@@ -77,7 +77,7 @@ def test_a_datatype_goes_in_and_out(dtype: str, client: Client) -> None:
 
 
 @pytest.mark.parametrize("dtype", EXTREMES)
-def test_a_scalar_and_an_empty_tensor(dtype: str, client: Client, server: RunningServer) -> None:
+def test_scalar_and_empty_tensor(dtype: str, client: Client, server: RunningServer) -> None:
     scalar = array_of(dtype, EXTREMES[dtype][-1])
     answer = client.infer(dtype, [given("x", scalar)])
     assert answer.get_output("y")["shape"] == []
@@ -95,7 +95,7 @@ def test_a_scalar_and_an_empty_tensor(dtype: str, client: Client, server: Runnin
 
 
 @pytest.mark.parametrize("name", ["add", "log"])
-def test_answers_are_infers_bit_for_bit(name: str, client: Client, server: RunningServer) -> None:
+def test_outputs_equal_infer_bit_for_bit(name: str, client: Client, server: RunningServer) -> None:
     random = np.random.default_rng(3)
     names = [each.name for each in ALL_KINDS[name].graph.input]
     feeds = {each: random.lognormal(0, 20, (50, 4)).astype(np.float32) for each in names}
@@ -112,7 +112,7 @@ def test_answers_are_infers_bit_for_bit(name: str, client: Client, server: Runni
         assert np.array_equal(np.array(in_json, wanted.dtype)[np.isfinite(wanted)], wanted[np.isfinite(wanted)])
 
 
-def test_several_inputs_and_outputs_of_several_datatypes(client: Client) -> None:
+def test_inputs_and_outputs_of_several_datatypes(client: Client) -> None:
     strings, numbers = np.array(["x", "ü"], object), np.array([[1, 2], [3, 4]], np.int32)
     inputs = [given("c", numbers), given("a", strings, binary=False), given("b", np.array(["z"], object))]
     outputs = [http.InferRequestedOutput("doubled", binary_data=False), http.InferRequestedOutput("joined")]
@@ -126,7 +126,7 @@ def test_several_inputs_and_outputs_of_several_datatypes(client: Client) -> None
     assert only.as_numpy("doubled") is None
 
 
-def test_what_may_be_left_out(client: Client) -> None:
+def test_optional_fields_left_out(client: Client) -> None:
     x = given("x", np.array([1, 2], np.float32))
     assert client.infer("scaled", [x]).as_numpy("y").tolist() == [2, 4]
     assert client.infer("scaled", [given("factor", np.array([10], np.float32)), x]).as_numpy("y").tolist() == [10, 20]
@@ -134,7 +134,7 @@ def test_what_may_be_left_out(client: Client) -> None:
     assert (answer.as_numpy("given").item(), answer.as_numpy("y").tolist()) == (False, [-1])
 
 
-def test_what_is_no_tensor_is_left_to_infer(client: Client) -> None:
+def test_sequences_and_maps_refused(client: Client) -> None:
     image = given("image", np.zeros((2, 64), np.float32))
     answer = client.infer("digits", [image])
     assert [output["name"] for output in answer.get_response()["outputs"]] == ["output_label"]
@@ -148,7 +148,7 @@ def test_what_is_no_tensor_is_left_to_infer(client: Client) -> None:
         assert words in refused(client, 400, model, given("scores", np.zeros((1, 3), np.float32)))
 
 
-def test_a_model_s_versions(start: Start, tmp_path: Path) -> None:
+def test_versions_of_model(start: Start, tmp_path: Path) -> None:
     for version in (1, 2):
         (tmp_path / "m" / str(version)).mkdir(parents=True)
         onnx_graphs.save(onnx_graphs.scaled(version), tmp_path / "m" / str(version))
@@ -183,7 +183,7 @@ def test_classification(client: Client, server: RunningServer) -> None:
 
 
 @pytest.mark.parametrize("model", ["minilm", "minilm-onnx"])
-def test_texts_of_an_embed_model(model: str, client: Client, server: RunningServer) -> None:
+def test_texts_to_embed_model(model: str, client: Client, server: RunningServer) -> None:
     texts = ["a text", "", "Straße 漢"]
     told = np.array(server.infer(model, text=texts)["embeddings"], np.float32)
     for shape in ((3,), (3, 1), (1, 3)):
@@ -199,7 +199,7 @@ def test_texts_of_an_embed_model(model: str, client: Client, server: RunningServ
 
 
 @pytest.mark.parametrize("model", ["classify", "classify-many", "classify-onnx"])
-def test_texts_of_a_classifier(model: str, client: Client, server: RunningServer) -> None:
+def test_texts_to_classifier(model: str, client: Client, server: RunningServer) -> None:
     labels = server.client.get(f"/models/{model}").json()["version_details"]["1"]["labels"]
     texts = ["late again", "a fast engine"]
     scores = client.infer(model, [given("text", np.array(texts, object))]).as_numpy("scores")
@@ -208,7 +208,7 @@ def test_texts_of_a_classifier(model: str, client: Client, server: RunningServer
         assert row.tolist() == pytest.approx([told[label] for label in labels], abs=1e-6)
 
 
-def test_a_text_models_graph_takes_tensors_too(client: Client) -> None:
+def test_graph_of_text_model_takes_tensors(client: Client) -> None:
     ids = np.array([[101, 7592, 102]])
     inputs = [given(name, array) for name, array in (
         ("input_ids", ids), ("attention_mask", np.ones_like(ids)), ("token_type_ids", np.zeros_like(ids))
@@ -216,7 +216,7 @@ def test_a_text_models_graph_takes_tensors_too(client: Client) -> None:
     assert client.infer("minilm-onnx", inputs).as_numpy("last_hidden_state").shape == (1, 3, 384)
 
 
-def test_a_prompt(client: Client, server: RunningServer) -> None:
+def test_prompt_to_generating_model(client: Client, server: RunningServer) -> None:
     told = server.infer("tiny-llama", prompt="The engine", max_tokens=8, temperature=0)["text"]
     for shape in ((1,), (1, 1)):
         prompt = given("text_input", np.array(["The engine"], object).reshape(shape))
@@ -239,7 +239,7 @@ def test_priority_and_timeout(client: Client) -> None:
     assert refused(client, 400, "slow", x, priority=10) == "priority: expected an integer from 0 to 9, got 10"
 
 
-def test_refusals(client: Client, server: RunningServer) -> None:
+def test_invalid_requests_refused(client: Client, server: RunningServer) -> None:
     x = given("x", np.ones((1, 3), np.float32))
     assert 'model "float33" is not registered; there is float32' in refused(client, 404, "float33", x)
     assert refused(client, 400, "fixed", x) == ("inputs.x: expected shape [2, 3] (-1 is free), got [1, 3]")
@@ -255,7 +255,7 @@ def test_refusals(client: Client, server: RunningServer) -> None:
     assert server.client.post("/v2/models/float32/infer", content=b"").status_code == 400
 
 
-def test_asked_by_asyncio(server: RunningServer) -> None:
+def test_asyncio_client(server: RunningServer) -> None:
     numbers = np.random.default_rng(4).random((500, 3), dtype=np.float32)
 
     async def ask() -> None:
@@ -278,7 +278,7 @@ def test_asked_by_asyncio(server: RunningServer) -> None:
 
 @pytest.mark.parametrize("sent", ["gzip", "deflate", None])
 @pytest.mark.parametrize("wanted", ["gzip", "deflate", None])
-def test_compressed_both_ways(sent: str | None, wanted: str | None, client: Client) -> None:
+def test_compressed_request_and_response(sent: str | None, wanted: str | None, client: Client) -> None:
     numbers = np.arange(60_000, dtype=np.float32).reshape(200, 300)
     for binary in (True, False):
         answer = client.infer(
@@ -291,7 +291,7 @@ def test_compressed_both_ways(sent: str | None, wanted: str | None, client: Clie
         assert answer.as_numpy("y").tobytes() == numbers.tobytes()
 
 
-def test_bombs(start: Start, tmp_path: Path) -> None:
+def test_decompression_bombs_refused(start: Start, tmp_path: Path) -> None:
     config = "[server]\nmax_body_bytes = 2000000\n" + onnx_entries(tmp_path, {"m": onnx_graphs.identity()})
     server = start(config).wait_ready()
     head = json.dumps(
@@ -312,7 +312,7 @@ def test_bombs(start: Start, tmp_path: Path) -> None:
     assert server.client.post("/infer", content=fits, headers={"content-encoding": "gzip"}).status_code == 415
 
 
-def test_a_body_of_bytes_alone(server: RunningServer) -> None:
+def test_body_of_raw_bytes(server: RunningServer) -> None:
     def raw(model: str, body: bytes) -> tuple[dict[str, Any], bytes]:
         answer = server.client.post(f"/v2/models/{model}/infer", content=body, headers={LENGTH: "0"})
         assert answer.status_code == 200, answer.text
@@ -340,14 +340,14 @@ def test_a_body_of_bytes_alone(server: RunningServer) -> None:
         ("0", b"123", "inputs.x: expected a multiple of 4 bytes, got 3"),
     ],
 )
-def test_frames_that_lie(length: str, body: bytes, words: str, server: RunningServer) -> None:
+def test_false_frame_lengths_refused(length: str, body: bytes, words: str, server: RunningServer) -> None:
     answer = server.client.post("/v2/models/float32/infer", content=body, headers={LENGTH: length})
     assert answer.status_code == 400
     assert words in answer.json()["error"]
     assert server.client.get("/health").json()["status"] == "healthy"
 
 
-def test_a_long_frame_that_lies_leaves_the_server_well(server: RunningServer) -> None:
+def test_long_body_with_false_length_refused(server: RunningServer) -> None:
     tensor = {"name": "x", "datatype": "FP32", "shape": [150_528], "parameters": {"binary_data_size": 602_112}}
     head = json.dumps({"inputs": [tensor]}).encode()
     for cut in (0, 1, 602_111, -4):

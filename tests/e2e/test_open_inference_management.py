@@ -38,8 +38,8 @@ def states(client: Any, model: str) -> dict[str, str]:
     return {each["version"]: each["state"] for each in client.get_model_repository_index() if each["name"] == model}
 
 
-class TestWhatIsTold:
-    def test_the_server(self, client: Any) -> None:
+class TestDescriptions:
+    def test_server_metadata(self, client: Any) -> None:
         assert client.is_server_live()
         assert client.is_server_ready()
         metadata = client.get_server_metadata()
@@ -47,7 +47,7 @@ class TestWhatIsTold:
         assert metadata["name"] == "roundhouse"
         assert set(metadata["extensions"]) >= EXTENSIONS
 
-    def test_every_model(self, client: Any, server: RunningServer) -> None:
+    def test_model_metadata_and_config(self, client: Any, server: RunningServer) -> None:
         models = server.client.get("/models").json()["models"]
         for model in models:
             name = model["name"]
@@ -63,7 +63,7 @@ class TestWhatIsTold:
         index = client.get_model_repository_index()
         assert index == [{"name": m["name"], "version": "1", "state": "READY", "reason": ""} for m in models]
 
-    def test_a_question_can_be_made_of_it(self, client: Any) -> None:
+    def test_metadata_suffices_for_request(self, client: Any) -> None:
         (image,) = client.get_model_metadata("digits")["inputs"]
         assert (image["datatype"], image["shape"]) == ("FP32", [-1, 64])
         config = client.get_model_config("digits")
@@ -76,13 +76,13 @@ class TestWhatIsTold:
         for output in outputs:
             assert len(answer.as_numpy(output["name"])) == 3
 
-    def test_what_does_not_batch_has_whole_shapes(self, client: Any) -> None:
+    def test_unbatched_model_has_full_shapes(self, client: Any) -> None:
         config = client.get_model_config("fixed")
         assert config["max_batch_size"] == 0
         assert [each["dims"] for each in config["input"]] == [[2, 3]]
         assert "dynamic_batching" not in config
 
-    def test_models_of_text(self, client: Any) -> None:
+    def test_metadata_of_text_models(self, client: Any) -> None:
         for name, first_input, output in (
             ("minilm", "text", {"name": "embeddings", "datatype": "FP32", "shape": [-1, 384]}),
             ("classify", "text", {"name": "scores", "datatype": "FP32", "shape": [-1, 3]}),
@@ -93,7 +93,7 @@ class TestWhatIsTold:
             assert metadata["outputs"] == [output]
         assert client.get_model_config("tiny-llama")["model_transaction_policy"] == {"decoupled": True}
 
-    def test_who_is_not_there(self, client: Any) -> None:
+    def test_unknown_model_refused(self, client: Any) -> None:
         for ask in (client.get_model_metadata, client.get_model_config, client.get_inference_statistics):
             with refusal(404, "digit", "digits"):
                 ask("digit")
@@ -102,7 +102,7 @@ class TestWhatIsTold:
         assert not client.is_model_ready("digit")
         assert not client.is_model_ready("digits", "7")
 
-    def test_extensions_that_are_not_here(self, client: Any) -> None:
+    def test_unsupported_extensions_refused(self, client: Any) -> None:
         for ask in (
             client.get_trace_settings,
             client.get_log_settings,
@@ -119,7 +119,7 @@ class TestWhatIsTold:
 
 
 class TestStatistics:
-    def test_what_ran_is_told(self, client: Any, server: RunningServer) -> None:
+    def test_statistics_count_requests(self, client: Any, server: RunningServer) -> None:
         def of_digits() -> Any:
             (statistics,) = client.get_inference_statistics("digits", "1")["model_stats"]
             return statistics
@@ -149,13 +149,13 @@ class TestStatistics:
         assert memory["type"] == "CPU"
         assert memory["byte_size"] > 0
 
-    def test_every_version_of_every_model(self, client: Any, server: RunningServer) -> None:
+    def test_statistics_of_every_version(self, client: Any, server: RunningServer) -> None:
         statistics = client.get_inference_statistics()["model_stats"]
         models = server.client.get("/models").json()["models"]
         assert [(each["name"], each["version"]) for each in statistics] == [(m["name"], "1") for m in models]
         assert client.get_inference_statistics("digits")["model_stats"][0]["name"] == "digits"
 
-    def test_generated_texts_and_steps(self, client: Any, server: RunningServer) -> None:
+    def test_statistics_count_texts_and_steps(self, client: Any, server: RunningServer) -> None:
         def counts() -> tuple[int, int]:
             (statistics,) = client.get_inference_statistics("tiny-llama")["model_stats"]
             return statistics["inference_count"], statistics["execution_count"]
@@ -164,7 +164,7 @@ class TestStatistics:
         server.infer("tiny-llama", prompt="Once", max_tokens=6, temperature=0, ignore_eos=True)
         assert counts() == (texts + 1, steps + 6)
 
-    def test_what_was_known_already(self, start: Start) -> None:
+    def test_statistics_count_cache_hits(self, start: Start) -> None:
         server = start(DIGITS + "cache = true\n").wait_ready()
         for _ in range(3):
             server.infer("digits", input_data=[0] * 64)
@@ -193,7 +193,7 @@ def owner(request: pytest.FixtureRequest, repository: RunningServer) -> Iterator
 
 
 class TestRepository:
-    def test_a_model_goes_and_comes(self, owner: Any) -> None:
+    def test_model_unloaded_and_loaded(self, owner: Any) -> None:
         owner.unload_model("digits", unload_dependents=True)
         assert not owner.is_model_ready("digits")
         assert states(owner, "digits") == {"1": "UNAVAILABLE"}
@@ -207,7 +207,7 @@ class TestRepository:
         assert states(owner, "digits") == {"1": "READY"}
         owner.load_model("digits")
 
-    def test_orders_that_cannot_be_carried_out(self, owner: Any) -> None:
+    def test_invalid_orders_refused(self, owner: Any) -> None:
         with refusal(404, "digit"):
             owner.load_model("digit")
         with refusal(404, "digit"):
@@ -216,7 +216,7 @@ class TestRepository:
             owner.load_model("digits", config="{}")
         assert owner.is_model_ready("digits")
 
-    def test_a_body_may_be_left_out_and_has_no_need_of_a_type(self, repository: RunningServer) -> None:
+    def test_body_and_content_type_optional(self, repository: RunningServer) -> None:
         post = repository.client.post
         index = post("/v2/repository/index").json()
         assert index == [{"name": "digits", "version": "1", "state": "READY", "reason": ""}]
@@ -228,7 +228,7 @@ class TestRepository:
             assert (answer.status_code, answer.json()) == (200, {})
         assert post("/v2/repository/models/digits/load", json={"parameters": {"anything": [1]}}).status_code == 200
 
-    def test_only_what_is_ready(self, repository: RunningServer, owner: Any) -> None:
+    def test_index_of_ready_models(self, repository: RunningServer, owner: Any) -> None:
         owner.unload_model("digits")
         assert repository.client.post("/v2/repository/index", json={"ready": True}).json() == []
         owner.load_model("digits")
@@ -245,14 +245,14 @@ class TestRepository:
             ("models/digits/unload", b"1", "body: expected a JSON object"),
         ],
     )
-    def test_bodies_that_are_refused(self, path: str, body: bytes, words: str, repository: RunningServer) -> None:
+    def test_invalid_bodies_refused(self, path: str, body: bytes, words: str, repository: RunningServer) -> None:
         answer = repository.post(f"/v2/repository/{path}", body)
         assert answer.status_code == 400, answer.text
         assert words in answer.json()["error"]
         assert repository.client.get("/v2/models/digits/ready").status_code == 200
 
     @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
-    def test_a_web_page_of_somebody_else_gives_no_orders(self, kind: str, repository: RunningServer) -> None:
+    def test_cross_origin_order_refused(self, kind: str, repository: RunningServer) -> None:
         for path in ("index", "models/digits/load", "models/digits/unload"):
             answer = repository.post(f"/v2/repository/{path}", b"{}", **{"content-type": kind})
             assert answer.status_code == 415, answer.text
@@ -281,7 +281,7 @@ def test_versions(start: Start, tmp_path: Path) -> None:
         assert client.get_inference_statistics("m", "3")["model_stats"] == statistics[1:]
 
 
-def test_a_lazy_model_is_ready_and_brought_in_by_whoever_asks_what_it_is(start: Start, tmp_path: Path) -> None:
+def test_metadata_request_loads_lazy_model(start: Start, tmp_path: Path) -> None:
     config = onnx_entries(tmp_path, {"late": onnx_graphs.free("n")}) + 'load = "lazy"\n'
     server = start(config).wait_ready()
     with triton_client(server, "http") as client:
@@ -295,7 +295,7 @@ def test_a_lazy_model_is_ready_and_brought_in_by_whoever_asks_what_it_is(start: 
         assert client.get_model_repository_index()[0]["reason"] == ""
 
 
-def test_a_server_that_is_not_ready(start: Start) -> None:
+def test_server_that_is_not_ready(start: Start) -> None:
     missing = '[[models.onnx_models]]\nname = "missing"\npath = "./nowhere"\n'
     server = start(missing + DIGITS)
     with triton_client(server, "http") as client:
@@ -313,14 +313,14 @@ def test_a_server_that_is_not_ready(start: Start) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v2/nothing", "/v2/models", "/v2/models/digits/nothing", "/v2/repository"])
-def test_paths_that_lead_nowhere(path: str, server: RunningServer) -> None:
+def test_unknown_paths_refused(path: str, server: RunningServer) -> None:
     answer = server.client.get(path)
     assert answer.status_code == 404
     assert "there is nothing at" in answer.json()["error"]
 
 
 @pytest.mark.parametrize("path", ["/v2/health/live", "/v2/models/digits/ready", "/v2/models/nobody/ready", "/metrics"])
-def test_an_answer_comes_in_one_piece(path: str, server: RunningServer) -> None:
+def test_response_arrives_in_one_piece(path: str, server: RunningServer) -> None:
     """Triton's client for asyncio gives a connection back that it has read to its end, and looks no further."""
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         for _ in range(20):
@@ -342,13 +342,13 @@ def test_an_answer_comes_in_one_piece(path: str, server: RunningServer) -> None:
         ("DELETE", "/v2/models/digits", "GET"),
     ],
 )
-def test_methods_that_are_not_allowed(method: str, path: str, allowed: str, server: RunningServer) -> None:
+def test_wrong_methods_refused(method: str, path: str, allowed: str, server: RunningServer) -> None:
     answer = server.client.request(method, path)
     assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
     assert allowed in answer.json()["error"]
 
 
-def test_what_others_than_triton_s_clients_look_at(server: RunningServer) -> None:
+def test_fields_for_other_clients(server: RunningServer) -> None:
     for path, body in (
         ("/v2/health/live", {"live": True}),
         ("/v2/health/ready", {"ready": True}),

@@ -45,7 +45,7 @@ def tokenize(server: RunningServer, **body: Any) -> list[int]:
 
 
 class TestCompletions:
-    def test_it_says_what_infer_says(self, client: openai.OpenAI, server: RunningServer) -> None:
+    def test_text_equals_infer(self, client: openai.OpenAI, server: RunningServer) -> None:
         infer = server.infer(MODEL, prompt=PROMPT, **GREEDY)
         answer = complete(client, **GREEDY)
         assert answer.choices[0].text == infer["text"]
@@ -56,11 +56,11 @@ class TestCompletions:
         assert answer.model == MODEL
         assert answer.id.startswith("cmpl-")
 
-    def test_sixteen_tokens_unless_more_are_asked_for(self, client: openai.OpenAI) -> None:
+    def test_default_is_sixteen_tokens(self, client: openai.OpenAI) -> None:
         answer = complete(client, temperature=0, extra_body={"ignore_eos": True})
         assert (answer.usage.completion_tokens, answer.choices[0].finish_reason) == (16, "length")
 
-    def test_prompts_of_every_kind(self, client: openai.OpenAI, server: RunningServer) -> None:
+    def test_prompts_of_every_type(self, client: openai.OpenAI, server: RunningServer) -> None:
         texts = [PROMPT, "The king"]
         alone = [complete(client, text, **GREEDY).choices[0].text for text in texts]
         ids = [tokenize(server, prompt=text) for text in texts]
@@ -70,14 +70,14 @@ class TestCompletions:
             assert [(choice.index, choice.text) for choice in answer.choices] == list(enumerate(alone))
             assert answer.usage.prompt_tokens == sum(map(len, ids))
 
-    def test_several_texts_of_one_seed(self, client: openai.OpenAI) -> None:
+    def test_n_texts_of_one_seed(self, client: openai.OpenAI) -> None:
         options = {"n": 4, "seed": 7, "temperature": 1.5, "max_tokens": 16}
         one, again = (complete(client, **options) for _ in range(2))
         assert [choice.text for choice in one.choices] == [choice.text for choice in again.choices]
         assert [choice.index for choice in one.choices] == [0, 1, 2, 3]
         assert len({choice.text for choice in one.choices}) > 1
 
-    def test_logprobs(self, client: openai.OpenAI) -> None:
+    def test_logprobs_of_tokens(self, client: openai.OpenAI) -> None:
         choice = complete(client, logprobs=3, **GREEDY).choices[0]
         logprobs = choice.logprobs
         assert logprobs is not None
@@ -88,19 +88,19 @@ class TestCompletions:
             assert 1 <= len(top) <= 4
             assert top[token] == max(top.values()) == pytest.approx(logprob), "greedy takes the likeliest"
 
-    def test_it_stops_before_a_stop_string(self, client: openai.OpenAI) -> None:
+    def test_text_ends_before_stop_string(self, client: openai.OpenAI) -> None:
         text = complete(client, **GREEDY).choices[0].text
         stop = text[len(text) // 2 :][:3]
         stopped = complete(client, stop=stop, **GREEDY).choices[0]
         assert (stopped.text, stopped.finish_reason) == (text[: text.index(stop)], "stop")
 
-    def test_a_token_that_is_biased_away(self, client: openai.OpenAI, server: RunningServer) -> None:
+    def test_logit_bias_excludes_token(self, client: openai.OpenAI, server: RunningServer) -> None:
         first = complete(client, temperature=0, max_tokens=1, logprobs=1).choices[0]
         [token] = set(tokenize(server, prompt=PROMPT + first.text)) - set(tokenize(server, prompt=PROMPT))
         other = complete(client, temperature=0, max_tokens=1, logit_bias={str(token): -100}).choices[0]
         assert other.text != first.text
 
-    def test_a_stream_is_the_whole_in_pieces(self, client: openai.OpenAI) -> None:
+    def test_stream_concatenates_to_whole_text(self, client: openai.OpenAI) -> None:
         whole = complete(client, n=2, seed=3, max_tokens=24, temperature=1)
         texts, reasons, usage = ["", ""], [None, None], None
         stream = complete(
@@ -119,7 +119,7 @@ class TestCompletions:
             whole.usage.prompt_tokens, whole.usage.completion_tokens,
         )  # fmt: skip
 
-    def test_a_prompt_that_was_read_before_is_counted_as_cached(self, client: openai.OpenAI) -> None:
+    def test_repeated_prompt_counted_as_cached(self, client: openai.OpenAI) -> None:
         prompt = "the same beginning of a long story " * 8
         complete(client, prompt, **GREEDY)
         usage = complete(client, prompt, **GREEDY).usage
@@ -127,7 +127,7 @@ class TestCompletions:
 
 
 class TestChat:
-    def test_it_says_what_infer_says(self, client: openai.OpenAI, server: RunningServer) -> None:
+    def test_text_equals_infer(self, client: openai.OpenAI, server: RunningServer) -> None:
         infer = server.infer(MODEL, messages=MESSAGES, **GREEDY)
         answer = chat(client, **GREEDY)
         message = answer.choices[0].message
@@ -135,16 +135,16 @@ class TestChat:
         assert answer.usage.prompt_tokens == infer["prompt_tokens"] == len(tokenize(server, messages=MESSAGES))
         assert answer.id.startswith("chatcmpl-")
 
-    def test_a_conversation_goes_on(self, client: openai.OpenAI) -> None:
+    def test_conversation_with_several_turns(self, client: openai.OpenAI) -> None:
         first = chat(client, **GREEDY).choices[0].message
         messages = [*MESSAGES, first, {"role": "user", "content": [{"type": "text", "text": "And then?"}]}]
         assert chat(client, messages, **GREEDY).choices[0].finish_reason in ("stop", "length")
 
-    def test_the_newer_name_of_the_bound(self, client: openai.OpenAI) -> None:
+    def test_max_completion_tokens_accepted(self, client: openai.OpenAI) -> None:
         answer = chat(client, max_completion_tokens=5, temperature=0, extra_body={"ignore_eos": True})
         assert (answer.usage.completion_tokens, answer.choices[0].finish_reason) == (5, "length")
 
-    def test_logprobs(self, client: openai.OpenAI) -> None:
+    def test_logprobs_of_tokens(self, client: openai.OpenAI) -> None:
         choice = chat(client, logprobs=True, top_logprobs=2, **GREEDY).choices[0]
         content = choice.logprobs.content
         assert "".join(token.token for token in content).startswith(choice.message.content)
@@ -153,7 +153,7 @@ class TestChat:
             assert token.top_logprobs[0].logprob == pytest.approx(token.logprob)
             assert token.bytes is None or bytes(token.bytes).decode() == token.token
 
-    def test_a_stream_is_the_whole_in_pieces(self, client: openai.OpenAI) -> None:
+    def test_stream_concatenates_to_whole_text(self, client: openai.OpenAI) -> None:
         whole = chat(client, logprobs=True, **GREEDY)
         options = {"stream_options": {"include_usage": True}, "logprobs": True, **GREEDY}
         with client.chat.completions.stream(model=MODEL, messages=MESSAGES, **options) as stream:
@@ -170,7 +170,7 @@ class TestChat:
         theirs = [(token.token, token.logprob) for token in final.choices[0].logprobs.content]
         assert [token for token, _ in theirs] == [token.token for token in whole.choices[0].logprobs.content]
 
-    def test_many_at_once_say_what_each_says_alone(self, server: RunningServer, client: openai.OpenAI) -> None:
+    def test_concurrent_chats_equal_single_ones(self, server: RunningServer, client: openai.OpenAI) -> None:
         questions = [[{"role": "user", "content": f"Tell me about the number {number}."}] for number in range(12)]
         alone = [chat(client, question, **GREEDY).choices[0].message.content for question in questions]
 
@@ -185,7 +185,7 @@ class TestChat:
 
         assert asyncio.run(all_of_them()) == alone
 
-    def test_a_caller_that_goes_away_is_not_written_for(self, client: openai.OpenAI, server: RunningServer) -> None:
+    def test_disconnect_frees_sequence(self, client: openai.OpenAI, server: RunningServer) -> None:
         stream = chat(client, stream=True, max_tokens=400, extra_body={"ignore_eos": True})
         next(iter(stream))
         assert server.inflight(MODEL) == 1
@@ -194,7 +194,7 @@ class TestChat:
 
 
 class TestStructure:
-    def test_a_schema(self, client: openai.OpenAI) -> None:
+    def test_json_schema_followed(self, client: openai.OpenAI) -> None:
         response_format = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}
         choice = chat(client, response_format=response_format, max_tokens=100, seed=1).choices[0]
         assert choice.finish_reason == "stop"
@@ -211,17 +211,17 @@ class TestStructure:
             ({"structured_outputs": {"regex": "(ab)+c"}}, "(ab)+c"),
         ],
     )
-    def test_patterns_and_choices(self, client: openai.OpenAI, fields: dict[str, Any], pattern: str) -> None:
+    def test_patterns_and_choices_followed(self, client: openai.OpenAI, fields: dict[str, Any], pattern: str) -> None:
         choice = chat(client, extra_body=fields, max_tokens=60, temperature=0).choices[0]
         assert choice.finish_reason == "length" or re.fullmatch(pattern, choice.message.content)
 
-    def test_what_cannot_be_followed(self, client: openai.OpenAI) -> None:
+    def test_invalid_constraint_refused(self, client: openai.OpenAI) -> None:
         with pytest.raises(openai.BadRequestError):
             chat(client, extra_body={"regex": "(unclosed"})
 
 
 class TestTokens:
-    def test_there_and_back(self, server: RunningServer) -> None:
+    def test_tokenize_and_detokenize_round_trip(self, server: RunningServer) -> None:
         ids = tokenize(server, prompt=PROMPT, add_special_tokens=False)
         answer = server.client.post("/v1/detokenize", json={"model": MODEL, "tokens": ids})
         assert answer.json() == {"prompt": PROMPT}
@@ -230,7 +230,7 @@ class TestTokens:
 
 
 class TestRefusals:
-    def test_what_is_not_served(self, client: openai.OpenAI) -> None:
+    def test_unsupported_fields_refused(self, client: openai.OpenAI) -> None:
         tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
         with pytest.raises(openai.BadRequestError, match="response_format") as refused:
             chat(client, tools=tools)
@@ -239,19 +239,19 @@ class TestRefusals:
             chat(client, extra_body={"temprature": 1})
         assert (refused.value.param, refused.value.code) == ("temprature", "unknown_field")
 
-    def test_more_than_the_context_holds(self, client: openai.OpenAI) -> None:
+    def test_prompt_beyond_context_refused(self, client: openai.OpenAI) -> None:
         with pytest.raises(openai.BadRequestError, match="context"):
             complete(client, max_tokens=10**6)
         with pytest.raises(openai.BadRequestError, match="context"):
             complete(client, "word " * 10_000)
 
-    def test_a_model_that_embeds(self, client: openai.OpenAI) -> None:
+    def test_embed_model_refused(self, client: openai.OpenAI) -> None:
         with pytest.raises(openai.BadRequestError, match="task is embed"):
             client.completions.create(model="minilm", prompt="a")
         with pytest.raises(openai.BadRequestError, match="task is generate"):
             client.embeddings.create(model=MODEL, input="a")
 
-    def test_a_deadline(self, client: openai.OpenAI) -> None:
+    def test_deadline_refused_with_504(self, client: openai.OpenAI) -> None:
         with pytest.raises(openai.InternalServerError) as late:
             chat(client, max_tokens=400, extra_body={"timeout_ms": 1, "ignore_eos": True})
         assert (late.value.status_code, late.value.code) == (504, "deadline_exceeded")

@@ -36,14 +36,14 @@ def refused(server: RunningServer, path: str, **body: object) -> dict[str, str]:
 
 
 class TestModels:
-    def test_every_registered_model(self, client: openai.OpenAI, server: RunningServer) -> None:
+    def test_list_shows_every_model(self, client: openai.OpenAI, server: RunningServer) -> None:
         models = {model.id: model for model in client.models.list()}
         assert models.keys() == {model["name"] for model in server.client.get("/models").json()["models"]}
         assert {model.owned_by for model in models.values()} == {"roundhouse"}
         assert models["minilm"].to_dict()["max_model_len"] == 256
         assert "max_model_len" not in models["digits"].to_dict()
 
-    def test_one(self, client: openai.OpenAI) -> None:
+    def test_model_by_name(self, client: openai.OpenAI) -> None:
         assert client.models.retrieve("minilm").id == "minilm"
         with pytest.raises(openai.NotFoundError, match="minilm") as refused:
             client.models.retrieve("minilm-2")
@@ -52,7 +52,7 @@ class TestModels:
 
 class TestEmbeddings:
     @pytest.mark.parametrize("model", ["minilm", "minilm-onnx"])
-    def test_they_are_those_of_infer(self, client: openai.OpenAI, server: RunningServer, model: str) -> None:
+    def test_embeddings_equal_infer(self, client: openai.OpenAI, server: RunningServer, model: str) -> None:
         infer = server.infer(model, text=DOCUMENTS)
         # Left to itself the client asks for base64 and decodes it.
         for options in ({}, {"encoding_format": "float"}):
@@ -61,13 +61,13 @@ class TestEmbeddings:
             rows = np.array([each.embedding for each in answer.data])
             assert np.allclose(rows, infer["embeddings"], atol=1e-6)
 
-    def test_base64_has_every_bit(self, server: RunningServer) -> None:
+    def test_base64_is_exact(self, server: RunningServer) -> None:
         numbers = ask(server, "/v1/embeddings", model="minilm", input=QUERY)["data"][0]["embedding"]
         answer = ask(server, "/v1/embeddings", model="minilm", input=QUERY, encoding_format="base64")
         row = np.frombuffer(base64.b64decode(answer["data"][0]["embedding"]), "<f4")
         assert np.array_equal(row, np.array(numbers, dtype=np.float32))
 
-    def test_many_callers_at_once(self, server: RunningServer) -> None:
+    def test_concurrent_embeddings(self, server: RunningServer) -> None:
         async def embed() -> list[Any]:
             async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
                 return await asyncio.gather(
@@ -79,9 +79,7 @@ class TestEmbeddings:
         for place, answer in enumerate(answers):
             assert np.allclose(answer.data[0].embedding, wanted[place % len(DOCUMENTS)], atol=1e-5)
 
-    def test_they_can_be_cut_where_the_model_was_trained_for_it(
-        self, client: openai.OpenAI, server: RunningServer
-    ) -> None:
+    def test_dimensions_of_matryoshka_model(self, client: openai.OpenAI, server: RunningServer) -> None:
         whole = np.array(server.infer("embed-cuts", text=list(TEXTS), normalize=False)["embeddings"])
         answer = client.embeddings.create(model="embed-cuts", input=list(TEXTS), dimensions=8)
         wanted = whole[:, :8] / np.linalg.norm(whole[:, :8], axis=1, keepdims=True)
@@ -92,7 +90,7 @@ class TestEmbeddings:
             client.embeddings.create(model="minilm", input="a", dimensions=8)
         assert len(client.embeddings.create(model="minilm", input="a", dimensions=384).data[0].embedding) == 384
 
-    def test_an_over_long_text(self, server: RunningServer) -> None:
+    def test_long_text_truncated_or_refused(self, server: RunningServer) -> None:
         body = {"model": "minilm", "input": ["short", "word " * 300]}
         assert ask(server, "/v1/embeddings", **body)["usage"]["prompt_tokens"] == 3 + 256
         error = refused(server, "/v1/embeddings", **body, truncate=False)
@@ -102,7 +100,7 @@ class TestEmbeddings:
 
 
 class TestScores:
-    def test_a_cross_encoder_against_sentence_transformers(self, server: RunningServer) -> None:
+    def test_cross_encoder_equals_sentence_transformers(self, server: RunningServer) -> None:
         from sentence_transformers import CrossEncoder
 
         details = server.client.get("/models/cross-encoder").json()["version_details"]
@@ -113,13 +111,13 @@ class TestScores:
         assert np.allclose([each["score"] for each in answer["data"]], wanted, atol=1e-5)
         assert len({round(float(score), 4) for score in wanted}) > len(TEXTS), "they differ, or nothing is shown"
 
-    def test_an_embed_model_by_cosine(self, server: RunningServer) -> None:
+    def test_embed_model_scores_by_cosine(self, server: RunningServer) -> None:
         query, *rows = np.array(server.infer("minilm-onnx", text=[QUERY, *DOCUMENTS])["embeddings"])
         answer = ask(server, "/v1/score", model="minilm-onnx", text_1=QUERY, text_2=DOCUMENTS)
         assert np.allclose([each["score"] for each in answer["data"]], [query @ row for row in rows], atol=1e-5)
 
     @pytest.mark.parametrize("model", ["minilm", "cross-encoder"])
-    def test_rerank_puts_the_best_first(self, server: RunningServer, model: str) -> None:
+    def test_rerank_sorts_by_score(self, server: RunningServer, model: str) -> None:
         scored = ask(server, "/v1/score", model=model, queries=QUERY, documents=DOCUMENTS)["data"]
         by_index = {each["index"]: each["score"] for each in scored}
         answer = ask(server, "/v1/rerank", model=model, query=QUERY, documents=DOCUMENTS, return_documents=True)
@@ -130,19 +128,19 @@ class TestScores:
         two = ask(server, "/v1/rerank", model=model, query=QUERY, documents=DOCUMENTS, top_n=2)["results"]
         assert [each["index"] for each in two] == [each["index"] for each in answer["results"]][:2]
 
-    def test_nothing_to_score(self, server: RunningServer) -> None:
+    def test_empty_list_of_documents(self, server: RunningServer) -> None:
         for model in ("minilm", "cross-encoder"):
             answer = ask(server, "/v1/rerank", model=model, query=QUERY, documents=[])
             assert (answer["results"], answer["usage"]["total_tokens"]) == ([], 0)
 
-    def test_over_long_pairs(self, server: RunningServer) -> None:
+    def test_long_pairs_truncated_or_refused(self, server: RunningServer) -> None:
         long = "word " * 300
         for model, where in (("cross-encoder", "documents[1]"), ("minilm", "documents[1]")):
             body = {"model": model, "query": "a", "documents": ["short", long]}
             assert len(ask(server, "/v1/rerank", **body)["results"]) == 2
             assert refused(server, "/v1/rerank", **body, truncate=False)["param"] == where
 
-    def test_many_documents(self, server: RunningServer) -> None:
+    def test_best_of_many_documents(self, server: RunningServer) -> None:
         documents = [f"document {number}" for number in range(500)]
         results = ask(server, "/v1/rerank", model="minilm", query="document 7", documents=documents, top_n=3)["results"]
         assert results[0]["index"] == 7
@@ -151,7 +149,7 @@ class TestScores:
 
 class TestTokens:
     @pytest.mark.parametrize("model", ["minilm", "minilm-onnx"])
-    def test_there_and_back(self, server: RunningServer, model: str) -> None:
+    def test_tokenize_and_detokenize_round_trip(self, server: RunningServer, model: str) -> None:
         answer = ask(server, "/v1/tokenize", model=model, prompt="a roundhouse", return_token_strs=True)
         assert answer["count"] == len(answer["tokens"]) == server.infer(model, text="a roundhouse")["tokens"]
         assert (answer["token_strs"][0], answer["token_strs"][-1]) == ("[CLS]", "[SEP]")
@@ -161,11 +159,11 @@ class TestTokens:
         assert bare["token_strs"] is None
         assert ask(server, "/v1/detokenize", model=model, tokens=answer["tokens"]) == {"prompt": "a roundhouse"}
 
-    def test_what_is_no_token(self, server: RunningServer) -> None:
+    def test_unknown_token_refused(self, server: RunningServer) -> None:
         error = refused(server, "/v1/detokenize", model="minilm", tokens=[1, 10**6])
         assert error["param"] == "tokens"
 
-    def test_a_long_text_is_not_cut(self, server: RunningServer) -> None:
+    def test_tokenize_never_truncates(self, server: RunningServer) -> None:
         assert ask(server, "/v1/tokenize", model="minilm", prompt="word " * 300)["count"] == 302
 
 
@@ -180,11 +178,13 @@ class TestErrors:
             ("DELETE", "/v1/models/minilm", 405, "invalid_request_error"),
         ],
     )
-    def test_paths(self, server: RunningServer, method: str, path: str, status: int, kind: str) -> None:
+    def test_unknown_paths_and_methods_refused(
+        self, server: RunningServer, method: str, path: str, status: int, kind: str
+    ) -> None:
         answer = server.client.request(method, path)
         assert (answer.status_code, check_error(answer)["type"]) == (status, kind)
 
-    def test_each_is_raised_by_the_client(self, client: openai.OpenAI) -> None:
+    def test_client_raises_error_of_status(self, client: openai.OpenAI) -> None:
         with pytest.raises(openai.NotFoundError) as missing:
             client.embeddings.create(model="minilm-2", input="a")
         assert (missing.value.code, missing.value.type) == ("model_not_found", "not_found_error")
@@ -197,7 +197,7 @@ class TestErrors:
             client.embeddings.create(model="minilm", input=DOCUMENTS, extra_body={"timeout_ms": 1})
         assert (late.value.status_code, late.value.code) == (504, "deadline_exceeded")
 
-    def test_a_model_of_another_task(self, client: openai.OpenAI) -> None:
+    def test_model_of_other_task_refused(self, client: openai.OpenAI) -> None:
         for model in ("digits", "classify"):
             with pytest.raises(openai.BadRequestError, match="task is") as refused:
                 client.embeddings.create(model=model, input="a")
@@ -205,7 +205,7 @@ class TestErrors:
         with pytest.raises(openai.BadRequestError, match="generate"):
             client.chat.completions.create(model="minilm", messages=[{"role": "user", "content": "a"}])
 
-    def test_bodies(self, server: RunningServer) -> None:
+    def test_invalid_bodies_refused(self, server: RunningServer) -> None:
         for body, code in ((b"", "invalid_json"), (b"{", "invalid_json"), (b"[]", "invalid_input")):
             answer = server.post("/v1/embeddings", body)
             assert (answer.status_code, check_error(answer)["code"]) == (400, code)

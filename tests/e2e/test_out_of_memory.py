@@ -24,7 +24,7 @@ def split(server: RunningServer) -> float:
     return server.sample("roundhouse_batches_split_total", model="hoards")
 
 
-def test_rows_that_do_not_fit_at_once_are_all_answered(server: RunningServer) -> None:
+def test_batch_too_large_is_split(server: RunningServer) -> None:
     assert server.client.get("/models/hoards").json()["version_details"]["1"]["batching"] == "on"
     before = split(server)
     for _ in range(3):
@@ -34,7 +34,7 @@ def test_rows_that_do_not_fit_at_once_are_all_answered(server: RunningServer) ->
     assert [(entry["model"], entry["level"]) for entry in told] == [("hoards", "warning")]
 
 
-def test_a_row_that_fits_nowhere_is_told_and_nobody_else(server: RunningServer) -> None:
+def test_only_row_too_large_is_refused(server: RunningServer) -> None:
     def ask(x: int) -> httpx.Response:
         return server.client.post("/infer", json={"model_name": "hoards", "input_data": [x]})
 

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,7 +18,8 @@ import pytest
 from app.cli.commands import main
 from tests.e2e.configs import DIGITS, onnx_entries
 from tests.e2e.conftest import Start
-from tests.e2e.server import MODELS, ROOT, RunningServer, assert_refused, wait_until
+from tests.e2e.load import slow_model, wait_for_drain, wait_for_inflight
+from tests.e2e.server import MODELS, ROOT, WAIT_S, RunningServer, assert_refused, wait_until
 from tests.support.models import onnx_graphs
 
 QUESTION = {"input_data": [1, 2, 3, 4]}
@@ -33,34 +33,33 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.fixture
-def slow(start: Start, tmp_path: Path) -> RunningServer:
-    """A model that takes its time."""
-    return start(onnx_entries(tmp_path, {"slow": onnx_graphs.slow(600, rows=1)})).wait_ready()
-
-
 @contextmanager
 def asked(server: RunningServer, times: int = 1) -> Iterator[list[Future[httpx.Response]]]:
-    """Requests to the slow model, under way when the block begins."""
-    with ThreadPoolExecutor(times) as pool, httpx.Client(base_url=server.url, timeout=30) as client:
+    """Send requests to the gated model; they are in flight when the block begins."""
+    with ThreadPoolExecutor(times) as pool, httpx.Client(base_url=server.url, timeout=WAIT_S) as client:
         answers = [pool.submit(client.post, "/models/slow/infer", json=QUESTION) for _ in range(times)]
-        wait_until(lambda: server.inflight("slow") == times)
+        wait_for_inflight(server, times)
         yield answers
 
 
-def test_sigterm_answers_what_is_in_flight_and_takes_nothing_new(slow: RunningServer) -> None:
+def test_sigterm_answers_requests_in_flight_only(start: Start, tmp_path: Path) -> None:
+    entry, gate = slow_model(tmp_path)
+    slow = start(entry, gated=True).wait_ready()
     with (
+        gate.closed(),
         asked(slow, 2) as answers,
-        httpx.Client(base_url=slow.url, timeout=30) as kept,
-        socket.create_connection(("127.0.0.1", slow.port), timeout=10) as half_sent,
+        httpx.Client(base_url=slow.url, timeout=WAIT_S) as kept,
+        socket.create_connection(("127.0.0.1", slow.port), timeout=WAIT_S) as half_sent,
     ):
         assert kept.get("/health/ready").status_code == 200
-        # One whose head came before the signal counts as in flight.
+        # A request whose head arrived before the signal counts as in flight.
         body = json.dumps(QUESTION).encode()
         head = b"POST /models/slow/infer HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
         half_sent.sendall(head + body[:5])
-        time.sleep(0.1)
+        wait_until(lambda: slow.sample("roundhouse_inflight") == 3)
         slow.process.send_signal(signal.SIGTERM)
+        wait_for_drain(slow)
+        gate.open()
         for answer in answers:
             assert answer.result().status_code == 200
             assert answer.result().json()["output_data"] == [1, 2, 3, 4]
@@ -72,45 +71,45 @@ def test_sigterm_answers_what_is_in_flight_and_takes_nothing_new(slow: RunningSe
     assert slow.log[-1]["event"] == "stopped"
 
 
-def test_sigint_ends_it_too(start: Start) -> None:
+def test_sigint_stops_server(start: Start) -> None:
     server = start(DIGITS)
     server.process.send_signal(signal.SIGINT)
     server.wait_stopped(0)
 
 
-def test_a_second_signal_ends_at_once(start: Start, tmp_path: Path) -> None:
-    server = start(onnx_entries(tmp_path, {"slow": onnx_graphs.slow(1000, rows=1)})).wait_ready()
-    with asked(server) as (answer,):
+def test_second_signal_ends_process_at_once(start: Start, tmp_path: Path) -> None:
+    entry, gate = slow_model(tmp_path)
+    server = start(entry, gated=True).wait_ready()
+    with gate.closed(), asked(server) as (answer,):
         server.process.send_signal(signal.SIGTERM)
-        time.sleep(0.3)
+        wait_for_drain(server)
         assert server.process.poll() is None
         server.process.send_signal(signal.SIGTERM)
-        started_s = time.monotonic()
+        # The gate is still closed: the end does not wait for the run.
         server.wait_stopped(128 + signal.SIGTERM)
-        assert time.monotonic() - started_s < 0.7
         with pytest.raises(httpx.TransportError):
             answer.result()
 
 
-def test_the_drain_has_a_deadline(start: Start, tmp_path: Path) -> None:
+def test_drain_ends_at_deadline(start: Start, tmp_path: Path) -> None:
     deadline = "[server]\ndrain_timeout_s = 1\n"
-    server = start(onnx_entries(tmp_path, {"slow": onnx_graphs.slow(2000, rows=1)}) + deadline).wait_ready()
-    with asked(server) as (answer,):
-        started_s = time.monotonic()
+    entry, gate = slow_model(tmp_path)
+    server = start(entry + deadline, gated=True).wait_ready()
+    with gate.closed(), asked(server) as (answer,):
         server.process.send_signal(signal.SIGTERM)
+        # The gate is still closed: the deadline ends the request.
         refusal = answer.result()
         assert (refusal.status_code, refusal.json()["error"]["code"]) == (503, "draining")
-        assert time.monotonic() - started_s < 2
     server.wait_stopped(0)
 
 
-def test_a_signal_while_models_load_ends_the_server(start: Start) -> None:
+def test_signal_during_load_stops_server(start: Start) -> None:
     server = start(f'[[models.onnx_models]]\nname = "minilm-onnx"\npath = "{MODELS / "minilm-onnx"}"\n')
     assert server.client.get("/health/ready").status_code == 503
     server.stop()
 
 
-def test_a_port_that_is_taken_is_told_in_one_line(server: RunningServer) -> None:
+def test_port_in_use_reported_in_one_line(server: RunningServer) -> None:
     ended = run("serve", str(MODELS / "digits"), "--port", str(server.port))
     assert ended.returncode == 1
     (line,) = ended.stderr.splitlines()
@@ -118,14 +117,14 @@ def test_a_port_that_is_taken_is_told_in_one_line(server: RunningServer) -> None
     assert "--port" in line
 
 
-def test_a_host_that_is_none_is_told_in_one_line() -> None:
+def test_unknown_host_reported_in_one_line() -> None:
     ended = run("serve", str(MODELS / "digits"), "--port", "0", "--host", "203.0.113.1")
     assert ended.returncode == 1
     (line,) = ended.stderr.splitlines()
     assert "203.0.113.1" in line
 
 
-def test_a_config_that_is_wrong_is_told_with_all_faults(tmp_path: Path) -> None:
+def test_invalid_config_reports_all_issues(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text('[server]\nprot = 1\nport = "x"\n\n[nonsense]\n', encoding="utf-8")
     ended = run("serve", "--config", str(file))
@@ -135,7 +134,7 @@ def test_a_config_that_is_wrong_is_told_with_all_faults(tmp_path: Path) -> None:
     assert 'did you mean "port"?' in lines[0]
 
 
-def test_what_else_is_wrong_is_told_before_anything_starts(
+def test_invalid_arguments_reported_before_start(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert main(["serve", "--config", str(tmp_path / "missing.toml")]) == 2
@@ -160,7 +159,7 @@ def test_model_paths_need_no_config(tmp_path: Path) -> None:
 
 
 @LINUX
-def test_a_path_that_is_no_utf8_breaks_no_answer(tmp_path: Path) -> None:
+def test_path_without_utf8_is_described(tmp_path: Path) -> None:
     odd = os.fsdecode(os.fsencode(tmp_path) + b"/odd\xff.onnx")
     shutil.copy(MODELS / "digits" / "model.onnx", odd)
     with RunningServer([odd, str(MODELS / "digits"), "--port", "0"]) as server:
@@ -174,7 +173,7 @@ def test_a_path_that_is_no_utf8_breaks_no_answer(tmp_path: Path) -> None:
         assert server.infer("digits", input_data=[0] * 64)["output_shape"] == [1]
 
 
-def test_the_environment_overrides_the_file_and_flags_both(start: Start) -> None:
+def test_environment_overrides_file_flags_override_both(start: Start) -> None:
     server = start(DIGITS + "[server]\nmax_body_bytes = 10\nport = 1\n", ROUNDHOUSE_SERVER__MAX_BODY_BYTES="50")
     assert_refused(server.post("/infer", b" " * 51), 413, "too_large", "50 bytes")
     assert server.post("/infer", b" " * 50).status_code == 400
@@ -182,7 +181,7 @@ def test_the_environment_overrides_the_file_and_flags_both(start: Start) -> None
 
 
 @LINUX
-def test_a_server_of_onnx_models_never_imports_torch(start: Start) -> None:
+def test_onnx_server_never_maps_torch(start: Start) -> None:
     entries = DIGITS + f'[[models.onnx_models]]\nname = "minilm-onnx"\npath = "{MODELS / "minilm-onnx"}"\n'
     server = start(entries).wait_ready()
     assert len(server.infer("minilm-onnx", text=["a", "b"])["embeddings"]) == 2
@@ -195,7 +194,7 @@ def test_a_server_of_onnx_models_never_imports_torch(start: Start) -> None:
 
 
 @LINUX
-def test_a_server_of_pytorch_models_never_imports_onnxruntime(start: Start) -> None:
+def test_pytorch_server_never_maps_onnxruntime(start: Start) -> None:
     """And while it loads, it says so."""
     server = start(f'[[models.torch_models]]\nname = "minilm"\npath = "{MODELS / "minilm"}"\n')
     answer = server.client.post("/models/minilm/infer", json={"text": "a"})
@@ -214,7 +213,7 @@ def test_a_server_of_pytorch_models_never_imports_onnxruntime(start: Start) -> N
     assert "onnxruntime" not in mapped
 
 
-def test_what_a_server_of_onnx_models_imports() -> None:
+def test_onnx_server_imports_no_unused_package() -> None:
     """By the import system's own word, the modules written in Python included."""
     code = (
         "import asyncio, httpx, pathlib, sys; from app.config import load_settings; from app.server.build import build;"
@@ -232,7 +231,7 @@ def test_what_a_server_of_onnx_models_imports() -> None:
     assert not imported & {"torch", "transformers", "sklearn", "scipy", "pandas", "matplotlib", "onnx", "safetensors"}
 
 
-def test_a_log_that_nobody_reads_breaks_no_request(tmp_path: Path) -> None:
+def test_closed_log_pipe_breaks_no_request(tmp_path: Path) -> None:
     """The reader of the log goes away: lines are lost, answers are not."""
     config = tmp_path / "config.toml"
     config.write_text(DIGITS + '[logging]\nrequests = "all"\nlevel = "debug"\n', encoding="utf-8")
@@ -246,7 +245,7 @@ def test_a_log_that_nobody_reads_breaks_no_request(tmp_path: Path) -> None:
     answers_without_log(process, port)
 
 
-def test_a_server_without_a_standard_error_answers(tmp_path: Path) -> None:
+def test_server_without_stderr_answers(tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     config.write_text(DIGITS + '[logging]\nrequests = "all"\n', encoding="utf-8")
     port = free_port()
@@ -263,7 +262,7 @@ def answers_without_log(process: subprocess.Popen[bytes], port: int) -> None:
                 assert client.post("/models/digits/infer", json={"input_data": [1]}).status_code == 400
                 assert client.get("/nothing").status_code == 404
             process.send_signal(signal.SIGTERM)
-            assert process.wait(20) == 0
+            assert process.wait(WAIT_S) == 0
         finally:
             process.kill()
             process.wait()

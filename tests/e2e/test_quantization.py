@@ -12,7 +12,7 @@ TEXTS = ["A roundhouse is where engines wait.", "Locomotives are kept in a shed.
 FIGURES = {"scheme", "cosine_min", "cosine_mean", "speedup", "bytes_before", "bytes_after"}
 
 
-def test_quantised_models_are_shown_answer_like_their_originals_and_are_kept(tmp_path: Path) -> None:
+def test_quantised_models_described_accurate_and_cached(tmp_path: Path) -> None:
     save_embedder(tmp_path / "tiny")
     config = f"""
 [models]

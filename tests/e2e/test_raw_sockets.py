@@ -10,7 +10,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.e2e.server import RunningServer, wait_until
+from tests.e2e.load import batches, batches_since
+from tests.e2e.server import WAIT_S, RunningServer, wait_until
 
 BODY = b'{"model_name": "float32", "input_data": [1, 2]}'
 HEAD = b"POST /infer HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
@@ -29,7 +30,7 @@ def goes_on(server: RunningServer) -> Iterator[None]:
 
 @contextmanager
 def connected(server: RunningServer) -> Iterator[socket.socket]:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S) as connection:
         yield connection
 
 
@@ -81,7 +82,7 @@ def one_answer(connection: socket.socket) -> tuple[int, dict[str, str], bytes]:
         b"GET /health HTTP/1.1\r\n" + b"x: y\r\n" * 100_000 + b"\r\n",
     ],
 )
-def test_bad_http_is_answered_in_our_form_and_closed(nonsense: bytes, server: RunningServer) -> None:
+def test_invalid_http_gets_error_and_close(nonsense: bytes, server: RunningServer) -> None:
     with connected(server) as connection:
         try:
             connection.sendall(nonsense)
@@ -98,7 +99,7 @@ def test_bad_http_is_answered_in_our_form_and_closed(nonsense: bytes, server: Ru
 
 
 @pytest.mark.parametrize("start", [b"GET /", b"GET / HTTP/1.1\r\nx", b"GET / HTTP/1.1\r\nx: "])
-def test_a_head_without_end_is_cut_off(start: bytes, server: RunningServer) -> None:
+def test_endless_head_is_cut_off(start: bytes, server: RunningServer) -> None:
     with connected(server) as connection, pytest.raises((BrokenPipeError, ConnectionResetError)):
         connection.sendall(start + b"y" * 20_000_000)
 
@@ -107,7 +108,7 @@ def test_a_head_without_end_is_cut_off(start: bytes, server: RunningServer) -> N
     "part", [b"P", HEAD, REQUEST[: len(HEAD) + 10], REQUEST[:-5], HEAD + b"transfer-encoding: chunked\r\n\r\n5\r\n"]
 )
 @pytest.mark.parametrize("how", ["close", "reset", "half"])
-def test_a_caller_that_leaves_in_the_middle_harms_nobody(part: bytes, how: str, server: RunningServer) -> None:
+def test_disconnect_within_request_affects_no_other(part: bytes, how: str, server: RunningServer) -> None:
     with connected(server) as connection:
         connection.sendall(part)
         if how == "half":
@@ -116,26 +117,26 @@ def test_a_caller_that_leaves_in_the_middle_harms_nobody(part: bytes, how: str, 
         elif how == "reset":
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     assert server.infer("float32", input_data=[1])["output_data"] == [1]
-    wait_until(lambda: server.sample("roundhouse_inflight") == 0, 5)
+    wait_until(lambda: server.sample("roundhouse_inflight") == 0)
 
 
-def test_a_caller_that_leaves_while_it_sends_is_counted_as_499(server: RunningServer) -> None:
+def test_disconnect_within_body_counted_as_499(server: RunningServer) -> None:
     before = server.sample("roundhouse_requests_total", code="499")
     with connected(server) as connection:
         connection.sendall(REQUEST[:-5])
-        wait_until(lambda: server.sample("roundhouse_inflight") == 1, 5)
-    wait_until(lambda: server.sample("roundhouse_requests_total", code="499") == before + 1, 5)
+        wait_until(lambda: server.sample("roundhouse_inflight") == 1)
+    wait_until(lambda: server.sample("roundhouse_requests_total", code="499") == before + 1)
 
 
-def test_a_caller_that_leaves_an_administrators_call_is_no_bug_of_ours(server: RunningServer) -> None:
+def test_disconnect_within_admin_call_logged(server: RunningServer) -> None:
     with connected(server) as connection:
         connection.sendall(b"POST /models HTTP/1.1\r\nhost: x\r\nx-request-id: left\r\ncontent-length: 9\r\n\r\n{")
         time.sleep(0.1)
-    line = server.wait_for_log("request", 5, request_id="left")
+    line = server.wait_for_log("request", request_id="left")
     assert (line["status"], line["code"]) == (499, "client_gone")
 
 
-def test_a_body_that_comes_slowly_is_waited_for(server: RunningServer) -> None:
+def test_slow_body_is_read_to_end(server: RunningServer) -> None:
     with connected(server) as connection:
         for start in range(0, len(REQUEST), 20):
             connection.sendall(REQUEST[start : start + 20])
@@ -145,7 +146,7 @@ def test_a_body_that_comes_slowly_is_waited_for(server: RunningServer) -> None:
     assert "server-timing" in headers
 
 
-def test_requests_down_one_connection_are_answered_in_order(server: RunningServer) -> None:
+def test_pipelined_requests_answered_in_order(server: RunningServer) -> None:
     with connected(server) as connection:
         bad = HEAD + b"content-length: 1\r\n\r\n{"
         not_there = b"GET /nothing HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -166,7 +167,7 @@ def test_requests_down_one_connection_are_answered_in_order(server: RunningServe
         assert b" ".join(found) == wanted
 
 
-def test_a_refusal_before_the_body_is_read_keeps_the_connection_in_order(server: RunningServer) -> None:
+def test_early_refusal_keeps_connection_usable(server: RunningServer) -> None:
     """The refused body must not be taken for the next request."""
     hidden = b"GET /nothing HTTP/1.1\r\nhost: x\r\n\r\n"
     smuggled = b"POST /models/none/infer HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(hidden) + hidden
@@ -180,7 +181,7 @@ def test_a_refusal_before_the_body_is_read_keeps_the_connection_in_order(server:
         assert status == 200, body
 
 
-def test_a_caller_that_waits_for_100_continue_gets_it(server: RunningServer) -> None:
+def test_expect_100_continue_answered(server: RunningServer) -> None:
     with connected(server) as connection:
         connection.sendall(HEAD + b"expect: 100-continue\r\ncontent-length: %d\r\n\r\n" % len(BODY))
         assert connection.recv(100).startswith(b"HTTP/1.1 100")
@@ -188,26 +189,25 @@ def test_a_caller_that_waits_for_100_continue_gets_it(server: RunningServer) -> 
         assert one_answer(connection)[0] == 200
 
 
-def test_http_1_0_is_answered_and_closed(server: RunningServer) -> None:
+def test_http_1_0_answered_and_closed(server: RunningServer) -> None:
     with connected(server) as connection:
         connection.sendall(b"GET /health/live HTTP/1.0\r\n\r\n")
         assert b"200 OK" in answers(connection).split(b"\r\n")[0]
 
 
-def test_many_connections_that_say_nothing_keep_nobody_out(server: RunningServer) -> None:
-    silent = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(200)]
+def test_silent_connections_block_no_request(server: RunningServer) -> None:
+    silent = [socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S) for _ in range(200)]
     try:
-        started_s = time.monotonic()
         assert server.infer("float32", input_data=[1])["output_data"] == [1]
-        assert time.monotonic() - started_s < 2
     finally:
         for connection in silent:
             connection.close()
 
 
 @pytest.mark.parametrize("model", [b"minilm-onnx", b"minilm"])
-def test_a_caller_that_leaves_takes_the_batches_that_have_not_run(model: bytes, server: RunningServer) -> None:
+def test_disconnect_drops_queued_batches(model: bytes, server: RunningServer) -> None:
     before = server.sample("roundhouse_requests_total", code="499", model=model.decode())
+    ran = batches(server, model.decode())
     head = b"POST /models/%s/infer HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (model, len(MANY_TEXTS))
     with connected(server) as connection:
         connection.sendall(head + MANY_TEXTS)
@@ -215,10 +215,8 @@ def test_a_caller_that_leaves_takes_the_batches_that_have_not_run(model: bytes, 
         connection.settimeout(0.3)
         with pytest.raises(TimeoutError):
             connection.recv(1)
-    # All of the texts would take far longer than this.
-    wait_until(lambda: server.sample("roundhouse_requests_total", code="499", model=model.decode()) == before + 1, 5)
+    wait_until(lambda: server.sample("roundhouse_requests_total", code="499", model=model.decode()) == before + 1)
     assert server.inflight(model.decode()) == 0
-    assert server.wait_for_log("request", 5, status=499, model=model.decode())["code"] == "client_gone"
-    started_s = time.monotonic()
+    assert server.wait_for_log("request", status=499, model=model.decode())["code"] == "client_gone"
     assert len(server.infer(model.decode(), text="next")["embeddings"]) == 1
-    assert time.monotonic() - started_s < 2
+    assert batches_since(ran, server, model.decode())[1] < 3000, "the rest of the texts was dropped"

@@ -45,7 +45,7 @@ RAGGED = (
 
 
 @pytest.mark.parametrize("data", RAGGED)
-def test_a_ragged_array_is_refused_in_every_disguise(data: str, server: RunningServer) -> None:
+def test_ragged_array_refused_in_every_form(data: str, server: RunningServer) -> None:
     strings = data.replace("1", '"["').replace("2", '"a]"').replace("3", '"\\""')
     for field, body in {
         "input_data": f'{{"input_data": {data}}}',
@@ -61,12 +61,12 @@ def test_a_ragged_array_is_refused_in_every_disguise(data: str, server: RunningS
 
 @pytest.mark.parametrize("model", ["free-n", "fixed", "digits", "gather"])
 @pytest.mark.parametrize("data", ["[1,[2],3]", "[[1,2,3],[4,[5],6]]", "[1,[2,3,4,5,6]]"])
-def test_a_ragged_array_is_called_ragged_whatever_shape_is_wanted(model: str, data: str, server: RunningServer) -> None:
+def test_ragged_array_named_for_every_shape(model: str, data: str, server: RunningServer) -> None:
     answer = server.post(f"/models/{model}/infer", f'{{"input_data": {data}}}')
     assert_refused(answer, 400, "invalid_input", "input_data: expected rows of equal length, got a ragged array")
 
 
-def test_brackets_in_strings_hide_no_ragged_array(server: RunningServer) -> None:
+def test_ragged_array_with_brackets_in_strings_refused(server: RunningServer) -> None:
     strings = ', "a": ["[", "[[]", "]"], "b": ["\\"["]}}'
     body = '{"inputs": {"c": [[1, 2], [3, 4], [5, 6]]' + strings
     outputs = server.client.post("/models/concat/infer", content=body).json()["outputs"]
@@ -109,18 +109,18 @@ def test_brackets_in_strings_hide_no_ragged_array(server: RunningServer) -> None
         (b'{"a":' * 100_000, "depth limit"),
     ],
 )
-def test_what_is_not_json_is_refused(body: bytes, words: str, server: RunningServer) -> None:
+def test_invalid_json_refused(body: bytes, words: str, server: RunningServer) -> None:
     for path in ("/infer", "/models/float32/infer"):
         assert_refused(server.post(path, body), 400, "invalid_json", words)
 
 
 @pytest.mark.parametrize("path", ["/infer", "/inference", "/models/float32/infer", "/models"])
-def test_an_empty_body_is_refused(path: str, server: RunningServer) -> None:
+def test_empty_body_refused(path: str, server: RunningServer) -> None:
     assert_refused(server.client.post(path), 400, "invalid_json", "empty")
 
 
 @pytest.mark.parametrize("body", ["[]", "[1, 2]", "1", "null", "true", '"text"', "[" + QUESTION + "]"])
-def test_a_body_that_is_no_object_is_refused(body: str, server: RunningServer) -> None:
+def test_body_without_object_refused(body: str, server: RunningServer) -> None:
     for path in ("/infer", "/models/float32/infer", "/models", "/models/float32/load"):
         assert_refused(server.post(path, body), 400, "invalid_input", "body:", "JSON object")
 
@@ -140,7 +140,7 @@ def test_a_body_that_is_no_object_is_refused(body: str, server: RunningServer) -
         ("[" * 100, "known fields are"),
     ],
 )
-def test_a_typo_is_refused_with_the_nearest_name(field: str, nearest: str, server: RunningServer) -> None:
+def test_unknown_field_refused_with_nearest_name(field: str, nearest: str, server: RunningServer) -> None:
     body = {"model_name": "float32", "input_data": [1], field: 1}
     message = assert_refused(server.client.post("/infer", json=body), 400, "unknown_field", field[:200], nearest)
     assert len(message) < 700
@@ -156,7 +156,7 @@ def test_a_typo_is_refused_with_the_nearest_name(field: str, nearest: str, serve
         '{"input_data": [1], "batch_size": 1, "batch_size": 1}',
     ],
 )
-def test_a_field_given_twice_is_refused(body: str, server: RunningServer) -> None:
+def test_duplicate_field_refused(body: str, server: RunningServer) -> None:
     assert_refused(
         server.post("/models/float32/infer", body),
         400,
@@ -186,14 +186,12 @@ def test_a_field_given_twice_is_refused(body: str, server: RunningServer) -> Non
         ({"input_data": {"x": [1]}}, "input_data", "got an object"),
     ],
 )
-def test_fields_that_do_not_go_together_are_refused(
-    body: dict[str, Any], field: str, words: str, server: RunningServer
-) -> None:
+def test_conflicting_fields_refused(body: dict[str, Any], field: str, words: str, server: RunningServer) -> None:
     answer = server.client.post("/models/float32/infer", json=body)
     assert_refused(answer, 400, "invalid_input", f"{field}:", words)
 
 
-def test_a_model_that_is_not_there_is_refused_with_near_names(server: RunningServer) -> None:
+def test_unknown_model_refused_with_near_names(server: RunningServer) -> None:
     for path, body in (("/infer", {"model_name": "minilmm"}), ("/models/minilmm/infer", {})):
         message = assert_refused(
             server.client.post(path, json=body | {"text": "a"}), 404, "model_not_found", '"minilmm"', "minilm"
@@ -205,7 +203,7 @@ def test_a_model_that_is_not_there_is_refused_with_near_names(server: RunningSer
     assert_refused(answer, 400, "invalid_input", "model_name: is missing")
 
 
-def test_a_version_that_is_not_there_is_refused(server: RunningServer) -> None:
+def test_unknown_version_refused(server: RunningServer) -> None:
     answer = server.client.post("/models/float32/versions/2/infer", json={"input_data": [1]})
     assert_refused(answer, 404, "version_not_found", 'model "float32" has no version "2"; there is 1')
     answer = server.client.post("/infer", json={"model_name": "float32", "version": "2", "input_data": [1]})
@@ -217,7 +215,7 @@ def test_a_version_that_is_not_there_is_refused(server: RunningServer) -> None:
     ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "application/octet-stream",
      "", "json", "application/json; charset=latin-1", "application/json; charset=utf-16", "a" * 1000],
 )  # fmt: skip
-def test_a_body_that_is_called_something_else_is_refused(content_type: str, server: RunningServer) -> None:
+def test_unsupported_content_type_refused(content_type: str, server: RunningServer) -> None:
     for path in ("/infer", "/models/float32/infer", "/models", "/models/float32/load"):
         answer = server.client.post(path, content=QUESTION, headers={"content-type": content_type})
         message = assert_refused(answer, 415, "unsupported_media_type", "content-type")
@@ -229,12 +227,12 @@ def test_a_body_that_is_called_something_else_is_refused(content_type: str, serv
     [None, "application/json", "Application/JSON", "application/json; charset=utf-8", "application/json;charset=UTF8",
      "application/vnd.api+json", 'application/json; charset="utf-8"'],
 )  # fmt: skip
-def test_a_body_that_is_called_json_is_read(content_type: str | None, server: RunningServer) -> None:
+def test_json_content_types_accepted(content_type: str | None, server: RunningServer) -> None:
     headers = {"content-type": content_type} if content_type else {}
     assert server.client.post("/infer", content=QUESTION, headers=headers).status_code == 200
 
 
-def test_a_compressed_body_is_refused(server: RunningServer) -> None:
+def test_compressed_body_refused(server: RunningServer) -> None:
     for encoding in ("gzip", "br", "deflate", "zstd", "GZIP"):
         answer = server.post("/infer", QUESTION, **{"content-encoding": encoding})
         assert_refused(answer, 415, "unsupported_media_type", f'content-encoding "{encoding}" is not read')
@@ -256,9 +254,7 @@ def test_a_compressed_body_is_refused(server: RunningServer) -> None:
         ("DELETE", "/metrics", "GET"),
     ],
 )
-def test_a_wrong_method_is_refused_with_the_right_ones(
-    method: str, path: str, allowed: str, server: RunningServer
-) -> None:
+def test_wrong_method_refused_with_allowed_ones(method: str, path: str, allowed: str, server: RunningServer) -> None:
     answer = server.client.request(method, path)
     assert_refused(answer, 405, "method_not_allowed", f"{method} is not allowed on {path}", allowed)
     assert answer.headers["allow"] == allowed
@@ -269,12 +265,12 @@ def test_a_wrong_method_is_refused_with_the_right_ones(
     ["/nothing", "/infer/", "/inferx", "/models/a/b/c", "/models//infer", "/models/float32/versions//infer",
      "/v1/nothing", "/%00", "/%ff%fe", "/models/float32/versions/1", "/" + "a" * 5000, "/healthz"],
 )  # fmt: skip
-def test_a_path_that_leads_nowhere_is_refused(path: str, server: RunningServer) -> None:
+def test_unknown_path_refused(path: str, server: RunningServer) -> None:
     for method in ("GET", "POST"):
         assert_refused(server.client.request(method, path), 404, "not_found", "there is nothing at")
 
 
-def test_a_request_id_that_is_sane_is_the_callers_own(server: RunningServer) -> None:
+def test_valid_request_id_returned(server: RunningServer) -> None:
     for path, method, status in (
         ("/infer", "POST", 200),
         ("/models", "GET", 200),
@@ -294,7 +290,7 @@ def test_a_request_id_that_is_sane_is_the_callers_own(server: RunningServer) -> 
 
 
 @pytest.mark.parametrize("insane", ["", "a b", "x" * 129, "é", '"', "<script>", "a\tb", "a;b", "{}"])
-def test_a_request_id_that_is_not_sane_is_replaced(insane: str, server: RunningServer) -> None:
+def test_invalid_request_id_replaced(insane: str, server: RunningServer) -> None:
     for path in ("/infer", "/models", "/nothing"):
         answer = server.client.request(
             "POST" if path == "/infer" else "GET", path, headers={b"x-request-id": insane.encode()}
@@ -302,7 +298,7 @@ def test_a_request_id_that_is_not_sane_is_replaced(insane: str, server: RunningS
         assert answer.headers["x-request-id"] != insane
 
 
-def test_request_ids_differ(server: RunningServer) -> None:
+def test_generated_request_ids_differ(server: RunningServer) -> None:
     ids = [server.client.get(path).headers["x-request-id"] for path in ("/health", "/models", "/nothing") * 5]
     assert len(set(ids)) == len(ids)
 
@@ -312,7 +308,7 @@ def chunks_of(body: bytes, size: int = 1000) -> Iterator[bytes]:
         yield body[start : start + size]
 
 
-def test_a_body_over_the_limit_is_refused_and_says_the_limit(start: Start) -> None:
+def test_body_over_limit_refused_with_limit(start: Start) -> None:
     server = start(DIGITS + "[server]\nmax_body_bytes = 2000\n").wait_ready()
     question = json.dumps({"model_name": "digits", "input_data": [0] * 64}).encode()
     at_limit, over = question.ljust(2000), question.ljust(2001)

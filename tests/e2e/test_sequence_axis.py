@@ -70,7 +70,7 @@ MIXED = [9, 10, 11, 12, 13, 9, 10, 11, 12, 13]
     # Padded, rows of different lengths go together; where padding would show, equal ones still do.
     [("masked", MIXED, len(set(MIXED)) - 1), ("unmasked", MIXED, len(MIXED)), ("unmasked", [11] * 10, 9)],
 )
-def test_every_answer_is_the_one_that_its_caller_would_get_alone(
+def test_padded_responses_equal_single_ones(
     server: RunningServer, model: str, lengths: list[int], most_batches: int
 ) -> None:
     asked = questions(lengths)
@@ -88,7 +88,7 @@ def test_every_answer_is_the_one_that_its_caller_would_get_alone(
     assert fewest <= most_batches
 
 
-def test_the_model_says_whether_it_is_padded(server: RunningServer) -> None:
+def test_model_description_shows_padding(server: RunningServer) -> None:
     details = {name: server.client.get(f"/models/{name}").json()["version_details"]["1"] for name in GRAPHS}
     assert {name: detail["batching"] for name, detail in details.items()} == dict.fromkeys(GRAPHS, "on")
     assert details["masked"]["padding"] == "on"
@@ -96,7 +96,7 @@ def test_the_model_says_whether_it_is_padded(server: RunningServer) -> None:
     assert details["plain"]["padding"] is None
 
 
-def test_the_mask_may_be_left_out_or_given(server: RunningServer) -> None:
+def test_mask_is_optional(server: RunningServer) -> None:
     ids = [[1, 2, 3, 4]]
     left_out = server.infer("masked", inputs={"input_ids": ids})["outputs"]
     assert server.infer("masked", inputs={"input_ids": ids, "attention_mask": [[1] * 4]})["outputs"] == left_out
@@ -105,7 +105,7 @@ def test_the_mask_may_be_left_out_or_given(server: RunningServer) -> None:
     assert np.ravel(sole["output_data"]).tolist() == np.ravel(left_out["last_hidden_state"]["data"]).tolist()
 
 
-def test_the_keys_are_taken_and_checked_by_registration_too(server: RunningServer) -> None:
+def test_registration_checks_sequence_keys(server: RunningServer) -> None:
     path = server.client.get("/models/masked").json()["version_details"]["1"]["path"]
     body = {"framework": "onnx", "name": "again", "path": path, "sequence_axis": 1, "mask_input": "attention_mask"}
     answer = server.client.post("/models", json=body | {"mask_input": "attention"})

@@ -22,7 +22,7 @@ QUESTIONS: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(("question", "wanted"), QUESTIONS)
-def test_every_path_answers_every_form(
+def test_every_path_accepts_every_form(
     path: str, question: dict[str, Any], wanted: dict[str, Any], server: RunningServer
 ) -> None:
     named: dict[str, Any] = {"model_name": "free-n"} if path in ("/infer", "/inference") else {}
@@ -35,7 +35,7 @@ def test_every_path_answers_every_form(
         assert body == wanted | {"model_name": "free-n", "version": "1"}
 
 
-def test_body_and_path_have_to_name_the_same(server: RunningServer) -> None:
+def test_body_contradicting_path_refused(server: RunningServer) -> None:
     for path, body, field in (
         ("/models/free-n/infer", {"model_name": "fixed"}, "model_name:"),
         ("/models/free-n/versions/1/infer", {"version": "2"}, "version:"),
@@ -65,7 +65,7 @@ def test_body_and_path_have_to_name_the_same(server: RunningServer) -> None:
         ("float32", 4, 0, [4]),
     ],
 )
-def test_a_flat_list_takes_the_declared_shape(
+def test_flat_list_takes_declared_shape(
     model: str, data: int, batch_size: int, shape: list[int], server: RunningServer
 ) -> None:
     numbers = list(range(data))
@@ -91,7 +91,7 @@ def test_a_flat_list_takes_the_declared_shape(
         ("zero", 0, 0, "input_data", "the model expects [-1, 0]"),
     ],
 )
-def test_a_flat_list_that_does_not_come_out_even_is_refused(
+def test_flat_list_of_wrong_length_refused(
     model: str, data: int, batch_size: int, field: str, words: str, server: RunningServer
 ) -> None:
     body: dict[str, Any] = {"input_data": [0.5] * data} | ({"batch_size": batch_size} if batch_size else {})
@@ -100,13 +100,13 @@ def test_a_flat_list_that_does_not_come_out_even_is_refused(
 
 
 @pytest.mark.parametrize("batch_size", [0, -1, 1.0, 1.5, True, "1", None, [1], {}, 2**31, 2**70])
-def test_a_batch_size_that_is_none_is_refused(batch_size: object, server: RunningServer) -> None:
+def test_invalid_batch_size_refused(batch_size: object, server: RunningServer) -> None:
     body = json.dumps({"input_data": [1, 2, 3], "batch_size": batch_size})
     answer = server.post("/models/free-n/infer", body)
     assert_refused(answer, 400, "invalid_input", "batch_size:", "expected an integer of 1 or more")
 
 
-def test_a_batch_size_beside_a_nest_has_to_agree(server: RunningServer) -> None:
+def test_batch_size_must_match_nested_list(server: RunningServer) -> None:
     rows = [[1, 2, 3], [4, 5, 6]]
     assert server.infer("free-n", input_data=rows, batch_size=2)["output_data"] == rows
     answer = server.client.post("/models/free-n/infer", json={"input_data": rows, "batch_size": 3})
@@ -117,7 +117,7 @@ def test_a_batch_size_beside_a_nest_has_to_agree(server: RunningServer) -> None:
     ("model", "data"),
     [("free-n", [[1, 2]]), ("free-n", [[[1, 2, 3]]]), ("fixed", [[1, 2, 3]]), ("free-n", 5), ("zero", [[1]])],
 )
-def test_a_nest_of_another_shape_is_refused(model: str, data: Any, server: RunningServer) -> None:
+def test_nested_list_of_other_shape_refused(model: str, data: Any, server: RunningServer) -> None:
     answer = server.client.post(f"/models/{model}/infer", json={"input_data": data})
     message = assert_refused(answer, 400, "invalid_input", "input_data:", "expected shape [")
     assert f"got {list(np.shape(data))}" in message
@@ -125,7 +125,7 @@ def test_a_nest_of_another_shape_is_refused(model: str, data: Any, server: Runni
     assert_refused(answer, 400, "invalid_input", "inputs.x:", "expected shape [")
 
 
-def test_an_image_of_150_528_numbers(server: RunningServer) -> None:
+def test_image_of_150_528_numbers(server: RunningServer) -> None:
     image = np.random.default_rng(3).random((1, 3, 224, 224), dtype=np.float32)
     nested = server.infer("float32", input_data=image.tolist())
     assert np.array_equal(np.array(nested["output_data"], np.float32), image)
@@ -134,7 +134,7 @@ def test_an_image_of_150_528_numbers(server: RunningServer) -> None:
 
 
 @pytest.mark.parametrize("model", ["add", "concat", "sequence-in", "map-in", "optional-in"])
-def test_input_data_wants_a_model_of_one_required_tensor(model: str, server: RunningServer) -> None:
+def test_input_data_needs_one_required_tensor(model: str, server: RunningServer) -> None:
     answer = server.client.post(f"/models/{model}/infer", json={"input_data": [1]})
     assert_refused(
         answer, 400, "invalid_input", "input_data:", "expected a model with one required tensor; send inputs"
@@ -155,13 +155,13 @@ def test_input_data_wants_a_model_of_one_required_tensor(model: str, server: Run
         ({"sum": 1}, "invalid_input", "outputs: expected a list"),
     ],
 )
-def test_outputs_that_are_none_are_refused(outputs: object, code: str, words: str, server: RunningServer) -> None:
+def test_invalid_outputs_refused(outputs: object, code: str, words: str, server: RunningServer) -> None:
     inputs = {"a": [[1, 2, 3, 4]], "b": [[1, 2, 3, 4]]}
     answer = server.client.post("/models/add/infer", json={"inputs": inputs, "outputs": outputs})
     assert_refused(answer, 400, code, words)
 
 
-def test_input_data_is_answered_with_one_output(server: RunningServer) -> None:
+def test_input_data_returns_one_output(server: RunningServer) -> None:
     image = [0] * 64
     assert server.infer("digits", input_data=image)["output_shape"] == [1]
     answer = server.client.post(
@@ -185,7 +185,5 @@ def test_input_data_is_answered_with_one_output(server: RunningServer) -> None:
         ("a", "invalid_input", "inputs: expected an object of name → array, got a string"),
     ],
 )
-def test_inputs_that_are_not_the_models_are_refused(
-    inputs: object, code: str, words: str, server: RunningServer
-) -> None:
+def test_unknown_inputs_refused(inputs: object, code: str, words: str, server: RunningServer) -> None:
     assert_refused(server.client.post("/models/add/infer", json={"inputs": inputs}), 400, code, words)

@@ -28,7 +28,7 @@ EXTREMES: dict[str, list[Any]] = {
 
 @pytest.mark.parametrize("dtype", EXTREMES)
 @pytest.mark.parametrize("rows", [None, 1, 2])
-def test_a_dtype_goes_in_and_out(dtype: str, rows: int | None, server: RunningServer) -> None:
+def test_dtype_round_trips(dtype: str, rows: int | None, server: RunningServer) -> None:
     values = EXTREMES[dtype]
     data: list[Any] = values if rows is None else [values] * rows
     answer = server.infer(dtype, inputs={"x": data})
@@ -46,7 +46,7 @@ def test_a_dtype_goes_in_and_out(dtype: str, rows: int | None, server: RunningSe
 
 
 @pytest.mark.parametrize("dtype", EXTREMES)
-def test_a_single_value_is_a_scalar(dtype: str, server: RunningServer) -> None:
+def test_single_value_is_scalar(dtype: str, server: RunningServer) -> None:
     for value in EXTREMES[dtype]:
         output = server.infer(dtype, inputs={"x": value})["outputs"]["y"]
         assert output["shape"] == []
@@ -55,18 +55,18 @@ def test_a_single_value_is_a_scalar(dtype: str, server: RunningServer) -> None:
 
 @pytest.mark.parametrize("dtype", EXTREMES)
 @pytest.mark.parametrize(("data", "shape"), [([], [0]), ([[], []], [2, 0]), ([[[]]], [1, 1, 0])])
-def test_an_empty_tensor_keeps_its_shape(dtype: str, data: list[Any], shape: list[int], server: RunningServer) -> None:
+def test_empty_tensor_keeps_shape(dtype: str, data: list[Any], shape: list[int], server: RunningServer) -> None:
     assert server.infer(dtype, inputs={"x": data})["outputs"]["y"] == {"dtype": dtype, "shape": shape, "data": data}
 
 
-def test_an_empty_tensor_has_the_shape_that_is_said(server: RunningServer) -> None:
+def test_empty_tensor_takes_stated_shape(server: RunningServer) -> None:
     cases: list[tuple[list[int], list[Any]]] = [([0, 3], []), ([3, 0], [[], [], []]), ([0, 2**30], [])]
     for shape, data in cases:
         answer = server.infer("int8", inputs={"x": {"data": [], "shape": shape}})
         assert answer["outputs"]["y"] == {"dtype": "int8", "shape": shape, "data": data}
 
 
-def test_integers_beyond_float64_survive(server: RunningServer) -> None:
+def test_integers_beyond_float64_are_exact(server: RunningServer) -> None:
     for dtype, values in {
         "int64": [2**53 + 1, -(2**53) - 1, 2**63 - 1, -(2**63)],
         "uint64": [2**53 + 1, 2**63, 2**64 - 1],
@@ -89,7 +89,7 @@ def test_integers_beyond_float64_survive(server: RunningServer) -> None:
         ({"shape": [2], "dtype": "float32", "data": [1, 2]}, [1, 2], [2]),
     ],
 )
-def test_a_tensor_may_say_its_shape_and_dtype(
+def test_tensor_states_shape_and_dtype(
     described: dict[str, Any], data: object, shape: list[int], server: RunningServer
 ) -> None:
     output = server.infer("float32", inputs={"x": described})["outputs"]["y"]
@@ -122,19 +122,17 @@ def test_a_tensor_may_say_its_shape_and_dtype(
         ({"data": None}, "inputs.x.data", "got null"),
     ],
 )
-def test_a_tensor_that_contradicts_itself_is_refused(
-    described: dict[str, Any], field: str, words: str, server: RunningServer
-) -> None:
+def test_contradictory_tensor_refused(described: dict[str, Any], field: str, words: str, server: RunningServer) -> None:
     answer = server.client.post("/models/float32/infer", json={"inputs": {"x": described}})
     assert_refused(answer, 400, "invalid_input", field + ":", words)
 
 
-def test_a_typo_beside_data_is_refused(server: RunningServer) -> None:
+def test_unknown_tensor_field_refused(server: RunningServer) -> None:
     answer = server.client.post("/models/float32/infer", json={"inputs": {"x": {"data": [1], "shap": [1]}}})
     assert_refused(answer, 400, "unknown_field", "inputs.x.shap:", 'did you mean "inputs.x.shape"?')
 
 
-def test_what_json_has_no_number_for_becomes_null(server: RunningServer) -> None:
+def test_nan_and_infinity_become_null(server: RunningServer) -> None:
     for data, wanted in (([0, -1, 1], [None, None, 0.0]), ([[0], [1]], [[None], [0.0]]), (0, None)):
         outputs = server.infer("log", inputs={"x": data})["outputs"]
         assert outputs.keys() == {"float32", "float64", "float16", "bfloat16"}
@@ -142,7 +140,7 @@ def test_what_json_has_no_number_for_becomes_null(server: RunningServer) -> None
         assert server.infer("log", input_data=data)["output_data"] == wanted
 
 
-def test_several_inputs_of_several_dtypes(server: RunningServer) -> None:
+def test_inputs_of_several_dtypes(server: RunningServer) -> None:
     answer = server.infer("concat", inputs={"b": ["[", "漢"], "c": [[1, 2], [3, 4]], "a": ["x", "]"]})
     assert answer["outputs"] == {
         "joined": {"dtype": "string", "shape": [4], "data": ["x", "]", "[", "漢"]},
@@ -150,7 +148,7 @@ def test_several_inputs_of_several_dtypes(server: RunningServer) -> None:
     }
 
 
-def test_only_the_outputs_that_are_named_come_back(server: RunningServer) -> None:
+def test_only_named_outputs_returned(server: RunningServer) -> None:
     inputs = {"a": [[1, 2, 3, 4]], "b": [[5, 6, 7, 8]]}
     for names in (["sum"], ["product"], ["product", "sum"], ["sum", "product"]):
         outputs = server.infer("add", inputs=inputs, outputs=names)["outputs"]
@@ -158,7 +156,7 @@ def test_only_the_outputs_that_are_named_come_back(server: RunningServer) -> Non
     assert list(server.infer("add", inputs=inputs)["outputs"]) == ["sum", "product"]
 
 
-def test_an_input_with_a_default_may_be_left_out(server: RunningServer) -> None:
+def test_input_with_default_is_optional(server: RunningServer) -> None:
     assert server.infer("scaled", inputs={"x": [1, 2]})["outputs"]["y"]["data"] == [2, 4]
     assert server.infer("scaled", inputs={"x": [1, 2], "factor": [10]})["outputs"]["y"]["data"] == [10, 20]
     assert server.infer("scaled", input_data=[1, 2])["output_data"] == [2, 4]
@@ -190,20 +188,20 @@ def test_maps_are_objects(server: RunningServer) -> None:
         assert_refused(answer, 400, "invalid_input", "inputs.counts", words)
 
 
-def test_an_optional_that_holds_nothing_is_null(server: RunningServer) -> None:
+def test_empty_optional_output_is_null(server: RunningServer) -> None:
     full = server.infer("optional-out", inputs={"x": [1, 2], "full": True})["outputs"]["perhaps"]
     assert full == {"dtype": "optional(float32)", "shape": [2], "data": [1, 2]}
     empty = server.infer("optional-out", inputs={"x": [1, 2], "full": False})["outputs"]["perhaps"]
     assert empty == {"dtype": "optional(float32)", "shape": None, "data": None}
 
 
-def test_an_optional_input_may_be_absent_or_null(server: RunningServer) -> None:
+def test_optional_input_absent_or_null(server: RunningServer) -> None:
     for inputs, given in (({"perhaps": [7]}, True), ({"perhaps": None}, False), ({}, False)):
         outputs = server.infer("optional-in", inputs=inputs)["outputs"]
         assert (outputs["given"]["data"], outputs["y"]["data"]) == (given, [7] if given else [-1])
 
 
-def test_digits_answer_as_raw_onnxruntime(server: RunningServer) -> None:
+def test_digits_equal_onnxruntime(server: RunningServer) -> None:
     images = np.random.default_rng(1).integers(0, 17, (20, 64)).astype(np.float32)
     raw = onnx_graphs.session(MODELS / "digits" / "model.onnx")
     labels, probabilities = raw.run(None, {"image": images})
@@ -218,7 +216,7 @@ def test_digits_answer_as_raw_onnxruntime(server: RunningServer) -> None:
 
 
 @pytest.mark.parametrize("name", ["add", "log"])
-def test_a_graph_answers_as_raw_onnxruntime_bit_for_bit(name: str, server: RunningServer) -> None:
+def test_graph_equals_onnxruntime_bit_for_bit(name: str, server: RunningServer) -> None:
     graph = ALL_KINDS[name]
     random = np.random.default_rng(2)
     feeds = {i.name: random.lognormal(0, 20, (50, 4)).astype(np.float32) for i in graph.graph.input}
@@ -229,7 +227,7 @@ def test_a_graph_answers_as_raw_onnxruntime_bit_for_bit(name: str, server: Runni
         assert came.tobytes() == array.tobytes()
 
 
-def test_a_text_models_graph_takes_tensors_too(server: RunningServer) -> None:
+def test_graph_of_text_model_takes_tensors(server: RunningServer) -> None:
     ids = np.array([[101, 7592, 102], [101, 2088, 102]])
     feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
     answer = server.infer("minilm-onnx", inputs={name: array.tolist() for name, array in feeds.items()})
@@ -239,7 +237,7 @@ def test_a_text_models_graph_takes_tensors_too(server: RunningServer) -> None:
     assert np.abs(np.array(output["data"]) - wanted).max() < 1e-5
 
 
-def test_what_the_graph_itself_refuses_is_the_callers_mistake(server: RunningServer) -> None:
+def test_values_refused_by_graph_are_invalid_input(server: RunningServer) -> None:
     answer = server.client.post("/models/gather/infer", json={"input_data": [3]})
     assert_refused(answer, 400, "invalid_input", "the graph refuses these values", "idx=3")
     answer = server.client.post("/models/add/infer", json={"inputs": {"a": [[1, 2, 3, 4]], "b": [[1, 2, 3, 4]] * 3}})
@@ -287,12 +285,12 @@ def test_what_the_graph_itself_refuses_is_the_callers_mistake(server: RunningSer
         ("string", [["a"], ["b", "c"]], "ragged"),
     ],
 )
-def test_what_does_not_fit_the_dtype_is_refused(dtype: str, data: object, words: str, server: RunningServer) -> None:
+def test_values_outside_dtype_refused(dtype: str, data: object, words: str, server: RunningServer) -> None:
     answer = server.post(f"/models/{dtype}/infer", json.dumps({"inputs": {"x": data}}))
     assert_refused(answer, 400, "invalid_input", "inputs.x:", words)
     answer = server.post(f"/models/{dtype}/infer", json.dumps({"input_data": data}))
     assert_refused(answer, 400, "invalid_input", "input_data:", words)
 
 
-def test_zero_and_one_are_taken_for_booleans(server: RunningServer) -> None:
+def test_zero_and_one_are_booleans(server: RunningServer) -> None:
     assert server.infer("bool", input_data=[[0, True], [1, False]])["output_data"] == [[False, True], [True, False]]

@@ -67,7 +67,7 @@ def test_embeddings_equal_sentence_transformers(model: str, server: RunningServe
 
 
 @pytest.mark.parametrize("model", EMBEDDERS)
-def test_embeddings_are_normalised_only_if_asked(model: str, server: RunningServer, reference: Array) -> None:
+def test_embeddings_normalised_only_on_request(model: str, server: RunningServer, reference: Array) -> None:
     some = TEXTS[:30]
     raw = np.array(server.infer(model, text=some, normalize=False)["embeddings"])
     assert np.abs(raw - reference[:30]).max() < 1e-4
@@ -77,7 +77,7 @@ def test_embeddings_are_normalised_only_if_asked(model: str, server: RunningServ
 
 
 @pytest.mark.parametrize("model", EMBEDDERS)
-def test_a_text_means_the_same_alone_and_among_others(model: str, server: RunningServer, reference: Array) -> None:
+def test_single_text_equals_batched_text(model: str, server: RunningServer, reference: Array) -> None:
     for position in (0, 7, 250, 499):
         alone = np.array(server.infer(model, text=TEXTS[position])["embeddings"])
         assert alone.shape == (1, 384)
@@ -87,7 +87,7 @@ def test_a_text_means_the_same_alone_and_among_others(model: str, server: Runnin
 
 
 @pytest.mark.parametrize("model", EMBEDDERS)
-def test_tokens_are_counted_special_ones_included(model: str, server: RunningServer) -> None:
+def test_token_count_includes_special_tokens(model: str, server: RunningServer) -> None:
     assert server.infer(model, text="")["tokens"] == 2
     assert server.infer(model, text=["hello", "hello world", ""])["tokens"] == 3 + 4 + 2
     assert server.infer(model, text="hello " * 1000)["tokens"] == 256
@@ -95,7 +95,7 @@ def test_tokens_are_counted_special_ones_included(model: str, server: RunningSer
 
 
 @pytest.mark.parametrize("model", EMBEDDERS)
-def test_a_text_that_is_too_long_is_cut_unless_that_is_forbidden(model: str, server: RunningServer) -> None:
+def test_long_text_truncated_unless_forbidden(model: str, server: RunningServer) -> None:
     exact, over = "hello " * 254, "hello " * 255
     cut = server.infer(model, text=over)["embeddings"]
     assert cut == server.infer(model, text=over, truncate=True)["embeddings"]
@@ -107,7 +107,7 @@ def test_a_text_that_is_too_long_is_cut_unless_that_is_forbidden(model: str, ser
 
 
 @pytest.mark.parametrize(("model", "count"), [("minilm-onnx", 2000), ("minilm", 500)])
-def test_many_texts_in_one_request_keep_their_order(model: str, count: int, server: RunningServer) -> None:
+def test_many_texts_keep_order(model: str, count: int, server: RunningServer) -> None:
     texts = [WORDS[i % 7] if i % 2 else f"{WORDS[i % 7]} and {WORDS[i % 5]}" for i in range(count)]
     embeddings = np.array(server.infer(model, text=texts)["embeddings"])
     assert embeddings.shape == (count, 384)
@@ -116,19 +116,19 @@ def test_many_texts_in_one_request_keep_their_order(model: str, count: int, serv
     assert np.abs(embeddings - np.array([by_text[text] for text in texts])).max() < 1e-5
 
 
-def test_more_texts_than_a_request_takes_are_refused(server: RunningServer) -> None:
+def test_too_many_texts_refused(server: RunningServer) -> None:
     answer = server.client.post("/models/minilm-onnx/infer", json={"text": [""] * 100_001})
     assert_refused(answer, 400, "invalid_input", "text: expected at most 100000 texts, got 100001")
 
 
 @pytest.mark.parametrize("model", [*EMBEDDERS, *CLASSIFIERS])
-def test_no_texts_make_no_rows(model: str, server: RunningServer) -> None:
+def test_empty_list_of_texts_returns_no_rows(model: str, server: RunningServer) -> None:
     answer = server.infer(model, text=[])
     assert answer["embeddings" if model in EMBEDDERS else "predictions"] == []
 
 
 @pytest.mark.parametrize("model", CLASSIFIERS)
-def test_a_classifier_ranks_its_labels(model: str, server: RunningServer) -> None:
+def test_classifier_ranks_labels(model: str, server: RunningServer) -> None:
     texts = ["the cat sat", "", "engine of steam runs", "the cat sat"]
     answer = server.infer(model, text=texts)
     assert answer.keys() == {"model_name", "version", "latency_ms", "predictions"}
@@ -172,7 +172,7 @@ def test_scores_equal_transformers(server: RunningServer) -> None:
             assert [scores[label] for label in ("fast", "slow", "late")] == pytest.approx(row, abs=1e-5)
 
 
-def test_onnx_scores_equal_raw_onnxruntime(server: RunningServer) -> None:
+def test_onnx_scores_equal_onnxruntime(server: RunningServer) -> None:
     (detail,) = server.client.get("/models/classify-onnx").json()["version_details"].values()
     ids = np.array([[2, 5, 6, 7, 3]])  # [CLS] the cat sat [SEP]
     feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
@@ -212,7 +212,5 @@ def test_onnx_scores_equal_raw_onnxruntime(server: RunningServer) -> None:
         ("digits", {"text": "a"}, "text: this model reads no text; its inputs are image: float32 [-1, 64]"),
     ],
 )
-def test_a_question_that_does_not_suit_the_task_is_refused(
-    model: str, body: dict[str, Any], words: str, server: RunningServer
-) -> None:
+def test_request_for_other_task_refused(model: str, body: dict[str, Any], words: str, server: RunningServer) -> None:
     assert_refused(server.client.post(f"/models/{model}/infer", json=body), 400, "invalid_input", words)

@@ -79,7 +79,7 @@ def callers(server: RunningServer, count: int) -> Iterator[Counter[tuple[int, st
             each.result()
 
 
-def test_the_newest_version_is_served_and_a_new_one_when_it_is_loaded(start: Start, folder: Path) -> None:
+def test_newest_version_served_after_load(start: Start, folder: Path) -> None:
     add_version(folder, 9)
     add_version(folder, 10)
     server = start(entry(folder)).wait_ready()
@@ -97,7 +97,7 @@ def test_the_newest_version_is_served_and_a_new_one_when_it_is_loaded(start: Sta
     assert_refused(answer, 404, "version_not_found", 'no version "10"; there is 11')
 
 
-def test_a_swap_and_the_way_back_under_load_fail_no_request(start: Start, folder: Path) -> None:
+def test_swap_and_rollback_under_load_fail_nothing(start: Start, folder: Path) -> None:
     add_version(folder, 2)
     server = start(entry(folder)).wait_ready()
     with callers(server, 32) as outcomes:
@@ -112,7 +112,7 @@ def test_a_swap_and_the_way_back_under_load_fail_no_request(start: Start, folder
     assert set(outcomes) == {(200, "1", 1), (200, "2", 2)}
 
 
-def test_a_version_that_cannot_be_loaded_leaves_the_old_one_serving(start: Start, folder: Path) -> None:
+def test_failed_version_leaves_old_one_serving(start: Start, folder: Path) -> None:
     server = start(entry(folder)).wait_ready()
     (folder / "2").mkdir()
     (folder / "2" / "model.onnx").write_bytes(b"no graph at all")
@@ -129,7 +129,7 @@ def test_a_version_that_cannot_be_loaded_leaves_the_old_one_serving(start: Start
     assert_refused(server.client.post("/models/m/rollback"), 404, "version_not_found")
 
 
-def test_a_new_version_without_room_beside_the_old_one_is_told(start: Start, tmp_path: Path) -> None:
+def test_version_without_memory_beside_old_refused(start: Start, tmp_path: Path) -> None:
     folder = tmp_path / "m"
     for version in (1, 2):
         (folder / str(version)).mkdir(parents=True)
@@ -141,7 +141,7 @@ def test_a_new_version_without_room_beside_the_old_one_is_told(start: Start, tmp
     assert server.infer("m", **question)["version"] == "1"
 
 
-def test_several_versions_are_served_side_by_side(start: Start, folder: Path) -> None:
+def test_several_versions_served(start: Start, folder: Path) -> None:
     for version in (2, 3):
         add_version(folder, version)
     server = start(entry(folder, "version_policy = [1, 3]")).wait_ready()
@@ -156,7 +156,7 @@ def test_several_versions_are_served_side_by_side(start: Start, folder: Path) ->
     assert {ask(server), ask(server, 1)} == {("3", 3), ("1", 1)}
 
 
-def test_a_canary_gets_its_share_and_no_more(start: Start, folder: Path) -> None:
+def test_canary_gets_its_share(start: Start, folder: Path) -> None:
     add_version(folder, 2)
     server = start(entry(folder)).wait_ready()
     order(server, "load", version="1")
@@ -183,14 +183,14 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_an_order_that_makes_no_sense_is_refused(start: Start, folder: Path) -> None:
+def test_invalid_load_order_refused(start: Start, folder: Path) -> None:
     server = start(entry(folder)).wait_ready()
     for body, field in NONSENSE:
         assert_refused(server.client.post("/models/m/load", json=body), 400, "invalid_input", field)
     assert ask(server) == ("1", 1)
 
 
-def test_a_shadow_is_asked_what_others_are_answered(start: Start, folder: Path) -> None:
+def test_shadow_gets_copies_of_requests(start: Start, folder: Path) -> None:
     add_version(folder, 2)
     add_version(folder, 3, factor=1)
     server = start(entry(folder)).wait_ready()
@@ -213,7 +213,7 @@ def test_a_shadow_is_asked_what_others_are_answered(start: Start, folder: Path) 
     assert server.sample("roundhouse_requests_total", model="m", version="3") == 0
 
 
-def test_a_watched_folder_is_swapped_when_it_changes(start: Start, folder: Path) -> None:
+def test_watched_folder_swapped_on_change(start: Start, folder: Path) -> None:
     server = start(entry(folder, "watch = true")).wait_ready()
     with callers(server, 4) as outcomes:
         wait_until(lambda: outcomes[200, "1", 1] > 10)
@@ -229,7 +229,7 @@ def test_a_watched_folder_is_swapped_when_it_changes(start: Start, folder: Path)
     assert set(outcomes) == {(200, "1", 1), (200, "2", 2), (200, "2", 5)}
 
 
-def test_a_watched_file_is_loaded_anew_and_one_that_was_unloaded_is_not(start: Start, tmp_path: Path) -> None:
+def test_watched_file_reloaded_unless_unloaded(start: Start, tmp_path: Path) -> None:
     file = onnx_graphs.save(onnx_graphs.weighted(1, 0.1), tmp_path / "m.onnx")
     other = onnx_graphs.save(onnx_graphs.weighted(2, 0.1), tmp_path / "other")
     server = start(entry(file, "watch = true")).wait_ready()
