@@ -10,7 +10,7 @@ from app.http.responses import map_error
 from app.inference.pipeline import DecodedRequest, FindSpec, Pipeline
 from app.observability.metrics import RequestRecord, request_id
 from app.protocols.codec import LONG_ELEMENTS, elements_of
-from app.protocols.errors import STATUS_CLIENT_GONE, grpc_code, is_refusal
+from app.protocols.errors import STATUS_CLIENT_GONE, grpc_code
 from app.protocols.open_inference.infer_request import own_name
 from frameworks.errors import Draining
 from frameworks.generation.types import Generation
@@ -111,7 +111,7 @@ class GrpcHandler:
             raise as_grpc_error(error, record) from error
         finally:
             self._observer.inflight -= 1
-            self._observer.record_inference(record, time.perf_counter() - record.started_s, is_refusal(record.status))
+            self._observer.record_inference(record, time.perf_counter() - record.started_s)
 
 
 def as_grpc_error(error: BaseException, record: RequestRecord) -> GrpcError:

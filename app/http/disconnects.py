@@ -8,6 +8,7 @@ from typing import Any
 
 from starlette.types import Receive
 
+from app.observability.metrics import RequestRecord
 from app.protocols.errors import ClientGone
 
 # A request that completes sooner is not worth a task that watches its connection.
@@ -17,13 +18,12 @@ _WATCH_AFTER_S = 0.05
 class WatchedRequest:
     """A request in progress. It is cancelled if its client disconnects between `watch` and `unwatch`."""
 
-    __slots__ = ("_watcher", "is_gone", "receive", "started_s", "task", "watching")
+    __slots__ = ("_watcher", "is_gone", "receive", "record", "task", "watching")
 
-    def __init__(self, watcher: "DisconnectWatcher", receive: Receive, started_s: float) -> None:
-        """`started_s`: when the request began (time.perf_counter)."""
+    def __init__(self, watcher: "DisconnectWatcher", receive: Receive, record: RequestRecord) -> None:
         self._watcher = watcher
         self.receive = receive
-        self.started_s = started_s
+        self.record = record
         self.task: asyncio.Task[Any] | None = None
         self.watching: asyncio.Task[None] | None = None
         self.is_gone = False
@@ -76,7 +76,7 @@ class DisconnectWatcher:
     def _watch_old(self) -> None:
         loop = asyncio.get_running_loop()
         before_s = time.perf_counter() - _WATCH_AFTER_S
-        for request in [request for request in self.young if request.started_s <= before_s]:
+        for request in [request for request in self.young if request.record.started_s <= before_s]:
             del self.young[request]
             request.watching = loop.create_task(_cancel_on_disconnect(request))
         self.timer = None

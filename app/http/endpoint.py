@@ -4,6 +4,7 @@ import re
 import time
 from asyncio import CancelledError
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -12,9 +13,9 @@ from app.http.bodies import check_body, read_body
 from app.http.disconnects import DisconnectWatcher, WatchedRequest
 from app.http.responses import begin_record, send_body, send_error
 from app.http.sse import EventStream
-from app.inference.pipeline import FindSpec, Pipeline
+from app.inference.pipeline import Pipeline
 from app.protocols.codec import AnswerContext, Codec, EncodedResponse, Target
-from app.protocols.errors import STATUS_CLIENT_GONE, ClientGone, MethodNotAllowed, is_refusal
+from app.protocols.errors import STATUS_CLIENT_GONE, ClientGone, MethodNotAllowed
 from app.protocols.routes import RouteTable
 from frameworks.errors import Draining, ModelNotFound
 
@@ -25,32 +26,21 @@ _EARLY_REJECT_BYTES = 4096
 class HttpExchange(WatchedRequest):
     """One inference request over HTTP, as the pipeline's Exchange."""
 
-    __slots__ = ("_body", "_codec", "_send", "_target", "is_long_to_decode", "record")
+    __slots__ = ("_codec", "_send", "decode", "is_long_to_decode", "is_long_to_encode")
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, watcher: DisconnectWatcher) -> None:
-        self.record = begin_record(scope)
-        super().__init__(watcher, receive, self.record.started_s)
-        self._send = send
-
-    def open(self, codec: Codec, target: Target, body: bytes) -> None:
-        """Set what the request is decoded by."""
+    def open(self, codec: Codec, target: Target, body: bytes, send: Send) -> None:
+        """Set how the request is decoded and its response encoded and sent."""
         self._codec = codec
-        self._target = target
-        self._body = body
+        self._send = send
+        self.decode = partial(codec.decode, body, target)
         self.is_long_to_decode = codec.is_long_to_read(body)
-
-    def decode(self, find_spec: FindSpec) -> Any:
-        return self._codec.decode(self._body, self._target, find_spec)
-
-    def is_long_to_encode(self, decoded: Any, answer: Any) -> bool:
-        self._body = b""  # not needed any more, and it may be large
-        return self._codec.is_long_to_write(decoded, answer)
+        self.is_long_to_encode = codec.is_long_to_write
 
     def encode(self, decoded: Any, answer: Any) -> bytes | EncodedResponse:
         return self._codec.encode(decoded, answer, self._answer_context())
 
     def open_stream(self, decoded: Any) -> EventStream:
-        return EventStream(self._send, self.record, self, self._codec.stream_writer(decoded, self._answer_context()))
+        return EventStream(self._send, self, self._codec.stream_writer(decoded, self._answer_context()))
 
     def _answer_context(self) -> AnswerContext:
         record = self.record
@@ -77,8 +67,8 @@ class Endpoint:
         if route is None:
             await self._admin(scope, receive, send)
             return
-        exchange = HttpExchange(scope, receive, send, self._watcher)
-        record, observer = exchange.record, self._observer
+        record, observer = begin_record(scope), self._observer
+        exchange = HttpExchange(self._watcher, receive, record)
         observer.inflight += 1
         try:
             if scope["method"] != "POST":
@@ -91,7 +81,7 @@ class Endpoint:
                 body = record.fast_path.take_body() if record.fast_path is not None else None
                 if body is None or codec.lead_bytes or not 0 < len(body) <= self._max_body_bytes:
                     body = await self._complete_body(body, scope, exchange, route.target, codec.lead_bytes)
-                exchange.open(codec, route.target, body)
+                exchange.open(codec, route.target, body, send)
                 del body
                 encoded = await self._pipeline.run(context, exchange)
                 if isinstance(encoded, EncodedResponse):
@@ -110,7 +100,7 @@ class Endpoint:
             await send_error(send, record, error, route.codec.error_body)
         finally:
             observer.inflight -= 1
-            observer.record_inference(record, time.perf_counter() - record.started_s, is_refusal(record.status))
+            observer.record_inference(record, time.perf_counter() - record.started_s)
 
     async def _complete_body(
         self, body: bytes | None, scope: Scope, exchange: HttpExchange, target: Target, lead_bytes: int

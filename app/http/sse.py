@@ -8,7 +8,7 @@ from starlette.types import Send
 
 from app.http.disconnects import WatchedRequest
 from app.http.responses import map_error
-from app.observability.metrics import RequestRecord, server_timing
+from app.observability.metrics import server_timing
 from app.protocols.codec import StreamWriter
 from app.protocols.errors import ClientGone
 from frameworks.errors import Draining
@@ -21,10 +21,10 @@ LAST_EVENT_S = 5.0
 class EventStream:
     """One streamed response. Nothing is sent before the first piece exists."""
 
-    def __init__(self, send: Send, record: RequestRecord, request: WatchedRequest, writer: StreamWriter) -> None:
+    def __init__(self, send: Send, request: WatchedRequest, writer: StreamWriter) -> None:
         """`request`: cancelled if its client disconnects."""
         self._send = send
-        self._record = record
+        self._record = request.record
         self._request = request
         self._writer = writer
         self._last: list[bytes] = []

@@ -51,10 +51,12 @@ class RequestContext(RunContext):
         slot = self._manager.slot(name)
         self.record.model, self.record.version = slot.name, slot.active.version
         chosen = slot.default_version if version is None else slot.version_named(version)
-        try:  # noqa: SIM105 - `suppress` costs a third of a microsecond for each request
-            self._check(chosen)
+        try:
+            chosen.spec_for(self.permit)
         except VersionNotLoaded:
-            pass
+            return
+        if not chosen.model.entry.cache:
+            self.permit.check_room(chosen.model.requests)
 
     def find_spec(self, name: str, version: str | None, read_timeout_ms: Callable[[], float | None]) -> ModelSpec:
         """Choose the version that answers and return its spec; see FindSpec of the pipeline.
@@ -67,13 +69,22 @@ class RequestContext(RunContext):
         else:
             slot = self._manager.slots_by_name.get(name) or self._manager.slot(name or self._only_generator())
             self.record.model, self.record.version = slot.name, slot.active.version
-            chosen = self.version = slot.route() if version is None else slot.version_named(version)
+            if version is not None:
+                chosen = slot.version_named(version)
+            elif slot.canary is None and slot.serves_latest:
+                chosen = slot.active  # as route() does, for the usual model
+            else:
+                chosen = slot.route()
+            self.version = chosen
             self._is_routed = True
             self.record.version = chosen.version
             if slot.shadow is not None:
                 self.shadowed = slot if version is None and chosen is slot.active else None
         try:
-            return self._check(chosen)
+            spec = chosen.spec_for(self.permit)
+            if not chosen.model.entry.cache:
+                # A cached response is sent even if the queue is full.
+                self.permit.check_room(chosen.model.requests)
         except ModelUnloaded:
             if version is None and self._manager.slot(chosen.model.name).default_version is not chosen:
                 # It was unloaded between two readings of a long body, on a thread; its successor answers.
@@ -84,32 +95,18 @@ class RequestContext(RunContext):
             self.not_loaded = chosen
             self.timeout_ms = read_timeout_ms()
             raise
+        return spec
 
-    def acquire(self, spec: ModelSpec) -> bool:
-        """Take a reference to the version. False if it no longer answers: the request is then routed again."""
-        if self.version.acquire(self.permit, spec):
-            return True
+    def reroute(self) -> None:
+        """Route the request again: the version that was chosen no longer answers."""
         self.permit.release_version()
         self._is_routed = False
-        return False
 
     def reroute_unless_held(self, version: ModelVersion) -> None:
         """After waiting for a load: route the request again, unless this version has waited for it."""
         self._is_routed = version.is_held_by(self.permit)
         if self._is_routed:
             self.version = version
-
-    def release_version(self) -> None:
-        """Release the reference: the model's part is done, even if the client reads the response slowly."""
-        self.permit.held = None
-        self.version.release(self.permit)
-
-    def _check(self, version: ModelVersion) -> ModelSpec:
-        spec = version.spec_for(self.permit)
-        if not version.model.entry.cache:
-            # A cached response is sent even if the queue is full.
-            self.permit.check_room(version.model.requests)
-        return spec
 
     def _only_generator(self) -> str:
         """Return the name of the only model that generates text. Raises InvalidInput if there is none, or several."""

@@ -138,12 +138,13 @@ class Pipeline:
 
     def admit(self, record: RequestRecord) -> RequestContext:
         """Give the request a place at the server; its permit must be released. Raises Draining, Overloaded."""
-        return RequestContext(self.manager, record, self.new_permit())
-
-    def new_permit(self) -> Permit:
-        """Return a place at the server. Raises Draining, Overloaded."""
         if self.lifecycle.is_draining:
             self.lifecycle.check_accepting()
+        return RequestContext(self.manager, record, Permit(self.bounds.requests))
+
+    def new_permit(self) -> Permit:
+        """Return a place at the server for work that is no inference. Raises Draining, Overloaded."""
+        self.lifecycle.check_accepting()
         return Permit(self.bounds.requests)
 
     async def run(self, context: RequestContext, exchange: Exchange) -> Any:
@@ -179,7 +180,9 @@ class Pipeline:
         else:
             encoded = exchange.encode(decoded, answer)
         context.timings.encode_s += time.perf_counter() - started_s
-        context.release_version()
+        # The model's part is done, even if the client reads the response slowly.
+        context.permit.held = None
+        context.version.release(context.permit)
         return encoded
 
     async def _decode(self, context: RequestContext, exchange: Exchange) -> DecodedRequest:
@@ -202,8 +205,10 @@ class Pipeline:
                 context.timings.decode_s += time.perf_counter() - started_s
             if decoded is None:
                 await self._wait_for_load(context, exchange)
-            elif context.acquire(decoded.spec):
+            elif context.version.acquire(context.permit, decoded.spec):
                 return decoded
+            else:
+                context.reroute()
 
     async def _wait_for_load(self, context: RequestContext, exchange: Exchange) -> None:
         """Wait until the version is loaded, or until another version may answer instead.
@@ -258,7 +263,7 @@ class Pipeline:
             disconnected = exchange.unwatch()
             if disconnected is not None:
                 await disconnected
-        context.release_version()
+        context.permit.release_version()
         await stream.finish()
         return None
 

@@ -10,7 +10,7 @@ from app.inference.texts import TextService
 from app.observability.metrics import GenerationMetrics
 from frameworks.generation.types import GenerateRequest, Generation
 from frameworks.text.tokens import DetokenizeRequest, TokenAnswer, TokenizeRequest, TokenRequest
-from frameworks.types import Answer, PairRequest, TextRequest
+from frameworks.types import Answer, PairRequest, TensorBatch, TextRequest
 
 # Tokenizers release the interpreter's lock and use all cores; a second thread lets a short request pass a long one.
 TOKENIZER_THREADS = 2
@@ -32,10 +32,15 @@ class InferenceService:
         A request whose response is cached never waits. If the awaitable is cancelled, what has not begun never runs.
         Raises Overloaded and the other ModelUnavailable errors, InvalidInput, OutOfMemory.
         """
+        version, timings = context.version, context.timings
+        is_cached = version.model.entry.cache
+        if type(request) is TensorBatch and not is_cached:
+            permit = context.permit
+            permit.queue(version.model.requests)
+            return version.serving().dispatcher.submit(request, context.priority, permit.begin, timings)
         if isinstance(request, TokenizeRequest | DetokenizeRequest):
             return self._texts.answer_token_request(context, request)
-        version, timings = context.version, context.timings
-        if not version.model.entry.cache:
+        if not is_cached:
             return self._run(context, request)
         version.touch()
         timings.cache_hit = True

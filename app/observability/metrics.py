@@ -18,6 +18,9 @@ SECONDS_BUCKETS = (
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
 )  # fmt: skip
 
+REJECTED_STATUSES = frozenset({429, 503, 507})
+"""HTTP statuses of requests that were refused as there was no room, or no model was ready."""
+
 _ids = itertools.count()
 _prefix = secrets.token_hex(6)
 _VALID_ID_CHARACTERS = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._:/+=-")
@@ -59,6 +62,17 @@ class ModelMetrics:
     request_seconds: Histogram = field(default_factory=Histogram)
     queue_seconds: Histogram = field(default_factory=Histogram)
     compute_seconds: Histogram = field(default_factory=Histogram)
+
+    def observe(self, total_s: float, timings: Timings) -> None:
+        """Record one request that succeeded."""
+        for histogram, value in (
+            (self.request_seconds, total_s),
+            (self.queue_seconds, timings.queue_s),
+            (self.compute_seconds, timings.compute_s),
+        ):
+            # As Histogram.observe, without three calls for each request.
+            histogram.counts[bisect_left(SECONDS_BUCKETS, value)] += 1
+            histogram.total += value
 
 
 @dataclass(slots=True)
@@ -169,11 +183,11 @@ class Observer:
         self.shadow_outcomes: Counter[tuple[str, str, str]] = Counter()
         """By model, version and outcome."""
 
-    def record_inference(self, record: RequestRecord, total_s: float, rejected: bool) -> None:
-        """Count one inference request. `rejected`: it was refused as there was no room, or no model was ready."""
+    def record_inference(self, record: RequestRecord, total_s: float) -> None:
+        """Count one inference request."""
         model, status, timings = record.model, record.status, record.timings
         self.requests[model, record.version, status] += 1
-        if rejected:
+        if status in REJECTED_STATUSES:
             self.rejected[record.code] += 1
         # A response that began with 200 and then failed has a code.
         succeeded = status == 200 and not record.code
@@ -181,9 +195,7 @@ class Observer:
             metrics = self.models.get(model)
             if metrics is None:
                 metrics = self.models[model] = ModelMetrics()
-            metrics.request_seconds.observe(total_s)
-            metrics.queue_seconds.observe(timings.queue_s)
-            metrics.compute_seconds.observe(timings.compute_s)
+            metrics.observe(total_s, timings)
         # A request for a version that does not exist counts for no version.
         if model and status != 404:
             requests = self.versions.get((model, record.version))

@@ -7,8 +7,8 @@ import orjson
 
 from frameworks.types import Array, Value
 
-# orjson writes this many numbers in well under a millisecond.
-_BLOCK_ELEMENTS = 16 * 1024
+DIRECT_ELEMENTS = 16 * 1024
+"""orjson writes this many numbers in well under a millisecond."""
 
 
 def to_json_value(value: Value) -> Any:
@@ -27,9 +27,9 @@ def array_to_json(array: Array) -> Any:
 
     A short array is returned unchanged; orjson writes it directly.
     """
-    if array.size <= _BLOCK_ELEMENTS or array.ndim == 0 or len(array) < 2:
+    if array.size <= DIRECT_ELEMENTS or array.ndim == 0 or len(array) < 2:
         return array
-    rows = max(1, _BLOCK_ELEMENTS * len(array) // array.size)
+    rows = max(1, DIRECT_ELEMENTS * len(array) // array.size)
     blocks = (
         orjson.dumps(array[start : start + rows], option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
         for start in range(0, len(array), rows)

@@ -1,14 +1,10 @@
 """Read whole JSON bodies: with certain shapes, and in the fast path of a short flat list."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import numpy as np
-
-from app.protocols import json_body
 from app.protocols.json_body import Document, ExactParseNeeded, parse, parse_exact
 from frameworks.errors import InvalidInput
-from frameworks.types import Array
 
 Read = TypeVar("Read")
 SHORT_BYTES = 16 * 1024
@@ -34,24 +30,3 @@ def read_document(body: bytes, read: Callable[[Document], Read]) -> Read:
         return read_once
     # A bracket more than expected is a nested array or part of a string: only the exact parser knows.
     return read(parse_exact(body))
-
-
-def read_flat(body: bytes) -> tuple[Any, Array] | None:
-    """Return `model_name`, or None without one, and the float64 numbers of `input_data` of a short body.
-
-    Returns None for a body with another member or a nested array, and for an invalid body.
-    """
-    # With one bracket there is no nested array.
-    simdjson = json_body.simdjson
-    if simdjson is None or len(body) >= SHORT_BYTES or body.count(b"[") != 1 or not body.startswith(b"{"):
-        return None
-    try:
-        root = simdjson.Parser().parse(body)
-        names = list(root)
-        if names == ["input_data"]:
-            return None, np.frombuffer(root["input_data"].as_buffer(of_type="d"), np.float64)
-        if names == ["model_name", "input_data"]:
-            return root["model_name"], np.frombuffer(root["input_data"].as_buffer(of_type="d"), np.float64)
-    except (ValueError, TypeError, RuntimeError, AttributeError):
-        pass
-    return None

@@ -38,7 +38,8 @@ class ModelSlot:
         """All versions with a folder, oldest first, loaded or not."""
         self.previous: ModelVersion | None = None
         """The version that was active before, for a rollback."""
-        self._serves_one = self.entry.version_policy == "latest"
+        self.serves_latest = self.entry.version_policy == "latest"
+        """Whether one version answers all requests without a version, apart from a canary's share."""
         self.canary: Share | None = None
         self.shadow: Share | None = None
         self.update_versions(find_versions(path))
@@ -129,7 +130,7 @@ class ModelSlot:
         is loaded again instead.
         """
         active = self.active
-        if self._serves_one or active.is_ready:
+        if self.serves_latest or active.is_ready:
             return active
         if active.state is ModelState.FAILED or self.is_awaited:
             ready = [self.versions[name] for name in self.served if self.versions[name].is_ready]

@@ -171,7 +171,9 @@ class ModelVersion:
         if serving.dispatcher.is_dead or (self._state is not ModelState.READY and permit not in self._holders):
             return False
         self._holders.add(permit)
-        if permit.held is not self:
+        if permit.held is None:
+            permit.held = self
+        else:
             permit.hold(self)
         return True
 

@@ -74,7 +74,8 @@ class OutputBinding:
             known = tuple(size for size in sizes if size is not None)
             if known and len(known) == len(sizes):
                 self._known[spec.name] = _KnownOutput(NUMPY_DTYPES[spec.type.dtype], known)
-        self._min_rows = min((known.min_rows for known in self._known.values()), default=sys.maxsize)
+        self.min_rows = min((known.min_rows for known in self._known.values()), default=sys.maxsize)
+        """Rows of the first input from which some output may be large."""
 
     def run(
         self,
@@ -87,9 +88,6 @@ class OutputBinding:
 
         None if no output is large and known: then nothing has run. Raises what the session raises.
         """
-        first = next(iter(inputs.values()), None)
-        if not isinstance(first, np.ndarray) or not first.ndim or len(first) < self._min_rows:
-            return None
         buffers = self._lease_buffers(inputs, output_names)
         if not buffers:
             return None

@@ -116,8 +116,11 @@ class OnnxModel:
         try:
             if self._needs_ort_values:
                 return run_with_bfloat16(session, inputs, output_names, self.spec.inputs_by_name, self._run_options)
-            if self._binding and (bound := self._binding.run(session, inputs, output_names, self._run_options)):
-                return bound
+            first = next(iter(inputs.values()), None)
+            if self._binding and isinstance(first, np.ndarray) and first.ndim and len(first) >= self._binding.min_rows:
+                bound = self._binding.run(session, inputs, output_names, self._run_options)
+                if bound is not None:
+                    return bound
             return dict(zip(output_names, session.run(list(output_names), inputs, self._run_options), strict=True))
         except Exception as error:
             message = plain_message(error)

@@ -105,7 +105,10 @@ class Permit:
         """Raises Overloaded if the server is full."""
         if server.waiting >= server.queue_bound or server.inflight >= server.concurrency_bound:
             server.check_room()
-        server.acquire()
+        if server.inflight:
+            server.inflight += 1
+        else:
+            server.acquire()
         self._server = server
         self._model: RequestLimit | None = None
         self._waits = False
@@ -115,7 +118,7 @@ class Permit:
 
     def check_room(self, model: RequestLimit) -> None:
         """Raise Overloaded if the model would refuse the request; never if the request is queued there already."""
-        if self._model is None:
+        if self._model is None and (model.waiting >= model.queue_bound or model.inflight >= model.concurrency_bound):
             model.check_room()
 
     def queue(self, model: RequestLimit) -> None:
@@ -130,7 +133,10 @@ class Permit:
             server.check_queue()
         if model.waiting >= model.queue_bound or model.inflight >= model.concurrency_bound:
             model.check_room()
-        model.acquire()
+        if model.inflight:
+            model.inflight += 1
+        else:
+            model.acquire()
         self._model = model
         self._waits = True
         server.waiting += 1
@@ -140,7 +146,10 @@ class Permit:
         """Count the request as running instead of waiting. May be called again."""
         self._has_begun = True
         if self._waits:
-            self._stop_waiting()
+            assert self._model is not None
+            self._waits = False
+            self._server.waiting -= 1
+            self._model.waiting -= 1
 
     def hold(self, version: Releasable) -> None:
         """Note the version that the request holds a reference to; a reference to another version is released."""
@@ -156,16 +165,12 @@ class Permit:
 
     def release(self) -> None:
         """Give the place back: the response is sent, or the request was cancelled."""
-        if self._waits:
-            self._stop_waiting()
         if self.held is not None:
             self.release_version()
         if self._model is not None:
+            if self._waits:
+                self._waits = False
+                self._server.waiting -= 1
+                self._model.waiting -= 1
             self._model.release(self._has_begun)
         self._server.release(self._has_begun)
-
-    def _stop_waiting(self) -> None:
-        assert self._model is not None
-        self._waits = False
-        self._server.waiting -= 1
-        self._model.waiting -= 1

@@ -1,11 +1,14 @@
 """Step 1, DECODE: the body of /infer → a request for one model. Synchronous: a parsed body lives only within it."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+import numpy as np
 
 from app.inference.pipeline import FindSpec, no_timeout_ms
+from app.protocols import json_body
 from app.protocols.codec import Target
 from app.protocols.json_body import Document, Node, describe_type
-from app.protocols.json_reading import read_document, read_flat
+from app.protocols.json_reading import SHORT_BYTES, read_document
 from app.protocols.json_tensors import narrow
 from app.protocols.native.fields import COMMON_FIELDS, FIELDS, GENERATION_INPUTS, INPUT_FIELDS, OPTIONS
 from app.protocols.native.generation import read_generation
@@ -15,7 +18,6 @@ from frameworks.generation.types import GenerateRequest
 from frameworks.types import (
     DEFAULT_PRIORITY,
     LAST_PRIORITY,
-    Array,
     ModelSpec,
     TensorBatch,
     TensorType,
@@ -50,20 +52,35 @@ def decode(body: bytes, target: Target, find_spec: FindSpec) -> NativeRequest:
     keeps the model from answering; it is asked for "", the one that generates text, where `prompt` or `messages` come
     without a name. Raises InvalidJson, InvalidInput, UnknownField.
     """
-    flat = read_flat(body)
-    if flat is not None:
-        request = _read_flat(*flat, target, find_spec)
+    if len(body) < SHORT_BYTES and body.startswith(b"{") and body.count(b"[") == 1:
+        request = _decode_flat(body, target, find_spec)
         if request is not None:
             return request
     return read_document(body, lambda document: _read(document, target, find_spec))
 
 
-def _read_flat(name: Any, numbers: Array, target: Target, find_spec: FindSpec) -> NativeRequest | None:
-    """The commonest question by itself, in a third of the time; None where it is not as simple as it looked, and where
-    it has to be refused, for which `_read` has the words.
+def _decode_flat(body: bytes, target: Target, find_spec: FindSpec) -> NativeRequest | None:
+    """Decode the most common body, a flat `input_data` with or without `model_name`, in a third of the time.
+
+    `body` has one bracket, so no nested array. Returns None for all other bodies, and for bodies that have to be
+    refused, for which `_read` has the error messages.
     """
-    model = target.model if name is None else name
-    if type(model) is not str or target.model not in (None, model):
+    simdjson = json_body.simdjson
+    if simdjson is None:
+        return None
+    try:
+        root = simdjson.Parser().parse(body)
+        names = list(root)
+        if names == ["input_data"]:
+            model = target.model
+        elif names == ["model_name", "input_data"]:
+            model = root["model_name"]
+        else:
+            return None
+        numbers = np.frombuffer(root["input_data"].as_buffer(of_type="d"), np.float64)
+    except (ValueError, TypeError, RuntimeError, AttributeError):
+        return None
+    if type(model) is not str or (target.model is not None and target.model != model):
         return None
     spec = find_spec(model, target.version, no_timeout_ms)
     sole = spec.sole_input

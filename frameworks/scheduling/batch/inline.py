@@ -28,15 +28,13 @@ class InlinePolicy:
 
     def __init__(self) -> None:
         self._fastest: dict[Hashable, tuple[int, float]] = {}
+        self.max_rows: dict[Hashable, int] = {}
+        """By shape: how many rows may run on the loop in one batch. A shape that is absent never runs there."""
         self._heavy_runs: dict[Hashable, int] = {}
 
     def most_rows(self, shape: Hashable) -> int:
         """Return how many rows of this shape may run on the loop in one batch; 0 if none may."""
-        seen = self._fastest.get(shape)
-        if seen is None:
-            return 0
-        rows, seconds = seen
-        return int(rows * LIGHT_S / seconds) or int(seconds < LIGHT_S)
+        return self.max_rows.get(shape, 0)
 
     def learn(self, shape: Hashable, rows: int, seconds: float) -> None:
         """Record the CPU seconds of a run of this many rows, on any thread."""
@@ -45,9 +43,12 @@ class InlinePolicy:
             return
         if seen is None and len(self._fastest) >= _MAX_SHAPES:
             self._fastest.clear()
+            self.max_rows.clear()
             self._heavy_runs.clear()
         if self._heavy_runs.get(shape, 0) < _HEAVY_RUNS:
-            self._fastest[shape] = (rows, max(seconds, 1e-9))
+            seconds = max(seconds, 1e-9)
+            self._fastest[shape] = (rows, seconds)
+            self.max_rows[shape] = int(rows * LIGHT_S / seconds) or int(seconds < LIGHT_S)
 
     def check(self, shape: Hashable, seconds: float) -> None:
         """Record the CPU seconds of a run on the loop. A shape with several heavy runs in a row leaves the loop."""
@@ -57,6 +58,7 @@ class InlinePolicy:
         self._heavy_runs[shape] = self._heavy_runs.get(shape, 0) + 1
         if self._heavy_runs[shape] >= _HEAVY_RUNS:
             self._fastest.pop(shape, None)
+            self.max_rows.pop(shape, None)
 
 
 class InlineExecutor:
@@ -97,7 +99,7 @@ class InlineExecutor:
         """Take a request for this round, if its run is light."""
         signature = request.signature
         rows, ceiling = signature.rows, self._ceiling.state.size
-        if rows > self._max_rows or rows > self.policy.most_rows(signature.shape):
+        if rows > self._max_rows or rows > self.policy.max_rows.get(signature.shape, 0):
             return False
         if ceiling is not None and rows > max(1, ceiling // signature.length):
             return False
@@ -176,7 +178,8 @@ class InlineExecutor:
             self._handle_failure(worker, requests, failure)
             return
         rows = sum(counts)
-        self._counts.ran(rows, compute_s)
+        self._counts.sizes[rows] += 1
+        self._counts.seconds[rows] += compute_s
         self._learn(requests[0].signature, rows, thread_s)
         for request, own in zip(requests, shares, strict=True):
             request.begin()

@@ -55,7 +55,7 @@ def test_server_timing_is_in_milliseconds() -> None:
 def test_counts_by_model_version_and_status() -> None:
     observer = Observer("none", 1000)
     for status in (200, 200, 400, 503):
-        observer.record_inference(record(status), 0.1, rejected=status == 503)
+        observer.record_inference(record(status), 0.1)
     assert observer.requests == {("m", "1", 200): 2, ("m", "1", 400): 1, ("m", "1", 503): 1}
     assert observer.rejected == {"": 1}
     metrics = observer.models["m"]
@@ -65,10 +65,10 @@ def test_counts_by_model_version_and_status() -> None:
     assert metrics.compute_seconds.total == pytest.approx(0.6)
     broken_off = record(200)
     broken_off.code = "model_failed"
-    observer.record_inference(broken_off, 0.1, rejected=False)
+    observer.record_inference(broken_off, 0.1)
     assert observer.requests["m", "1", 200] == 3
     assert sum(metrics.request_seconds.counts) == 2
-    observer.record_inference(record(200, model="other"), 0.1, rejected=False)
+    observer.record_inference(record(200, model="other"), 0.1)
     observer.forget("m")
     assert observer.requests == {("other", "1", 200): 1}
     assert observer.models.keys() == {"other"}

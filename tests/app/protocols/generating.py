@@ -104,7 +104,7 @@ class EndpointHarness:
         self.observer = Observer("none", 1000)
         self.requests = RequestLimit("the server", 10, None)
         slot = SimpleNamespace(name="writer", default_version=self.version, active=self.version, shadow=None)
-        slot.route = lambda: self.version
+        slot.canary, slot.serves_latest = None, True
         slot.requests = self.version.model.requests
         pipeline = Pipeline(
             cast(Any, SimpleNamespace(slot=lambda name: slot, slots_by_name={"writer": slot})),

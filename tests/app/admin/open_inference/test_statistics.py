@@ -26,9 +26,7 @@ def slot_at(path: Path) -> ModelSlot:
 
 def complete(observer: Observer, total_s: float, timings: Timings, status: int = 200, version: str = "1") -> None:
     started_s = time.perf_counter() - total_s
-    observer.record_inference(
-        RequestRecord("id", "POST", "/", started_s, "m", version, status, "", timings), total_s, False
-    )
+    observer.record_inference(RequestRecord("id", "POST", "/", started_s, "m", version, status, "", timings), total_s)
 
 
 def test_statistics_of_unused_version_are_zero(tmp_path: Path) -> None:
@@ -68,9 +66,9 @@ def test_requests_are_counted_by_outcome(tmp_path: Path) -> None:
 def test_aborted_response_fails_and_unknown_version_is_ignored(tmp_path: Path) -> None:
     slot, observer = slot_at(tmp_path), Observer("none", 1000)
     aborted = RequestRecord("id", "POST", "/", 0.0, "m", "1", 200, "model_failed")
-    observer.record_inference(aborted, 0.5, rejected=False)
+    observer.record_inference(aborted, 0.5)
     complete(observer, 0.1, Timings(), status=404)
-    observer.record_inference(RequestRecord("id", "POST", "/", 0.0, status=404), 0.1, rejected=False)
+    observer.record_inference(RequestRecord("id", "POST", "/", 0.0, status=404), 0.1)
     assert observer.versions.keys() == {("m", "1")}
     statistics = version_statistics(slot, slot.active, observer)["inference_stats"]
     assert (statistics["success"]["count"], statistics["fail"]) == (0, {"count": 1, "ns": 500_000_000})
