@@ -70,6 +70,7 @@ CLEAN = (
     "tests/app/cli",
     "tests/app/config",
     "tests/app/grpc",
+    "tests/bench",
     "tests/app/protocols/generating.py",
     "tests/app/protocols/json_schemas.py",
     "tests/app/protocols/openai",

@@ -8,7 +8,7 @@ import structlog
 
 from app.config import ServerSettings
 from app.grpc.bridge.server import CannotListen, GrpcServer
-from app.grpc.services import stream_methods, unary_methods
+from app.grpc.services import build_methods
 from app.inference.pipeline import Pipeline
 
 log = structlog.get_logger(__name__)
@@ -36,7 +36,7 @@ class GrpcListener:
         """Answer calls within the block. At its end refuse new calls, and complete the running ones within the rest of
         the drain timeout.
         """
-        await self._server.start(unary_methods(pipeline, default_model), stream_methods(pipeline))
+        await self._server.start(*build_methods(pipeline, default_model))
         try:
             yield
         finally:

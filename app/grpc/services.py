@@ -25,29 +25,29 @@ _WATCH_INTERVAL_S = 0.5
 _STATUSES = health_pb2.HealthCheckResponse
 
 
-def unary_methods(pipeline: Pipeline, default_model: str | None) -> dict[str, Unary]:
-    """Return the methods with one request and one response. `default_model`: for a Predict that names no model."""
+def build_methods(pipeline: Pipeline, default_model: str | None) -> tuple[dict[str, Unary], dict[str, Stream]]:
+    """Return the methods with one request and one response, and those in which either side may send more.
+
+    `default_model`: for a Predict that names no model.
+    """
     handler, management = GrpcHandler(pipeline), Management(pipeline)
-    methods: dict[str, Unary] = {
-        f"/{INFERENCE_SERVICE}/ModelInfer": InferCalls(handler).model_infer,
+    infer = InferCalls(handler)
+    health = HealthCalls(_SERVICES, lambda: management.why_not_ready() is None)
+    reflection_calls = ReflectionCalls(_SERVICES)
+    unary: dict[str, Unary] = {
+        f"/{INFERENCE_SERVICE}/ModelInfer": infer.model_infer,
         f"/{PREDICT_SERVICE}/Predict": PredictCalls(handler, default_model).predict,
-        f"/{_HEALTH_SERVICE}/Check": _health(pipeline).check,
+        f"/{_HEALTH_SERVICE}/Check": health.check,
     }
     for name, method in ManagementCalls(management, pipeline.observer).methods().items():
-        methods[f"/{INFERENCE_SERVICE}/{name}"] = method
-    return methods
-
-
-def stream_methods(pipeline: Pipeline) -> dict[str, Stream]:
-    """Return the methods in which either side may send more than one message."""
-    reflection_calls = ReflectionCalls(_SERVICES)
-    methods: dict[str, Stream] = {
-        f"/{INFERENCE_SERVICE}/ModelStreamInfer": InferCalls(GrpcHandler(pipeline)).model_stream_infer,
-        f"/{_HEALTH_SERVICE}/Watch": _health(pipeline).watch,
+        unary[f"/{INFERENCE_SERVICE}/{name}"] = method
+    streams: dict[str, Stream] = {
+        f"/{INFERENCE_SERVICE}/ModelStreamInfer": infer.model_stream_infer,
+        f"/{_HEALTH_SERVICE}/Watch": health.watch,
     }
     for service in _REFLECTION_SERVICES:
-        methods[f"/{service}/ServerReflectionInfo"] = reflection_calls.server_reflection_info
-    return methods
+        streams[f"/{service}/ServerReflectionInfo"] = reflection_calls.server_reflection_info
+    return unary, streams
 
 
 class HealthCalls:
@@ -103,11 +103,6 @@ class ReflectionCalls:
     async def server_reflection_info(self, requests: AsyncIterator[bytes], call: Call) -> AsyncIterator[bytes]:
         async for response in self._servicer.ServerReflectionInfo(_parse_all(requests), None):
             yield response.SerializeToString()
-
-
-def _health(pipeline: Pipeline) -> HealthCalls:
-    management = Management(pipeline)
-    return HealthCalls(_SERVICES, lambda: management.why_not_ready() is None)
 
 
 async def _parse_all(requests: AsyncIterator[bytes]) -> AsyncIterator[reflection_pb2.ServerReflectionRequest]:

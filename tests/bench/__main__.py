@@ -1,8 +1,7 @@
-"""`make bench`: the figures that the README states, measured here and now, printed as a table.
+"""Measure the figures of the manual's benchmark page and print them as a table.
 
-`python -m tests.bench [PART ...]`, every part where none is named. The server has one core and the load another, where
-the machine has two. Rounds of the servers that are compared take turns, and the median of the rounds is printed:
-absolute numbers hold for this machine today, ratios hold longer.
+`python -m tests.bench [PART ...]`; without names every part. On two cores the server has one and the load the other.
+Rounds of compared servers alternate, and the median is printed. Ratios are more stable than numbers.
 """
 
 import argparse
@@ -42,7 +41,7 @@ _MODELS = ROOT / "models"
 
 
 def main() -> int:
-    """0 once every figure is printed. A server that gives a wrong answer raises."""
+    """Return 0 after every figure is printed. Raises if a server gives a wrong answer."""
     with tempfile.TemporaryDirectory() as folder:
         parts = _parts(Path(folder))
         parser = argparse.ArgumentParser(prog="python -m tests.bench", description="Measure, and print a table.")
@@ -52,7 +51,7 @@ def main() -> int:
             parser.error(f"no part {unknown[0]!r}; there are {', '.join(parts)}")
         print(f"{datetime.now(UTC):%Y-%m-%d}, {platform.machine()}, {cpu_model()}, Python {platform.python_version()}")
         if len(ALL_CORES) < 2:
-            print("one core only: the load takes from the servers what it needs")
+            print("one core only: the load shares it with the servers")
         rows: list[Row] = []
         for part in chosen:
             started_s = time.perf_counter()
@@ -64,7 +63,7 @@ def main() -> int:
 
 
 def _parts(folder: Path) -> dict[str, list[Callable[[], list[Row]]]]:
-    """What can be asked for by name, in the order of the table."""
+    """Return the measurements by the name of their part, in the order of the table."""
     image, vector = folder / "image.onnx", folder / "vector.onnx"
     write_image_model(image)
     write_vector_model(vector)
@@ -87,7 +86,7 @@ def _parts(folder: Path) -> dict[str, list[Callable[[], list[Row]]]]:
 
 
 def cpu_model() -> str:
-    """What the kernel calls the processor; empty where it does not say."""
+    """Return the kernel's name of the processor, or an empty string."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

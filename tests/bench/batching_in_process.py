@@ -1,4 +1,4 @@
-"""What transformers' own continuous batching does without any server.
+"""Run transformers' own continuous batching without a server.
 
 `python -m tests.bench.batching_in_process FOLDER DEVICE DTYPE` reads a list of prompts and a number of new tokens from
 every line of its standard input, and writes one line for each: the seconds until the last text was whole.
@@ -18,12 +18,12 @@ from tests.bench.servers import ROOT
 
 @dataclass(slots=True)
 class BatchingInProcess:
-    """A process with the model, which waits for prompts."""
+    """A process with the model that reads prompts."""
 
     process: subprocess.Popen[str]
 
     def tokens_per_s(self, prompts: Sequence[str], new_tokens: int) -> float:
-        """All prompts at once."""
+        """Generate texts for all prompts at once."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(json.dumps([prompts, new_tokens]) + "\n")
@@ -33,7 +33,7 @@ class BatchingInProcess:
 
 @contextmanager
 def batching_in_process(folder: Path, device: str, dtype: str) -> Iterator[BatchingInProcess]:
-    """`dtype`: as torch calls it."""
+    """`dtype`: torch's name of it."""
     command = [sys.executable, "-m", "tests.bench.batching_in_process", str(folder), device, dtype]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         try:
@@ -43,7 +43,7 @@ def batching_in_process(folder: Path, device: str, dtype: str) -> Iterator[Batch
 
 
 def main(folder: str, device: str, dtype: str) -> None:
-    """Until the standard input ends. The manager is made for the first prompts, and kept."""
+    """Read prompts until the standard input ends. The manager is created for the first prompts."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 

@@ -1,4 +1,4 @@
-"""Which core the servers have, and which one the load: the lowest and the highest of those this process may use."""
+"""Divide the cores: the lowest for the servers, the highest for the load."""
 
 import os
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ LOAD_CORES = frozenset({max(ALL_CORES)})
 
 @contextmanager
 def on_cores(cores: frozenset[int]) -> Iterator[None]:
-    """This thread, and the processes it starts, keep to these cores in the block."""
+    """Pin this thread and the processes that it starts to these cores."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:

@@ -1,11 +1,11 @@
-"""The texts of the bench: 4 to 130 words, mixed; any whole number of decks is the same amount of work."""
+"""Texts of 4 to 130 words; any whole number of decks is the same amount of work."""
 
 import random
 
 import numpy as np
 
 DECK = 128
-"""Texts whose lengths are spread evenly over what there is. A round of one deck costs a quarter of one of four."""
+"""Return texts with evenly spread lengths. A round of one deck costs a quarter of a round of four."""
 _DECKS = 4
 _WORDS_FROM, _WORDS_TO = 4, 130
 WORDS = (
@@ -15,7 +15,7 @@ WORDS = (
 
 
 def mixed_texts() -> list[str]:
-    """512 texts, always the same ones: four decks, each in an order of its own."""
+    """Return the same 512 texts each time: four decks, each in an order of its own."""
     chosen = random.Random(0)
     lengths = [round(float(length)) for length in np.linspace(_WORDS_FROM, _WORDS_TO, DECK)]
     texts = []
@@ -26,6 +26,6 @@ def mixed_texts() -> list[str]:
 
 
 def short_texts(count: int) -> list[str]:
-    """Texts of 2 to 6 words."""
+    """Return texts of 2 to 6 words."""
     chosen = random.Random(0)
     return [" ".join(chosen.choices(WORDS, k=chosen.randint(2, 6))) for _ in range(count)]

@@ -1,4 +1,4 @@
-"""What the transformers model does without any server: decode steps over a batch, its keys and values in its own cache.
+"""Run decode steps of a transformers model without a server, with the keys and values in its own cache.
 
 `python -m tests.bench.decode_steps FOLDER THREADS` reads a list of prompts and a number of steps from every line of its
 standard input, and writes one line for each: the seconds of these steps. The prompts are read before the clock starts.
@@ -20,12 +20,12 @@ from tests.bench.servers import ROOT
 
 @dataclass(slots=True)
 class DecodeSteps:
-    """A process with the model, which waits for prompts."""
+    """A process with the model that reads prompts."""
 
     process: subprocess.Popen[str]
 
     def tokens_per_s(self, prompts: Sequence[str], num_steps: int) -> float:
-        """Of all prompts together, side by side in one batch."""
+        """Return the tokens per second of all prompts in one batch."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(json.dumps([prompts, num_steps]) + "\n")
@@ -35,7 +35,7 @@ class DecodeSteps:
 
 @contextmanager
 def decode_steps(folder: Path) -> Iterator[DecodeSteps]:
-    """On all cores, in fp32."""
+    """Start the process on all cores, in fp32."""
     command = [sys.executable, "-m", "tests.bench.decode_steps", str(folder), str(len(ALL_CORES))]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         try:
@@ -45,7 +45,7 @@ def decode_steps(folder: Path) -> Iterator[DecodeSteps]:
 
 
 def main(folder: str, threads: str) -> None:
-    """Until the standard input ends."""
+    """Read prompts until the standard input ends."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -59,7 +59,7 @@ def main(folder: str, threads: str) -> None:
 
 
 def _seconds(model: Any, inputs: Any, num_steps: int) -> float:
-    """Of the steps after the one that reads the prompts."""
+    """Return the seconds of the steps after the prefill."""
     import torch
     from transformers import DynamicCache
 

@@ -1,4 +1,4 @@
-"""MiniLM without any server: tokenised with the tokenizers library, run raw, mean-pooled, normalised."""
+"""Run MiniLM without a server: tokenize, execute, pool by the mean, normalize."""
 
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,17 +12,17 @@ Tokens = list[list[int]]
 
 
 class Encoder(Protocol):
-    """What the limits and the peers have in common."""
+    """The interface of both encoders."""
 
     def tokenize(self, texts: list[str]) -> Tokens:
-        """Token ids per text."""
+        """Return the token ids of each text."""
 
     def embed(self, tokens: Tokens) -> np.ndarray[Any, Any]:
-        """float32 [texts, size], of length 1, from one batch."""
+        """Return the embeddings of one batch, float32 [texts, size], of length 1."""
 
 
 def load_encoder(framework: str, folder: str, threads: int) -> Encoder:
-    """`onnx` or `torch`; `threads` is how many one operator may use."""
+    """Return the encoder of a kind, `onnx` or `torch`, with this number of threads for each operator."""
     return TorchEncoder(folder, threads) if framework == "torch" else OnnxEncoder(folder, threads)
 
 
@@ -37,7 +37,7 @@ class _Tokenizing:
 
 
 class OnnxEncoder(_Tokenizing):
-    """onnxruntime's session, and numpy."""
+    """An encoder of ONNX Runtime and numpy."""
 
     def __init__(self, folder: str, threads: int) -> None:
         import onnxruntime as ort
@@ -49,7 +49,7 @@ class OnnxEncoder(_Tokenizing):
             str(Path(folder) / "model.onnx"),
             options,
             providers=["CPUExecutionProvider"],
-            # A fusion whose kernel is slower than what it replaces: the limit is that of the quickest session.
+            # This fusion is slower than its parts; the limit is the fastest session.
             disabled_optimizers=["SkipLayerNormFusion"],
         )
         self._inputs = {value.name for value in self._session.get_inputs()}
@@ -65,7 +65,7 @@ class OnnxEncoder(_Tokenizing):
 
 
 class TorchEncoder(_Tokenizing):
-    """transformers' model, and torch."""
+    """An encoder of transformers and torch."""
 
     def __init__(self, folder: str, threads: int) -> None:
         import torch

@@ -1,4 +1,4 @@
-"""Tokens per second, beside `transformers serve` in both its modes and beside the model's own steps in-process."""
+"""Measure tokens per second beside both modes of `transformers serve` and the model's own steps in-process."""
 
 import asyncio
 import itertools
@@ -34,7 +34,7 @@ Rates = dict[str, list[float]]
 
 @dataclass(frozen=True, slots=True)
 class _Load:
-    """How many requests of a round are timed, at 16 callers and at one; fewer of who answers them one by one."""
+    """Number of timed requests in a round, at 16 callers and at one; fewer for a peer that answers them one by one."""
 
     at_16: int
     one_by_one: int
@@ -43,13 +43,13 @@ class _Load:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A server with the model, paused unless it is measured. `fields`: what its requests have beside the prompt."""
+    """A server with the model, paused unless it is measured. `fields`: members of its requests besides the prompt."""
 
     server: RunningServer
     fields: dict[str, Any]
 
     def rate(self, callers: int, count: int, warm: int, seed: int) -> float:
-        """Tokens per second, each prompt another one."""
+        """Return the tokens per second; no prompt occurs twice."""
         fields = self.fields | {"max_tokens": _NEW_TOKENS, "temperature": 0}
         prompts = mixed_prompts(count + warm + callers, seed)
         requests = [request_of("/v1/completions", orjson.dumps({"prompt": each} | fields)) for each in prompts]
@@ -58,16 +58,16 @@ class Way:
         return count * _NEW_TOKENS / seconds
 
     def decode_rate(self, seed: int) -> float:
-        """Tokens per second while 16 streams run: their prompts are read before, as in-process."""
+        """Return the tokens per second while 16 streams run, without their prefill."""
         prompts = mixed_prompts(_CALLERS, seed)
-        # The last prompt is read while the first text runs already.
+        # The first text already runs during the prefill of the last.
         requests = [completion(_MODEL, each, 2 * _DECODE_STEPS, stream=True) for each in prompts]
         with self.server.awake():
             return rate_while_all_ran(asyncio.run(streams_together(self.server.port, requests)))
 
 
 def measure_generation(folder: Path) -> list[Row]:
-    """Both Llamas in fp32, and the large one in bf16; on all cores, which the load shares."""
+    """Measure both Llamas in fp32 and the large one in bf16, on all cores, shared with the load."""
     return [
         *_rows(folder, SMALL, _Load(192, 16, 24), "≥ 1.5 times"),
         *_rows(folder, LARGE, _Load(64, 16, 8), "≥ 2 times"),
@@ -78,7 +78,7 @@ def measure_generation(folder: Path) -> list[Row]:
 def serving(
     folder: Path, model: Path, dtype: str = "f32", more: str = "", device: str = "cpu"
 ) -> Iterator[RunningServer]:
-    """Roundhouse with the Llama under the name `llama`. `more`: of the config file."""
+    """Start Roundhouse with the Llama as `llama`. `more`: further lines of the config file."""
     config = folder / f"{model.name}-{dtype}.toml"
     entry = f'[[models.torch_models]]\nname = "{_MODEL}"\npath = "{model}"\ndtype = "{dtype}"\ndevice = "{device}"\n'
     config.write_text(f"{more}\n{entry}", encoding="utf-8")
@@ -102,7 +102,7 @@ def _rows(folder: Path, shape: LlamaShape, load: _Load, target: str) -> list[Row
 
 
 def _started(stack: ExitStack, folder: Path, model: Path) -> dict[str, Way]:
-    """All that run here. Raises RuntimeError where one generates something else than the first of them."""
+    """Start all servers that run here. Raises RuntimeError if their texts differ from those of the first."""
     asks = {"model": _MODEL, "ignore_eos": True}
     ways = {
         _OURS: Way(enter(stack, serving(folder, model)), asks),
@@ -120,7 +120,7 @@ def _started(stack: ExitStack, folder: Path, model: Path) -> dict[str, Way]:
 
 
 def _text(way: Way) -> list[str]:
-    """The first words, of which none is nearly as likely as another. The first request also makes a peer ready."""
+    """Return the first words of a text; their probabilities are far apart. The first request also warms up a peer."""
     fields = way.fields | {"prompt": mixed_prompts(1, 0)[0], "max_tokens": _NEW_TOKENS, "temperature": 0}
     way.server.connection.close()  # the server may have closed it while it was paused; another is opened
     with way.server.awake():
@@ -132,7 +132,7 @@ def _text(way: Way) -> list[str]:
 
 
 def _measures(ways: dict[str, Way], steps: DecodeSteps, load: _Load) -> dict[str, Callable[[], float]]:
-    """In a round all have the same prompts."""
+    """Measure rounds with the same prompts for all servers."""
     measures: dict[str, Callable[[], float]] = {}
 
     def add(name: str, rate: Callable[[int], float]) -> None:
@@ -150,7 +150,7 @@ def _measures(ways: dict[str, Way], steps: DecodeSteps, load: _Load) -> dict[str
 
 
 def _beside_servers(what: str, rates: Rates, mode: str, target: str, peer: str | None) -> Row:
-    """`peer` None: the better of them."""
+    """`peer` None: the faster one."""
     ours = rates[_OURS + mode]
     peers = {name: rates[name + mode] for name in (_BATCHING, _PLAIN) if name + mode in rates}
     compared = "; ".join(f"{name} {median(of_peer):.0f} tokens/s" for name, of_peer in peers.items())

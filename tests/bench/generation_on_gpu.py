@@ -1,4 +1,4 @@
-"""Tokens per second on a GPU, beside transformers' own continuous batching: only where there is one."""
+"""Measure tokens per second on a GPU beside transformers' own continuous batching."""
 
 import asyncio
 import itertools
@@ -20,7 +20,7 @@ _NEW_TOKENS = 128
 
 
 def measure_generation_on_gpu(folder: Path) -> list[Row]:
-    """The Llama of a billion parameters in bf16; a row that says so where there is no GPU."""
+    """Measure the Llama of a billion parameters in bf16. Without a GPU the row says so."""
     import torch
 
     if not torch.cuda.is_available():
@@ -29,7 +29,7 @@ def measure_generation_on_gpu(folder: Path) -> list[Row]:
 
 
 def measure_against_batching(folder: Path, shape: LlamaShape, device: str, device_label: str) -> list[Row]:
-    """64 prompts at once, other ones each time, until the last text is whole: through a server, and without any."""
+    """Generate texts for 64 new prompts at once, with a server and without."""
     model = save_llama(folder / f"{shape.name}-bf16", shape, "bfloat16")
     more = f"[performance]\nmax_batch_size = {_CALLERS}"
     with (
@@ -59,7 +59,7 @@ def measure_against_batching(folder: Path, shape: LlamaShape, device: str, devic
 
 
 def _each_round(way: Callable[[int], float]) -> Callable[[], float]:
-    """In a round both have the same prompts."""
+    """Measure rounds with the same prompts for both."""
     seeds = itertools.count(1)
     return lambda: way(next(seeds))
 

@@ -1,4 +1,4 @@
-"""Server CPU per gRPC call of a small model: ModelInfer and Predict with 32 in flight, on one core."""
+"""Measure server CPU per gRPC call of a small model: ModelInfer and Predict, 32 in flight, on one core."""
 
 import threading
 from functools import partial
@@ -26,7 +26,7 @@ _PREDICT = "/inference.InferenceService/Predict"
 
 
 def measure_grpc(vector: Path) -> list[Row]:
-    """Medians of rounds in turn; the load is on the last core, the server on the first."""
+    """Return medians of alternating rounds; the load is on the last core, the server on the first."""
     port = free_port()
     variables = {"ROUNDHOUSE_SERVER__GRPC_PORT": str(port)}
     with (
@@ -53,14 +53,14 @@ def measure_grpc(vector: Path) -> list[Row]:
 
 
 def _cpu_us(server: RunningServer, channel: grpc.Channel, path: str, request: bytes) -> float:
-    """Microseconds of the server's CPU for a call. Raises where one fails."""
+    """Return the server's CPU microseconds per call. Raises if a call fails."""
     before_s = server.cpu_s()
     _Load(channel.unary_unary(path), request).run()
     return (server.cpu_s() - before_s) / _CALLS * 1e6
 
 
 class _Load:
-    """_CALLS calls, _IN_FLIGHT of them at any time: whichever ends begins the next."""
+    """Send _CALLS calls, always _IN_FLIGHT of them at once."""
 
     def __init__(self, call: Any, request: bytes) -> None:
         self._call = call
@@ -119,7 +119,7 @@ def _numbers() -> bytes:
 
 
 def _check(channel: grpc.Channel) -> None:
-    """Raises where an answer is wrong."""
+    """Raises if an answer is wrong."""
     infer: Any = channel.unary_unary(_INFER, response_deserializer=ModelInferResponse.FromString)
     predict: Any = channel.unary_unary(_PREDICT, response_deserializer=PredictResponse.FromString)
     raw = infer(_raw_question()).raw_output_contents[0]

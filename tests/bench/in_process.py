@@ -1,4 +1,4 @@
-"""What the library alone does with the texts: the limit that a server can come near to, but not pass.
+"""Run the texts with the library alone: the upper limit for a server.
 
 `python -m tests.bench.in_process onnx|torch FOLDER SESSIONS THREADS` reads a list of texts from every line of its
 standard input, and writes one line for each: the seconds that all of them took, and the first one's embedding.
@@ -26,12 +26,12 @@ _BATCH_SIZE = 8
 
 @dataclass(slots=True)
 class InProcess:
-    """A process with the library and the model, which waits for texts."""
+    """A process with the library and the model that reads texts."""
 
     process: subprocess.Popen[str]
 
     def embed(self, texts: Sequence[str]) -> tuple[float, list[float]]:
-        """The seconds of all of them, and the first one's embedding."""
+        """Return the seconds of all texts, and the embedding of the first."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(json.dumps(texts) + "\n")
@@ -44,7 +44,7 @@ class InProcess:
 def in_process(
     framework: str, folder: Path, sessions: int = 1, threads: int = 1, cores: frozenset[int] = SERVER_CORES
 ) -> Iterator[InProcess]:
-    """`sessions` run side by side, each on `threads`."""
+    """Run this number of sessions in parallel, each with `threads` threads."""
     command = [sys.executable, "-m", "tests.bench.in_process", framework, str(folder), str(sessions), str(threads)]
     with (
         on_cores(cores),
@@ -57,7 +57,7 @@ def in_process(
 
 
 def _embed_all(encoders: Sequence[Encoder], texts: list[str]) -> np.ndarray[Any, Any]:
-    """Sorted by length, in batches of 8, longest first: each encoder takes the next batch as soon as it is free."""
+    """Run batches of 8 by falling length; each idle encoder takes the next batch."""
     tokens = encoders[0].tokenize(texts)
     order = sorted(range(len(texts)), key=lambda position: len(tokens[position]), reverse=True)
     batches = [order[start : start + _BATCH_SIZE] for start in range(0, len(order), _BATCH_SIZE)]
@@ -77,7 +77,7 @@ def _embed_all(encoders: Sequence[Encoder], texts: list[str]) -> np.ndarray[Any,
 
 
 def main(framework: str, folder: str, sessions: str, threads: str) -> None:
-    """Until the standard input ends."""
+    """Read texts until the standard input ends."""
     encoders = [load_encoder(framework, folder, int(threads)) for _ in range(int(sessions))]
     for line in sys.stdin:
         texts: list[str] = json.loads(line)

@@ -1,4 +1,4 @@
-"""A small model beside a large one in the same server, on one core: who waits for whom."""
+"""Measure a small model beside a large one in the same server, on one core."""
 
 import asyncio
 import gc
@@ -26,7 +26,7 @@ _ALONE_REQUESTS = 2 * _PER_SECOND
 
 @dataclass(frozen=True, slots=True)
 class _Figures:
-    """One round of one mix; NaN for what was not in it."""
+    """One round of one mix; NaN for absent parts."""
 
     texts_per_s: float = math.nan
     small_p50_ms: float = math.nan
@@ -34,7 +34,7 @@ class _Figures:
 
 
 def measure_isolation(vector: Path, minilm: Path) -> list[Row]:
-    """The 16-float model at 500 requests a second, while 16 callers send texts to MiniLM."""
+    """Measure the 16-float model at 500 requests a second while 16 callers send texts to MiniLM."""
     path = f"/models/{minilm.name}/infer"
     texts = [request_of(path, orjson.dumps({"text": text})) for text in mixed_texts()[:_TEXTS]]
     small = request_of(f"/models/{vector.stem}/infer", orjson.dumps({"input_data": [0.5] * 16}))
@@ -79,7 +79,7 @@ async def _texts_alone(server: RunningServer, texts: Sequence[bytes]) -> _Figure
 
 
 async def _both(server: RunningServer, small: bytes, texts: Sequence[bytes]) -> _Figures:
-    """The small requests go on for as long as the texts."""
+    """Send small requests until the texts are complete."""
     texts_task = asyncio.create_task(_seconds_of(server, texts))
     answers = await open_loop(server.port, small, _PER_SECOND, lambda _: not texts_task.done())
     of_small = _of_small(answers)

@@ -1,4 +1,4 @@
-"""A language model, an encoder and a small model on one core: in one server, and each in a server of its own."""
+"""Measure a language model, an encoder and a small model on one core, in one server and in three."""
 
 import asyncio
 import gc
@@ -35,7 +35,7 @@ _LLAMA, _TEXTS, _SMALL = range(3)
 
 @dataclass(frozen=True, slots=True)
 class _Figures:
-    """One round of one way."""
+    """One round in one or in three servers."""
 
     small_p50_ms: float
     small_p99_ms: float
@@ -45,7 +45,7 @@ class _Figures:
 
 @dataclass(slots=True)
 class _Mix:
-    """The servers that answer for the three models, and the requests; other prompts each time."""
+    """The servers of the three models, and their requests; no prompt occurs twice."""
 
     servers: list[RunningServer]
     vector: str
@@ -70,7 +70,7 @@ class _Mix:
             for prompt in mixed_prompts(_STREAMS, next(self._seeds)):
                 group.create_task(self._keep_streaming(prompt, streamed, goes_on))
             for first in range(_CALLERS):
-                group.create_task(self._keep_asking(first, answered_s, goes_on))
+                group.create_task(self._repeat_requests(first, answered_s, goes_on))
             await asyncio.sleep(_BEFORE_S)
             request = request_of(f"/models/{self.vector}/infer", orjson.dumps({"input_data": [0.5] * 16}))
             answers = await open_loop(self.servers[_SMALL].port, request, _PER_SECOND, goes_on)
@@ -91,7 +91,7 @@ class _Mix:
             request = completion("llama", prompt, _STREAM_TOKENS, stream=True)
             await stream(self.servers[_LLAMA].port, request, streamed[-1], goes_on)
 
-    async def _keep_asking(self, first: int, answered_s: list[float], goes_on: Callable[[], bool]) -> None:
+    async def _repeat_requests(self, first: int, answered_s: list[float], goes_on: Callable[[], bool]) -> None:
         connection = await Connection.to(self.servers[_TEXTS].port)
         texts = mixed_texts()
         for text in cycle(texts[first:] + texts[:first]):
@@ -105,7 +105,7 @@ class _Mix:
 
 
 def measure_isolation_generation(folder: Path, vector: Path, minilm: Path) -> list[Row]:
-    """Four streams of the large Llama, 16 callers who send texts, and the 16-float model at 500 requests a second."""
+    """Measure four streams of the large Llama, 16 callers with texts, and the small model at 500 requests a second."""
     llama = save_llama(folder / "isolation", LARGE)
     entry = f'[[models.torch_models]]\nname = "llama"\npath = "{llama}"\ndtype = "f32"\ndevice = "cpu"\n'
     others = "".join(f'[[models.onnx_models]]\nname = "{model.stem}"\npath = "{model}"\n' for model in (vector, minilm))

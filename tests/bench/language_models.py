@@ -1,4 +1,4 @@
-"""Llamas of the bench: random weights from a fixed seed, and a tokenizer whose words are one token each."""
+"""Create Llamas with random weights from a fixed seed, and a tokenizer with one token per word."""
 
 import itertools
 import random
@@ -16,7 +16,7 @@ _END = "<|end|>"
 
 @dataclass(frozen=True, slots=True)
 class LlamaShape:
-    """As in a Llama's config.json. `name`: of its folder; `label`: for people."""
+    """Members of a Llama's config.json. `name`: that of its folder; `label`: that in the table."""
 
     name: str
     label: str
@@ -33,7 +33,7 @@ BILLION = LlamaShape("llama-billion", "Llama of 1.1 B parameters", 2048, 22, 32,
 
 
 def save_llama(folder: Path, shape: LlamaShape, dtype: str = "float32") -> Path:
-    """The folder, as transformers itself writes it. `dtype`: as torch calls it. No token ends a text."""
+    """Write the folder with transformers. `dtype`: torch's name of it. No token ends a text."""
     import torch
     import transformers
 
@@ -53,7 +53,7 @@ def save_llama(folder: Path, shape: LlamaShape, dtype: str = "float32") -> Path:
     )
     model: Any = transformers.LlamaForCausalLM(config)
     with torch.no_grad():
-        # What is no word is never the likeliest: every token is a text of its own, and every piece is one token.
+        # Only words are ever the most probable token: each token is a word, each piece is one token.
         model.lm_head.weight[:_BYTES] = 0
         model.lm_head.weight[-1] = 0
     model.to(getattr(torch, dtype)).save_pretrained(folder)
@@ -62,12 +62,12 @@ def save_llama(folder: Path, shape: LlamaShape, dtype: str = "float32") -> Path:
 
 
 def prompt(num_tokens: int, choose: random.Random) -> str:
-    """A text of so many tokens, drawn from the vocabulary's words."""
+    """Return a text of this number of tokens, with random words of the vocabulary."""
     return "".join(choose.choices(_WORDS, k=num_tokens))
 
 
 def mixed_prompts(count: int, seed: int) -> list[str]:
-    """Of 10 to 150 tokens, evenly spread, in an order of their own; other words for another seed: none is known yet."""
+    """Return prompts of 10 to 150 tokens, evenly spread; another seed gives other words, so no prefix is cached."""
     choose = random.Random(seed)
     step = (LONGEST_PROMPT - SHORTEST_PROMPT) / max(1, count - 1)
     lengths = [round(SHORTEST_PROMPT + place * step) for place in range(count)]
@@ -88,7 +88,7 @@ _WORDS = [
 
 
 def _tokenizer() -> Any:
-    """Byte-level BPE: bytes, syllables, syllables behind a space, and words of two syllables."""
+    """Return a byte-level BPE: bytes, syllables, syllables after a space, and words of two syllables."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

@@ -1,4 +1,4 @@
-"""Four models of 90 MB in the memory of two, 16 callers in random order: is every answer right, and is it held to?"""
+"""Measure four models of 90 MB in the memory of two, with 16 callers in random order."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ _WITHIN = 1.15
 
 @dataclass(slots=True)
 class _Seen:
-    """What came back, and the highest that was seen of the budget's own figure and of the process's memory."""
+    """The answers, the highest reserved memory by the server's metric, and the highest resident memory."""
 
     statuses: Counter[int] = field(default_factory=Counter)
     wrong: int = 0
@@ -40,7 +40,7 @@ class _Seen:
 
 
 def measure_lending(folder: Path, models: Path) -> list[Row]:
-    """Raises if an answer is wrong, or none."""
+    """Raises if an answer is wrong or missing."""
     config = f'[memory]\nmax_model_memory = {_LIMIT_BYTES}\n[logging]\nformat = "json"\n'
     for name, factor in _FACTORS.items():
         write_scaled_encoder(models / "minilm-onnx", folder / name, factor)

@@ -1,4 +1,4 @@
-"""Load from Python, for what wrk cannot send: many different texts, bursts, and a rate that no answer holds up.
+"""Send load that wrk cannot: many different texts, bursts, and a steady rate independent of the answers.
 
 It costs about 0.2 ms of the load's core a request, so it is for hundreds of requests a second, not for thousands.
 """
@@ -14,27 +14,27 @@ _LIMIT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A status, and the seconds from when the request was to be sent to the last byte of its answer."""
+    """A status, and the seconds from the planned start of the request to the last byte of its answer."""
 
     status: int
     took_s: float
 
 
 class Connection:
-    """One kept HTTP connection, for one request at a time."""
+    """One persistent HTTP connection, for one request at a time."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
         self.body = b""
-        """Of the last answer."""
+        """The body of the last answer."""
 
     @classmethod
     async def to(cls, port: int) -> "Connection":
         return cls(*await asyncio.open_connection("127.0.0.1", port))
 
     async def ask(self, request: bytes) -> int:
-        """The answer's status, once all of it has come. Raises TimeoutError where it hangs."""
+        """Return the status of the complete answer. Raises TimeoutError if it hangs."""
         async with asyncio.timeout(_LIMIT_S):
             self._writer.write(request)
             head = (await self._reader.readuntil(b"\r\n\r\n")).lower()
@@ -47,7 +47,7 @@ class Connection:
 
 
 def request_of(path: str, body: bytes) -> bytes:
-    """The bytes of a POST."""
+    """Return the bytes of a POST."""
     head = (
         f"POST {path} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     )
@@ -55,7 +55,7 @@ def request_of(path: str, body: bytes) -> bytes:
 
 
 async def closed_loop(port: int, requests: Sequence[bytes], connections: int, count: int, warm: int = 0) -> float:
-    """Seconds for `count` answers, over connections that each ask again as soon as they are answered.
+    """Return the seconds for `count` answers; each connection sends its next request after an answer.
 
     The clock starts at the answer number `warm`, and with 0 at the first request. The requests come round again and
     again: where `count` is a multiple of their number, those under way at the start and at the end are the same ones.
@@ -67,7 +67,7 @@ async def closed_loop(port: int, requests: Sequence[bytes], connections: int, co
 
     async def ask_on(connection: Connection) -> None:
         nonlocal asked
-        # With a warm-up the others go on until the last one that counts is answered: the load is the same to the end.
+        # With a warm-up the other callers continue until the last counted answer, so the load stays the same.
         while len(answered_s) < total if warm else asked < total:
             asked += 1
             status = await connection.ask(next(coming))
@@ -86,7 +86,7 @@ async def closed_loop(port: int, requests: Sequence[bytes], connections: int, co
 
 
 async def open_loop(port: int, request: bytes, per_second: float, goes_on: Callable[[int], bool]) -> list[Answered]:
-    """Sends at a steady rate, whatever the answers do, while `goes_on` says so of the number sent so far.
+    """Send at a steady rate, independent of the answers, while `goes_on(number sent)` is true.
 
     Timers have a millisecond's grain; what a request is sent late counts as its own time.
     """

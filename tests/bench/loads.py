@@ -1,4 +1,4 @@
-"""MiniLM loaded and unloaded: how soon it is ready, what comes back, and what mapping its weights saves.
+"""Measure loads and unloads of MiniLM: time, freed memory, and the savings of mapped weights.
 
 `python -m tests.bench.loads onnx|torch FOLDER true|false` loads once in a process of its own, with mapping or without,
 then a few times more; it prints the seconds of those and the bytes of the first one's peak as JSON.
@@ -30,7 +30,7 @@ _NAMES = {"onnx": "ONNX", "torch": "PyTorch"}
 
 
 def measure_loads(folder: Path, models: Path) -> list[Row]:
-    """`models`: the folder with both MiniLMs."""
+    """`models`: the folder of both MiniLMs."""
     paths = {"onnx": models / "minilm-onnx", "torch": models / "minilm"}
     with ExitStack() as stack:
         servers = {name: stack.enter_context(_server(folder, name)) for name in paths}
@@ -46,7 +46,7 @@ def measure_loads(folder: Path, models: Path) -> list[Row]:
 
 
 class _Cycles:
-    """Loads and unloads of MiniLM in one server, which has run a small model of the same framework."""
+    """Load and unload MiniLM in a server that ran a small model of the same framework."""
 
     def __init__(self, server: RunningServer, name: str, path: Path) -> None:
         self._server, self._name = server, name
@@ -101,7 +101,7 @@ class _Cycles:
 
 @contextmanager
 def _server(folder: Path, name: str) -> Iterator[RunningServer]:
-    """Ready with a small model of the framework."""
+    """Start a server with a small model of the framework."""
     small = folder / f"small-{name}"
     small.mkdir()
     if name == "onnx":
@@ -121,7 +121,7 @@ def _server(folder: Path, name: str) -> Iterator[RunningServer]:
 
 
 def _with_external_data(source: Path, folder: Path) -> None:
-    """A copy of the model with its weights in a file of their own."""
+    """Write a copy of the model with its weights in a separate file."""
     folder.mkdir()
     (folder / "tokenizer.json").write_bytes((source / "tokenizer.json").read_bytes())
     (folder / "config.json").write_bytes((source / "config.json").read_bytes())
@@ -147,14 +147,14 @@ def _in_a_process(name: str, folder: Path, mapping: str) -> Any:
 
 
 def _peak_bytes() -> int:
-    """Of the resident set since the process began; getrusage's would be that of who started it, where that was more."""
+    """Return the peak of the resident set of this process; that of getrusage may be the parent's."""
     match = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="utf-8"))
     assert match is not None
     return int(match[1]) * 1024
 
 
 def main(name: str, folder: str, mapping: str) -> None:
-    """In a process of its own."""
+    """Run in a process of its own."""
     from tests.frameworks.models.loading import load_onnx, load_torch
 
     keep_freed_memory()

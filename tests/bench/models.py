@@ -1,4 +1,4 @@
-"""The graphs of the bench. Two compute almost nothing, so that what is measured is the server; one takes its time."""
+"""Write the graphs of the benchmarks. Two compute almost nothing, so the server is measured; one is slow."""
 
 import shutil
 from pathlib import Path
@@ -32,7 +32,7 @@ def write_vector_model(file: Path) -> None:
 
 
 def write_scaled_encoder(source: Path, folder: Path, factor: float) -> None:
-    """A copy of an encoder's folder whose first output is `factor` times as long: its answers tell it from others."""
+    """Write a copy of an encoder's folder whose first output is multiplied by `factor`, to recognise its answers."""
     shutil.copytree(source, folder, ignore=shutil.ignore_patterns("model.onnx"))
     model = onnx.load(source / "model.onnx")
     name = model.graph.output[0].name
@@ -44,7 +44,7 @@ def write_scaled_encoder(source: Path, folder: Path, factor: float) -> None:
 
 
 def write_slow_model(file: Path, turns: int) -> None:
-    """`x` float32 [1, 1] → `y` float32 [1, 1], by so many products of matrices; always one row, so never batched."""
+    """Write `x` float32 [1, 1] → `y` float32 [1, 1] with this number of matrix products; one row, so never batched."""
     size = 128
     rotation = np.linalg.qr(np.random.default_rng(0).standard_normal((size, size)))[0].astype(np.float32)
     body = helper.make_graph(

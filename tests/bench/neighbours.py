@@ -1,4 +1,4 @@
-"""A language model beside an encoder that has nothing to do: the threads of both share the CPUs."""
+"""Measure a language model beside an idle encoder: the threads of both share the CPUs."""
 
 import itertools
 from contextlib import ExitStack
@@ -20,7 +20,7 @@ _ALONE, _BESIDE = "alone", "beside"
 
 
 def measure_neighbours(folder: Path, minilm: Path) -> list[Row]:
-    """One caller of the small Llama in two servers. One has the encoder too, which is asked before each round."""
+    """Measure one caller of the small Llama in two servers. One also has the encoder, which runs before each round."""
     model = save_llama(folder / SMALL.name, SMALL)
     encoder = f'[[models.torch_models]]\nname = "{_ENCODER}"\npath = "{minilm}"\ndevice = "cpu"\n'
     with ExitStack() as stack:

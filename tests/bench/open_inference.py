@@ -1,4 +1,4 @@
-"""The Open Inference Protocol over REST beside /infer: the same model, the same numbers, server CPU per request."""
+"""Measure server CPU per request of the Open Inference Protocol over REST beside /infer."""
 
 import sys
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ Way = tuple[str, bytes, Mapping[str, str]]
 
 
 def measure_open_inference(image: Path, vector: Path) -> list[Row]:
-    """16 floats in JSON at 32 connections, and an image as a binary tensor at 8, each in turn with /infer."""
+    """Measure 16 floats in JSON at 32 connections and a binary image at 8, each alternating with /infer."""
     if not wrk.is_installed():
         print(wrk.MISSING, file=sys.stderr)
         return [Row("Open Inference Protocol over REST", "-", compared=wrk.MISSING)]
@@ -51,7 +51,7 @@ def measure_open_inference(image: Path, vector: Path) -> list[Row]:
 
 
 def _measured(server: RunningServer, ways: Mapping[str, Way], connections: int) -> dict[str, list[float]]:
-    """CPU microseconds a request for every way, a second to warm up first."""
+    """Return CPU microseconds per request by variant, after a second of warm-up."""
     presses = {}
     for name, (path, body, headers) in ways.items():
         wrk.press(server, path, body, connections, 1, headers)

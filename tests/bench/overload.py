@@ -1,4 +1,4 @@
-"""Three times the load that a model can bear: who is refused, how soon, and how long the others wait."""
+"""Send three times the capacity of a model: measure refusals, their latency, and that of accepted requests."""
 
 import asyncio
 import time
@@ -35,7 +35,7 @@ max_queue_size = {queue}
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """What the model bears, and how three times that was answered."""
+    """The capacity of the model, and the answers at three times that load."""
 
     service_ms: float
     statuses: Counter[int]
@@ -46,12 +46,12 @@ class _Round:
 
     @property
     def bound_ms(self) -> float:
-        """The time that the queue takes when it is full, and a fifth more for the refusals on the same core."""
+        """Return the time of a full queue, and a fifth more for the refusals on the same core."""
         return _QUEUE * self.service_ms * 1.2
 
 
 def measure_overload(folder: Path) -> list[Row]:
-    """Raises if an answer is none of 200, 503 and 504, does not come, or if the server is not well afterwards."""
+    """Raises if an answer is not 200, 503 or 504, is missing, or if the server is unhealthy afterwards."""
     model, config, body = folder / "slow.onnx", folder / "slow.toml", orjson.dumps({"input_data": [0.5]})
     _write_calibrated(model)
     config.write_text(_CONFIG.format(path=orjson.dumps(str(model)).decode(), queue=_QUEUE), encoding="utf-8")
@@ -66,7 +66,7 @@ def measure_overload(folder: Path) -> list[Row]:
 
 
 def _write_calibrated(model: Path) -> None:
-    """As many turns of its loop as take 5 ms on the server's core."""
+    """Return the number of loop iterations that take 5 ms on the server's core."""
     turns = 20
     with on_cores(SERVER_CORES):
         for _ in range(3):
@@ -101,7 +101,7 @@ async def _round(server: RunningServer, request: bytes) -> _Round:
 
 
 async def _service_s(server: RunningServer, request: bytes) -> float:
-    """Seconds a request when there is always a next one: what the model bears is one of them in this time."""
+    """Return the seconds per request with a queue that is never empty: the inverse of the capacity."""
     return await closed_loop(server.port, [request], 4, _CAPACITY_REQUESTS, warm=8) / _CAPACITY_REQUESTS
 
 

@@ -1,4 +1,4 @@
-"""Quantised MiniLMs through the server, beside the original: texts per second, and how near the answers are."""
+"""Measure quantized MiniLMs beside the original: texts per second and cosines of the answers."""
 
 import ast
 import sysconfig
@@ -29,7 +29,7 @@ _LONGEST_CHARACTERS = 1500
 
 @dataclass(frozen=True, slots=True)
 class _Variant:
-    """A line of the entry, and what is aimed at."""
+    """A line of the entry, and its target."""
 
     name: str
     line: str
@@ -51,12 +51,12 @@ _FOLDERS = {"onnx": "minilm-onnx", "torch": "minilm"}
 
 
 def measure_quantization(models: Path) -> list[Row]:
-    """The rows of both frameworks."""
+    """Return the rows of both frameworks."""
     return [row for framework in _VARIANTS for row in _rows(framework, models / _FOLDERS[framework])]
 
 
 def written_texts() -> list[str]:
-    """2,000 texts that people wrote, always the same ones for one version of Python: its packages' docstrings."""
+    """Return 2,000 docstrings of Python's packages, the same for one version of Python."""
     texts: dict[str, None] = {}
     for file in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*/*.py")):
         if file.parent.name in ("site-packages", "test", "lib2to3", "idlelib"):

@@ -1,4 +1,4 @@
-"""Server CPU per request for tensors in JSON, beside the same model behind a plain FastAPI endpoint."""
+"""Measure server CPU per request for tensors in JSON beside a plain FastAPI endpoint."""
 
 from pathlib import Path
 from statistics import median
@@ -18,7 +18,7 @@ _IMAGE_SHAPE = (1, 3, 224, 224)
 
 
 def measure_requests(image: Path, vector: Path) -> list[Row]:
-    """CPU milliseconds per request, medians of rounds in turn. The load is on the last core, servers on the first."""
+    """Return CPU milliseconds per request, medians of alternating rounds; load and servers have a core each."""
     with on_cores(LOAD_CORES):
         return [*_image_rows(image), *_vector_rows(vector)]
 
@@ -59,7 +59,7 @@ def _vector_rows(model: Path) -> list[Row]:
 
 
 def _in_turn(ways: dict[str, tuple[RunningServer, str, bytes]], requests: int) -> dict[str, float]:
-    """CPU milliseconds a request for every way: one round to warm up, then rounds in turn, the median."""
+    """Return CPU milliseconds per request by variant: the median of alternating rounds after a warm-up."""
     figures: dict[str, list[float]] = {name: [] for name in ways}
     for round_number in range(_ROUNDS + 1):
         for name, (server, path, body) in ways.items():

@@ -1,4 +1,4 @@
-"""Rounds in turn, and what is made of them."""
+"""Measure in alternating rounds."""
 
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
@@ -8,7 +8,7 @@ Figure = TypeVar("Figure")
 
 
 def in_turn(ways: Mapping[str, Callable[[], Figure]], rounds: int) -> dict[str, list[Figure]]:
-    """What every way measured in every round. Ways take turns, so that a slow minute of the machine meets them all."""
+    """Return the figures of each variant by round. Variants alternate, so a slow minute of the machine affects all."""
     figures: dict[str, list[Figure]] = {name: [] for name in ways}
     for _ in range(rounds):
         for name, measure in ways.items():
@@ -17,5 +17,5 @@ def in_turn(ways: Mapping[str, Callable[[], Figure]], rounds: int) -> dict[str, 
 
 
 def ratio(ours: Sequence[float], others: Sequence[float]) -> float:
-    """The median of the rounds' own ratios: what one round shares, its minute of the machine, falls out."""
+    """Return the median of the ratios within a round, so that the speed of the machine cancels out."""
     return median(our / other for our, other in zip(ours, others, strict=True))

@@ -1,4 +1,4 @@
-"""Server processes for the bench: started on cores of their own, asked over one kept connection, stopped."""
+"""Start server processes on cores of their own, send requests over one connection, stop them."""
 
 import http.client
 import json
@@ -35,7 +35,7 @@ class RunningServer:
     connection: http.client.HTTPConnection
 
     def post(self, path: str, body: bytes) -> Any:
-        """The decoded answer; raises where it is no 200."""
+        """Return the decoded answer. Raises RuntimeError unless it is 200."""
         self.connection.request("POST", path, body, {"content-type": "application/json"})
         answer = self.connection.getresponse()
         content = answer.read()
@@ -44,7 +44,7 @@ class RunningServer:
         return json.loads(content)
 
     def cpu_s(self) -> float:
-        """CPU seconds that the process and its children have used, user and system."""
+        """Return the CPU seconds of the process and its children, user and system."""
         used_s = 0.0
         for process in _with_children(self.process.pid):
             with suppress(psutil.NoSuchProcess):
@@ -53,19 +53,19 @@ class RunningServer:
         return used_s
 
     def resident_bytes(self) -> int:
-        """Memory of the process alone."""
+        """Return the resident memory of the process without its children."""
         resident: int = psutil.Process(self.process.pid).memory_info().rss
         return resident
 
     def pause(self) -> None:
-        """Stops it where it is until `awake`: some servers poll while they are idle, and would slow the others."""
+        """Suspend the server until `awake`: some servers poll while idle and would slow the others."""
         for process in _with_children(self.process.pid):
             with suppress(psutil.NoSuchProcess):
                 process.suspend()
 
     @contextmanager
     def awake(self) -> Iterator[None]:
-        """Lets a paused server run in the block."""
+        """Resume a paused server in the block."""
         _resume(self.process.pid)
         try:
             yield
@@ -80,7 +80,7 @@ def roundhouse(
     cores: frozenset[int] | None = SERVER_CORES,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[RunningServer]:
-    """Roundhouse with these model paths, or with this config file; ready when the block begins."""
+    """Start Roundhouse with these model paths or this config file; it is ready when the block begins."""
     arguments = [*models] if config is None else ["--config", str(config)]
     command = [sys.executable, "-m", "app", "serve", *arguments, "--port", "{port}"]
     with started(command, "/health/ready", cores, environment) as server:
@@ -94,12 +94,12 @@ def started(
     cores: frozenset[int] | None = SERVER_CORES,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[RunningServer]:
-    """Runs a command, `{port}` in it being replaced by a free one; it answers `ready_path` when the block begins.
+    """Run a command with a free port for `{port}`; it answers `ready_path` when the block begins.
 
-    Raises RuntimeError, with the end of what it wrote, if it ends or is not ready in time. None as `cores`: all.
+    Raises RuntimeError, with the end of its output, if it ends or is not ready in time. `cores` None: all.
     """
     port = free_port()
-    # Not a pipe: nobody would read it, and a server that logs much would wait for ever.
+    # Not a pipe: it would fill up, and a server with a long log would block.
     with tempfile.TemporaryFile() as output:
         started_s = time.perf_counter()
         process = _start([part.replace("{port}", str(port)) for part in command], cores, environment or {}, output)
@@ -116,7 +116,7 @@ def started(
 
 
 def free_port() -> int:
-    """A port of the loopback that nobody has now."""
+    """Return a free port of the loopback interface."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -167,7 +167,7 @@ def _resume(pid: int) -> None:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Ends the process by a signal, and then what is left of it and its children by force."""
+    """Stop the process by SIGTERM, then kill the rest of it and its children."""
     family = _with_children(process.pid)
     _resume(process.pid)
     process.send_signal(signal.SIGTERM)

@@ -1,6 +1,6 @@
-"""Minutes of mixed callers on a tiny Llama, who also leave in the middle: is every text right, and does all come back?
+"""Send minutes of mixed requests to a tiny Llama, with cancellations; check every text and the freed resources.
 
-BENCH_SOAK_SECONDS says for how long, 300 where it is not set.
+BENCH_SOAK_SECONDS is the duration; default 300.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from tests.bench.table import Row
 _DEFAULT_SECONDS = 300.0
 _CALLERS = 24
 _QUESTIONS = 96
-# Keys and values of some 500 tokens, for a dozen texts: they are put back into the line again and again.
+# Keys and values of some 500 tokens for a dozen texts: preemptions are frequent.
 _KV_CACHE = "256KiB"
 _MAX_SEQUENCES = 12
 _WATCH_S = 6.0  # the server looks for leaks every five seconds
@@ -35,7 +35,7 @@ _STATES = ("running", "waiting")
 
 @dataclass(slots=True)
 class _Seen:
-    """What became of the requests; `differing`: those that were answered otherwise than alone."""
+    """The ends of the requests; `differing`: those with another text than alone."""
 
     ends: Counter[str] = field(default_factory=Counter)
     differing: list[Asked] = field(default_factory=list)
@@ -48,7 +48,7 @@ class _Seen:
 
 
 def measure_soak(folder: Path) -> list[Row]:
-    """Raises where a request is answered with an error that it did not ask for."""
+    """Raises if a request gets an unexpected error."""
     from tests.support.models.causal_folders import save_causal_model
 
     seconds = float(os.environ.get("BENCH_SOAK_SECONDS", _DEFAULT_SECONDS))
@@ -105,10 +105,10 @@ async def _stream(port: int, choose: random.Random, asked: Asked, seen: _Seen) -
 
 
 async def _leave(port: int, choose: random.Random, asked: Asked, seen: _Seen) -> None:
-    """Reads some pieces, and is gone."""
+    """Read some pieces, then close the connection."""
     texts = await _read_stream(port, asked, choose.randint(0, 20))
     is_right = all(alone.startswith(text) for (text, _), (alone, _) in zip(texts, asked.texts, strict=True))
-    seen.compare(asked, is_right, "left in the middle of a stream")
+    seen.compare(asked, is_right, "cancelled in a stream")
 
 
 async def _leave_whole(port: int, choose: random.Random, asked: Asked, seen: _Seen) -> None:
@@ -116,11 +116,11 @@ async def _leave_whole(port: int, choose: random.Random, asked: Asked, seen: _Se
     writer.write(asked.request())
     await asyncio.sleep(choose.uniform(0, 0.1))
     writer.close()
-    seen.ends["left before the answer"] += 1
+    seen.ends["cancelled before the answer"] += 1
 
 
 async def _hurry(port: int, choose: random.Random, asked: Asked, seen: _Seen) -> None:
-    """Has a deadline that many do not meet."""
+    """Send a request with a deadline that many do not meet."""
     connection = await Connection.to(port)
     status = await connection.ask(asked.request(timeout_ms=choose.randint(1, 400)))
     connection.close()
@@ -131,7 +131,7 @@ async def _hurry(port: int, choose: random.Random, asked: Asked, seen: _Seen) ->
 
 
 async def _read_stream(port: int, asked: Asked, pieces: int | None) -> Texts:
-    """What came of each choice, of the first so many pieces; None: all."""
+    """Return the text of each choice after this number of pieces; None: all."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     texts, reasons = [""] * len(asked.texts), [""] * len(asked.texts)
     try:
@@ -156,7 +156,7 @@ async def _read_stream(port: int, asked: Asked, pieces: int | None) -> Texts:
 
 
 def _figures(server: RunningServer) -> dict[str, float]:
-    """Every sample of /metrics by its name and labels, as written there."""
+    """Return every sample of /metrics by its name and labels."""
     server.connection.close()
     server.connection.request("GET", "/metrics")
     page = server.connection.getresponse().read().decode()
@@ -174,7 +174,7 @@ def _rows(seen: _Seen, figures: dict[str, float], seconds: float) -> list[Row]:
     after = median(seen.resident_bytes[-quarter:])
     return [
         Row(
-            f"{what}: answers that differ from those given alone",
+            f"{what}: texts that differ from those generated alone",
             f"{len(seen.differing)} of {seen.ends.total():,}",
             "0",
             "; ".join(f"{end} {count:,}" for end, count in sorted(seen.ends.items())),
@@ -183,7 +183,7 @@ def _rows(seen: _Seen, figures: dict[str, float], seconds: float) -> list[Row]:
             "the same, at the end: texts that run, that wait, bytes of keys and values in use, leaks found",
             f"{running:.0f}, {waiting:.0f}, {used_bytes:.0f}, {figures['roundhouse_integrity_failures_total']:.0f}",
             "0, 0, 0, 0",
-            f"{tokens:,.0f} tokens; {preemptions:,.0f} times a text went back into the line",
+            f"{tokens:,.0f} tokens; {preemptions:,.0f} preemptions",
         ),
         Row(
             "the same: resident memory of the last quarter against the second",

@@ -1,4 +1,4 @@
-"""What the soak's callers ask: texts of every kind, whose answers are always the same ones."""
+"""The requests of the soak: every kind of text, with reproducible answers."""
 
 import random
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ Texts = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A question, and what it was answered when nothing else was under way."""
+    """A request, and its texts when it runs alone."""
 
     fields: dict[str, Any]
     texts: Texts = ()
@@ -41,13 +41,13 @@ class Asked:
 
 
 def questions(count: int) -> list[Asked]:
-    """Greedy and seeded, with one choice and with several, with stop strings, constraints and penalties."""
+    """Return greedy and seeded requests with one or several choices, stop strings, constraints and penalties."""
     choose = random.Random(0)
     return [Asked(_fields(choose, number)) for number in range(count)]
 
 
 async def with_answers(port: int, asked: list[Asked]) -> list[Asked]:
-    """The same, each answered alone."""
+    """Return the same requests with the texts that each has alone."""
     connection = await Connection.to(port)
     answered = []
     for each in asked:
@@ -60,7 +60,7 @@ async def with_answers(port: int, asked: list[Asked]) -> list[Asked]:
 
 
 def texts_of(body: bytes) -> Texts:
-    """Of a whole answer."""
+    """Return the texts of a whole answer."""
     answer = orjson.loads(body)
     return tuple((choice["text"], choice["finish_reason"]) for choice in answer.get("choices", [answer]))
 

@@ -1,4 +1,4 @@
-"""A server with one small ONNX model: how soon it is ready, and how much memory it holds."""
+"""Measure the start time and the memory of a server with one small ONNX model."""
 
 import time
 from pathlib import Path
@@ -14,7 +14,7 @@ _MIB = 1024 * 1024
 
 
 def measure_startup(model: Path) -> list[Row]:
-    """Raises if such a server has torch or transformers in memory."""
+    """Raises if the server imported torch or transformers."""
     ready_s, resident_mb = [], []
     for _ in range(_ROUNDS):
         with roundhouse([str(model)], cores=None) as server:

@@ -1,4 +1,4 @@
-"""Texts as they come: streamed completions, and when each piece of them arrived."""
+"""Read streamed completions with the time of each piece."""
 
 import asyncio
 import time
@@ -23,23 +23,23 @@ class Streamed:
 
     @property
     def first_s(self) -> float:
-        """From the request to the first piece."""
+        """Return the seconds from the request to the first piece."""
         return self.pieces_s[0] - self.sent_s
 
     @property
     def gaps_s(self) -> list[float]:
-        """Between one piece and the next."""
+        """Return the seconds between neighbouring pieces."""
         return [after - before for before, after in zip(self.pieces_s, self.pieces_s[1:], strict=False)]
 
 
 def completion(model: str, prompt: str, max_tokens: int, **fields: object) -> bytes:
-    """A greedy POST to /v1/completions, whole or (`stream=True`) piece by piece."""
+    """Return a greedy POST to /v1/completions, whole or (`stream=True`) in pieces."""
     body = {"model": model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
     return request_of("/v1/completions", orjson.dumps(body | fields))
 
 
 async def stream(port: int, request: bytes, into: Streamed, goes_on: Callable[[], bool] = lambda: True) -> None:
-    """Reads a stream to its end, or until `goes_on` says no: then the connection is closed on it."""
+    """Read a stream to its end, or close its connection when `goes_on` returns false."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         into.sent_s = time.perf_counter()
@@ -59,7 +59,7 @@ async def stream(port: int, request: bytes, into: Streamed, goes_on: Callable[[]
 
 
 async def streams_together(port: int, requests: Sequence[bytes]) -> list[Streamed]:
-    """All of them at once, to their ends."""
+    """Read all streams at once to their ends."""
     streamed = [Streamed() for _ in requests]
     async with asyncio.TaskGroup() as group:
         for request, into in zip(requests, streamed, strict=True):
@@ -68,7 +68,7 @@ async def streams_together(port: int, requests: Sequence[bytes]) -> list[Streame
 
 
 def rate_while_all_ran(streamed: Sequence[Streamed]) -> float:
-    """Pieces per second of all streams, from when the last of them began until the first ended."""
+    """Return the pieces per second of all streams while all of them run."""
     from_s = max(each.pieces_s[0] for each in streamed)
     to_s = min(each.pieces_s[-1] for each in streamed)
     if to_s <= from_s:
@@ -78,6 +78,6 @@ def rate_while_all_ran(streamed: Sequence[Streamed]) -> float:
 
 
 async def _chunk(reader: asyncio.StreamReader) -> bytes:
-    """The next chunk of a chunked body; empty at its end."""
+    """Return the next chunk of a chunked body, empty at its end."""
     size = int(await reader.readline(), 16)
     return (await reader.readexactly(size + 2))[:size]

@@ -1,4 +1,4 @@
-"""Sixteen texts that run: how soon another one begins, and how evenly they go on while long prompts are read."""
+"""Measure time to first token beside sixteen running texts, and their regularity beside long prompts."""
 
 import asyncio
 import gc
@@ -28,7 +28,7 @@ _STREAM_TOKENS = CONTEXT_TOKENS - LONGEST_PROMPT
 
 @dataclass(slots=True)
 class _Running:
-    """Streams that are begun again when they are at their ends, until they are stopped."""
+    """Streams that restart at their ends until they are stopped."""
 
     port: int
     all: list[Streamed] = field(default_factory=list)
@@ -42,13 +42,13 @@ class _Running:
             await stream(self.port, request, streamed, lambda: not self.is_stopped)
 
     def gaps_s(self, from_s: float) -> list[float]:
-        """Of all streams, rising; of those that end later than `from_s`."""
+        """Return the gaps of all streams in rising order, without those that end before `from_s`."""
         gaps = (zip(each.pieces_s[1:], each.gaps_s, strict=True) for each in self.all if each.pieces_s)
         return sorted(gap_s for of_stream in gaps for at_s, gap_s in of_stream if at_s - gap_s >= from_s)
 
 
 def measure_streams(folder: Path) -> list[Row]:
-    """Of the large Llama in fp32, on all cores, which the load shares."""
+    """Measure the large Llama in fp32 on all cores, shared with the load."""
     model = save_llama(folder / "streams", LARGE)
     with serving(folder, model) as server:
         gc.disable()  # the load's own pauses are not the server's
@@ -73,7 +73,7 @@ async def _rows(server: RunningServer) -> list[Row]:
 
 
 async def _first_token_row(running: _Running, length: int) -> Row:
-    """Short prompts one after another, each with a little time between."""
+    """Send short prompts one after another, with short pauses."""
     choose = random.Random(length)
     from_s = time.perf_counter()
     firsts_s = []
@@ -119,7 +119,7 @@ async def _long_prompt_rows(running: _Running) -> list[Row]:
 
 
 async def _ask_long(port: int, goes_on: Callable[[], bool]) -> list[float]:
-    """Their times to the first token."""
+    """Return their times to first token."""
     choose = random.Random(1)
     firsts_s = []
     for _ in itertools.takewhile(lambda _: goes_on(), itertools.count()):

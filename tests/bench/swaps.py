@@ -1,4 +1,4 @@
-"""A model swapped for another version and back under 32 callers: does a request fail, and how long does one wait?"""
+"""Roll a model out and back under 32 callers; measure failures and the longest request."""
 
 import asyncio
 import math
@@ -22,7 +22,7 @@ _BETWEEN_S = 1.0
 
 
 def measure_swaps(folder: Path, models: Path) -> list[Row]:
-    """Raises where an answer is no 200."""
+    """Raises unless every answer is 200."""
     for version in (1, 2):
         write_scaled_encoder(models / "minilm-onnx", folder / "swapped" / str(version), version)
     file = folder / "swaps.toml"
@@ -32,7 +32,7 @@ def measure_swaps(folder: Path, models: Path) -> list[Row]:
     if set(statuses) != {200}:
         raise RuntimeError(f"answers while the model was swapped: {dict(statuses)}")
     p99_s = _p99(quiet)
-    # What is under way when the swap comes is answered first: a batch of all who wait, at most.
+    # Requests in progress at the switch are answered first: at most one batch of all callers.
     batch_s = sorted(quiet)[len(quiet) // 2]
     return [
         Row(
@@ -50,7 +50,7 @@ def measure_swaps(folder: Path, models: Path) -> list[Row]:
 
 
 async def _measure(server: RunningServer) -> tuple[list[float], list[float], Counter[int]]:
-    """Seconds of the requests without swaps, and of those that were under way while the model was swapped."""
+    """Return the seconds of requests without swaps, and of those in progress during a swap."""
     took: list[tuple[float, float]] = []
     statuses: Counter[int] = Counter()
     stop = asyncio.Event()

@@ -1,11 +1,11 @@
-"""One line of the bench's table, and the table."""
+"""Format the table of the benchmarks."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`figure` with its unit; `target` as the project set it itself, `-` where there is none."""
+    """`figure` with its unit; `target` as the project set it, or `-`."""
 
     what: str
     figure: str
@@ -14,12 +14,12 @@ class Row:
 
 
 def percent(share: float) -> str:
-    """0.934 → `93 %`."""
+    """Return 0.934 as `93 %`."""
     return f"{share * 100:.0f} %"
 
 
 def print_table(rows: list[Row]) -> None:
-    """As Markdown, for the README."""
+    """Print Markdown, for docs/benchmarks.md."""
     print("| what | measured | target | compared with |\n|---|---|---|---|")
     for row in rows:
         print(f"| {row.what} | {row.figure} | {row.target} | {row.compared} |")

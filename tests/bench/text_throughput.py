@@ -1,4 +1,4 @@
-"""Texts per second, one text a request, beside other servers and beside what the library does without any server."""
+"""Measure texts per second, one text per request, beside other servers and the library alone."""
 
 import asyncio
 import tempfile
@@ -43,19 +43,19 @@ Rates = Mapping[str, list[float]]
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One server with the model, and the texts as it is asked for them. It is paused unless it is measured."""
+    """One server with the model and its requests, paused unless it is measured."""
 
     server: RunningServer
     requests: Sequence[bytes]
     load_cores: frozenset[int] = LOAD_CORES
 
     def steady(self, decks: int) -> float:
-        """Texts per second at 32 connections."""
+        """Return the texts per second at 32 connections."""
         requests = self.requests[: decks * DECK]
         return self._rate(requests, _CONNECTIONS, warm=_CONNECTIONS)
 
     def burst(self) -> float:
-        """Texts per second, all of them at once."""
+        """Return the texts per second of all requests at once."""
         return self._rate(self.requests, _BURST_CONNECTIONS, 0)
 
     def _rate(self, requests: Sequence[bytes], connections: int, warm: int) -> float:
@@ -66,7 +66,7 @@ class Way:
 
 
 def measure_text_throughput(models: Path) -> list[Row]:
-    """The rows of both MiniLMs on one core, and of the ONNX one on two."""
+    """Return the rows of both MiniLMs on one core, and of the ONNX one on two."""
     texts = mixed_texts()
     return [
         *_one_core_rows(models, "onnx", texts, ("≥ 93 %", "≥ 96 %")),
@@ -102,7 +102,7 @@ def _one_core_rows(models: Path, framework: str, texts: list[str], targets: tupl
 
 
 def _two_core_rows(models: Path, texts: list[str]) -> list[Row]:
-    """Servers and load share both cores."""
+    """Measure with servers and load on both cores."""
     what = "MiniLM (ONNX) on two cores, `instances = 2`: 32 connections"
     if len(ALL_CORES) != 2:
         return [Row(what, "-", compared=f"this machine has {len(ALL_CORES)} cores for the bench")]
@@ -135,7 +135,7 @@ def _way(
     expected: Sequence[float],
     load_cores: frozenset[int] = LOAD_CORES,
 ) -> Way | None:
-    """None where a peer does not run here. Raises where it answers something else than the library alone."""
+    """Return None if a peer does not run here. Raises if its answers differ from those of the library."""
     server = enter(stack, starting) if name == _OURS else enter_peer(stack, name, starting)
     if server is None:
         return None

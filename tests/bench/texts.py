@@ -1,4 +1,4 @@
-"""Texts through the server: many in one request, and how long the embedded models take to load."""
+"""Measure many texts in one request, and the start time of the embedded models."""
 
 import time
 from pathlib import Path
@@ -13,7 +13,7 @@ _TEXTS = 10_000
 
 
 def measure_texts(models: Path) -> list[Row]:
-    """10,000 texts of 2 to 6 words in one request to each MiniLM, on all cores."""
+    """Send 10,000 texts of 2 to 6 words in one request to each MiniLM, on all cores."""
     texts = short_texts(_TEXTS)
     rows = []
     for name, label in (("minilm-onnx", "ONNX"), ("minilm", "PyTorch")):

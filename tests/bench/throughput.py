@@ -1,4 +1,4 @@
-"""Requests per second and their latency, beside other servers with the same model: tensors in JSON, by wrk."""
+"""Measure requests per second and latency of tensors in JSON beside other servers, with wrk."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -22,7 +22,7 @@ from tests.bench.table import Row, percent
 _ROUNDS = 5
 _SECONDS = 2
 _LATENCY_SECONDS = 1
-# Longer: the plain server answers few of these, and those under way at the end are not counted.
+# Longer: the plain server answers few of these, and requests in progress at the end do not count.
 _IMAGE_SECONDS = 4
 _VECTOR = [0.5] * 16
 _IMAGE_FLOATS = 3 * 224 * 224
@@ -35,7 +35,7 @@ Loads = Mapping[str, list[wrk.Load]]
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """One server with the model, and what it is asked. It is paused unless it is pressed."""
+    """One server with the model and its requests, paused unless it is under load."""
 
     server: RunningServer
     path: str
@@ -51,7 +51,7 @@ class _Way:
 
 
 def measure_throughput(image: Path, vector: Path) -> list[Row]:
-    """The rows of the 16-float model at 32 connections and at one, and of 150,528 floats at 8."""
+    """Return the rows of the 16-float model at 32 connections and at one, and of 150,528 floats at 8."""
     if not wrk.is_installed():
         print(wrk.MISSING, file=sys.stderr)
         return [Row("requests per second and latency", "-", compared=wrk.MISSING)]
@@ -66,7 +66,7 @@ def measure_throughput(image: Path, vector: Path) -> list[Row]:
 
 
 def _measured(ways: Mapping[str, _Way], connections: int, seconds: int = _SECONDS) -> Loads:
-    """A second to warm up, and the rounds."""
+    """Warm up for a second, then measure the rounds."""
     for way in ways.values():
         way.press(connections, 1)
     presses = {name: partial(way.press, connections, seconds) for name, way in ways.items()}
@@ -75,7 +75,7 @@ def _measured(ways: Mapping[str, _Way], connections: int, seconds: int = _SECOND
 
 @contextmanager
 def _vector_ways(model: Path) -> Iterator[dict[str, _Way]]:
-    """Every server that runs here. Raises where one does not answer the product."""
+    """Start every server that runs here. Raises if one gives a wrong product."""
     body = orjson.dumps({"input_data": _VECTOR})
     v2_input = {"name": "x", "shape": [1, len(_VECTOR)], "datatype": "FP32", "data": _VECTOR}
     known = {
@@ -139,7 +139,7 @@ def _large_row(loads: Loads) -> Row:
 
 
 def _beside(loads: Loads, name: str) -> str:
-    """`plain FastAPI 2,000 req/s, 460 µs: 4.1 times`; a dash for a server that did not run."""
+    """Return `plain FastAPI 2,000 req/s, 460 µs: 4.1 times`, or a dash for a server that did not run."""
     if name not in loads:
         return f"{name} -"
     times = ratio(_values(loads, "ours", "per_second"), _values(loads, name, "per_second"))

@@ -1,4 +1,4 @@
-"""Closed-loop load by wrk, a process that is never the bottleneck, on the core that is not the server's."""
+"""Send closed-loop load with wrk, which is never the bottleneck, on a core that the server does not use."""
 
 import json
 import shutil
@@ -34,13 +34,13 @@ end
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one round of load measured."""
+    """The figures of one round of load."""
 
     per_second: float
     p50_ms: float
     p99_ms: float
     cpu_us: float
-    """The server's, per request."""
+    """CPU microseconds of the server per request."""
 
 
 def is_installed() -> bool:
@@ -50,7 +50,7 @@ def is_installed() -> bool:
 def press(
     server: RunningServer, path: str, body: bytes, connections: int, seconds: int, headers: Mapping[str, str] = _JSON
 ) -> Load:
-    """Posts the body over all connections, each as fast as it is answered. Raises if an answer is no 2xx."""
+    """Post the body over all connections, each after its last answer. Raises unless every answer is 2xx."""
     with tempfile.TemporaryDirectory() as folder, on_cores(LOAD_CORES):
         script, body_file = Path(folder) / "post.lua", Path(folder) / "body"
         body_file.write_bytes(body)

@@ -6,7 +6,9 @@ from typing import Any
 
 from app.admin.model_descriptions import describe_in_detail
 from app.admin.model_metrics import generation_families
-from tests.app.inference.generating import House, asks, generating
+from app.observability.metrics import Observer
+from frameworks.manager import MLFrameworkManager
+from tests.app.inference.generating import asks, generating
 from tests.support.batch_models import FakeRegistry
 from tests.support.loops import in_loop, soon, task
 from tests.support.managing import ask, serving
@@ -15,9 +17,9 @@ from tests.support.step_models import CONTEXT, KV_BYTES_PER_TOKEN
 KV_TOTAL = 4 * CONTEXT * KV_BYTES_PER_TOKEN
 
 
-def scraped(house: House) -> dict[tuple[str, str], float]:
+def scrape(manager: MLFrameworkManager, observer: Observer) -> dict[tuple[str, str], float]:
     """Return (name, value of the last label) -> value; of histograms only counts and sums."""
-    families: list[Any] = list(generation_families(house.manager.slots, house.observer.generations))
+    families: list[Any] = list(generation_families(manager.slots, observer.generations))
     samples = [sample for family in families for sample in family.samples if not sample.name.endswith("_bucket")]
     assert {sample.labels["model"] for sample in samples} <= {"m"}
     return {
@@ -27,11 +29,11 @@ def scraped(house: House) -> dict[tuple[str, str], float]:
 
 @in_loop
 async def test_generated_tokens_and_times_are_counted() -> None:
-    async with generating(lambda _: time.sleep(0.001)) as house:
-        await house.whole(asks("abc", n=2, max_tokens=4))
-        await asyncio.gather(*(house.whole(asks("abcd", "xyz", max_tokens=4)) for _ in range(3)))
-        await soon(lambda: not house.manager.slot("m").active.is_running)
-        samples = scraped(house)
+    async with generating(lambda _: time.sleep(0.001)) as served:
+        await served.whole(asks("abc", n=2, max_tokens=4))
+        await asyncio.gather(*(served.whole(asks("abcd", "xyz", max_tokens=4)) for _ in range(3)))
+        await soon(lambda: not served.manager.slot("m").active.is_running)
+        samples = scrape(served.manager, served.observer)
         assert samples["tokens_generated_total", "m"] == 2 * 4 + 6 * 4
         assert samples["prompt_tokens_total", "m"] == 2 * 3 + 3 * 7
         assert samples["prefix_cache_hit_tokens_total", "m"] == 2 + 2 * (3 + 2)
@@ -39,28 +41,28 @@ async def test_generated_tokens_and_times_are_counted() -> None:
         assert samples["time_to_first_token_seconds_count", "m"] == 4
         assert samples["inter_token_seconds_count", "m"] == 8 * 3
         assert 8 * 3 * 0.001 < samples["inter_token_seconds_sum", "m"] < 20
-        await house.manager.unload("m")
-        assert scraped(house)["tokens_generated_total", "m"] == 32
-        assert scraped(house)["kv_cache_bytes", "free"] == 0
+        await served.manager.unload("m")
+        assert scrape(served.manager, served.observer)["tokens_generated_total", "m"] == 32
+        assert scrape(served.manager, served.observer)["kv_cache_bytes", "free"] == 0
 
 
 @in_loop
 async def test_gauges_show_running_and_waiting_sequences() -> None:
-    async with generating(lambda _: time.sleep(0.001)) as house:
-        idle = scraped(house)
+    async with generating(lambda _: time.sleep(0.001)) as served:
+        idle = scrape(served.manager, served.observer)
         assert [idle["sequences", state] for state in ("running", "waiting")] == [0, 0]
-        running = task(house.whole(asks(*(["ab"] * 6), max_tokens=2000)))
-        await soon(lambda: scraped(house)["sequences", "running"] == 4)
-        samples = scraped(house)
+        running = task(served.whole(asks(*(["ab"] * 6), max_tokens=2000)))
+        await soon(lambda: scrape(served.manager, served.observer)["sequences", "running"] == 4)
+        samples = scrape(served.manager, served.observer)
         assert samples["sequences", "waiting"] == 2
         kinds = [samples["kv_cache_bytes", kind] for kind in ("used", "cached", "free")]
         assert kinds[0] >= 4 * 3 * KV_BYTES_PER_TOKEN
         assert kinds[1] == KV_BYTES_PER_TOKEN
         assert sum(kinds) == KV_TOTAL
         running.cancel()
-        await soon(lambda: scraped(house)["sequences", "running"] == 0)
-        assert scraped(house)["kv_cache_bytes", "used"] == 0
-        assert scraped(house)["sequences", "waiting"] == 0
+        await soon(lambda: scrape(served.manager, served.observer)["sequences", "running"] == 0)
+        assert scrape(served.manager, served.observer)["kv_cache_bytes", "used"] == 0
+        assert scrape(served.manager, served.observer)["sequences", "waiting"] == 0
 
 
 @in_loop
@@ -74,7 +76,7 @@ async def test_batch_model_has_no_generation_series() -> None:
 
 @in_loop
 async def test_version_detail_shows_maximum_tokens() -> None:
-    async with generating() as house:
-        detail = describe_in_detail(house.manager.slot("m"), {})
+    async with generating() as served:
+        detail = describe_in_detail(served.manager.slot("m"), {})
         assert detail["task"] == "generate"
         assert detail["version_details"]["1"]["max_tokens"] == CONTEXT

@@ -1,4 +1,4 @@
-"""The peers' own environments below `.bench/`, made when they are first needed, from exactly pinned packages."""
+"""Create the environments of the peers below `.bench/`, from pinned packages, when first needed."""
 
 import subprocess
 import sys
@@ -11,12 +11,15 @@ from tests.bench.servers import ROOT
 
 _FOLDER = ROOT / ".bench"
 _REQUIREMENTS = Path(__file__).parent
-# The environments that find the project's packages (torch among them) behind their own.
+# Environments that also see the project's packages, such as torch.
 _SEES_PROJECT = frozenset({"litserve", "transformers_serve"})
 
 
 def python_of(peer: str) -> Path:
-    """The interpreter of `.bench/PEER`, as `PEER.txt` here wants it. Raises RuntimeError if it cannot be installed."""
+    """Return the interpreter of `.bench/PEER` with the packages of `PEER.txt`.
+
+    Raises RuntimeError if they do not install.
+    """
     wanted = (_REQUIREMENTS / f"{peer}.txt").read_text(encoding="utf-8") + sys.version + str(ROOT)
     folder = _FOLDER / peer
     python, stamp = folder / "bin" / "python", folder / "installed"
@@ -31,7 +34,7 @@ def _install(peer: str, folder: Path, python: Path) -> None:
     steps: list[Callable[[], object]] = [lambda: venv.create(folder, clear=True, with_pip=True)]
     if peer in _SEES_PROJECT:
         steps.append(lambda: _see_project(python))
-    # Without dependencies: the file names them all, and none of them may bring another torch.
+    # Without dependencies: the file names all of them, so that no other torch is installed.
     arguments = ["install", "--quiet", "--no-deps", "--requirement", str(_REQUIREMENTS / f"{peer}.txt")]
     steps.append(lambda: _run([str(python), "-m", "pip", *arguments]))
     try:

@@ -41,7 +41,7 @@ class OnnxRuntime(MLModel):  # type: ignore[misc]
 
 
 def serve(model: str, port: int) -> None:
-    """Writes the folder that `mlserver start` reads, and starts it."""
+    """Write the folder of `mlserver start`, and start it."""
     implementation = f"tests.bench.peers.mlserver_runtime.{OnnxRuntime.__name__}"
     entry = {"name": "vector", "implementation": implementation, "parameters": {"uri": os.path.abspath(model)}}
     with tempfile.TemporaryDirectory() as folder:

@@ -13,7 +13,7 @@ _BODY = b'{"output_data":[0.0]}'
 async def application(
     scope: _Message, receive: Callable[[], Awaitable[_Message]], send: Callable[[_Message], Awaitable[None]]
 ) -> None:
-    """The least that an ASGI application with a body can do."""
+    """The minimal ASGI application that reads a body."""
     assert scope["type"] == "http"
     while (await receive()).get("more_body"):
         pass

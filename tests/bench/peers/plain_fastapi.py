@@ -1,4 +1,4 @@
-"""What one writes by hand: FastAPI, a pydantic body, onnxruntime.
+"""A hand-written endpoint: FastAPI, a pydantic body, ONNX Runtime.
 
 `python -m tests.bench.peers.plain_fastapi MODEL PORT`."""
 
@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 
 class Body(BaseModel):
-    """A flat tensor, as pydantic reads it."""
+    """A flat tensor, validated by pydantic."""
 
     input_data: list[float]
 

@@ -1,4 +1,4 @@
-"""What one writes by hand for texts: FastAPI and sentence-transformers on one thread.
+"""A hand-written endpoint for texts: FastAPI and sentence-transformers on one thread.
 
 `python -m tests.bench.peers.sentence_transformers_fastapi FOLDER PORT`.
 """

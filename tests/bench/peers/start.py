@@ -1,4 +1,4 @@
-"""The servers beside which this one is measured, each started on the server's core, or where it says so on all."""
+"""Start the peers, on the core of the server unless noted."""
 
 import sys
 from collections.abc import Iterator
@@ -10,56 +10,59 @@ from tests.bench.servers import RunningServer, started
 
 
 def plain_fastapi(model: Path) -> AbstractContextManager[RunningServer]:
-    """The endpoint that one would write by hand: `POST /infer` with `input_data`."""
+    """Start the hand-written endpoint: `POST /infer` with `input_data`."""
     return _module(sys.executable, "plain_fastapi", [str(model)], "/health")
 
 
 def sentence_transformers(folder: Path) -> AbstractContextManager[RunningServer]:
-    """The same for texts: `POST /infer` with `text`."""
+    """Start the hand-written endpoint for texts: `POST /infer` with `text`."""
     return _module(sys.executable, "sentence_transformers_fastapi", [str(folder)], "/health")
 
 
 def no_op() -> AbstractContextManager[RunningServer]:
-    """uvicorn's floor: reads any body and answers a constant, to every path."""
+    """Start uvicorn's floor: read any body and answer a constant on every path."""
     return _module(sys.executable, "no_op", [], "/")
 
 
 @contextmanager
 def litserve(kind: str, model: Path) -> Iterator[RunningServer]:
-    """`kind`: vector, onnx or torch. `POST /infer` as the endpoints by hand. Raises RuntimeError where it cannot be."""
+    """Start LitServe with `POST /infer`. `kind`: vector, onnx or torch. Raises RuntimeError if it does not run."""
     with _module(str(python_of("litserve")), "litserve_server", [kind, str(model)], "/health") as server:
         yield server
 
 
 @contextmanager
 def mlserver(model: Path) -> Iterator[RunningServer]:
-    """`POST /v2/models/vector/infer`, the V2 protocol. Raises RuntimeError where it cannot be."""
+    """Start MLServer with `POST /v2/models/vector/infer`. Raises RuntimeError if it does not run."""
     with _module(str(python_of("mlserver")), "mlserver_runtime", [str(model)], "/v2/health/ready") as server:
         yield server
 
 
 @contextmanager
 def transformers_serve(folder: Path, *, continuous_batching: bool) -> Iterator[RunningServer]:
-    """`POST /v1/completions` in fp32, on all cores. Raises RuntimeError where it cannot be."""
+    """Start `transformers serve` with `POST /v1/completions` in fp32, on all cores.
+
+    Raises RuntimeError if it does not run.
+    """
     python = str(python_of("transformers_serve"))
     command = [python, "-m", "transformers.cli.transformers", "serve", str(folder), "--device", "cpu"]
     command += ["--dtype", "float32", "--host", "127.0.0.1", "--port", "{port}"]
     if continuous_batching:
-        # Left to itself it takes most of the memory of the machine, and is no faster for it.
+        # The default takes most of the machine's memory and is not faster.
         command += ["--continuous-batching", "--cb-num-blocks", "256", "--cb-max-batch-tokens", "512"]
     with started(command, "/health", None, {"HF_HUB_OFFLINE": "1"}) as server:
         yield server
 
 
 def enter(stack: ExitStack, server: AbstractContextManager[RunningServer]) -> RunningServer:
-    """The server, paused, until the stack ends."""
+    """Start the server paused, until the stack ends."""
     running = stack.enter_context(server)
     running.pause()
     return running
 
 
 def enter_peer(stack: ExitStack, name: str, server: AbstractContextManager[RunningServer]) -> RunningServer | None:
-    """The same; None, and the reason printed, where the peer does not run here: its figure is then a dash."""
+    """Start a peer; if it does not run here, print the reason and return None: its figure is then a dash."""
     try:
         return enter(stack, server)
     except RuntimeError as error:
