@@ -11,7 +11,7 @@ from app.inference.pipeline import DecodedRequest, FindSpec, Pipeline
 from app.observability.metrics import RequestRecord, request_id
 from app.protocols.codec import LONG_ELEMENTS, elements_of
 from app.protocols.errors import STATUS_CLIENT_GONE, grpc_code
-from app.protocols.open_inference.infer_request import own_name
+from app.protocols.open_inference.infer_request import with_own_field
 from frameworks.errors import Draining
 from frameworks.generation.types import Generation
 
@@ -119,5 +119,6 @@ def as_grpc_error(error: BaseException, record: RequestRecord) -> GrpcError:
     if isinstance(error, GrpcError):
         record.status, record.code = 400, "invalid_input"
         return error
-    record.status, _, message = map_error(error, record)
-    return GrpcError(grpc_code(error), own_name(message))
+    reply = map_error(error, record)
+    record.status = reply.status
+    return GrpcError(grpc_code(error), with_own_field(reply).message)

@@ -10,7 +10,7 @@ from starlette.types import Scope, Send
 from app.http.protocol import FAST_PATH
 from app.observability.metrics import RequestRecord, request_id, server_timing
 from app.protocols.codec import ErrorWriter, Header
-from app.protocols.errors import TooLarge, extra_headers, to_http
+from app.protocols.errors import ErrorReply, TooLarge, extra_headers, to_http
 
 log = structlog.get_logger(__name__)
 
@@ -67,23 +67,22 @@ def json_response(content: object, status: int = 200) -> Response:
     return Response(orjson.dumps(content), status, media_type="application/json")
 
 
-def map_error(error: BaseException, record: RequestRecord) -> tuple[int, str, str]:
-    """Return status, code and message of an error, and note the code on the record.
+def map_error(error: BaseException, record: RequestRecord) -> ErrorReply:
+    """Return the reply to an error, and note its code on the record.
 
     An internal error (500) is logged with its traceback, which no response contains.
     """
-    status, code, message = to_http(error)
-    if status == 500:
+    reply = to_http(error)
+    if reply.status == 500:
         log.error("internal error", request_id=record.request_id, path=record.path, exc_info=error)
-    record.code = code
-    # A message may quote input that cannot be encoded as UTF-8.
-    return status, code, message.encode("utf-8", "replace").decode("utf-8")
+    record.code = reply.code
+    return reply
 
 
 def error_body(error: BaseException, record: RequestRecord, write: ErrorWriter) -> tuple[int, bytes]:
     """Return the status and the body of an error response; see `map_error`."""
-    status, code, message = map_error(error, record)
-    return status, write(status, code, message, record.request_id)
+    reply = map_error(error, record)
+    return reply.status, write(reply, record.request_id)
 
 
 async def send_error(send: Send, record: RequestRecord, error: BaseException, write: ErrorWriter) -> None:

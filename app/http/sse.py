@@ -71,7 +71,7 @@ class EventStream:
 
     def _fail(self, error: Exception) -> None:
         self._has_failed = True
-        self._last = self._writer.error(*map_error(error, self._record))
+        self._last = self._writer.error(map_error(error, self._record))
 
     async def _begin(self) -> None:
         record = self._record

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol, Self
 import numpy as np
 
 from app.inference.pipeline import DecodedRequest, FindSpec
-from app.protocols.errors import UnsupportedMediaType
+from app.protocols.errors import ErrorReply, UnsupportedMediaType
 from frameworks.generation.types import Piece, Usage
 from frameworks.text.tokens import TokenizeAnswer
 from frameworks.types import ClassifyAnswer, EmbedAnswer, ScoreAnswer
@@ -41,8 +41,8 @@ class AnswerContext(NamedTuple):
     created_s: int
 
 
-ErrorWriter = Callable[[int, str, str, str], bytes]
-"""Codec.error_body: status, code, message and request id → the body."""
+ErrorWriter = Callable[[ErrorReply, str], bytes]
+"""Codec.error_body: the error and the request id → the body."""
 
 
 class EncodedResponse(NamedTuple):
@@ -64,7 +64,7 @@ class StreamWriter(Protocol):
         """The last ones, `[DONE]` among them."""
         ...
 
-    def error(self, status: int, code: str, message: str) -> list[bytes]:
+    def error(self, error: ErrorReply) -> list[bytes]:
         """In the place of `end`."""
         ...
 
@@ -105,7 +105,7 @@ class Codec(Protocol):
 
     def stream_writer(self, decoded: Any, context: AnswerContext) -> StreamWriter: ...
 
-    def error_body(self, status: int, code: str, message: str, request_id: str) -> bytes:
+    def error_body(self, error: ErrorReply, request_id: str) -> bytes:
         """The body of any other answer; `code` is the contract's."""
         ...
 

@@ -1,10 +1,12 @@
 """Map errors to HTTP and gRPC, and define the errors that only a protocol can raise."""
 
 from math import ceil
+from typing import NamedTuple
 
 from frameworks.errors import (
     DeadlineExceeded,
     Draining,
+    FieldError,
     InvalidInput,
     InvalidModel,
     ModelExists,
@@ -103,12 +105,33 @@ for _status, _code in (*((entry[1], entry[2]) for entry in _TABLE), (_INTERNAL_S
         ERROR_CODES[_status].append(_code)
 
 
-def to_http(error: BaseException) -> tuple[int, str, str]:
-    """Return the status, code and message of an error. Other exceptions are `internal`; only the log has their text."""
+class ErrorReply(NamedTuple):
+    """An error as a protocol writes it. `field` and `reason`: the parts of the message of a FieldError."""
+
+    status: int
+    code: str
+    message: str
+    field: str | None = None
+    reason: str | None = None
+
+    def with_field(self, field: str) -> "ErrorReply":
+        """Return the reply with the field's name in the protocol of the caller."""
+        return self._replace(message=f"{field}: {self.reason}", field=field)
+
+
+def to_http(error: BaseException) -> ErrorReply:
+    """Return the reply to an error. Other exceptions are `internal`; only the log has their text."""
     for kind, status, code, _ in _TABLE:
         if isinstance(error, kind):
-            return status, code, error.message
-    return _INTERNAL_STATUS, _INTERNAL_CODE, _INTERNAL_MESSAGE
+            if isinstance(error, FieldError):
+                return ErrorReply(status, code, *map(_encodable, (error.message, error.field, error.reason)))
+            return ErrorReply(status, code, _encodable(error.message))
+    return ErrorReply(_INTERNAL_STATUS, _INTERNAL_CODE, _INTERNAL_MESSAGE)
+
+
+def _encodable(text: str) -> str:
+    """Replace the parts of a quoted input that UTF-8 cannot encode."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def grpc_code(error: BaseException) -> str:

@@ -3,6 +3,7 @@
 import orjson
 
 from app.protocols.codec import AnswerContext, JsonCodec
+from app.protocols.errors import ErrorReply
 from app.protocols.native.decode import NativeRequest, decode
 from app.protocols.native.encode import encode
 from app.protocols.native.fields import ErrorResponse, InferRequest, InferResponse
@@ -21,8 +22,8 @@ class NativeCodec(JsonCodec):
         assert isinstance(native.request, GenerateRequest)
         return NativeStream(native.request.num_choices, context.request_id)
 
-    def error_body(self, status: int, code: str, message: str, request_id: str) -> bytes:
-        return orjson.dumps({"error": {"code": code, "message": message, "request_id": request_id}})
+    def error_body(self, error: ErrorReply, request_id: str) -> bytes:
+        return orjson.dumps({"error": {"code": error.code, "message": error.message, "request_id": request_id}})
 
 
 _FORMAT = NativeCodec()

@@ -4,6 +4,7 @@ from typing import Any
 
 import orjson
 
+from app.protocols.errors import ErrorReply
 from frameworks.generation.types import Choice, GenerateAnswer, GenerateRequest, Piece, TokenText, Usage
 
 DONE = b"[DONE]"
@@ -37,9 +38,10 @@ class NativeStream:
         last = (self._last or {}) | _describe_usage(usage) | {"latency_ms": round(latency_ms, 3)}
         return [orjson.dumps(last), DONE]
 
-    def error(self, status: int, code: str, message: str) -> list[bytes]:
-        error = orjson.dumps({"error": {"code": code, "message": message, "request_id": self._request_id}})
-        return [error] if self._last is None else [orjson.dumps(self._last), error]
+    def error(self, error: ErrorReply) -> list[bytes]:
+        content = {"code": error.code, "message": error.message, "request_id": self._request_id}
+        event = orjson.dumps({"error": content})
+        return [event] if self._last is None else [orjson.dumps(self._last), event]
 
 
 def describe_generated(request: GenerateRequest, answer: GenerateAnswer) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 import orjson
 from pydantic import BaseModel, Field
 
+from app.protocols.errors import ErrorReply
+
 
 class OpenInferenceErrorResponse(BaseModel):
     """The body of every response below /v2 whose status is not 200."""
@@ -10,6 +12,6 @@ class OpenInferenceErrorResponse(BaseModel):
     error: str = Field(description="Names the field, the expected value and the remedy.")
 
 
-def error_body(status: int, code: str, message: str, request_id: str) -> bytes:
+def error_body(error: ErrorReply) -> bytes:
     """Write the message alone. The status line has the status, and the header x-request-id the request id."""
-    return orjson.dumps({"error": message})
+    return orjson.dumps({"error": error.message})

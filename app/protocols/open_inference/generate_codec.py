@@ -13,6 +13,7 @@ import orjson
 
 from app.inference.pipeline import FindSpec
 from app.protocols.codec import AnswerContext, Header, JsonCodec, StreamWriter, Target, check_media_type
+from app.protocols.errors import ErrorReply
 from app.protocols.json_body import parse_exact
 from app.protocols.open_inference.errors import OpenInferenceErrorResponse, error_body
 from app.protocols.open_inference.generate_request import (
@@ -28,7 +29,7 @@ from app.protocols.open_inference.generate_response import (
     WholeTextEvent,
     describe_response,
 )
-from app.protocols.open_inference.infer_request import own_name, read_timeout_ms
+from app.protocols.open_inference.infer_request import read_timeout_ms, with_own_field
 from app.protocols.routes import Route, RouteDescription
 from frameworks.errors import FieldError, InvalidInput
 from frameworks.generation.types import GenerateAnswer, GenerateRequest
@@ -91,8 +92,8 @@ class GenerateCodec(JsonCodec):
         writer = StreamedText if decoded.in_parts else WholeTextEvent
         return writer(decoded.parsed, context)
 
-    def error_body(self, status: int, code: str, message: str, request_id: str) -> bytes:
-        return error_body(status, code, own_name(message), request_id)
+    def error_body(self, error: ErrorReply, request_id: str) -> bytes:
+        return error_body(with_own_field(error))
 
 
 def _without_curls_form(headers: Sequence[Header]) -> Sequence[Header]:

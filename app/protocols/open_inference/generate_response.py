@@ -10,6 +10,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.protocols.codec import AnswerContext
+from app.protocols.errors import ErrorReply
 from app.protocols.open_inference.errors import error_body
 from app.protocols.open_inference.generate_request import ParsedGenerate
 from frameworks.generation.types import Choice, FinishReason, GenerateAnswer, Piece, TokenText, Usage
@@ -85,9 +86,9 @@ class StreamedText:
     def end(self, usage: Usage, latency_ms: float) -> list[bytes]:
         return [orjson.dumps({**self._last, **_counts(usage), "done": True})]
 
-    def error(self, status: int, code: str, message: str) -> list[bytes]:
-        error = error_body(status, code, message, "")
-        return [orjson.dumps(self._last), error] if self._last else [error]
+    def error(self, error: ErrorReply) -> list[bytes]:
+        event = error_body(error)
+        return [orjson.dumps(self._last), event] if self._last else [event]
 
 
 class WholeTextEvent:
@@ -109,8 +110,8 @@ class WholeTextEvent:
         answer = GenerateAnswer([self._choice(i) for i in range(self._parsed.request.num_choices)], usage)
         return [orjson.dumps({**describe_response(self._parsed, answer, self._context), "done": True})]
 
-    def error(self, status: int, code: str, message: str) -> list[bytes]:
-        return [error_body(status, code, message, "")]
+    def error(self, error: ErrorReply) -> list[bytes]:
+        return [error_body(error)]
 
     def _choice(self, index: int) -> Choice:
         pieces = [piece for piece in self._pieces if piece.index == index]

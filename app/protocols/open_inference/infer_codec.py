@@ -18,11 +18,11 @@ from app.protocols.codec import (
     elements_of,
 )
 from app.protocols.compression import MIN_COMPRESSED_BYTES, choose_encoding, compress, decompress, parse_encoding
-from app.protocols.errors import EmptyBody, NotSupported
+from app.protocols.errors import EmptyBody, ErrorReply, NotSupported
 from app.protocols.json_reading import SHORT_BYTES
 from app.protocols.open_inference.errors import OpenInferenceErrorResponse, error_body
 from app.protocols.open_inference.infer_body import decode_json, decode_one_tensor, decode_raw_tensor
-from app.protocols.open_inference.infer_request import own_name
+from app.protocols.open_inference.infer_request import with_own_field
 from app.protocols.open_inference.infer_response import (
     HEADER_LENGTH,
     check_output_formats,
@@ -155,8 +155,8 @@ class InferCodec:
     def stream_writer(self, decoded: InferRequest, context: AnswerContext) -> StreamWriter:
         raise AssertionError("decode refuses requests for a stream")
 
-    def error_body(self, status: int, code: str, message: str, request_id: str) -> bytes:
-        return error_body(status, code, own_name(message), request_id)
+    def error_body(self, error: ErrorReply, request_id: str) -> bytes:
+        return error_body(with_own_field(error))
 
 
 def routes(max_body_bytes: int) -> tuple[Route, ...]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from app.protocols.bodies import MAX_INT32
-from app.protocols.errors import NotSupported
+from app.protocols.errors import ErrorReply, NotSupported
 from app.protocols.json_body import describe_value
 from app.protocols.open_inference.generate_request import MAX_TIMEOUT_US, collect_options, parse_generate
 from app.protocols.open_inference.infer_types import (
@@ -98,9 +98,9 @@ def refuse_shared_memory(parameters: Parameters, within: str) -> None:
         )
 
 
-def own_name(message: str) -> str:
-    """Put this protocol's field, `text_input`, in the place of `prompt` in an error message of the service."""
-    return PROMPT_INPUT + message[len("prompt") :] if message.startswith("prompt: ") else message
+def with_own_field(error: ErrorReply) -> ErrorReply:
+    """Replace the field `prompt` of the pipeline by the field of this protocol, `text_input`."""
+    return error.with_field(PROMPT_INPUT) if error.field == "prompt" else error
 
 
 def _signature_for(parsed: ParsedRequest, spec: ModelSpec) -> Signature:

@@ -5,6 +5,7 @@ from typing import Any
 import orjson
 
 from app.protocols.codec import AnswerContext
+from app.protocols.errors import ErrorReply
 from app.protocols.generation_fields import to_conversation, to_sampling, to_stopping
 from app.protocols.openai.codec import OpenAiCodec, OpenAiRequest, error_body
 from app.protocols.openai.field_policy import CHAT
@@ -107,8 +108,8 @@ class _Stream:
             return [b"[DONE]"]
         return [orjson.dumps({**self._head, "choices": [], "usage": usage_of(usage)}), b"[DONE]"]
 
-    def error(self, status: int, code: str, message: str) -> list[bytes]:
-        return [error_body(status, code, message)]
+    def error(self, error: ErrorReply) -> list[bytes]:
+        return [error_body(error)]
 
     def _chunk(
         self,

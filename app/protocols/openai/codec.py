@@ -10,6 +10,7 @@ import orjson
 from app.inference.pipeline import FindSpec
 from app.protocols.bodies import Body, TimeoutMs, got, read_body
 from app.protocols.codec import AnswerContext, JsonCodec, StreamWriter, Target
+from app.protocols.errors import ErrorReply
 from app.protocols.json_body import Document, ExactParseNeeded, describe_type, parse, parse_exact
 from app.protocols.openai.field_policy import EMPTY, FieldPolicy
 from app.protocols.openai.requests import RequestBody
@@ -22,9 +23,7 @@ _ERROR_TYPES = {
     404: "not_found_error",
     429: "rate_limit_error",
 }
-# The messages of these errors begin with a field.
-_FIELD_CODES = frozenset({"invalid_input", "unknown_field"})
-_FIELD = re.compile(r"([^\s:]+): ")
+_PARAM = re.compile(r"[^\s:]+")
 
 
 class _Deadline(Body):
@@ -80,11 +79,10 @@ class OpenAiCodec(JsonCodec):
         assert self.stream is not None
         return self.stream(decoded, context)
 
-    def error_body(self, status: int, code: str, message: str, request_id: str) -> bytes:
-        if code == "invalid_input":
-            name, colon, reason = message.partition(": ")
-            message = f"{self.rename(name)}{colon}{reason}"
-        return error_body(status, code, message)
+    def error_body(self, error: ErrorReply, request_id: str) -> bytes:
+        if error.code == "invalid_input" and error.field is not None:
+            error = error.with_field(self.rename(error.field))
+        return error_body(error)
 
     def _decode(self, document: Document, find_spec: FindSpec) -> OpenAiRequest:
         if not document.is_object(document.root):
@@ -106,16 +104,15 @@ class OpenAiCodec(JsonCodec):
         return OpenAiRequest(request, spec, body, body.priority or DEFAULT_PRIORITY, body.timeout_ms, stream)
 
 
-def error_body(status: int, code: str, message: str) -> bytes:
-    """Write OpenAI's error body. `code`: an error code of the native API; `param` is the field that is wrong."""
-    named = _FIELD.match(message) if code in _FIELD_CODES else None
-    error = {
-        "message": message,
-        "type": _ERROR_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error"),
-        "param": named[1] if named else None,
-        "code": code,
+def error_body(error: ErrorReply) -> bytes:
+    """Write OpenAI's error body; `param` is the wrong field."""
+    content = {
+        "message": error.message,
+        "type": _ERROR_TYPES.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error"),
+        "param": error.field if error.field and _PARAM.fullmatch(error.field) else None,
+        "code": error.code,
     }
-    return orjson.dumps({"error": error})
+    return orjson.dumps({"error": content})
 
 
 def _model_of(members: dict[str, Any]) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 import orjson
 
 from app.protocols.codec import AnswerContext
+from app.protocols.errors import ErrorReply
 from app.protocols.generation_fields import check_token_ids, to_sampling, to_stopping
 from app.protocols.openai.codec import OpenAiCodec, OpenAiRequest, error_body
 from app.protocols.openai.field_policy import COMPLETIONS
@@ -94,8 +95,8 @@ class _Stream:
         last = [self._chunk([], usage_of(usage))] if self._include_usage else []
         return [*last, b"[DONE]"]
 
-    def error(self, status: int, code: str, message: str) -> list[bytes]:
-        return [error_body(status, code, message)]
+    def error(self, error: ErrorReply) -> list[bytes]:
+        return [error_body(error)]
 
     def _chunk(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> bytes:
         more = {"usage": usage} if self._include_usage else {}

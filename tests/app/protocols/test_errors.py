@@ -13,7 +13,7 @@ from app.protocols.errors import (
     is_refusal,
     to_http,
 )
-from frameworks.errors import ModelLoading, ModelUnavailable, Overloaded, RequestError, RoundhouseError
+from frameworks.errors import FieldError, ModelLoading, ModelUnavailable, Overloaded, RequestError, RoundhouseError
 
 
 def leaves(kind: type[RoundhouseError]) -> Iterator[type[RoundhouseError]]:
@@ -28,9 +28,13 @@ def leaves(kind: type[RoundhouseError]) -> Iterator[type[RoundhouseError]]:
 @pytest.mark.parametrize("kind", sorted(set(leaves(RoundhouseError)), key=str))
 def test_to_http_knows_every_error(kind: type[RoundhouseError]) -> None:
     error = kind.__new__(kind)
-    error.message = "what was wrong"
-    status, code, message = to_http(error)
-    assert (status != 500, message) == (True, "what was wrong")
+    error.message = "x: wrong"
+    if isinstance(error, FieldError):
+        error.field, error.reason = "x", "wrong"
+    reply = to_http(error)
+    status, code = reply.status, reply.code
+    assert (status != 500, reply.message) == (True, "x: wrong")
+    assert (reply.field, reply.reason) == (("x", "wrong") if isinstance(error, FieldError) else (None, None))
     assert code in ERROR_CODES[status]
     if issubclass(kind, RequestError | ProtocolError):
         assert 400 <= status < 500 or kind is NotSupported
@@ -40,7 +44,7 @@ def test_to_http_knows_every_error(kind: type[RoundhouseError]) -> None:
 
 def test_to_http_hides_text_of_internal_errors() -> None:
     for error in (ValueError("secret"), KeyError("secret"), RoundhouseError("secret")):
-        status, code, message = to_http(error)
+        status, code, message, _, _ = to_http(error)
         assert (status, code) == (500, "internal")
         assert "secret" not in message
 

@@ -6,6 +6,7 @@ import pytest
 from pydantic import BaseModel
 
 from app.protocols.codec import Target
+from app.protocols.errors import ErrorReply
 from app.protocols.native.codec import ROUTES, NativeCodec
 from app.protocols.routes import Route, RouteDescription, RouteTable
 
@@ -13,7 +14,7 @@ from app.protocols.routes import Route, RouteDescription, RouteTable
 class Other(NativeCodec):
     """Another protocol with other error bodies."""
 
-    def error_body(self, status: int, code: str, message: str, request_id: str) -> bytes:
+    def error_body(self, error: ErrorReply, request_id: str) -> bytes:
         return b"other"
 
 
@@ -52,9 +53,9 @@ def test_find_resolves_paths(path: str, resolved: Any) -> None:
 
 @pytest.mark.parametrize("path", ["/v9/ask", "/v9", "/v9/", "/v9/nothing/at/all"])
 def test_error_writer_belongs_to_first_part(path: str) -> None:
-    assert TABLE.error_writer(path)(404, "not_found", "m", "id") == b"other"
+    assert TABLE.error_writer(path)(ErrorReply(404, "not_found", "m"), "id") == b"other"
 
 
 @pytest.mark.parametrize("path", ["/infer", "/models/a", "/nothing", "", "/", "v9/ask", "/v99"])
 def test_error_writer_of_other_paths_is_native(path: str) -> None:
-    assert TABLE.error_writer(path)(404, "not_found", "m", "id").startswith(b'{"error":{"code":"not_found"')
+    assert TABLE.error_writer(path)(ErrorReply(404, "not_found", "m"), "id").startswith(b'{"error":{"code":"not_found"')

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+from app.protocols.errors import ErrorReply
 from app.protocols.native.stream import NativeStream
 from frameworks.generation.types import Piece, TokenText, Usage
 
@@ -64,6 +65,7 @@ def test_error_is_the_last_event() -> None:
     error = {"error": {"code": "model_failed", "message": "m", "request_id": "id"}}
     writer = NativeStream(2, "id")
     writer.piece(Piece(0, "a", "stop"))
-    assert read(writer.error(503, "model_failed", "m")) == [error]
+    reply = ErrorReply(503, "model_failed", "m")
+    assert read(writer.error(reply)) == [error]
     writer.piece(Piece(1, "b", "stop"))
-    assert read(writer.error(503, "model_failed", "m")) == [{"text": "b", "index": 1, "finish_reason": "stop"}, error]
+    assert read(writer.error(reply)) == [{"text": "b", "index": 1, "finish_reason": "stop"}, error]

@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from app.protocols.codec import AnswerContext, Target
-from app.protocols.errors import InvalidJson, UnsupportedMediaType
+from app.protocols.errors import ErrorReply, InvalidJson, UnsupportedMediaType, to_http
 from app.protocols.open_inference.generate_codec import DecodedGenerate, GenerateCodec
 from app.protocols.open_inference.generate_response import GenerateTextResponse
 from frameworks.errors import InvalidInput, ModelLoading, ModelNotFound
@@ -50,7 +50,7 @@ def events(pieces: list[Piece], error: bool = False, **body: Any) -> list[Any]:
     """Return the events of a generate_stream response."""
     writer = STREAM.stream_writer(ask(STREAM, **body), CONTEXT)
     payloads = writer.begin() + [payload for piece in pieces for payload in writer.piece(piece)]
-    payloads += writer.error(504, "deadline_exceeded", "too late") if error else writer.end(USAGE, 1.0)
+    payloads += writer.error(ErrorReply(504, "deadline_exceeded", "too late")) if error else writer.end(USAGE, 1.0)
     return [orjson.loads(payload) for payload in payloads]
 
 
@@ -207,6 +207,6 @@ class TestStreamWriter:
 
 
 def test_error_body_names_text_input() -> None:
-    assert orjson.loads(WHOLE.error_body(400, "invalid_input", "prompt: is empty", "abc")) == {
+    assert orjson.loads(WHOLE.error_body(to_http(InvalidInput("prompt", "is empty")), "abc")) == {
         "error": "text_input: is empty"
     }

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from app.protocols.codec import AnswerContext, EncodedResponse, Target
 from app.protocols.compression import compress
-from app.protocols.errors import EmptyBody, InvalidJson, NotSupported, TooLarge, UnsupportedMediaType
+from app.protocols.errors import EmptyBody, InvalidJson, NotSupported, TooLarge, UnsupportedMediaType, to_http
 from app.protocols.open_inference import infer_body
 from app.protocols.open_inference.infer_codec import InferCodec, routes
 from app.protocols.open_inference.infer_schemas import OpenInferenceInput, OpenInferenceOutput, OpenInferenceRequest
@@ -493,7 +493,7 @@ def test_encode_compresses_long_responses() -> None:
 
 
 def test_error_body_has_only_the_message() -> None:
-    assert FORMAT.error_body(400, "invalid_input", "prompt: is empty", "id") == b'{"error":"text_input: is empty"}'
+    assert FORMAT.error_body(to_http(InvalidInput("prompt", "is empty")), "id") == b'{"error":"text_input: is empty"}'
 
 
 def test_routes_have_both_paths() -> None:

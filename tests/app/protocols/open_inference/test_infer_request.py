@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.protocols.errors import NotSupported
+from app.protocols.errors import NotSupported, to_http
 from app.protocols.open_inference.datatypes import DATATYPES
-from app.protocols.open_inference.infer_request import check_request, own_name, read_requested_output
+from app.protocols.open_inference.infer_request import check_request, read_requested_output, with_own_field
 from app.protocols.open_inference.infer_types import InferRequest, InputTensor, ParsedRequest, RequestedOutput
 from app.protocols.open_inference.signature import signature_for, supports_batching
 from frameworks.errors import InvalidInput, RoundhouseError, UnknownField
@@ -297,9 +297,10 @@ def test_signature_for_cache_is_bounded() -> None:
         assert signature_for(spec).inputs["x"].shape == (size,)
 
 
-def test_own_name_replaces_prompt() -> None:
-    assert own_name("prompt: is empty") == "text_input: is empty"
-    assert own_name("prompting: no") == "prompting: no"
+def test_own_field_replaces_prompt() -> None:
+    assert with_own_field(to_http(InvalidInput("prompt", "is empty"))).message == "text_input: is empty"
+    other = to_http(InvalidInput("prompting", "no"))
+    assert with_own_field(other) is other
 
 
 def test_check_request_keeps_dtype() -> None:

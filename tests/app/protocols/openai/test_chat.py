@@ -5,6 +5,7 @@ import math
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from app.protocols.errors import ErrorReply
 from app.protocols.openai.chat import CHAT_CODEC
 from app.protocols.openai.codec import OpenAiRequest
 from frameworks.errors import UnknownField
@@ -254,5 +255,5 @@ class TestStream:
 
     def test_stream_error_has_openai_body(self) -> None:
         writer = CHAT_CODEC.stream_writer(chat(stream=True), CONTEXT)
-        (error,) = events(writer.error(503, "draining", "going down"))
+        (error,) = events(writer.error(ErrorReply(503, "draining", "going down")))
         assert error["error"]["code"] == "draining"

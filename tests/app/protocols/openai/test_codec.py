@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from openai.types.shared import ErrorObject
 
 from app.protocols.codec import Target
-from app.protocols.errors import InvalidJson
+from app.protocols.errors import ErrorReply, InvalidJson, to_http
 from app.protocols.openai.codec import OpenAiCodec, error_body
 from app.protocols.openai.completions import COMPLETIONS_CODEC
 from app.protocols.openai.embeddings import EMBEDDINGS_CODEC
@@ -134,7 +134,7 @@ class TestErrors:
         ],
     )
     def test_error_type_follows_status(self, status: int, code: str, kind: str) -> None:
-        body = orjson.loads(COMPLETIONS_CODEC.error_body(status, code, "why: because", "abc-1"))
+        body = orjson.loads(COMPLETIONS_CODEC.error_body(ErrorReply(status, code, "why: because"), "abc-1"))
         assert body == {"error": {"message": "why: because", "type": kind, "param": None, "code": code}}
         check_is(ErrorObject, body["error"])
 
@@ -147,6 +147,4 @@ class TestErrors:
         ],
     )
     def test_error_param_is_the_field(self, make: Callable[[], InvalidInput | UnknownField], param: str | None) -> None:
-        error = make()
-        code = "invalid_input" if isinstance(error, InvalidInput) else "unknown_field"
-        assert orjson.loads(error_body(400, code, error.message))["error"]["param"] == param
+        assert orjson.loads(error_body(to_http(make())))["error"]["param"] == param

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types import Completion
 
+from app.protocols.errors import ErrorReply
 from app.protocols.openai.codec import OpenAiRequest
 from app.protocols.openai.completions import COMPLETIONS_CODEC
 from app.protocols.openai.generation import sends_usage
@@ -276,7 +277,7 @@ class TestStream:
 
     def test_stream_error_has_openai_body(self) -> None:
         writer = COMPLETIONS_CODEC.stream_writer(completion(stream=True), CONTEXT)
-        (error,) = events(writer.error(504, "deadline_exceeded", "too late"))
+        (error,) = events(writer.error(ErrorReply(504, "deadline_exceeded", "too late")))
         assert error == {
             "error": {"message": "too late", "type": "server_error", "param": None, "code": "deadline_exceeded"}
         }

@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types import CreateEmbeddingResponse
 
+from app.protocols.errors import to_http
 from app.protocols.openai.codec import OpenAiRequest
 from app.protocols.openai.embeddings import EMBEDDINGS_CODEC
+from frameworks.errors import InvalidInput
 from frameworks.types import EmbedAnswer, TextRequest
 from tests.app.protocols.openai.decoding import assert_refused, check_is, decode, encode
 
@@ -61,7 +63,7 @@ def test_invalid_value_is_refused(field: str, value: object, word: str) -> None:
 
 def test_error_field_is_named_as_in_body() -> None:
     for field, param in (("text[3]", "input[3]"), ("dimensions", "dimensions")):
-        error = orjson.loads(EMBEDDINGS_CODEC.error_body(400, "invalid_input", f"{field}: wrong", "abc-1"))["error"]
+        error = orjson.loads(EMBEDDINGS_CODEC.error_body(to_http(InvalidInput(field, "wrong")), "abc-1"))["error"]
         assert (error["param"], error["message"]) == (param, f"{param}: wrong")
 
 

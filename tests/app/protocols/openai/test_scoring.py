@@ -5,10 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.protocols.errors import to_http
 from app.protocols.openai.codec import OpenAiCodec
 from app.protocols.openai.responses import RerankResponse, ScoreResponse
 from app.protocols.openai.scoring import RERANK_CODEC, SCORE_CODEC
-from frameworks.errors import UnknownField
+from frameworks.errors import InvalidInput, UnknownField
 from frameworks.types import PairRequest, ScoreAnswer
 from tests.app.protocols.openai.decoding import assert_refused, decode, decode_error, encode
 
@@ -140,7 +141,7 @@ def test_classifier_of_several_labels_is_refused(codec: OpenAiCodec) -> None:
     ],
 )
 def test_error_field_is_named_as_in_body(codec: OpenAiCodec, field: str, param: str) -> None:
-    error = orjson.loads(codec.error_body(400, "invalid_input", f"{field}: too long", "abc-1"))["error"]
+    error = orjson.loads(codec.error_body(to_http(InvalidInput(field, "too long")), "abc-1"))["error"]
     assert (error["param"], error["message"]) == (param, f"{param}: too long")
 
 
