@@ -105,7 +105,7 @@ class GrpcHandler:
                 record.status, record.code = STATUS_CLIENT_GONE, "client_gone"
                 raise
             # The end of the drain time cancels the request, which is answered all the same.
-            error = Draining("the server shut down before the request was answered; send it to another server")
+            error = Draining(Draining.UNANSWERED)
             raise as_grpc_error(error, record) from None
         except Exception as error:
             raise as_grpc_error(error, record) from error

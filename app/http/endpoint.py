@@ -94,7 +94,7 @@ class Endpoint:
             record.status, record.code = STATUS_CLIENT_GONE, "client_gone"
         except CancelledError:
             # Only the end of the drain time cancels a request, which is answered all the same.
-            error = Draining("the server shut down before the request was answered; send it to another server")
+            error = Draining(Draining.UNANSWERED)
             await send_error(send, record, error, route.codec.error_body)
         except Exception as error:  # noqa: BLE001 - the last handler before the client
             await send_error(send, record, error, route.codec.error_body)

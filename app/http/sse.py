@@ -50,7 +50,7 @@ class EventStream:
             if self._request.is_gone:
                 raise
             # Only the end of the drain time cancels a request.
-            self._fail(Draining("the server shut down before the text was complete; send it to another server"))
+            self._fail(Draining(Draining.UNANSWERED))
         except ClientGone:
             raise
         except Exception as error:  # noqa: BLE001 - a part of the response is sent, so the error becomes an event

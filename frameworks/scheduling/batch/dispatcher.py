@@ -168,7 +168,7 @@ class Dispatcher:
         while self._queue.entries:
             workers = [worker for worker in self._workers if not worker.is_dead]
             if not workers:
-                self._fail_queued(ModelFailed(f'model "{self._name}": its thread has ended; load the model again'))
+                self._fail_queued(ModelFailed.thread_ended(self._name))
                 return
             worker = min(workers, key=self._sent.__getitem__)
             limits = self._limits.below(self._ceiling.size)

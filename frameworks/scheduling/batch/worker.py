@@ -135,7 +135,7 @@ class BatchWorker:
             self._ended.set_result(None)
 
     def _thread_ended(self) -> ModelFailed:
-        return ModelFailed(f'model "{self._name}": its device thread ended; load the model again')
+        return ModelFailed.thread_ended(self._name)
 
 
 def _resolve(future: asyncio.Future[BatchResult], result: BatchResult) -> None:
