@@ -70,7 +70,7 @@ def overload(server: RunningServer) -> Iterator[None]:
                 answer = client.post("/models/slow/infer", json={"input_data": [1, 2, 3, 4]})
                 assert answer.status_code in (200, 503), answer.text
                 if answer.status_code == 503:
-                    over.wait(0.05)
+                    over.wait(0.2)
 
     with ThreadPoolExecutor(CALLERS) as pool:
         asked = [pool.submit(ask) for _ in range(CALLERS)]

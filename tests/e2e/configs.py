@@ -12,7 +12,7 @@ from tests.support.models.onnx_graphs import ONNX_DTYPES
 
 
 def logarithms() -> onnx.ModelProto:
-    """x → its logarithm in every floating-point dtype: a NaN of a negative number, -infinity of 0."""
+    """Build x → log x in every floating-point dtype: NaN for a negative number, -infinity for 0."""
     dtypes = ("float32", "float64", "float16", "bfloat16")
     nodes = [helper.make_node("Log", ["x"], ["log"])]
     nodes += [helper.make_node("Cast", ["log"], [dtype], to=ONNX_DTYPES[dtype]) for dtype in dtypes]
@@ -44,7 +44,7 @@ ALL_KINDS: Mapping[str, onnx.ModelProto] = {
     "log": logarithms(),
     "slow": onnx_graphs.slow(300, rows=1),
 }
-"""A graph for each thing that a caller can send or get."""
+"""A graph for each kind of value in requests and responses."""
 
 EMBEDDED = f"""
 [[models.onnx_models]]
@@ -66,8 +66,8 @@ DIGITS = EMBEDDED.partition('[[models.onnx_models]]\nname = "minilm-onnx"')[0]
 
 
 def text_entries(folder: Path) -> str:
-    """Saves tiny classifiers, of one label out of three, of several at once and of pairs, and an embedder whose vectors
-    may be cut; the entries that serve them.
+    """Save tiny classifiers (one label, several labels, pairs) and an embedder with shorter vectors on request; return
+    their entries.
     """
     from tests.support.models.text_files import change_json, write_json, write_tokenizer
     from tests.support.models.torch_folders import save_classifier, save_embedder
@@ -95,7 +95,7 @@ def text_entries(folder: Path) -> str:
 
 
 def onnx_entries(folder: Path, graphs: Mapping[str, onnx.ModelProto]) -> str:
-    """Saves each graph as folder/name/model.onnx; the entries that serve them."""
+    """Save each graph as folder/name/model.onnx; return their entries."""
     for name, graph in graphs.items():
         (folder / name).mkdir()
         onnx_graphs.save(graph, folder / name)

@@ -17,7 +17,7 @@ COMMANDS = ("serve", "check", "models", "infer")
 
 
 def output(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -> str:
-    """What the command prints, if it ends with this status."""
+    """Return what the command prints; it must exit with this status."""
     assert main(arguments) == status
     printed = capsys.readouterr()
     assert printed.err == ""
@@ -102,7 +102,7 @@ def test_unreachable_server_exits_with_1(url: str, capsys: pytest.CaptureFixture
 
 
 def test_unknown_base_path_reported(server: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
-    # A path that /models does not stand below: still our error form.
+    # No routes exist below this path; the error has the usual form.
     error = answer(capsys, "models", "--url", server.url + "/docs", status=1)["error"]
     assert error["code"] == "not_found"
 

@@ -1,4 +1,4 @@
-"""Models that are loaded when they are asked for, and leave when others need their memory."""
+"""Models that are loaded by their first request, and evicted when others need their memory."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ FACTORS = {"a": 2, "b": 3, "c": 5, "d": 7}
 
 
 def entries(folder: Path, keys: str = 'load = "lazy"', budget: str = "50MB") -> str:
-    """Four models of 20 MB, each with these keys, and so much memory for them."""
+    """Save four models of 20 MB; their entries with these keys, and the budget for all."""
     text = f'[memory]\nmax_model_memory = "{budget}"\n'
     for name, factor in FACTORS.items():
         onnx_graphs.save(onnx_graphs.weighted(factor, MEGABYTES), folder / f"{name}.onnx")
@@ -74,7 +74,7 @@ def test_pinned_models_stay_others_refused(start: Start, tmp_path: Path) -> None
     assert_refused(answer, 507, "out_of_memory", "unpin", "max_model_memory", "MiB")
     assert_refused(server.client.post("/models/d/load"), 507, "out_of_memory")
     assert states(server) == {"a": "ready", "b": "ready", "c": "failed", "d": "failed"}
-    # Memory that comes free serves who was refused, without an order.
+    # Free memory lets the refused model load by its next request.
     server.client.post("/models/a/unload")
     wait_until(lambda: server.client.post("/models/c/infer", json=ONES).status_code == 200)
     assert_refused(server.client.post("/models/a/infer", json=ONES), 503, "unloaded")
@@ -84,7 +84,7 @@ def test_deadline_bounds_wait_for_load(start: Start, tmp_path: Path) -> None:
     server = start(entries(tmp_path)).wait_ready()
     answer = server.client.post("/models/a/infer", json={**ONES, "timeout_ms": 1})
     assert_refused(answer, 504, "deadline_exceeded", "was not loaded within timeout_ms")
-    # The load goes on.
+    # The load continues.
     wait_until(lambda: states(server)["a"] == "ready")
     assert server.infer("a", **ONES, timeout_ms=20_000)["output_data"][0] == 2
     assert server.sample("roundhouse_model_loads_total", model="a") == 1
@@ -118,11 +118,11 @@ def test_disconnect_during_load_affects_no_other(start: Start, tmp_path: Path) -
 
 
 def test_four_models_in_memory_of_two(start: Start, tmp_path: Path) -> None:
-    """The bench has this in full: four MiniLMs for a minute."""
+    """The benchmark runs four MiniLMs for a minute."""
     server = start(entries(tmp_path)).wait_ready()
     limit = 50e6
     process = psutil.Process(server.process.pid)
-    # What the framework itself takes is no model's.
+    # The first load also imports the framework, which is not part of the budget.
     server.infer("a", **ONES)
     server.client.post("/models/a/unload")
     server.client.post("/models/a/load")
@@ -154,7 +154,7 @@ def test_four_models_in_memory_of_two(start: Start, tmp_path: Path) -> None:
     asyncio.run(all_at_once())
     assert set(codes) == {200}
     assert 0 < peak_reserved <= limit
-    assert peak_rss < 1.15 * (before + limit) + 64e6  # that the allocator keeps for the next request
+    assert peak_rss < 1.15 * (before + limit) + 64e6  # the allocator keeps these for the next request
     assert server.sample("roundhouse_model_evictions_total") > 4
     loaded: Counter[str] = Counter()
     for event in server.log:
@@ -166,12 +166,12 @@ def test_four_models_in_memory_of_two(start: Start, tmp_path: Path) -> None:
 
 def test_client_that_stops_reading_blocks_no_eviction(start: Start, tmp_path: Path) -> None:
     server = start(entries(tmp_path)).wait_ready()
-    rows = 800  # an answer of 7 MB, more than the kernel's buffers take
+    rows = 800  # a response of 7 MB, more than the kernel's buffers hold
     body = json.dumps({"input_data": [1] * SIDE * rows, "batch_size": rows}).encode()
     head = b"POST /models/a/infer HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
     question = head % len(body) + body
     with socket.create_connection(("127.0.0.1", server.port)) as deaf:
-        # The first answer fills the connection, the second waits for its turn.
+        # The first response fills the connection, the second is queued.
         deaf.sendall(2 * question)
         wait_until(lambda: server.sample("roundhouse_batch_size_sum", model="a") == 2 * rows)
         for name in "bcd":

@@ -1,4 +1,4 @@
-"""Triton's generate extension over a real socket: the texts of /infer in its words, whole and in pieces."""
+"""Triton's generate extension over a real socket: the texts of /infer, whole and streamed."""
 
 import json
 import subprocess
@@ -15,7 +15,7 @@ PROMPT = "The function returns"
 GREEDY = {"temperature": 0, "max_tokens": 24}
 CONTEXT = 512
 ENDLESS = {"text_input": "on and on", "ignore_eos": True, "n": 64, "max_tokens": CONTEXT - 100}
-"""Takes many seconds."""
+"""A text that takes many seconds."""
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def client(server: RunningServer) -> Iterator[httpx.Client]:
 
 
 def events_of(answer: httpx.Response) -> Iterator[Any]:
-    """As a reader of server-sent events gets them, while they come."""
+    """Yield the server-sent events as they arrive."""
     for line in answer.iter_lines():
         if line:
             assert line.startswith("data: ")
@@ -71,7 +71,7 @@ def test_stream_concatenates_to_whole_text(client: httpx.Client) -> None:
 
 
 def test_curl_calls_of_triton_manual(server: RunningServer) -> None:
-    """curl's, which call their JSON a form."""
+    """curl sends JSON with the content type of a form."""
     calls = [
         ("generate", {"text_input": PROMPT, "max_tokens": 20, "bad_words": "", "stop_words": ""}),
         ("generate", {"text_input": PROMPT, "parameters": {"stream": False, "temperature": 0}}),

@@ -1,4 +1,4 @@
-"""Text generation over a real socket: many callers at once, each with the text that it would get alone."""
+"""Text generation over a real socket: concurrent requests, each with the same text as alone."""
 
 import asyncio
 import json
@@ -21,10 +21,11 @@ CONTEXT = 4096
 PROMPTS = [f"{'engines wait ' * (1 + 3 * (i % 4))}{i}" for i in range(16)]
 NEW_TOKENS = 24
 LONG_TEXT = 300
-"""Tokens of a text that is under way while the test does something else."""
+"""Tokens of a text that is generated while the test does something else."""
 
 
 def _entries(folder: Path) -> str:
+    """Save a model; the entries of `lm`, and of `narrow` with little memory for its KV cache."""
     path = save_causal_model(folder / "lm", max_position_embeddings=CONTEXT)
     return f"""
 [[models.torch_models]]
@@ -47,7 +48,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 
 def _ask_all(server: RunningServer, bodies: list[dict[str, Any]]) -> list[Any]:
-    """All of them at once."""
+    """Send all requests at once."""
 
     async def ask() -> list[Any]:
         async with httpx.AsyncClient(base_url=server.url, timeout=WAIT_S, trust_env=False) as client:
@@ -81,7 +82,7 @@ def test_concurrent_greedy_texts_equal_transformers(server: RunningServer) -> No
 
 
 def test_seeded_text_unchanged_by_batch_and_preemption(server: RunningServer) -> None:
-    """The memory of `narrow` has room for two of these texts, and fewer at their ends."""
+    """The KV cache of `narrow` holds two of these texts, and fewer at their ends."""
     bodies: list[dict[str, Any]] = [
         {"model_name": "narrow", "prompt": prompt[-30:], "max_tokens": 60, "seed": seed, "ignore_eos": True}
         for seed, prompt in enumerate(PROMPTS[:6])
@@ -176,7 +177,7 @@ def test_command_line_generates_text(server: RunningServer, capsys: pytest.Captu
 
 
 def test_stop_and_unload_wait_for_running_texts(start: Start, tmp_path: Path) -> None:
-    server = start(_entries(tmp_path)).wait_ready()
+    server = start(_entries(tmp_path).partition("\n\n")[0]).wait_ready()
     texts: list[list[Any]] = [[], []]
     begun = [threading.Event(), threading.Event()]
 

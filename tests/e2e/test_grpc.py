@@ -1,4 +1,4 @@
-"""The gRPC door over a real socket, asked by Triton's own clients and by grpcio: REST's answers, and its errors."""
+"""gRPC over a real socket, by Triton's own clients and by grpcio: the responses and errors of REST."""
 
 import queue
 import signal
@@ -64,7 +64,7 @@ def strings(*texts: str) -> Any:
 
 
 def refusal(code: str, *words: str) -> Any:
-    """What Triton's client raises for a call that ends with this status and all these words."""
+    """Expect the error that Triton's client raises, with this status and all these words."""
     pattern = rf"(?s)^\[StatusCode\.{code}\]" + "".join(f"(?=.*{word})" for word in words)
     return pytest.raises(InferenceServerException, match=pattern)
 

@@ -1,4 +1,4 @@
-"""Whatever bytes come over the socket: a 200, or a refusal below 500 in the contract's form."""
+"""Any bytes over the socket get a 200 or an error below 500 in the contract's form."""
 
 import json
 from typing import Any
@@ -21,7 +21,7 @@ ADMIN_PATHS = ("/models", "/models/float32/load")
 def ask(server: RunningServer, path: str, body: bytes) -> None:
     answer = server.post(path, body)  # the client's own hook holds the answer to the contract's form
     assert answer.status_code < 500, answer.text
-    # A text in pieces names no model.
+    # A streamed text has no model name.
     if answer.status_code == 200 and answer.headers["content-type"] == "application/json":
         assert answer.json()["model_name"] in ("float32", "concat", "minilm-onnx", "string", "digits", "tiny-llama")
 

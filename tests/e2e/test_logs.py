@@ -25,7 +25,7 @@ LINE = {
 
 
 def ask_everything(server: RunningServer) -> None:
-    """One request of every kind: answered, refused, of an admin, a probe's and a scrape."""
+    """Send one request of every kind: answered, refused, admin, probe and scrape."""
     ids = {"x-request-id": "answered"}, {"x-request-id": "refused"}, {"x-request-id": "admin"}, {"x-request-id": "lost"}
     server.client.post("/models/digits/infer", json=IMAGE, headers=ids[0])
     server.client.post("/models/digits/infer", json={"text": "a"}, headers=ids[1])

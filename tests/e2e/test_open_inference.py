@@ -1,4 +1,4 @@
-"""The Open Inference Protocol over REST, asked by Triton's own clients: every answer is /infer's, bit for bit."""
+"""The Open Inference Protocol over REST, by Triton's own clients: responses equal /infer bit for bit."""
 
 import asyncio
 import gzip
@@ -41,12 +41,12 @@ def given(name: str, array: Array, binary: bool = True) -> http.InferInput:
 
 
 def array_of(dtype: str, values: Any) -> Array:
-    """As Triton's client wants it."""
+    """Return the array that Triton's client expects."""
     return np.array(values, ml_dtypes.bfloat16 if dtype == "bfloat16" else NUMPY_DTYPES[dtype])
 
 
 def strings_of(array: Array) -> list[str]:
-    """The client gives strings as bytes, or as they stood in JSON."""
+    """Decode strings, which the client gives as bytes or as str."""
     return [each.decode() if isinstance(each, bytes) else each for each in array.reshape(-1).tolist()]
 
 
@@ -264,7 +264,7 @@ def test_asyncio_client(server: RunningServer) -> None:
                 *(client.infer("float32", [given("x", numbers * i, binary=i % 2 == 0)]) for i in range(6))
             )
             for i, answer in enumerate(answers):
-                # The client's library asks for compressed answers by itself.
+                # aiohttp asks for compressed responses by default.
                 assert answer.as_numpy("y").tobytes() == (numbers * i).tobytes()
             short = given("x", np.array([1, 2], np.float32), binary=False)
             outputs = [http.InferRequestedOutput("y", binary_data=False)]

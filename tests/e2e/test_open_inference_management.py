@@ -1,4 +1,4 @@
-"""/v2 beside inference, as Triton's own clients ask it, and as anybody else might."""
+"""Management below /v2, by Triton's own clients and by plain HTTP."""
 
 import socket
 import time
@@ -29,7 +29,7 @@ def client(request: pytest.FixtureRequest, server: RunningServer) -> Iterator[An
 
 
 def refusal(status: int, *words: str) -> Any:
-    """What Triton's client raises for an answer with this status and all these words."""
+    """Expect the error that Triton's client raises, with this status and all these words."""
     pattern = rf"(?s)^\[{status}\]" + "".join(f"(?=.*{word})" for word in words)
     return pytest.raises(InferenceServerException, match=pattern)
 
@@ -180,14 +180,14 @@ class TestStatistics:
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A server whose one model comes and goes."""
+    """Start a server whose one model is loaded and unloaded by the tests."""
     with serving(tmp_path_factory.mktemp("repository"), DIGITS) as server:
         yield server.wait_ready()
 
 
 @pytest.fixture(params=KINDS)
 def owner(request: pytest.FixtureRequest, repository: RunningServer) -> Iterator[Any]:
-    """A client of it."""
+    """Return a client of that server."""
     with triton_client(repository, request.param) as client:
         yield client
 
@@ -200,7 +200,7 @@ class TestRepository:
         for ask in (owner.get_model_metadata, owner.get_model_config):
             with refusal(503, "unloaded"):
                 ask("digits")
-        # What was counted is not gone with it.
+        # The counters outlive the unload.
         assert owner.get_inference_statistics("digits", "1")["model_stats"][0]["memory_usage"] == []
         owner.load_model("digits")
         assert owner.is_model_ready("digits")
@@ -289,7 +289,7 @@ def test_metadata_request_loads_lazy_model(start: Start, tmp_path: Path) -> None
         (entry,) = client.get_model_repository_index()
         assert (entry["state"], "not in memory" in entry["reason"]) == ("READY", True)
         assert client.get_inference_statistics("late")["model_stats"][0]["memory_usage"] == []
-        assert server.client.get("/models/late").json()["state"] == "registered", "so far nobody has asked for it"
+        assert server.client.get("/models/late").json()["state"] == "registered", "no request needed it until now"
         assert client.get_model_metadata("late")["inputs"][0]["shape"] == [-1, 3]
         assert server.client.get("/models/late").json()["state"] == "ready"
         assert client.get_model_repository_index()[0]["reason"] == ""
@@ -321,7 +321,7 @@ def test_unknown_paths_refused(path: str, server: RunningServer) -> None:
 
 @pytest.mark.parametrize("path", ["/v2/health/live", "/v2/models/digits/ready", "/v2/models/nobody/ready", "/metrics"])
 def test_response_arrives_in_one_piece(path: str, server: RunningServer) -> None:
-    """Triton's client for asyncio gives a connection back that it has read to its end, and looks no further."""
+    """Triton's asyncio client reuses a connection after one read of the whole response."""
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         for _ in range(20):
             connection.sendall(f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())

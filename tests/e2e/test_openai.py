@@ -1,4 +1,4 @@
-"""The OpenAI API of a model that generates text, asked by OpenAI's own client: sync, async and streaming."""
+"""The OpenAI API of a generating model, by OpenAI's own client: sync, async and streaming."""
 
 import asyncio
 import json
@@ -107,7 +107,7 @@ class TestCompletions:
             client, n=2, seed=3, max_tokens=24, temperature=1, stream=True, stream_options={"include_usage": True}
         )
         for chunk in stream:
-            assert usage is None, "it comes last"
+            assert usage is None, "only the last chunk has it"
             usage = chunk.usage
             for choice in chunk.choices:
                 texts[choice.index] += choice.text
@@ -160,7 +160,7 @@ class TestChat:
             kinds = [event.type for event in stream]
             final = stream.get_final_completion()
         assert kinds[0] == "chunk"
-        assert kinds.count("content.delta") > 1, "it came in pieces"
+        assert kinds.count("content.delta") > 1, "the text is streamed"
         assert final.choices[0].message.content == whole.choices[0].message.content
         assert final.choices[0].finish_reason == whole.choices[0].finish_reason
         assert final.usage is not None

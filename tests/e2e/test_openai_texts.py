@@ -1,4 +1,4 @@
-"""The OpenAI API of models that read text, asked by OpenAI's own client: models, embeddings, scores, tokens, errors."""
+"""The OpenAI API of text models, by OpenAI's own client: models, embeddings, scores, tokens, errors."""
 
 import asyncio
 import base64
@@ -23,7 +23,7 @@ def client(server: RunningServer) -> Iterator[openai.OpenAI]:
 
 
 def ask(server: RunningServer, path: str, **body: object) -> Any:
-    """The answer to a question that must be answered with 200."""
+    """Return the JSON body of a request that must be answered with 200."""
     answer = server.client.post(path, json=body)
     assert answer.status_code == 200, answer.text
     return answer.json()
@@ -54,7 +54,7 @@ class TestEmbeddings:
     @pytest.mark.parametrize("model", ["minilm", "minilm-onnx"])
     def test_embeddings_equal_infer(self, client: openai.OpenAI, server: RunningServer, model: str) -> None:
         infer = server.infer(model, text=DOCUMENTS)
-        # Left to itself the client asks for base64 and decodes it.
+        # By default the client asks for base64 and decodes it.
         for options in ({}, {"encoding_format": "float"}):
             answer = client.embeddings.create(model=model, input=DOCUMENTS, **options)  # type: ignore[arg-type]
             assert (answer.usage.prompt_tokens, answer.usage.total_tokens) == (infer["tokens"], infer["tokens"])

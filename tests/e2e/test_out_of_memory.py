@@ -1,4 +1,4 @@
-"""A model that really asks for more memory than there is: callers are answered in halves, and the server lives on."""
+"""A model that asks for more memory than exists: its batches are split, and the server stays up."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

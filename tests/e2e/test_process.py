@@ -1,4 +1,4 @@
-"""The process: how it starts, how it refuses to, how it ends, and what it never imports."""
+"""The process: its start, its refusals to start, its end, and its imports."""
 
 import json
 import os
@@ -27,7 +27,7 @@ LINUX = pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="wants L
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """`python -m app …`, ended by itself."""
+    """Run `python -m app …` to its end."""
     return subprocess.run(
         [sys.executable, "-m", "app", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
     )

@@ -1,4 +1,4 @@
-"""Quantised models as their callers see them: in /models, in their answers, in a refusal."""
+"""Quantised models over the API: their description, their outputs, and a refusal."""
 
 from pathlib import Path
 

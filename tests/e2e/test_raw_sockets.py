@@ -1,4 +1,4 @@
-"""What no HTTP library would send: the server answers it or closes, and goes on."""
+"""Bytes that no HTTP library sends: the server answers or closes the connection, and serves the next."""
 
 import json
 import re
@@ -35,7 +35,7 @@ def connected(server: RunningServer) -> Iterator[socket.socket]:
 
 
 def answers(connection: socket.socket) -> bytes:
-    """Everything that comes until the server closes, or says nothing more for a second."""
+    """Read until the server closes the connection, or sends nothing for a second."""
     connection.settimeout(1.0)
     received = b""
     try:
@@ -47,7 +47,7 @@ def answers(connection: socket.socket) -> bytes:
 
 
 def one_answer(connection: socket.socket) -> tuple[int, dict[str, str], bytes]:
-    """Status, headers and body of the next answer; its content-length says where it ends."""
+    """Read one response by its content-length; return status, headers and body."""
     received = b""
     while b"\r\n\r\n" not in received:
         chunk = connection.recv(65536)
@@ -88,7 +88,7 @@ def test_invalid_http_gets_error_and_close(nonsense: bytes, server: RunningServe
             connection.sendall(nonsense)
             status, headers, body = one_answer(connection)
         except (BrokenPipeError, ConnectionResetError):
-            return  # closed under a head that went on and on
+            return  # the server closed the connection within a long head
         assert status == 400
         assert (headers["content-type"], headers["connection"]) == ("application/json", "close")
         assert headers["server-timing"].startswith("decode;dur=")
@@ -168,7 +168,7 @@ def test_pipelined_requests_answered_in_order(server: RunningServer) -> None:
 
 
 def test_early_refusal_keeps_connection_usable(server: RunningServer) -> None:
-    """The refused body must not be taken for the next request."""
+    """The refused body must not be read as the next request."""
     hidden = b"GET /nothing HTTP/1.1\r\nhost: x\r\n\r\n"
     smuggled = b"POST /models/none/infer HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(hidden) + hidden
     with connected(server) as connection:

@@ -1,4 +1,4 @@
-"""What is wrong with a request is refused in the contract's words, and the server goes on."""
+"""Invalid requests are refused with the contract's messages, and the server answers the next one."""
 
 import json
 from collections.abc import Iterator
@@ -319,9 +319,9 @@ def test_body_over_limit_refused_with_limit(start: Start) -> None:
         for content in (over, chunks_of(over)):
             answer = server.client.post(path, content=content)
             assert_refused(answer, 413, "too_large", "server.max_body_bytes, 2000 bytes")
-    # Far over it: the refusal comes although most of the body is never read.
+    # Far over the limit: the response is sent although most of the body is never read.
     for content in (b" " * 3_000_000, chunks_of(b" " * 3_000_000, 65536)):
-        # The connection may be closed under what is still being sent.
+        # The connection may be closed while the rest is being sent.
         with suppress(httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError):
             assert_refused(server.client.post("/infer", content=content), 413, "too_large", "2000 bytes")
     assert server.post("/infer", question).status_code == 200

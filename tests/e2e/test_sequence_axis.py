@@ -1,4 +1,4 @@
-"""A model with a sequence axis: callers whose rows are of different lengths share its runs and notice nothing."""
+"""A model with a sequence axis: requests of different lengths share runs, with the outputs of single ones."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +15,7 @@ MASKED = onnx_encoders.encoder(("last_hidden_state", "sentence_embedding"), voca
 UNMASKED = onnx_encoders.encoder(("sentence_embedding",), inputs=("input_ids",), vocabulary_size=128)
 GRAPHS = {"masked": MASKED, "unmasked": UNMASKED, "plain": onnx_graphs.free("n", "length")}
 KEYS = "sequence_axis = 1\npad_values = { input_ids = 3 }\n"
-# So long a batch waits to fill: time enough for all that are sent at once.
+# The delay of a batch: enough for all requests that are sent at once.
 DELAY = "max_queue_delay_ms = 300\n"
 
 
@@ -34,7 +34,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         config += f'[[models.onnx_models]]\nname = "{name}"\npath = "{folder / name}"\n{keys[name]}'
     with serving(folder, config) as running:
         running.wait_ready()
-        # Both learn that rows may go together: the first batches would else be small.
+        # The cost model learns that rows can be batched: the first batches are small otherwise.
         for model, rows, length in (("masked", 32, 12), ("unmasked", 5, 12)):
             for _ in range(3):
                 running.infer(model, inputs={"input_ids": [[1] * length] * rows})
@@ -67,7 +67,7 @@ MIXED = [9, 10, 11, 12, 13, 9, 10, 11, 12, 13]
 
 @pytest.mark.parametrize(
     ("model", "lengths", "most_batches"),
-    # Padded, rows of different lengths go together; where padding would show, equal ones still do.
+    # With padding, rows of different lengths share a batch; without it, only equal ones do.
     [("masked", MIXED, len(set(MIXED)) - 1), ("unmasked", MIXED, len(MIXED)), ("unmasked", [11] * 10, 9)],
 )
 def test_padded_responses_equal_single_ones(
@@ -76,7 +76,7 @@ def test_padded_responses_equal_single_ones(
     asked = questions(lengths)
     raw = onnx_graphs.session(GRAPHS[model])
     fewest = len(asked)
-    # Callers on a crowded machine may come one after the other: they are given several rounds to meet.
+    # On a busy machine requests may arrive one by one, so several rounds are tried.
     for _ in range(20):
         ran, rows = (server.sample(f"roundhouse_batch_size_{what}", model=model) for what in ("count", "sum"))
         for ids, outputs in zip(asked, ask_at_once(server, model, asked), strict=True):

@@ -1,4 +1,4 @@
-"""The forms of a question about tensors, by every path, and that the answer mirrors it."""
+"""The forms of a tensor request on every path; the response has the form of its request."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Every dtype and every kind of value goes in and comes out, and equals raw ONNX Runtime's to the last bit."""
+"""Every dtype and kind of value round-trips and equals ONNX Runtime's own outputs bit for bit."""
 
 import json
 from typing import Any

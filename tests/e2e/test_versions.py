@@ -1,4 +1,4 @@
-"""Versions of a model: swapped and rolled back under load, shared out to canaries and shadows, noticed in folders."""
+"""Versions of a model: swap and rollback under load, canary and shadow traffic, watched folders."""
 
 import shutil
 import threading
@@ -21,7 +21,7 @@ ONES = {"input_data": [1] * SIDE}
 
 
 def add_version(folder: Path, version: int, factor: float | None = None) -> None:
-    """Version n multiplies by n, unless it has another factor."""
+    """Add a version that multiplies by its number, unless `factor` is given."""
     beside = folder.parent / f".{version}"
     beside.mkdir()
     onnx_graphs.save(onnx_graphs.weighted(version if factor is None else factor, 0.1), beside)
@@ -47,7 +47,7 @@ def order(server: RunningServer, verb: str = "load", **body: object) -> Any:
 
 
 def ask(server: RunningServer, version: int | None = None) -> tuple[str, float]:
-    """The version that answered, and its factor."""
+    """Return the version that answered, and its factor."""
     path = "/models/m/infer" if version is None else f"/models/m/versions/{version}/infer"
     answer = server.client.post(path, json=ONES)
     assert answer.status_code == 200, answer.text
@@ -58,7 +58,7 @@ def ask(server: RunningServer, version: int | None = None) -> tuple[str, float]:
 
 @contextmanager
 def callers(server: RunningServer, count: int) -> Iterator[Counter[tuple[int, str, float]]]:
-    """So many who ask all the while: what they got, as (status, version, factor)."""
+    """Send requests from `count` threads; count their outcomes as (status, version, factor)."""
     stop = threading.Event()
     outcomes: Counter[tuple[int, str, float]] = Counter()
 
@@ -222,7 +222,7 @@ def test_watched_folder_swapped_on_change(start: Start, folder: Path) -> None:
         server.wait_for_log("changed files are not served", model="m")
         onnx_graphs.save(onnx_graphs.weighted(2, 0.1), folder / "2")
         wait_until(lambda: outcomes[200, "2", 2] > 10)
-        # The files of the version that serves: replaced as one should, by renaming.
+        # The files of the active version are replaced atomically, by renaming.
         onnx_graphs.save(onnx_graphs.weighted(5, 0.1), folder / "new.onnx")
         (folder / "new.onnx").rename(folder / "2" / "model.onnx")
         wait_until(lambda: outcomes[200, "2", 5] > 10)

@@ -1,4 +1,4 @@
-"""Triton's own clients, the blocking ones and those for asyncio, called alike."""
+"""Triton's own clients for threads and for asyncio, behind one interface."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -38,7 +38,7 @@ def triton_client(server: RunningServer, kind: str) -> Iterator[Any]:
 
 
 class _Waiting:
-    """Waits for what the client's coroutines give."""
+    """Run the client's coroutines to their end."""
 
     def __init__(self, client: Any, runner: asyncio.Runner) -> None:
         self._client = client
