@@ -48,7 +48,7 @@ def test_step_on_terminal_rewrites_one_line(tmp_path: Path) -> None:
     (tmp_path / "release").touch()
     while b"3 packages installed" not in seen:
         seen += os.read(ours, 4096)
-    assert step.wait(30) == 0
+    assert step.wait(60) == 0
     os.close(ours)
     assert seen.count(b"\n") == 2
     assert b"\r\x1b[K[2/3] " in seen

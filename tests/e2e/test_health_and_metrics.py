@@ -201,7 +201,7 @@ def test_tensor_pool_hits_are_counted(start: Start, tmp_path: Path) -> None:
     def leased() -> float:
         return server.sample("roundhouse_tensor_pool_bytes", device="cpu", state="leased")
 
-    # The trial at warm-up, of two rows alone and together, has left its buffers.
+    # The trial at warm-up ran two rows, alone and together; its buffers are in the pool.
     before = figures()
     for hits in range(3):
         answer = server.infer("wide", input_data=[hits] * width)

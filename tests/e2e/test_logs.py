@@ -1,4 +1,4 @@
-"""The log: JSON where nobody watches, a line per request as [logging] requests says, and never the probes."""
+"""The log: JSON lines without a terminal, request lines as [logging] requests sets, none for probes."""
 
 import json
 import os
@@ -98,7 +98,7 @@ def test_start_up_events(server: RunningServer) -> None:
 
 
 def test_every_log_line_is_json(server: RunningServer) -> None:
-    """Also what libraries in C would write: an error of the graph's own run is told to the caller, not to the log."""
+    """Libraries in C write nothing either: an error of a graph's run is in the response, not in the log."""
     server.client.post("/models/gather/infer", json={"input_data": [99]})
     server.client.post("/models/add/infer", json={"inputs": {"a": [[1] * 4] * 2, "b": [[1] * 4] * 3}})
     server.client.get("/%0a%22%1b[31m", headers={"x-request-id": "odd"})

@@ -19,7 +19,7 @@ from frameworks.models.slot import ModelState
 from frameworks.settings import OnnxModelEntry, PerformanceSettings, SchedulingSettings
 from tests.support.batch_models import FakeRegistry, numbers
 from tests.support.fake_probe import FakeProbe
-from tests.support.loops import lanes_end, soon
+from tests.support.loops import soon, worker_threads_end
 from tests.support.managing import entry, opened, permit
 
 NAMES = st.sampled_from("ab")
@@ -53,7 +53,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.runner.run(self.manager.load_registered())
 
     def wait(self) -> None:
-        assert self.unblocked.wait(10)
+        assert self.unblocked.wait(60)
 
     def behave(self, x: list[object]) -> None:
         self.wait()
@@ -141,7 +141,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.unblocked.set()
         tasks = [*self.commands, *(task for _, task in self.requests)]
         if tasks:
-            self.runner.run(asyncio.wait(tasks, timeout=3))
+            self.runner.run(asyncio.wait(tasks, timeout=60))
         # A load continues after its caller was cancelled.
         self.runner.run(soon(lambda: self.manager.residency.is_idle))
         for x, task in self.requests:
@@ -184,7 +184,7 @@ class AnyOrder(RuleBasedStateMachine):
             self.settle()
             self.runner.run(self.shut_down())
             assert all(slot.state is ModelState.UNLOADED for slot in self.manager.slots)
-            assert lanes_end()
+            assert worker_threads_end()
             # A load whose caller was cancelled may end last.
             self.manager._loader._threads.shutdown(wait=True)
             assert [model for model in self.registry.made if not model.is_closed] == []

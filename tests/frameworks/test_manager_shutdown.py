@@ -163,7 +163,7 @@ class TestShutdown:
             async with serving(registry, drain_timeout_s=0.05) as manager:
                 asked = [task(ask(manager, i)) for i in range(3)]
                 await soon(gate.arrived.is_set)
-            errors = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 5)
+            errors = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 60)
         assert [type(error) for error in errors] == [Draining] * 3
         assert [entry for entry in logs if entry["event"] == "drain timed out"] == [
             {"event": "drain timed out", "log_level": "warning", "inflight": {"m": 3}}

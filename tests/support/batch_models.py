@@ -1,4 +1,4 @@
-"""The second implementation of the seam below the scheduler: small real models that wait, double, refuse or die."""
+"""The second implementation of BatchModel: small models that wait, double numbers, raise, or fail to load."""
 
 import threading
 from collections.abc import Callable
@@ -14,7 +14,7 @@ Behaviour = Callable[[list[object]], None]
 
 
 class DoublingModel:
-    """x → [2 · each of x]. Before each run `behaviour`, if given, is called with x: it may wait or raise."""
+    """Double each number of x. `behaviour` is called with x before each run; it may wait or raise."""
 
     tokenizer: TextTokenizer | None = None
 
@@ -28,11 +28,11 @@ class DoublingModel:
         self.threads: set[str] = set()
         self.warm_ups = 0
         self.rests: list[str] = []
-        """In which thread each time."""
+        """The thread of each call."""
         self.is_closed = False
 
     def infer(self, batch: Batch) -> dict[str, Value]:
-        assert not self.is_closed, "nothing is called after close"
+        assert not self.is_closed, "called after close"
         assert isinstance(batch, TensorBatch)
         x = batch.inputs["x"]
         assert isinstance(x, list)
@@ -51,12 +51,12 @@ class DoublingModel:
         self.rests.append(threading.current_thread().name)
 
     def close(self) -> None:
-        assert not self.is_closed, "closed once"
+        assert not self.is_closed, "closed twice"
         self.is_closed = True
 
 
 class FakeRegistry:
-    """Loads DoublingModels, and remembers them. `on_load` is called first, by the loader: it may wait or raise.
+    """Load DoublingModels and keep them in `made`. `on_load` is called before each load; it may wait or raise.
 
     `size_bytes`: what each model says that it takes.
     """
@@ -89,7 +89,7 @@ class FakeRegistry:
 
 
 class Gate:
-    """A behaviour that holds every run until it is opened, and says when one has arrived."""
+    """A behaviour that holds each run until the gate is opened; `arrived` is set by the first run."""
 
     def __init__(self) -> None:
         self._open = threading.Event()
@@ -97,12 +97,12 @@ class Gate:
 
     def __call__(self, _: object = None) -> None:
         self.arrived.set()
-        assert self._open.wait(10), "nobody opened the gate"
+        assert self._open.wait(60), "the gate was not opened"
 
     def open(self) -> None:
         self._open.set()
 
 
 def numbers(*x: object) -> TensorBatch:
-    """A batch for a DoublingModel."""
+    """Return a batch for a DoublingModel."""
     return TensorBatch({"x": list(x)})

@@ -1,4 +1,4 @@
-"""Machines that we do not have: a small real DeviceProbe that says what it is told."""
+"""A DeviceProbe that reports given devices, for machines which the tests do not have."""
 
 from dataclasses import dataclass, field
 
@@ -8,13 +8,13 @@ GIB = 1024**3
 
 
 def cuda(index: int, free_bytes: int, total_bytes: int = 24 * GIB) -> Device:
-    """The CUDA device with this number."""
+    """Return the CUDA device with this index."""
     return Device("cuda", index, f"Card {index}", total_bytes, free_bytes)
 
 
 @dataclass
 class FakeProbe:
-    """A host of 64 GiB, and these accelerators."""
+    """Report a host of 64 GiB and the accelerators in `there`."""
 
     there: list[Device] = field(default_factory=list)
 

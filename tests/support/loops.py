@@ -1,4 +1,4 @@
-"""Async tests: each runs in a fresh loop, must end, and must leave no device thread behind."""
+"""Async tests: each runs in a fresh event loop, must end, and must leave no worker thread behind."""
 
 import asyncio
 import functools
@@ -9,37 +9,43 @@ from typing import Any, ParamSpec
 
 Arguments = ParamSpec("Arguments")
 
+HANGS_AFTER_S = 60
+"""No wait of a test takes as long, on any machine, unless something hangs."""
+
 
 def in_loop(test: Callable[Arguments, Awaitable[None]]) -> Callable[Arguments, None]:
-    """Makes a test of an async function."""
+    """Make a test of an async function."""
 
     @functools.wraps(test)
     def run(*arguments: Arguments.args, **options: Arguments.kwargs) -> None:
         async def whole() -> None:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(4 * HANGS_AFTER_S):
                 await test(*arguments, **options)
 
         asyncio.run(whole())
-        assert lanes_end()
+        assert worker_threads_end()
 
     return run
 
 
 def task(coroutine: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
-    """Lets a coroutine run beside the test."""
+    """Run a coroutine beside the test."""
     return asyncio.get_running_loop().create_task(coroutine)
 
 
 async def soon(condition: Callable[[], bool]) -> None:
-    """Returns when the condition holds; a TimeoutError where it does not within 5 s."""
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 - threads that know no loop make it true
+    """Wait until the condition holds. Raises TimeoutError after HANGS_AFTER_S."""
+    async with asyncio.timeout(HANGS_AFTER_S):
+        while not condition():  # noqa: ASYNC110 - threads without a loop make it true
             await asyncio.sleep(0.001)
 
 
-def lanes_end() -> bool:
-    """Whether every device thread is gone, or goes within a moment: the loop hears of its end before it has ended."""
-    deadline_s = time.monotonic() + 5
+def worker_threads_end() -> bool:
+    """Wait for the end of all worker threads; False where one does not end.
+
+    The loop is notified of a thread's end shortly before it.
+    """
+    deadline_s = time.monotonic() + HANGS_AFTER_S
     while any(thread.name.startswith("worker-") for thread in threading.enumerate()):
         if time.monotonic() > deadline_s:
             return False

@@ -1,4 +1,4 @@
-"""A manager over a fake registry, and the few things that every test of it does."""
+"""A manager over a fake registry, and the steps that its tests share."""
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -42,7 +42,7 @@ def register(manager: MLFrameworkManager, name: str = "m", file: str = "files", 
 
 @asynccontextmanager
 async def serving(registry: Registry, drain_timeout_s: float = 5, **settings: Any) -> AsyncIterator[MLFrameworkManager]:
-    """A manager with the model "m", loaded. `settings`: further keys of its entry."""
+    """Start a manager with the loaded model "m". `settings`: further keys of its entry."""
     async with make_manager(registry, drain_timeout_s) as manager:
         register(manager, **settings)
         await manager.load("m")
@@ -50,7 +50,7 @@ async def serving(registry: Registry, drain_timeout_s: float = 5, **settings: An
 
 
 async def ask(manager: MLFrameworkManager, x: object = 1, name: str = "m") -> Any:
-    """What a door does: the model, a permit, the answer."""
+    """Send one request as a protocol does: take a permit, find the version, run it."""
     with permit() as held:
         version = await opened(manager, held, name)
         held.queue(version.model.requests)
@@ -58,7 +58,7 @@ async def ask(manager: MLFrameworkManager, x: object = 1, name: str = "m") -> An
 
 
 async def opened(manager: MLFrameworkManager, held: Permit, name: str = "m", named: str | None = None) -> ModelVersion:
-    """The version that answers a request, whose visitor it is now; its load is waited for where that is allowed."""
+    """Acquire the version for a request, and wait for its load where that is allowed."""
     while True:
         slot = manager.slot(name)
         version = slot.route() if named is None else slot.version_named(named)
@@ -73,7 +73,7 @@ async def opened(manager: MLFrameworkManager, held: Permit, name: str = "m", nam
 
 @contextmanager
 def permit() -> Iterator[Permit]:
-    """That of a server that bounds nothing; released in the end."""
+    """Yield the permit of a server without limits; release it at the end."""
     held = Permit(RequestLimit("the server", None, None))
     try:
         yield held
@@ -83,7 +83,7 @@ def permit() -> Iterator[Permit]:
 
 @contextmanager
 def permitted(slot: ModelSlot) -> Iterator[Permit]:
-    """Within, a request waits for the model, which is loaded, and is its visitor."""
+    """Queue a request to a loaded model; it holds a reference within the block."""
     with permit() as held:
         version = slot.route()
         spec = version.spec_for(held)

@@ -1,4 +1,4 @@
-"""The second implementation of a generating model: a small real one. Its tokens are bytes, its texts echoes."""
+"""The second implementation of StepModel: a small one whose tokens are bytes and which repeats its prompt."""
 
 import codecs
 import threading
@@ -29,14 +29,14 @@ from frameworks.types import ModelSpec
 END = 0
 """The byte that ends a text."""
 FAILING = 1
-"""A sequence fails alone when its echo comes to this byte."""
+"""A sequence whose next token is this byte fails; the others continue."""
 VOCABULARY_SIZE = 256
 CONTEXT = 4096
 KV_BYTES_PER_TOKEN = 8
 
 
 class ByteStream:
-    """Bytes to characters, as they come."""
+    """Decode bytes to characters incrementally."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -49,7 +49,7 @@ class ByteStream:
 
 
 class ByteTokenizer:
-    """A text's tokens are the bytes of its UTF-8. `behaviour`, if given, is called with each prompt first."""
+    """Encode a text as its UTF-8 bytes. `behaviour` is called with each prompt first."""
 
     def __init__(self, behaviour: Callable[[Prompt], None] | None = None) -> None:
         self.behaviour = behaviour
@@ -85,7 +85,7 @@ class ByteTokenizer:
 
 @dataclass(slots=True)
 class TextMatcher:
-    """Allows one text alone, and its end."""
+    """Allow only one text, and its end."""
 
     text: bytes
     position: int = 0
@@ -110,11 +110,11 @@ class _Sequence:
 
 
 class EchoModel:
-    """Goes on with its prompt from the beginning, again and again, until an END byte of it or max_tokens.
+    """Repeat the prompt until its END byte or max_tokens.
 
-    Up to `slots` sequences run at once, the others wait in order of priority. Before each step, from the first sequence
-    on, `behaviour`, if given, is called with the prompts that run: it may wait or raise. Whoever has `preempt_at`
-    tokens goes back into the line once. A prompt that was seen before is known but for its last token.
+    Up to `slots` sequences run at once; the others are queued by priority. `behaviour` is called before each step with
+    the running prompts; it may wait or raise. A sequence with `preempt_at` tokens is preempted once, if others are
+    queued. All tokens but the last of a repeated prompt are prefix cache hits.
     """
 
     def __init__(
@@ -142,16 +142,16 @@ class EchoModel:
         self.running: dict[int, _Sequence] = {}
         self.waiting: dict[int, _Sequence] = {}
         self.steps: list[list[int]] = []
-        """The sequences of each step that had some."""
+        """The sequence IDs of each step that was not empty."""
         self.empty_steps = 0
         self.given: list[SequenceRequest] = []
         self.aborted: list[int] = []
         self.warm_ups = 0
         self.rests: list[str] = []
-        """In which thread each time."""
+        """The thread of each call."""
         self.is_closed = False
         self._seen: set[tuple[int, ...]] = set()
-        self._figures = StepStats()
+        self._stats = StepStats()
         self._users = 0
 
     @property
@@ -164,7 +164,7 @@ class EchoModel:
         return TextMatcher(constraint.definition.encode())
 
     def add(self, request: SequenceRequest) -> None:
-        assert not self.is_closed, "nothing is called after close"
+        assert not self.is_closed, "called after close"
         assert request.prompt_ids
         assert request.max_tokens >= 1
         assert len(request.prompt_ids) + request.max_tokens <= self._context
@@ -173,7 +173,7 @@ class EchoModel:
         self.waiting[request.sequence_id] = _Sequence(request)
 
     def abort(self, sequence_id: int) -> None:
-        assert not self.is_closed, "nothing is called after close"
+        assert not self.is_closed, "called after close"
         self.aborted.append(sequence_id)
         self.running.pop(sequence_id, None)
         self.waiting.pop(sequence_id, None)
@@ -182,7 +182,7 @@ class EchoModel:
         self._users += 1
         try:
             assert self._users == 1, "one thread at a time uses a model"
-            assert not self.is_closed, "nothing is called after close"
+            assert not self.is_closed, "called after close"
             return self._step()
         finally:
             self._users -= 1
@@ -209,18 +209,18 @@ class EchoModel:
                 tokens.append(token)
             if token.token_id == FAILING or token.finish_reason is not None:
                 del self.running[sequence_id]
-        self._figures = self._stand(begun, preempted)
-        return StepResult(tokens, begun, failed, self._figures)
+        self._stats = self._collect_stats(begun, preempted)
+        return StepResult(tokens, begun, failed, self._stats)
 
     def warm_up(self) -> None:
         self.warm_ups += 1
-        self._figures = StepStats(prompt_tokens=100, prefix_hit_tokens=10, preemptions=1)
+        self._stats = StepStats(prompt_tokens=100, prefix_hit_tokens=10, preemptions=1)
 
     def on_idle(self) -> None:
         self.rests.append(threading.current_thread().name)
 
     def close(self) -> None:
-        assert not self.is_closed, "closed once"
+        assert not self.is_closed, "closed twice"
         self.is_closed = True
 
     @property
@@ -241,8 +241,8 @@ class EchoModel:
         self._seen.add(prompt)
         return cached
 
-    def _stand(self, begun: list[tuple[int, int]], preempted: int) -> StepStats:
-        before = self._figures
+    def _collect_stats(self, begun: list[tuple[int, int]], preempted: int) -> StepStats:
+        before = self._stats
         requests = {request.sequence_id: request for request in self.given}
         held = sum(len(each.request.prompt_ids) + each.num_tokens for each in self.running.values())
         return StepStats(
@@ -274,7 +274,7 @@ def _next_token(sequence: _Sequence) -> GeneratedToken:
 
 
 class EchoRegistry:
-    """Loads EchoModels, and remembers them. `on_load` is called first, by the loader: it may wait or raise."""
+    """Load EchoModels and keep them in `made`. `on_load` is called before each load; it may wait or raise."""
 
     framework = "fake"
 
@@ -300,10 +300,10 @@ class EchoRegistry:
         return instances
 
     def make(self) -> EchoModel:
-        """One instance."""
+        """Return one instance."""
         return EchoModel(self.behaviour)
 
 
 def echo(prompt: str, num_tokens: int) -> bytes:
-    """What an EchoModel makes of a prompt."""
+    """Return the tokens that an EchoModel generates for a prompt."""
     return bytes(prompt.encode()[i % len(prompt.encode())] for i in range(num_tokens))

@@ -114,10 +114,10 @@ def request(path: str, body: bytes = b"", *lines: str, version: str = "1.1") -> 
 async def answer_of(connection: Connection) -> tuple[int, dict[str, str], bytes]:
     """Status, headers and body of the next answer."""
     reader, _ = connection
-    head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)).decode("latin-1")
+    head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)).decode("latin-1")
     first, *lines = head.strip().split("\r\n")
     headers = dict(line.lower().split(": ", 1) for line in lines)
-    body = await asyncio.wait_for(reader.readexactly(int(headers["content-length"])), 5)
+    body = await asyncio.wait_for(reader.readexactly(int(headers["content-length"])), 60)
     return int(first.split()[1]), headers, body
 
 
@@ -129,7 +129,7 @@ async def ask(connection: Connection, *arguments: Any) -> tuple[int, dict[str, s
 async def seconds_until_closed(connection: Connection) -> float:
     loop = asyncio.get_running_loop()
     started_s = loop.time()
-    assert await asyncio.wait_for(connection[0].read(), 5) == b""
+    assert await asyncio.wait_for(connection[0].read(), 60) == b""
     return loop.time() - started_s
 
 

@@ -73,7 +73,7 @@ class Desk:
 
 async def outcomes(*tasks: "asyncio.Task[Any]") -> list[Any]:
     """Answers and errors; a TimeoutError where somebody hangs."""
-    return list(await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 5))
+    return list(await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60))
 
 
 async def rounds(count: int = 5) -> None:

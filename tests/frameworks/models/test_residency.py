@@ -152,7 +152,7 @@ class TestFailures:
             clock.now_s += 1
             # The request has started a load, but the unload command is first at the version's lock.
             order, request = task(manager.unload("a")), task(error_of(infer(manager, "a")))
-            await asyncio.wait([order, request], timeout=5)
+            await asyncio.wait([order, request], timeout=60)
             assert order.done()
             assert request.done()
 

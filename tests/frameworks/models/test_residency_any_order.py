@@ -28,7 +28,7 @@ from frameworks.models.slot import ModelState
 from frameworks.models.traffic import Share
 from tests.frameworks.models.sized_registry import SizedRegistry, check_settled, infer, make_versions
 from tests.support.fake_probe import GIB
-from tests.support.loops import lanes_end
+from tests.support.loops import worker_threads_end
 from tests.support.managing import make_manager, register
 
 # A model without version folders, two with them, and one that needs all the memory.
@@ -78,7 +78,7 @@ class ResidencyMachine(RuleBasedStateMachine):
         return registry
 
     def wait(self) -> None:
-        assert self.unblocked.wait(10)
+        assert self.unblocked.wait(60)
 
     def behave(self, x: list[object]) -> None:
         self.wait()
@@ -199,9 +199,9 @@ class ResidencyMachine(RuleBasedStateMachine):
     async def wait_for_all(self) -> None:
         tasks = {*self.commands, *self.requests}
         if tasks:
-            await asyncio.wait(tasks, timeout=5)
+            await asyncio.wait(tasks, timeout=60)
         if self.manager.residency._tasks:
-            await asyncio.wait(self.manager.residency._tasks, timeout=5)
+            await asyncio.wait(self.manager.residency._tasks, timeout=60)
             await asyncio.sleep(0)
         assert not self.manager.residency._tasks
 
@@ -249,7 +249,7 @@ class ResidencyMachine(RuleBasedStateMachine):
                 version.state is ModelState.UNLOADED for s in self.manager.slots for version in s.versions.values()
             )
             assert self.manager.residency.ledger.versions == []
-            assert lanes_end()
+            assert worker_threads_end()
             self.manager._loader._threads.shutdown(wait=True)
             assert self.registry.are_all_closed
         finally:

@@ -54,7 +54,7 @@ async def test_a_batch_model_rests_between_its_batches_on_its_own_thread() -> No
         await soon(lambda rests=rests: len(model.rests) == rests)  # type: ignore[misc]
     await asyncio.sleep(0.05)
     assert model.rests == ["worker-m"] * 2
-    await asyncio.wait_for(worker.close(), 5)
+    await asyncio.wait_for(worker.close(), 60)
 
 
 @in_loop

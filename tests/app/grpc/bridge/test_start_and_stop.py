@@ -38,7 +38,7 @@ async def test_stop_lets_running_stream_continue() -> None:
         assert await call.read() == b"b"
         await call.done_writing()
         assert await call.read() is grpc.aio.EOF
-        await asyncio.wait_for(stopping, 2)
+        await asyncio.wait_for(stopping, 60)
 
 
 @in_loop
@@ -62,7 +62,7 @@ async def test_stop_sends_response_of_cancelled_handler() -> None:
         answer = task(status_of(ask(b"")))
         call = open_stream()
         assert await call.read() == b"piece"
-        await asyncio.wait_for(server.stop(0.1), 3)
+        await asyncio.wait_for(server.stop(0.1), 60)
         assert await answer == (grpc.StatusCode.UNAVAILABLE, "ask another")
         assert await call.code() is grpc.StatusCode.CANCELLED
 
@@ -83,7 +83,7 @@ async def test_stop_abandons_handler_that_ignores_cancel(monkeypatch: pytest.Mon
     async with serving(stubborn) as (server, address), unary_client(address) as ask:
         answer = task(status_of(ask(b"")))
         await asyncio.sleep(0.1)
-        await asyncio.wait_for(server.stop(0.0), 5)
+        await asyncio.wait_for(server.stop(0.0), 60)
         assert (await answer)[0] in (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE)
         is_released.set()
 

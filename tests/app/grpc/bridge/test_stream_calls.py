@@ -64,7 +64,7 @@ async def test_client_cancel_cancels_waiting_stream_handler() -> None:
         await call.write(b"a")
         assert await call.read() == b"a"
         call.cancel()
-        await asyncio.wait_for(is_cancelled.wait(), 5)
+        await asyncio.wait_for(is_cancelled.wait(), 60)
 
 
 @in_loop

@@ -161,7 +161,7 @@ async def house_of(
         assert asyncio.all_tasks() == {asyncio.current_task()}
     finally:
         for worker in workers:
-            await asyncio.wait_for(worker.close(), 5)
+            await asyncio.wait_for(worker.close(), 60)
 
 
 def rows(*x: int, width: int = 1) -> TensorBatch:
@@ -191,9 +191,9 @@ async def arrival(gate: Gate) -> None:
 
 
 async def answers_of(*tasks: "asyncio.Task[list[int]]") -> list[list[int]]:
-    return list(await asyncio.wait_for(asyncio.gather(*tasks), 5))
+    return list(await asyncio.wait_for(asyncio.gather(*tasks), 60))
 
 
 async def errors_of(*tasks: "asyncio.Task[list[int]]") -> list[type[BaseException] | None]:
-    done = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 5)
+    done = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
     return [type(each) if isinstance(each, BaseException) else None for each in done]

@@ -19,7 +19,7 @@ from tests.frameworks.scheduling.batch.dispatching import (
     rows,
 )
 from tests.support.batch_models import Gate
-from tests.support.loops import in_loop, lanes_end, soon
+from tests.support.loops import in_loop, soon, worker_threads_end
 
 
 class TestBatches:
@@ -114,7 +114,7 @@ class TestBatches:
 
         async with house_of(Ragged(), max_rows=4) as house:
             with pytest.raises(InvalidInput, match='rows of output "y" differ in shape'):
-                await asyncio.wait_for(house.run(rows(*range(8))), 5)
+                await asyncio.wait_for(house.run(rows(*range(8))), 60)
 
     @in_loop
     async def test_two_lanes_share_the_work(self) -> None:
@@ -237,7 +237,7 @@ class TestThoseWhoFail:
 
         with capture_logs() as logs:
             asyncio.run(run())
-        assert lanes_end()
+        assert worker_threads_end()
         assert [entry["event"] for entry in logs] == ["device thread ended"]
 
     def test_the_other_lane_goes_on_where_one_has_died(self) -> None:
@@ -253,7 +253,7 @@ class TestThoseWhoFail:
 
         with capture_logs():
             asyncio.run(run())
-        assert lanes_end()
+        assert worker_threads_end()
 
     @in_loop
     async def test_giving_up_fails_the_waiters_at_once(self) -> None:

@@ -19,7 +19,7 @@ from tests.frameworks.scheduling.batch.dispatching import (
     rows,
 )
 from tests.support.batch_models import Gate
-from tests.support.loops import in_loop, lanes_end, soon, task
+from tests.support.loops import in_loop, soon, task, worker_threads_end
 
 
 class TestBeginning:
@@ -157,7 +157,7 @@ class TestInstances:
             gates[1].open()
             assert await busy == [1]
             for i in range(2, 20):
-                assert await asyncio.wait_for(house.ask(i), 5) == [i]
+                assert await asyncio.wait_for(house.ask(i), 60) == [i]
             assert not stuck.done()
             gates[0].open()
             assert await stuck == [0]
@@ -208,7 +208,7 @@ class TestInstances:
                 assert not house.dispatcher.is_dead
                 other_gate.open()
                 assert await answers_of(second) == [[1]]
-                outcomes = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 5)
+                outcomes = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 60)
                 for i, outcome in zip(range(10, 70, 10), outcomes, strict=True):
                     assert isinstance(outcome, ModelFailed) or outcome == [i, i + 1, i + 2]
                 # Of those who waited only the batch that the dead one held in advance has failed.
@@ -218,7 +218,7 @@ class TestInstances:
 
         with capture_logs():
             asyncio.run(run())
-        assert lanes_end()
+        assert worker_threads_end()
 
     @in_loop
     async def test_texts_of_all_lengths_find_their_way_through_two(self) -> None:

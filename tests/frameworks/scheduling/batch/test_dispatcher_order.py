@@ -21,7 +21,7 @@ from tests.frameworks.scheduling.batch.dispatching import (
     rows,
 )
 from tests.support.batch_models import Gate
-from tests.support.loops import in_loop, lanes_end, soon, task
+from tests.support.loops import in_loop, soon, task, worker_threads_end
 
 
 class TestOrder:
@@ -121,7 +121,7 @@ class TestAnyOrder:
             async with house_of(*models, max_rows=max_rows, ageing_s=0.01, runs_by_shape=is_light) as house:
                 if is_light:
                     house.make_light(width=1)
-                answers = await asyncio.wait_for(crowd(house, callers, requests), 10)
+                answers = await asyncio.wait_for(crowd(house, callers, requests), 60)
                 for caller, x, answer in zip(callers, requests, answers, strict=True):
                     assert is_right(caller, x, answer)
                 # Batches whose callers have left may still run.
@@ -130,7 +130,7 @@ class TestAnyOrder:
             return house
 
         house = asyncio.run(run())
-        assert lanes_end()
+        assert worker_threads_end()
         executed = [batch for model in models for batch in model.executed]
         assert all(len(batch) <= max_rows for batch in executed)
         once = Counter(x for batch in executed if BAD not in batch for x in batch)

@@ -159,7 +159,7 @@ class TestTheWayToTheLoop:
             house.make_light()
             first = house.ask(0, width=2)
             await arrival(gate)
-            assert await asyncio.wait_for(house.ask(1), 5) == [1]
+            assert await asyncio.wait_for(house.ask(1), 60) == [1]
             gate.open()
             assert await first == [0]
         assert [model.threads for model in models] == [[LANE], [LOOP]]

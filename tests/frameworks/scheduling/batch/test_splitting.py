@@ -27,7 +27,7 @@ from tests.frameworks.scheduling.batch.dispatching import (
     rows,
 )
 from tests.support.batch_models import Gate
-from tests.support.loops import in_loop, lanes_end, soon, task
+from tests.support.loops import in_loop, soon, task, worker_threads_end
 
 GIANT = 13
 
@@ -128,7 +128,7 @@ class TestHalves:
         model = RowModel(limit=lambda: 1)
         async with house_of(model) as house:
             texts = TokenBatch([[i] for i in range(2 * _MAX_QUEUED_PARTS)])
-            result = await asyncio.wait_for(house.run(texts), 10)
+            result = await asyncio.wait_for(house.run(texts), 60)
         assert np.asarray(result[TEXT_OUTPUT])[:, 0].tolist() == list(range(2 * _MAX_QUEUED_PARTS))
 
 
@@ -340,7 +340,7 @@ class TestThoseWhoLeave:
 
         with capture_logs():
             asyncio.run(run())
-        assert lanes_end()
+        assert worker_threads_end()
 
     @in_loop
     async def test_giving_up_fails_those_whose_halves_wait(self) -> None:
@@ -405,7 +405,7 @@ class TestAnyOrder:
             async with house_of(*models, ageing_s=0.01, runs_by_shape=is_light) as house:
                 if is_light:
                     house.make_light()
-                outcomes = await asyncio.wait_for(crowd(house, callers, batches), 10)
+                outcomes = await asyncio.wait_for(crowd(house, callers, batches), 60)
                 for caller, batch, outcome in zip(callers, batches, outcomes, strict=True):
                     check(caller, batch, outcome, min(rooms))
                 await soon(lambda: not any(worker.queue_depth for worker in house.workers))
@@ -415,7 +415,7 @@ class TestAnyOrder:
 
         with capture_logs():
             asyncio.run(run())
-        assert lanes_end()
+        assert worker_threads_end()
 
 
 def batch_of(caller: Caller, i: int) -> Batch:

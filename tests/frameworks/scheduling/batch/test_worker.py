@@ -18,7 +18,7 @@ from frameworks.errors import Draining, InvalidInput, ModelFailed, OutOfMemory
 from frameworks.scheduling.batch.worker import BatchResult, BatchWorker
 from frameworks.types import Array, TensorBatch
 from tests.support.batch_models import DoublingModel, Gate, numbers
-from tests.support.loops import in_loop, lanes_end, task
+from tests.support.loops import in_loop, task, worker_threads_end
 
 
 @asynccontextmanager
@@ -27,7 +27,7 @@ async def lane_of(model: DoublingModel) -> AsyncIterator[BatchWorker]:
     try:
         yield worker
     finally:
-        await asyncio.wait_for(worker.close(), 5)
+        await asyncio.wait_for(worker.close(), 60)
 
 
 async def run(worker: BatchWorker, *x: object) -> BatchResult:
@@ -96,7 +96,7 @@ async def test_a_caller_that_leaves_while_its_batch_runs_harms_nobody() -> None:
         gone.cancel()
         await asyncio.wait([gone])
         gate.open()
-        assert (await asyncio.wait_for(last, 5)).outputs == {"y": [4]}
+        assert (await asyncio.wait_for(last, 60)).outputs == {"y": [4]}
 
 
 @in_loop
@@ -145,7 +145,7 @@ def test_any_exception_reaches_its_caller(error: Exception) -> None:
         async with lane_of(DoublingModel(behaviour)) as worker:
             # A StopIteration cannot travel in a future; it comes as another error, and it comes.
             with pytest.raises((type(error), RuntimeError)):
-                await asyncio.wait_for(run(worker, 1), 5)
+                await asyncio.wait_for(run(worker, 1), 60)
             assert (await run(worker, 2)).outputs == {"y": [4]}
 
     asyncio.run(whole())
@@ -165,19 +165,19 @@ def test_a_thread_that_dies_fails_all_waiters_and_later_callers(death: type[Base
         waiters = [task(run(worker, i)) for i in range(5)]
         await arrival(gate)
         gate.open()
-        errors = await asyncio.wait_for(asyncio.gather(*waiters, return_exceptions=True), 5)
+        errors = await asyncio.wait_for(asyncio.gather(*waiters, return_exceptions=True), 60)
         assert [type(error) for error in errors] == [ModelFailed] * 5
         assert worker.is_dead
         assert worker.queue_depth == 0
         with pytest.raises(ModelFailed, match="load the model again"):
             await run(worker, 9)
-        await asyncio.wait_for(worker.close(), 5)
+        await asyncio.wait_for(worker.close(), 60)
         assert model.executed == [[0]]
         assert model.is_closed
 
     with capture_logs() as logs:
         asyncio.run(whole())
-    assert lanes_end()
+    assert worker_threads_end()
     [entry] = logs
     assert (entry["event"], entry["log_level"], entry["model"]) == ("device thread ended", "error", "m")
 
@@ -193,10 +193,10 @@ async def test_closing_answers_what_waits_and_then_closes_the_model() -> None:
     await asyncio.sleep(0.01)
     assert (closing.done(), model.is_closed, worker.is_dead) == (False, False, False)
     gate.open()
-    await asyncio.wait_for(closing, 5)
+    await asyncio.wait_for(closing, 60)
     assert [(await result).outputs["y"] for result in waiting] == [[0], [2], [4], [6]]
     assert (model.is_closed, worker.is_dead) == (True, True)
-    await asyncio.wait_for(worker.close(), 5)  # again, to no effect
+    await asyncio.wait_for(worker.close(), 60)  # again, to no effect
 
 
 @in_loop
@@ -210,10 +210,10 @@ async def test_a_batch_that_comes_behind_the_close_is_refused_not_forgotten() ->
     late = task(run(worker, 2))
     await asyncio.sleep(0)
     gate.open()
-    await asyncio.wait_for(closing, 5)
+    await asyncio.wait_for(closing, 60)
     assert (await first).outputs == {"y": [2]}
     with pytest.raises(ModelFailed):
-        await asyncio.wait_for(late, 5)
+        await asyncio.wait_for(late, 60)
 
 
 @in_loop
@@ -224,10 +224,10 @@ async def test_giving_up_fails_the_waiters_at_once_and_executes_none_of_them() -
     waiting = [task(run(worker, i)) for i in range(3)]
     await arrival(gate)
     worker.abort("too late")
-    errors = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 5)
+    errors = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 60)
     assert [(type(error), str(error)) for error in errors] == [(Draining, "too late")] * 3
     gate.open()
-    await asyncio.wait_for(worker.close(), 5)
+    await asyncio.wait_for(worker.close(), 60)
     assert model.executed == [[0]]
     assert model.is_closed
 
@@ -240,7 +240,7 @@ async def test_a_model_that_does_not_close_cleanly_is_logged_and_its_lane_still_
 
     with capture_logs() as logs:
         worker = BatchWorker("m", Stubborn())
-        await asyncio.wait_for(worker.close(), 5)
+        await asyncio.wait_for(worker.close(), 60)
     assert [entry["event"] for entry in logs] == ["model did not close cleanly"]
 
 
@@ -257,7 +257,7 @@ def test_a_loop_that_ended_first_does_not_hold_the_thread() -> None:
 
     asyncio.run(whole())
     gate.open()
-    assert lanes_end()
+    assert worker_threads_end()
     assert model.is_closed
 
 

@@ -62,7 +62,7 @@ async def running_worker(model: EchoModel) -> AsyncIterator[WorkerHarness]:
         assert not model.has_work
         harness.worker.check_integrity()
     finally:
-        await asyncio.wait_for(harness.worker.close(), 5)
+        await asyncio.wait_for(harness.worker.close(), 60)
 
 
 async def read_all(feed: TokenFeed) -> list[GeneratedToken]:

@@ -33,7 +33,7 @@ async def dispatcher_of(*models: EchoModel) -> AsyncIterator[StepDispatcher]:
         await soon(lambda: not dispatcher.is_running)
         dispatcher.check_integrity()
     finally:
-        await asyncio.wait_for(dispatcher.close(), 5)
+        await asyncio.wait_for(dispatcher.close(), 60)
         assert all(model.is_closed for model in models)
 
 
@@ -112,7 +112,7 @@ async def test_abort_fails_every_reader() -> None:
         readers = [task(read_all(dispatcher.open([request(), request()]))) for _ in range(3)]
         await asyncio.gather(*map(wait_for_arrival, gates))
         dispatcher.abort("too late")
-        errors = await asyncio.wait_for(asyncio.gather(*readers, return_exceptions=True), 5)
+        errors = await asyncio.wait_for(asyncio.gather(*readers, return_exceptions=True), 60)
         assert [type(error) for error in errors] == [Draining] * 3
         for gate in gates:
             gate.open()

@@ -20,7 +20,7 @@ from frameworks.scheduling.steps.dispatcher import StepDispatcher
 from frameworks.scheduling.steps.token_feed import TokenFeed
 from frameworks.scheduling.steps.worker import StepCounts, StepWorker
 from tests.frameworks.scheduling.steps.harness import sequence_request
-from tests.support.loops import lanes_end, soon
+from tests.support.loops import soon, worker_threads_end
 from tests.support.step_models import END, EchoModel, echo
 
 PROMPTS = ["a", "ab", "xyz", "end\0", "\0", "abcd\1"]
@@ -199,7 +199,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.run(ending())
         self.open([("a", 3)], is_read_whole=True)
         self.settle()
-        self.run(asyncio.wait_for(self.dispatcher.close(), 3))
+        self.run(asyncio.wait_for(self.dispatcher.close(), 60))
         assert all(model.is_closed for model in self.models)
         assert all(task.done() for task in self.closing)
         self.is_over = False
@@ -230,7 +230,7 @@ class AnyOrder(RuleBasedStateMachine):
                     self.aborted(choice, which)
         readers = [opened.reader for opened in self.opened if opened.reader is not None]
         if readers:
-            _, hanging = self.run(asyncio.wait(readers, timeout=3))
+            _, hanging = self.run(asyncio.wait(readers, timeout=60))
             assert not hanging, "every reader ends"
         self.run(soon(lambda: not self.dispatcher.is_running))
         for opened in self.opened:
@@ -256,8 +256,8 @@ class AnyOrder(RuleBasedStateMachine):
             return
         try:
             self.settle()
-            self.run(asyncio.wait_for(self.dispatcher.close(), 3))
-            assert lanes_end()
+            self.run(asyncio.wait_for(self.dispatcher.close(), 60))
+            assert worker_threads_end()
             assert all(model.is_closed for model in self.models)
         finally:
             self.unblocked.set()

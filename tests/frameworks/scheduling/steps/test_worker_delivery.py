@@ -121,6 +121,6 @@ async def test_close_delivers_buffered_steps() -> None:
         feed = harness.open("abc", 1000, is_read_whole=True)
         await feed.read()
         feed.close()
-        await asyncio.wait_for(harness.worker.close(), 5)
+        await asyncio.wait_for(harness.worker.close(), 60)
     assert sum(delivered) == len(harness.model.steps) + harness.model.empty_steps
     assert harness.counts.tokens == len(harness.model.steps)

@@ -14,7 +14,7 @@ from frameworks.generation.types import SequenceRequest, StepResult, StepStats
 from frameworks.scheduling.steps.worker import StepCounts, StepWorker
 from tests.frameworks.scheduling.steps.harness import WorkerHarness, read_all, running_worker, text_of, wait_for_arrival
 from tests.support.batch_models import Gate
-from tests.support.loops import in_loop, lanes_end, soon, task
+from tests.support.loops import in_loop, soon, task, worker_threads_end
 from tests.support.step_models import EchoModel, echo
 
 
@@ -135,7 +135,7 @@ async def test_failed_abort_is_logged_and_tokens_dropped() -> None:
         gate.open()
         assert text_of(await read_all(stays)) == echo("xyz", 8)
         assert await read_all(gone) == []
-        await asyncio.wait_for(harness.worker.close(), 5)
+        await asyncio.wait_for(harness.worker.close(), 60)
     assert [entry["event"] for entry in logs] == ["sequence was not aborted"]
 
 
@@ -155,7 +155,7 @@ def test_dead_thread_fails_readers_and_later_callers(death: type[BaseException])
         await wait_for_arrival(gate)
         unsent = harness.open()
         gate.open()
-        errors = await asyncio.wait_for(asyncio.gather(*readers, return_exceptions=True), 5)
+        errors = await asyncio.wait_for(asyncio.gather(*readers, return_exceptions=True), 60)
         assert [type(error) for error in errors] == [ModelFailed] * 6
         with pytest.raises(ModelFailed):
             await read_all(unsent)
@@ -165,12 +165,12 @@ def test_dead_thread_fails_readers_and_later_callers(death: type[BaseException])
         with pytest.raises(ModelFailed, match="load the model again"):
             harness.open()
         feeds[0].close()
-        await asyncio.wait_for(harness.worker.close(), 5)
+        await asyncio.wait_for(harness.worker.close(), 60)
         assert model.is_closed
 
     with capture_logs() as logs:
         asyncio.run(whole())
-    assert lanes_end()
+    assert worker_threads_end()
     [entry] = logs
     assert (entry["event"], entry["log_level"], entry["model"]) == ("device thread ended", "error", "m")
 
@@ -188,9 +188,9 @@ async def test_close_waits_for_running_sequences() -> None:
     assert not closing.done()
     gate.open()
     assert text_of(await reader) == b"abcab"
-    await asyncio.wait_for(closing, 5)
+    await asyncio.wait_for(closing, 60)
     assert (harness.model.is_closed, harness.worker.is_dead) == (True, True)
-    await asyncio.wait_for(harness.worker.close(), 5)  # has no effect
+    await asyncio.wait_for(harness.worker.close(), 60)  # has no effect
 
 
 @in_loop
@@ -200,10 +200,10 @@ async def test_abort_fails_all_readers_at_once() -> None:
     readers = [task(read_all(harness.open(max_tokens=1000))) for _ in range(6)]
     await wait_for_arrival(gate)
     harness.worker.abort("too late")
-    errors = await asyncio.wait_for(asyncio.gather(*readers, return_exceptions=True), 5)
+    errors = await asyncio.wait_for(asyncio.gather(*readers, return_exceptions=True), 60)
     assert [(type(error), str(error)) for error in errors] == [(Draining, "too late")] * 6
     gate.open()
-    await asyncio.wait_for(harness.worker.close(), 5)
+    await asyncio.wait_for(harness.worker.close(), 60)
     assert len(harness.model.steps) == 1
     assert harness.model.is_closed
 
@@ -217,7 +217,7 @@ async def test_failed_model_close_is_logged_and_worker_ends(error: BaseException
 
     with capture_logs() as logs:
         worker = StepWorker("m", Stubborn(), StepCounts())
-        await asyncio.wait_for(worker.close(), 5)
+        await asyncio.wait_for(worker.close(), 60)
     assert [entry["event"] for entry in logs] == ["model did not close cleanly"]
 
 
@@ -233,5 +233,5 @@ def test_thread_ends_after_its_loop_has_ended() -> None:
 
     asyncio.run(whole())
     gate.open()
-    assert lanes_end()
+    assert worker_threads_end()
     assert model.is_closed
