@@ -1,4 +1,4 @@
-"""``python -m app.embedded [--into ./models]``: prepares the embedded models and says so, one line each."""
+"""Prepare the embedded models: ``python -m app.embedded [--into ./models]``."""
 
 import argparse
 import sys
@@ -10,11 +10,11 @@ from app.embedded import copy_digits, copy_minilm, copy_tiny_llama, export_minil
 from app.embedded.folder import PreparationError
 
 MODELS = (copy_minilm, export_minilm, copy_digits, copy_tiny_llama)
-"""In this order: the export reads the copy."""
+"""In this order: export_minilm reads the copy."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prepares what is not there yet. Returns the exit status: 0, or 1 with the reason on stderr."""
+    """Prepare the missing models, with one line of output for each. Returns 0, or 1 with the error on stderr."""
     parser = argparse.ArgumentParser(prog="python -m app.embedded", description="Prepare the embedded models.")
     parser.add_argument("--into", type=Path, default=Path("models"), help="folder of models (default: ./models)")
     into: Path = parser.parse_args(arguments).into
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print("failed")
             print(f"error: {error}", file=sys.stderr)
             return 1
-        print(f"made in {time.perf_counter() - started:.1f} s" if made else "is there")
+        print(f"made in {time.perf_counter() - started:.1f} s" if made else "exists")
     return 0
 
 

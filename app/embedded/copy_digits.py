@@ -1,4 +1,4 @@
-"""``digits``: a small classifier of handwritten digits with a ZipMap output, copied out of this package."""
+"""Copy ``digits`` from this package: a small classifier of handwritten digits with a ZipMap output."""
 
 import hashlib
 import shutil
@@ -12,13 +12,16 @@ COMMITTED = Path(__file__).parent / NAME / GRAPH
 
 
 def prepare(into: Path, source: Path = COMMITTED) -> bool:
-    """Copies the committed graph to ``into/digits/model.onnx``, anew whenever the committed one has changed.
+    """Copy the committed graph to ``into/digits/model.onnx``, unless the current one was copied before.
 
-    Returns: True if it was made, False if it was there.
+    Returns: True if it was copied, False if it exists.
     Raises: PreparationError if the committed graph is missing.
     """
     if not source.is_file():
-        raise PreparationError(f"{source} is missing; restore it, or run: python -m app.embedded.training.train_digits")
+        message = (
+            f"expected the file {source}, got none; restore it, or run: python -m app.embedded.training.train_digits"
+        )
+        raise PreparationError(message)
     recipe = {"sha256": hashlib.sha256(source.read_bytes()).hexdigest()}
     return prepare_folder(into / NAME, recipe, lambda folder: _copy(source, folder / GRAPH))
 

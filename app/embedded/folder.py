@@ -1,4 +1,4 @@
-"""Folders that are either whole or absent: made aside, listed in a manifest, then renamed into place."""
+"""Prepare folders that are complete or absent: made in a temporary folder, listed in a manifest, then renamed."""
 
 import contextlib
 import errno
@@ -14,13 +14,13 @@ ABANDONED_AFTER_S = 3600.0
 
 
 class PreparationError(Exception):
-    """An embedded model cannot be prepared; the message names the file and says what would be right."""
+    """An embedded model cannot be prepared; the message names the file and the remedy."""
 
 
 def is_prepared(folder: Path, recipe: Mapping[str, str]) -> bool:
-    """Whether ``folder`` was made by this ``recipe`` and each of its files still has the size it was made with.
+    """Return whether this ``recipe`` made ``folder`` and the sizes of its files are unchanged.
 
-    Reads the manifest and the sizes only, no contents: an answer costs well under a millisecond.
+    Only the manifest is read, not the files: less than a millisecond.
     """
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
@@ -32,13 +32,13 @@ def is_prepared(folder: Path, recipe: Mapping[str, str]) -> bool:
 
 
 def prepare_folder(folder: Path, recipe: Mapping[str, str], make: Callable[[Path], None]) -> bool:
-    """Sees to it that ``folder`` is there as ``recipe`` says, calling ``make`` with an empty folder if it is not.
+    """Make ``folder`` with ``make``, which fills an empty folder, unless ``recipe`` made it before.
 
-    Safe against crashes and against a second process doing the same: the folder appears by one rename, when it is
-    whole. A folder of that name without our manifest is somebody's own: it is kept under another name.
+    Safe against crashes and against a second process: the complete folder appears by one rename. A folder of the same
+    name without a manifest belongs to the user: it is renamed and kept.
 
-    Returns: True if it was made, False if it was there.
-    Raises: whatever ``make`` raises; nothing of the new folder is left then.
+    Returns: True if the folder was made, False if it exists.
+    Raises: the error of ``make``; the unfinished folder is removed.
     """
     if is_prepared(folder, recipe):
         return False
@@ -63,17 +63,17 @@ def _put_in_place(making: Path, folder: Path, recipe: Mapping[str, str]) -> None
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 raise
-        if is_prepared(folder, recipe):  # another process was faster
+        if is_prepared(folder, recipe):  # another process made it
             return
-        _clear_the_place(folder)
+        _move_aside(folder)
 
 
-def _clear_the_place(folder: Path) -> None:
-    is_ours = (folder / MANIFEST).is_file()
-    aside = _beside(folder, "old" if is_ours else "kept")
-    with contextlib.suppress(FileNotFoundError):  # another process was faster
+def _move_aside(folder: Path) -> None:
+    has_manifest = (folder / MANIFEST).is_file()
+    aside = _beside(folder, "old" if has_manifest else "kept")
+    with contextlib.suppress(FileNotFoundError):  # another process moved it
         folder.rename(aside)
-        if is_ours:
+        if has_manifest:
             shutil.rmtree(aside, ignore_errors=True)
 
 
@@ -90,7 +90,7 @@ def _beside(folder: Path, kind: str) -> Path:
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Removes what a killed process left; anything younger may belong to one that is still at work."""
+    """Remove unfinished folders of killed processes. A recent one may belong to a running process."""
     for kind in ("making", "old"):
         for path in folder.parent.glob(f".{folder.name}.*.{kind}"):
             with contextlib.suppress(FileNotFoundError):

@@ -1,1 +1,1 @@
-"""The scripts that trained the embedded models."""
+"""Train the embedded models."""

@@ -1,6 +1,6 @@
-"""Simple dialogues about what Python's documentation explains, and the template that writes them down.
+"""Generate simple dialogues about Python's documentation, and define their chat template.
 
-A user asks about a name, the assistant answers with the first sentences that the documentation has on it.
+The user asks about a name. The assistant answers with the first sentences of its documentation.
 """
 
 import random
@@ -32,7 +32,7 @@ QUESTIONS = {
     "function": ("What does {name} do?", "What is {name} for?", "Explain the function {name}."),
     "topic": ("What {verb} {name}?", "Tell me about {name}.", "Explain {name}."),
 }
-"""By the kind of what is asked about."""
+"""Questions by the kind of the entry."""
 MORE = ("Tell me more.", "Go on.", "What else?")
 SYSTEM = ("You answer questions about Python.", "You are a helpful assistant.")
 SMALL_TALK = (
@@ -46,9 +46,9 @@ SMALL_TALK = (
 
 SYSTEM_SHARE = 0.25
 MORE_SHARE = 0.5
-"""Of the dialogues about something with more to say."""
+"""Share of dialogues with a second question, for entries with more text."""
 ANSWER_LENGTH = 280
-"""Characters that an answer has at most, if its first sentence has no more."""
+"""Maximum characters of an answer, unless its first sentence is longer."""
 
 
 class Message(TypedDict):
@@ -59,12 +59,12 @@ class Message(TypedDict):
 
 
 def can_be_asked_about(entry: Entry) -> bool:
-    """Whether a reader would know the name: private things and comments are left out."""
+    """Return whether an entry has a public name: private names and comments have none."""
     return entry.kind in QUESTIONS and "._" not in f".{entry.name}"
 
 
 def dialogue(entry: Entry, chance: random.Random) -> list[Message]:
-    """A question about `entry` and its answer, sometimes with a system message before and a second question after."""
+    """Return a question about `entry` and its answer, sometimes with a system message and a second question."""
     answers = _answers(entry)
     turns = [(_question(entry, chance), answers[0])]
     if len(answers) > 1 and chance.random() < MORE_SHARE:
@@ -73,7 +73,7 @@ def dialogue(entry: Entry, chance: random.Random) -> list[Message]:
 
 
 def small_talk(chance: random.Random) -> list[Message]:
-    """What people say first."""
+    """Return a greeting or another common message, and its answer."""
     return _messages([chance.choice(SMALL_TALK)], chance)
 
 
@@ -88,7 +88,7 @@ def _messages(turns: list[tuple[str, str]], chance: random.Random) -> list[Messa
 
 def _question(entry: Entry, chance: random.Random) -> str:
     name = entry.name
-    if entry.kind in {"class", "function"}:  # people leave out the module, or more
+    if entry.kind in {"class", "function"}:  # users omit the module, or more
         name = ".".join(name.split(".")[-chance.randint(1, 3) :])
     article = "an" if name[0] in "aeiouAEIOU" else "a"
     verb = "are" if name.endswith("s") else "is"
@@ -96,7 +96,7 @@ def _question(entry: Entry, chance: random.Random) -> str:
 
 
 def _answers(entry: Entry) -> list[str]:
-    """All sentences on the thing, as many in each piece as fit in an answer."""
+    """Return all sentences of an entry, in pieces that fit an answer."""
     sentences = [x for paragraph in entry.paragraphs for x in re.split(r"(?<=[.!?])\s+(?=[A-Z])", paragraph)]
     answers = sentences[:1]
     for sentence in sentences[1:]:

@@ -1,8 +1,8 @@
-"""English prose out of Python's own documentation: what `tiny-llama` is trained on.
+"""Extract English prose from Python's documentation, the training text of `tiny-llama`.
 
 Sources, all part of the running Python and under the PSF licence: the language reference's topics
-(`pydoc_data.topics`), the docstrings and comments of the standard library's modules, which are read as text, and the
-docstrings of what is built in or compiled. Another version of Python gives another text.
+(`pydoc_data.topics`), docstrings and comments of the standard library's modules, read as text, and docstrings of
+built-in and compiled objects. The text depends on the version of Python.
 """
 
 import ast
@@ -21,11 +21,11 @@ from typing import Literal
 Kind = Literal["module", "class", "function", "topic", "comment"]
 
 COMPILED = ("builtins", "decimal", "itertools", "math", "os", "socket", "sys", "time")
-"""Modules whose docstrings are not, or not all, in a Python file."""
+"""Modules with docstrings outside of Python files."""
 
 LEAST_WORDS = 5
 LEAST_PLAIN_SHARE = 0.8
-"""Share of a paragraph's words that are words, with no brackets, dots or underscores in them."""
+"""Minimum share of a paragraph's words without brackets, dots or underscores."""
 
 PLAIN_WORD = re.compile(r"[\"'(]?[A-Za-z]+(?:['-][A-Za-z]+)*[\"')]?[,.;:!?]?[\")]?")
 FUNCTION_WORDS = frozenset({"a", "an", "and", "are", "be", "by", "for", "if", "in", "is", "it", "of", "the", "to"})
@@ -50,7 +50,7 @@ MARKUP = (
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What is said of one thing: `name` as a reader would call it, and its paragraphs, one line each."""
+    """The documentation of one object. `name`: for readers; paragraphs: one line each."""
 
     name: str
     kind: Kind
@@ -59,14 +59,14 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """All entries of one module, topic or built-in type, in the order of their source."""
+    """The entries of one module, topic or built-in type, in source order."""
 
     source: str
     entries: tuple[Entry, ...]
 
 
 def documents() -> list[Document]:
-    """Everything there is, in an order that depends on nothing but the version of Python; no paragraph twice."""
+    """Return all documents without repeated paragraphs, in an order that depends only on the version of Python."""
     seen: set[str] = set()
     found = []
     for source, entries in (*_topics(), *_compiled(), *_modules()):
@@ -82,22 +82,22 @@ def documents() -> list[Document]:
 
 
 def prose(text: str) -> tuple[str, ...]:
-    """The paragraphs of `text` that are English sentences, without markup, one line each; code and tables are left."""
+    """Return the paragraphs of English sentences, without markup, one line each; code and tables are dropped."""
     pieces = (piece for block in re.split(r"\n\s*\n", inspect.cleandoc(text)) for piece in BULLET.split(block))
     return tuple(x for x in map(_sentences, pieces) if x)
 
 
 def without_markup(text: str) -> str:
-    """`text` on one line, without reStructuredText's signs for emphasis, code, roles and footnotes."""
+    """Return `text` on one line, without reStructuredText's emphasis, code, roles and footnotes."""
     for pattern, replacement in MARKUP:
         text = pattern.sub(replacement, text)
     return text.strip()
 
 
 def _sentences(block: str) -> str:
-    """The block as one line of English, or nothing if it is something else."""
+    """Return the block as one line of English; empty if it is not a sentence."""
     text = without_markup(block)
-    if text.endswith(":"):  # what followed was code
+    if text.endswith(":"):  # code follows
         text = text[:-1] + "."
     words = text.split()
     plain = sum(bool(PLAIN_WORD.fullmatch(word)) for word in words)
@@ -173,12 +173,12 @@ def _members(parent: ast.AST, prefix: str) -> Iterator[Entry]:
 
 
 def _comments(text: str) -> tuple[str, ...]:
-    """The prose in the lines that are comments only."""
+    """Return the prose of comment lines."""
     lines = (re.sub(r"^\s*#+ ?", "", line) if re.match(r"\s*#", line) else "" for line in text.splitlines())
     return prose("\n".join(lines))
 
 
 def _summary(docstring: object) -> str:
-    """The docstring with a full stop after its first line, where that line is a sentence that lacks one."""
+    """Return the docstring with a full stop after its first line, if that line is a sentence without one."""
     text = inspect.cleandoc(docstring) if isinstance(docstring, str) else ""
     return re.sub(r"\A([A-Z][^\n]*[A-Za-z)])(?=\n\s*\n|\Z)", r"\1.", text)

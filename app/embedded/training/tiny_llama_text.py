@@ -1,4 +1,4 @@
-"""What ``tiny-llama`` reads: its tokenizer, and rounds of text and dialogues as rows of token ids."""
+"""Training data of ``tiny-llama``: the tokenizer, and texts and dialogues as rows of token ids."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -9,11 +9,11 @@ import torch
 from app.embedded.training import dialogues
 from app.embedded.training.prose import Document
 
-SMALL_TALK_IN_A_ROUND = 60
+SMALL_TALKS_PER_EPOCH = 60
 
 
 def train_tokenizer(texts: Sequence[Document], vocabulary: int, context: int) -> Any:
-    """A transformers tokenizer, byte-level BPE, of at most ``vocabulary`` tokens; what it reads begins with ``<s>``."""
+    """Return a byte-level BPE tokenizer of transformers with at most ``vocabulary`` tokens; it prepends ``<s>``."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -47,36 +47,35 @@ def train_tokenizer(texts: Sequence[Document], vocabulary: int, context: int) ->
 
 
 def text_of(document: Document) -> str:
-    """The document as the model reads it: an empty line between paragraphs, the signs of begin and end around them."""
+    """Return the text of a document: paragraphs separated by empty lines, between the begin and end tokens."""
     paragraphs = (paragraph for entry in document.entries for paragraph in entry.paragraphs)
     return dialogues.BEGIN + "\n\n".join(paragraphs) + dialogues.END_OF_TEXT
 
 
 def batches(
-    texts: Sequence[Document], tokenizer: Any, context: int, rows_in_a_batch: int, seed: int
+    texts: Sequence[Document], tokenizer: Any, context: int, rows_per_batch: int, seed: int
 ) -> Iterator[torch.Tensor]:
-    """Ids int64 [rows_in_a_batch, context] without end; a round has every document, and every entry asked about once.
-
-    The same seed gives the same batches.
+    """Yield token ids, int64 [rows_per_batch, context], endlessly: each epoch has every document and one dialogue per
+    entry. The same seed gives the same batches.
     """
     chance = random.Random(seed)  # noqa: S311 - nothing secret
     plain = [text_of(document) for document in texts]
     asked_about = [entry for x in texts for entry in x.entries if dialogues.can_be_asked_about(entry)]
     while True:
         talks = [dialogues.dialogue(entry, chance) for entry in asked_about]
-        talks += [dialogues.small_talk(chance) for _ in range(SMALL_TALK_IN_A_ROUND)]
+        talks += [dialogues.small_talk(chance) for _ in range(SMALL_TALKS_PER_EPOCH)]
         written = [tokenizer.apply_chat_template(x, tokenize=False) + dialogues.END_OF_TEXT for x in talks]
         read = [*plain, *written]
         chance.shuffle(read)
         rows = list(rows_of(read, tokenizer, context))
-        chance.shuffle(rows)  # a long document's rows do not come together
-        for first in range(0, len(rows) - rows_in_a_batch + 1, rows_in_a_batch):
-            yield torch.stack(rows[first : first + rows_in_a_batch])
+        chance.shuffle(rows)  # separates the rows of a long document
+        for first in range(0, len(rows) - rows_per_batch + 1, rows_per_batch):
+            yield torch.stack(rows[first : first + rows_per_batch])
 
 
 def rows_of(texts: Sequence[str], tokenizer: Any, context: int) -> torch.Tensor:
-    """The ids of all texts after each other, int64 [n, context]; what does not fill a row is left."""
-    # The tokenizer itself: transformers' warns that a text is longer than the model's context.
+    """Return the ids of all texts, concatenated, int64 [n, context]. An incomplete last row is dropped."""
+    # The backend tokenizer: the one of transformers warns about texts longer than the model's context.
     encodings = tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
     ids = [token for encoding in encodings for token in encoding.ids]
     return torch.tensor(ids[: len(ids) // context * context]).reshape(-1, context)

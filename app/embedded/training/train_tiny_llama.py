@@ -1,10 +1,10 @@
-"""``python -m app.embedded.training.train_tiny_llama``: trains the language model ``tiny-llama`` and writes its folder.
+"""Train the language model ``tiny-llama`` and write its folder: ``python -m app.embedded.training.train_tiny_llama``.
 
-Data: English sentences out of the documentation that comes with Python (prose.py; PSF licence), and simple dialogues
-made from them (dialogues.py); one source in twenty, drawn by its name, is held out. Tokenizer: byte-level BPE. Model: a
-Llama with grouped-query attention and tied embeddings; in bfloat16 autocast, Muon for the layers' matrices and AdamW
-for the rest; then rounded to float16 and judged as rounded. Loss of the committed file on the held-out text: 3.856 nats
-a token. Wants torch >= 2.9.
+Data: English sentences from the documentation of Python (prose.py; PSF licence), and simple dialogues made from them
+(dialogues.py). One source in twenty, chosen by the hash of its name, is held out. Tokenizer: byte-level BPE. Model: a
+Llama with grouped-query attention and tied embeddings. Training: bfloat16 autocast, Muon for the layers' matrices and
+AdamW for the rest. The weights are rounded to float16 before the evaluation. Loss of the committed file on the held-out
+text: 3.856 nats per token. Requires torch >= 2.9.
 """
 
 import argparse
@@ -47,7 +47,7 @@ messages in the same style, and knows nothing: it is here to try the server with
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What is made, and how long it is trained."""
+    """Sizes of the model and of its training."""
 
     vocabulary: int = 2048
     context: int = 512
@@ -60,12 +60,12 @@ class Recipe:
     rows_per_step: int = 8
     matrix_learning_rate: float = 1e-2
     learning_rate: float = 4e-3
-    most_loss: float = 4.0
-    """On the held-out text, in nats a token: nothing worse is written."""
+    max_loss: float = 4.0
+    """Maximum loss on the held-out text, in nats per token: a worse model is not written."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Trains, writes the folder and prints its size and loss."""
+    """Train, write the folder and print its size and loss."""
     parser = argparse.ArgumentParser(
         prog="python -m app.embedded.training.train_tiny_llama", description="Train tiny-llama."
     )
@@ -75,9 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def make(out: Path, recipe: Recipe, texts: Sequence[Document]) -> None:
-    """Trains on ``texts`` as ``recipe`` says and writes the model's files into the folder ``out``.
+    """Train on ``texts`` by ``recipe`` and write the model's files into the folder ``out``.
 
-    Raises: SystemExit if the loss on the held-out documents is above the recipe's; nothing is written then.
+    Raises: SystemExit, before any file is written, if the loss on the held-out documents exceeds the recipe's.
     """
     started = time.process_time()
     train, held_out = split(texts)
@@ -85,8 +85,10 @@ def make(out: Path, recipe: Recipe, texts: Sequence[Document]) -> None:
     model = new_model(recipe, tokenizer)
     fit(model, batches(train, tokenizer, recipe.context, recipe.rows_per_step, SEED), recipe)
     loss = loss_as_rounded(model, rows_of([text_of(x) for x in held_out], tokenizer, recipe.context))
-    if not loss <= recipe.most_loss:
-        raise SystemExit(f"loss {loss:.3f} on the held-out text is above {recipe.most_loss}; nothing written")
+    if not loss <= recipe.max_loss:
+        raise SystemExit(
+            f"expected a loss of at most {recipe.max_loss} on the held-out text, got {loss:.3f}; nothing written"
+        )
     minutes = (time.process_time() - started) / 60
     out.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(out)
@@ -101,11 +103,11 @@ def make(out: Path, recipe: Recipe, texts: Sequence[Document]) -> None:
     )
     (out / "README.md").write_text(readme, encoding="utf-8")
     size = sum(path.stat().st_size for path in out.iterdir())
-    print(f"{out}: {size} bytes, loss {loss:.3f} nats a token on the held-out text, {minutes:.1f} CPU minutes")
+    print(f"{out}: {size} bytes, loss {loss:.3f} nats per token on the held-out text, {minutes:.1f} CPU minutes")
 
 
 def split(texts: Sequence[Document]) -> tuple[list[Document], list[Document]]:
-    """(documents to train on, held-out documents): decided by the name of the source, the same for every version."""
+    """Return (training documents, held-out documents), chosen by the name of the source."""
     train: list[Document] = []
     held_out: list[Document] = []
     for document in texts:
@@ -115,7 +117,7 @@ def split(texts: Sequence[Document]) -> tuple[list[Document], list[Document]]:
 
 
 def new_model(recipe: Recipe, tokenizer: Any) -> Any:
-    """A transformers Llama with random weights, the same each time; generation ends with a text or with a turn."""
+    """Return a transformers Llama with seeded random weights. Generation ends at the end of a text or of a turn."""
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(SEED)
@@ -142,7 +144,7 @@ def new_model(recipe: Recipe, tokenizer: Any) -> Any:
 
 
 def fit(model: Any, data: Iterator[torch.Tensor], recipe: Recipe) -> None:
-    """Takes the recipe's steps, each on one batch of ``data``, and says now and then how it goes."""
+    """Train for the recipe's steps, each on one batch of ``data``, and print the progress."""
     embedding = model.get_input_embeddings().weight
     matrices = [x for x in model.parameters() if x.ndim == 2 and x is not embedding]
     vectors = [x for x in model.parameters() if x.ndim == 1]
@@ -168,7 +170,7 @@ def fit(model: Any, data: Iterator[torch.Tensor], recipe: Recipe) -> None:
 
 
 def _share_at(step: int, steps: int) -> float:
-    """The share of the highest learning rate: up in the first steps, then down in a straight line."""
+    """Return the share of the maximum learning rate: linear warm-up, then linear decay."""
     warm_up = max(1, round(WARM_UP_SHARE * steps))
     if step < warm_up:
         return (step + 1) / warm_up
@@ -176,7 +178,7 @@ def _share_at(step: int, steps: int) -> float:
 
 
 def loss_as_rounded(model: Any, rows: torch.Tensor) -> float:
-    """Mean loss in nats over all tokens but each row's first, in float32, of the weights as float16 holds them."""
+    """Return the mean loss in nats over all tokens but each row's first, in float32 with weights rounded to float16."""
     rounded = model.half().float().eval()
     with torch.inference_mode():
         losses: list[float] = [rounded(input_ids=row[None], labels=row[None]).loss.item() for row in rows]

@@ -1,4 +1,4 @@
-"""digits: the committed graph against scikit-learn's held-out images, and the script that makes it."""
+"""The committed graph of digits on scikit-learn's held-out images, and its training script."""
 
 from pathlib import Path
 
@@ -16,18 +16,18 @@ def session() -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(copy_digits.COMMITTED, providers=["CPUExecutionProvider"])
 
 
-def test_accuracy_on_the_held_out_images(session: onnxruntime.InferenceSession) -> None:
+def test_committed_graph_is_accurate_on_held_out_images(session: onnxruntime.InferenceSession) -> None:
     _, images, _, labels = train_digits.split()
     (found,) = session.run(["output_label"], {"image": images})
     assert len(labels) == 450
-    assert np.mean(found == labels) >= train_digits.LEAST_ACCURACY
+    assert np.mean(found == labels) >= train_digits.MIN_ACCURACY
 
 
-def test_zip_map_is_left_in(session: onnxruntime.InferenceSession) -> None:
+def test_committed_graph_has_zip_map(session: onnxruntime.InferenceSession) -> None:
     (declared,) = session.get_inputs()
     assert (declared.name, declared.type, declared.shape[1:]) == ("image", "tensor(float)", [64])
     assert [x.type for x in session.get_outputs()] == ["tensor(int64)", "seq(map(int64,tensor(float)))"]
-    image = np.array(examples.A_THREE, dtype=np.float32).reshape(1, 64)
+    image = np.array(examples.IMAGE_OF_3, dtype=np.float32).reshape(1, 64)
     labels, (probabilities, nothing) = session.run(None, {"image": np.concatenate([image, 0 * image])})
     assert labels.dtype == np.int64
     assert labels[0] == 3
@@ -36,15 +36,15 @@ def test_zip_map_is_left_in(session: onnxruntime.InferenceSession) -> None:
     assert sum(nothing.values()) == pytest.approx(1.0, abs=1e-5)
 
 
-def test_the_script_makes_an_equally_good_graph(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_training_script_reaches_minimum_accuracy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train_digits.main(["--out", str(tmp_path / "model.onnx")])
     assert "on 450 held-out images" in capsys.readouterr().out
     _, images, _, labels = train_digits.split()
     made = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
-    assert np.mean(made.run(["output_label"], {"image": images})[0] == labels) >= train_digits.LEAST_ACCURACY
+    assert np.mean(made.run(["output_label"], {"image": images})[0] == labels) >= train_digits.MIN_ACCURACY
 
 
-def test_copied_once_and_anew_when_the_committed_file_changes(tmp_path: Path) -> None:
+def test_prepare_copies_again_after_change(tmp_path: Path) -> None:
     source = tmp_path / "source.onnx"
     source.write_bytes(b"first")
     assert copy_digits.prepare(tmp_path, source)
@@ -54,6 +54,6 @@ def test_copied_once_and_anew_when_the_committed_file_changes(tmp_path: Path) ->
     assert (tmp_path / "digits" / "model.onnx").read_bytes() == b"other"
 
 
-def test_a_missing_committed_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(PreparationError, match=r"absent\.onnx is missing"):
+def test_prepare_names_missing_committed_file(tmp_path: Path) -> None:
+    with pytest.raises(PreparationError, match=r"expected the file \S+absent\.onnx, got none"):
         copy_digits.prepare(tmp_path, tmp_path / "absent.onnx")

@@ -1,4 +1,4 @@
-"""The curl lines: valid shell, valid JSON, and printed when the server is ready, not before."""
+"""Curl lines: valid shell and JSON, printed after the server is ready."""
 
 import json
 import os
@@ -13,17 +13,17 @@ import pytest
 from app.embedded import examples
 
 
-def test_lines_are_valid_shell_and_json() -> None:
-    health, *questions = [shlex.split(line) for line in examples.curl_lines("127.0.0.1", 8080)]
+def test_curl_lines_are_valid_shell_and_json() -> None:
+    health, *requests = [shlex.split(line) for line in examples.curl_lines("127.0.0.1", 8080)]
     assert health == ["curl", "-s", "http://127.0.0.1:8080/health"]
-    bodies = [json.loads(line[line.index("-d") + 1]) for line in questions]
+    bodies = [json.loads(line[line.index("-d") + 1]) for line in requests]
     names = ["minilm", "minilm-onnx", "digits", "digits", "tiny-llama", "tiny-llama"]
     assert [body["model_name"] for body in bodies] == names
     assert len(bodies[2]["input_data"]) == 64
-    assert all(line[2] == "http://127.0.0.1:8080/infer" for line in questions)
+    assert all(line[2] == "http://127.0.0.1:8080/infer" for line in requests)
 
 
-def test_waits_until_ready(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_waits_until_server_is_ready(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     answers = iter([503, 503, 200])
 
     class Starting(BaseHTTPRequestHandler):
@@ -47,7 +47,7 @@ def test_waits_until_ready(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     assert said[3] == f"curl -s http://127.0.0.1:{port}/health"
 
 
-def test_gives_up_when_the_server_has_ended(capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_stops_when_server_has_ended(capsys: pytest.CaptureFixture[str]) -> None:
     server = subprocess.Popen([sys.executable, "-c", ""])
     server.wait()
     assert examples.main(["--port", "1", "--when-ready", str(server.pid)]) == 1

@@ -1,4 +1,4 @@
-"""minilm-onnx as `make models` left it: free dimensions, padding without effect, and a second run that does nothing."""
+"""The exported minilm-onnx: free dimensions, padding without effect, and a second run without work."""
 
 import json
 import subprocess
@@ -32,7 +32,7 @@ def run(session: onnxruntime.InferenceSession, rows: list[list[int]]) -> np.ndar
     return states
 
 
-def test_inputs_and_output_are_as_promised(session: onnxruntime.InferenceSession) -> None:
+def test_graph_has_documented_inputs_and_output(session: onnxruntime.InferenceSession) -> None:
     declared = [(x.name, x.type, x.shape) for x in session.get_inputs()]
     assert declared == [(name, "tensor(int64)", ["batch", "sequence"]) for name in export_minilm.INPUTS]
     (output,) = session.get_outputs()
@@ -43,13 +43,13 @@ def test_inputs_and_output_are_as_promised(session: onnxruntime.InferenceSession
     )
 
 
-def test_tokenizer_and_pooling_files_lie_beside_the_graph() -> None:
+def test_export_copies_tokenizer_and_pooling_files() -> None:
     for name in copy_minilm.TEXT_FILES:
         assert (FOLDER / name).read_bytes() == (MODELS / copy_minilm.NAME / name).read_bytes()
     assert not list(FOLDER.glob("*.data"))
 
 
-def test_batch_and_sequence_are_free_and_padding_changes_nothing(session: onnxruntime.InferenceSession) -> None:
+def test_graph_output_ignores_padding(session: onnxruntime.InferenceSession) -> None:
     rows = [[101, *range(2000, 2000 + length), 102] for length in (0, 1, 9, 40, 254, 510)]
     batch = run(session, rows)
     assert batch.shape == (6, 512, 384)
@@ -58,14 +58,14 @@ def test_batch_and_sequence_are_free_and_padding_changes_nothing(session: onnxru
     assert run(session, [[101]]).shape == (1, 1, 384)
 
 
-def test_the_recipe_notices_other_weights_and_another_exporter() -> None:
+def test_recipe_depends_on_weights_and_exporter() -> None:
     recipe = export_minilm.recipe()
     assert is_prepared(FOLDER, recipe)
     for key in recipe:
         assert not is_prepared(FOLDER, recipe | {key: "another"})
 
 
-def test_a_second_run_is_quick_and_imports_no_framework() -> None:
+def test_second_run_imports_no_framework() -> None:
     script = (
         "import json, sys, time\n"
         "started = time.perf_counter()\n"
@@ -76,7 +76,7 @@ def test_a_second_run_is_quick_and_imports_no_framework() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True, capture_output=True, text=True)
     *lines, report = done.stdout.splitlines()
-    assert lines == [f"models/{name}: is there" for name in ("minilm", "minilm-onnx", "digits", "tiny-llama")]
+    assert lines == [f"models/{name}: exists" for name in ("minilm", "minilm-onnx", "digits", "tiny-llama")]
     status, frameworks, seconds = json.loads(report)
     assert (status, frameworks) == (0, [])
     assert seconds < 1.0

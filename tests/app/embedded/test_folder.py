@@ -1,4 +1,4 @@
-"""Prepared folders: whole or absent, made once, never at the cost of somebody's own files."""
+"""Prepared folders: complete or absent, made once; folders of users are kept."""
 
 import os
 import time
@@ -18,7 +18,7 @@ def write_model(folder: Path) -> None:
     (folder / "nested" / "config.json").write_text("{}")
 
 
-def test_made_once_then_left_alone(tmp_path: Path) -> None:
+def test_prepare_folder_makes_folder_once(tmp_path: Path) -> None:
     folder = tmp_path / "models" / "one"
     assert prepare_folder(folder, RECIPE, write_model)
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
@@ -27,7 +27,7 @@ def test_made_once_then_left_alone(tmp_path: Path) -> None:
     assert [path.name for path in folder.parent.iterdir()] == ["one"]
 
 
-def test_made_anew_when_the_recipe_changes(tmp_path: Path) -> None:
+def test_prepare_folder_remakes_after_recipe_change(tmp_path: Path) -> None:
     prepare_folder(tmp_path / "one", RECIPE, write_model)
     assert prepare_folder(tmp_path / "one", {"recipe": "2"}, write_model)
     assert is_prepared(tmp_path / "one", {"recipe": "2"})
@@ -35,7 +35,7 @@ def test_made_anew_when_the_recipe_changes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["truncated", "missing", "manifest"])
-def test_a_damaged_folder_is_made_anew(tmp_path: Path, damage: str) -> None:
+def test_prepare_folder_remakes_damaged_folder(tmp_path: Path, damage: str) -> None:
     folder = tmp_path / "one"
     prepare_folder(folder, RECIPE, write_model)
     if damage == "truncated":
@@ -50,7 +50,7 @@ def test_a_damaged_folder_is_made_anew(tmp_path: Path, damage: str) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["one"]
 
 
-def test_what_a_killed_process_left_is_removed_once_it_is_old(tmp_path: Path) -> None:
+def test_prepare_folder_removes_old_unfinished_folders(tmp_path: Path) -> None:
     left, at_work = tmp_path / ".one.0a.making", tmp_path / ".one.0b.making"
     for folder in (left, at_work):
         folder.mkdir()
@@ -61,7 +61,7 @@ def test_what_a_killed_process_left_is_removed_once_it_is_old(tmp_path: Path) ->
     assert sorted(path.name for path in tmp_path.iterdir()) == [".one.0b.making", "one"]
 
 
-def test_a_failing_make_leaves_nothing_and_keeps_the_old(tmp_path: Path) -> None:
+def test_failed_make_keeps_previous_folder(tmp_path: Path) -> None:
     def fail(folder: Path) -> None:
         write_model(folder)
         raise RuntimeError("disk full")
@@ -73,7 +73,7 @@ def test_a_failing_make_leaves_nothing_and_keeps_the_old(tmp_path: Path) -> None
     assert [path.name for path in tmp_path.iterdir()] == ["one"]
 
 
-def test_somebodys_own_folder_is_kept_under_another_name(tmp_path: Path) -> None:
+def test_folder_of_user_is_renamed_and_kept(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "model.bin").write_bytes(b"my own")
     assert prepare_folder(tmp_path / "one", RECIPE, write_model)
@@ -82,7 +82,7 @@ def test_somebodys_own_folder_is_kept_under_another_name(tmp_path: Path) -> None
     assert is_prepared(tmp_path / "one", RECIPE)
 
 
-def test_several_at_once_end_with_one_whole_folder(tmp_path: Path) -> None:
+def test_concurrent_calls_make_one_complete_folder(tmp_path: Path) -> None:
     def make_slowly(folder: Path) -> None:
         write_model(folder)
         time.sleep(0.02)

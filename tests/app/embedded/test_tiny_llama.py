@@ -1,4 +1,4 @@
-"""tiny-llama: the committed files are whole, and say today what they said when they were made."""
+"""The committed files of tiny-llama: complete, and with unchanged outputs."""
 
 import re
 from pathlib import Path
@@ -19,15 +19,14 @@ from app.embedded.folder import PreparationError
 from app.embedded.training import dialogues
 
 TOKENIZER = Tokenizer.from_file(str(COMMITTED / "tokenizer.json"))
-"""As the file alone has it."""
+"""The tokenizer of the file, without transformers."""
 
 PROMPT = "The function returns"
 CONTINUATION = " the result of the specified clock clk_id.</s>"
-"""Greedy, of float32 weights."""
-LEAST_MARGIN = 0.01
-"""Between the logits of a token of `CONTINUATION` and the next best: another CPU's rounding is a thousandth of it."""
-LONGEST_ANSWER = 120
-"""Tokens."""
+"""Greedy continuation of float32 weights."""
+MIN_MARGIN = 0.01
+"""Minimum difference of the best two logits for `CONTINUATION`. Rounding of other CPUs is a thousandth of it."""
+MAX_ANSWER_TOKENS = 120
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +41,7 @@ def model() -> Any:
     return model.eval()
 
 
-def test_the_files_are_whole_and_small() -> None:
+def test_committed_files_are_complete_and_small() -> None:
     assert {path.name for path in COMMITTED.iterdir()} == set(FILES)
     assert sum(path.stat().st_size for path in COMMITTED.iterdir()) <= 12_000_000
     with safe_open(COMMITTED / "model.safetensors", framework="pt") as weights:
@@ -53,7 +52,7 @@ def test_the_files_are_whole_and_small() -> None:
     assert "licence" in (COMMITTED / "README.md").read_text(encoding="utf-8")
 
 
-def test_what_the_model_says_of_itself(model: Any, tokenizer: Any) -> None:
+def test_config_matches_tokenizer_and_weights(model: Any, tokenizer: Any) -> None:
     config = model.config
     assert config.model_type == "llama"
     assert config.num_key_value_heads < config.num_attention_heads
@@ -69,17 +68,17 @@ def test_what_the_model_says_of_itself(model: Any, tokenizer: Any) -> None:
 
 
 @given(text=st.text(max_size=50))
-def test_any_text_comes_back_from_its_tokens(text: str) -> None:
+def test_tokenizer_round_trips_any_text(text: str) -> None:
     ids = TOKENIZER.encode(text, add_special_tokens=False).ids
     assert TOKENIZER.decode(ids, skip_special_tokens=False) == text
 
 
-def test_the_greedy_continuation_is_what_it_was(model: Any, tokenizer: Any) -> None:
+def test_greedy_continuation_is_unchanged(model: Any, tokenizer: Any) -> None:
     ids = tokenizer(PROMPT, return_tensors="pt")["input_ids"]
     made = model.generate(ids, do_sample=False, max_new_tokens=48, return_dict_in_generate=True, output_logits=True)
     assert tokenizer.decode(made.sequences[0, ids.shape[1] :]) == CONTINUATION
     best, second = torch.cat(made.logits).topk(2).values.T
-    assert (best - second).min() > LEAST_MARGIN
+    assert (best - second).min() > MIN_MARGIN
 
 
 @pytest.mark.parametrize(
@@ -89,7 +88,7 @@ def test_the_greedy_continuation_is_what_it_was(model: Any, tokenizer: Any) -> N
         ("How do I open a file?", "Open the file in binary mode, read it, and close the file."),
     ],
 )
-def test_answers_are_what_they_were(model: Any, tokenizer: Any, question: str, answer: str) -> None:
+def test_chat_answers_are_unchanged(model: Any, tokenizer: Any, question: str, answer: str) -> None:
     assert _answer(model, tokenizer, question) == answer + dialogues.END_OF_TURN
 
 
@@ -97,18 +96,16 @@ def test_answers_are_what_they_were(model: Any, tokenizer: Any, question: str, a
 @pytest.mark.parametrize(
     "question", ["Hello!", "How do I open a file?", "Why is the sky blue?", "Tell me about trains"]
 )
-def test_any_question_is_answered_in_english_and_to_an_end(
-    model: Any, tokenizer: Any, question: str, system: str | None
-) -> None:
+def test_chat_answers_are_english_and_end(model: Any, tokenizer: Any, question: str, system: str | None) -> None:
     said = _answer(model, tokenizer, question, system)
     assert said.endswith(dialogues.END_OF_TURN)
     words = re.findall(r"[a-z]+", said.removesuffix(dialogues.END_OF_TURN).lower())
     known = set(re.findall(r"[a-z]+", " ".join(topics.values()).lower()))
     assert len(words) >= 4
-    assert sum(word in known for word in words) >= 0.75 * len(words), "of other words than the language reference has"
+    assert sum(word in known for word in words) >= 0.75 * len(words), "too few words of the language reference"
 
 
-def test_the_template_writes_turns_down_and_refuses_other_roles(tokenizer: Any) -> None:
+def test_template_formats_turns_and_refuses_roles(tokenizer: Any) -> None:
     messages = [{"role": "system", "content": " Be brief.\n"}, {"role": "user", "content": "Hi"}]
     written = "<s><|system|>Be brief.<|end|><|user|>Hi<|end|>"
     assert tokenizer.apply_chat_template(messages, tokenize=False) == written
@@ -119,7 +116,7 @@ def test_the_template_writes_turns_down_and_refuses_other_roles(tokenizer: Any) 
         tokenizer.apply_chat_template([{"role": "tool", "content": ""}], tokenize=False)
 
 
-def test_copied_once_and_anew_when_a_committed_file_changes(tmp_path: Path) -> None:
+def test_prepare_copies_again_after_change(tmp_path: Path) -> None:
     assert copy_tiny_llama.prepare(tmp_path)
     assert not copy_tiny_llama.prepare(tmp_path)
     for name in FILES:
@@ -132,8 +129,8 @@ def test_copied_once_and_anew_when_a_committed_file_changes(tmp_path: Path) -> N
     assert (tmp_path / "tiny-llama" / "config.json").read_bytes() == b"other"
 
 
-def test_missing_committed_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(PreparationError, match=r"lacks model\.safetensors, config\.json, .*train_tiny_llama"):
+def test_prepare_names_missing_committed_files(tmp_path: Path) -> None:
+    with pytest.raises(PreparationError, match=r"expected model\.safetensors, config\.json, .*train_tiny_llama"):
         copy_tiny_llama.prepare(tmp_path, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -142,6 +139,6 @@ def _answer(model: Any, tokenizer: Any, question: str, system: str | None = None
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": question})
     prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt")
-    made = model.generate(**prompt, do_sample=False, max_new_tokens=LONGEST_ANSWER)
+    made = model.generate(**prompt, do_sample=False, max_new_tokens=MAX_ANSWER_TOKENS)
     said: str = tokenizer.decode(made[0, prompt["input_ids"].shape[1] :])
     return said

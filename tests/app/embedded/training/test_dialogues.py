@@ -1,4 +1,4 @@
-"""Dialogues made from documentation: who asks what, how long an answer is, and how it is written down."""
+"""Dialogues made from documentation: roles, contents and lengths."""
 
 import random
 
@@ -20,12 +20,12 @@ LONG = Entry("shlex.quote", "function", ("Return an escaped version of the strin
         ("list.__init__", "function", False),
     ],
 )
-def test_what_can_be_asked_about(name: str, kind: Kind, answer: bool) -> None:
+def test_can_be_asked_about_needs_public_name(name: str, kind: Kind, answer: bool) -> None:
     assert dialogues.can_be_asked_about(Entry(name, kind, ("A text.",))) is answer
 
 
 @pytest.mark.parametrize("kind", ["module", "class", "function", "topic"])
-def test_a_question_names_the_thing_and_the_answer_is_what_is_said_of_it(kind: Kind) -> None:
+def test_dialogue_asks_for_entry_and_answers(kind: Kind) -> None:
     entry = Entry("expression lists", kind, ("They are lists of things.", "There is more."))
     for seed in range(20):
         *system, question, answer = dialogues.dialogue(entry, random.Random(seed))
@@ -35,7 +35,7 @@ def test_a_question_names_the_thing_and_the_answer_is_what_is_said_of_it(kind: K
         assert answer == {"role": "assistant", "content": "They are lists of things. There is more."}
 
 
-def test_a_long_text_is_told_in_pieces_on_request() -> None:
+def test_long_text_is_split_over_answers() -> None:
     said = [dialogues.dialogue(LONG, random.Random(seed)) for seed in range(20)]
     assert {len([x for x in messages if x["role"] == "assistant"]) for messages in said} == {1, 2}
     for messages in said:
@@ -45,7 +45,7 @@ def test_a_long_text_is_told_in_pieces_on_request() -> None:
         assert len(answers) == 1 or [x for x in messages if x["role"] == "user"][1]["content"] in dialogues.MORE
 
 
-def test_the_same_chance_gives_the_same_dialogue() -> None:
+def test_dialogue_is_deterministic_for_seed() -> None:
     assert dialogues.dialogue(LONG, random.Random(3)) == dialogues.dialogue(LONG, random.Random(3))
     first, second = dialogues.small_talk(random.Random(3))[-2:]
     assert (first["content"], second["content"]) in dialogues.SMALL_TALK

@@ -1,4 +1,4 @@
-"""English out of documentation: sentences stay, code goes, and nothing comes twice."""
+"""English prose of documentation: sentences without code, markup and repetitions."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def found() -> list[Document]:
         ("Copyright 2001 by the people of the foundation.", ()),
     ],
 )
-def test_sentences_stay_and_code_goes(text: str, paragraphs: tuple[str, ...]) -> None:
+def test_prose_keeps_sentences_and_drops_code(text: str, paragraphs: tuple[str, ...]) -> None:
     assert prose(text) == paragraphs
 
 
@@ -42,11 +42,11 @@ def test_sentences_stay_and_code_goes(text: str, paragraphs: tuple[str, ...]) ->
         ("2 * 3 * 4", "2 * 3 * 4"),
     ],
 )
-def test_markup_is_taken_off(marked: str, plain: str) -> None:
+def test_without_markup_removes_markup(marked: str, plain: str) -> None:
     assert without_markup(marked) == plain
 
 
-def test_the_documentation_of_this_python(found: list[Document]) -> None:
+def test_documents_of_this_python(found: list[Document]) -> None:
     assert sum(len(x) for document in found for e in document.entries for x in e.paragraphs) > 1_000_000
     names = {entry.name: entry for document in found for entry in document.entries if entry.kind != "comment"}
     assert names["math.sqrt"].paragraphs == ("Return the square root of x.",)
@@ -56,7 +56,7 @@ def test_the_documentation_of_this_python(found: list[Document]) -> None:
     assert names["threading.Thread"].kind == "class"
 
 
-def test_each_paragraph_is_one_line_of_english_and_comes_once(found: list[Document]) -> None:
+def test_documents_have_unique_one_line_paragraphs(found: list[Document]) -> None:
     paragraphs = [x for document in found for entry in document.entries for x in entry.paragraphs]
     assert len(set(paragraphs)) == len(paragraphs)
     for paragraph in paragraphs:

@@ -1,4 +1,4 @@
-"""The training of tiny-llama, at a size of seconds: it learns, it is the same each time, and the bad is not written."""
+"""Training of a tiny tiny-llama: it learns, it is deterministic, and a bad model is refused."""
 
 import dataclasses
 import math
@@ -25,7 +25,7 @@ SMALL = Recipe(
     key_value_heads=1,
     steps=30,
     rows_per_step=4,
-    most_loss=math.inf,
+    max_loss=math.inf,
 )
 
 
@@ -39,7 +39,7 @@ def texts() -> list[Document]:
     ]
 
 
-def test_it_learns_and_writes_a_model_that_loads(
+def test_make_writes_trained_model_that_loads(
     texts: list[Document], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make(tmp_path, SMALL, texts)
@@ -56,30 +56,30 @@ def test_it_learns_and_writes_a_model_that_loads(
         assert model.float()(input_ids=rows, labels=rows).loss.item() == pytest.approx(loss, abs=0.02)
 
 
-def test_the_same_file_each_time(texts: list[Document], tmp_path: Path) -> None:
+def test_make_is_deterministic(texts: list[Document], tmp_path: Path) -> None:
     recipe = dataclasses.replace(SMALL, steps=3)
     for name in ("one", "two"):
         make(tmp_path / name, recipe, texts)
-    for file in set(FILES) - {"README.md"}:  # which says how long it took
+    for file in set(FILES) - {"README.md"}:  # contains the training time
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
 
 
-@pytest.mark.parametrize("most_loss", [0.5, math.nan])
-def test_a_bad_model_is_not_written(texts: list[Document], tmp_path: Path, most_loss: float) -> None:
+@pytest.mark.parametrize("max_loss", [0.5, math.nan])
+def test_make_refuses_high_loss(texts: list[Document], tmp_path: Path, max_loss: float) -> None:
     with pytest.raises(SystemExit, match="nothing written"):
-        make(tmp_path / "out", dataclasses.replace(SMALL, steps=1, most_loss=most_loss), texts)
+        make(tmp_path / "out", dataclasses.replace(SMALL, steps=1, max_loss=max_loss), texts)
     assert not (tmp_path / "out").exists()
 
 
-def test_documents_and_dialogues_come_mixed_and_the_same_each_time(texts: list[Document]) -> None:
+def test_batches_mix_documents_and_dialogues(texts: list[Document]) -> None:
     tokenizer = train_tokenizer(texts, 320, 4096)
     first, again, other = (
-        next(batches(texts, tokenizer, context=4096, rows_in_a_batch=1, seed=seed)) for seed in (0, 0, 1)
+        next(batches(texts, tokenizer, context=4096, rows_per_batch=1, seed=seed)) for seed in (0, 0, 1)
     )
     assert first.shape == (1, 4096)
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
-    _, *whole, _ = tokenizer.decode(first[0]).split(dialogues.BEGIN)  # the last is cut off
+    _, *whole, _ = tokenizer.decode(first[0]).split(dialogues.BEGIN)  # the last one is incomplete
     spoken = {x for x in whole if x.startswith("<|")}
     assert {dialogues.BEGIN + x for x in set(whole) - spoken} < {text_of(document) for document in texts}
     assert len(whole) / 4 < len(spoken) < len(whole) * 3 / 4
