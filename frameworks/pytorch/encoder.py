@@ -47,7 +47,7 @@ class EncoderModel:
     def infer(self, batch: Batch) -> dict[str, Value]:
         """As BatchModel.infer; takes a TokenBatch, returns float32 [texts, size or labels] under TEXT_OUTPUT."""
         if not isinstance(batch, TokenBatch):
-            raise InvalidInput("inputs", "this model takes text; send the field text")
+            raise InvalidInput("inputs", "expected text for this model, got tensors; send the field text")
         if self._model is None:
             raise ModelFailed("the model is closed")
         if torch.get_num_threads() != self._intra_op_threads:

@@ -90,7 +90,8 @@ def _loaded(
         mismatched = info.get("mismatched_keys")
         if mismatched:
             raise InvalidModel(
-                f"{folder}: weights of another shape than config.json says: {sorted(map(str, mismatched))[:5]}"
+                f"{folder}: expected weights of the shapes in config.json, got other shapes for "
+                f"{sorted(map(str, mismatched))[:5]}"
             )
         return model.eval().requires_grad_(False).to(device.id), list(info["missing_keys"])
     except torch.OutOfMemoryError as error:
@@ -107,8 +108,8 @@ def _loaded(
 def _check_nothing_missing(folder: Path, model: torch.nn.Module, missing: list[str]) -> None:
     if missing:
         raise InvalidModel(
-            f"{folder}: the files lack weights of {type(model).__name__}: {', '.join(sorted(missing)[:5])}"
-            f"{' …' if len(missing) > 5 else ''}; is architectures in config.json right?"
+            f"{folder}: missing weights of {type(model).__name__}: {', '.join(sorted(missing)[:5])}"
+            f"{' …' if len(missing) > 5 else ''}; check architectures in config.json"
         )
 
 
@@ -116,13 +117,13 @@ def _check_config(file: Path) -> None:
     config = read_json(file)
     if config.get("transformers_weights"):
         raise InvalidModel(
-            f"{file}: transformers_weights names the weight file, pickles among them; "
-            "name the file model.safetensors and take the key out"
+            f"{file}: transformers_weights: expected none, as it may name a pickle; "
+            "name the file model.safetensors and remove the key"
         )
     if "auto_map" in config and config.get("model_type") not in CONFIG_MAPPING:
         raise InvalidModel(
-            f'{file}: model_type "{config.get("model_type")}" needs code that the folder brings (auto_map), and such '
-            "code is never run; only architectures that transformers itself has are served"
+            f"{file}: model_type: expected an architecture of transformers, "
+            f'got "{config.get("model_type")}", which needs code of the folder (auto_map); such code is never run'
         )
 
 

@@ -64,7 +64,7 @@ def check_int8_runs_on(device: Device, folder: Path) -> None:
     """Raise InvalidModel for a device without a product of int8 matrices in torch."""
     if device.kind not in ("cpu", "cuda"):
         raise InvalidModel(
-            f'{folder}: dtype = "int8" runs on a CPU and on CUDA, not on {device.id}; set device = "cpu" or '
+            f'{folder}: dtype: expected a CPU or CUDA device for "int8", got {device.id}; set device = "cpu" or '
             'dtype = "f16"'
         )
 
@@ -81,7 +81,7 @@ def quantize_encoder(
     folder = weights.files[0].parent
     linears = _linears(model)
     if not linears:
-        raise InvalidModel(f"{folder}: the model has no Linear layer that can be int8; leave dtype out")
+        raise InvalidModel(f'{folder}: dtype: expected a Linear layer for "int8", got none; remove dtype')
     kernel = int8_kernel(torch.device(encoder.spec.device).type)
     int8s: Layers = {place: Int8Linear(linear, kernel) for place, linear in linears.items()}
 
@@ -116,7 +116,7 @@ def _measured(
     except (RuntimeError, ModelFailed) as error:
         first_line, _, _ = str(error).partition("\n")
         raise InvalidModel(
-            f'int8 does not run on {encoder.spec.device}: {first_line}; leave dtype = "int8" out'
+            f'int8 does not run on {encoder.spec.device}: {first_line}; remove dtype = "int8"'
         ) from error
     return QuantizationReport("int8", found.cosine_min, found.cosine_mean, found.speedup, bytes_before, bytes_after)
 

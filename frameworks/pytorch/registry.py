@@ -132,20 +132,18 @@ class TorchRegistry:
 def _check_kind(files: ModelFiles) -> None:
     folder, config, model_type = files.folder, files.config, files.entry.model_type
     if not config.model_type:
-        raise InvalidModel(
-            f"{folder / 'config.json'}: not there, or without model_type; it says which architecture to build"
-        )
+        raise InvalidModel(f"{folder / 'config.json'}: model_type: expected the name of an architecture, got none")
     if config.is_encoder_decoder or config.architecture.endswith(_GENERATES_OTHERWISE):
         raise InvalidModel(
-            f"{folder}: {config.architecture or config.model_type} generates text out of more than the text before it; "
-            "encoders (embed, classify) and causal language models (generate) are served"
+            f"{folder}: expected an encoder (embed, classify) or a causal language model (generate), "
+            f"got {config.architecture or config.model_type}"
         )
     generates = _generates(config)
     # "bert" and "llama" are families; any other model_type must be that of the folder.
     if model_type not in (None, config.model_type, "llama" if generates else "bert"):
         raise InvalidModel(
-            f'{folder}: config.json says model_type "{config.model_type}", '
-            f'the model\'s entry says "{model_type}"; make them agree or leave it out'
+            f'{folder}: model_type: expected "{config.model_type}" as in config.json, got "{model_type}"; '
+            "make them agree or remove it"
         )
     unsuitable = [key for key in ("kv_cache_bytes", "max_num_batched_tokens") if getattr(files.entry, key) is not None]
     if unsuitable and not generates:

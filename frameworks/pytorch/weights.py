@@ -40,9 +40,11 @@ def read_weight_files(folder: Path) -> WeightFiles:
                     elements[str(part.get_dtype())] += prod(part.get_shape())
                     names.add(name)
         except (SafetensorError, OSError, ValueError) as error:
-            raise InvalidModel(f"{file}: not a readable safetensors file ({error}); is the copy whole?") from error
+            raise InvalidModel(
+                f"{file}: not a readable safetensors file ({error}); check that the copy is complete"
+            ) from error
     if not names:
-        raise InvalidModel(f"{folder}: the safetensors files hold no tensor")
+        raise InvalidModel(f"{folder}: expected tensors in the safetensors files, got none")
     return WeightFiles(
         files=tuple(files),
         file_bytes=sum(file.stat().st_size for file in files),
@@ -54,11 +56,11 @@ def read_weight_files(folder: Path) -> WeightFiles:
 
 def _find(folder: Path) -> list[Path]:
     if not folder.exists():
-        raise InvalidModel(f"{folder}: there is no such folder")
+        raise InvalidModel(f"{folder}: no such folder")
     if folder.is_file():
         _refuse_pickle(folder)
         raise InvalidModel(
-            f"{folder}: a file; a PyTorch model is a folder with config.json, *.safetensors and tokenizer.json"
+            f"{folder}: expected a folder with config.json, *.safetensors and tokenizer.json, got a file"
         )
     # In transformers' order of preference.
     if (folder / "model.safetensors").is_file():
@@ -68,28 +70,27 @@ def _find(folder: Path) -> list[Path]:
         shards = _shards(index)
         missing = [shard.name for shard in shards if not shard.is_file()]
         if missing:
-            raise InvalidModel(f"{folder}: shards that the index names are not there: {', '.join(missing[:5])}")
+            raise InvalidModel(f"{folder}: missing shards of the index: {', '.join(missing[:5])}")
         return shards
     for file in sorted(folder.iterdir()):
         _refuse_pickle(file)
-    raise InvalidModel(f"{folder}: no model.safetensors and no model.safetensors.index.json in it")
+    raise InvalidModel(f"{folder}: expected model.safetensors or model.safetensors.index.json, got neither")
 
 
 def _shards(index: Path) -> list[Path]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise InvalidModel(f"{index}: has no weight_map")
+        raise InvalidModel(f"{index}: weight_map: expected an object, got none")
     names = sorted({str(name) for name in weight_map.values()})
     for name in names:
         if Path(name).name != name or not name.endswith(".safetensors"):
-            raise InvalidModel(f'{index}: shard "{name}" is not a .safetensors file in the model\'s own folder')
+            raise InvalidModel(f'{index}: expected .safetensors shards in the folder itself, got "{name}"')
     return [index.parent / name for name in names]
 
 
 def _refuse_pickle(file: Path) -> None:
     if file.suffix in _PICKLES and file.name != "training_args.bin":
         raise InvalidModel(
-            f"{file}: weights in pickle form can run any code when they are read, so they are refused; "
-            "convert them once, where you trust them: AutoModel.from_pretrained(folder).save_pretrained(new_folder) "
-            "writes safetensors"
+            f"{file}: expected safetensors, got a pickle, which can run any code when it is read; "
+            "convert it where you trust it, with AutoModel.from_pretrained(folder).save_pretrained(new_folder)"
         )

@@ -61,7 +61,7 @@ class ChatTemplate:
         Raises InvalidInput for the field `messages` if the template refuses them, or takes too long.
         """
         if not messages:
-            raise InvalidInput("messages", "it is empty; a conversation has a message at least")
+            raise InvalidInput("messages", "expected at least one message, got none")
         turns = [{"role": message.role, "content": message.content} for message in messages]
         self._environment.begin()
         try:
@@ -76,7 +76,7 @@ class ChatTemplate:
         except Exception as error:  # any error that a template raises on unsuitable messages
             reason = str(error).strip().partition("\n")[0][:300]
             raise InvalidInput(
-                "messages", f"the model's chat template does not take them: {reason or type(error).__name__}"
+                "messages", f"refused by the model's chat template: {reason or type(error).__name__}"
             ) from error
         return "".join(parts)
 

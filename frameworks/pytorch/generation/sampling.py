@@ -171,7 +171,7 @@ class Sampler:
 def _missing_token_error(state: SamplingState, maximum: float) -> RoundhouseError:
     if maximum == -math.inf:
         if state.matcher is not None:
-            return InvalidInput("constraint", "no token of the model's vocabulary can go on from here")
+            return InvalidInput("constraint", "no token of the model's vocabulary can continue the text")
         if state.logit_processor is not None:
-            return InvalidInput("logit_bias", "it leaves no token that could be chosen")
-    return ModelFailed("the model gave logits that are not finite numbers")
+            return InvalidInput("logit_bias", "expected at least one token that may be chosen, got none")
+    return ModelFailed("the model returned logits that are not finite")

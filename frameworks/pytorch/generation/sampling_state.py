@@ -24,7 +24,7 @@ class SamplingState:
         sampling = request.sampling
         for token_id in sampling.logit_bias:
             if not 0 <= token_id < vocabulary_size:
-                raise InvalidInput("logit_bias", f"no token {token_id}; the model's go from 0 to {vocabulary_size - 1}")
+                raise InvalidInput("logit_bias", f"expected tokens from 0 to {vocabulary_size - 1}, got {token_id}")
         self.num_generated = 0
         """Number of accepted tokens."""
         self.matcher = request.matcher

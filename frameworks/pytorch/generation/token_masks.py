@@ -106,7 +106,7 @@ class TokenMasks:
             known = (token_id for token_id in self._eos_token_ids if self._tokenizer.id_to_token(token_id) is not None)
             ends = [token_id for token_id in known if token_id < self._vocabulary_size]
             if not ends:
-                raise InvalidInput(_FIELD, "the model has no end-of-text token, so no text could be made to end")
+                raise InvalidInput(_FIELD, "expected a model with an end-of-text token, got one without")
             size = max(self._tokenizer.get_vocab_size(with_added_tokens=True), self._vocabulary_size)
             try:
                 self._table = LLTokenizer(self._tokenizer.to_str(), size, ends)
@@ -148,7 +148,7 @@ class _GrammarMatcher:
             self._fill_beginning(mask)
         if self._matcher.is_error():
             self._on_failure()
-            raise InvalidInput(_FIELD, f"the text cannot go on: {_error_text(self._matcher.get_error())}")
+            raise InvalidInput(_FIELD, f"the text cannot continue: {_error_text(self._matcher.get_error())}")
 
     def accept(self, token_id: int) -> None:
         """Advance past a token. Errors are reported by the next `fill_mask`."""
@@ -170,7 +170,7 @@ def _grammar(constraint: Constraint) -> str:
     try:
         length = len(constraint.definition.encode())
         if length > _MAX_DEFINITION_BYTES:
-            raise InvalidInput(_FIELD, f"{length} bytes; at most {_MAX_DEFINITION_BYTES} are read")
+            raise InvalidInput(_FIELD, f"expected at most {_MAX_DEFINITION_BYTES} bytes, got {length}")
         match constraint.kind:
             case "json_object":
                 return LLMatcher.grammar_from_json_schema(_ANY_OBJECT, overrides={"whitespace_pattern": _WHITESPACE})
@@ -195,7 +195,7 @@ def _alternatives(definition: str) -> str:
     except RecursionError:
         choices = None
     if not isinstance(choices, list) or not choices or not all(isinstance(choice, str) for choice in choices):
-        raise InvalidInput(_FIELD, "a choice is a list of at least one string")
+        raise InvalidInput(_FIELD, "expected a list of at least one string for a choice")
     "".join(choices).encode()  # an escape may encode half of a surrogate pair
     return "|".join("".join(map(_as_pattern, choice)) for choice in choices)
 

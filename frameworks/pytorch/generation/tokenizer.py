@@ -62,7 +62,8 @@ class HuggingFaceTokenizer:
         if isinstance(prompt, Conversation):
             if self._chat_template is None:
                 raise InvalidInput(
-                    "messages", "the model has no chat template (chat_template.jinja in its folder); send a prompt"
+                    "messages",
+                    "expected a chat template (chat_template.jinja) in the model's folder, got none; send a prompt",
                 )
             return tuple(self._ids_of(self._chat_template.render(prompt.messages), False, "messages"))
         self._check(prompt, "prompt")
@@ -114,7 +115,8 @@ class HuggingFaceTokenizer:
             wrong = next(i for i in token_ids if not 0 <= i < self._vocabulary_size)
             name = self._tokenizer.id_to_token(wrong) if 0 <= wrong < 2**32 else None
             raise InvalidInput(
-                field, f"token {wrong}{f' ({name})' if name else ''}: the model has 0 to {self._vocabulary_size - 1}"
+                field,
+                f"expected tokens from 0 to {self._vocabulary_size - 1}, got {wrong}{f' ({name})' if name else ''}",
             )
 
 
@@ -123,7 +125,7 @@ def _from_pretrained(folder: Path) -> Any:
     file = folder / "tokenizer.json"
     if not file.is_file():
         raise InvalidModel(
-            f"{file}: not there; a generating model needs it beside its weights "
+            f"{file}: absent; a generating model needs it beside its weights "
             "(transformers writes it with AutoTokenizer.from_pretrained(…).save_pretrained(folder))"
         )
     try:

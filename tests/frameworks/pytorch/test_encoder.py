@@ -220,7 +220,7 @@ class TestFailures:
         return load_torch(made_once(save_embedder))
 
     def test_tensors_are_refused(self, model: EncoderModel) -> None:
-        with pytest.raises(InvalidInput, match="this model takes text"):
+        with pytest.raises(InvalidInput, match="expected text for this model"):
             model.infer(TensorBatch({"input_ids": np.zeros((1, 3), np.int64)}))
 
     def test_out_of_memory_states_requested_bytes(self, model: EncoderModel, monkeypatch: Any) -> None:

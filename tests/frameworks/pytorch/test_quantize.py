@@ -117,7 +117,7 @@ def test_unwritable_cache_refused(made_once: FolderMaker, tmp_path: Path) -> Non
 
 
 def test_device_without_int8_refused_with_remedy() -> None:
-    with pytest.raises(InvalidModel, match=r'not on mps; set device = "cpu" or dtype = "f16"'):
+    with pytest.raises(InvalidModel, match=r'got mps; set device = "cpu" or dtype = "f16"'):
         check_int8_runs_on(Device("mps", 0, "Apple", 1, 1), Path("m"))
 
 

@@ -86,7 +86,7 @@ class TestEntries:
     @pytest.mark.parametrize("model_type", ["roberta", "nonesuch", "BERT"])
     def test_other_model_type_is_refused(self, made_once: FolderMaker, model_type: str) -> None:
         message = refusal(made_once(save_embedder), model_type=model_type)
-        assert f'config.json says model_type "bert", the model\'s entry says "{model_type}"' in message
+        assert f'model_type: expected "bert" as in config.json, got "{model_type}"' in message
 
     def test_absent_device_gives_warning(self, made_once: FolderMaker) -> None:
         with capture_logs() as logs:
@@ -148,17 +148,17 @@ class TestRefusals:
         folder = copied(_save_t5)
         write_tokenizer(folder)
         message = refusal(folder)
-        assert "T5ForConditionalGeneration generates text out of more than the text before it" in message
+        assert "expected an encoder (embed, classify) or a causal language model (generate), got T5ForCond" in message
 
     def test_encoder_decoder_without_head_is_refused(self, copied: FolderMaker) -> None:
         folder = copied(_save_t5)
         write_tokenizer(folder)
         change_json(folder / "config.json", architectures=["T5Model"])
-        assert "T5Model generates text" in refusal(folder)
+        assert "causal language model (generate), got T5Model" in refusal(folder)
 
     def test_encoder_with_llama_entry_is_refused(self, made_once: FolderMaker) -> None:
         message = refusal(made_once(save_embedder), model_type="llama")
-        assert 'config.json says model_type "bert", the model\'s entry says "llama"' in message
+        assert 'model_type: expected "bert" as in config.json, got "llama"' in message
 
     @pytest.mark.parametrize("key", ["kv_cache_bytes", "max_num_batched_tokens"])
     def test_generation_keys_for_encoder_are_refused(self, made_once: FolderMaker, key: str) -> None:
@@ -169,12 +169,12 @@ class TestRefusals:
     def test_missing_model_type_is_refused(self, copied: FolderMaker, model_type: object) -> None:
         folder = copied(save_embedder)
         change_json(folder / "config.json", model_type=model_type)
-        assert "config.json: not there, or without model_type" in refusal(folder)
+        assert "config.json: model_type: expected the name of an architecture, got none" in refusal(folder)
 
     def test_missing_config_is_refused(self, copied: FolderMaker) -> None:
         folder = copied(save_embedder)
         (folder / "config.json").unlink()
-        assert "config.json: not there, or without model_type" in refusal(folder)
+        assert "config.json: model_type: expected the name of an architecture, got none" in refusal(folder)
 
     def test_missing_tokenizer_is_refused(self, copied: FolderMaker) -> None:
         folder = copied(save_embedder)

@@ -199,7 +199,9 @@ class TestStandingReady:
         assert model._parts is not None
         decoder: Any = model._parts.decoder
         decoder._embedding = torch.full_like(decoder._embedding, torch.nan)
-        with pytest.raises(InvalidModel, match="the model does not generate text: the model gave logits that are not"):
+        with pytest.raises(
+            InvalidModel, match="the model does not generate text: the model returned logits that are not"
+        ):
             model.warm_up()
         assert not model.has_work
 

@@ -287,7 +287,7 @@ class TestRefusals:
         assert allowed(matcher)
 
     def test_model_without_end_token_is_refused(self, tokenizer: Tokenizer) -> None:
-        with pytest.raises(InvalidInput, match="no end-of-text token"):
+        with pytest.raises(InvalidInput, match="expected a model with an end-of-text token"):
             TokenMasks(tokenizer, SIZE, [5000]).compile(Constraint("json_object"))
 
     def test_unsupported_tokenizer_is_refused(self) -> None:
