@@ -13,6 +13,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
+from tests.bench.calls import measure_calls
 from tests.bench.cores import ALL_CORES
 from tests.bench.generation import measure_generation
 from tests.bench.generation_on_gpu import measure_generation_on_gpu
@@ -69,6 +70,7 @@ def _parts(folder: Path) -> dict[str, list[Callable[[], list[Row]]]]:
     write_vector_model(vector)
     return {
         "startup": [lambda: measure_startup(vector)],
+        "calls": [lambda: measure_calls(folder, _MODELS)],
         "requests": [lambda: measure_throughput(image, vector), lambda: measure_requests(image, vector)],
         "open-inference": [lambda: measure_open_inference(image, vector), lambda: measure_grpc(vector)],
         "texts": [lambda: measure_text_throughput(_MODELS), lambda: measure_texts(_MODELS)],
