@@ -1,12 +1,10 @@
 """Fields of texts and of their embeddings, shared by all protocols."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
 from app.protocols.bodies import MAX_INT32
-from app.protocols.generation_fields import read_whole
 from frameworks.errors import InvalidInput
 from frameworks.types import TextSpec
 
@@ -45,8 +43,3 @@ def check_dimensions(dimensions: int | None, text: TextSpec) -> int | None:
     if len(shorter) <= _MAX_OFFERED_SIZES:
         raise InvalidInput("dimensions", f"expected one of {', '.join(map(str, (*shorter, size)))}, got {dimensions}")
     raise InvalidInput("dimensions", f"expected a size from {shorter[0]} to {shorter[-1]}, got {dimensions}")
-
-
-def read_dimensions(fields: Mapping[str, Any], text: TextSpec) -> int | None:
-    """Read `dimensions` of a body's fields as `check_dimensions`."""
-    return check_dimensions(read_whole(fields, "dimensions", 1, MAX_INT32), text)

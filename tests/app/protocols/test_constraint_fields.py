@@ -1,4 +1,4 @@
-"""What a body says that its text has to be is read, or the field that is wrong is named."""
+"""Fields that constrain a text: each constraint is read, and an invalid one is refused by its field."""
 
 import json
 from typing import Any
@@ -7,23 +7,41 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.protocols.constraint_fields import CONSTRAINT_FIELDS, MAX_DEFINITION_CHARACTERS, read_constraint
+from app.protocols.bodies import read_body
+from app.protocols.constraint_fields import (
+    MAX_DEFINITION_CHARACTERS,
+    ConstraintFields,
+    StructuredOutputs,
+    to_constraint,
+    to_structured_constraint,
+)
 from frameworks.errors import InvalidInput, RequestError, UnknownField
 from frameworks.generation.types import Constraint
 from tests.app.protocols.strategies import json_values
 
 SCHEMA = {"type": "object", "properties": {"é": {"type": "integer"}}}
 AS_JSON = '{"type":"object","properties":{"é":{"type":"integer"}}}'
+CONSTRAINT_FIELDS = ConstraintFields.model_fields.keys()
 
 
-def test_a_text_is_free_unless_somebody_says_otherwise() -> None:
-    assert read_constraint({"temperature": 1}) is None
-    assert read_constraint(dict.fromkeys(CONSTRAINT_FIELDS)) is None
-    assert read_constraint({"response_format": {"type": "text"}}) is None
+def constraint(fields: dict[str, Any]) -> Constraint | None:
+    return to_constraint(read_body(ConstraintFields, fields))
+
+
+def structured(fields: dict[str, Any]) -> Constraint | None:
+    return to_structured_constraint(read_body(StructuredOutputs, fields, "given."), "given")
+
+
+def test_text_without_constraint_is_free() -> None:
+    assert constraint({}) is None
+    assert constraint(dict.fromkeys(CONSTRAINT_FIELDS)) is None
+    assert constraint({"response_format": {"type": "text"}}) is None
+    assert structured({}) is None
+    assert structured({"json_object": False, "regex": None}) is None
 
 
 @pytest.mark.parametrize(
-    ("fields", "constraint"),
+    ("fields", "expected"),
     [
         ({"regex": "[0-9]+"}, Constraint("regex", "[0-9]+")),
         ({"choice": ["yes", "nö"]}, Constraint("choice", '["yes","nö"]')),
@@ -42,8 +60,22 @@ def test_a_text_is_free_unless_somebody_says_otherwise() -> None:
         ({"regex": "a", "response_format": {"type": "text"}, "choice": None}, Constraint("regex", "a")),
     ],
 )
-def test_every_kind_is_read(fields: dict[str, Any], constraint: Constraint) -> None:
-    assert read_constraint(fields) == constraint
+def test_constraint_is_read_from_each_field(fields: dict[str, Any], expected: Constraint) -> None:
+    assert constraint(fields) == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"regex": "[0-9]+"}, Constraint("regex", "[0-9]+")),
+        ({"choice": ["yes", "nö"]}, Constraint("choice", '["yes","nö"]')),
+        ({"json": SCHEMA}, Constraint("json_schema", AS_JSON)),
+        ({"json": True, "json_object": False}, Constraint("json_schema", "true")),
+        ({"json_object": True}, Constraint("json_object")),
+    ],
+)
+def test_structured_outputs_are_read_from_each_field(fields: dict[str, Any], expected: Constraint) -> None:
+    assert structured(fields) == expected
 
 
 DEEP: Any = {}
@@ -54,34 +86,49 @@ for _ in range(300):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"regex": ""}, 'regex: is ""; wants a pattern like'),
-        ({"regex": ["a"]}, "regex: is an array"),
-        ({"regex": "a" * (MAX_DEFINITION_CHARACTERS + 1)}, "regex: has 65537 characters; wants at most 65536"),
-        ({"choice": "a"}, "choice: is a string; wants a list of 1 to 1024 different strings"),
-        ({"choice": []}, "choice: has 0; wants"),
-        ({"choice": ["a", ""]}, r'choice\[1\]: is ""; wants a string that is not empty'),
-        ({"choice": ["a", 1]}, r"choice\[1\]: is 1; wants"),
-        ({"choice": ["a", "b", "a"]}, 'choice: has "a" twice'),
-        ({"choice": ["a" * MAX_DEFINITION_CHARACTERS]}, "choice: has 65540 characters"),
-        ({"json_schema": False}, "json_schema: is a boolean; wants a JSON schema, or true for any JSON"),
-        ({"json_schema": "{}"}, "json_schema: is a string"),
-        ({"json_schema": DEEP}, "json_schema: cannot be read: "),
-        ({"json_schema": {"title": "\ud800"}}, "json_schema: cannot be read: "),
-        ({"response_format": "json"}, "response_format: is a string; wants an object like"),
-        ({"response_format": {"type": "xml"}}, "response_format.type: wants one of text, json_object, json_schema"),
-        ({"response_format": {"type": ["text"]}}, "response_format.type: wants one of"),
-        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema: wants an object like"),
+        ({"regex": ""}, 'regex: expected a string of 1 to 65536 characters, got ""'),
+        ({"regex": ["a"]}, "regex: .* got an array"),
+        ({"regex": "a" * (MAX_DEFINITION_CHARACTERS + 1)}, "regex: .* got 65537 characters"),
+        ({"choice": "a"}, 'choice: expected a list of 1 to 1024 non-empty strings, got "a"'),
+        ({"choice": []}, "choice: .* got 0 items"),
+        ({"choice": ["a", ""]}, r'choice\[1\]: expected a non-empty string, got ""'),
+        ({"choice": ["a", 1]}, r"choice\[1\]: expected a non-empty string, got 1"),
+        ({"choice": ["a", "b", "a"]}, 'choice: expected different strings, got "a" twice'),
+        ({"choice": ["a" * MAX_DEFINITION_CHARACTERS]}, "choice: expected at most 65536 characters, got 65540"),
+        ({"json_schema": False}, "json_schema: expected true or an object, got a boolean"),
+        ({"json_schema": "{}"}, 'json_schema: expected true or an object, got "{}"'),
+        ({"json_schema": DEEP}, "json_schema: expected valid JSON, got an error: "),
+        ({"json_schema": {"title": "\ud800"}}, "json_schema: expected valid JSON, got an error: "),
+        ({"json_schema": {"title": "a" * MAX_DEFINITION_CHARACTERS}}, "json_schema: expected at most 65536 characters"),
+        ({"response_format": "json"}, 'response_format: expected an object, got "json"'),
+        ({"response_format": {"type": "xml"}}, 'response_format.type: expected .*, got "xml"'),
+        ({"response_format": {"type": ["text"]}}, "response_format.type: expected .*, got an array"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema: expected an object like"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"schema": 1}}},
-            "response_format.json_schema.schema: is 1; wants a JSON schema",
+            "response_format.json_schema.schema: expected true or an object, got 1",
         ),
-        ({"regex": "a", "choice": ["a"]}, "choice: does not go with regex; send one of them"),
-        ({"json_schema": True, "response_format": {"type": "json_object"}}, "does not go with json_schema"),
+        ({"regex": "a", "choice": ["a"]}, "choice: expected one constraint, got regex too; send one of them"),
+        ({"json_schema": True, "response_format": {"type": "json_object"}}, "response_format: .* got json_schema too"),
     ],
 )
-def test_what_is_wrong(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidInput, match=message):
-        read_constraint(fields)
+def test_invalid_constraint_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput, match=f"^{message}"):
+        constraint(fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"json": "{}"}, "given.json: expected true or an object"),
+        ({"json": DEEP}, "given.json: expected valid JSON"),
+        ({"choice": ["a", "a"]}, "given.choice: expected different strings"),
+        ({"regex": "a", "json_object": True}, "given.json_object: expected one constraint, got given.regex too"),
+    ],
+)
+def test_invalid_structured_outputs_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput, match=f"^{message}"):
+        structured(fields)
 
 
 @pytest.mark.parametrize(
@@ -92,9 +139,9 @@ def test_what_is_wrong(fields: dict[str, Any], message: str) -> None:
         ({"type": "json_schema", "json_schema": {"schema": {}, "schem": 1}}, "response_format.json_schema.schem"),
     ],
 )
-def test_a_response_format_with_an_unknown_member(response_format: dict[str, Any], field: str) -> None:
+def test_unknown_field_of_response_format_is_refused(response_format: dict[str, Any], field: str) -> None:
     with pytest.raises(UnknownField) as caught:
-        read_constraint({"response_format": response_format})
+        constraint({"response_format": response_format})
     assert caught.value.field == field
 
 
@@ -105,12 +152,12 @@ formats = st.fixed_dictionaries(
 
 
 @given(st.dictionaries(st.sampled_from(sorted(CONSTRAINT_FIELDS)), json_values | formats, max_size=2))
-def test_whatever_comes_is_a_constraint_or_refused(fields: dict[str, Any]) -> None:
-    constraint, refusal = None, None
+def test_any_value_is_a_constraint_or_refused(fields: dict[str, Any]) -> None:
+    read, refusal = None, None
     try:
-        constraint = read_constraint(fields)
+        read = constraint(fields)
     except RequestError as error:
         refusal = error.message
     assert refusal is None or refusal.startswith(tuple(fields))
-    if constraint is not None and constraint.kind in ("choice", "json_schema"):
-        json.loads(constraint.definition)
+    if read is not None and read.kind in ("choice", "json_schema"):
+        json.loads(read.definition)
