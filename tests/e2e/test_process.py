@@ -181,6 +181,15 @@ def test_environment_overrides_file_flags_override_both(start: Start) -> None:
 
 
 @LINUX
+def test_deprecated_key_logs_warning_at_start(start: Start) -> None:
+    entry = '[[models.torch_models]]\nname = "a"\npath = "./a"\nload = "lazy"\nkv_cache = "1MiB"\n'
+    server = start(entry)
+    (warning,) = server.events("deprecated key")
+    assert (warning["level"], warning["key"]) == ("warning", "models.torch_models[0].kv_cache")
+    assert warning["place"].endswith("config.toml:5")
+    assert warning["reason"] == "deprecated key; rename it to kv_cache_bytes"
+
+
 def test_onnx_server_never_maps_torch(start: Start) -> None:
     entries = DIGITS + f'[[models.onnx_models]]\nname = "minilm-onnx"\npath = "{MODELS / "minilm-onnx"}"\n'
     server = start(entries).wait_ready()

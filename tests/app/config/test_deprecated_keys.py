@@ -110,3 +110,11 @@ def test_former_generation_key_is_read(monkeypatch: pytest.MonkeyPatch, old: str
 
 def test_other_entries_have_no_deprecated_keys() -> None:
     assert dict(ModelEntry.deprecated_keys) == {}
+
+
+def test_old_names_of_generation_keys_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    loaded = load_settings(write(tmp_path, "kv_cache = '2MiB'\nmax_step_tokens = 64"), {})
+    (entry,) = loaded.settings.models.torch_models
+    assert (entry.kv_cache_bytes, entry.max_num_batched_tokens) == (2 * 1024**2, 64)
+    assert [warning.key.rpartition(".")[2] for warning in loaded.warnings] == ["kv_cache", "max_step_tokens"]
