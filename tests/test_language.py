@@ -104,6 +104,7 @@ CLEAN = (
     "tests/frameworks/onnx",
     "tests/frameworks/pytorch",
     "tests/frameworks/quantization",
+    "tests/frameworks/scheduling",
     "tests/frameworks/scheduling/steps",
     "tests/frameworks/test_devices.py",
     "tests/frameworks/test_manager.py",

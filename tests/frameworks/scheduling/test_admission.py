@@ -1,4 +1,4 @@
-"""Permits against a plain count of who is where, and a clock that is turned by hand."""
+"""Permits compared with plain counts, with an injected clock."""
 
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ bounds = st.none() | st.integers(1, 4)
 
 
 class Clock:
-    """Seconds, as they are set."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -34,7 +34,7 @@ class Clock:
 
 @dataclass(eq=False)
 class Holder:
-    """A permit, and what its limits should count it as."""
+    """A permit, and its expected state."""
 
     permit: Permit
     model: RequestLimit | None = None
@@ -42,12 +42,12 @@ class Holder:
 
 
 class Admission(RuleBasedStateMachine):
-    """A server and two models; requests come, wait, begin and leave in any order."""
+    """A server and two models; requests are admitted, queued, started and released in any order."""
 
     holders: "Bundle[Holder]" = Bundle("holders")
 
     @initialize(limits=st.lists(st.tuples(bounds, bounds), min_size=3, max_size=3))
-    def open_the_doors(self, limits: list[tuple[int | None, int | None]]) -> None:
+    def create_limits(self, limits: list[tuple[int | None, int | None]]) -> None:
         self.clock = Clock()
         self.server, *self.models = [RequestLimit(f"limit {i}", *each, self.clock) for i, each in enumerate(limits)]
         self.inside: list[Holder] = []
@@ -132,7 +132,7 @@ TestAdmission = Admission.TestCase
 
 
 class Hand:
-    """A limit whose requests are let through one by one."""
+    """Return a limit that starts its requests one by one."""
 
     def __init__(self, max_queue_size: int | None = None) -> None:
         self.clock = Clock()
@@ -145,15 +145,15 @@ class Hand:
         return permit
 
     def answer(self, permits: list[Permit], every_s: float) -> None:
-        """One after the other, each after so many seconds."""
+        """Run requests one after another, each with this duration."""
         for permit in permits:
             self.clock.now_s += every_s
             permit.begin()
             permit.release()
 
 
-def test_the_time_to_come_again_is_that_of_the_queue_before_it() -> None:
-    """Ten answers a second, and twenty that wait: two seconds."""
+def test_retry_after_is_drain_time_of_queue() -> None:
+    """Ten answers per second and twenty queued requests give two seconds."""
     hand = Hand(max_queue_size=20)
     hand.answer([hand.come() for _ in range(20)], every_s=0.1)
     waiting = [hand.come() for _ in range(20)]
@@ -168,7 +168,7 @@ def test_the_time_to_come_again_is_that_of_the_queue_before_it() -> None:
     assert (hand.limit.inflight, hand.limit.waiting) == (0, 0)
 
 
-def test_where_nothing_has_been_answered_yet_it_is_a_second() -> None:
+def test_retry_after_defaults_to_one_second() -> None:
     hand = Hand()
     assert hand.limit.seconds_to_drain(20) == 1.0
     hand.come()
@@ -176,7 +176,7 @@ def test_where_nothing_has_been_answered_yet_it_is_a_second() -> None:
     assert hand.limit.seconds_to_drain(20) == 1.0
 
 
-def test_idle_time_says_nothing_of_the_rate() -> None:
+def test_idle_time_does_not_lower_rate() -> None:
     hand = Hand()
     for _ in range(10):
         hand.answer([hand.come()], every_s=0.1)
@@ -186,7 +186,7 @@ def test_idle_time_says_nothing_of_the_rate() -> None:
     assert hand.limit.seconds_to_drain(20) == pytest.approx(2.0)
 
 
-def test_a_queue_that_stands_still_drains_more_and_more_slowly() -> None:
+def test_stalled_queue_raises_retry_after() -> None:
     hand = Hand()
     hand.answer([hand.come() for _ in range(10)], every_s=0.1)
     hand.come()
@@ -199,14 +199,14 @@ def test_a_queue_that_stands_still_drains_more_and_more_slowly() -> None:
     assert hand.limit.seconds_to_drain(10) == 600
 
 
-def test_the_rate_is_that_of_the_last_answers() -> None:
+def test_rate_is_that_of_recent_answers() -> None:
     hand = Hand()
     hand.answer([hand.come() for _ in range(200)], every_s=5.0)
     hand.answer([hand.come() for _ in range(64)], every_s=0.01)
     assert hand.limit.seconds_to_drain(100) == pytest.approx(1.0)
 
 
-def test_those_who_leave_before_anything_ran_do_not_make_it_look_fast() -> None:
+def test_cancelled_requests_do_not_raise_rate() -> None:
     hand = Hand()
     for _ in range(10):
         one, *gone = [hand.come() for _ in range(10)]
@@ -216,8 +216,8 @@ def test_those_who_leave_before_anything_ran_do_not_make_it_look_fast() -> None:
     assert hand.limit.seconds_to_drain(10) == pytest.approx(10.0)
 
 
-def test_a_request_at_once_counts_from_its_door() -> None:
-    """The server's own bound counts also those whose body is still being read."""
+def test_request_in_progress_counts_from_admission() -> None:
+    """The bound of the server counts requests whose body is still being read."""
     limit = RequestLimit("the server", 1, 2, Clock())
     first, second = Permit(limit), Permit(limit)
     with pytest.raises(Overloaded, match="the server: 2 requests are in flight, its max_concurrent_requests"):

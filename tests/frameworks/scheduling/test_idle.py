@@ -1,4 +1,4 @@
-"""A model rests when its thread has nothing to do, once, and never in between."""
+"""The idle callback of a model runs once when its thread becomes idle."""
 
 import asyncio
 import queue
@@ -20,14 +20,14 @@ def soon_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(idle, "IDLE_AFTER_S", 0.005)
 
 
-def test_what_is_there_is_taken_without_rest() -> None:
+def test_available_item_skips_idle_callback() -> None:
     messages: queue.SimpleQueue[int] = queue.SimpleQueue()
     for number in range(100):
         messages.put(number)
     assert [next_message(messages, pytest.fail) for _ in range(100)] == [*range(100)]
 
 
-def test_what_comes_late_is_taken_after_one_rest() -> None:
+def test_late_item_follows_one_idle_callback() -> None:
     messages: queue.SimpleQueue[int] = queue.SimpleQueue()
     rests: list[None] = []
     threading.Timer(0.1, messages.put, [7]).start()
@@ -35,7 +35,7 @@ def test_what_comes_late_is_taken_after_one_rest() -> None:
     assert len(rests) == 1
 
 
-def test_one_that_cannot_rest_goes_on() -> None:
+def test_missing_idle_callback_is_allowed() -> None:
     def cannot() -> None:
         raise OSError("it has no library")
 
@@ -45,7 +45,7 @@ def test_one_that_cannot_rest_goes_on() -> None:
 
 
 @in_loop
-async def test_a_batch_model_rests_between_its_batches_on_its_own_thread() -> None:
+async def test_batch_model_idles_on_its_thread() -> None:
     model = DoublingModel()
     worker = BatchWorker("m", model)
     for rests in (1, 2):
@@ -58,10 +58,10 @@ async def test_a_batch_model_rests_between_its_batches_on_its_own_thread() -> No
 
 
 @in_loop
-async def test_a_step_model_rests_between_its_texts_and_not_between_steps() -> None:
-    async with running_worker(EchoModel(lambda prompts: None)) as house:
-        await soon(lambda: len(house.model.rests) == 1)
-        assert len(await read_all(house.open("abc", 500))) == 500
-        await soon(lambda: len(house.model.rests) == 2)
+async def test_step_model_idles_between_texts_only() -> None:
+    async with running_worker(EchoModel(lambda prompts: None)) as harness:
+        await soon(lambda: len(harness.model.rests) == 1)
+        assert len(await read_all(harness.open("abc", 500))) == 500
+        await soon(lambda: len(harness.model.rests) == 2)
         await asyncio.sleep(0.05)
-        assert house.model.rests == ["worker-m"] * 2
+        assert harness.model.rests == ["worker-m"] * 2

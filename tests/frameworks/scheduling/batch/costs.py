@@ -1,4 +1,4 @@
-"""Cost models that have learned already: what a worker shows in its first minute, without the minute."""
+"""Cost models that are already trained."""
 
 from collections.abc import Callable, Iterable
 from itertools import product
@@ -9,24 +9,24 @@ MOST_ROWS = 128
 
 
 def dear_start(rows: int, length: int) -> float:
-    """A law by which batching always pays: a start costs as much as a thousand tokens."""
+    """A cost law by which batching always pays: a start costs as much as a thousand tokens."""
     return 1e-3 + 1e-6 * rows * length
 
 
 class _Settled(CostModel):
     def observe(self, rows: int, length: int, seconds: float) -> None:
-        """What a run really took, a neighbour on the core and all, changes nothing."""
+        """Ignore measured times, which depend on the load of the machine."""
 
 
 def settled() -> CostModel:
-    """Knows what `trained` does and learns no more: for tests that say exactly what is in a batch."""
+    """A trained model that learns no more, for tests of exact batches."""
     cost = _Settled()
     vars(cost).update(vars(trained()))
     return cost
 
 
 def trained(law: Callable[[int, int], float] = dear_start, lengths: Iterable[int] = (1,)) -> CostModel:
-    """Has seen batches of up to MOST_ROWS rows, each size twice: that many may go together from now on."""
+    """Return a model that has measured batches of up to MOST_ROWS rows, each size twice."""
     cost = CostModel()
     for power, length, _ in product(range(MOST_ROWS.bit_length()), lengths, range(2)):
         cost.observe(1 << power, length, law(1 << power, length))
@@ -37,7 +37,7 @@ def trained(law: Callable[[int, int], float] = dear_start, lengths: Iterable[int
 
 
 def known(start_s: float, per_token_s: float, per_pair_s: float = 0.0, per_crowd_s: float = 0.0) -> CostModel:
-    """With exactly these terms, as if they had been learned."""
+    """Return a model with exactly these terms."""
     cost = trained()
     cost.start_s, cost.per_token_s, cost.per_pair_s, cost.per_crowd_s = start_s, per_token_s, per_pair_s, per_crowd_s
     return cost

@@ -1,4 +1,4 @@
-"""A dispatcher on real workers, before small models that remember what they ran."""
+"""Run a dispatcher with real workers and small models that record their batches."""
 
 import asyncio
 import threading
@@ -90,8 +90,8 @@ class RowModel:
 
 
 @dataclass(slots=True)
-class House:
-    """A dispatcher and what is around it."""
+class Harness:
+    """A dispatcher with its workers and counts."""
 
     dispatcher: Dispatcher
     workers: list[BatchWorker]
@@ -99,7 +99,7 @@ class House:
     batches_split: Counter[int]
 
     def make_light(self, *, most_rows: int = 10**6, width: int = 1) -> None:
-        """As if runs of so many rows at most had been seen to be light; so few that the figure is not a round one."""
+        """Record that runs of up to this many rows are fast enough for the event loop."""
         assert self.dispatcher._inline is not None
         shape = signature_of(rows(0, width=width), frozenset("x")).shape
         self.dispatcher._inline.policy.learn(shape, 1, LIGHT_S / (most_rows + 0.5))
@@ -114,7 +114,7 @@ class House:
         return await self.dispatcher.submit(batch, priority, begin, timings)
 
     def ask(self, *x: int, priority: int = 5, width: int = 1) -> "asyncio.Task[list[int]]":
-        """A request of the rows x; its answer is x again if all is well."""
+        """Send a request of the rows x, which is answered with x."""
 
         async def answer() -> list[int]:
             timings = Timings()
@@ -134,7 +134,7 @@ class House:
 
 
 @asynccontextmanager
-async def house_of(
+async def running_dispatcher(
     *models: RowModel,
     max_rows: int = 8,
     ageing_s: float = 1.0,
@@ -142,8 +142,8 @@ async def house_of(
     inputs: Sequence[str] = ("x",),
     runs_by_shape: bool = False,
     knows_cost: bool = True,
-) -> AsyncIterator[House]:
-    """At its end nothing waits, no task is left, and the workers are closed.
+) -> AsyncIterator[Harness]:
+    """Check at the end that the queue is empty, no task is left, and the workers are closed.
 
     `knows_cost`: that batching pays was learned before; else the first batches are small.
     """
@@ -156,7 +156,7 @@ async def house_of(
     if knows_cost:
         dispatcher._cost = settled()
     try:
-        yield House(dispatcher, workers, sizes, split)
+        yield Harness(dispatcher, workers, sizes, split)
         assert dispatcher.queue_depth == 0
         assert asyncio.all_tasks() == {asyncio.current_task()}
     finally:
@@ -178,7 +178,7 @@ def first_of(batch: Batch) -> list[int]:
 
 
 def length_of(batch: Batch) -> int:
-    """As the scheduler measures it."""
+    """Return the padded tokens as the scheduler counts them."""
     if isinstance(batch, TokenBatch):
         return max(map(len, batch.token_ids), default=1)
     value = batch.inputs["x"]

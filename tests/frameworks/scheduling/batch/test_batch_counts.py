@@ -1,4 +1,4 @@
-"""What has run is counted by rows, for each version, and added up for all of a model's."""
+"""Batches are counted by rows for each version, and added up for each model."""
 
 from collections import Counter
 
@@ -13,7 +13,7 @@ RUNS = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 64), st.floats(0, 10
 
 
 @given(RUNS)
-def test_all_together_are_what_each_has_run(runs: list[tuple[int, int, float]]) -> None:
+def test_total_is_sum_of_versions(runs: list[tuple[int, int, float]]) -> None:
     versions = [BatchCounts() for _ in range(3)]
     for version, rows, seconds in runs:
         versions[version].ran(rows, seconds)
@@ -24,7 +24,7 @@ def test_all_together_are_what_each_has_run(runs: list[tuple[int, int, float]]) 
     assert sum(version.sizes.total() for version in versions) == len(runs), "they are as they were"
 
 
-def test_what_was_split_and_generated_is_added_up_too() -> None:
+def test_total_includes_splits_and_tokens() -> None:
     assert BatchCounts.total([BatchCounts(split=Counter({8: 1})), BatchCounts(split=Counter({8: 2, 4: 1}))]).split == {
         8: 3,
         4: 1,

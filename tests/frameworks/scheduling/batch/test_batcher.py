@@ -1,4 +1,4 @@
-"""What is put together: never too much, never of two kinds, never dearer than its parts, and everybody in the end."""
+"""Batches hold bounds and one signature, cost no more than their parts, and cover every entry."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +16,7 @@ terms = st.tuples(st.floats(1e-6, 1.0), st.floats(0, 1e-2), st.floats(0, 1e-4), 
 
 
 def line_of(*shapes: tuple[int, int, str, int]) -> RequestQueue:
-    """Pieces of (rows, length, group, priority), one a millisecond."""
+    """Return entries of (rows, length, group, priority), one per millisecond."""
     line = RequestQueue(1.0)
     for i, (rows, length, group, priority) in enumerate(shapes):
         line.add(QueueEntry(i, rows, length, group), priority, now_s=i / 1000)
@@ -41,7 +41,7 @@ def check(plan: BatchPlan, head: QueueEntry | None, limits: BatchLimits) -> None
 
 
 @given(sizes, limits, terms)
-def test_bounds_hold_nothing_is_dearer_than_its_parts_and_everybody_goes_once(
+def test_batches_hold_bounds_and_cover_every_entry(
     shapes: list[tuple[int, int, str, int]], limits: BatchLimits, terms: tuple[float, float, float, float]
 ) -> None:
     line, cost = line_of(*shapes), known(*terms)
@@ -58,7 +58,7 @@ def test_bounds_hold_nothing_is_dearer_than_its_parts_and_everybody_goes_once(
     assert next_batch(line, cost, limits) is None
 
 
-def test_before_anything_ran_one_goes_alone_and_then_twice_as_many_as_have_run_twice() -> None:
+def test_unmeasured_batches_double_their_rows() -> None:
     line, cost = line_of(*((1, 10, "a", 5) for _ in range(100))), CostModel()
     sizes = []
     while line.entries:
@@ -72,7 +72,7 @@ def test_before_anything_ran_one_goes_alone_and_then_twice_as_many_as_have_run_t
 
 
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=30))
-def test_where_a_start_costs_nothing_no_padding_is_bought(lengths: list[int]) -> None:
+def test_free_start_avoids_padding(lengths: list[int]) -> None:
     line, cost = line_of(*((1, length, "a", 5) for length in lengths)), known(1e-9, 1e-3)
     while line.entries:
         plan = plan_of(line, cost, BatchLimits(max_rows=8))
@@ -82,7 +82,7 @@ def test_where_a_start_costs_nothing_no_padding_is_bought(lengths: list[int]) ->
 
 
 @given(st.integers(1, 60), st.integers(1, 16), st.integers(1, 50), terms)
-def test_equal_lengths_fill_the_batch(
+def test_equal_lengths_fill_batch(
     waiting: int, max_rows: int, length: int, terms: tuple[float, float, float, float]
 ) -> None:
     line = line_of(*((1, length, "a", 5) for _ in range(waiting)))
@@ -91,18 +91,18 @@ def test_equal_lengths_fill_the_batch(
     assert plan.is_full == (waiting >= max_rows)
 
 
-def test_padding_that_another_batch_would_not_have_is_not_bought() -> None:
-    """Alone a row of 70 tokens would cost more than among those of 100; with another of 70 it costs less."""
+def test_avoidable_padding_is_not_added() -> None:
+    """Alone a row of 70 tokens costs more than among rows of 100; with another of 70 it costs less."""
     cost = known(start_s=0.04, per_token_s=1e-3)
     line = line_of((1, 100, "a", 1), (1, 70, "a", 5), (1, 70, "a", 5))
     assert cost.seconds(2, 100) < cost.seconds(1, 100) + cost.seconds(1, 70)
     assert [entry.work for entry in plan_of(line, cost, BatchLimits(max_rows=8)).entries] == [0]
-    # One that costs less than half a start's padding goes along.
+    # A row joins if its padding costs less than half a start.
     line = line_of((1, 100, "a", 1), (1, 85, "a", 5), (1, 70, "a", 5))
     assert [entry.work for entry in plan_of(line, cost, BatchLimits(max_rows=8)).entries] == [0, 1]
 
 
-def test_where_a_start_is_dear_padding_is_bought_and_the_nearest_go_first() -> None:
+def test_costly_start_accepts_padding_of_nearest_lengths() -> None:
     line = line_of((1, 10, "a", 1), (1, 100, "a", 5), (1, 9, "a", 5), (1, 12, "a", 5))
     everything = plan_of(line, known(1.0, 1e-3), BatchLimits(max_rows=4))
     assert {entry.work for entry in everything.entries} == {0, 1, 2, 3}
@@ -110,14 +110,14 @@ def test_where_a_start_is_dear_padding_is_bought_and_the_nearest_go_first() -> N
     assert [entry.length for entry in two.entries] == [10, 9]
 
 
-def test_a_piece_larger_than_every_bound_goes_by_itself() -> None:
+def test_entry_beyond_bounds_runs_alone() -> None:
     line = line_of((50, 100, "a", 1), (1, 100, "a", 5))
     plan = plan_of(line, known(1.0, 1e-3), BatchLimits(max_rows=8, max_tokens=200))
     assert [entry.work for entry in plan.entries] == [0]
     assert plan.is_full
 
 
-def test_tokens_are_counted_with_their_padding() -> None:
+def test_token_bound_counts_padding() -> None:
     line = line_of((1, 10, "a", 1), *((1, 10, "a", 5) for _ in range(9)))
     assert plan_of(line, known(1.0, 1e-3), BatchLimits(max_rows=100, max_tokens=45)).rows == 4
     line = line_of((1, 10, "a", 1), (1, 23, "a", 5), (1, 22, "a", 5))

@@ -1,4 +1,4 @@
-"""How large batches may be on devices that hold less than was asked, hold less for a while, or hold what they did."""
+"""The bound of batches on devices with less memory, for a while or for good."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +9,7 @@ events = st.lists(st.tuples(st.booleans(), st.integers(1, 10_000)), max_size=300
 
 
 def run(ceiling: BatchCeiling, wanted: int, room: int) -> tuple[bool, int]:
-    """A batch as large as the ceiling allows: whether the device holds it, and its size."""
+    """Run a batch of the allowed size; return whether it fits, and its size."""
     size = wanted if ceiling.size is None else min(wanted, ceiling.size)
     if size > room:
         ceiling.refused(size)
@@ -20,7 +20,7 @@ def run(ceiling: BatchCeiling, wanted: int, room: int) -> tuple[bool, int]:
 
 class TestAlways:
     @given(events)
-    def test_it_falls_only_where_a_batch_did_not_fit_and_then_below_it(self, events: list[tuple[bool, int]]) -> None:
+    def test_ceiling_falls_only_below_failed_batch(self, events: list[tuple[bool, int]]) -> None:
         ceiling = BatchCeiling()
         for fits, size in events:
             before = ceiling.size
@@ -37,14 +37,14 @@ class TestAlways:
                 assert before is None or ceiling.size <= before
 
     @given(events)
-    def test_where_everything_fits_there_is_none(self, events: list[tuple[bool, int]]) -> None:
+    def test_fitting_batches_set_no_ceiling(self, events: list[tuple[bool, int]]) -> None:
         ceiling = BatchCeiling()
         for _, size in events:
             ceiling.accepted(size)
             assert ceiling.size is None
 
     @given(events, st.integers(1, 10_000))
-    def test_it_can_be_as_if_nothing_had_been(self, events: list[tuple[bool, int]], size: int) -> None:
+    def test_reset_clears_ceiling(self, events: list[tuple[bool, int]], size: int) -> None:
         ceiling = BatchCeiling()
         for fits, each in events:
             (ceiling.accepted if fits else ceiling.refused)(each)
@@ -56,7 +56,7 @@ class TestAlways:
 
 
 class TestFirstBatches:
-    def test_the_first_that_does_not_fit_halves_it(self) -> None:
+    def test_first_failure_halves_ceiling(self) -> None:
         ceiling = BatchCeiling()
         ceiling.accepted(500)
         ceiling.refused(1000)
@@ -64,13 +64,13 @@ class TestFirstBatches:
         ceiling.refused(400)
         assert ceiling.size == 200
 
-    def test_those_of_the_old_size_that_come_back_late_change_nothing(self) -> None:
+    def test_late_failures_of_old_size_are_ignored(self) -> None:
         ceiling = BatchCeiling()
         for _ in range(4):
             ceiling.refused(1000)
         assert ceiling.size == 500
 
-    def test_it_rises_by_a_quarter_after_sixteen_batches_near_it(self) -> None:
+    def test_ceiling_rises_after_sixteen_batches_near_it(self) -> None:
         ceiling = BatchCeiling()
         ceiling.refused(1000)
         for _ in range(100):
@@ -82,7 +82,7 @@ class TestFirstBatches:
         ceiling.accepted(500)
         assert ceiling.size == 625
 
-    def test_a_raise_that_fails_goes_back_to_what_held_and_is_tried_half_as_often(self) -> None:
+    def test_failed_rise_restores_ceiling_and_doubles_interval(self) -> None:
         ceiling = BatchCeiling()
         ceiling.refused(1000)
         for patience in (16, 32, 64, 128, 256, 256):
@@ -95,7 +95,7 @@ class TestFirstBatches:
             ceiling.refused(610)  # another instance had one, too
             assert ceiling.size == 500
 
-    def test_one_that_held_and_holds_no_more_is_halved(self) -> None:
+    def test_ceiling_that_fails_again_is_halved(self) -> None:
         ceiling = BatchCeiling()
         ceiling.refused(1000)
         for _ in range(16):
@@ -107,8 +107,8 @@ class TestFirstBatches:
 
 class TestDevices:
     @given(st.integers(2, 100_000), st.integers(2, 100_000))
-    def test_a_small_device_is_nearly_filled_and_hardly_ever_overfilled(self, wanted: int, room: int) -> None:
-        """All of its memory but a fifth; of 5,000 batches few are split."""
+    def test_small_device_is_filled_with_few_splits(self, wanted: int, room: int) -> None:
+        """Batches use four fifths of the memory, and few of 5,000 are split."""
         ceiling = BatchCeiling()
         outcomes = [run(ceiling, wanted, room) for _ in range(5000)]
         split = sum(not fits for fits, _ in outcomes)
@@ -118,7 +118,7 @@ class TestDevices:
         assert split == 0 or wanted > room
 
     @given(st.integers(16, 10_000), st.integers(2, 64), st.integers(0, 2000))
-    def test_what_somebody_took_for_a_while_is_used_again(self, wanted: int, share: int, batches: int) -> None:
+    def test_memory_freed_later_is_used_again(self, wanted: int, share: int, batches: int) -> None:
         ceiling = BatchCeiling()
         for _ in range(batches):
             run(ceiling, wanted, max(1, wanted // share))
@@ -127,18 +127,18 @@ class TestDevices:
         assert ceiling.size is None, "lifted, once it was past all that is ever asked"
 
     @given(st.lists(st.tuples(st.integers(1, 5000), st.integers(1, 200)), min_size=1, max_size=12))
-    def test_a_room_that_changes_splits_few_batches(self, phases: list[tuple[int, int]]) -> None:
-        """Not more than it takes to halve down at each change, and one for each sixteen."""
+    def test_changing_memory_splits_few_batches(self, phases: list[tuple[int, int]]) -> None:
+        """At most the splits that halve down at each change, and one for each sixteen batches."""
         ceiling, split, batches = BatchCeiling(), 0, 0
         for room, count in phases:
             outcomes = [run(ceiling, 5000, room) for _ in range(count)]
-            # A batch that does not fit runs in halves: of one row, it is told.
+            # A batch that does not fit runs in halves; a single row fails.
             split += sum(not fits and size > 1 for fits, size in outcomes)
             batches += count
         assert split <= 14 * len(phases) + batches // 16
 
-    def test_rows_of_all_lengths_share_one_measure(self) -> None:
-        """One short row among many that are near: what is small neither raises nor hinders."""
+    def test_ceiling_counts_rows_times_length(self) -> None:
+        """A short row among many near the ceiling neither raises it nor prevents a rise."""
         ceiling = BatchCeiling()
         ceiling.refused(4096)
         for _ in range(40):

@@ -1,4 +1,4 @@
-"""What a batch costs: a law is learned from noisy timings, and no timings make nonsense of it."""
+"""The cost model learns from noisy timings and stays valid for any timings."""
 
 import math
 import random
@@ -22,7 +22,7 @@ SHAPES = [(rows, length) for rows in (1, 2, 4, 8, 16, 32) for length in (4, 8, 1
 
 @pytest.mark.parametrize("name", LAWS)
 @pytest.mark.parametrize("seed", range(3))
-def test_a_law_is_learned_from_noisy_timings_with_outliers(name: str, seed: int) -> None:
+def test_cost_is_learned_from_noisy_timings(name: str, seed: int) -> None:
     start_s, per_token_s, per_pair_s, per_crowd_s = LAWS[name]
 
     def seconds_of(rows: int, length: int) -> float:
@@ -43,7 +43,7 @@ def test_a_law_is_learned_from_noisy_timings_with_outliers(name: str, seed: int)
         assert cost.seconds(rows, length) == pytest.approx(seconds_of(rows, length), rel=0.2)
 
 
-def test_a_device_that_becomes_slower_is_learned_again() -> None:
+def test_slower_device_is_learned_again() -> None:
     cost = CostModel()
     for factor in (1.0, 2.0):
         for _ in range(40):
@@ -52,7 +52,7 @@ def test_a_device_that_becomes_slower_is_learned_again() -> None:
     assert cost.seconds(8, 1) == pytest.approx(18e-3, rel=0.1)
 
 
-def test_of_one_shape_alone_a_share_is_held_for_the_start() -> None:
+def test_single_shape_attributes_share_to_start() -> None:
     cost = CostModel()
     assert cost.seconds(4, 10) == 0.0
     cost.observe(1, 10, 0.1)
@@ -63,8 +63,8 @@ def test_of_one_shape_alone_a_share_is_held_for_the_start() -> None:
 
 
 @pytest.mark.parametrize("lengths", [(1,), (10, 20, 40)], ids=["rows alone", "a sequence"])
-def test_from_single_rows_alone_it_looks_worth_trying_two(lengths: tuple[int, ...]) -> None:
-    """Or no batch would ever be formed, and nothing ever be learned of any."""
+def test_single_rows_suggest_trying_two(lengths: tuple[int, ...]) -> None:
+    """Otherwise no batch would ever be formed or measured."""
     cost = CostModel()
     for _ in range(10):
         for length in lengths:
@@ -72,7 +72,7 @@ def test_from_single_rows_alone_it_looks_worth_trying_two(lengths: tuple[int, ..
             assert cost.seconds(2, length) < 2 * cost.seconds(1, length)
 
 
-def test_twice_as_many_rows_as_have_run_twice_may_go_together_and_now_and_then_few() -> None:
+def test_allowed_rows_double_measured_rows() -> None:
     cost = CostModel()
     most = []
     for _ in range(40):
@@ -89,18 +89,18 @@ def test_twice_as_many_rows_as_have_run_twice_may_go_together_and_now_and_then_f
     assert trials == [(32 * i, 1 << i % 3) for i in range(2, 13)]
 
 
-def test_batches_that_have_fewer_rows_than_allowed_allow_no_more() -> None:
+def test_smaller_batches_do_not_raise_allowed_rows() -> None:
     cost = CostModel()
     for _ in range(100):
         cost.observe(1, 5, 1e-3)
         assert cost.most_rows <= 4
-    # A larger one, of a request that was not cut, is as good as several.
+    # A larger batch of one unsplit request counts as several.
     cost.observe(50, 5, 1e-2)
     cost.observe(40, 5, 1e-2)
     assert cost.most_rows == 80
 
 
-def test_one_run_that_took_very_long_is_not_believed() -> None:
+def test_single_outlier_is_ignored() -> None:
     cost = CostModel()
     for _ in range(20):
         cost.observe(1, 1, 1e-3)
@@ -117,7 +117,7 @@ def test_one_run_that_took_very_long_is_not_believed() -> None:
         max_size=60,
     )
 )
-def test_whatever_was_measured_no_term_is_negative_and_none_is_no_number(runs: list[tuple[int, int, float]]) -> None:
+def test_cost_terms_are_finite_and_not_negative(runs: list[tuple[int, int, float]]) -> None:
     cost = CostModel()
     for rows, length, seconds in runs:
         cost.observe(rows, length, seconds)
@@ -129,7 +129,7 @@ def test_whatever_was_measured_no_term_is_negative_and_none_is_no_number(runs: l
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6))
-def test_buckets_grow_with_what_is_in_them(one: int, other: int) -> None:
+def test_buckets_grow_with_size(one: int, other: int) -> None:
     low, high = sorted((one, other))
     assert _bucket(low) <= _bucket(high)
     assert _bucket(low) <= low <= _bucket(low) * 9 / 8 + 1

@@ -1,4 +1,4 @@
-"""Who goes first, and where: urgent, old and many callers, in any order that they may come and go."""
+"""The order of requests by priority, age and size, for any arrivals and cancellations."""
 
 import asyncio
 import time
@@ -14,11 +14,11 @@ from frameworks.scheduling.batch.dispatcher import _MAX_QUEUED_PARTS
 from frameworks.types import TEXT_OUTPUT, Timings, TokenBatch
 from tests.frameworks.scheduling.batch.dispatching import (
     BAD,
-    House,
+    Harness,
     RowModel,
     arrival,
-    house_of,
     rows,
+    running_dispatcher,
 )
 from tests.support.batch_models import Gate
 from tests.support.loops import in_loop, soon, task, worker_threads_end
@@ -26,42 +26,47 @@ from tests.support.loops import in_loop, soon, task, worker_threads_end
 
 class TestOrder:
     @in_loop
-    async def test_priority_1_overtakes_9_while_the_lane_is_busy(self) -> None:
+    async def test_priority_1_overtakes_9(self) -> None:
         gate = Gate()
         model = RowModel(gate)
-        async with house_of(model, max_rows=1, ageing_s=100) as house:
-            asked = [house.ask(0), house.ask(1)]  # one runs, one is next
+        async with running_dispatcher(model, max_rows=1, ageing_s=100) as harness:
+            asked = [harness.ask(0), harness.ask(1)]  # one runs, one is next
             await arrival(gate)
-            asked += [house.ask(9, priority=9), house.ask(5), house.ask(11, priority=1), house.ask(12, priority=1)]
-            await soon(lambda: house.dispatcher.queue_depth == 4)
+            asked += [
+                harness.ask(9, priority=9),
+                harness.ask(5),
+                harness.ask(11, priority=1),
+                harness.ask(12, priority=1),
+            ]
+            await soon(lambda: harness.dispatcher.queue_depth == 4)
             gate.open()
             await asyncio.gather(*asked)
         assert model.executed == [[0], [1], [11], [12], [5], [9]]
 
     @in_loop
-    async def test_with_age_a_9_passes_a_fresh_1(self) -> None:
+    async def test_aged_priority_9_overtakes_fresh_1(self) -> None:
         gate = Gate()
         model = RowModel(gate)
-        async with house_of(model, max_rows=1, ageing_s=0.01) as house:
-            asked = [house.ask(0), house.ask(1)]
+        async with running_dispatcher(model, max_rows=1, ageing_s=0.01) as harness:
+            asked = [harness.ask(0), harness.ask(1)]
             await arrival(gate)
-            asked.append(house.ask(9, priority=9))
+            asked.append(harness.ask(9, priority=9))
             await asyncio.sleep(0.1)
-            asked.append(house.ask(11, priority=1))
-            await soon(lambda: house.dispatcher.queue_depth == 2)
+            asked.append(harness.ask(11, priority=1))
+            await soon(lambda: harness.dispatcher.queue_depth == 2)
             gate.open()
             await asyncio.gather(*asked)
         assert model.executed == [[0], [1], [9], [11]]
 
     @in_loop
-    async def test_two_thousand_texts_do_not_keep_a_single_one_out(self) -> None:
+    async def test_large_request_does_not_starve_small_one(self) -> None:
         gate = Gate()
         model = RowModel(gate)
-        async with house_of(model) as house:
-            many = task(house.run(TokenBatch([[i] * (1 + i % 7) for i in range(2000)])))
+        async with running_dispatcher(model) as harness:
+            many = task(harness.run(TokenBatch([[i] * (1 + i % 7) for i in range(2000)])))
             await arrival(gate)
-            assert house.dispatcher.queue_depth <= _MAX_QUEUED_PARTS
-            single = task(house.run(TokenBatch([[5000, 1, 2, 3]])))
+            assert harness.dispatcher.queue_depth <= _MAX_QUEUED_PARTS
+            single = task(harness.run(TokenBatch([[5000, 1, 2, 3]])))
             await asyncio.sleep(0)
             gate.open()
             assert np.asarray((await single)[TEXT_OUTPUT]).tolist() == [[5000, 4]]
@@ -69,14 +74,14 @@ class TestOrder:
             assert sum(map(len, model.executed[:at])) <= _MAX_QUEUED_PARTS + 3 * 8
             result = await many
         assert np.asarray(result[TEXT_OUTPUT]).tolist() == [[i, 1 + i % 7] for i in range(2000)]
-        assert sum(size * count for size, count in house.batch_sizes.items()) == 2001
+        assert sum(size * count for size, count in harness.batch_sizes.items()) == 2001
 
     @in_loop
-    async def test_the_seconds_of_waiting_and_computing_ride_in_the_result(self) -> None:
-        async with house_of(RowModel(lambda _: time.sleep(0.03)), max_rows=1) as house:
+    async def test_result_has_queue_and_compute_seconds(self) -> None:
+        async with running_dispatcher(RowModel(lambda _: time.sleep(0.03)), max_rows=1) as harness:
             first, second, both = Timings(), Timings(), Timings()
-            await asyncio.gather(house.run(rows(0), timings=first), house.run(rows(1), timings=second))
-            await house.run(rows(1, 2), timings=both)
+            await asyncio.gather(harness.run(rows(0), timings=first), harness.run(rows(1), timings=second))
+            await harness.run(rows(1, 2), timings=both)
         assert first.queue_s < 0.03 <= first.compute_s
         assert second.queue_s >= 0.03
         assert both.compute_s >= 0.06
@@ -84,7 +89,7 @@ class TestOrder:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """`leaves_after`: rounds of the loop after which it goes away; None: it stays. `pause`: rounds before the next."""
+    """`leaves_after`: loop iterations before it is cancelled; None: never. `pause`: iterations before the next."""
 
     rows: int
     width: int
@@ -111,45 +116,45 @@ callers = st.lists(
 class TestAnyOrder:
     @settings(max_examples=60)
     @given(callers, st.integers(1, 6), st.integers(1, 2), st.booleans())
-    def test_each_caller_gets_its_own_rows(
+    def test_every_caller_gets_its_own_rows(
         self, callers: list[Caller], max_rows: int, workers: int, is_light: bool
     ) -> None:
         models = [RowModel(lambda x: time.sleep(0.0002 * len(x))) for _ in range(workers)]
         requests = [rows_for(caller, i) for i, caller in enumerate(callers)]
 
-        async def run() -> House:
-            async with house_of(*models, max_rows=max_rows, ageing_s=0.01, runs_by_shape=is_light) as house:
+        async def run() -> Harness:
+            async with running_dispatcher(*models, max_rows=max_rows, ageing_s=0.01, runs_by_shape=is_light) as harness:
                 if is_light:
-                    house.make_light(width=1)
-                answers = await asyncio.wait_for(crowd(house, callers, requests), 60)
+                    harness.make_light(width=1)
+                answers = await asyncio.wait_for(crowd(harness, callers, requests), 60)
                 for caller, x, answer in zip(callers, requests, answers, strict=True):
                     assert is_right(caller, x, answer)
-                # Batches whose callers have left may still run.
-                await soon(lambda: not any(worker.queue_depth for worker in house.workers))
+                # Batches of cancelled callers may still run.
+                await soon(lambda: not any(worker.queue_depth for worker in harness.workers))
                 await asyncio.sleep(0)
-            return house
+            return harness
 
-        house = asyncio.run(run())
+        harness = asyncio.run(run())
         assert worker_threads_end()
         executed = [batch for model in models for batch in model.executed]
         assert all(len(batch) <= max_rows for batch in executed)
         once = Counter(x for batch in executed if BAD not in batch for x in batch)
         assert all(times == 1 for times in once.values()), "no row is run again that was answered"
         # A request of no rows counts as one.
-        counted = sum(size * count for size, count in house.batch_sizes.items())
+        counted = sum(size * count for size, count in harness.batch_sizes.items())
         assert counted == sum(model.answered_rows + model.empty_runs for model in models)
 
 
 def rows_for(caller: Caller, i: int) -> list[int]:
-    """Rows that no other caller has."""
+    """Return rows that no other caller has."""
     x = [1000 * i + row for row in range(caller.rows)]
     if caller.is_bad and x:
         x[i % len(x)] = BAD
     return x
 
 
-async def crowd(house: House, callers: list[Caller], requests: list[list[int]]) -> list[list[int] | BaseException]:
-    """All of them come, some leave; what each has got."""
+async def crowd(harness: Harness, callers: list[Caller], requests: list[list[int]]) -> list[list[int] | BaseException]:
+    """Send all requests, cancel some, and return the result of each."""
 
     async def leave(asked: "asyncio.Task[list[int]]", after: int) -> None:
         for _ in range(after):
@@ -158,7 +163,7 @@ async def crowd(house: House, callers: list[Caller], requests: list[list[int]]) 
 
     asked, leaving = [], []
     for caller, x in zip(callers, requests, strict=True):
-        asked.append(house.ask(*x, priority=caller.priority, width=caller.width))
+        asked.append(harness.ask(*x, priority=caller.priority, width=caller.width))
         if caller.leaves_after is not None:
             leaving.append(task(leave(asked[-1], caller.leaves_after)))
         for _ in range(caller.pause):

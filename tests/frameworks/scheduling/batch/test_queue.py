@@ -1,4 +1,4 @@
-"""The waiting line against a plain list: the same order, the same neighbours, nothing lost and nothing twice."""
+"""The queue compared with a plain list: same order, same neighbours, no entry lost or repeated."""
 
 import weakref
 
@@ -17,7 +17,7 @@ def entry(rows: int = 1, length: int = 1, group: str = "a") -> QueueEntry:
 
 
 class LineMachine(RuleBasedStateMachine):
-    """Adds and removes in any order, at a clock that only goes forward."""
+    """Add and remove in any order with a monotonic clock."""
 
     added: "Bundle[QueueEntry]" = Bundle("added")
 
@@ -99,9 +99,7 @@ TestLine = LineMachine.TestCase
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.integers(1, 9)), max_size=40), st.floats(0.01, 10))
-def test_everyone_leaves_once_in_the_order_of_arrival_and_priority(
-    arrivals: list[tuple[float, int]], ageing_s: float
-) -> None:
+def test_entries_follow_priority_and_arrival(arrivals: list[tuple[float, int]], ageing_s: float) -> None:
     line = RequestQueue(ageing_s)
     entries = [entry() for _ in arrivals]
     for one, (now_s, priority) in zip(entries, arrivals, strict=True):
@@ -115,7 +113,7 @@ def test_everyone_leaves_once_in_the_order_of_arrival_and_priority(
     assert (line.entries, line.rows) == (0, 0)
 
 
-def test_a_level_of_priority_is_worth_one_ageing_time() -> None:
+def test_priority_level_equals_one_ageing_time() -> None:
     line = RequestQueue(ageing_s=1.0)
     old, urgent, late = entry(), entry(), entry()
     line.add(old, 9, now_s=0.0)
@@ -128,7 +126,7 @@ def test_a_level_of_priority_is_worth_one_ageing_time() -> None:
     assert order == [urgent, old, late]
 
 
-def test_of_one_length_the_first_in_order_are_the_nearest_neighbours_on_both_sides() -> None:
+def test_nearest_lengths_keep_queue_order() -> None:
     line = RequestQueue(1.0)
     head, *others = [entry(length=5), *(entry(length=length) for length in (3, 3, 4, 4, 5, 6, 6))]
     for one in (head, *others):
@@ -138,8 +136,8 @@ def test_of_one_length_the_first_in_order_are_the_nearest_neighbours_on_both_sid
     assert list(line.longer(head)) == [five, six, six_later]
 
 
-def test_what_has_left_the_line_is_not_kept_alive_by_it() -> None:
-    """It holds a request's tensors and its answer, and the line may be idle for hours."""
+def test_removed_entries_are_not_referenced() -> None:
+    """An entry holds tensors and results, and the queue may be idle for hours."""
     line = RequestQueue(AGEING_S)
     first, second = entry(), entry()
     for each in (first, second):

@@ -1,7 +1,7 @@
-"""How good the batches are: mixed lengths replayed against the clock of a device's law, beside the best order known.
+"""Replay mixed lengths with the cost law of a device and compare with the best known order.
 
-Nothing is run; the law is what was measured with MiniLM on one core. The yardstick is what nobody who waits can have:
-all texts at hand from the beginning, sorted by length, in eights.
+Nothing is executed; the law was measured with MiniLM on one core. The reference order has all texts from the start,
+sorted by length, in batches of eight.
 """
 
 import random
@@ -20,7 +20,7 @@ LIMITS = BatchLimits(max_rows=32)
 
 
 def law_of(start_ms: float) -> Law:
-    """Seconds of so many rows padded to a length."""
+    """Return the seconds of this many rows padded to a length."""
 
     def seconds(rows: int, length: int) -> float:
         tokens = rows * length
@@ -30,7 +30,7 @@ def law_of(start_ms: float) -> Law:
 
 
 def mixed_lengths(seed: int) -> list[int]:
-    """Tokens of texts as they come: most are short, some are long."""
+    """Return lengths of texts: most are short, some are long."""
     chance = random.Random(seed)
     return [min(180, max(4, round(chance.lognormvariate(3.2, 0.8)))) for _ in range(TEXTS)]
 
@@ -41,7 +41,7 @@ def sorted_eights_s(law: Law, lengths: list[int]) -> float:
 
 
 def replayed_s(law: Law, lengths: list[int], callers: int, chance: random.Random) -> float:
-    """The device's seconds for all texts, of callers who ask again when they are answered."""
+    """Return the device's seconds for all texts of closed-loop callers."""
     line, cost, now_s = RequestQueue(ageing_s=1.0), CostModel(), 0.0
 
     def ask(texts: Iterator[int]) -> int:
@@ -71,19 +71,17 @@ def replayed_s(law: Law, lengths: list[int], callers: int, chance: random.Random
     ids=["a cheap start, few callers", "a cheap start, many", "a dear start, few callers", "a dear start, many"],
 )
 @pytest.mark.parametrize("seed", range(3))
-def test_mixed_texts_take_hardly_longer_than_in_the_best_order(
-    start_ms: float, callers: int, most: float, seed: int
-) -> None:
+def test_mixed_texts_run_near_best_order(start_ms: float, callers: int, most: float, seed: int) -> None:
     law, lengths = law_of(start_ms), mixed_lengths(seed)
     assert replayed_s(law, lengths, callers, random.Random(seed)) <= most * sorted_eights_s(law, lengths)
 
 
 @pytest.mark.parametrize("length", [1, 50])
-def test_equal_rows_that_come_one_by_one_soon_fill_their_batches(length: int) -> None:
-    """Where a start is nearly all that a run costs, 32 callers are served in about a 32nd of the time."""
+def test_equal_rows_soon_fill_their_batches(length: int) -> None:
+    """With a dominant start cost 32 callers need about a 32nd of the time."""
 
     def law(rows: int, length: int) -> float:
         return (5.0 + 1e-3 * rows * length) / 1000
 
-    # Ten batches to learn, and one small one of 32.
+    # Ten batches of learning, and a small one of 32.
     assert replayed_s(law, [length] * TEXTS, 32, random.Random(1)) < (10 + 1.1 * TEXTS / 32) * law(32, length)

@@ -1,4 +1,4 @@
-"""Batches that do not fit: whoever can be answered is, in whatever halves, and the next batches are smaller."""
+"""Batches that do not fit: halves answer every possible caller, and later batches are smaller."""
 
 import asyncio
 import time
@@ -17,14 +17,14 @@ from frameworks.scheduling.batch.request import Outputs
 from frameworks.types import TEXT_OUTPUT, Batch, SequenceSpec, TensorBatch, TokenBatch, Value
 from tests.frameworks.scheduling.batch.dispatching import (
     BAD,
-    House,
+    Harness,
     RowModel,
     answers_of,
     arrival,
     errors_of,
     first_of,
-    house_of,
     rows,
+    running_dispatcher,
 )
 from tests.support.batch_models import Gate
 from tests.support.loops import in_loop, soon, task, worker_threads_end
@@ -32,64 +32,66 @@ from tests.support.loops import in_loop, soon, task, worker_threads_end
 GIANT = 13
 
 
-def ceiling_of(house: House) -> int | None:
-    return house.dispatcher._ceiling.size
+def ceiling_of(harness: Harness) -> int | None:
+    return harness.dispatcher._ceiling.size
 
 
 def giant_row(x: list[int]) -> None:
-    """A row that fits nowhere."""
+    """A row that never fits."""
     if GIANT in x:
         raise OutOfMemory("a giant")
 
 
 class TestHalves:
     @in_loop
-    async def test_callers_stay_whole_and_all_are_answered(self) -> None:
+    async def test_halves_keep_callers_whole(self) -> None:
         model = RowModel(limit=lambda: 4)
-        async with house_of(model) as house:
-            asked = [house.ask(0), house.ask(1), house.ask(2, 3), house.ask(4), house.ask(5, 6)]
+        async with running_dispatcher(model) as harness:
+            asked = [harness.ask(0), harness.ask(1), harness.ask(2, 3), harness.ask(4), harness.ask(5, 6)]
             assert await answers_of(*asked) == [[0], [1], [2, 3], [4], [5, 6]]
-            assert (ceiling_of(house), house.batches_split) == (3, {7: 1})
+            assert (ceiling_of(harness), harness.batches_split) == (3, {7: 1})
         assert len(model.executed[0]) == 7
         assert all(len(batch) <= 3 for batch in model.executed[1:])
         assert Counter(x for batch in model.executed[1:] for x in batch) == Counter(range(7)), "each once"
-        assert sum(size * count for size, count in house.batch_sizes.items()) == 7, "what did not fit is none that ran"
+        assert sum(size * count for size, count in harness.batch_sizes.items()) == 7, (
+            "a batch that did not fit does not count"
+        )
 
     @in_loop
-    async def test_the_rows_of_one_request_are_cut_down_to_single_ones(self) -> None:
+    async def test_rows_of_one_request_split_to_single_rows(self) -> None:
         model = RowModel(limit=lambda: 1)
-        async with house_of(model) as house:
-            assert await house.ask(*range(8)) == list(range(8))
-            assert (ceiling_of(house), house.batches_split) == (1, {8: 1, 4: 2, 2: 2})
+        async with running_dispatcher(model) as harness:
+            assert await harness.ask(*range(8)) == list(range(8))
+            assert (ceiling_of(harness), harness.batches_split) == (1, {8: 1, 4: 2, 2: 2})
         assert [len(batch) for batch in model.executed[-6:]] == [1] * 6
 
     @in_loop
-    async def test_texts_are_split_short_from_long(self) -> None:
+    async def test_texts_are_split_by_length(self) -> None:
         model = RowModel(limit=lambda: 40)
-        async with house_of(model) as house:
-            asked = [task(house.run(TokenBatch([[i] * (2 + 8 * (i % 2))]))) for i in range(8)]
+        async with running_dispatcher(model) as harness:
+            asked = [task(harness.run(TokenBatch([[i] * (2 + 8 * (i % 2))]))) for i in range(8)]
             for i, result in enumerate(await asyncio.gather(*asked)):
                 assert np.asarray(result[TEXT_OUTPUT]).tolist() == [[i, 2 + 8 * (i % 2)]]
-            assert ceiling_of(house) == 40
+            assert ceiling_of(harness) == 40
         assert [sorted(batch) for batch in model.executed[1:]] == [[0, 2, 4, 6], [1, 3, 5, 7]]
 
     @in_loop
-    async def test_they_are_whichever_came_first(self) -> None:
+    async def test_halves_keep_arrival_order(self) -> None:
         model = RowModel(limit=lambda: 40)
         lengths = [6, 2, 10, 2, 10, 2, 10, 7]
-        async with house_of(model) as house:
-            await asyncio.gather(*(house.run(TokenBatch([[n] * n])) for n in lengths))
+        async with running_dispatcher(model) as harness:
+            await asyncio.gather(*(harness.run(TokenBatch([[n] * n])) for n in lengths))
         assert [sorted(batch) for batch in model.executed] == [sorted(lengths), [2, 2, 2, 6], [7, 10, 10, 10]]
 
     @in_loop
-    async def test_the_halves_run_before_everybody_else(self) -> None:
+    async def test_halves_run_before_queued_requests(self) -> None:
         gate = Gate()
         model = RowModel(lambda x: gate() if 0 in x else None, limit=lambda: 1)
-        async with house_of(model) as house:
-            first = [house.ask(i, priority=9) for i in range(4)]
+        async with running_dispatcher(model) as harness:
+            first = [harness.ask(i, priority=9) for i in range(4)]
             await arrival(gate)
-            others = [house.ask(i, width=2, priority=1) for i in range(10, 14)]
-            await soon(lambda: house.dispatcher.queue_depth > 0)
+            others = [harness.ask(i, width=2, priority=1) for i in range(10, 14)]
+            await soon(lambda: harness.dispatcher.queue_depth > 0)
             gate.open()
             assert await answers_of(*first) == [[i] for i in range(4)]
             assert await errors_of(*others) == [OutOfMemory] * 4, "two numbers a row are one too many"
@@ -98,15 +100,15 @@ class TestHalves:
         assert sum(min(batch) >= 10 for batch in model.executed[:handed]) <= 1
 
     @in_loop
-    async def test_they_do_not_wait_for_company(self) -> None:
+    async def test_halves_ignore_queue_delay(self) -> None:
         model = RowModel(limit=lambda: 2)
-        async with house_of(model, max_rows=4, max_delay_s=60) as house:
-            assert await answers_of(*(house.ask(i) for i in range(4))) == [[i] for i in range(4)]
+        async with running_dispatcher(model, max_rows=4, max_delay_s=60) as harness:
+            assert await answers_of(*(harness.ask(i) for i in range(4))) == [[i] for i in range(4)]
         assert [len(batch) for batch in model.executed] == [4, 2, 2]
 
     @in_loop
-    async def test_padding_takes_memory_too(self) -> None:
-        """Rows of 8 and of 10 numbers beside each other are all of 10."""
+    async def test_halves_count_padding(self) -> None:
+        """Rows of 8 numbers are padded to 10 beside rows of 10."""
 
         class Padded(RowModel):
             def answer(self, batch: Batch) -> dict[str, Value]:
@@ -116,161 +118,161 @@ class TestHalves:
         sequence = SequenceSpec(1, {"x": 0}, None, {"y": (1,)}, None)
         model = Padded(limit=lambda: 60)
         model.spec = type(model.spec)("fake", "tensor", (), (), "cpu", "int64", 0, sequence=sequence)
-        async with house_of(model) as house:
-            asked = [house.run(rows(i, width=10 if i % 3 == 0 else 8)) for i in range(1, 8)]
+        async with running_dispatcher(model) as harness:
+            asked = [harness.run(rows(i, width=10 if i % 3 == 0 else 8)) for i in range(1, 8)]
             for i, result in enumerate(await asyncio.gather(*asked), 1):
                 assert np.asarray(result["y"]).tolist() == [[i] * (10 if i % 3 == 0 else 8)]
-            assert ceiling_of(house) == 7 * 10 // 2
+            assert ceiling_of(harness) == 7 * 10 // 2
 
     @in_loop
-    async def test_more_than_the_window_may_wait_again(self) -> None:
-        """Of a request with more texts than stand in the line at once a batch fails, and its texts come back."""
+    async def test_halves_may_exceed_window(self) -> None:
+        """A batch of a request with more texts than the queue holds fails, and its texts are queued again."""
         model = RowModel(limit=lambda: 1)
-        async with house_of(model) as house:
+        async with running_dispatcher(model) as harness:
             texts = TokenBatch([[i] for i in range(2 * _MAX_QUEUED_PARTS)])
-            result = await asyncio.wait_for(house.run(texts), 60)
+            result = await asyncio.wait_for(harness.run(texts), 60)
         assert np.asarray(result[TEXT_OUTPUT])[:, 0].tolist() == list(range(2 * _MAX_QUEUED_PARTS))
 
 
 class TestWhatFitsNowhere:
     @in_loop
-    async def test_only_its_caller_hears_of_it(self) -> None:
+    async def test_row_that_never_fits_fails_its_caller(self) -> None:
         model = RowModel(giant_row)
-        async with house_of(model) as house:
-            asked = [house.ask(i) for i in (0, 1, GIANT, 2)] + [house.ask(3, 4)]
+        async with running_dispatcher(model) as harness:
+            asked = [harness.ask(i) for i in (0, 1, GIANT, 2)] + [harness.ask(3, 4)]
             assert await errors_of(*asked) == [None, None, OutOfMemory, None, None]
             assert await answers_of(asked[0], asked[4]) == [[0], [3, 4]]
         assert model.executed.count([GIANT]) == 1
 
     @in_loop
-    async def test_a_single_row_is_not_run_again(self) -> None:
+    async def test_single_row_is_not_run_again(self) -> None:
         model = RowModel(giant_row)
-        async with house_of(model) as house:
-            assert await errors_of(house.ask(GIANT)) == [OutOfMemory]
-            assert ceiling_of(house) is None
-        assert (model.executed, house.batches_split) == ([[GIANT]], {})
+        async with running_dispatcher(model) as harness:
+            assert await errors_of(harness.ask(GIANT)) == [OutOfMemory]
+            assert ceiling_of(harness) is None
+        assert (model.executed, harness.batches_split) == ([[GIANT]], {})
 
     @in_loop
-    async def test_it_does_not_make_everybody_s_batches_small(self) -> None:
-        """Where it turns out to be the row, the ceiling is what it was: else one caller could slow all the others."""
+    async def test_row_that_never_fits_keeps_ceiling(self) -> None:
+        """If a row never fits, the ceiling stays; otherwise one caller could slow all others."""
         model = RowModel(giant_row)
-        async with house_of(model) as house:
-            asked = [house.ask(i) for i in (0, 1, 2, GIANT, 3, 4, 5)]
+        async with running_dispatcher(model) as harness:
+            asked = [harness.ask(i) for i in (0, 1, 2, GIANT, 3, 4, 5)]
             assert (await errors_of(*asked)).count(OutOfMemory) == 1
-            assert house.batches_split.total() >= 1
-            assert ceiling_of(house) is None
-            await answers_of(*(house.ask(i) for i in range(20, 28)))
+            assert harness.batches_split.total() >= 1
+            assert ceiling_of(harness) is None
+            await answers_of(*(harness.ask(i) for i in range(20, 28)))
         assert sorted(model.executed[-1]) == list(range(20, 28))
 
     @in_loop
-    async def test_nor_where_it_was_cut_twice(self) -> None:
-        async with house_of(RowModel(giant_row)) as house:
-            assert await errors_of(house.ask(0), house.ask(1, 2, 3, 4, 5, 6, GIANT)) == [None, OutOfMemory]
-            assert ceiling_of(house) is None
+    async def test_row_split_twice_keeps_ceiling(self) -> None:
+        async with running_dispatcher(RowModel(giant_row)) as harness:
+            assert await errors_of(harness.ask(0), harness.ask(1, 2, 3, 4, 5, 6, GIANT)) == [None, OutOfMemory]
+            assert ceiling_of(harness) is None
 
     @in_loop
-    async def test_a_request_with_such_a_row_fails_and_what_of_it_waits_never_runs(self) -> None:
+    async def test_failed_request_drops_its_queued_rows(self) -> None:
         model = RowModel(giant_row)
-        async with house_of(model, max_rows=4) as house:
-            large, other = house.ask(*range(100, 103), GIANT, *range(104, 400)), house.ask(1)
+        async with running_dispatcher(model, max_rows=4) as harness:
+            large, other = harness.ask(*range(100, 103), GIANT, *range(104, 400)), harness.ask(1)
             assert await errors_of(large, other) == [OutOfMemory, None]
-            await soon(lambda: house.dispatcher.queue_depth == 0)
+            await soon(lambda: harness.dispatcher.queue_depth == 0)
         assert model.answered_rows < 40
 
     @in_loop
-    async def test_rows_that_stay_together_fail_together(self) -> None:
+    async def test_inseparable_rows_fail_together(self) -> None:
         model = RowModel(limit=lambda: 3)
-        async with house_of(model, inputs=()) as house:
-            assert await errors_of(house.ask(*range(4)), house.ask(5)) == [OutOfMemory, None]
-            assert ceiling_of(house) is None
+        async with running_dispatcher(model, inputs=()) as harness:
+            assert await errors_of(harness.ask(*range(4)), harness.ask(5)) == [OutOfMemory, None]
+            assert ceiling_of(harness) is None
         assert sorted(model.executed) == [[0, 1, 2, 3], [5]]
 
     @in_loop
-    async def test_a_refused_row_beside_it_is_refused(self) -> None:
+    async def test_invalid_row_beside_it_is_refused(self) -> None:
         def behaviour(x: list[int]) -> None:
             if len(x) > 4:
                 raise OutOfMemory("too much")
 
-        async with house_of(RowModel(behaviour)) as house:
-            asked = [house.ask(0), house.ask(1, 2), house.ask(BAD), house.ask(3), house.ask(4, 5, 6)]
+        async with running_dispatcher(RowModel(behaviour)) as harness:
+            asked = [harness.ask(0), harness.ask(1, 2), harness.ask(BAD), harness.ask(3), harness.ask(4, 5, 6)]
             assert await errors_of(*asked) == [None, None, InvalidInput, None, None]
 
     @in_loop
-    async def test_an_answer_that_cannot_be_put_together_is_its_own_caller_s(self) -> None:
+    async def test_result_that_cannot_join_fails_its_caller(self) -> None:
         class Wide(RowModel):
             def answer(self, batch: Batch) -> dict[str, Value]:
                 width = 2**50 if max(first_of(batch)) > 100 else 1
                 return {"y": np.broadcast_to(np.int8(0), (batch.rows, width))}
 
-        async with house_of(Wide(), max_rows=4) as house:
-            wide, narrow = (task(house.run(rows(*x))) for x in (range(100, 110), range(10)))
+        async with running_dispatcher(Wide(), max_rows=4) as harness:
+            wide, narrow = (task(harness.run(rows(*x))) for x in (range(100, 110), range(10)))
             assert await errors_of(wide, narrow) == [OutOfMemory, None]
 
 
 class TestTheCeiling:
     @in_loop
-    async def test_the_next_batches_keep_to_it_and_it_rises_again(self) -> None:
+    async def test_next_batches_keep_ceiling_until_it_rises(self) -> None:
         room = 4
         model = RowModel(limit=lambda: room)
-        async with house_of(model) as house:
-            assert await answers_of(*(house.ask(i) for i in range(8))) == [[i] for i in range(8)]
-            assert ceiling_of(house) == 4
+        async with running_dispatcher(model) as harness:
+            assert await answers_of(*(harness.ask(i) for i in range(8))) == [[i] for i in range(8)]
+            assert ceiling_of(harness) == 4
             for round_ in range(3):
                 model.executed.clear()
-                await answers_of(*(house.ask(i + 10 * round_) for i in range(8)))
+                await answers_of(*(harness.ask(i + 10 * round_) for i in range(8)))
                 assert max(map(len, model.executed)) <= 4
-            # Two batches a round, sixteen of them to a raise; nobody takes the memory any more.
+            # Two batches per round and sixteen per rise; all memory is free again.
             room = 8
             for _ in range(60):
-                await answers_of(*(house.ask(i) for i in range(8)))
-            assert ceiling_of(house) is None
+                await answers_of(*(harness.ask(i) for i in range(8)))
+            assert ceiling_of(harness) is None
             model.executed.clear()
-            await answers_of(*(house.ask(i) for i in range(8)))
+            await answers_of(*(harness.ask(i) for i in range(8)))
         assert sorted(model.executed[0]) == list(range(8))
-        assert house.batches_split == {8: 1}
+        assert harness.batches_split == {8: 1}
 
     @in_loop
-    async def test_new_requests_and_those_that_wait_are_cut_by_it(self) -> None:
+    async def test_ceiling_splits_new_and_queued_requests(self) -> None:
         gate = Gate()
         model = RowModel(gate, limit=lambda: 4)
-        async with house_of(model) as house:
-            first = house.ask(*range(8))
+        async with running_dispatcher(model) as harness:
+            first = harness.ask(*range(8))
             await arrival(gate)
-            waiting = [house.ask(*range(10 * i, 10 * i + 8)) for i in range(1, 6)]
-            await soon(lambda: house.dispatcher.queue_depth >= 4)
+            waiting = [harness.ask(*range(10 * i, 10 * i + 8)) for i in range(1, 6)]
+            await soon(lambda: harness.dispatcher.queue_depth >= 4)
             gate.open()
             assert await first == list(range(8))
             assert await answers_of(*waiting) == [[*range(10 * i, 10 * i + 8)] for i in range(1, 6)]
-            assert await house.ask(*range(70, 84)) == list(range(70, 84))
-        # The first, and what was handed over in advance.
-        assert house.batches_split.total() <= 2
+            assert await harness.ask(*range(70, 84)) == list(range(70, 84))
+        # The first batch, and the one handed over in advance.
+        assert harness.batches_split.total() <= 2
         assert model.executed[-4:] == [[70, 71, 72, 73], [74, 75, 76, 77], [78, 79, 80, 81], [82, 83]]
 
     @in_loop
-    async def test_what_is_cut_while_it_waits_keeps_its_place(self) -> None:
+    async def test_request_split_in_queue_keeps_its_place(self) -> None:
         first_gate, last_gate = Gate(), Gate()
         gates = {0: first_gate, 24: last_gate}
         model = RowModel(lambda x: gates[x[0]]() if x[0] in gates else None, limit=lambda: 4)
-        async with house_of(model, ageing_s=100) as house:
-            asked = [house.ask(*range(8))]
+        async with running_dispatcher(model, ageing_s=100) as harness:
+            asked = [harness.ask(*range(8))]
             await arrival(first_gate)
-            asked += [house.ask(*range(i, i + 8), priority=9) for i in (20, 30)]
-            await soon(lambda: house.dispatcher.queue_depth == 1)
+            asked += [harness.ask(*range(i, i + 8), priority=9) for i in (20, 30)]
+            await soon(lambda: harness.dispatcher.queue_depth == 1)
             first_gate.open()
             await arrival(last_gate)
-            # Of the last one the first half is handed over in advance.
-            await soon(lambda: house.dispatcher.queue_depth == 1)
-            asked.append(house.ask(99, priority=1))
-            await soon(lambda: house.dispatcher.queue_depth == 2)
+            # The first half of the last request is handed over in advance.
+            await soon(lambda: harness.dispatcher.queue_depth == 1)
+            asked.append(harness.ask(99, priority=1))
+            await soon(lambda: harness.dispatcher.queue_depth == 2)
             last_gate.open()
             assert await answers_of(*asked) == [[*range(8)], [*range(20, 28)], [*range(30, 38)], [99]]
         assert model.executed[-3:] == [[30, 31, 32, 33], [99], [34, 35, 36, 37]]
 
-    def test_the_first_time_is_told_with_figures(self) -> None:
+    def test_first_split_is_logged_with_figures(self) -> None:
         async def run() -> None:
-            async with house_of(RowModel(limit=lambda: 2)) as house:
+            async with running_dispatcher(RowModel(limit=lambda: 2)) as harness:
                 for _ in range(4):
-                    await answers_of(*(house.ask(i) for i in range(8)))
+                    await answers_of(*(harness.ask(i) for i in range(8)))
 
         with capture_logs() as logs:
             asyncio.run(run())
@@ -280,11 +282,11 @@ class TestTheCeiling:
 
 class TestThoseWhoLeave:
     @in_loop
-    async def test_one_leaves_while_the_halves_run(self) -> None:
+    async def test_caller_cancelled_between_halves_harms_no_others(self) -> None:
         gate = Gate()
         model = RowModel(lambda x: gate() if x in ([0, 1], [0, 1, 2, 3]) else None, limit=lambda: 4)
-        async with house_of(model) as house:
-            asked = [house.ask(2 * i, 2 * i + 1) for i in range(4)]
+        async with running_dispatcher(model) as harness:
+            asked = [harness.ask(2 * i, 2 * i + 1) for i in range(4)]
             await arrival(gate)
             asked[3].cancel()
             await asyncio.wait([asked[3]])
@@ -293,70 +295,70 @@ class TestThoseWhoLeave:
         assert not [batch for batch in model.executed[3:] if 6 in batch]
 
     @in_loop
-    async def test_who_leaves_takes_along_what_waits_again(self) -> None:
+    async def test_cancelled_caller_removes_its_halves(self) -> None:
         gate = Gate()
         model = RowModel(lambda x: gate() if x == [0] else None, limit=lambda: 1)
-        async with house_of(model) as house:
-            asked = [house.ask(i) for i in range(8)]
+        async with running_dispatcher(model) as harness:
+            asked = [harness.ask(i) for i in range(8)]
             await arrival(gate)
-            # One runs, one is next; the others are single by now, or still to be.
-            waiting = house.dispatcher.queue_depth
+            # One runs, one is next; the others are already or not yet single.
+            waiting = harness.dispatcher.queue_depth
             assert waiting >= 2
             for each in asked[1:]:
                 each.cancel()
             await asyncio.wait(asked[1:])
-            assert house.dispatcher.queue_depth == 0
+            assert harness.dispatcher.queue_depth == 0
             gate.open()
             assert await answers_of(asked[0]) == [[0]]
 
     @in_loop
-    async def test_all_leave_while_the_batch_runs(self) -> None:
+    async def test_batch_without_callers_is_not_split(self) -> None:
         gate = Gate()
         model = RowModel(gate, limit=lambda: 1)
-        async with house_of(model) as house:
-            asked = [house.ask(i) for i in range(4)]
+        async with running_dispatcher(model) as harness:
+            asked = [harness.ask(i) for i in range(4)]
             await arrival(gate)
             for each in asked:
                 each.cancel()
             await asyncio.wait(asked)
             gate.open()
-            assert await house.ask(9) == [9]
+            assert await harness.ask(9) == [9]
         assert [sorted(batch) for batch in model.executed] == [[0, 1, 2, 3], [9]]
 
     @pytest.mark.parametrize("workers", [1, 2])
-    def test_an_instance_dies_on_one_half(self, workers: int) -> None:
+    def test_dead_instance_fails_only_its_half(self, workers: int) -> None:
         def behaviour(x: list[int]) -> None:
             if 0 in x and len(x) < 8:
                 raise SystemExit
 
         async def run() -> None:
             models = [RowModel(behaviour, limit=lambda: 4) for _ in range(workers)]
-            async with house_of(*models) as house:
-                outcomes = await errors_of(*(house.ask(i) for i in range(8)))
+            async with running_dispatcher(*models) as harness:
+                outcomes = await errors_of(*(harness.ask(i) for i in range(8)))
                 # With another instance the other half is answered.
                 assert set(outcomes) == ({ModelFailed, None} if workers == 2 else {ModelFailed})
                 assert outcomes[0] is ModelFailed
-                assert await errors_of(house.ask(9)) == [None if workers == 2 else ModelFailed]
+                assert await errors_of(harness.ask(9)) == [None if workers == 2 else ModelFailed]
 
         with capture_logs():
             asyncio.run(run())
         assert worker_threads_end()
 
     @in_loop
-    async def test_giving_up_fails_those_whose_halves_wait(self) -> None:
+    async def test_abort_fails_queued_halves(self) -> None:
         gate = Gate()
         model = RowModel(lambda x: gate() if len(x) < 8 else None, limit=lambda: 4)
-        async with house_of(model) as house:
-            asked = [house.ask(*range(4)), house.ask(*range(4, 8))]
+        async with running_dispatcher(model) as harness:
+            asked = [harness.ask(*range(4)), harness.ask(*range(4, 8))]
             await arrival(gate)
-            house.dispatcher.abort("too late")
+            harness.dispatcher.abort("too late")
             assert None not in await errors_of(*asked)
             gate.open()
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """`texts`: as texts of such lengths instead of rows. `leaves_after`, `pause`: rounds of the loop."""
+    """`texts`: texts of these lengths instead of rows. `leaves_after`, `pause`: loop iterations."""
 
     rows: int
     width: int
@@ -383,10 +385,10 @@ callers = st.lists(
 class TestAnyOrder:
     @settings(max_examples=80)
     @given(callers, st.lists(st.integers(1, 40), min_size=1, max_size=10), st.integers(1, 2), st.booleans())
-    def test_each_gets_its_own_rows_or_is_told_that_one_does_not_fit(
+    def test_caller_gets_its_rows_or_out_of_memory(
         self, callers: list[Caller], rooms: list[int], workers: int, is_light: bool
     ) -> None:
-        """The device's room changes with every few batches; a row of it that fits at its least is always answered."""
+        """The free memory changes every few batches; a row that fits its minimum is always answered."""
         runs = 0
 
         def room() -> int:
@@ -402,15 +404,15 @@ class TestAnyOrder:
         batches = [batch_of(caller, i) for i, caller in enumerate(callers)]
 
         async def run() -> None:
-            async with house_of(*models, ageing_s=0.01, runs_by_shape=is_light) as house:
+            async with running_dispatcher(*models, ageing_s=0.01, runs_by_shape=is_light) as harness:
                 if is_light:
-                    house.make_light()
-                outcomes = await asyncio.wait_for(crowd(house, callers, batches), 60)
+                    harness.make_light()
+                outcomes = await asyncio.wait_for(crowd(harness, callers, batches), 60)
                 for caller, batch, outcome in zip(callers, batches, outcomes, strict=True):
                     check(caller, batch, outcome, min(rooms))
-                await soon(lambda: not any(worker.queue_depth for worker in house.workers))
+                await soon(lambda: not any(worker.queue_depth for worker in harness.workers))
                 await asyncio.sleep(0)
-                counted = sum(size * count for size, count in house.batch_sizes.items())
+                counted = sum(size * count for size, count in harness.batch_sizes.items())
                 assert counted == sum(model.answered_rows for model in models)
 
         with capture_logs():
@@ -419,7 +421,7 @@ class TestAnyOrder:
 
 
 def batch_of(caller: Caller, i: int) -> Batch:
-    """Rows that no other caller has."""
+    """Return rows that no other caller has."""
     count = len(caller.texts) if caller.texts else caller.rows
     firsts = [1000 * (i + 1) + row for row in range(count)]
     if caller.is_giant:
@@ -429,8 +431,8 @@ def batch_of(caller: Caller, i: int) -> Batch:
     return rows(*firsts, width=caller.width)
 
 
-async def crowd(house: House, callers: list[Caller], batches: list[Batch]) -> list[Outputs | BaseException]:
-    """All of them come, some leave; what each has got."""
+async def crowd(harness: Harness, callers: list[Caller], batches: list[Batch]) -> list[Outputs | BaseException]:
+    """Send all requests, cancel some, and return the result of each."""
 
     async def leave(asked: "asyncio.Task[Outputs]", after: int) -> None:
         for _ in range(after):
@@ -439,7 +441,7 @@ async def crowd(house: House, callers: list[Caller], batches: list[Batch]) -> li
 
     asked, leaving = [], []
     for caller, batch in zip(callers, batches, strict=True):
-        asked.append(task(house.run(batch)))
+        asked.append(task(harness.run(batch)))
         if caller.leaves_after is not None:
             leaving.append(task(leave(asked[-1], caller.leaves_after)))
         for _ in range(caller.pause):

@@ -1,4 +1,4 @@
-"""One model on one thread: order, those who leave, those who fail, and a thread that dies."""
+"""One model on one thread: order, cancellations, failures, and a dead thread."""
 
 import asyncio
 import gc
@@ -31,7 +31,7 @@ async def lane_of(model: DoublingModel) -> AsyncIterator[BatchWorker]:
 
 
 async def run(worker: BatchWorker, *x: object) -> BatchResult:
-    """A batch's way through the worker."""
+    """Run a batch in the worker."""
     return await worker.submit(lambda: numbers(*x))
 
 
@@ -40,7 +40,7 @@ async def arrival(gate: Gate) -> None:
 
 
 @in_loop
-async def test_batches_are_answered_in_order_on_one_thread() -> None:
+async def test_batches_run_in_order_on_one_thread() -> None:
     model = DoublingModel()
     async with lane_of(model) as worker:
         results = await asyncio.gather(*(run(worker, i) for i in range(50)))
@@ -50,7 +50,7 @@ async def test_batches_are_answered_in_order_on_one_thread() -> None:
 
 
 @in_loop
-async def test_the_seconds_of_waiting_and_computing_ride_in_the_result() -> None:
+async def test_result_has_queue_and_compute_seconds() -> None:
     async with lane_of(DoublingModel(lambda _: time.sleep(0.05))) as worker:
         first, second = await asyncio.gather(run(worker, 1), run(worker, 2))
         assert 0.05 <= first.compute_s < 5
@@ -58,7 +58,7 @@ async def test_the_seconds_of_waiting_and_computing_ride_in_the_result() -> None
 
 
 @in_loop
-async def test_the_queue_s_depth_counts_what_waits_and_what_runs() -> None:
+async def test_queue_depth_counts_queued_and_running() -> None:
     gate = Gate()
     async with lane_of(DoublingModel(gate)) as worker:
         assert worker.queue_depth == 0
@@ -71,7 +71,7 @@ async def test_the_queue_s_depth_counts_what_waits_and_what_runs() -> None:
 
 
 @in_loop
-async def test_a_caller_that_left_is_never_executed_and_harms_nobody() -> None:
+async def test_cancelled_request_is_never_executed() -> None:
     gate = Gate()
     model = DoublingModel(gate)
     async with lane_of(model) as worker:
@@ -88,7 +88,7 @@ async def test_a_caller_that_left_is_never_executed_and_harms_nobody() -> None:
 
 
 @in_loop
-async def test_a_caller_that_leaves_while_its_batch_runs_harms_nobody() -> None:
+async def test_request_cancelled_during_run_harms_no_others() -> None:
     gate = Gate()
     async with lane_of(DoublingModel(gate)) as worker:
         gone, last = task(run(worker, 1)), task(run(worker, 2))
@@ -101,8 +101,8 @@ async def test_a_caller_that_leaves_while_its_batch_runs_harms_nobody() -> None:
 
 @in_loop
 @pytest.mark.parametrize("error", [MemoryError(), MemoryError("of numpy"), OutOfMemory("of the device")])
-async def test_memory_that_runs_out_has_one_name_and_lets_go_of_the_batch(error: Exception) -> None:
-    """What its frames hold must be free before the worker's next batch begins, and no collector has come by."""
+async def test_out_of_memory_frees_batch(error: Exception) -> None:
+    """The frames of the failed run are freed before the next batch, without the garbage collector."""
     held: list[weakref.ref[Array]] = []
     messages = ("the batch does not fit into memory: MemoryError", "the batch does not fit into memory: of numpy")
 
@@ -125,7 +125,7 @@ async def test_memory_that_runs_out_has_one_name_and_lets_go_of_the_batch(error:
 
 
 @in_loop
-async def test_a_batch_that_raises_fails_alone() -> None:
+async def test_failed_batch_does_not_fail_next() -> None:
     async with lane_of(DoublingModel()) as worker:
         before, bad, after = await asyncio.gather(
             run(worker, 1), run(worker, "bad"), run(worker, 2), return_exceptions=True
@@ -136,14 +136,14 @@ async def test_a_batch_that_raises_fails_alone() -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("v"), StopIteration(), StopAsyncIteration()])
-def test_any_exception_reaches_its_caller(error: Exception) -> None:
+def test_exception_reaches_its_caller(error: Exception) -> None:
     def behaviour(x: list[object]) -> None:
         if x == [1]:
             raise error
 
     async def whole() -> None:
         async with lane_of(DoublingModel(behaviour)) as worker:
-            # A StopIteration cannot travel in a future; it comes as another error, and it comes.
+            # A future cannot hold StopIteration; it raises another error instead.
             with pytest.raises((type(error), RuntimeError)):
                 await asyncio.wait_for(run(worker, 1), 60)
             assert (await run(worker, 2)).outputs == {"y": [4]}
@@ -152,7 +152,7 @@ def test_any_exception_reaches_its_caller(error: Exception) -> None:
 
 
 @pytest.mark.parametrize("death", [SystemExit, KeyboardInterrupt, asyncio.CancelledError])
-def test_a_thread_that_dies_fails_all_waiters_and_later_callers(death: type[BaseException]) -> None:
+def test_dead_thread_fails_queued_and_later_requests(death: type[BaseException]) -> None:
     gate = Gate()
 
     def behaviour(_: list[object]) -> None:
@@ -183,7 +183,7 @@ def test_a_thread_that_dies_fails_all_waiters_and_later_callers(death: type[Base
 
 
 @in_loop
-async def test_closing_answers_what_waits_and_then_closes_the_model() -> None:
+async def test_close_completes_queue_then_closes_model() -> None:
     gate = Gate()
     model = DoublingModel(gate)
     worker = BatchWorker("m", model)
@@ -200,7 +200,7 @@ async def test_closing_answers_what_waits_and_then_closes_the_model() -> None:
 
 
 @in_loop
-async def test_a_batch_that_comes_behind_the_close_is_refused_not_forgotten() -> None:
+async def test_batch_after_close_is_refused() -> None:
     gate = Gate()
     worker = BatchWorker("m", DoublingModel(gate))
     first = task(run(worker, 1))
@@ -217,7 +217,7 @@ async def test_a_batch_that_comes_behind_the_close_is_refused_not_forgotten() ->
 
 
 @in_loop
-async def test_giving_up_fails_the_waiters_at_once_and_executes_none_of_them() -> None:
+async def test_abort_fails_queue_without_execution() -> None:
     gate = Gate()
     model = DoublingModel(gate)
     worker = BatchWorker("m", model)
@@ -233,7 +233,7 @@ async def test_giving_up_fails_the_waiters_at_once_and_executes_none_of_them() -
 
 
 @in_loop
-async def test_a_model_that_does_not_close_cleanly_is_logged_and_its_lane_still_ends() -> None:
+async def test_failed_model_close_is_logged() -> None:
     class Stubborn(DoublingModel):
         def close(self) -> None:
             raise RuntimeError("no")
@@ -244,7 +244,7 @@ async def test_a_model_that_does_not_close_cleanly_is_logged_and_its_lane_still_
     assert [entry["event"] for entry in logs] == ["model did not close cleanly"]
 
 
-def test_a_loop_that_ended_first_does_not_hold_the_thread() -> None:
+def test_closed_loop_does_not_block_thread() -> None:
     gate = Gate()
     model = DoublingModel(gate)
 
@@ -262,7 +262,7 @@ def test_a_loop_that_ended_first_does_not_hold_the_thread() -> None:
 
 
 @in_loop
-async def test_a_batch_is_made_in_the_thread_when_its_turn_comes() -> None:
+async def test_batch_is_built_in_worker_thread() -> None:
     gate = Gate()
     made: list[tuple[str, object]] = []
 
