@@ -23,7 +23,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="roundhouse", description="One server for ONNX and PyTorch models.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_serve(commands)
+    _add_check(commands)
+    _add_models(commands)
+    _add_infer(commands)
+    return parser
 
+
+def _add_serve(commands: Any) -> None:
     serve = _command(
         commands,
         "serve",
@@ -44,12 +51,16 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--grpc-port", type=int, help="overrides server.grpc_port; 0 switches gRPC off")
     serve.set_defaults(run=_serve)
 
+
+def _add_check(commands: Any) -> None:
     check = _command(
         commands, "check", "Report every error and warning of a config file.", "roundhouse check config.toml"
     )
     check.add_argument("file", type=Path)
     check.set_defaults(run=_check)
 
+
+def _add_models(commands: Any) -> None:
     models = _command(
         commands, "models", "List the models of a running server.", "roundhouse models --url http://127.0.0.1:8080"
     )
@@ -57,6 +68,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_url(models)
     models.set_defaults(run=_models)
 
+
+def _add_infer(commands: Any) -> None:
     infer = _command(
         commands,
         "infer",
@@ -81,7 +94,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_url(infer)
     infer.set_defaults(run=_infer)
-    return parser
 
 
 def _command(commands: Any, name: str, description: str, example: str) -> argparse.ArgumentParser:
