@@ -22,7 +22,7 @@ def build_document(admin: FastAPI, routes: Sequence[Route]) -> dict[str, Any]:
         )
         schemas = document.setdefault("components", {}).setdefault("schemas", {})
         for route in routes:
-            for model in (route.text.question, route.text.answer, route.text.error):
+            for model in (route.description.request, route.description.response, route.description.error):
                 if model.__name__ not in schemas:
                     schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
                     schemas.update(schema.pop("$defs", {}))
@@ -33,19 +33,19 @@ def build_document(admin: FastAPI, routes: Sequence[Route]) -> dict[str, Any]:
 
 
 def _operation(route: Route) -> dict[str, Any]:
-    text = route.text
-    requests, responses = _json_content(text.question), _json_content(text.answer)
-    if text.streams:
+    described = route.description
+    requests, responses = _json_content(described.request), _json_content(described.response)
+    if described.streams:
         responses["text/event-stream"] = {"schema": {"type": "string"}}
-    if text.in_bytes:
+    if described.in_bytes:
         for content in (requests, responses):
             content["application/octet-stream"] = {"schema": {"type": "string", "format": "binary"}}
     operation: dict[str, Any] = {
-        "tags": [text.tag],
-        "summary": text.summary,
-        "operationId": "_".join([text.tag, *(part.strip("{}") for part in route.path.strip("/").split("/"))]),
+        "tags": [described.tag],
+        "summary": described.summary,
+        "operationId": "_".join([described.tag, *(part.strip("{}") for part in route.path.strip("/").split("/"))]),
         "requestBody": {"required": True, "content": requests},
-        "responses": {"200": {"description": "The result.", "content": responses}, **_errors(text.error)},
+        "responses": {"200": {"description": "The result.", "content": responses}, **_errors(described.error)},
     }
     names = [part[1:-1] for part in route.path.split("/") if part.startswith("{")]
     if names:

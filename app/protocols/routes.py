@@ -19,8 +19,8 @@ class RouteDescription(NamedTuple):
 
     tag: str
     summary: str
-    question: type[BaseModel]
-    answer: type[BaseModel]
+    request: type[BaseModel]
+    response: type[BaseModel]
     error: type[BaseModel]
     streams: bool = False
     in_bytes: bool = False
@@ -31,7 +31,7 @@ class Route(NamedTuple):
 
     path: str
     codec: Codec
-    text: RouteDescription
+    description: RouteDescription
 
 
 class ResolvedRoute(NamedTuple):

@@ -4,7 +4,7 @@ from typing import Any
 
 from app.protocols.bodies import read_body
 from app.protocols.constraint_fields import to_constraint
-from app.protocols.generation_fields import Messages, to_conversation, to_sampling, to_stopping
+from app.protocols.generation_fields import Messages, num_top_logprobs, to_conversation, to_sampling, to_stopping
 from app.protocols.json_body import Document, Node, describe_value
 from app.protocols.model_inputs import explain_expected_input
 from app.protocols.native.fields import DEFAULT_MAX_TOKENS, GENERATION_FIELDS, GenerationOptions
@@ -34,10 +34,9 @@ def read_generation(
     else:
         prompt = _read_prompt(fields["prompt"])
         body = read_body(GenerationOptions, options)
-    logprobs = body.logprobs
     request = GenerateRequest(
         (prompt,),
-        to_sampling(body, generation, (0 if logprobs else None) if isinstance(logprobs, bool) else logprobs),
+        to_sampling(body, generation, num_top_logprobs(body.logprobs)),
         to_stopping(body, generation, DEFAULT_MAX_TOKENS),
         to_constraint(body),
         body.n or 1,

@@ -26,6 +26,7 @@ from app.protocols.generation_fields import (
     NumChoices,
     SamplingFields,
     StoppingFields,
+    num_top_logprobs,
     to_sampling,
     to_stopping,
 )
@@ -196,7 +197,7 @@ def parse_generate(options: Options, spec: GenerationSpec) -> ParsedGenerate:
     """Validate the options. Raises InvalidInput and UnknownField with the caller's path of the field."""
     try:
         body = read_body(GenerateTextRequest, options.fields)
-        top_logprobs = (0 if body.logprobs else None) if isinstance(body.logprobs, bool) else body.logprobs
+        top_logprobs = num_top_logprobs(body.logprobs)
         returns_sums = bool(body.return_log_probs or body.return_cumulative_logprob)
         stopping = to_stopping(body, spec, DEFAULT_MAX_TOKENS)
         if body.end_id is not None and body.end_id >= 0:
