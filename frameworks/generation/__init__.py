@@ -1,1 +1,1 @@
-"""Text generation without a framework: the words of it, what is next, and text out of tokens. Imports no torch."""
+"""Text generation without torch: step scheduler, key/value blocks, detokenization, and the types of both sides."""

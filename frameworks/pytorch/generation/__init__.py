@@ -1,1 +1,1 @@
-"""How PyTorch models generate text: a batch of sequences, step by step."""
+"""Text generation of PyTorch models: steps over a batch of sequences with a shared key/value cache."""

@@ -1,6 +1,5 @@
 """Graphs may be batched if rows give the same results together; others state the reason."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,26 +9,11 @@ from onnx import helper
 
 from frameworks.batches.rows import merge, signature_of, split_outputs
 from frameworks.onnx.batching import reason_not_batched
-from frameworks.onnx.model import OnnxModel
 from frameworks.types import NUMPY_DTYPES, Array, ModelSpec, TensorBatch, TensorType, Value, ValueSpec
-from tests.frameworks.models.loading import load_onnx
 from tests.support.models import onnx_graphs
 from tests.support.models.onnx_graphs import model_of
 
 FREE = ("n", 4)
-
-
-@pytest.fixture
-def loaded(tmp_path: Path) -> Any:
-    """Load and warm up a graph."""
-
-    def load(graph: onnx.ModelProto, **entry: Any) -> OnnxModel:
-        model = load_onnx(onnx_graphs.save(graph, tmp_path), **entry)
-        assert isinstance(model, OnnxModel)
-        model.warm_up()
-        return model
-
-    return load
 
 
 def over_rows(op: str, shape: onnx_graphs.Shape = FREE, **attributes: Any) -> onnx.ModelProto:

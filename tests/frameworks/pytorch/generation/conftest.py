@@ -8,6 +8,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from frameworks.pytorch.generation import searches
+from frameworks.pytorch.generation.token_masks import TokenMasks
+from tests.frameworks.pytorch.generation.sampling_cases import ENDS, SIZE
 
 END_TOKENS = ("</s>", "<|end|>")
 
@@ -35,3 +37,8 @@ def tokenizer() -> Tokenizer:
     texts.append('{"name": "é", "list": [1, 2.5, true, null], "a": {"b": "c"}}' * 20)
     made.train_from_iterator(texts, trainer)
     return made
+
+
+@pytest.fixture(scope="session")
+def masks(tokenizer: Tokenizer) -> TokenMasks:
+    return TokenMasks(tokenizer, SIZE, ENDS)

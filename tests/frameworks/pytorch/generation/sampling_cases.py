@@ -1,17 +1,22 @@
 """Rows of logits, and the sequences that sample from them."""
 
+import json
 from collections.abc import Sequence
 from copy import copy
 from typing import Any
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 
-from frameworks.generation.types import Sampling, SequenceRequest
+from frameworks.generation.types import Constraint, Sampling, SequenceRequest, TokenMatcher
 from frameworks.pytorch.generation.masking import MaskWords
 from frameworks.pytorch.generation.sampling import Sampled, Sampler
 from frameworks.pytorch.generation.sampling_state import SamplingState
 
+SIZE = 1000
+"""Number of logits: more than tokens of the tokenizer, and not a multiple of 32."""
+ENDS = (1, 2)
 CPU = torch.device("cpu")
 
 
@@ -78,3 +83,20 @@ def shares(logits: torch.Tensor, rounds: int, **sampling: Any) -> "np.ndarray[An
         state.uniform = (number + 0.5) / rounds
     drawn = ids(logits.expand(rounds, vocabulary_size).contiguous(), *states)
     return np.bincount(drawn, minlength=vocabulary_size).astype(np.float64)
+
+
+def allowed(matcher: TokenMatcher, size: int = SIZE) -> list[int]:
+    mask = np.full(-(-size // 32), -1, np.int32)
+    matcher.fill_mask(mask)
+    bits: list[int] = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
+    return bits
+
+
+def id_of(tokenizer: Tokenizer, text: str) -> int:
+    token_id = tokenizer.token_to_id(text)
+    assert token_id is not None
+    return token_id
+
+
+def choice(*texts: str) -> Constraint:
+    return Constraint("choice", json.dumps(texts))

@@ -2,28 +2,30 @@
 
 import json
 import re
-import threading
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from llguidance import LLTokenizer
 from tokenizers import Tokenizer, decoders, models, normalizers
 
 from frameworks.errors import InvalidInput
 from frameworks.generation.types import Constraint, TokenMatcher
-from frameworks.pytorch.generation import token_masks
 from frameworks.pytorch.generation.sampling import Sampler
 from frameworks.pytorch.generation.token_masks import TokenMasks
-from tests.frameworks.pytorch.generation.sampling_cases import CPU, ids, random_logits, sample, state_of
+from tests.frameworks.pytorch.generation.sampling_cases import (
+    CPU,
+    ENDS,
+    SIZE,
+    allowed,
+    choice,
+    id_of,
+    ids,
+    random_logits,
+    state_of,
+)
 
-SIZE = 1000
-"""Number of logits: more than tokens of the tokenizer, and not a multiple of 32."""
-ENDS = (1, 2)
 PERSON = {
     "type": "object",
     "properties": {
@@ -38,30 +40,8 @@ PERSON = {
 }
 
 
-@pytest.fixture(scope="module")
-def masks(tokenizer: Tokenizer) -> TokenMasks:
-    return TokenMasks(tokenizer, SIZE, ENDS)
-
-
-def allowed(matcher: TokenMatcher, size: int = SIZE) -> list[int]:
-    mask = np.full(-(-size // 32), -1, np.int32)
-    matcher.fill_mask(mask)
-    bits: list[int] = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
-    return bits
-
-
-def id_of(tokenizer: Tokenizer, text: str) -> int:
-    token_id = tokenizer.token_to_id(text)
-    assert token_id is not None
-    return token_id
-
-
 def schema(**fields: Any) -> Constraint:
     return Constraint("json_schema", json.dumps(fields))
-
-
-def choice(*texts: str) -> Constraint:
-    return Constraint("choice", json.dumps(texts))
 
 
 def walks(tokenizer: Tokenizer, matchers: Sequence[TokenMatcher], seed: int, haste: float = 6) -> list[str]:
@@ -294,87 +274,3 @@ class TestRefusals:
         words = Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1, "##b": 2}, unk_token="[UNK]"))
         with pytest.raises(InvalidInput, match="this model's tokenizer cannot be constrained"):
             TokenMasks(words, 3, [2]).compile(Constraint("json_object"))
-
-
-class TestCompiling:
-    @pytest.fixture
-    def compiled(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-        """Record the grammars that are compiled."""
-        grammars: list[str] = []
-        original = token_masks._grammar
-
-        def counted(constraint: Constraint) -> str:
-            grammars.append(constraint.definition)
-            return original(constraint)
-
-        monkeypatch.setattr(token_masks, "_grammar", counted)
-        return grammars
-
-    def test_equal_constraints_are_compiled_once(self, tokenizer: Tokenizer, compiled: list[str]) -> None:
-        masks = TokenMasks(tokenizer, SIZE, ENDS)
-        first = masks.compile(choice("ab"))
-        first.accept(id_of(tokenizer, "a"))
-        assert allowed(masks.compile(choice("ab"))) != allowed(first)
-        threads = [threading.Thread(target=masks.compile, args=(choice("abc"),)) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert len(compiled) == 2
-
-    def test_the_vocabulary_is_read_once(self, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-        original, sizes = LLTokenizer, []
-
-        def counted(text: str, size: int, ends: list[int]) -> Any:
-            sizes.append(size)
-            return original(text, size, ends)
-
-        monkeypatch.setattr(token_masks, "LLTokenizer", counted)
-        masks = TokenMasks(tokenizer, SIZE, ENDS)
-        assert not sizes, "not before it is needed"
-        masks.prepare()
-        masks.prepare()
-        masks.compile(choice("a"))
-        assert sizes == [SIZE]
-        TokenMasks(tokenizer, SIZE, []).prepare()
-
-    def test_least_recently_used_constraint_is_evicted(
-        self, tokenizer: Tokenizer, compiled: list[str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(token_masks, "_MAX_CACHED", 2)
-        masks = TokenMasks(tokenizer, SIZE, ENDS)
-        for text in ("a", "b", "a", "c", "a"):
-            masks.compile(choice(text))
-        assert len(compiled) == 3
-        masks.compile(choice("b"))
-        assert len(compiled) == 4
-
-    def test_constraint_beyond_its_bound_is_recompiled(
-        self, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """The lexer's states are shared and exceed their bound: one sequence fails, later ones start."""
-        monkeypatch.setattr(token_masks, "_MAX_LEXER_STATES", 300)
-        masks = TokenMasks(tokenizer, SIZE, ENDS)
-        constraint = Constraint("regex", r"(?s).*a.{14}b")
-        for seed in range(2):
-            state = state_of(SIZE, seed=seed, request={"matcher": masks.compile(constraint)})
-            for step in range(500):
-                (token,) = Sampler(CPU, SIZE).sample(random_logits(1, SIZE, step, scale=0.1), [state])
-                if isinstance(token, Exception):
-                    break
-                state.accept(token.token_id)
-            assert isinstance(token, InvalidInput)
-            assert "too many states" in token.message
-            assert state.num_generated > 3
-
-    def test_unconstrained_rows_are_unchanged(self, masks: TokenMasks) -> None:
-        logits = random_logits(3, SIZE)
-        free = [state_of(SIZE, seed=seed, top_logprobs=2) for seed in range(2)]
-        bound = state_of(SIZE, request={"matcher": masks.compile(Constraint("json_object"))})
-        together = sample(logits, free[0], bound, free[1])
-        assert [together[0], together[2]] == sample(logits[[0, 2]], *free)
-
-    def test_half_precision_logits_are_masked(self, tokenizer: Tokenizer, masks: TokenMasks) -> None:
-        matcher = masks.compile(choice("x"))
-        logits = torch.full((1, SIZE), 60_000.0, dtype=torch.float16)
-        assert ids(logits, state_of(SIZE, request={"matcher": matcher})) == [id_of(tokenizer, "x")]
