@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -121,7 +122,7 @@ def _build_monitors(inference: _Inference, observer: Observer) -> _Monitors:
         lambda: not observer.inflight and not shadowing.copies and residency.is_idle,
         [residency.ledger.check_integrity, residency.check_integrity, inference.pool.check_integrity],
     )
-    return _Monitors(LoopLagMonitor(lambda: observer.inflight > 0), integrity)
+    return _Monitors(LoopLagMonitor(partial(getattr, observer, "inflight")), integrity)
 
 
 def _build_routes(settings: Settings) -> RouteTable:

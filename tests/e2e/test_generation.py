@@ -97,7 +97,7 @@ def test_seeded_text_unchanged_by_batch_and_preemption(server: RunningServer) ->
 def test_only_generating_model_is_default(server: RunningServer) -> None:
     body = {"prompt": "a", "max_tokens": 1, "temperature": 0}
     message = assert_refused(server.client.post("/infer", json=body), 400, "invalid_input", "lm, narrow generate text")
-    assert message.startswith("model_name: is missing")
+    assert message.startswith("model_name: expected a model name, got none")
     server.client.post("/models/narrow/unload")
     answer = server.client.post("/inference", json=body).json()
     assert (answer["model_name"], answer["tokens_generated"]) == ("lm", 1)

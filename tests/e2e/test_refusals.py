@@ -168,20 +168,20 @@ def test_duplicate_field_refused(body: str, server: RunningServer) -> None:
 @pytest.mark.parametrize(
     ("body", "field", "words"),
     [
-        ({}, "input_data", "exactly one of input_data, inputs, text, prompt, messages is wanted; none of them came"),
+        ({}, "input_data", "expected exactly one of input_data, inputs, text, prompt, messages, got none of them"),
         ({"input_data": [1], "text": "a"}, "text", "input_data and text"),
         ({"input_data": [1], "inputs": {}}, "inputs", "input_data and inputs"),
-        ({"input_data": [1], "normalize": True}, "normalize", "does not go with input_data"),
-        ({"inputs": {"x": [1]}, "batch_size": 1}, "batch_size", "does not go with inputs"),
-        ({"input_data": [1], "top_k": 1}, "top_k", "does not go with input_data"),
+        ({"input_data": [1], "normalize": True}, "normalize", "expected an option of input_data"),
+        ({"inputs": {"x": [1]}, "batch_size": 1}, "batch_size", "expected an option of inputs"),
+        ({"input_data": [1], "top_k": 1}, "top_k", "expected an option of input_data"),
         ({"text": "a"}, "text", "this model reads no text; its inputs are x: float32"),
         ({"prompt": "a"}, "prompt", "this model reads no text; its inputs are x: float32"),
         ({"messages": [], "n": 2}, "messages", "this model reads no text; its inputs are x: float32"),
         ({"prompt": "a", "messages": []}, "messages", "prompt and messages"),
-        ({"input_data": [1], "stream": True}, "stream", "does not go with input_data"),
-        ({"model_name": 1, "input_data": [1]}, "model_name", "is a number; wants a string"),
-        ({"model_name": None, "input_data": [1]}, "model_name", "is null; wants a string"),
-        ({"version": 1, "input_data": [1]}, "version", "is a number; wants a string"),
+        ({"input_data": [1], "stream": True}, "stream", "expected an option of input_data"),
+        ({"model_name": 1, "input_data": [1]}, "model_name", "expected a string, got a number"),
+        ({"model_name": None, "input_data": [1]}, "model_name", "expected a string, got null"),
+        ({"version": 1, "input_data": [1]}, "version", "expected a string, got a number"),
         ({"version": "2", "input_data": [1]}, "version", 'has no version "2"; there is 1'),
         ({"input_data": {"x": [1]}}, "input_data", "got an object"),
     ],
@@ -200,7 +200,7 @@ def test_unknown_model_refused_with_near_names(server: RunningServer) -> None:
     for path in ("/models/x%2Fy/infer", "/models/%2e%2e/infer", "/models/" + "y" * 5000 + "/infer"):
         assert server.client.post(path, json={"text": "a"}).status_code == 404
     answer = server.client.post("/infer", json={"input_data": [1]})
-    assert_refused(answer, 400, "invalid_input", "model_name: is missing")
+    assert_refused(answer, 400, "invalid_input", "model_name: expected a model name, got none")
 
 
 def test_unknown_version_refused(server: RunningServer) -> None:

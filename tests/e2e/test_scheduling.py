@@ -39,8 +39,8 @@ class TestFields:
     @pytest.mark.parametrize(
         ("field", "value", "words"),
         [
-            ("priority", 10, "is 10; wants a whole number from 1 (first) to 9"),
-            ("priority", 2**31 - 1, "is 2147483647; wants a whole number from 1 (first) to 9"),
+            ("priority", 10, "expected an integer from 1 (first) to 9, got 10"),
+            ("priority", 2**31 - 1, "expected an integer from 1 (first) to 9, got 2147483647"),
             ("priority", 0, "expected an integer of 1 or more, got 0"),
             ("priority", -1, "expected an integer of 1 or more, got -1"),
             ("priority", 1.5, "expected an integer of 1 or more, got 1.5"),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from app.protocols.codec import Target
-from app.protocols.native.decode import decode
+from app.protocols.native.codec import decode
 from app.protocols.native.fields import InferRequest
 from app.protocols.open_inference.datatypes import DATATYPES, DTYPES
 from app.protocols.open_inference.infer_codec import InferCodec

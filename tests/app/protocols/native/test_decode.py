@@ -9,7 +9,7 @@ import pytest
 from app.protocols import json_body
 from app.protocols.codec import Target
 from app.protocols.errors import InvalidJson
-from app.protocols.native.decode import NativeRequest, decode
+from app.protocols.native.codec import NativeRequest, decode
 from frameworks.errors import InvalidInput, ModelNotFound, RoundhouseError, UnknownField, VersionNotFound
 from frameworks.types import ModelSpec, TensorBatch, TextRequest
 from tests.app.protocols.native.specs import SPECS, find_spec
@@ -50,7 +50,7 @@ def test_decode_takes_model_from_path_or_body() -> None:
     # The last two look like the fast path, a flat list of floats, and are looked up again on the general path.
     once = [("int8", "1"), ("int8", "1"), ("int8", "1")]
     assert asked == [*once, *[("int8", None)] * 2, *[("int8", "1")] * 2]
-    with pytest.raises(InvalidInput, match="model_name: is missing"):
+    with pytest.raises(InvalidInput, match="model_name: expected a model name, got none"):
         decode(b'{"input_data": [1]}', Target(), find)
     with pytest.raises(ModelNotFound, match=r'"int9" is not registered; there is .*int8'):
         decode(b'{"model_name": "int9"}', Target(), find)
@@ -71,12 +71,12 @@ def test_decode_finds_model_before_reading_tensors() -> None:
 
 def test_decode_keeps_the_form_for_the_response() -> None:
     flat, nested = read("matrix", {"input_data": [1, 2, 3]}), read("matrix", {"input_data": [[1, 2, 3]]})
-    assert (flat.question, flat.flat, nested.flat) == ("input_data", True, False)
+    assert (flat.field, flat.flat, nested.flat) == ("input_data", True, False)
     assert isinstance(flat.request, TensorBatch)
     assert flat.request.output_names == ("y",)
     named = read("matrix", {"inputs": {"x": [[1, 2, 3]]}})
     assert isinstance(named.request, TensorBatch)
-    assert (named.question, named.request.output_names) == ("inputs", None)
+    assert (named.field, named.request.output_names) == ("inputs", None)
     chosen = read("matrix", {"input_data": [1, 2, 3], "outputs": ["z"]}).request
     assert isinstance(chosen, TensorBatch)
     assert chosen.output_names == ("z",)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from app.protocols import json_body
 from app.protocols.codec import Target
-from app.protocols.native.decode import NativeRequest, decode
+from app.protocols.native.codec import NativeRequest, decode
 from app.protocols.native.fields import INPUT_FIELDS
 from frameworks.errors import RoundhouseError
 from frameworks.generation.types import GenerateRequest
@@ -85,7 +85,7 @@ def check_parsers_agree(model: str, body: bytes) -> None:
     with without_simdjson():
         exact = read(model, body)
     if isinstance(quick, NativeRequest) and isinstance(exact, NativeRequest):
-        assert (quick.question, quick.flat, quick.stream) == (exact.question, exact.flat, exact.stream)
+        assert (quick.field, quick.flat, quick.stream) == (exact.field, exact.flat, exact.stream)
         if isinstance(quick.request, TensorBatch) and isinstance(exact.request, TensorBatch):
             assert quick.request.output_names == exact.request.output_names
             assert quick.request.inputs.keys() == exact.request.inputs.keys()

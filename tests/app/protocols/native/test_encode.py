@@ -8,8 +8,7 @@ import pytest
 
 from app.protocols.codec import AnswerContext, elements_of
 from app.protocols.json_output import to_json_value
-from app.protocols.native.decode import NativeRequest
-from app.protocols.native.encode import encode
+from app.protocols.native.codec import NativeRequest, encode
 from app.protocols.native.fields import FIELDS, INPUT_FIELDS, OPTIONS, InferRequest
 from frameworks.text.tokens import TokenizeAnswer
 from frameworks.types import ClassifyAnswer, EmbedAnswer, ScoreAnswer, TensorBatch, TextRequest, Value

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.protocols.codec import AnswerContext, Target
-from app.protocols.native.decode import NativeRequest, decode
-from app.protocols.native.encode import encode
+from app.protocols.native.codec import NativeRequest, decode, encode
 from app.protocols.native.fields import GENERATION_FIELDS, InferResponse
 from frameworks.errors import InvalidInput, RequestError
 from frameworks.generation.types import (
@@ -41,7 +40,7 @@ def request(body: dict[str, Any]) -> GenerateRequest:
 def test_prompt_alone_has_defaults() -> None:
     decoded = read({"prompt": "a"})
     assert decoded.request == GenerateRequest(("a",), GENERATION.sampling, Stopping(256, may_be_fewer=True))
-    assert (decoded.question, decoded.stream, decoded.priority, decoded.timeout_ms) == ("prompt", False, 5, None)
+    assert (decoded.field, decoded.stream, decoded.priority, decoded.timeout_ms) == ("prompt", False, 5, None)
 
 
 def test_messages_with_every_option() -> None:
@@ -68,7 +67,7 @@ def test_messages_with_every_option() -> None:
         Constraint("regex", "[a-z]"),
         2,
     )
-    assert (decoded.question, decoded.stream, decoded.priority, decoded.timeout_ms) == ("messages", True, 1, 100)
+    assert (decoded.field, decoded.stream, decoded.priority, decoded.timeout_ms) == ("messages", True, 1, 100)
 
 
 @pytest.mark.parametrize(
@@ -88,10 +87,10 @@ def test_messages_with_every_option() -> None:
         ("embed", {"prompt": "a"}, "prompt: this model's task is embed; send the field text"),
         ("embed-onnx", {"prompt": "a"}, "prompt: this model's task is embed; send the field text"),
         ("matrix", {"prompt": "a"}, r"prompt: this model reads no text; its inputs are x: float32 \[-1, 3\]"),
-        ("generate", {"prompt": "a", "normalize": True}, "normalize: does not go with prompt, whose options are"),
-        ("generate", {"prompt": "a", "messages": []}, "messages: exactly one of .*; prompt and messages"),
+        ("generate", {"prompt": "a", "normalize": True}, "normalize: expected an option of prompt, which are"),
+        ("generate", {"prompt": "a", "messages": []}, "messages: expected exactly one of .*, got prompt and messages"),
         ("generate", {"prompt": "a", "stream": "yes"}, 'stream: expected a boolean, got "yes"'),
-        ("generate", {"prompt": "a", "priority": 10}, "priority: is 10"),
+        ("generate", {"prompt": "a", "priority": 10}, "priority: expected an integer from 1 .*, got 10"),
         ("generate", {"prompt": "a", "regex": "a", "choice": ["a"]}, "choice: expected one constraint, got regex too"),
     ],
 )
