@@ -103,8 +103,10 @@ class GenerationStream:
         if self._feed.begun_s is None:
             self._timings.queue_s += now_s - self._opened_s
         else:
-            self._timings.queue_s += self._feed.begun_s - self._opened_s
-            self._timings.compute_s += now_s - self._feed.begun_s
+            # On a busy machine the worker begins the sequence before the event loop gets here.
+            begun_s = max(self._feed.begun_s, self._opened_s)
+            self._timings.queue_s += begun_s - self._opened_s
+            self._timings.compute_s += now_s - begun_s
 
     def _take(self, arrived: ArrivedToken) -> None:
         at_s, token = arrived

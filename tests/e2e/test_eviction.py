@@ -95,7 +95,7 @@ def test_failed_load_reported_and_repeated(start: Start, tmp_path: Path) -> None
     file = tmp_path / "a.onnx"
     content = file.read_bytes()
     file.write_bytes(content[:1000])
-    for words in ("failed to load", "tried again"):
+    for words in ("failed to load", "is retried in"):
         assert_refused(server.client.post("/models/a/infer", json=ONES), 503, "model_failed", words, "a.onnx")
     assert server.client.get("/health").json()["status"] == "degraded"
     file.write_bytes(content)
