@@ -1,4 +1,4 @@
-"""The doors: the wire, its protocols, and the people who call."""
+"""The server: connections, protocols, pipeline, administration and command line."""
 
 VERSION = "0.1.0"
-"""As pyproject.toml has it."""
+"""The version of pyproject.toml."""

@@ -1,4 +1,4 @@
-"""What one request holds while it is processed: its permit, its timings, and the version that answers it."""
+"""The state of one request: its permit, its timings, and the version that answers it."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ from frameworks.types import DEFAULT_PRIORITY, ModelSpec, Timings
 
 
 class RunContext:
-    """What a run of a decoded request needs. `timings`: what the run took is added there. `priority`: 1 is first."""
+    """The state of a run of a decoded request. The run adds its times to `timings`. `priority`: 1 is first."""
 
     __slots__ = ("permit", "priority", "timings", "version")
 

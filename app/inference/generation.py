@@ -101,7 +101,7 @@ def _check(request: GenerateRequest) -> None:
         raise InvalidInput("ignore_eos", "does not go with a constraint, whose end is the text's; leave it out")
     num_prompts = len(request.prompts)
     if not num_prompts:
-        raise InvalidInput("prompt", "is an empty list; wants one prompt at least")
+        raise InvalidInput("prompt", "expected at least one prompt, got an empty list")
     if num_prompts * request.num_choices > MOST_SEQUENCES:
         raise InvalidInput(
             "n",
@@ -171,7 +171,7 @@ def _max_tokens(request: GenerateRequest, place: int, prompt_ids: tuple[int, ...
     if len(request.prompts) > 1:
         field += f"[{place}]"
     if not prompt_ids:
-        raise InvalidInput(field, "is empty; wants a text to go on from")
+        raise InvalidInput(field, "expected a text to continue, got an empty one")
     left = context - len(prompt_ids)
     if left < 1:
         raise InvalidInput(

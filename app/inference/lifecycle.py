@@ -1,4 +1,4 @@
-"""Whether the server is starting, serving or draining: asked by health and at the door, told by the process."""
+"""The state of the server: starting, serving or draining."""
 
 import time
 
@@ -22,12 +22,12 @@ class Lifecycle:
         return time.monotonic() - self._started_s
 
     def drain(self) -> None:
-        """From now on /health/ready says 503 and no new request is taken."""
+        """Refuse new requests and answer 503 on /health/ready."""
         self.is_draining = True
         self._draining_since_s = time.monotonic()
 
     def drain_left_s(self, drain_timeout_s: float) -> float:
-        """How many seconds of the drain's time are left: all of them where there was no order yet; never below 0."""
+        """Return the remaining seconds of the drain timeout, at least 0; all of them before `drain`."""
         gone_s = time.monotonic() - self._draining_since_s if self.is_draining else 0.0
         return max(0.0, drain_timeout_s - gone_s)
 
@@ -37,7 +37,7 @@ class Lifecycle:
             raise Draining("the server is going down; ask another")
 
     def status(self) -> str:
-        """`draining`, `starting` (a start-up model is on its way), `degraded` (a model failed) or `healthy`."""
+        """Return `draining`, `starting` (a start-up model loads), `degraded` (a model failed) or `healthy`."""
         if self.is_draining:
             return "draining"
         slots = self._manager.slots
@@ -46,8 +46,8 @@ class Lifecycle:
         return "degraded" if any(slot.state is ModelState.FAILED for slot in slots) else "healthy"
 
     def pending_models(self) -> list[str]:
-        """The start-up models that keep the server from being ready. One that a caller unloaded or deleted does not,
-        nor one that has left to make room.
+        """Return the start-up models without which the server is not ready. Unloaded, deleted and evicted models do not
+        count.
         """
         return [
             slot.name

@@ -1,6 +1,4 @@
-"""The arithmetic of scores: which texts an embed model has to embed for pairs, and what its vectors, or a
-cross-encoder's logits, say of them.
-"""
+"""Compute scores of pairs from the embeddings of their texts or from a cross-encoder's logits."""
 
 import re
 from dataclasses import dataclass
@@ -12,10 +10,10 @@ from frameworks.text.tokenizer import scores
 from frameworks.types import Array, EmbedAnswer, PairRequest, ScoreAnswer, TokenBatch
 
 PAIR_FIELD = re.compile(r"pairs\[(?P<pair>\d+)\](\[(?P<side>[01])\])?")
-"""What the field of an InvalidInput is called: a pair, or one of its texts."""
+"""The field of an InvalidInput: a pair, or one of its texts."""
 
 _TEXT_FIELD = re.compile(r"text\[(\d+)\]")
-# Rows that are multiplied at one go: between two blocks of them other threads have their turn.
+# Rows of one product; other threads run between two blocks.
 _BLOCK_ROWS = 1024
 
 
@@ -28,7 +26,7 @@ class PairedTexts:
     seconds: list[int]
 
     def in_its_pair(self, error: InvalidInput) -> InvalidInput:
-        """What is wrong with one of the texts, told of the first pair that has it."""
+        """Return the error of a text with the field of the first pair that has the text."""
         named = _TEXT_FIELD.fullmatch(error.field)
         if named is None:
             return error
@@ -38,13 +36,13 @@ class PairedTexts:
 
 
 def in_pairs(error: InvalidInput) -> InvalidInput:
-    """What is wrong with a pair, by its place: its texts are read together."""
+    """Return the error of a text with the field of its pair."""
     named = _TEXT_FIELD.fullmatch(error.field)
     return error if named is None else _renamed(error, f"pairs[{named[1]}]")
 
 
 def paired(request: PairRequest) -> PairedTexts:
-    """A query that stands in every pair is embedded once."""
+    """Return the distinct texts of the pairs; a repeated query is embedded once."""
     places: dict[str, int] = {}
     firsts = [places.setdefault(first, len(places)) for first, _ in request.pairs]
     seconds = [places.setdefault(second, len(places)) for _, second in request.pairs]

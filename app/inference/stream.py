@@ -1,4 +1,4 @@
-"""An answer in the making: the tokens of its choices, as they come, to pieces of text."""
+"""Turn the tokens of the choices into pieces of text as they arrive."""
 
 import asyncio
 import time
@@ -53,7 +53,7 @@ class GenerationStream:
         return Usage(self._num_prompt_tokens, self._num_generated, sum(cached.values()))
 
     def end_at(self, deadline_s: float, late: DeadlineExceeded) -> None:
-        """What has not come by then (of the loop's clock) never comes: the reader gets the error."""
+        """Fail the stream with this error at a time of the loop's clock."""
         self._deadline = asyncio.get_running_loop().call_at(deadline_s, self._feed.fail, late)
 
     def __aiter__(self) -> "GenerationStream":

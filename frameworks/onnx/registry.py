@@ -129,7 +129,7 @@ class OnnxRegistry:
         return Original(file, summary, entry, weight_bytes, self._performance.num_intra_op_threads(entry.instances))
 
     def _graph_to_open(self, original: Original) -> tuple[Path, QuantizationReport | None]:
-        """Return the model's own graph, or its quantised copy if the entry wants one. Raises InvalidModel."""
+        """Return the model's own graph, or its quantized copy if the entry requests it. Raises InvalidModel."""
         if not original.entry.quantized or not self._performance.enable_quantization:
             return original.file, None
         return quantized_graph(original, self._copies)

@@ -46,7 +46,7 @@ class TorchRegistry:
         pool: TensorPool | None = None,
         ageing_s: float = 1.0,
     ) -> None:
-        """`pool`: of buffers for tokens on their way to a GPU; None: pageable memory. `ageing_s`: after which a waiting
+        """`pool`: of buffers for tokens of a GPU; None: pageable memory. `ageing_s`: after which a waiting
         text gains a level of priority.
         """
         self._ageing_s = ageing_s

@@ -175,10 +175,12 @@ class TestChat:
         alone = [chat(client, question, **GREEDY).choices[0].message.content for question in questions]
 
         async def all_of_them() -> list[str]:
-            async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as asking:
+            async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as pending:
 
                 async def one(messages: Any) -> str:
-                    stream = await asking.chat.completions.create(model=MODEL, messages=messages, stream=True, **GREEDY)
+                    stream = await pending.chat.completions.create(
+                        model=MODEL, messages=messages, stream=True, **GREEDY
+                    )
                     return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
 
                 return list(await asyncio.gather(*map(one, questions)))

@@ -46,7 +46,7 @@ _LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
 @dataclass(frozen=True, slots=True)
 class GeneratorShape:
-    """What config.json says of the model's size. `shared_elements`: elements of an embedding table that is also the
+    """The size of the model by its config.json. `shared_elements`: elements of an embedding table that is also the
     last layer's weights.
     """
 

@@ -44,7 +44,7 @@ class BatchPlan:
 def next_batch(line: RequestQueue, cost: CostModel, limits: BatchLimits) -> BatchPlan | None:
     """The batch around the entry that is next, None where nothing waits.
 
-    The next entry is always in it, so nobody starves. Its neighbours by length join it for as long as the batch stays
+    It contains the next entry, so no request starves. Its neighbours by length join it for as long as the batch stays
     cheaper than its parts, by what the device has shown so far; the one that saves most joins first. A part's price is
     not that of running alone but, lower, its share of a small batch of equals: padding that another batch would not
     have is not bought (worth 2 to 4 % of the throughput with MiniLM and mixed lengths).

@@ -1,4 +1,4 @@
-"""What a batch costs on this device: learned from the worker's own timings, asked before a batch is formed."""
+"""Learn the cost of a batch on this device from the worker's timings."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 _NEWEST_WEIGHT = 0.2
 # One run that took many times what was expected (a page fault, a neighbour on the core) counts as this many times it.
 _OUTLIER_FACTOR = 3.0
-# The curve is fitted anew after this many more runs; it moves slowly, and a fit costs about 100 µs.
+# The curve is fitted again after this many more runs; it moves slowly, and a fit costs about 100 µs.
 _RUNS_PER_FIT = 16
 # Nothing is held to be faster than this: the fit divides by the squares of times.
 _LEAST_S = 1e-9
@@ -91,7 +91,7 @@ class CostModel:
     def _fit(self) -> None:
         """Weighted least squares on relative errors; a term that comes out negative is left out and the rest fitted."""
         cheapest_s = min(shape.seconds for shape in self._shapes.values())
-        # What is believed before it is measured, at the weight of a twentieth of a shape.
+        # The prior has the weight of a twentieth of a shape.
         rows: list[_Observation] = [(0.05, (1.0, 0.0, 0.0, 0.0), _PRIOR_START_SHARE * cheapest_s)]
         for shape in self._shapes.values():
             tokens = float(shape.tokens)

@@ -1,4 +1,4 @@
-"""What waits for one model: who is next, and who could go along. Pure: the clock is an argument, nothing is run."""
+"""Queue the entries of one model by priority, arrival and length. Pure: the clock is an argument."""
 
 from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterator
@@ -37,7 +37,7 @@ class RequestQueue:
     def __init__(self, ageing_s: float) -> None:
         self._ageing_s = ageing_s
         self._serials = count()
-        # A heap of order and serial alone: what has left the line it may name for long, and must not keep alive.
+        # A heap of order and serial alone: it may name removed entries for long and must not reference them.
         self._by_order: list[tuple[float, int]] = []
         self._by_serial: dict[int, QueueEntry] = {}
         self._by_length: dict[Hashable, list[tuple[int, float, int, QueueEntry]]] = {}

@@ -1,4 +1,4 @@
-"""Bugs of ours, wherever they are: a 500 in the contract's form, the traceback in the log and in no answer."""
+"""Exceptions in any part give a 500 in the contract's form; only the log has the traceback."""
 
 import asyncio
 import io
@@ -21,7 +21,7 @@ from tests.support.fake_probe import FakeProbe
 
 
 class Breaking(FakeProbe):
-    """A probe of devices with a bug that shows after the start."""
+    """A device probe that raises after the start."""
 
     is_broken = False
 
@@ -33,7 +33,7 @@ class Breaking(FakeProbe):
 
 @pytest.fixture
 def log() -> Iterator[io.StringIO]:
-    """What is logged meanwhile."""
+    """Return the events that are logged."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     stream = io.StringIO()
@@ -45,7 +45,7 @@ def log() -> Iterator[io.StringIO]:
 
 
 def ask(method: str, path: str, is_broken: bool = False) -> httpx.Response:
-    """One request to a server of no models, in this process. `is_broken`: its devices cannot be asked any more."""
+    """Send one request to a server without models in this process. `is_broken`: its device probe raises."""
     probe = Breaking()
     server = build(LoadedSettings(Settings(), Path.cwd()), "all", probe)
     probe.is_broken = is_broken
@@ -79,7 +79,7 @@ def check_told(answer: httpx.Response, log: io.StringIO) -> None:
 
 
 @pytest.mark.parametrize("path", ["/health", "/metrics"])
-def test_a_bug_behind_fastapi(path: str, log: io.StringIO) -> None:
+def test_exception_in_route_is_internal_error(path: str, log: io.StringIO) -> None:
     check_told(ask("GET", path, is_broken=True), log)
 
 
@@ -87,7 +87,9 @@ def test_a_bug_behind_fastapi(path: str, log: io.StringIO) -> None:
     ("method", "path"),
     [("POST", "/models/x/infer"), ("GET", "/models/x"), ("POST", "/models/x/unload"), ("DELETE", "/models/x")],
 )
-def test_a_bug_behind_a_model(method: str, path: str, log: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exception_in_model_is_internal_error(
+    method: str, path: str, log: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(self: object, name: str) -> None:
         raise RuntimeError("secret of the server")
 
@@ -95,7 +97,7 @@ def test_a_bug_behind_a_model(method: str, path: str, log: io.StringIO, monkeypa
     check_told(ask(method, path), log)
 
 
-def test_a_websocket_finds_no_door() -> None:
+def test_websocket_is_refused() -> None:
     server = build(LoadedSettings(Settings(), Path.cwd()), "none")
     sent: list[Any] = []
 
@@ -113,14 +115,14 @@ def test_a_websocket_finds_no_door() -> None:
     assert [message["type"] for message in sent] == ["websocket.close"]
 
 
-def test_the_document_is_made_once() -> None:
+def test_openapi_document_is_built_once() -> None:
     server = build(LoadedSettings(Settings(), Path.cwd()), "none")
     admin: Any = server.app._admin
     assert isinstance(admin._app.openapi(), dict)
     assert admin._app.openapi() is admin._app.openapi()
 
 
-def test_a_server_without_models_is_healthy() -> None:
+def test_server_without_models_is_healthy() -> None:
     assert ask("GET", "/health").json()["status"] == "healthy"
     assert ask("GET", "/health/ready").status_code == 200
     assert ask("GET", "/models").json() == {"models": []}

@@ -17,7 +17,7 @@ Messages = list[dict[str, Any]]
 
 
 def receiver(*messages: dict[str, Any]) -> Callable[[], Awaitable[dict[str, Any]]]:
-    """An ASGI receive that gives these messages and then, as a server does, nothing until the caller leaves."""
+    """An ASGI receive that returns these messages and then blocks, as a server does."""
     waiting = list(messages)
 
     async def receive() -> dict[str, Any]:
@@ -44,14 +44,14 @@ def read(limit: int, *messages: dict[str, Any], headers: tuple[tuple[bytes, byte
     return asyncio.run(read_body(scope(*headers), receiver(*messages), limit))
 
 
-def test_a_body_in_one_part_or_many() -> None:
+def test_body_in_any_number_of_parts() -> None:
     assert read(10, part(b"abc")) == b"abc"
     assert read(10, part(b"a", True), part(b"", True), part(b"bc", True), part(b"")) == b"abc"
     assert read(3, part(b"abc")) == b"abc"
     assert read(3, {"type": "http.request", "body": b"abc"}) == b"abc"
 
 
-def test_a_body_behind_a_lead() -> None:
+def test_body_after_lead_bytes() -> None:
     for messages in ([part(b"abc")], [part(b"a", True), part(b"bc")]):
         assert asyncio.run(read_body(scope(), receiver(*messages), 3, lead_bytes=2)) == b"\0\0abc"
         with pytest.raises(TooLarge):
@@ -60,7 +60,7 @@ def test_a_body_behind_a_lead() -> None:
         asyncio.run(read_body(scope(), receiver(part(b"")), 3, lead_bytes=2))
 
 
-def test_a_body_that_cannot_be() -> None:
+def test_impossible_body_is_refused() -> None:
     for messages in ([part(b"")], [part(b"", True), part(b"")], [{"type": "http.request"}]):
         with pytest.raises(EmptyBody):
             read(10, *messages)
@@ -71,7 +71,7 @@ def test_a_body_that_cannot_be() -> None:
             read(3, *messages)
 
 
-def test_a_body_that_says_it_is_too_large_is_not_read() -> None:
+def test_body_declared_too_large_is_not_read() -> None:
     for length in (b"4", b"9" * 1000):
         with pytest.raises(TooLarge):
             read(3, headers=((b"content-length", length),))
@@ -95,7 +95,7 @@ def test_a_body_that_says_it_is_too_large_is_not_read() -> None:
         ((b"content-encoding", b"identity, gzip"), False),
     ],
 )
-def test_media_types(header: tuple[bytes, bytes], is_read: bool) -> None:
+def test_media_type_is_checked(header: tuple[bytes, bytes], is_read: bool) -> None:
     if is_read:
         check_media_type(scope(header)["headers"])
     else:
@@ -103,7 +103,7 @@ def test_media_types(header: tuple[bytes, bytes], is_read: bool) -> None:
             check_media_type(scope(header)["headers"])
 
 
-def test_an_error_can_be_sent_whatever_it_quotes() -> None:
+def test_error_with_any_text_is_sent() -> None:
     sent: Messages = []
 
     async def send(message: Any) -> None:
@@ -118,7 +118,7 @@ def test_an_error_can_be_sent_whatever_it_quotes() -> None:
     assert (b"connection", b"close") in sent[2]["headers"]
 
 
-def test_the_beginning_of_a_body_in_pieces_is_glanced_at_before_the_rest_is_read() -> None:
+def test_beginning_of_body_is_checked_before_the_rest() -> None:
     async def read_glancing(*messages: dict[str, Any]) -> tuple[list[bytes], bytes]:
         seen: list[bytes] = []
 
@@ -131,6 +131,6 @@ def test_the_beginning_of_a_body_in_pieces_is_glanced_at_before_the_rest_is_read
 
     assert asyncio.run(read_glancing(part(b"no, in one piece"))) == ([], b"no, in one piece")
     assert asyncio.run(read_glancing(part(b"a", True), part(b"no", True), part(b"c"))) == ([b"a"], b"anoc")
-    # The receiver waits for ever after its messages: the refusal comes before the next is asked for.
+    # The receiver blocks after its messages: the refusal precedes the next receive.
     with pytest.raises(Overloaded):
         asyncio.run(read_glancing(part(b"no room", True)))

@@ -1,4 +1,4 @@
-"""A connection over a real socket, before an app of this file: kept while it is in use, answered whole and in order."""
+"""Connections over real sockets: kept while in use, answered whole and in order."""
 
 import asyncio
 import json
@@ -52,7 +52,7 @@ async def _received(receive: Receive) -> bytes:
 
 
 async def _gathered(scope: Scope, receive: Receive) -> bytes:
-    """What came, or why it was not read; `messages` counts how often a task had to wake for it."""
+    """The body, or the reason why it was not read; `messages` counts the wake-ups of its task."""
 
     def counted() -> Any:
         messages.append(scope["path"])
@@ -70,11 +70,11 @@ outcomes: list[str] = []
 
 
 class Quick(BoundedHttpProtocol):
-    """Closes after IDLE_S. All that were made are in `made`."""
+    """A protocol that closes after IDLE_S. `made`: all instances."""
 
     made: "list[Quick]"
     system_bytes: int | None = None
-    """What the system is to hold for a reader at most; by itself it takes millions."""
+    """Maximum bytes in the system's buffers; the default is millions."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config, ServerState(), {})
@@ -89,7 +89,7 @@ class Quick(BoundedHttpProtocol):
 
 @asynccontextmanager
 async def connected() -> AsyncIterator[Connection]:
-    """A server of one connection, and the other end of it."""
+    """Serve one connection and yield its other end."""
     Quick.made = []
     messages.clear()
     outcomes.clear()
@@ -112,7 +112,7 @@ def request(path: str, body: bytes = b"", *lines: str, version: str = "1.1") -> 
 
 
 async def answer_of(connection: Connection) -> tuple[int, dict[str, str], bytes]:
-    """Status, headers and body of the next answer."""
+    """Return status, headers and body of the next response."""
     reader, _ = connection
     head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)).decode("latin-1")
     first, *lines = head.strip().split("\r\n")
@@ -136,7 +136,7 @@ async def seconds_until_closed(connection: Connection) -> float:
 class TestIdle:
     @in_loop
     @pytest.mark.parametrize("way", ["short", "long"])
-    async def test_a_connection_that_is_idle_is_closed(self, way: str) -> None:
+    async def test_idle_connection_is_closed(self, way: str) -> None:
         async with connected() as connection:
             for _ in range(3):
                 assert (await ask(connection, f"/{way}/10"))[0] == 200
@@ -144,7 +144,7 @@ class TestIdle:
 
     @in_loop
     @pytest.mark.parametrize("way", ["short", "long"])
-    async def test_pauses_are_counted_from_the_last_answer(self, way: str) -> None:
+    async def test_idle_time_starts_at_last_response(self, way: str) -> None:
         async with connected() as connection:
             for _ in range(5):
                 assert (await ask(connection, f"/{way}/10"))[0] == 200
@@ -153,7 +153,7 @@ class TestIdle:
             assert IDLE_S * 0.9 < await seconds_until_closed(connection) < IDLE_S + 1
 
     @in_loop
-    async def test_one_that_is_being_answered_is_not(self) -> None:
+    async def test_connection_with_running_request_is_kept(self) -> None:
         async with connected() as connection:
             assert (await ask(connection, "/short/10"))[0] == 200
             assert (await ask(connection, "/short/10", b"", f"x-wait: {IDLE_S * 2}"))[0] == 200
@@ -162,7 +162,7 @@ class TestIdle:
 
     @in_loop
     @pytest.mark.parametrize("cut", [10, -2, -5], ids=["in the first line", "in the body", "at the end of the head"])
-    async def test_nor_is_one_whose_request_is_still_coming(self, cut: int) -> None:
+    async def test_connection_with_partial_request_is_kept(self, cut: int) -> None:
         whole = request("/echo", b"ab" if cut != -5 else b"a")
         async with connected() as connection:
             assert (await ask(connection, "/short/10"))[0] == 200
@@ -173,7 +173,7 @@ class TestIdle:
             assert IDLE_S * 0.9 < await seconds_until_closed(connection) < IDLE_S + 1
 
     @in_loop
-    async def test_a_connection_has_one_timer_and_leaves_none_behind(self) -> None:
+    async def test_connection_has_one_timer_until_closed(self) -> None:
         async with connected() as connection:
             assert (await ask(connection, "/short/10"))[0] == 200
             timer = Quick.made[0]._idle_timer
@@ -188,7 +188,7 @@ class TestIdle:
 
 class TestAnswers:
     @in_loop
-    async def test_requests_sent_at_once_are_answered_in_order(self) -> None:
+    async def test_pipelined_requests_are_answered_in_order(self) -> None:
         ways = [("short", "0.05"), ("long", "0"), ("short", "0"), ("short", "0.02"), ("long", "0.02"), ("short", "0")]
         async with connected() as connection:
             sent = [request(f"/{way}/{100 + i}", b"body", f"x-wait: {wait}") for i, (way, wait) in enumerate(ways)]
@@ -203,7 +203,7 @@ class TestAnswers:
     @pytest.mark.parametrize(
         ("version", "lines"), [("1.1", ["connection: close"]), ("1.0", []), ("1.1", ["Connection: Close"])]
     )
-    async def test_a_caller_that_wants_one_answer_gets_one_and_a_close(
+    async def test_connection_close_header_closes_after_response(
         self, way: str, version: str, lines: list[str]
     ) -> None:
         async with connected() as connection:
@@ -214,21 +214,21 @@ class TestAnswers:
 
     @in_loop
     @pytest.mark.parametrize("size", [2, 16 * 1024 - 1, 16 * 1024, 16 * 1024 + 1, 3_000_000])
-    async def test_an_answer_of_any_size_arrives_whole(self, size: int) -> None:
+    async def test_response_of_any_size_arrives_whole(self, size: int) -> None:
         async with connected() as connection:
             for _ in range(2):
                 _, headers, body = await ask(connection, f"/short/{size}")
                 assert (headers["x-way"], body) == ("short", (b"%d " % size).ljust(size, b"x"))
 
     @in_loop
-    async def test_a_body_of_any_size_arrives_whole(self) -> None:
+    async def test_body_of_any_size_arrives_whole(self) -> None:
         async with connected() as connection:
             for size in (0, 1, 16 * 1024, 70_000, 1_000_000):
                 body = bytes(range(256)) * (size // 256) + b"z" * (size % 256)
                 assert (await ask(connection, "/echo", body))[2] == body
 
     @in_loop
-    async def test_a_long_body_is_gathered(self) -> None:
+    async def test_long_body_is_gathered(self) -> None:
         async with connected() as connection:
             for size in (1, 70_000, MOST_BYTES, 600_000):
                 body = bytes(range(256)) * (size // 256) + b"z" * (size % 256)
@@ -238,7 +238,7 @@ class TestAnswers:
                 assert (await ask(connection, "/echo", b"between"))[2] == b"between"
 
     @in_loop
-    async def test_a_body_in_pieces_is_gathered_with_what_follows_left_alone(self) -> None:
+    async def test_gathered_body_excludes_next_request(self) -> None:
         pieces = [b"a" * 100_000, b"b", b"c" * 100_000, b"d" * 7]
         whole = request("/gathered", b"".join(pieces))
         chunked = b"POST /gathered HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -253,7 +253,7 @@ class TestAnswers:
                 assert (await answer_of(connection))[2] == b"next"
 
     @in_loop
-    async def test_a_body_is_gathered_up_to_its_bound(self) -> None:
+    async def test_body_is_gathered_up_to_bound(self) -> None:
         async with connected() as connection:
             connection[1].write(b"POST /gathered HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
             piece = bytes(100_000)
@@ -263,7 +263,7 @@ class TestAnswers:
             assert outcomes == ["TooLarge"]
 
     @in_loop
-    async def test_a_caller_that_leaves_while_its_body_is_gathered(self) -> None:
+    async def test_disconnect_while_body_is_gathered(self) -> None:
         async with connected() as connection:
             connection[1].write(request("/gathered", bytes(500_000))[:-1])
             await soon(lambda: len(messages) == 2)
@@ -271,8 +271,8 @@ class TestAnswers:
             await soon(lambda: outcomes == ["ClientGone"])
 
     @in_loop
-    async def test_behind_an_answer_that_is_not_read_the_next_waits_for_its_turn(self) -> None:
-        """The socket is full: the short way is closed until there is room, the long one waits."""
+    async def test_unread_response_delays_next_request(self) -> None:
+        """With a full socket the fast path is closed and the slow path waits."""
         size = 20_000_000
         async with connected() as connection:
             connection[1].write(request(f"/short/{size}") + request("/short/7"))
@@ -282,7 +282,7 @@ class TestAnswers:
             assert (second[1]["x-way"], second[2].split()[0]) == ("long", b"7")
 
     @in_loop
-    async def test_to_a_caller_that_has_gone_nothing_is_sent(self) -> None:
+    async def test_nothing_is_sent_after_disconnect(self) -> None:
         async with connected() as connection:
             connection[1].write(request("/short/10", b"", "x-wait: 0.1"))
             await soon(lambda: bool(Quick.made) and Quick.made[0].cycle is not None)
@@ -294,7 +294,7 @@ class TestAnswers:
 
     @in_loop
     @pytest.mark.parametrize("earlier", [False, True], ids=["at first", "after others"])
-    async def test_a_head_that_is_too_long_is_refused(self, earlier: bool) -> None:
+    async def test_long_head_is_refused(self, earlier: bool) -> None:
         async with connected() as connection:
             if earlier:
                 assert (await ask(connection, "/short/10"))[0] == 200
@@ -307,7 +307,7 @@ class TestAnswers:
 
 @asynccontextmanager
 async def unread() -> AsyncIterator[socket.socket]:
-    """A server of one connection, and the other end of it, which reads when it is told to."""
+    """Serve one connection and yield its other end, which reads on demand."""
     async with connected() as (_, writer):
         address = writer.get_extra_info("peername")
         reader = socket.socket()
@@ -319,7 +319,7 @@ async def unread() -> AsyncIterator[socket.socket]:
 
 
 async def the_rest(reader: socket.socket) -> bytes:
-    """What still comes, until the connection ends."""
+    """Return the remaining bytes of the connection."""
     received = b""
     while chunk := await asyncio.get_running_loop().sock_recv(reader, 2**20):
         received += chunk
@@ -327,7 +327,7 @@ async def the_rest(reader: socket.socket) -> bytes:
 
 
 class TestReadersThatAreBehind:
-    """By the clock of a server that looks after them every STALL_S."""
+    """Run with a server that checks its readers every STALL_S."""
 
     @pytest.fixture(autouse=True)
     def soon_stalled(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,7 +338,7 @@ class TestReadersThatAreBehind:
     @pytest.mark.parametrize("size", [2 * LEAST_READ_BYTES, 3_000_000], ids=["few bytes", "many bytes"])
     @pytest.mark.parametrize("way", ["short", "long"])
     @pytest.mark.parametrize("lines", [[], ["connection: close"]], ids=["kept", "closed"])
-    async def test_one_that_stops_reading_loses_its_connection(self, way: str, size: int, lines: list[str]) -> None:
+    async def test_stopped_reader_loses_connection(self, way: str, size: int, lines: list[str]) -> None:
         async with unread() as reader:
             loop = asyncio.get_running_loop()
             await loop.sock_sendall(reader, request(f"/{way}/{size}", b"", *lines))
@@ -351,7 +351,7 @@ class TestReadersThatAreBehind:
             assert len(await the_rest(reader)) < size
 
     @in_loop
-    async def test_one_that_reads_on_gets_all_of_it(self) -> None:
+    async def test_steady_reader_gets_whole_response(self) -> None:
         size = 700_000
         async with unread() as reader:
             loop = asyncio.get_running_loop()
@@ -366,7 +366,7 @@ class TestReadersThatAreBehind:
             await soon(lambda: Quick.made[-1]._stall_timer is None)
 
     @in_loop
-    async def test_one_that_only_sips_loses_its_connection(self) -> None:
+    async def test_slow_reader_loses_connection(self) -> None:
         async with unread() as reader:
             loop = asyncio.get_running_loop()
             await loop.sock_sendall(reader, request("/short/3000000"))

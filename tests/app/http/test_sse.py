@@ -1,4 +1,4 @@
-"""Generated text leaves whole or in pieces; whoever leaves, fails or is late gives back all that it held."""
+"""Generated text is sent whole or in pieces; cancelled, failed and late requests free their resources."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -17,7 +17,7 @@ LAST = {"text": "!", "index": 0, "finish_reason": "stop", "tokens_generated": 2,
 
 
 async def told(caller: Caller) -> Any:
-    """The error in the last event, after which there is none."""
+    """Return the error of the last event."""
     assert caller.is_at_end
     *before, last = caller.events
     assert "[DONE]" not in before
@@ -27,7 +27,7 @@ async def told(caller: Caller) -> Any:
 
 class TestWhole:
     @in_loop
-    async def test_it_is_answered_like_everything_else(self) -> None:
+    async def test_whole_text_is_an_ordinary_response(self) -> None:
         harness = EndpointHarness(ScriptedGeneration(*PIECES))
         caller = Caller(harness, max_tokens=5)
         await caller.send_request()
@@ -37,7 +37,7 @@ class TestWhole:
         harness.check_completed(200)
 
     @in_loop
-    async def test_its_errors_have_their_status(self) -> None:
+    async def test_error_of_whole_text_has_its_status(self) -> None:
         harness = EndpointHarness(ScriptedGeneration(PIECES[0], DeadlineExceeded("too late")))
         caller = Caller(harness)
         await caller.send_request()
@@ -45,21 +45,21 @@ class TestWhole:
         harness.check_completed(504)
 
     @in_loop
-    async def test_a_caller_that_leaves_ends_it(self) -> None:
+    async def test_disconnect_cancels_text(self) -> None:
         harness = EndpointHarness(ScriptedGeneration(asyncio.Event()))
         caller = Caller(harness)
-        asking = task(caller.send_request())
+        pending = task(caller.send_request())
         await asyncio.sleep(0.01)
         assert harness.version.references
         caller.disconnect()
-        await asking
+        await pending
         assert caller.messages == []
         harness.check_completed(499)
 
 
 class TestStream:
     @in_loop
-    async def test_every_piece_is_an_event(self) -> None:
+    async def test_every_piece_is_one_event(self) -> None:
         harness = EndpointHarness(ScriptedGeneration(*PIECES))
         caller = Caller(harness, stream=True)
         await caller.send_request()
@@ -74,11 +74,11 @@ class TestStream:
         harness.check_completed(200)
 
     @in_loop
-    async def test_a_piece_leaves_when_it_is_there_and_the_first_brings_the_head(self) -> None:
+    async def test_piece_is_sent_at_once_after_head(self) -> None:
         first, second, third = asyncio.Event(), asyncio.Event(), asyncio.Event()
         harness = EndpointHarness(ScriptedGeneration(first, PIECES[0], second, PIECES[1], third, PIECES[2]))
         caller = Caller(harness, stream=True)
-        asking = task(caller.send_request())
+        pending = task(caller.send_request())
         for event, events in ((first, 1), (second, 2)):
             seen = len(caller.messages)
             await asyncio.sleep(0.01)
@@ -88,26 +88,26 @@ class TestStream:
             assert len(caller.events) == events
             assert harness.version.references
         third.set()
-        await asking
+        await pending
         harness.check_completed(200)
 
     @in_loop
-    async def test_what_is_there_together_leaves_together(self) -> None:
+    async def test_buffered_pieces_are_sent_together(self) -> None:
         pause = asyncio.Event()
         harness = EndpointHarness(ScriptedGeneration(*PIECES[:2], pause, *PIECES[:2], *PIECES))
         caller = Caller(harness, stream=True)
-        asking = task(caller.send_request())
+        pending = task(caller.send_request())
         await soon(lambda: len(caller.messages) == 2)
         assert len(caller.events) == 2
         pause.set()
-        await asking
-        # The head, what was there at first, what came then, the end.
+        await pending
+        # The head, the first pieces, the later pieces, the end.
         assert (len(caller.messages), len(caller.events)) == (4, 8)
         harness.check_completed(200)
 
     @in_loop
     @pytest.mark.parametrize("where", ["refused", "before the first piece"])
-    async def test_an_error_before_the_first_piece_is_an_ordinary_answer(self, where: str) -> None:
+    async def test_error_before_first_piece_has_its_status(self, where: str) -> None:
         error = Overloaded("full", retry_after_s=3)
         harness = EndpointHarness(ScriptedGeneration(error), refusal=error if where == "refused" else None)
         caller = Caller(harness, stream=True)
@@ -126,9 +126,7 @@ class TestStream:
             (RuntimeError("a secret"), "internal", "an error of ours; the log has it under this request id"),
         ],
     )
-    async def test_an_error_behind_the_first_piece_is_the_last_event(
-        self, error: Exception, code: str, message: str
-    ) -> None:
+    async def test_error_after_first_piece_is_last_event(self, error: Exception, code: str, message: str) -> None:
         harness = EndpointHarness(ScriptedGeneration(PIECES[0], error))
         caller = Caller(harness, stream=True)
         await caller.send_request()
@@ -137,7 +135,7 @@ class TestStream:
         harness.check_completed(200)
 
     @in_loop
-    async def test_a_text_of_nothing(self) -> None:
+    async def test_empty_text_is_streamed(self) -> None:
         harness = EndpointHarness(ScriptedGeneration(Piece(0, "", "length")))
         caller = Caller(harness, stream=True)
         await caller.send_request()
@@ -149,29 +147,29 @@ class TestLeaving:
     @in_loop
     @pytest.mark.parametrize("pieces", [0, 1, 2])
     @pytest.mark.parametrize("seconds", [0.0, 0.1], ids=["at once", "later"])
-    async def test_a_caller_that_leaves_ends_it(self, pieces: int, seconds: float) -> None:
+    async def test_disconnect_cancels_text(self, pieces: int, seconds: float) -> None:
         harness = EndpointHarness(ScriptedGeneration(*PIECES[:pieces], asyncio.Event()))
         caller = Caller(harness, stream=True)
-        asking = task(caller.send_request())
+        pending = task(caller.send_request())
         await asyncio.sleep(seconds)
         caller.disconnect()
-        await asking
+        await pending
         assert not caller.is_at_end
         harness.check_completed(499)
 
     @in_loop
-    async def test_one_that_leaves_while_it_is_behind_ends_it(self) -> None:
+    async def test_disconnect_of_slow_reader_cancels_text(self) -> None:
         harness = EndpointHarness(Endless())
         caller = Caller(harness, stream=True)
         caller.on_send = full_after(3)
-        asking = task(caller.send_request())
+        pending = task(caller.send_request())
         await soon(lambda: len(caller.messages) == 3)
         caller.disconnect()
-        await asking
+        await pending
         harness.check_completed(499)
 
     @in_loop
-    async def test_one_to_whom_nothing_can_be_sent_ends_it(self) -> None:
+    async def test_failed_send_cancels_text(self) -> None:
         async def broken() -> None:
             if caller.messages:
                 raise BrokenPipeError
@@ -184,10 +182,10 @@ class TestLeaving:
 
 
 class TestDrain:
-    """At the end of its time the server cancels what is under way."""
+    """The server cancels running requests after the drain timeout."""
 
     @in_loop
-    async def test_before_the_first_piece_it_is_an_ordinary_answer(self) -> None:
+    async def test_drain_before_first_piece_has_its_status(self) -> None:
         harness = EndpointHarness(ScriptedGeneration(asyncio.Event()))
         caller = Caller(harness, stream=True)
         await cancelled(caller, 0)
@@ -195,7 +193,7 @@ class TestDrain:
         harness.check_completed(503)
 
     @in_loop
-    async def test_behind_it_the_last_event_says_so(self) -> None:
+    async def test_drain_after_first_piece_is_last_event(self) -> None:
         harness = EndpointHarness(ScriptedGeneration(PIECES[0], asyncio.Event()))
         caller = Caller(harness, stream=True)
         await cancelled(caller, 2)
@@ -203,7 +201,7 @@ class TestDrain:
         harness.check_completed(200)
 
     @in_loop
-    async def test_a_reader_that_is_behind_is_not_waited_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_drain_does_not_wait_for_slow_reader(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sse, "LAST_EVENT_S", 0.05)
         harness = EndpointHarness(Endless())
         caller = Caller(harness, stream=True)
@@ -214,7 +212,7 @@ class TestDrain:
 
 
 def full_after(messages: int) -> Callable[[], Awaitable[None]]:
-    """A transport that takes so many messages, and then none."""
+    """A transport that accepts this number of messages."""
     taken = 0
 
     async def send() -> None:
@@ -227,9 +225,9 @@ def full_after(messages: int) -> Callable[[], Awaitable[None]]:
 
 
 async def cancelled(caller: Caller, messages: int) -> None:
-    """Lets it ask, and cancels it when so many messages have left."""
-    asking = task(caller.send_request())
+    """Run the request, and cancel it after this number of messages."""
+    pending = task(caller.send_request())
     await soon(lambda: len(caller.messages) == messages)
     await asyncio.sleep(0.01)
-    asking.cancel()
-    await asking
+    pending.cancel()
+    await pending

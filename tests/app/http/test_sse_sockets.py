@@ -1,4 +1,4 @@
-"""Streams over real sockets: what is on the wire, connections that go on, readers that are slow or stop."""
+"""Streams over real sockets: bytes on the wire, persistent connections, slow and stopped readers."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ PIECES = [Piece(0, f"{i} ") for i in range(50)] + [Piece(0, "", "stop")]
 
 
 class SmallBuffers(BoundedHttpProtocol):
-    """The system holds next to nothing for a reader; by itself it takes millions of bytes."""
+    """The system's buffers are small; the default is millions of bytes."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -47,8 +47,8 @@ async def serving(harness: EndpointHarness) -> AsyncIterator[tuple[str, int]]:
 
 
 @asynccontextmanager
-async def asking(address: tuple[str, int], **body: object) -> AsyncIterator[socket.socket]:
-    """A connection on which a stream was asked for, read by nobody but the test."""
+async def pending(address: tuple[str, int], **body: object) -> AsyncIterator[socket.socket]:
+    """A connection with a requested stream that the test reads."""
     content = json.dumps({"prompt": "a", "stream": True} | body).encode()
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -61,7 +61,7 @@ async def asking(address: tuple[str, int], **body: object) -> AsyncIterator[sock
 
 
 async def all_of(connection: socket.socket) -> bytes:
-    """What comes until the connection ends, or the stream does."""
+    """Return the bytes until the connection or the stream ends."""
     received = b""
     loop = asyncio.get_running_loop()
     while not received.endswith(b"\r\n0\r\n\r\n") and (chunk := await loop.sock_recv(connection, 2**16)):
@@ -70,7 +70,7 @@ async def all_of(connection: socket.socket) -> bytes:
 
 
 @in_loop
-async def test_a_client_reads_streams_one_after_another_on_one_connection() -> None:
+async def test_connection_carries_several_streams() -> None:
     harness = EndpointHarness(ScriptedGeneration())
     async with serving(harness) as (host, port), httpx.AsyncClient(base_url=f"http://{host}:{port}") as client:
         for _ in range(3):
@@ -87,10 +87,10 @@ async def test_a_client_reads_streams_one_after_another_on_one_connection() -> N
 
 
 @in_loop
-async def test_a_connection_that_is_cut_ends_its_text_at_once() -> None:
+async def test_reset_connection_cancels_text() -> None:
     harness = EndpointHarness(ScriptedGeneration(Piece(0, "a"), asyncio.Event()))
     async with serving(harness) as address:
-        async with asking(address) as connection:
+        async with pending(address) as connection:
             await asyncio.get_running_loop().sock_recv(connection, 2**16)
             assert harness.version.references
         await soon(lambda: harness.generation.is_closed)
@@ -98,21 +98,21 @@ async def test_a_connection_that_is_cut_ends_its_text_at_once() -> None:
 
 
 @in_loop
-async def test_a_reader_that_stops_loses_its_connection_and_its_text(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stopped_reader_loses_connection_and_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_protocol, "STALL_S", 0.1)
     harness = EndpointHarness(Endless())
-    async with serving(harness) as address, asking(address):
+    async with serving(harness) as address, pending(address):
         await soon(lambda: harness.observer.inflight == 1)
         await soon(lambda: harness.observer.inflight == 0)
     harness.check_completed(499)
 
 
 @in_loop
-async def test_a_slow_reader_reads_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_reader_gets_whole_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_protocol, "STALL_S", 0.1)
     text = "x" * 1000
     harness = EndpointHarness(ScriptedGeneration(*[Piece(0, text)] * 500, Piece(0, "", "stop")))
-    async with serving(harness) as address, asking(address) as connection:
+    async with serving(harness) as address, pending(address) as connection:
         received = b""
         while not received.endswith(b"\r\n0\r\n\r\n"):
             received += await asyncio.get_running_loop().sock_recv(connection, 5000)
@@ -124,14 +124,14 @@ async def test_a_slow_reader_reads_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class TestGivenUp:
-    """The text of a reader that is too far behind was given up."""
+    """Check that the text of a slow reader was cancelled."""
 
     ERROR = Overloaded("the reader is 1024 tokens behind", retry_after_s=1)
 
     @in_loop
-    async def test_who_reads_again_is_told(self) -> None:
+    async def test_resumed_reader_gets_the_error(self) -> None:
         harness = EndpointHarness(generation := Endless())
-        async with serving(harness) as address, asking(address) as connection:
+        async with serving(harness) as address, pending(address) as connection:
             await asyncio.sleep(0.05)
             generation.error = self.ERROR
             received = await all_of(connection)
@@ -141,10 +141,10 @@ class TestGivenUp:
         harness.check_completed(200)
 
     @in_loop
-    async def test_who_does_not_loses_the_connection(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_stopped_reader_loses_connection(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sse, "LAST_EVENT_S", 0.1)
         harness = EndpointHarness(ScriptedGeneration(Piece(0, "x" * 200_000), self.ERROR))
-        async with serving(harness) as address, asking(address) as connection:
+        async with serving(harness) as address, pending(address) as connection:
             await soon(lambda: harness.observer.inflight == 1)
             await soon(lambda: harness.observer.inflight == 0)
             received = await all_of(connection)

@@ -1,4 +1,4 @@
-"""The service over a manager with the generating model "m", and a caller of it."""
+"""Run the service over a manager with the generating model "m"."""
 
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -20,7 +20,7 @@ from tests.support.step_models import EchoModel, EchoRegistry
 
 
 @dataclass
-class House:
+class Harness:
     """`made`: the instances of the model."""
 
     manager: MLFrameworkManager
@@ -33,7 +33,7 @@ class House:
     async def begin(
         self, request: GenerateRequest, left_s: float | None = None, priority: int = 5, in_pieces: bool = True
     ) -> AsyncIterator[Generation]:
-        """What an endpoint does: the model, a permit, an answer that is closed in the end."""
+        """Generate as an endpoint does: select the model, hold a permit, close the answer."""
         with permit() as held:
             version = await opened(self.manager, held)
             self.last_timings = Timings()
@@ -57,14 +57,14 @@ class House:
 @asynccontextmanager
 async def generating(
     behaviour: Callable[[list[str]], None] | None = None, registry: EchoRegistry | None = None, **settings: Any
-) -> AsyncIterator[House]:
-    """At its end nobody waits, and the model holds nothing. `settings`: further keys of its entry."""
+) -> AsyncIterator[Harness]:
+    """Check at the end that the queue is empty and the model holds nothing. `settings`: further keys of its entry."""
     registry = registry or EchoRegistry(behaviour)
     observer = Observer("none", 1000)
     service = InferenceService(ResponseCache(ResultCache(0, None), Counter(), Counter()), observer.generation_metrics)
     try:
         async with serving(registry, **settings) as manager:
-            yield House(manager, service, observer, registry.made)
+            yield Harness(manager, service, observer, registry.made)
             await soon(lambda: manager.residency.is_idle)
             await soon(lambda: not any(model.has_work and not model.is_closed for model in registry.made))
             manager.residency.check_integrity()
@@ -75,7 +75,7 @@ async def generating(
 
 
 async def read(generation: Generation, texts: list[str]) -> None:
-    """Adds what comes to `texts`, to the end or to the error."""
+    """Add the pieces to `texts` until the end or an error."""
     async for piece in generation:
         texts.append(piece.text)  # noqa: PERF401 - what came before an error counts
 

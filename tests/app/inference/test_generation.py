@@ -1,4 +1,4 @@
-"""Text generation as the service gives it: prompts in, choices out, and what a request may ask for."""
+"""Text generation by the service: prompts, choices and options of requests."""
 
 import threading
 from dataclasses import replace
@@ -18,7 +18,7 @@ from frameworks.generation.types import (
     TokenText,
     Usage,
 )
-from tests.app.inference.generating import House, asks, generating
+from tests.app.inference.generating import Harness, asks, generating
 from tests.support.loops import in_loop
 from tests.support.step_models import CONTEXT, EchoModel, EchoRegistry
 
@@ -26,55 +26,55 @@ CONVERSATION = Conversation((Message("user", "hi"), Message("assistant", "ho")))
 
 
 @in_loop
-async def test_only_what_nobody_reads_in_pieces_may_come_late() -> None:
-    """A stop string is looked for in each piece, also where the caller waits for the whole."""
-    async with generating() as house:
-        await house.whole(asks("abc"))
-        await house.pieces(asks("abc"))
-        await house.whole(asks("abc", stop=("xx",)))
-        await house.pieces(asks("abc", stop=("xx",)))
-        assert [given.is_read_whole for given in house.made[0].given[-4:]] == [True, False, False, False]
+async def test_only_whole_texts_are_buffered() -> None:
+    """Stop strings are searched in each piece, for whole texts too."""
+    async with generating() as harness:
+        await harness.whole(asks("abc"))
+        await harness.pieces(asks("abc"))
+        await harness.whole(asks("abc", stop=("xx",)))
+        await harness.pieces(asks("abc", stop=("xx",)))
+        assert [given.is_read_whole for given in harness.made[0].given[-4:]] == [True, False, False, False]
 
 
 @in_loop
-async def test_a_whole_answer() -> None:
-    async with generating() as house:
-        answer = await house.whole(asks("abc", max_tokens=7))
+async def test_whole_answer_has_text_and_usage() -> None:
+    async with generating() as harness:
+        answer = await harness.whole(asks("abc", max_tokens=7))
         assert answer.choices == [Choice("abcabca", "length")]
         assert answer.usage == Usage(3, 7, 0)
-        answer = await house.whole(asks("ab\0c", max_tokens=7))
+        answer = await harness.whole(asks("ab\0c", max_tokens=7))
         assert answer.choices == [Choice("ab", "stop")]
         assert answer.usage == Usage(4, 3, 0), "the token that ends it counts"
-        assert (await house.whole(asks("ab\0c", max_tokens=7))).usage == Usage(4, 3, 3)
+        assert (await harness.whole(asks("ab\0c", max_tokens=7))).usage == Usage(4, 3, 3)
 
 
 @in_loop
-async def test_pieces_are_whole_characters_and_together_the_text() -> None:
-    async with generating() as house:
-        pieces = await house.pieces(asks("aé🐟", max_tokens=10))
+async def test_pieces_are_whole_characters() -> None:
+    async with generating() as harness:
+        pieces = await harness.pieces(asks("aé🐟", max_tokens=10))
         assert [piece.text for piece in pieces] == ["a", "é", "🐟", "a", "é"]
         assert [piece.finish_reason for piece in pieces] == [None] * 4 + ["length"]
-        # The end is in the middle of a character.
-        assert "".join(piece.text for piece in await house.pieces(asks("aé🐟", max_tokens=5))) == "aé\ufffd"
+        # The text ends in the middle of a character.
+        assert "".join(piece.text for piece in await harness.pieces(asks("aé🐟", max_tokens=5))) == "aé\ufffd"
 
 
 @in_loop
-async def test_every_choice_of_every_prompt_has_its_index() -> None:
-    async with generating() as house:
-        answer = await house.whole(asks("abc", "xyz", "klm", n=2, max_tokens=4))
+async def test_choices_of_all_prompts_have_indexes() -> None:
+    async with generating() as harness:
+        answer = await harness.whole(asks("abc", "xyz", "klm", n=2, max_tokens=4))
         assert [choice.text for choice in answer.choices] == ["abca"] * 2 + ["xyzx"] * 2 + ["klmk"] * 2
-        # Of each prompt the first choice finds nothing known, and that is what the prompt is counted by.
+        # The first choice of each prompt has no cache hits; it counts for the prompt.
         assert answer.usage == Usage(9, 24, 0)
-        assert (await house.whole(asks("abc", "new", n=2))).usage.cached_tokens == 2
-        pieces = await house.pieces(asks("abc", "xyz", n=2, max_tokens=3))
+        assert (await harness.whole(asks("abc", "new", n=2))).usage.cached_tokens == 2
+        pieces = await harness.pieces(asks("abc", "xyz", n=2, max_tokens=3))
         assert {piece.index for piece in pieces[:4]} == {0, 1, 2, 3}, "in order of arrival"
         for index, text in enumerate(["abc", "abc", "xyz", "xyz"]):
             assert "".join(piece.text for piece in pieces if piece.index == index) == text
 
 
 @in_loop
-async def test_what_is_there_already_is_taken_together_and_once() -> None:
-    async with generating() as house, house.begin(asks("abc", "xyz", max_tokens=40)) as generation:
+async def test_available_pieces_are_delivered_once() -> None:
+    async with generating() as harness, harness.begin(asks("abc", "xyz", max_tokens=40)) as generation:
         texts = ["", ""]
         most = 0
         async for piece in generation:
@@ -89,66 +89,66 @@ async def test_what_is_there_already_is_taken_together_and_once() -> None:
 
 
 @in_loop
-async def test_a_seed_is_each_choice_s_own_and_a_prompt_s_whatever_stands_beside_it() -> None:
-    def seeds(house: House) -> list[int | None]:
-        given, house.made[0].given[:] = list(house.made[0].given), []
+async def test_seed_is_independent_of_other_prompts() -> None:
+    def seeds(harness: Harness) -> list[int | None]:
+        given, harness.made[0].given[:] = list(harness.made[0].given), []
         return [request.sampling.seed for request in given]
 
-    async with generating() as house:
-        await house.whole(asks("a", n=3, seed=7))
-        assert seeds(house) == [7, 8, 9]
-        await house.whole(asks("x", "a", n=3, seed=7))
-        assert seeds(house) == [7, 8, 9, 7, 8, 9]
-        await house.whole(asks("a", n=2, seed=2**63 - 1))
-        assert seeds(house) == [2**63 - 1, 0]
-        await house.whole(asks("a", "a"))
-        drawn = seeds(house)
+    async with generating() as harness:
+        await harness.whole(asks("a", n=3, seed=7))
+        assert seeds(harness) == [7, 8, 9]
+        await harness.whole(asks("x", "a", n=3, seed=7))
+        assert seeds(harness) == [7, 8, 9, 7, 8, 9]
+        await harness.whole(asks("a", n=2, seed=2**63 - 1))
+        assert seeds(harness) == [2**63 - 1, 0]
+        await harness.whole(asks("a", "a"))
+        drawn = seeds(harness)
         assert len(set(drawn)) == 2
         assert None not in drawn
 
 
 @in_loop
-async def test_a_text_ends_before_a_stop_string_and_its_sequence_with_it() -> None:
-    async with generating() as house:
-        async with house.begin(asks("abcde", max_tokens=4000, stop=("de", "xx"))) as generation:
+async def test_stop_string_ends_text_and_sequence() -> None:
+    async with generating() as harness:
+        async with harness.begin(asks("abcde", max_tokens=4000, stop=("de", "xx"))) as generation:
             answer = await generation.whole()
         assert answer.choices == [Choice("abc", "stop")]
         assert answer.usage == Usage(5, 5, 0)
         request = asks("abc", "xyz", max_tokens=4000, stop=("c",))
-        async with house.begin(replace(request, stopping=replace(request.stopping, max_tokens=9))) as generation:
+        async with harness.begin(replace(request, stopping=replace(request.stopping, max_tokens=9))) as generation:
             answer = await generation.whole()
         assert answer.choices == [Choice("ab", "stop"), Choice("xyzxyzxyz", "length")]
 
 
 @in_loop
-async def test_what_ends_a_text_is_told_to_the_model() -> None:
-    async with generating() as house:
+async def test_sequence_has_stopping_of_request() -> None:
+    async with generating() as harness:
         stopping = Stopping(3, min_tokens=2, token_ids=frozenset({7}))
-        await house.whole(GenerateRequest(("abc",), stopping=stopping))
-        await house.whole(GenerateRequest(("abc",), stopping=replace(stopping, ignore_eos=True)))
-        first, second = house.made[0].given
+        await harness.whole(GenerateRequest(("abc",), stopping=stopping))
+        await harness.whole(GenerateRequest(("abc",), stopping=replace(stopping, ignore_eos=True)))
+        first, second = harness.made[0].given
         assert [sorted(each.stop_token_ids) for each in (first, second)] == [[0, 7], [7]]
         assert (first.min_tokens, first.max_tokens) == (2, 3)
 
 
 @in_loop
-async def test_without_max_tokens_a_text_goes_on_to_the_end_of_the_context() -> None:
-    async with generating() as house:
-        answer = await house.whole(asks("x" * (CONTEXT - 3), max_tokens=None))
+async def test_default_max_tokens_is_rest_of_context() -> None:
+    async with generating() as harness:
+        answer = await harness.whole(asks("x" * (CONTEXT - 3), max_tokens=None))
         assert answer.choices == [Choice("xxx", "length")]
-        assert (await house.whole(asks("x" * (CONTEXT - 3), max_tokens=3))).choices == answer.choices
+        assert (await harness.whole(asks("x" * (CONTEXT - 3), max_tokens=3))).choices == answer.choices
 
 
 @in_loop
-async def test_log_probabilities_come_with_their_tokens() -> None:
-    async with generating() as house:
-        answer = await house.whole(asks("ab", max_tokens=2, top_logprobs=1))
+async def test_log_probabilities_accompany_tokens() -> None:
+    async with generating() as harness:
+        answer = await harness.whole(asks("ab", max_tokens=2, top_logprobs=1))
         top = ((0, "\0", -0.5),)
         assert answer.choices[0].tokens == (TokenText(97, "a", -0.5, top), TokenText(98, "b", -0.5, top))
 
 
 @in_loop
-async def test_a_constraint_is_compiled_once_and_each_choice_stands_in_it_by_itself() -> None:
+async def test_constraint_is_compiled_once_for_all_choices() -> None:
     threads: list[str] = []
 
     class Noting(EchoModel):
@@ -160,14 +160,14 @@ async def test_a_constraint_is_compiled_once_and_each_choice_stands_in_it_by_its
         def make(self) -> EchoModel:
             return Noting()
 
-    async with generating(registry=Registry()) as house:
+    async with generating(registry=Registry()) as harness:
         request = replace(asks("abc", n=3, max_tokens=20), constraint=Constraint("choice", "yes"))
-        answer = await house.whole(request)
+        answer = await harness.whole(request)
         assert answer.choices == [Choice("yes", "stop")] * 3
         [thread] = threads
         assert thread.startswith("tokenize")
         with pytest.raises(InvalidInput, match="constraint: is no choice"):
-            await house.whole(replace(request, constraint=Constraint("regex", "(")))
+            await harness.whole(replace(request, constraint=Constraint("regex", "(")))
 
 
 @in_loop
@@ -182,20 +182,18 @@ async def test_a_constraint_is_compiled_once_and_each_choice_stands_in_it_by_its
         ((CONVERSATION,), True),
     ],
 )
-async def test_long_prompts_and_conversations_are_tokenized_in_a_thread(
-    prompts: tuple[Prompt, ...], in_thread: bool
-) -> None:
-    async with generating() as house:
-        await house.whole(asks(*prompts))
-        names = house.made[0].tokenizer.threads
+async def test_long_prompts_are_tokenized_in_thread(prompts: tuple[Prompt, ...], in_thread: bool) -> None:
+    async with generating() as harness:
+        await harness.whole(asks(*prompts))
+        names = harness.made[0].tokenizer.threads
         assert {name.startswith("tokenize") for name in names} == {in_thread}
         assert len(names) == len(prompts)
 
 
 @in_loop
-async def test_a_conversation_is_a_prompt() -> None:
-    async with generating() as house:
-        assert (await house.whole(asks(CONVERSATION, max_tokens=9))).choices == [Choice("user: hi\n", "length")]
+async def test_conversation_becomes_prompt() -> None:
+    async with generating() as harness:
+        assert (await harness.whole(asks(CONVERSATION, max_tokens=9))).choices == [Choice("user: hi\n", "length")]
 
 
 TOO_LONG = "x" * (CONTEXT - 2)
@@ -206,9 +204,9 @@ TOO_LONG = "x" * (CONTEXT - 2)
     ("request_", "field", "says"),
     [
         (asks(), "prompt", ["empty list"]),
-        (asks(""), "prompt", ["is empty"]),
-        (asks("a", "", "c"), "prompt[1]", ["is empty"]),
-        (asks(()), "prompt", ["is empty"]),
+        (asks(""), "prompt", ["got an empty one"]),
+        (asks("a", "", "c"), "prompt[1]", ["got an empty one"]),
+        (asks(()), "prompt", ["got an empty one"]),
         (asks("x" * CONTEXT), "prompt", ["4096 tokens", "holds 4096"]),
         (asks("x" * CONTEXT, max_tokens=None), "prompt", ["4096 tokens", "holds 4096"]),
         (asks("a", "x" * 5000), "prompt[1]", ["5000 tokens", "holds 4096"]),
@@ -222,39 +220,37 @@ TOO_LONG = "x" * (CONTEXT - 2)
         (GenerateRequest(("a",), stopping=Stopping(3, min_tokens=4)), "min_tokens", ["is 4", "at most 3"]),
     ],
 )
-async def test_what_does_not_fit_is_refused_with_all_lengths(
-    request_: GenerateRequest, field: str, says: list[str]
-) -> None:
-    async with generating() as house:
+async def test_request_beyond_limits_is_refused(request_: GenerateRequest, field: str, says: list[str]) -> None:
+    async with generating() as harness:
         with pytest.raises(InvalidInput) as refused:
-            await house.whole(request_)
+            await harness.whole(request_)
         assert refused.value.field == field
         for words in says:
             assert words in refused.value.message
-        assert house.made[0].given == []
+        assert harness.made[0].given == []
 
 
 @in_loop
-async def test_as_many_texts_as_a_request_takes() -> None:
-    async with generating() as house:
-        answer = await house.whole(asks("a", "b", n=64, max_tokens=2))
+async def test_number_of_texts_is_bounded() -> None:
+    async with generating() as harness:
+        answer = await harness.whole(asks("a", "b", n=64, max_tokens=2))
         assert [choice.text for choice in answer.choices] == ["aa"] * 64 + ["bb"] * 64
 
 
 @in_loop
-async def test_as_many_tokens_as_nobody_asked_for_may_be_fewer() -> None:
-    async with generating() as house:
+async def test_default_max_tokens_is_cut_to_context() -> None:
+    async with generating() as harness:
         prompt = "a" * (CONTEXT - 3)
         stopping = Stopping(256, may_be_fewer=True)
-        answer = await house.whole(GenerateRequest((prompt,), stopping=stopping))
+        answer = await harness.whole(GenerateRequest((prompt,), stopping=stopping))
         assert (answer.usage.tokens_generated, answer.choices[0].finish_reason) == (3, "length")
         with pytest.raises(InvalidInput, match=r"max_tokens: is 256; .*ask for 1 to 3"):
-            await house.whole(GenerateRequest((prompt,), stopping=replace(stopping, may_be_fewer=False)))
+            await harness.whole(GenerateRequest((prompt,), stopping=replace(stopping, may_be_fewer=False)))
 
 
 @in_loop
-async def test_a_constraint_ends_the_text() -> None:
-    async with generating() as house:
+async def test_constraint_ends_text() -> None:
+    async with generating() as harness:
         request = GenerateRequest(("a",), stopping=Stopping(9, ignore_eos=True), constraint=Constraint("regex", "a"))
         with pytest.raises(InvalidInput, match="ignore_eos"):
-            await house.whole(request)
+            await harness.whole(request)

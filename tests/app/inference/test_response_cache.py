@@ -1,4 +1,4 @@
-"""Questions that are asked once: whoever waits gets the answer or the error, and no question is taken for another."""
+"""Equal requests run once: every waiter gets the result or the error, and different requests stay separate."""
 
 import asyncio
 from collections import Counter
@@ -30,7 +30,7 @@ def tensor(*x: object, dtype: str = "f4", outputs: tuple[str, ...] | None = None
 
 @dataclass
 class Model:
-    """Answers when it is let. `asked`: how often."""
+    """A model that answers on release. `asked`: number of runs."""
 
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     answers: Callable[[int], Answer] = lambda times: {"y": np.array([times])}
@@ -44,7 +44,7 @@ class Model:
 
 
 class Desk:
-    """Answers that are kept, and what was counted."""
+    """A response cache and its counters."""
 
     def __init__(self, max_bytes: int = 10**6) -> None:
         self.hits: Counter[str] = Counter()
@@ -63,7 +63,7 @@ class Desk:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Hits and misses of m."""
+        """Return the hits and misses of m."""
         return self.hits["m"], self.misses["m"]
 
     def check_idle(self) -> None:
@@ -72,7 +72,7 @@ class Desk:
 
 
 async def outcomes(*tasks: "asyncio.Task[Any]") -> list[Any]:
-    """Answers and errors; a TimeoutError where somebody hangs."""
+    """Return answers and errors. Raises TimeoutError if a request hangs."""
     return list(await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60))
 
 
@@ -83,7 +83,7 @@ async def rounds(count: int = 5) -> None:
 
 class TestOneFlight:
     @in_loop
-    async def test_many_who_ask_the_same_at_once_ask_once(self) -> None:
+    async def test_equal_concurrent_requests_run_once(self) -> None:
         desk, model = Desk(), Model()
         asked = [desk.ask(model, tensor(1, 2)) for _ in range(50)]
         await rounds()
@@ -97,7 +97,7 @@ class TestOneFlight:
         desk.check_idle()
 
     @in_loop
-    async def test_other_questions_do_not_wait_for_it(self) -> None:
+    async def test_other_requests_run_independently(self) -> None:
         desk, slow, quick = Desk(), Model(), Model()
         quick.gate.set()
         first = desk.ask(slow, tensor(1))
@@ -109,7 +109,7 @@ class TestOneFlight:
         assert (slow.asked, quick.asked, desk.counts) == (1, 1, (0, 2))
 
     @in_loop
-    async def test_where_the_first_leaves_the_next_asks_and_nobody_hangs(self) -> None:
+    async def test_cancelled_first_request_hands_over(self) -> None:
         desk, model = Desk(), Model()
         asked = [desk.ask(model, tensor(1)) for _ in range(10)]
         await rounds()
@@ -125,7 +125,7 @@ class TestOneFlight:
         desk.check_idle()
 
     @in_loop
-    async def test_one_who_waits_and_leaves_harms_nobody(self) -> None:
+    async def test_cancelled_waiter_harms_no_others(self) -> None:
         desk, model = Desk(), Model()
         asked = [desk.ask(model, tensor(1)) for _ in range(4)]
         await rounds()
@@ -138,7 +138,7 @@ class TestOneFlight:
         desk.check_idle()
 
     @in_loop
-    async def test_where_all_leave_nothing_is_kept_and_the_next_asks_anew(self) -> None:
+    async def test_all_cancelled_leaves_nothing_cached(self) -> None:
         desk, model = Desk(), Model()
         asked = [desk.ask(model, tensor(1)) for _ in range(4)]
         await rounds()
@@ -152,7 +152,7 @@ class TestOneFlight:
 
     @in_loop
     @pytest.mark.parametrize("error", [InvalidInput("x", "wrong"), OutOfMemory("too much"), RuntimeError("a bug")])
-    async def test_an_error_reaches_all_who_wait_and_is_not_kept(self, error: Exception) -> None:
+    async def test_error_reaches_all_waiters_uncached(self, error: Exception) -> None:
         def fail(times: int) -> Answer:
             if times == 1:
                 raise error
@@ -169,7 +169,7 @@ class TestOneFlight:
         desk.check_idle()
 
     @in_loop
-    async def test_an_error_that_nobody_waits_for_is_no_noise(self) -> None:
+    async def test_error_without_waiters_is_silent(self) -> None:
         def fail(times: int) -> Answer:
             raise InvalidInput("x", "wrong")
 
@@ -223,7 +223,7 @@ DIFFERENT: dict[str, tuple[CacheableRequest, CacheableRequest]] = {
 class TestWhatIsTheSame:
     @in_loop
     @pytest.mark.parametrize("what", DIFFERENT)
-    async def test_what_differs_in_anything_is_another_question(self, what: str) -> None:
+    async def test_any_difference_is_a_cache_miss(self, what: str) -> None:
         desk, model = Desk(), Model()
         model.gate.set()
         one, other = DIFFERENT[what]
@@ -232,7 +232,7 @@ class TestWhatIsTheSame:
         assert (model.asked, desk.counts) == (2, (2, 2))
 
     @in_loop
-    async def test_another_model_version_or_load_is_another_question(self) -> None:
+    async def test_other_version_or_load_is_a_miss(self) -> None:
         desk, model = Desk(), Model()
         model.gate.set()
         for name in ("m", "n"):
@@ -241,14 +241,14 @@ class TestWhatIsTheSame:
         assert (model.asked, desk.hits.total()) == (6, 0)
         assert desk.misses == {"m": 3, "n": 3}
 
-    def test_equal_tensors_are_one_question_however_they_lie_in_memory(self) -> None:
+    def test_memory_layout_does_not_matter(self) -> None:
         straight = np.arange(12, dtype="f4").reshape(3, 4)
         for same in (straight.copy(), np.asfortranarray(straight), np.repeat(straight, 2, axis=0)[::2]):
             assert _key_of("m", 1, TensorBatch({"x": same})) == _key_of("m", 1, TensorBatch({"x": straight}))
 
     @in_loop
     @pytest.mark.parametrize("value", [[1, 2], [np.ones(2)], {"a": 1}, None])
-    async def test_lists_and_maps_are_asked_each_time(self, value: Any) -> None:
+    async def test_lists_and_maps_are_not_cached(self, value: Any) -> None:
         desk, model = Desk(), Model()
         asked = [desk.ask(model, TensorBatch({"x": np.ones(1), "l": value})) for _ in range(3)]
         await rounds()
@@ -259,7 +259,7 @@ class TestWhatIsTheSame:
 
 class TestWhatIsKept:
     @in_loop
-    async def test_a_tensor_does_not_keep_the_batch_that_it_was_a_part_of(self) -> None:
+    async def test_cached_row_does_not_hold_its_batch(self) -> None:
         batch = np.arange(1000.0).reshape(100, 10)
         whole = np.arange(5)
         wholes: list[Callable[[int], Answer]] = [
@@ -290,7 +290,7 @@ class TestWhatIsKept:
             (ScoreAnswer([0.5] * 100, 1), 3000),
         ],
     )
-    async def test_what_it_holds_is_counted(self, answer: Answer, least_bytes: int) -> None:
+    async def test_cached_bytes_are_counted(self, answer: Answer, least_bytes: int) -> None:
         desk, model = Desk(), Model(answers=lambda _: answer)
         model.gate.set()
         await outcomes(desk.ask(model, tensor(1)))
@@ -306,14 +306,14 @@ class TestWhatIsKept:
             TensorBatch({"x": np.array(["x" * 2000], object)}),
         ],
     )
-    async def test_the_question_is_counted_too(self, question: CacheableRequest) -> None:
+    async def test_bytes_of_request_are_counted(self, question: CacheableRequest) -> None:
         desk, model = Desk(), Model()
         model.gate.set()
         await outcomes(desk.ask(model, question))
         assert desk.kept.size_bytes > 8000
 
     @in_loop
-    async def test_what_is_larger_than_the_cache_is_answered_and_not_kept(self) -> None:
+    async def test_response_beyond_cache_is_not_cached(self) -> None:
         desk, model = Desk(max_bytes=2000), Model(answers=lambda times: {"y": np.full(1000, times)})
         model.gate.set()
         for times in (1, 2):
@@ -321,7 +321,7 @@ class TestWhatIsKept:
         assert (desk.kept.size_bytes, desk.kept.evictions, desk.counts) == (0, 0, (0, 2))
 
     @in_loop
-    async def test_a_model_that_is_dropped_takes_its_own_answers_along(self) -> None:
+    async def test_dropped_model_loses_its_responses(self) -> None:
         desk, model = Desk(), Model()
         model.gate.set()
         for name in ("m", "n"):

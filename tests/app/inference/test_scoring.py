@@ -1,4 +1,4 @@
-"""The arithmetic of scores, against a plain loop and torch."""
+"""Scores compared with a plain loop and torch."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ TEXT = st.sampled_from("abcdef")
 
 
 @given(st.lists(st.tuples(TEXT, TEXT), max_size=20))
-def test_each_text_is_embedded_once(pairs: list[tuple[str, str]]) -> None:
+def test_repeated_text_is_embedded_once(pairs: list[tuple[str, str]]) -> None:
     found = paired(PairRequest(pairs))
     assert len(found.texts) == len(set(found.texts))
     assert [(found.texts[i], found.texts[j]) for i, j in zip(found.firsts, found.seconds, strict=True)] == pairs
@@ -27,7 +27,9 @@ def test_each_text_is_embedded_once(pairs: list[tuple[str, str]]) -> None:
     st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=20),
     np_st.arrays(np.float32, (6, 4), elements=st.floats(-1, 1, width=32)),
 )
-def test_cosines(pairs: list[tuple[str, str]], vectors: "np.ndarray[tuple[int, int], np.dtype[np.float32]]") -> None:
+def test_scores_are_cosines(
+    pairs: list[tuple[str, str]], vectors: "np.ndarray[tuple[int, int], np.dtype[np.float32]]"
+) -> None:
     found = paired(PairRequest(pairs))
     rows = vectors[["abcdef".index(text) for text in found.texts]]
     answer = cosines(found, EmbedAnswer(normalize_rows(rows), tokens=7))
@@ -38,14 +40,14 @@ def test_cosines(pairs: list[tuple[str, str]], vectors: "np.ndarray[tuple[int, i
         assert score == pytest.approx(torch.cosine_similarity(a, b, dim=0, eps=1e-12).item(), abs=1e-5)
 
 
-def test_more_pairs_than_are_multiplied_at_one_go() -> None:
+def test_many_pairs_are_scored_in_blocks() -> None:
     pairs = [("a", "b"), ("b", "b"), ("a", "a")] * 1000
     rows = normalize_rows(np.array([[1, 0], [3, 4]], np.float32))
     assert cosines(paired(PairRequest(pairs)), EmbedAnswer(rows, 1)).scores == pytest.approx([0.6, 1, 1] * 1000)
 
 
 @given(np_st.arrays(np.float32, (5, 1), elements=st.floats(-200, 200, width=32)))
-def test_probabilities(logits: "np.ndarray[tuple[int, int], np.dtype[np.float32]]") -> None:
+def test_logits_become_probabilities(logits: "np.ndarray[tuple[int, int], np.dtype[np.float32]]") -> None:
     wanted = torch.sigmoid(torch.tensor(logits, dtype=torch.float64))[:, 0]
     answer = probabilities(logits, TokenBatch([[1, 2]] * 5))
     assert answer.scores == pytest.approx(wanted.tolist())
@@ -56,7 +58,7 @@ def test_probabilities(logits: "np.ndarray[tuple[int, int], np.dtype[np.float32]
     ("field", "told"),
     [("text[0]", "pairs[0][0]"), ("text[2]", "pairs[1][1]"), ("text[1]", "pairs[1][0]"), ("other", "other")],
 )
-def test_what_is_wrong_with_an_embedded_text_is_told_of_its_pair(field: str, told: str) -> None:
+def test_error_of_text_names_its_pair(field: str, told: str) -> None:
     found = paired(PairRequest([("a", "b"), ("b", "c")]))
     error = found.in_its_pair(InvalidInput(field, "too long: by far"))
     assert (error.field, error.message) == (told, f"{told}: too long: by far")
@@ -64,7 +66,7 @@ def test_what_is_wrong_with_an_embedded_text_is_told_of_its_pair(field: str, tol
 
 
 @pytest.mark.parametrize(("field", "told"), [("text[7]", "pairs[7]"), ("text", "text")])
-def test_what_is_wrong_with_a_pair_is_told_by_its_place(field: str, told: str) -> None:
+def test_error_of_pair_names_its_place(field: str, told: str) -> None:
     error = in_pairs(InvalidInput(field, "too long: by far"))
     assert (error.field, error.message) == (told, f"{told}: too long: by far")
     assert (PAIR_FIELD.fullmatch(told) is None) == (told == field)

@@ -1,4 +1,4 @@
-"""When two versions' answers count as the same."""
+"""The comparison of two versions' answers."""
 
 import numpy as np
 import pytest
@@ -29,5 +29,5 @@ ROWS = np.array([[0.6, 0.8]], np.float32)
         (EmbedAnswer(ROWS, 1), ScoreAnswer([0.5], 1), False),
     ],
 )
-def test_answers(one: Answer | TokenAnswer, other: Answer | TokenAnswer, same: bool) -> None:
+def test_shadow_outcome_compares_answers(one: Answer | TokenAnswer, other: Answer | TokenAnswer, same: bool) -> None:
     assert is_same(one, other) == same

@@ -1,4 +1,4 @@
-"""What is counted and logged."""
+"""Counters and log lines of requests."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +13,7 @@ from frameworks.types import Timings
 
 @pytest.fixture
 def logged() -> Iterator[list[Any]]:
-    """The events logged meanwhile."""
+    """Return the events that are logged."""
     capture = LogCapture()
     structlog.configure(processors=[capture], cache_logger_on_first_use=False)
     yield capture.entries
@@ -59,7 +59,7 @@ def test_counts_by_model_version_and_status() -> None:
     assert observer.requests == {("m", "1", 200): 2, ("m", "1", 400): 1, ("m", "1", 503): 1}
     assert observer.rejected == {"": 1}
     metrics = observer.models["m"]
-    # Only what was answered is timed: refusals are quick, and would make a slow model look good.
+    # Only answered requests are timed: fast refusals would hide a slow model.
     assert [sum(h.counts) for h in (metrics.request_seconds, metrics.queue_seconds, metrics.compute_seconds)] == [2] * 3
     assert metrics.queue_seconds.total == pytest.approx(0.4)
     assert metrics.compute_seconds.total == pytest.approx(0.6)

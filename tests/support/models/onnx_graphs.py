@@ -314,7 +314,7 @@ def external_data(location: str, numbers: int = 4) -> onnx.ModelProto:
 
 
 def external_bytes(numbers: int = 4) -> bytes:
-    """What the file of `external_data` holds: the float32 numbers 0, 1, 2, …"""
+    """Content of the file of `external_data`: the float32 numbers 0, 1, 2, …"""
     return np.arange(numbers, dtype=np.float32).tobytes()
 
 

@@ -15,7 +15,7 @@ FAMILIES: tuple[Family, ...] = ("bert", "roberta", "distilbert", "mpnet", "moder
 
 HIDDEN_SIZE = 32
 MAX_TOKENS = 40
-"""What a text of each family may hold at most, by its config.json alone."""
+"""Maximum tokens of each family, by its config.json."""
 
 _PREFIXES: dict[Family, str] = {
     "bert": "Bert", "roberta": "Roberta", "distilbert": "DistilBert", "mpnet": "MPNet", "modernbert": "ModernBert",
