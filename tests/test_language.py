@@ -1,6 +1,6 @@
 """Hold comments, docstrings, messages, test names and the manual to plain technical English.
 
-`python tests/test_language.py` lists every offence outside the clean paths too.
+`python tests/test_language.py [PATH ...]` lists every offence.
 """
 
 import ast
@@ -42,102 +42,20 @@ BANNED_IN_NAMES = frozenset({"anew", "asking", "door", "doors", "house", "journe
 
 MAX_WORDS_OF_A_TEST_NAME = 8
 
-CLEAN = (
-    ".ci",
-    "Makefile",
-    "README.md",
-    "app/admin/open_inference",
-    "app/admin/pages.py",
-    "app/cli",
-    "app/config",
-    "app/embedded",
-    "app/grpc/bridge",
-    "app/http/openapi.py",
-    "app/observability/background.py",
-    "app/observability/integrity.py",
-    "app/observability/logs.py",
-    "app/observability/loop_lag.py",
-    "app/protocols/bodies.py",
-    "app/protocols/compression.py",
-    "app/protocols/constraint_fields.py",
-    "app/protocols/errors.py",
-    "app/protocols/generation_fields.py",
-    "app/protocols/json_body.py",
-    "app/protocols/json_output.py",
-    "app/protocols/json_reading.py",
-    "app/protocols/json_tensors.py",
-    "app/protocols/model_inputs.py",
-    "app/protocols/native/fields.py",
-    "app/protocols/native/generation.py",
-    "app/protocols/native/inputs.py",
-    "app/protocols/native/stream.py",
-    "app/protocols/open_inference",
-    "app/protocols/openai",
-    "app/protocols/routes.py",
-    "app/protocols/shapes.py",
-    "app/protocols/text_fields.py",
-    "app/server",
-    "config.toml",
-    "docker",
-    "docs",
-    "frameworks/batches",
-    "frameworks/devices.py",
-    "frameworks/errors.py",
-    "frameworks/files.py",
-    "frameworks/manager.py",
-    "frameworks/models",
-    "frameworks/quantization",
-    "frameworks/runtime.py",
-    "frameworks/scheduling/steps",
-    "frameworks/settings.py",
-    "frameworks/text",
-    "frameworks/types.py",
-    "memory",
-    "mkdocs.yml",
-    "tests/app/admin/open_inference",
-    "tests/app/admin/test_pages.py",
-    "tests/app/cli",
-    "tests/app/config",
-    "tests/app/embedded",
-    "tests/app/grpc",
-    "tests/app/observability/test_integrity.py",
-    "tests/app/observability/test_logs.py",
-    "tests/app/observability/test_loop_lag.py",
-    "tests/app/protocols/generating.py",
-    "tests/app/protocols/json_schemas.py",
-    "tests/app/protocols/native",
-    "tests/app/protocols/open_inference",
-    "tests/app/protocols/openai",
-    "tests/app/protocols/strategies.py",
-    "tests/app/protocols/test_bodies.py",
-    "tests/app/protocols/test_compression.py",
-    "tests/app/protocols/test_constraint_fields.py",
-    "tests/app/protocols/test_errors.py",
-    "tests/app/protocols/test_generation_fields.py",
-    "tests/app/protocols/test_json_body.py",
-    "tests/app/protocols/test_routes.py",
-    "tests/app/protocols/test_tensor_schemas.py",
-    "tests/bench",
-    "tests/docker",
-    "tests/frameworks/batches",
-    "tests/frameworks/conftest.py",
-    "tests/frameworks/generation",
-    "tests/frameworks/models",
-    "tests/frameworks/onnx",
-    "tests/frameworks/pytorch",
-    "tests/frameworks/quantization",
-    "tests/frameworks/scheduling",
-    "tests/frameworks/scheduling/steps",
-    "tests/frameworks/test_devices.py",
-    "tests/frameworks/test_manager.py",
-    "tests/frameworks/test_manager_any_order.py",
-    "tests/frameworks/test_manager_shutdown.py",
-    "tests/frameworks/text",
-    "tests/manual",
-    "tests/memory",
-    "tests/test_install_steps.py",
+CHECKED = (
+    *(".ci", "Makefile", "README.md", "app", "config.toml", "docker", "docs", "frameworks", "memory", "mkdocs.yml"),
+    *("pyproject.toml", "tests"),
 )
-"""Paths below the root, files or folders, that hold the rules. New paths are added, none is removed."""
+"""Files and folders below the root that follow the rules."""
+
+NOT_YET = (
+    "app/observability/metrics.py",
+    "app/protocols/codec.py",
+    "app/protocols/native/decode.py",
+    "frameworks/generation/types.py",
+    "frameworks/pytorch/generation/transformers_decoder.py",
+)
+"""Files that still have phrases of the old style. The list only gets shorter."""
 
 _PHRASES = re.compile(rf"\b(?:{'|'.join(BANNED)})\b", re.IGNORECASE)
 _SUBJECT = re.compile(rf"(?:^|(?<=[.:;!] )){WHAT_AS_SUBJECT}")
@@ -248,9 +166,10 @@ def _paragraphs(text: str) -> Iterator[tuple[int, str]]:
         line += paragraph.count("\n") + 2
 
 
-@pytest.mark.parametrize("path", CLEAN)
-def test_language_of_clean_path_is_plain(path: str) -> None:
-    found = {str(file.relative_to(ROOT)): offences(file) for file in checked_files(path)}
+@pytest.mark.parametrize("path", CHECKED)
+def test_language_is_plain(path: str) -> None:
+    files = {str(file.relative_to(ROOT)): file for file in checked_files(path)}
+    found = {name: offences(file) for name, file in files.items() if name not in NOT_YET}
     assert not any(found.values()), "\n".join(f"{name}:{each}" for name, lines in found.items() for each in lines)
 
 
