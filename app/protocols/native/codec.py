@@ -203,7 +203,8 @@ def encode(native: NativeRequest, answer: Answer | GenerateAnswer, context: Answ
         if isinstance(value, np.ndarray):
             content["output_data"] = value.reshape(-1) if native.flat else value
             content["output_shape"] = value.shape
-            if value.size > DIRECT_ELEMENTS or value.dtype.kind not in "fiub" or not value.flags.c_contiguous:
+            is_direct = value.size <= DIRECT_ELEMENTS and value.dtype.kind in "fiub" and value.flags.c_contiguous
+            if not is_direct or value.ndim == 0:  # orjson writes no array without dimensions
                 content["output_data"] = to_json_value(content["output_data"])
         else:
             content["output_data"], content["output_shape"] = to_json_value(value), _shape(value)
