@@ -200,7 +200,7 @@ def test_unknown_model_refused_with_near_names(server: RunningServer) -> None:
     for path in ("/models/x%2Fy/infer", "/models/%2e%2e/infer", "/models/" + "y" * 5000 + "/infer"):
         assert server.client.post(path, json={"text": "a"}).status_code == 404
     answer = server.client.post("/infer", json={"input_data": [1]})
-    assert_refused(answer, 400, "invalid_input", "model_name: is missing")
+    assert_refused(answer, 400, "invalid_input", "model_name: expected a model name, got none")
 
 
 def test_unknown_version_refused(server: RunningServer) -> None:
