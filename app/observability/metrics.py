@@ -124,7 +124,7 @@ class GenerationMetrics:
 
 
 class FastPath(Protocol):
-    """What a connection may offer beside ASGI's messages."""
+    """Optional methods of a connection beside ASGI's messages."""
 
     def take_body(self) -> bytes | None:
         """Return the whole body, once, if all of it has arrived."""
@@ -148,7 +148,7 @@ class FastPath(Protocol):
 
 @dataclass(slots=True)
 class RequestRecord:
-    """What is logged and counted of one request: filled while it is processed, read once after the response."""
+    """Log members and counts of one request: filled while it is processed, read once after the response."""
 
     request_id: str
     method: str

@@ -1,4 +1,4 @@
-"""What a protocol is to the endpoint: how its questions are read (step 1) and its answers written (step 5)."""
+"""The contract of a protocol with the endpoint: decode requests and encode responses."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Target:
 
 
 class AnswerContext(NamedTuple):
-    """What an answer says besides the model's own words. `created_s`: Unix time of the question, whole seconds."""
+    """Members of a response besides the model's output. `created_s`: Unix time of the request, whole seconds."""
 
     model: str
     version: str
@@ -74,13 +74,13 @@ class Codec(Protocol):
 
     @property
     def lead_bytes(self) -> int:
-        """How many bytes, of any kind, stand before the body in what the methods are given. What comes behind a head of
-        known length then lies in memory where numbers have to.
+        """Number of arbitrary bytes before the body in the arguments of the methods. They align tensors that follow a
+        head of known length.
         """
         ...
 
     def for_headers(self, headers: Sequence[Header]) -> "Codec":
-        """What reads and answers a request with these headers. Raises UnsupportedMediaType, InvalidInput."""
+        """Return the codec of a request with these headers. Raises UnsupportedMediaType, InvalidInput."""
         ...
 
     def is_long_to_read(self, body: bytes) -> bool:
@@ -111,7 +111,7 @@ class Codec(Protocol):
 
 
 class JsonCodec:
-    """What wire formats have in common that read and write JSON and nothing else."""
+    """Common part of codecs that read and write JSON only."""
 
     __slots__ = ()
 

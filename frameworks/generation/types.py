@@ -91,7 +91,7 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class GenerationSpec:
-    """What a generating model reads and writes.
+    """Context, end tokens and sampling of a generating model.
 
     `max_context_tokens`: prompt and text together, bounded by the model and by its key/value cache. `eos_token_ids`:
     each of them ends a text. `sampling`: defaults of the model's own generation_config.json.

@@ -92,7 +92,7 @@ def _attend(
     # A layer with an unknown option (sinks, biases by distance) would get a wrong result.
     strange = [name for name, given in options.items() if name not in _IGNORED_OPTIONS and given is not None]
     if strange or attention_mask is not None:
-        raise ValueError(f"{type(module).__name__} wants {', '.join(strange) or 'a mask'} of its attention")
+        raise ValueError(f"{type(module).__name__} needs {', '.join(strange) or 'a mask'} of its attention")
     attention: BlockAttention = getattr(module, _ATTENTION_ATTRIBUTE)
     index: Any = module.layer_idx
     key_value = torch.cat((key[0], value[0])).transpose(0, 1)

@@ -260,7 +260,7 @@ class TestRefusals:
     def test_unknown_attention_argument_is_refused(self, made_once: FolderMaker) -> None:
         changes = {"num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": 40}
         message = refusal(made_once(save_causal_model, model_type="gpt_oss", **changes))
-        assert "wants s_aux of its attention" in message
+        assert "needs s_aux of its attention" in message
 
     def test_other_logits_are_refused(self, made_once: FolderMaker, monkeypatch: pytest.MonkeyPatch) -> None:
         """Wrong arithmetic is detected at load."""
