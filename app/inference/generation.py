@@ -1,4 +1,4 @@
-"""Text generation between a decoded request and its answer in the making: prompts → tokens → sequences → pieces."""
+"""Start text generation for a decoded request: tokenize its prompts, check the limits, submit its sequences."""
 
 import asyncio
 import itertools
@@ -24,20 +24,20 @@ from frameworks.generation.types import (
 )
 from frameworks.runtime import StepModel
 
-MOST_SEQUENCES = 128
-"""Of one request: its prompts times the choices of each."""
+MAX_SEQUENCES = 128
+"""Limit of one request: number of prompts times `num_choices`."""
 
-# Tokenized in less time than the loop and a thread lose over handing it to and fro.
-_FEW_PROMPTS = 4
-_FEW_CHARACTERS = 1000
+# Up to these sizes, tokenizing costs less than a switch to a thread and back.
+_MAX_SHORT_PROMPTS = 4
+_MAX_SHORT_CHARACTERS = 1000
 _SEEDS = 2**63
 
 _sequence_ids = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True)
-class _Prepared:
-    """Token ids of each prompt, and what each text has to be."""
+class _PreparedPrompts:
+    """Token ids of each prompt, and the compiled constraint."""
 
     prompts: list[tuple[int, ...]]
     matcher: TokenMatcher | None
@@ -47,14 +47,14 @@ class GenerationService:
     """Owned by the event loop."""
 
     def __init__(self, threads: ThreadPoolExecutor, metrics: Callable[[str], GenerationMetrics]) -> None:
-        """`threads`: in which long prompts are tokenized. `metrics(model)`: where the times of tokens are added up."""
+        """`threads`: tokenize long prompts. `metrics(model)`: the histograms that record the times of its tokens."""
         self._threads = threads
         self._metrics = metrics
 
     async def begin(
         self, context: RunContext, request: GenerateRequest, left_s: float | None, in_pieces: bool
     ) -> GenerationStream:
-        """As InferenceService.generate."""
+        """Begin to generate text, see InferenceService.generate."""
         version, timings = context.version, context.timings
         context.permit.queue(version.model.requests)
         model, dispatcher = version.generating()
@@ -63,12 +63,12 @@ class GenerationService:
         started_s = loop.time()
         deadline_s = None if left_s is None else started_s + left_s
         late = DeadlineExceeded(
-            f'model "{version.model.name}" was not at the end of its text within timeout_ms; '
+            f'model "{version.model.name}" did not complete the text within timeout_ms; '
             "allow more time or ask for fewer tokens"
         )
         try:
             async with asyncio.timeout_at(deadline_s):
-                prepared = await self._prepared(model, request)
+                prepared = await self._prepare(model, request)
         except TimeoutError:
             raise late from None
         finally:
@@ -77,20 +77,20 @@ class GenerationService:
             raise late
         assert model.spec.generation is not None
         sequences = _sequences(request, prepared, model.spec.generation, context.priority, in_pieces)
-        answer = GenerationStream(
+        generation = GenerationStream(
             dispatcher.open(sequences, context.permit.begin),
             sequences[0].sequence_id,
-            _texts(request, prepared, model),
+            _choice_texts(request, prepared, model),
             prepared.prompts,
             timings,
             self._metrics(version.model.name),
         )
         if deadline_s is not None:
-            answer.end_at(deadline_s, late)
-        return answer
+            generation.set_deadline(deadline_s, late)
+        return generation
 
-    async def _prepared(self, model: StepModel, request: GenerateRequest) -> _Prepared:
-        """In a thread, unless it is soon done. Raises InvalidInput."""
+    async def _prepare(self, model: StepModel, request: GenerateRequest) -> _PreparedPrompts:
+        """Tokenize short prompts at once, all others on a thread. Raises InvalidInput."""
         if request.constraint is None and _are_short(request.prompts):
             return _prepare(model, request)
         return await asyncio.get_running_loop().run_in_executor(self._threads, _prepare, model, request)
@@ -98,48 +98,48 @@ class GenerationService:
 
 def _check(request: GenerateRequest) -> None:
     if request.constraint is not None and request.stopping.ignore_eos:
-        raise InvalidInput("ignore_eos", "does not go with a constraint, whose end is the text's; leave it out")
+        raise InvalidInput("ignore_eos", "expected false with a constraint, got true; leave it out")
     num_prompts = len(request.prompts)
     if not num_prompts:
-        raise InvalidInput("prompt", "expected at least one prompt, got an empty list")
-    if num_prompts * request.num_choices > MOST_SEQUENCES:
+        raise InvalidInput("prompt", "expected at least one prompt, got an empty list; send a prompt")
+    if num_prompts * request.num_choices > MAX_SEQUENCES:
         raise InvalidInput(
             "n",
-            f"{num_prompts} prompts with {request.num_choices} choices each are {num_prompts * request.num_choices} "
-            f"texts; a request takes at most {MOST_SEQUENCES}, send several",
+            f"expected at most {MAX_SEQUENCES} texts in a request, got {num_prompts * request.num_choices} "
+            f"({num_prompts} prompts of {request.num_choices} choices each); send several requests",
         )
 
 
 def _are_short(prompts: tuple[Prompt, ...]) -> bool:
-    if len(prompts) > _FEW_PROMPTS:
+    if len(prompts) > _MAX_SHORT_PROMPTS:
         return False
     characters = 0
     for prompt in prompts:
         if isinstance(prompt, Conversation):
-            return False  # a template is a program
+            return False  # a chat template is a program of unknown cost
         characters += len(prompt)
-    return characters <= _FEW_CHARACTERS
+    return characters <= _MAX_SHORT_CHARACTERS
 
 
-def _prepare(model: StepModel, request: GenerateRequest) -> _Prepared:
+def _prepare(model: StepModel, request: GenerateRequest) -> _PreparedPrompts:
     prompts = [model.tokenizer.encode(prompt) for prompt in request.prompts]
-    return _Prepared(prompts, None if request.constraint is None else model.constrain(request.constraint))
+    return _PreparedPrompts(prompts, None if request.constraint is None else model.constrain(request.constraint))
 
 
 def _sequences(
-    request: GenerateRequest, prepared: _Prepared, spec: GenerationSpec, priority: int, in_pieces: bool
+    request: GenerateRequest, prepared: _PreparedPrompts, spec: GenerationSpec, priority: int, in_pieces: bool
 ) -> list[SequenceRequest]:
-    """One for each choice, with ids in order of their index. Raises InvalidInput where one does not fit the context.
+    """Return one sequence for each choice, with ids in order of their index.
 
-    Each choice of a prompt has a seed of its own. With a seed given it is that plus the choice's place among the
-    prompt's: a prompt's texts are the same whatever others come with it.
+    Choice i of each prompt has the seed of the request plus i, or a random seed plus i if the request has none. The
+    texts of a prompt thus do not depend on the other prompts. Raises InvalidInput if a prompt exceeds the context.
     """
     stopping = request.stopping
     stop_token_ids = stopping.token_ids if stopping.ignore_eos else stopping.token_ids | spec.eos_token_ids
     arrived_s = time.perf_counter()
     sequences: list[SequenceRequest] = []
-    for place, prompt_ids in enumerate(prepared.prompts):
-        max_tokens = _max_tokens(request, place, prompt_ids, spec.max_context_tokens)
+    for i, prompt_ids in enumerate(prepared.prompts):
+        max_tokens = _max_tokens(request, i, prompt_ids, spec.max_context_tokens)
         seed = secrets.randbelow(_SEEDS) if request.sampling.seed is None else request.sampling.seed
         first = SequenceRequest(
             0,
@@ -150,7 +150,7 @@ def _sequences(
             stopping.min_tokens,
             priority=priority,
             arrived_s=arrived_s,
-            # A stop string is to be found before much is computed behind it.
+            # A stop string is found in time only if each token is delivered at once.
             is_read_whole=not (in_pieces or stopping.strings),
         )
         sequences += [
@@ -165,46 +165,49 @@ def _sequences(
     return sequences
 
 
-def _max_tokens(request: GenerateRequest, place: int, prompt_ids: tuple[int, ...], context: int) -> int:
-    """How many tokens may follow the prompt at this place. Raises InvalidInput, with all lengths."""
-    field = "messages" if isinstance(request.prompts[place], Conversation) else "prompt"
+def _max_tokens(request: GenerateRequest, prompt_index: int, prompt_ids: tuple[int, ...], context: int) -> int:
+    """Return how many tokens may follow a prompt. Raises InvalidInput, whose message has all lengths."""
+    field = "messages" if isinstance(request.prompts[prompt_index], Conversation) else "prompt"
     if len(request.prompts) > 1:
-        field += f"[{place}]"
+        field += f"[{prompt_index}]"
     if not prompt_ids:
-        raise InvalidInput(field, "expected a text to continue, got an empty one")
-    left = context - len(prompt_ids)
-    if left < 1:
+        raise InvalidInput(field, "expected at least one token, got none; send a text to continue")
+    room = context - len(prompt_ids)
+    if room < 1:
         raise InvalidInput(
             field,
-            f"{len(prompt_ids)} tokens, and the model's context holds {context}, prompt and text together; shorten it",
+            f"expected fewer than {context} tokens, the model's context for prompt and text, got {len(prompt_ids)}; "
+            "shorten it",
         )
-    wanted = request.stopping.max_tokens
-    if wanted is not None and request.stopping.may_be_fewer:
-        wanted = min(wanted, left)
-    if wanted is not None and not 1 <= wanted <= left:
+    requested = request.stopping.max_tokens
+    if requested is not None and request.stopping.may_be_fewer:
+        requested = min(requested, room)
+    if requested is not None and not 1 <= requested <= room:
         raise InvalidInput(
             "max_tokens",
-            f"is {wanted}; the model's context holds {context} tokens, and {field} has {len(prompt_ids)} of them: ask "
-            f"for 1 to {left}, or shorten it",
+            f"expected 1 to {room}, as {field} has {len(prompt_ids)} of the {context} tokens of the model's context, "
+            f"got {requested}; ask for fewer tokens or shorten {field}",
         )
-    max_tokens = left if wanted is None else wanted
+    max_tokens = room if requested is None else requested
     if request.stopping.min_tokens > max_tokens:
-        raise InvalidInput("min_tokens", f"is {request.stopping.min_tokens}, and at most {max_tokens} may come")
+        raise InvalidInput(
+            "min_tokens", f"expected at most {max_tokens} (max_tokens), got {request.stopping.min_tokens}; lower it"
+        )
     return max_tokens
 
 
-def _texts(request: GenerateRequest, prepared: _Prepared, model: StepModel) -> list[ChoiceText]:
-    """The beginning of each choice's text, in order of their index."""
+def _choice_texts(request: GenerateRequest, prepared: _PreparedPrompts, model: StepModel) -> list[ChoiceText]:
+    """Return the empty text of each choice, in order of their index."""
     stops = StopStrings(request.stopping.strings)
     text_of = None if request.sampling.top_logprobs is None else model.tokenizer.text_of
     return [
         ChoiceText(
-            place * request.num_choices + choice,
+            i * request.num_choices + choice,
             model.tokenizer.stream(prompt_ids),
             stops,
             text_of,
             request.stopping.min_tokens,
         )
-        for place, prompt_ids in enumerate(prepared.prompts)
+        for i, prompt_ids in enumerate(prepared.prompts)
         for choice in range(request.num_choices)
     ]

@@ -1,4 +1,4 @@
-"""The state of the server: starting, serving or draining."""
+"""Hold the state of the server: starting, serving or draining. The process sets it; health and requests read it."""
 
 import time
 
@@ -22,22 +22,22 @@ class Lifecycle:
         return time.monotonic() - self._started_s
 
     def drain(self) -> None:
-        """Refuse new requests and answer 503 on /health/ready."""
+        """Refuse new requests from now on; /health/ready responds with 503."""
         self.is_draining = True
         self._draining_since_s = time.monotonic()
 
     def drain_left_s(self, drain_timeout_s: float) -> float:
-        """Return the remaining seconds of the drain timeout, at least 0; all of them before `drain`."""
-        gone_s = time.monotonic() - self._draining_since_s if self.is_draining else 0.0
-        return max(0.0, drain_timeout_s - gone_s)
+        """Return the seconds left of the drain timeout, at least 0; all of them if the drain has not begun."""
+        elapsed_s = time.monotonic() - self._draining_since_s if self.is_draining else 0.0
+        return max(0.0, drain_timeout_s - elapsed_s)
 
     def check_accepting(self) -> None:
-        """Raises Draining once the server is going down."""
+        """Raise Draining if the server is shutting down."""
         if self.is_draining:
-            raise Draining("the server is going down; ask another")
+            raise Draining(Draining.REFUSED)
 
     def status(self) -> str:
-        """Return `draining`, `starting` (a start-up model loads), `degraded` (a model failed) or `healthy`."""
+        """Return `draining`, `starting` (a start-up model is loading), `degraded` (a model failed) or `healthy`."""
         if self.is_draining:
             return "draining"
         slots = self._manager.slots
@@ -46,8 +46,9 @@ class Lifecycle:
         return "degraded" if any(slot.state is ModelState.FAILED for slot in slots) else "healthy"
 
     def pending_models(self) -> list[str]:
-        """Return the start-up models without which the server is not ready. Unloaded, deleted and evicted models do not
-        count.
+        """Return the start-up models that keep the server from being ready.
+
+        Models that a caller unloaded or deleted, and evicted models, are not among them.
         """
         return [
             slot.name

@@ -257,7 +257,7 @@ class Pipeline:
                 await self._service.generate(context, decoded.request, left_s, in_pieces=decoded.stream)
             ) as generation:
                 if stream is None:
-                    return await generation.whole()
+                    return await generation.collect()
                 await stream.send_pieces(generation)
         finally:
             disconnected = exchange.unwatch()

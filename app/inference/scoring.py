@@ -1,4 +1,4 @@
-"""Compute scores of pairs from the embeddings of their texts or from a cross-encoder's logits."""
+"""Compute the scores of text pairs, from embeddings or from the logits of a cross-encoder."""
 
 import re
 from dataclasses import dataclass
@@ -10,59 +10,55 @@ from frameworks.text.tokenizer import scores
 from frameworks.types import Array, EmbedAnswer, PairRequest, ScoreAnswer, TokenBatch
 
 PAIR_FIELD = re.compile(r"pairs\[(?P<pair>\d+)\](\[(?P<side>[01])\])?")
-"""The field of an InvalidInput: a pair, or one of its texts."""
+"""The field of an InvalidInput: a pair, or one of its two texts."""
 
 _TEXT_FIELD = re.compile(r"text\[(\d+)\]")
-# Rows of one product; other threads run between two blocks.
+# Rows of one multiplication. Other threads run between two of them.
 _BLOCK_ROWS = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class PairedTexts:
-    """`texts`: each once. `firsts`, `seconds`: of each pair where its texts are among them."""
+    """The distinct `texts` of pairs. `firsts`, `seconds`: for each pair, the indices of its two texts."""
 
     texts: list[str]
     firsts: list[int]
     seconds: list[int]
 
-    def in_its_pair(self, error: InvalidInput) -> InvalidInput:
-        """Return the error of a text with the field of the first pair that has the text."""
+    def name_pair(self, error: InvalidInput) -> InvalidInput:
+        """Return the error of one text under the field of the first pair that has this text."""
         named = _TEXT_FIELD.fullmatch(error.field)
         if named is None:
             return error
-        place = int(named[1])
-        side, places = (0, self.firsts) if place in self.firsts else (1, self.seconds)
-        return _renamed(error, f"pairs[{places.index(place)}][{side}]")
+        index = int(named[1])
+        side, indices = (0, self.firsts) if index in self.firsts else (1, self.seconds)
+        return InvalidInput(f"pairs[{indices.index(index)}][{side}]", error.reason)
 
 
-def in_pairs(error: InvalidInput) -> InvalidInput:
-    """Return the error of a text with the field of its pair."""
+def name_pair(error: InvalidInput) -> InvalidInput:
+    """Return the error of a cross-encoder's text under the field of its pair: both texts are tokenized as one."""
     named = _TEXT_FIELD.fullmatch(error.field)
-    return error if named is None else _renamed(error, f"pairs[{named[1]}]")
+    return error if named is None else InvalidInput(f"pairs[{named[1]}]", error.reason)
 
 
-def paired(request: PairRequest) -> PairedTexts:
-    """Return the distinct texts of the pairs; a repeated query is embedded once."""
-    places: dict[str, int] = {}
-    firsts = [places.setdefault(first, len(places)) for first, _ in request.pairs]
-    seconds = [places.setdefault(second, len(places)) for _, second in request.pairs]
-    return PairedTexts(list(places), firsts, seconds)
+def distinct_texts(request: PairRequest) -> PairedTexts:
+    """Return each text once, so that a query that is in every pair is embedded once."""
+    indices: dict[str, int] = {}
+    firsts = [indices.setdefault(first, len(indices)) for first, _ in request.pairs]
+    seconds = [indices.setdefault(second, len(indices)) for _, second in request.pairs]
+    return PairedTexts(list(indices), firsts, seconds)
 
 
 def cosines(pairs: PairedTexts, answer: EmbedAnswer) -> ScoreAnswer:
-    """`answer`: the embeddings of the texts, each at length 1 (one of zeros has none, and a cosine of 0)."""
-    found: list[float] = []
+    """Return the cosine of each pair. `answer`: the embeddings of the texts [texts, size], of length 1 or all zeros."""
+    scores_of_pairs: list[float] = []
     for at in range(0, len(pairs.firsts), _BLOCK_ROWS):
         firsts = answer.embeddings[pairs.firsts[at : at + _BLOCK_ROWS]].astype(np.float64)
         seconds = answer.embeddings[pairs.seconds[at : at + _BLOCK_ROWS]].astype(np.float64)
-        found += np.einsum("ij,ij->i", firsts, seconds).clip(-1.0, 1.0).tolist()
-    return ScoreAnswer(found, answer.tokens)
+        scores_of_pairs += np.einsum("ij,ij->i", firsts, seconds).clip(-1.0, 1.0).tolist()
+    return ScoreAnswer(scores_of_pairs, answer.tokens)
 
 
 def probabilities(logits: Array, tokens: TokenBatch) -> ScoreAnswer:
-    """Of a cross-encoder's one logit per pair [pairs, 1]: through a sigmoid, as sentence-transformers' CrossEncoder."""
+    """Return the sigmoid of a cross-encoder's logits [pairs, 1], as sentence-transformers' CrossEncoder does."""
     return ScoreAnswer(scores(logits, multi_label=True)[:, 0].tolist(), sum(map(len, tokens.token_ids)))
-
-
-def _renamed(error: InvalidInput, field: str) -> InvalidInput:
-    return InvalidInput(field, error.reason)

@@ -58,8 +58,8 @@ class InferenceService:
     ) -> Generation:
         """Begin to generate text. Generated text is not cached.
 
-        Returns when the prompts are tokenized. The caller iterates the generation or awaits its whole, and closes it
-        in any case; the context's timings are complete when it has ended. `left_s`: seconds until the deadline, at
+        Returns when the prompts are tokenized. The caller iterates or collects the generation, and closes it in
+        any case; the context's timings are complete when it has ended. `left_s`: seconds until the deadline, at
         which running sequences end too. `in_pieces`: the generation will be iterated, so each piece is delivered at
         once. Raises InvalidInput, DeadlineExceeded, Overloaded and the other ModelUnavailable errors.
         """

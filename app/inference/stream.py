@@ -1,4 +1,4 @@
-"""Turn the tokens of the choices into pieces of text as they arrive."""
+"""Turn the tokens of a running request into pieces of text, in the order in which they were generated."""
 
 import asyncio
 import time
@@ -13,9 +13,9 @@ from frameworks.types import Timings
 
 
 class GenerationStream:
-    """A Generation, whose choices' pieces come in the order in which their tokens were generated.
+    """Implement Generation over a token feed. Owned by the event loop.
 
-    A reader that is cancelled, or hears of an error, leaves nothing running. Owned by the event loop.
+    The sequences end when the reader is cancelled or gets an error.
     """
 
     def __init__(
@@ -27,8 +27,8 @@ class GenerationStream:
         timings: Timings,
         metrics: GenerationMetrics,
     ) -> None:
-        """`first_id`: of the sequence of choice 0, that of choice i being i more. `timings` and `metrics` are filled as
-        tokens are read.
+        """`first_id`: sequence id of choice 0; choice i has `first_id` + i. `prompts`: token ids. Reading tokens
+        fills `timings` and `metrics`.
         """
         self._feed = feed
         self._first_id = first_id
@@ -39,21 +39,21 @@ class GenerationStream:
         self._timings = timings
         self._metrics = metrics
         self._opened_s = time.perf_counter()
-        self._last_of_choice_s: list[float | None] = [None] * len(texts)
+        self._last_token_s: list[float | None] = [None] * len(texts)
         self._pieces: deque[Piece] = deque()
         self._deadline: asyncio.TimerHandle | None = None
-        self._is_settled = False
+        self._is_closed = False
 
     @property
     def usage(self) -> Usage:
         cached: dict[int, int] = {}
         for sequence_id, num_tokens in self._feed.cached_tokens.items():
-            # Of a prompt's choices all but the first find it known.
+            # The first choice of a prompt computes it, so only its cached tokens count.
             cached.setdefault((sequence_id - self._first_id) // self._num_choices, num_tokens)
         return Usage(self._num_prompt_tokens, self._num_generated, sum(cached.values()))
 
-    def end_at(self, deadline_s: float, late: DeadlineExceeded) -> None:
-        """Fail the stream with this error at a time of the loop's clock."""
+    def set_deadline(self, deadline_s: float, late: DeadlineExceeded) -> None:
+        """End the sequences at `deadline_s`, by the clock of the loop; the reader then gets `late`."""
         self._deadline = asyncio.get_running_loop().call_at(deadline_s, self._feed.fail, late)
 
     def __aiter__(self) -> "GenerationStream":
@@ -66,7 +66,7 @@ class GenerationStream:
                 if not arrived:
                     raise StopAsyncIteration
                 for each in arrived:
-                    self._take(each)
+                    self._add_token(each)
         except BaseException:
             self.close()
             raise
@@ -77,7 +77,7 @@ class GenerationStream:
         self._pieces.clear()
         return pieces
 
-    async def whole(self) -> GenerateAnswer:
+    async def collect(self) -> GenerateAnswer:
         texts: list[list[str]] = [[] for _ in self._texts]
         tokens: list[list[TokenText]] = [[] for _ in self._texts]
         reasons: list[FinishReason | None] = [None for _ in self._texts]
@@ -86,17 +86,17 @@ class GenerationStream:
             tokens[piece.index] += piece.tokens
             reasons[piece.index] = piece.finish_reason
         choices = []
-        for parts, own, reason in zip(texts, tokens, reasons, strict=True):
-            assert reason is not None, "closed while it was waited for"
-            choices.append(Choice("".join(parts), reason, tuple(own)))
+        for parts, choice_tokens, reason in zip(texts, tokens, reasons, strict=True):
+            assert reason is not None, "the feed ended before the choice did"
+            choices.append(Choice("".join(parts), reason, tuple(choice_tokens)))
         return GenerateAnswer(choices, self.usage)
 
     def close(self) -> None:
         self._pieces.clear()
         self._feed.close()
-        if self._is_settled:
+        if self._is_closed:
             return
-        self._is_settled = True
+        self._is_closed = True
         if self._deadline is not None:
             self._deadline.cancel()
         now_s = time.perf_counter()
@@ -108,19 +108,19 @@ class GenerationStream:
             self._timings.queue_s += begun_s - self._opened_s
             self._timings.compute_s += now_s - begun_s
 
-    def _take(self, arrived: ArrivedToken) -> None:
-        at_s, token = arrived
+    def _add_token(self, arrived: ArrivedToken) -> None:
+        generated_s, token = arrived
         index = token.sequence_id - self._first_id
         text = self._texts[index]
         if text.is_over:
-            return  # it came behind a stop string
+            return  # a stop string ended the text before this token
         if not self._num_generated:
-            self._metrics.time_to_first_token_seconds.observe(at_s - self._timings.started_s)
+            self._metrics.time_to_first_token_seconds.observe(generated_s - self._timings.started_s)
         self._num_generated += 1
-        before_s = self._last_of_choice_s[index]
-        self._last_of_choice_s[index] = at_s
-        if before_s is not None:
-            self._metrics.inter_token_seconds.observe(at_s - before_s)
+        previous_s = self._last_token_s[index]
+        self._last_token_s[index] = generated_s
+        if previous_s is not None:
+            self._metrics.inter_token_seconds.observe(generated_s - previous_s)
         piece = text.push(token)
         if piece.finish_reason is not None and token.finish_reason is None:
             self._feed.abort(token.sequence_id)

@@ -8,7 +8,7 @@ from typing import TypeVar, TypeVarTuple
 import numpy as np
 
 from app.inference.context import RunContext
-from app.inference.scoring import cosines, in_pairs, paired, probabilities
+from app.inference.scoring import cosines, distinct_texts, name_pair, probabilities
 from frameworks.errors import InvalidInput
 from frameworks.scheduling.batch.dispatcher import Dispatcher
 from frameworks.text.tokenizer import TextTokenizer, normalize_rows, scores
@@ -47,7 +47,7 @@ class TextService:
         model, dispatcher = context.version.serving()
         tokenizer, text = model.tokenizer, model.spec.text
         if tokenizer is None or text is None:
-            raise InvalidInput("text", "this model takes no text")
+            raise InvalidInput("text", "expected a model that reads text, got one that reads tensors; send tensors")
         if not request.texts:
             return ClassifyAnswer([]) if model.spec.task == "classify" else EmbedAnswer(_NO_ROWS, tokens=0)
         loop = asyncio.get_running_loop()
@@ -72,12 +72,12 @@ class TextService:
             tokens = await self._tokenized(model.tokenizer, request, context.timings)
             rows = await _rows(context, dispatcher, tokens)
             return await self._compute(rows.size, probabilities, rows, tokens)
-        pairs = await self._compute(_NUMBERS_PER_PAIR * len(request.pairs), paired, request)
+        pairs = await self._compute(_NUMBERS_PER_PAIR * len(request.pairs), distinct_texts, request)
         texts = TextRequest(pairs.texts, normalize=True, truncate=request.truncate)
         try:
             embedded = await self.answer(context, texts)
         except InvalidInput as error:
-            raise pairs.in_its_pair(error) from None
+            raise pairs.name_pair(error) from None
         assert isinstance(embedded, EmbedAnswer)
         return await self._compute(embedded.embeddings.size, cosines, pairs, embedded)
 
@@ -101,7 +101,7 @@ class TextService:
         try:
             return await loop.run_in_executor(self._threads, tokenizer.tokenize_pairs, request.pairs, request.truncate)
         except InvalidInput as error:
-            raise in_pairs(error) from None
+            raise name_pair(error) from None
         finally:
             timings.decode_s += loop.time() - started_s
 

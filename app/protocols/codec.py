@@ -1,4 +1,4 @@
-"""The contract of a protocol with the endpoint: decode requests and encode responses."""
+"""Define the contract between the endpoint and a protocol: decode requests, encode responses."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,21 +18,21 @@ _BODY_HEADERS = (b"content-type", b"content-encoding")
 _JSON_HEADER = (b"content-type", b"application/json")
 
 LONG_BYTES = 256 * 1024
-"""From here on decoding JSON holds the loop for about a millisecond."""
+"""From this size on, decoding JSON blocks the loop for about a millisecond."""
 LONG_ELEMENTS = 32 * 1024
-"""And encoding it from here on."""
+"""From this size on, encoding JSON blocks the loop for about a millisecond."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The model that a path names; None where the body has to."""
+    """The model that the path names; None if the body names it."""
 
     model: str | None = None
     version: str | None = None
 
 
 class AnswerContext(NamedTuple):
-    """Members of a response besides the model's output. `created_s`: Unix time of the request, whole seconds."""
+    """The fields of a response besides the model's outputs. `created_s`: Unix time of the request, whole seconds."""
 
     model: str
     version: str
@@ -42,11 +42,11 @@ class AnswerContext(NamedTuple):
 
 
 ErrorWriter = Callable[[ErrorReply, str], bytes]
-"""Codec.error_body: the error and the request id → the body."""
+"""Codec.error_body: takes the error and the request id, returns the body."""
 
 
 class EncodedResponse(NamedTuple):
-    """The body of a 200 that is more than JSON, with the headers that tell of it."""
+    """The body of a 200 that is not plain JSON, with its headers."""
 
     body: bytes
     content_type: bytes
@@ -54,64 +54,66 @@ class EncodedResponse(NamedTuple):
 
 
 class StreamWriter(Protocol):
-    """One streamed answer. Each method gives the payloads of server-sent events, without `data:` and line ends."""
+    """Write one streamed response. Each method returns payloads of server-sent events, without `data:` or line ends."""
 
     def begin(self) -> list[bytes]: ...
 
     def piece(self, piece: Piece) -> list[bytes]: ...
 
     def end(self, usage: Usage, latency_ms: float) -> list[bytes]:
-        """The last ones, `[DONE]` among them."""
+        """Return the last payloads, including `[DONE]`."""
         ...
 
     def error(self, error: ErrorReply) -> list[bytes]:
-        """In the place of `end`."""
+        """Return the payloads that replace those of `end`."""
         ...
 
 
 class Codec(Protocol):
-    """One protocol's questions of one kind. Holds no state: any thread may call it."""
+    """Decode and encode one kind of request of one protocol. Stateless: any thread may call it."""
 
     @property
     def lead_bytes(self) -> int:
-        """Number of arbitrary bytes before the body in the arguments of the methods. They align tensors that follow a
-        head of known length.
+        """Number of padding bytes that the methods expect before the body.
+
+        The padding aligns the binary numbers that follow a JSON header of known length.
         """
         ...
 
     def for_headers(self, headers: Sequence[Header]) -> "Codec":
-        """Return the codec of a request with these headers. Raises UnsupportedMediaType, InvalidInput."""
+        """Return the codec for a request with these headers. Raises UnsupportedMediaType, InvalidInput."""
         ...
 
     def is_long_to_read(self, body: bytes) -> bool:
-        """Whether `decode` would hold the loop for about a millisecond."""
+        """Return whether `decode` would block the loop for about a millisecond."""
         ...
 
     def decode(self, body: bytes, target: Target, find_spec: FindSpec) -> DecodedRequest:
-        """`find_spec(name, version)` is asked as soon as the name is known, before the rest is read, and raises what
-        keeps the model from answering; it is given how to read the request's `timeout_ms`.
+        """Decode a body.
 
-        Raises InvalidJson, InvalidInput, UnknownField.
+        `find_spec(name, version)` is called as soon as the name is known, before the rest is read. It raises the error
+        of a model that is not available, and gets a function that reads the request's `timeout_ms`. Raises InvalidJson,
+        InvalidInput, UnknownField.
         """
         ...
 
     def is_long_to_write(self, decoded: Any, answer: Any) -> bool:
-        """Whether `encode` would hold the loop for about a millisecond."""
+        """Return whether `encode` would block the loop for about a millisecond."""
         ...
 
     def encode(self, decoded: Any, answer: Any, context: AnswerContext) -> bytes | EncodedResponse:
-        """The body of a 200; plain bytes are JSON."""
+        """Return the body of a 200; plain bytes are JSON."""
         ...
 
     def stream_writer(self, decoded: Any, context: AnswerContext) -> StreamWriter: ...
 
     def error_body(self, error: ErrorReply, request_id: str) -> bytes:
-        """The body of any other answer; `code` is the contract's."""
+        """Return the body of an error response."""
         ...
 
 
 class JsonCodec:
-    """Common part of codecs that read and write JSON only."""
+    """Share the parts of the codecs that read and write JSON only."""
 
     __slots__ = ()
 
@@ -136,36 +138,38 @@ class JsonCodec:
 
 
 def check_media_type(headers: Sequence[Header]) -> None:
-    """Raises UnsupportedMediaType for a body that says it is no JSON in UTF-8, or is compressed.
+    """Raise UnsupportedMediaType if the headers declare a body that is compressed or not JSON in UTF-8.
 
-    A web page may post text/plain and forms to any server without asking it; so these are not read as JSON.
+    Browsers let a page post text/plain and forms to any server without its consent, so these are refused.
     """
     for name, value in headers:
         if name == b"content-type":
             check_content_type(value)
         elif name == b"content-encoding" and value.lower() not in (b"", b"identity"):
             raise UnsupportedMediaType(
-                f'content-encoding "{value.decode("latin-1")[:100]}" is not read; send the body as it is'
+                f'content-encoding: expected identity, got "{value.decode("latin-1")[:100]}"; send it uncompressed'
             )
 
 
 def check_content_type(value: bytes) -> None:
-    """Raises UnsupportedMediaType for what is no JSON in UTF-8."""
+    """Raise UnsupportedMediaType unless the value of content-type is JSON in UTF-8."""
     if value == b"application/json":
         return
     media_type, _, parameters = value.decode("latin-1").lower().partition(";")
     media_type = media_type.strip()
     if media_type != "application/json" and not media_type.endswith("+json"):
         raise UnsupportedMediaType(
-            f'content-type is "{media_type[:100]}"; send "content-type: application/json" '
+            f'content-type: expected application/json, got "{media_type[:100]}"; send "content-type: application/json" '
             "(curl: -H 'content-type: application/json')"
         )
     if "charset" in parameters and "utf-8" not in parameters and "utf8" not in parameters:
-        raise UnsupportedMediaType(f'content-type has "{parameters.strip()[:100]}"; JSON here is UTF-8')
+        raise UnsupportedMediaType(
+            f'content-type: expected JSON in UTF-8, got "{parameters.strip()[:100]}"; send UTF-8'
+        )
 
 
 def elements_of(answer: Any) -> int:
-    """How many numbers, strings or labels there are to write, in the main."""
+    """Return the approximate number of numbers, strings and labels to write."""
     if isinstance(answer, dict):
         elements = 0
         for value in answer.values():

@@ -254,7 +254,7 @@ class Generation(Protocol):
         """Return the pieces that are available now. Each piece is returned once."""
         ...
 
-    async def whole(self) -> GenerateAnswer:
+    async def collect(self) -> GenerateAnswer:
         """Wait for the whole response, instead of iterating."""
         ...
 

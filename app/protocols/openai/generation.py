@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from app.inference.generation import MOST_SEQUENCES
+from app.inference.generation import MAX_SEQUENCES
 from app.protocols.constraint_fields import to_constraint, to_structured_constraint
 from app.protocols.openai.requests import GenerationBody
 from frameworks.errors import InvalidInput
@@ -42,10 +42,10 @@ def constraint_of(body: GenerationBody) -> Constraint | None:
 def num_choices_of(body: GenerationBody, num_prompts: int) -> int:
     """Return the number of texts for each prompt. Raises InvalidInput for too many texts in the request."""
     num_choices = body.n or 1
-    if num_choices * num_prompts > MOST_SEQUENCES:
+    if num_choices * num_prompts > MAX_SEQUENCES:
         raise InvalidInput(
             "n",
-            f"expected at most {MOST_SEQUENCES} texts in all, got {num_choices} for each of {num_prompts} prompts",
+            f"expected at most {MAX_SEQUENCES} texts in all, got {num_choices} for each of {num_prompts} prompts",
         )
     return num_choices
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from app.inference.generation import MOST_SEQUENCES
+from app.inference.generation import MAX_SEQUENCES
 from app.protocols.bodies import MAX_INT32, Body, OnlyFalse, Priority, Remedy, TimeoutMs
 from app.protocols.constraint_fields import ConstraintFields, StructuredOutputs
 from app.protocols.generation_fields import (
@@ -29,7 +29,7 @@ _MAX_COMPLETION_LOGPROBS = 5
 
 _Label = Annotated[Any, Field(description="Accepted without effect.")]
 _TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
-_MaxPrompts = Field(min_length=1, max_length=MOST_SEQUENCES, fail_fast=True)
+_MaxPrompts = Field(min_length=1, max_length=MAX_SEQUENCES, fail_fast=True)
 
 
 class RequestBody(Body):

@@ -8,7 +8,7 @@ from app.admin.model_descriptions import describe_in_detail
 from app.admin.model_metrics import generation_families
 from app.observability.metrics import Observer
 from frameworks.manager import MLFrameworkManager
-from tests.app.inference.generating import asks, generating
+from tests.app.inference.generating import generate_request, generating
 from tests.support.batch_models import FakeRegistry
 from tests.support.loops import in_loop, soon, task
 from tests.support.managing import ask, serving
@@ -30,8 +30,8 @@ def scrape(manager: MLFrameworkManager, observer: Observer) -> dict[tuple[str, s
 @in_loop
 async def test_generated_tokens_and_times_are_counted() -> None:
     async with generating(lambda _: time.sleep(0.001)) as served:
-        await served.whole(asks("abc", n=2, max_tokens=4))
-        await asyncio.gather(*(served.whole(asks("abcd", "xyz", max_tokens=4)) for _ in range(3)))
+        await served.collect(generate_request("abc", n=2, max_tokens=4))
+        await asyncio.gather(*(served.collect(generate_request("abcd", "xyz", max_tokens=4)) for _ in range(3)))
         await soon(lambda: not served.manager.slot("m").active.is_running)
         samples = scrape(served.manager, served.observer)
         assert samples["tokens_generated_total", "m"] == 2 * 4 + 6 * 4
@@ -51,7 +51,7 @@ async def test_gauges_show_running_and_waiting_sequences() -> None:
     async with generating(lambda _: time.sleep(0.001)) as served:
         idle = scrape(served.manager, served.observer)
         assert [idle["sequences", state] for state in ("running", "waiting")] == [0, 0]
-        running = task(served.whole(asks(*(["ab"] * 6), max_tokens=2000)))
+        running = task(served.collect(generate_request(*(["ab"] * 6), max_tokens=2000)))
         await soon(lambda: scrape(served.manager, served.observer)["sequences", "running"] == 4)
         samples = scrape(served.manager, served.observer)
         assert samples["sequences", "waiting"] == 2

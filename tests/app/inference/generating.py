@@ -21,19 +21,19 @@ from tests.support.step_models import EchoModel, EchoRegistry
 
 @dataclass
 class Harness:
-    """`made`: the instances of the model."""
+    """A service and its parts. `models`: every instance of the model, in order of their loads."""
 
     manager: MLFrameworkManager
     service: InferenceService
     observer: Observer
-    made: list[EchoModel]
+    models: list[EchoModel]
     last_timings: Timings = field(default_factory=Timings)
 
     @asynccontextmanager
     async def begin(
         self, request: GenerateRequest, left_s: float | None = None, priority: int = 5, in_pieces: bool = True
     ) -> AsyncIterator[Generation]:
-        """Generate as an endpoint does: select the model, hold a permit, close the answer."""
+        """Generate as an endpoint does: select the model, hold a permit, close the generation."""
         with permit() as held:
             version = await opened(self.manager, held)
             self.last_timings = Timings()
@@ -45,9 +45,9 @@ class Harness:
             finally:
                 generation.close()
 
-    async def whole(self, request: GenerateRequest, left_s: float | None = None) -> GenerateAnswer:
+    async def collect(self, request: GenerateRequest, left_s: float | None = None) -> GenerateAnswer:
         async with self.begin(request, left_s, in_pieces=False) as generation:
-            return await generation.whole()
+            return await generation.collect()
 
     async def pieces(self, request: GenerateRequest, left_s: float | None = None) -> list[Piece]:
         async with self.begin(request, left_s) as generation:
@@ -77,10 +77,10 @@ async def generating(
 async def read(generation: Generation, texts: list[str]) -> None:
     """Add the pieces to `texts` until the end or an error."""
     async for piece in generation:
-        texts.append(piece.text)  # noqa: PERF401 - what came before an error counts
+        texts.append(piece.text)  # noqa: PERF401 - pieces before an error count
 
 
-def asks(
+def generate_request(
     *prompts: Prompt, n: int = 1, max_tokens: int | None = 5, stop: tuple[str, ...] = (), **sampling: Any
 ) -> GenerateRequest:
     return GenerateRequest(prompts, Sampling(**sampling), Stopping(max_tokens, strings=stop), num_choices=n)

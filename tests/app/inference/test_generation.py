@@ -18,7 +18,7 @@ from frameworks.generation.types import (
     TokenText,
     Usage,
 )
-from tests.app.inference.generating import Harness, asks, generating
+from tests.app.inference.generating import Harness, generate_request, generating
 from tests.support.loops import in_loop
 from tests.support.step_models import CONTEXT, EchoModel, EchoRegistry
 
@@ -29,44 +29,45 @@ CONVERSATION = Conversation((Message("user", "hi"), Message("assistant", "ho")))
 async def test_only_whole_texts_are_buffered() -> None:
     """Stop strings are searched in each piece, for whole texts too."""
     async with generating() as harness:
-        await harness.whole(asks("abc"))
-        await harness.pieces(asks("abc"))
-        await harness.whole(asks("abc", stop=("xx",)))
-        await harness.pieces(asks("abc", stop=("xx",)))
-        assert [given.is_read_whole for given in harness.made[0].given[-4:]] == [True, False, False, False]
+        await harness.collect(generate_request("abc"))
+        await harness.pieces(generate_request("abc"))
+        await harness.collect(generate_request("abc", stop=("xx",)))
+        await harness.pieces(generate_request("abc", stop=("xx",)))
+        assert [given.is_read_whole for given in harness.models[0].given[-4:]] == [True, False, False, False]
 
 
 @in_loop
 async def test_whole_answer_has_text_and_usage() -> None:
     async with generating() as harness:
-        answer = await harness.whole(asks("abc", max_tokens=7))
+        answer = await harness.collect(generate_request("abc", max_tokens=7))
         assert answer.choices == [Choice("abcabca", "length")]
         assert answer.usage == Usage(3, 7, 0)
-        answer = await harness.whole(asks("ab\0c", max_tokens=7))
+        answer = await harness.collect(generate_request("ab\0c", max_tokens=7))
         assert answer.choices == [Choice("ab", "stop")]
         assert answer.usage == Usage(4, 3, 0), "the token that ends it counts"
-        assert (await harness.whole(asks("ab\0c", max_tokens=7))).usage == Usage(4, 3, 3)
+        assert (await harness.collect(generate_request("ab\0c", max_tokens=7))).usage == Usage(4, 3, 3)
 
 
 @in_loop
 async def test_pieces_are_whole_characters() -> None:
     async with generating() as harness:
-        pieces = await harness.pieces(asks("aé🐟", max_tokens=10))
+        pieces = await harness.pieces(generate_request("aé🐟", max_tokens=10))
         assert [piece.text for piece in pieces] == ["a", "é", "🐟", "a", "é"]
         assert [piece.finish_reason for piece in pieces] == [None] * 4 + ["length"]
         # The text ends in the middle of a character.
-        assert "".join(piece.text for piece in await harness.pieces(asks("aé🐟", max_tokens=5))) == "aé\ufffd"
+        pieces = await harness.pieces(generate_request("aé🐟", max_tokens=5))
+        assert "".join(piece.text for piece in pieces) == "aé\ufffd"
 
 
 @in_loop
 async def test_choices_of_all_prompts_have_indexes() -> None:
     async with generating() as harness:
-        answer = await harness.whole(asks("abc", "xyz", "klm", n=2, max_tokens=4))
+        answer = await harness.collect(generate_request("abc", "xyz", "klm", n=2, max_tokens=4))
         assert [choice.text for choice in answer.choices] == ["abca"] * 2 + ["xyzx"] * 2 + ["klmk"] * 2
         # The first choice of each prompt has no cache hits; it counts for the prompt.
         assert answer.usage == Usage(9, 24, 0)
-        assert (await harness.whole(asks("abc", "new", n=2))).usage.cached_tokens == 2
-        pieces = await harness.pieces(asks("abc", "xyz", n=2, max_tokens=3))
+        assert (await harness.collect(generate_request("abc", "new", n=2))).usage.cached_tokens == 2
+        pieces = await harness.pieces(generate_request("abc", "xyz", n=2, max_tokens=3))
         assert {piece.index for piece in pieces[:4]} == {0, 1, 2, 3}, "in order of arrival"
         for index, text in enumerate(["abc", "abc", "xyz", "xyz"]):
             assert "".join(piece.text for piece in pieces if piece.index == index) == text
@@ -74,7 +75,7 @@ async def test_choices_of_all_prompts_have_indexes() -> None:
 
 @in_loop
 async def test_available_pieces_are_delivered_once() -> None:
-    async with generating() as harness, harness.begin(asks("abc", "xyz", max_tokens=40)) as generation:
+    async with generating() as harness, harness.begin(generate_request("abc", "xyz", max_tokens=40)) as generation:
         texts = ["", ""]
         most = 0
         async for piece in generation:
@@ -91,17 +92,17 @@ async def test_available_pieces_are_delivered_once() -> None:
 @in_loop
 async def test_seed_is_independent_of_other_prompts() -> None:
     def seeds(harness: Harness) -> list[int | None]:
-        given, harness.made[0].given[:] = list(harness.made[0].given), []
+        given, harness.models[0].given[:] = list(harness.models[0].given), []
         return [request.sampling.seed for request in given]
 
     async with generating() as harness:
-        await harness.whole(asks("a", n=3, seed=7))
+        await harness.collect(generate_request("a", n=3, seed=7))
         assert seeds(harness) == [7, 8, 9]
-        await harness.whole(asks("x", "a", n=3, seed=7))
+        await harness.collect(generate_request("x", "a", n=3, seed=7))
         assert seeds(harness) == [7, 8, 9, 7, 8, 9]
-        await harness.whole(asks("a", n=2, seed=2**63 - 1))
+        await harness.collect(generate_request("a", n=2, seed=2**63 - 1))
         assert seeds(harness) == [2**63 - 1, 0]
-        await harness.whole(asks("a", "a"))
+        await harness.collect(generate_request("a", "a"))
         drawn = seeds(harness)
         assert len(set(drawn)) == 2
         assert None not in drawn
@@ -110,13 +111,13 @@ async def test_seed_is_independent_of_other_prompts() -> None:
 @in_loop
 async def test_stop_string_ends_text_and_sequence() -> None:
     async with generating() as harness:
-        async with harness.begin(asks("abcde", max_tokens=4000, stop=("de", "xx"))) as generation:
-            answer = await generation.whole()
+        async with harness.begin(generate_request("abcde", max_tokens=4000, stop=("de", "xx"))) as generation:
+            answer = await generation.collect()
         assert answer.choices == [Choice("abc", "stop")]
         assert answer.usage == Usage(5, 5, 0)
-        request = asks("abc", "xyz", max_tokens=4000, stop=("c",))
+        request = generate_request("abc", "xyz", max_tokens=4000, stop=("c",))
         async with harness.begin(replace(request, stopping=replace(request.stopping, max_tokens=9))) as generation:
-            answer = await generation.whole()
+            answer = await generation.collect()
         assert answer.choices == [Choice("ab", "stop"), Choice("xyzxyzxyz", "length")]
 
 
@@ -124,9 +125,9 @@ async def test_stop_string_ends_text_and_sequence() -> None:
 async def test_sequence_has_stopping_of_request() -> None:
     async with generating() as harness:
         stopping = Stopping(3, min_tokens=2, token_ids=frozenset({7}))
-        await harness.whole(GenerateRequest(("abc",), stopping=stopping))
-        await harness.whole(GenerateRequest(("abc",), stopping=replace(stopping, ignore_eos=True)))
-        first, second = harness.made[0].given
+        await harness.collect(GenerateRequest(("abc",), stopping=stopping))
+        await harness.collect(GenerateRequest(("abc",), stopping=replace(stopping, ignore_eos=True)))
+        first, second = harness.models[0].given
         assert [sorted(each.stop_token_ids) for each in (first, second)] == [[0, 7], [7]]
         assert (first.min_tokens, first.max_tokens) == (2, 3)
 
@@ -134,15 +135,15 @@ async def test_sequence_has_stopping_of_request() -> None:
 @in_loop
 async def test_default_max_tokens_is_rest_of_context() -> None:
     async with generating() as harness:
-        answer = await harness.whole(asks("x" * (CONTEXT - 3), max_tokens=None))
+        answer = await harness.collect(generate_request("x" * (CONTEXT - 3), max_tokens=None))
         assert answer.choices == [Choice("xxx", "length")]
-        assert (await harness.whole(asks("x" * (CONTEXT - 3), max_tokens=3))).choices == answer.choices
+        assert (await harness.collect(generate_request("x" * (CONTEXT - 3), max_tokens=3))).choices == answer.choices
 
 
 @in_loop
 async def test_log_probabilities_accompany_tokens() -> None:
     async with generating() as harness:
-        answer = await harness.whole(asks("ab", max_tokens=2, top_logprobs=1))
+        answer = await harness.collect(generate_request("ab", max_tokens=2, top_logprobs=1))
         top = ((0, "\0", -0.5),)
         assert answer.choices[0].tokens == (TokenText(97, "a", -0.5, top), TokenText(98, "b", -0.5, top))
 
@@ -151,23 +152,23 @@ async def test_log_probabilities_accompany_tokens() -> None:
 async def test_constraint_is_compiled_once_for_all_choices() -> None:
     threads: list[str] = []
 
-    class Noting(EchoModel):
+    class RecordingModel(EchoModel):
         def constrain(self, constraint: Constraint) -> Any:
             threads.append(threading.current_thread().name)
             return super().constrain(constraint)
 
     class Registry(EchoRegistry):
         def make(self) -> EchoModel:
-            return Noting()
+            return RecordingModel()
 
     async with generating(registry=Registry()) as harness:
-        request = replace(asks("abc", n=3, max_tokens=20), constraint=Constraint("choice", "yes"))
-        answer = await harness.whole(request)
+        request = replace(generate_request("abc", n=3, max_tokens=20), constraint=Constraint("choice", "yes"))
+        answer = await harness.collect(request)
         assert answer.choices == [Choice("yes", "stop")] * 3
         [thread] = threads
         assert thread.startswith("tokenize")
         with pytest.raises(InvalidInput, match="constraint: is no choice"):
-            await harness.whole(replace(request, constraint=Constraint("regex", "(")))
+            await harness.collect(replace(request, constraint=Constraint("regex", "(")))
 
 
 @in_loop
@@ -184,8 +185,8 @@ async def test_constraint_is_compiled_once_for_all_choices() -> None:
 )
 async def test_long_prompts_are_tokenized_in_thread(prompts: tuple[Prompt, ...], in_thread: bool) -> None:
     async with generating() as harness:
-        await harness.whole(asks(*prompts))
-        names = harness.made[0].tokenizer.threads
+        await harness.collect(generate_request(*prompts))
+        names = harness.models[0].tokenizer.threads
         assert {name.startswith("tokenize") for name in names} == {in_thread}
         assert len(names) == len(prompts)
 
@@ -193,7 +194,8 @@ async def test_long_prompts_are_tokenized_in_thread(prompts: tuple[Prompt, ...],
 @in_loop
 async def test_conversation_becomes_prompt() -> None:
     async with generating() as harness:
-        assert (await harness.whole(asks(CONVERSATION, max_tokens=9))).choices == [Choice("user: hi\n", "length")]
+        answer = await harness.collect(generate_request(CONVERSATION, max_tokens=9))
+        assert answer.choices == [Choice("user: hi\n", "length")]
 
 
 TOO_LONG = "x" * (CONTEXT - 2)
@@ -201,39 +203,39 @@ TOO_LONG = "x" * (CONTEXT - 2)
 
 @in_loop
 @pytest.mark.parametrize(
-    ("request_", "field", "says"),
+    ("request_", "field", "phrases"),
     [
-        (asks(), "prompt", ["empty list"]),
-        (asks(""), "prompt", ["got an empty one"]),
-        (asks("a", "", "c"), "prompt[1]", ["got an empty one"]),
-        (asks(()), "prompt", ["got an empty one"]),
-        (asks("x" * CONTEXT), "prompt", ["4096 tokens", "holds 4096"]),
-        (asks("x" * CONTEXT, max_tokens=None), "prompt", ["4096 tokens", "holds 4096"]),
-        (asks("a", "x" * 5000), "prompt[1]", ["5000 tokens", "holds 4096"]),
-        (asks(Conversation((Message("user", "x" * 5000),))), "messages", ["5007 tokens", "holds 4096"]),
-        (asks(TOO_LONG, max_tokens=3), "max_tokens", ["is 3", "4096", "prompt has 4094", "1 to 2"]),
-        (asks("a", TOO_LONG, max_tokens=3), "max_tokens", ["is 3", "prompt[1] has 4094"]),
-        (asks("a", max_tokens=0), "max_tokens", ["is 0", "1 to 4095"]),
-        (asks("a", n=129), "n", ["129", "at most 128"]),
-        (asks(*["a"] * 43, n=3), "n", ["129", "at most 128"]),
-        (asks((256,)), "prompt", ["256"]),
-        (GenerateRequest(("a",), stopping=Stopping(3, min_tokens=4)), "min_tokens", ["is 4", "at most 3"]),
+        (generate_request(), "prompt", ["empty list", "at least one prompt"]),
+        (generate_request(""), "prompt", ["at least one token, got none"]),
+        (generate_request("a", "", "c"), "prompt[1]", ["at least one token, got none"]),
+        (generate_request(()), "prompt", ["at least one token, got none"]),
+        (generate_request("x" * CONTEXT), "prompt", ["fewer than 4096", "got 4096"]),
+        (generate_request("x" * CONTEXT, max_tokens=None), "prompt", ["fewer than 4096", "got 4096"]),
+        (generate_request("a", "x" * 5000), "prompt[1]", ["fewer than 4096", "got 5000"]),
+        (generate_request(Conversation((Message("user", "x" * 5000),))), "messages", ["fewer than 4096", "got 5007"]),
+        (generate_request(TOO_LONG, max_tokens=3), "max_tokens", ["got 3", "4096", "prompt has 4094", "1 to 2"]),
+        (generate_request("a", TOO_LONG, max_tokens=3), "max_tokens", ["got 3", "prompt[1] has 4094"]),
+        (generate_request("a", max_tokens=0), "max_tokens", ["got 0", "1 to 4095"]),
+        (generate_request("a", n=129), "n", ["got 129", "at most 128"]),
+        (generate_request(*["a"] * 43, n=3), "n", ["got 129", "at most 128"]),
+        (generate_request((256,)), "prompt", ["256"]),
+        (GenerateRequest(("a",), stopping=Stopping(3, min_tokens=4)), "min_tokens", ["got 4", "at most 3"]),
     ],
 )
-async def test_request_beyond_limits_is_refused(request_: GenerateRequest, field: str, says: list[str]) -> None:
+async def test_request_beyond_limits_is_refused(request_: GenerateRequest, field: str, phrases: list[str]) -> None:
     async with generating() as harness:
         with pytest.raises(InvalidInput) as refused:
-            await harness.whole(request_)
+            await harness.collect(request_)
         assert refused.value.field == field
-        for words in says:
-            assert words in refused.value.message
-        assert harness.made[0].given == []
+        for phrase in phrases:
+            assert phrase in refused.value.message
+        assert harness.models[0].given == []
 
 
 @in_loop
 async def test_number_of_texts_is_bounded() -> None:
     async with generating() as harness:
-        answer = await harness.whole(asks("a", "b", n=64, max_tokens=2))
+        answer = await harness.collect(generate_request("a", "b", n=64, max_tokens=2))
         assert [choice.text for choice in answer.choices] == ["aa"] * 64 + ["bb"] * 64
 
 
@@ -242,15 +244,15 @@ async def test_default_max_tokens_is_cut_to_context() -> None:
     async with generating() as harness:
         prompt = "a" * (CONTEXT - 3)
         stopping = Stopping(256, may_be_fewer=True)
-        answer = await harness.whole(GenerateRequest((prompt,), stopping=stopping))
+        answer = await harness.collect(GenerateRequest((prompt,), stopping=stopping))
         assert (answer.usage.tokens_generated, answer.choices[0].finish_reason) == (3, "length")
-        with pytest.raises(InvalidInput, match=r"max_tokens: is 256; .*ask for 1 to 3"):
-            await harness.whole(GenerateRequest((prompt,), stopping=replace(stopping, may_be_fewer=False)))
+        with pytest.raises(InvalidInput, match=r"max_tokens: expected 1 to 3, .*got 256; ask for fewer"):
+            await harness.collect(GenerateRequest((prompt,), stopping=replace(stopping, may_be_fewer=False)))
 
 
 @in_loop
-async def test_constraint_ends_text() -> None:
+async def test_constraint_with_ignore_eos_is_refused() -> None:
     async with generating() as harness:
         request = GenerateRequest(("a",), stopping=Stopping(9, ignore_eos=True), constraint=Constraint("regex", "a"))
-        with pytest.raises(InvalidInput, match="ignore_eos"):
-            await harness.whole(request)
+        with pytest.raises(InvalidInput, match="ignore_eos: expected false with a constraint"):
+            await harness.collect(request)

@@ -48,7 +48,7 @@ class ScriptedGeneration:
             del self._script[0]
         return pieces
 
-    async def whole(self) -> GenerateAnswer:
+    async def collect(self) -> GenerateAnswer:
         text = "".join([piece.text async for piece in self])
         return GenerateAnswer([Choice(text, "stop")], self.usage)
 
