@@ -1,4 +1,4 @@
-"""When a batch is ready and what is in it. Pure: nothing is run, no clock is read."""
+"""The choice of the entries of the next batch. It runs nothing and reads no clock."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -6,34 +6,38 @@ from dataclasses import dataclass, replace
 from frameworks.scheduling.batch.cost import CostModel
 from frameworks.scheduling.batch.queue import QueueEntry, RequestQueue
 
-# Of how many equals a entry that is left behind will run, by how many wait: as replays of mixed texts had it best.
-_COMPANY = 2
-_COMPANY_IN_A_CROWD = 3
-_CROWD = 64
+# An entry that does not join is expected to run later in a batch of this many equal entries. Replays of texts of mixed
+# lengths were fastest with these values.
+_LATER_BATCH_ENTRIES = 2
+_LATER_BATCH_ENTRIES_LONG_QUEUE = 3
+_LONG_QUEUE_ENTRIES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """`max_tokens` counts rows times longest; None is no bound. `max_delay_s`: how long a batch may wait to fill."""
+    """The bounds of a batch.
+
+    `max_tokens`: rows times the longest row; None means no bound. `max_delay_s`: how long a batch may wait to fill.
+    """
 
     max_rows: int
     max_tokens: int | None = None
     max_delay_s: float = 0.0
 
     def below(self, ceiling: int | None) -> "BatchLimits":
-        """These, with batches of `ceiling` tokens at most; None is no bound."""
+        """Return these limits with at most `ceiling` tokens; None means no further bound."""
         if ceiling is None:
             return self
         return replace(self, max_tokens=min(ceiling, self.max_tokens or ceiling))
 
     def most_rows(self, length: int) -> int:
-        """Rows of such a length that may be in one batch; one always may."""
+        """Return how many rows of this length one batch may have, at least one."""
         return max(1, min(self.max_rows, self.max_tokens // length)) if self.max_tokens else self.max_rows
 
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """The entries that go together, all still in the line. `is_full`: waiting longer would add nothing to it."""
+    """The entries of the next batch, all still queued. `is_full`: later arrivals cannot join it."""
 
     entries: list[QueueEntry]
     rows: int
@@ -41,20 +45,21 @@ class BatchPlan:
     is_full: bool
 
 
-def next_batch(line: RequestQueue, cost: CostModel, limits: BatchLimits) -> BatchPlan | None:
-    """The batch around the entry that is next, None where nothing waits.
+def next_batch(queue: RequestQueue, cost: CostModel, limits: BatchLimits) -> BatchPlan | None:
+    """Return the batch of the next entry, None if the queue is empty.
 
-    It contains the next entry, so no request starves. Its neighbours by length join it for as long as the batch stays
-    cheaper than its parts, by what the device has shown so far; the one that saves most joins first. A part's price is
-    not that of running alone but, lower, its share of a small batch of equals: padding that another batch would not
-    have is not bought (worth 2 to 4 % of the throughput with MiniLM and mixed lengths).
+    The next entry is always in it, so no request starves. Its neighbours by length join while the cost model expects
+    the batch to be cheaper than separate runs. The neighbour that saves most joins first. The cost of an entry that
+    does not join is its share of a small batch of equal entries, which is below its cost alone. This avoids padding
+    that a later batch would not have (2 to 4 % of the throughput with MiniLM and mixed lengths).
     """
-    head = line.head()
+    head = queue.head()
     if head is None:
         return None
     entries, rows, length = [head], head.rows, head.length
-    company = min(line.entries, _COMPANY if line.entries < _CROWD else _COMPANY_IN_A_CROWD)
-    sides = [_Side(line.shorter(head)), _Side(line.longer(head))]
+    is_long = queue.entries >= _LONG_QUEUE_ENTRIES
+    later_entries = min(queue.entries, _LATER_BATCH_ENTRIES_LONG_QUEUE if is_long else _LATER_BATCH_ENTRIES)
+    sides = [_Peekable(queue.shorter(head)), _Peekable(queue.longer(head))]
     max_rows = min(limits.max_rows, cost.most_rows)
     is_full = rows >= max_rows or not head.shares
     while not is_full:
@@ -67,9 +72,9 @@ def next_batch(line: RequestQueue, cost: CostModel, limits: BatchLimits) -> Batc
             if joint_rows > max_rows or (limits.max_tokens and joint_rows * joint_length > limits.max_tokens):
                 is_full = True
                 continue
-            # Left behind, it would hardly run alone: it is held to cost its share of a batch of its own kind, or less
-            # where a row fills the caches by itself.
-            share_s = cost.seconds(candidate.rows * company, candidate.length) / company
+            # Later it would hardly run alone, so it costs a share of a batch of equal entries. A row that fills the
+            # caches by itself costs less alone.
+            share_s = cost.seconds(candidate.rows * later_entries, candidate.length) / later_entries
             later_s = min(share_s, cost.seconds(candidate.rows, candidate.length))
             saving = cost.seconds(rows, length) + later_s - cost.seconds(joint_rows, joint_length)
             if saving > best_saving:
@@ -83,11 +88,11 @@ def next_batch(line: RequestQueue, cost: CostModel, limits: BatchLimits) -> Batc
     return BatchPlan(entries, rows, length, is_full or head.is_closed)
 
 
-class _Side:
-    """An iterator that can be looked at before it is taken from."""
+class _Peekable:
+    """An iterator of entries that shows the next one before it is taken."""
 
     def __init__(self, entries: Iterator[QueueEntry]) -> None:
-        self._pieces = entries
+        self._entries = entries
         self._next = next(entries, None)
 
     def peek(self) -> QueueEntry | None:
@@ -96,5 +101,5 @@ class _Side:
     def take(self) -> QueueEntry:
         entry = self._next
         assert entry is not None
-        self._next = next(self._pieces, None)
+        self._next = next(self._entries, None)
         return entry

@@ -1,41 +1,46 @@
-"""Learn the cost of a batch on this device from the worker's timings."""
+"""The expected run time of a batch on this device, learned from the timings of the workers."""
 
 from dataclasses import dataclass
 
-# A shape's own figure follows what is measured with this weight for the newest.
+# Weight of the newest run in the moving average of its shape.
 _NEWEST_WEIGHT = 0.2
-# One run that took many times what was expected (a page fault, a neighbour on the core) counts as this many times it.
+# A run that took longer than this many times the average counts as that many times the average. A page fault or another
+# process on the core causes such runs.
 _OUTLIER_FACTOR = 3.0
-# The curve is fitted again after this many more runs; it moves slowly, and a fit costs about 100 µs.
+# The curve is fitted again after this many runs. It changes slowly, and a fit costs about 100 µs.
 _RUNS_PER_FIT = 16
-# Nothing is held to be faster than this: the fit divides by the squares of times.
-_LEAST_S = 1e-9
+# Lower bound of a measured time: the fit divides by the squares of times.
+_MIN_RUN_S = 1e-9
+# The largest batch may double after this many runs of its size.
 _RUNS_TO_DOUBLE = 2
+# One in this many runs is small, so that the cost of a start stays known.
 _RUNS_PER_TRIAL = 32
-# Before anything is known to the contrary, this part of a single row's time is held for the cost of starting a run.
+# Until more is measured, this share of the cheapest run counts as the cost of starting a run.
 _PRIOR_START_SHARE = 0.3
 _MIN_START_SHARE = 0.01
 
 
 @dataclass(slots=True)
 class _Shape:
+    """Moving averages of the runs of one shape."""
+
     tokens: int
     length: int
     seconds: float
     runs: int
 
 
-# Weight, the features of the four terms, seconds.
+# The weight of a shape, the features of the four terms, and the seconds.
 _Observation = tuple[float, tuple[float, float, float, float], float]
 
 
 class CostModel:
-    """Seconds of a batch of t = rows · length tokens: start + per_token · t + per_pair · t · length + per_crowd · t².
+    """Expect start + per_token · t + per_pair · t · length + per_square · t² seconds for t = rows · length tokens.
 
-    The terms are what a run costs whatever is in it, its linear layers, attention, and that a large batch's activations
-    leave the caches (measured with MiniLM on one core: a row of 160 tokens takes a quarter longer among 32 than among
-    four). A model without a sequence has one length throughout. Every shape that ran keeps a moving average; the curve
-    is their least-squares fit by relative error, no term below zero.
+    The terms are the fixed cost of a run, the linear layers, the attention, and activations too large for the caches.
+    With MiniLM on one core a row of 160 tokens takes a quarter longer among 32 rows than among four. A model without a
+    sequence has a single length. Each shape keeps a moving average of its runs. The curve is the least-squares fit of
+    these averages by relative error, with no term below zero.
     """
 
     def __init__(self) -> None:
@@ -47,27 +52,29 @@ class CostModel:
         self.start_s = 0.0
         self.per_token_s = 0.0
         self.per_pair_s = 0.0
-        self.per_crowd_s = 0.0
+        self.per_square_s = 0.0
 
     @property
     def most_rows(self) -> int:
-        """How many rows the next batch may have, for what is to be learned: twice as many as have run twice, so that a
-        large batch is no leap in the dark; and of many batches one is small, so that the cost of a start stays known.
+        """The most rows that the next batch may have, so that the model can learn.
+
+        It is twice the rows of a size that has run twice: a batch is never much larger than those measured. Every
+        _RUNS_PER_TRIAL runs it is small once.
         """
         if self._runs % _RUNS_PER_TRIAL == 0:
             return 1 << (self._runs // _RUNS_PER_TRIAL % 3)
         return self._most_rows
 
     def seconds(self, rows: int, length: int) -> float:
-        """The expected time of a batch of `rows`, padded to `length`; 0 while nothing is known."""
+        """Return the expected seconds of a batch of `rows` padded to `length`; 0 before the first run."""
         tokens = rows * length
-        return self.start_s + (self.per_token_s + self.per_pair_s * length + self.per_crowd_s * tokens) * tokens
+        return self.start_s + (self.per_token_s + self.per_pair_s * length + self.per_square_s * tokens) * tokens
 
     def observe(self, rows: int, length: int, seconds: float) -> None:
-        """Learns from a batch that ran."""
+        """Record the seconds of a batch of `rows` padded to `length` that ran."""
         self._runs += 1
         key = (_bucket(rows), _bucket(length))
-        seconds = max(seconds, _LEAST_S)
+        seconds = max(seconds, _MIN_RUN_S)
         shape = self._shapes.get(key)
         if rows >= self._most_rows:
             self._runs_at_most += 1
@@ -89,16 +96,16 @@ class CostModel:
             self._fit()
 
     def _fit(self) -> None:
-        """Weighted least squares on relative errors; a term that comes out negative is left out and the rest fitted."""
+        """Fit the terms by weighted least squares of relative errors; without those that turn out negative."""
         cheapest_s = min(shape.seconds for shape in self._shapes.values())
-        # The prior has the weight of a twentieth of a shape.
+        # The prior belief about the start has the weight of a twentieth of a shape.
         rows: list[_Observation] = [(0.05, (1.0, 0.0, 0.0, 0.0), _PRIOR_START_SHARE * cheapest_s)]
         for shape in self._shapes.values():
             tokens = float(shape.tokens)
             features = (1.0, tokens, tokens * shape.length, tokens * tokens)
             rows.append((min(shape.runs, 8) / 8, features, shape.seconds))
-        # One length tells pairs from tokens as little as one or two sizes tell a crowd from them: what cannot be told
-        # is held for linear, or the first runs would look as if batching never paid, and it would never be tried.
+        # A single length cannot tell pairs from tokens, and two sizes cannot tell squares from them. Such terms stay 0:
+        # otherwise the first runs could suggest that batching never pays, and no batch would be tried.
         active = [0, 1]
         active += [2] if len({shape.length for shape in self._shapes.values()}) > 1 else []
         active += [3] if len({rows for rows, _ in self._shapes}) > 2 else []
@@ -109,11 +116,11 @@ class CostModel:
         self.start_s = max(terms.get(0, 0.0), _MIN_START_SHARE * cheapest_s)
         self.per_token_s = max(0.0, terms.get(1, 0.0))
         self.per_pair_s = max(0.0, terms.get(2, 0.0))
-        self.per_crowd_s = max(0.0, terms.get(3, 0.0))
+        self.per_square_s = max(0.0, terms.get(3, 0.0))
 
 
 def _bucket(count: int) -> int:
-    """Counts up to 8 by themselves, above in steps of about an eighth."""
+    """Return counts up to 8 unchanged, and larger ones rounded down in steps of about an eighth."""
     if count <= 8:
         return count
     shift = count.bit_length() - 4
@@ -121,7 +128,7 @@ def _bucket(count: int) -> int:
 
 
 def _solve(rows: list[_Observation], active: list[int]) -> dict[int, float]:
-    """Normal equations of Σ weight · ((Σ term · feature - seconds) / seconds)², by elimination with pivots."""
+    """Minimise Σ weight · ((Σ term · feature - seconds) / seconds)²: normal equations, elimination with pivots."""
     scale = [max(abs(features[i]) for _, features, _ in rows) or 1.0 for i in active]
     size = len(active)
     matrix = [[0.0] * (size + 1) for _ in range(size)]
@@ -133,7 +140,7 @@ def _solve(rows: list[_Observation], active: list[int]) -> dict[int, float]:
                 matrix[i][j] += relative * scaled[i] * scaled[j]
             matrix[i][size] += relative * scaled[i] * seconds
     for i in range(size):
-        matrix[i][i] *= 1 + 1e-9  # shapes that all lie on one line leave a direction open
+        matrix[i][i] *= 1 + 1e-9  # keeps it regular if all shapes are on one line
         pivot = max(range(i, size), key=lambda row: abs(matrix[row][i]))
         matrix[i], matrix[pivot] = matrix[pivot], matrix[i]
         if not matrix[i][i]:

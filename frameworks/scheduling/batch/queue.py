@@ -1,4 +1,4 @@
-"""Queue the entries of one model by priority, arrival and length. Pure: the clock is an argument."""
+"""The queue of one model: its order, and entries that may share a batch. It runs nothing and reads no clock."""
 
 from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterator
@@ -10,10 +10,11 @@ from typing import Any
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class QueueEntry:
-    """Rows of one request that run in one batch. Pieces of one `group` may share a batch.
+    """Rows of one request that run in one batch. Entries of one `group` may share a batch.
 
-    `length`: what a row costs is measured by it. `work`: whose they are, for the worker. `shares`: whether any other
-    entry can be of its group. `is_closed`: whether nothing new comes to its group.
+    `work`: the caller's object for these rows; the queue does not use it. `length`: tokens or elements of the longest
+    row, from which the cost is computed. `shares`: whether its group may have other entries. `is_closed`: whether its
+    group accepts no new entries. The queue sets `order`, `serial` and `is_queued`.
     """
 
     work: Any
@@ -24,20 +25,20 @@ class QueueEntry:
     is_closed: bool = False
     order: float = 0.0
     serial: int = 0
-    waits: bool = False
+    is_queued: bool = False
 
 
 class RequestQueue:
-    """Ordered by priority with ageing: a entry that waits gains a level every `ageing_s` seconds.
+    """Entries ordered by priority with ageing: an entry gains one level for every `ageing_s` seconds in the queue.
 
-    Level p after waiting w stands at p - w / ageing_s. Between two entries the present cancels out, so their order is
-    settled when they arrive: by arrival + p * ageing_s.
+    Priority p after w seconds has the level p - w / ageing_s. The current time cancels out between two entries. Their
+    order is therefore fixed when they are added: arrival + p * ageing_s.
     """
 
     def __init__(self, ageing_s: float) -> None:
         self._ageing_s = ageing_s
         self._serials = count()
-        # A heap of order and serial alone: it may name removed entries for long and must not reference them.
+        # The heap may name removed entries for long. It has their order and serial only, so they can be freed.
         self._by_order: list[tuple[float, int]] = []
         self._by_serial: dict[int, QueueEntry] = {}
         self._by_length: dict[Hashable, list[tuple[int, float, int, QueueEntry]]] = {}
@@ -45,10 +46,10 @@ class RequestQueue:
         self.entries = 0
 
     def add(self, entry: QueueEntry, priority: int, now_s: float) -> None:
-        """Puts a entry in its place. `priority`: 1 is first."""
+        """Add an entry. `priority`: 1 is first."""
         entry.order = now_s + priority * self._ageing_s
         entry.serial = next(self._serials)
-        entry.waits = True
+        entry.is_queued = True
         heappush(self._by_order, (entry.order, entry.serial))
         self._by_serial[entry.serial] = entry
         insort(self._by_length.setdefault(entry.group, []), (entry.length, entry.order, entry.serial, entry))
@@ -56,10 +57,10 @@ class RequestQueue:
         self.entries += 1
 
     def remove(self, entry: QueueEntry) -> None:
-        """Takes a entry out: it goes into a batch, or its caller is gone. Harmless for one that waits no more."""
-        if not entry.waits:
+        """Remove an entry, which joins a batch or was cancelled. Does nothing if it is not queued."""
+        if not entry.is_queued:
             return
-        entry.waits = False
+        entry.is_queued = False
         del self._by_serial[entry.serial]
         self.rows -= entry.rows
         self.entries -= 1
@@ -67,13 +68,13 @@ class RequestQueue:
         del group[bisect_left(group, (entry.length, entry.order, entry.serial))]
         if not group:
             del self._by_length[entry.group]
-        # In the heap it stays until it comes up, or until most of the heap is of its kind.
+        # The heap keeps it until it is first, or until most entries of the heap are removed ones.
         if len(self._by_order) > 64 and len(self._by_order) > 2 * self.entries:
-            self._by_order = [entry for entry in self._by_order if entry[1] in self._by_serial]
+            self._by_order = [key for key in self._by_order if key[1] in self._by_serial]
             heapify(self._by_order)
 
     def head(self) -> QueueEntry | None:
-        """The entry that is next; it stays in the line."""
+        """Return the next entry without removing it; None if the queue is empty."""
         while self._by_order:
             entry = self._by_serial.get(self._by_order[0][1])
             if entry is not None:
@@ -82,11 +83,11 @@ class RequestQueue:
         return None
 
     def group_size(self, entry: QueueEntry) -> int:
-        """How many entries of its group wait, itself included."""
+        """Return the number of queued entries in the group of this one, itself included."""
         return len(self._by_length[entry.group])
 
     def shorter(self, entry: QueueEntry) -> Iterator[QueueEntry]:
-        """The entries of its group before it by length, the nearest first; of one length the first in order first."""
+        """Yield the shorter entries of its group, the longest first; equal lengths in the order of the queue."""
         group = self._by_length[entry.group]
         end = bisect_left(group, (entry.length, entry.order, entry.serial))
         while end:
@@ -96,7 +97,7 @@ class RequestQueue:
             end = start
 
     def longer(self, entry: QueueEntry) -> Iterator[QueueEntry]:
-        """The entries of its group after it by length, the nearest first."""
+        """Return the later entries of its group by length and order, the shortest first."""
         group = self._by_length[entry.group]
         at = bisect_left(group, (entry.length, entry.order, entry.serial))
         return (group[i][3] for i in range(at + 1, len(group)))

@@ -36,8 +36,8 @@ def trained(law: Callable[[int, int], float] = dear_start, lengths: Iterable[int
     return cost
 
 
-def known(start_s: float, per_token_s: float, per_pair_s: float = 0.0, per_crowd_s: float = 0.0) -> CostModel:
+def known(start_s: float, per_token_s: float, per_pair_s: float = 0.0, per_square_s: float = 0.0) -> CostModel:
     """Return a model with exactly these terms."""
     cost = trained()
-    cost.start_s, cost.per_token_s, cost.per_pair_s, cost.per_crowd_s = start_s, per_token_s, per_pair_s, per_crowd_s
+    cost.start_s, cost.per_token_s, cost.per_pair_s, cost.per_square_s = start_s, per_token_s, per_pair_s, per_square_s
     return cost

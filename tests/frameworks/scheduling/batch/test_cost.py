@@ -23,11 +23,11 @@ SHAPES = [(rows, length) for rows in (1, 2, 4, 8, 16, 32) for length in (4, 8, 1
 @pytest.mark.parametrize("name", LAWS)
 @pytest.mark.parametrize("seed", range(3))
 def test_cost_is_learned_from_noisy_timings(name: str, seed: int) -> None:
-    start_s, per_token_s, per_pair_s, per_crowd_s = LAWS[name]
+    start_s, per_token_s, per_pair_s, per_square_s = LAWS[name]
 
     def seconds_of(rows: int, length: int) -> float:
         tokens = rows * length
-        return start_s + tokens * (per_token_s + per_pair_s * length + per_crowd_s * tokens)
+        return start_s + tokens * (per_token_s + per_pair_s * length + per_square_s * tokens)
 
     law = [seconds_of(*shape) for shape in SHAPES]
     chance = random.Random(seed)
@@ -121,7 +121,7 @@ def test_cost_terms_are_finite_and_not_negative(runs: list[tuple[int, int, float
     cost = CostModel()
     for rows, length, seconds in runs:
         cost.observe(rows, length, seconds)
-        terms = (cost.start_s, cost.per_token_s, cost.per_pair_s, cost.per_crowd_s)
+        terms = (cost.start_s, cost.per_token_s, cost.per_pair_s, cost.per_square_s)
         assert all(math.isfinite(term) and term >= 0.0 for term in terms)
         assert cost.start_s > 0.0
         assert math.isfinite(cost.seconds(rows, length))
