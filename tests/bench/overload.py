@@ -96,7 +96,7 @@ async def _round(server: RunningServer, request: bytes) -> _Round:
         raise RuntimeError(f"a model under too much load answered {sorted(unexpected)}")
     refused_ms, accepted_ms = _took_ms(answers, _ANSWERS - {200}), _took_ms(answers, {200})
     if not refused_ms or len(accepted_ms) < 2:
-        raise RuntimeError(f"{_OVERLOAD} times what a model bears was answered {dict(statuses)}")
+        raise RuntimeError(f"{_OVERLOAD} times the capacity of a model was answered {dict(statuses)}")
     return _Round(service_s * 1e3, statuses, median(refused_ms), quantiles(accepted_ms, n=100)[98])
 
 
@@ -115,7 +115,7 @@ def _rows(rounds: Sequence[_Round], memory: str) -> list[Row]:
     service_ms, bound_ms = (median(getattr(round_, field) for round_ in rounds) for field in ("service_ms", "bound_ms"))
     return [
         Row(
-            f"{_OVERLOAD} times what a model of {service_ms:.1f} ms bears, max_queue_size {_QUEUE}: answers",
+            f"{_OVERLOAD} times the capacity of a model of {service_ms:.1f} ms, max_queue_size {_QUEUE}: answers",
             f"{statuses.total():,}: {shares}",
             "all 200, 503 or 504",
             memory,

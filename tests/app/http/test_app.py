@@ -44,7 +44,7 @@ def log() -> Iterator[io.StringIO]:
     structlog.reset_defaults()
 
 
-def ask(method: str, path: str, is_broken: bool = False) -> httpx.Response:
+def send_request(method: str, path: str, is_broken: bool = False) -> httpx.Response:
     """Send one request to a server without models in this process. `is_broken`: its device probe raises."""
     probe = Breaking()
     server = build(LoadedSettings(Settings(), Path.cwd()), "all", probe)
@@ -58,7 +58,7 @@ def ask(method: str, path: str, is_broken: bool = False) -> httpx.Response:
     return asyncio.run(call())
 
 
-def check_told(answer: httpx.Response, log: io.StringIO) -> None:
+def check_internal_error(answer: httpx.Response, log: io.StringIO) -> None:
     assert answer.status_code == 500
     assert answer.json() == {
         "error": {
@@ -80,7 +80,7 @@ def check_told(answer: httpx.Response, log: io.StringIO) -> None:
 
 @pytest.mark.parametrize("path", ["/health", "/metrics"])
 def test_exception_in_route_is_internal_error(path: str, log: io.StringIO) -> None:
-    check_told(ask("GET", path, is_broken=True), log)
+    check_internal_error(send_request("GET", path, is_broken=True), log)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_exception_in_model_is_internal_error(
         raise RuntimeError("secret of the server")
 
     monkeypatch.setattr(MLFrameworkManager, "slot", broken)
-    check_told(ask(method, path), log)
+    check_internal_error(send_request(method, path), log)
 
 
 def test_websocket_is_refused() -> None:
@@ -123,6 +123,6 @@ def test_openapi_document_is_built_once() -> None:
 
 
 def test_server_without_models_is_healthy() -> None:
-    assert ask("GET", "/health").json()["status"] == "healthy"
-    assert ask("GET", "/health/ready").status_code == 200
-    assert ask("GET", "/models").json() == {"models": []}
+    assert send_request("GET", "/health").json()["status"] == "healthy"
+    assert send_request("GET", "/health/ready").status_code == 200
+    assert send_request("GET", "/models").json() == {"models": []}

@@ -47,7 +47,7 @@ async def watched(*messages: dict[str, Any]) -> AsyncIterator[None]:
 
 
 async def end(request: WatchedRequest) -> None:
-    """As the pipeline does it."""
+    """End the watch as the pipeline does."""
     disconnected = request.unwatch()
     if disconnected is not None:
         await disconnected
@@ -113,20 +113,20 @@ def test_outer_cancellation_stays_a_cancellation() -> None:
 def test_watcher_cancels_only_disconnected_requests() -> None:
     """Requests begin one after the other, so some are young when others are watched."""
 
-    async def work(watch: DisconnectWatcher, leaves: bool) -> str:
-        one = WatchedRequest(watch, receiver(GONE) if leaves else receiver(), record(time.perf_counter()))
+    async def work(watch: DisconnectWatcher, is_disconnected: bool) -> str:
+        one = WatchedRequest(watch, receiver(GONE) if is_disconnected else receiver(), record(time.perf_counter()))
         one.watch()
         try:
-            await asyncio.sleep(60 if leaves else 0.2)
+            await asyncio.sleep(60 if is_disconnected else 0.2)
         finally:
             await end(one)
         return "done"
 
-    async def all_of_them() -> list[str | BaseException]:
+    async def run_all() -> list[str | BaseException]:
         watch = DisconnectWatcher()
         tasks = []
         for i in range(20):
-            tasks.append(asyncio.create_task(work(watch, leaves=i % 3 == 0)))
+            tasks.append(asyncio.create_task(work(watch, is_disconnected=i % 3 == 0)))
             await asyncio.sleep(0.005)
         outcomes = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
         assert asyncio.all_tasks() == {asyncio.current_task()}
@@ -134,7 +134,7 @@ def test_watcher_cancels_only_disconnected_requests() -> None:
         assert watch.timer is None, "no request is left to watch"
         return outcomes
 
-    outcomes = asyncio.run(all_of_them())
+    outcomes = asyncio.run(run_all())
     assert [type(outcome) for outcome in outcomes] == [ClientGone if i % 3 == 0 else str for i in range(20)]
 
 
@@ -155,7 +155,7 @@ def test_watcher_watches_only_old_requests() -> None:
 
 
 def test_deadline_and_disconnect_raise_different_errors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disconnect counts before a deadline; a deadline of the work itself is no cancellation."""
+    """A disconnect takes precedence over a deadline; a deadline of the work is not a cancellation."""
 
     async def work(messages: Messages, allowed_s: float) -> None:
         async with watched(*messages), asyncio.timeout(allowed_s):
@@ -167,7 +167,7 @@ def test_deadline_and_disconnect_raise_different_errors(monkeypatch: pytest.Monk
 
     with pytest.raises(ClientGone):
         asyncio.run(work([GONE], 60))
-    # The connection is looked at long after the deadline, on any machine.
+    # The connection is checked long after the deadline, on any machine.
     monkeypatch.setattr(disconnects, "_WATCH_AFTER_S", 60.0)
     for allowed_s in (0.0, 0.02):
         with pytest.raises(TimeoutError):

@@ -19,13 +19,15 @@ from app.protocols.errors import ClientGone, TooLarge
 from tests.support.loops import in_loop, soon
 
 IDLE_S = 0.2
-MOST_BYTES = 2_000_000
+MAX_BYTES = 2_000_000
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
-    """/short/1000 and /long/1000 answer with so many bytes, by either way out, after `x-wait` seconds; /echo with what
-    came, /gathered with what was gathered of at most MOST_BYTES. The short way says in its answer whether it was open.
+    """Respond after `x-wait` seconds. /short/1000: 1000 bytes by the fast path; /long/1000: by ASGI messages.
+
+    /echo: the body of the request; /gathered: the same, read by `read_body` up to MAX_BYTES. The header `x-way` names
+    the path that was taken.
     """
     headers = dict(scope["headers"])
     _, way, *size = scope["path"].split("/")
@@ -59,7 +61,7 @@ async def _gathered(scope: Scope, receive: Receive) -> bytes:
         return receive()
 
     try:
-        return await read_body(scope, counted, MOST_BYTES, None, scope["extensions"][FAST_PATH])
+        return await read_body(scope, counted, MAX_BYTES, None, scope["extensions"][FAST_PATH])
     except (ClientGone, TooLarge) as error:
         outcomes.append(type(error).__name__)
         return b"-"
@@ -121,7 +123,7 @@ async def answer_of(connection: Connection) -> tuple[int, dict[str, str], bytes]
     return int(first.split()[1]), headers, body
 
 
-async def ask(connection: Connection, *arguments: Any) -> tuple[int, dict[str, str], bytes]:
+async def exchange(connection: Connection, *arguments: Any) -> tuple[int, dict[str, str], bytes]:
     connection[1].write(request(*arguments))
     return await answer_of(connection)
 
@@ -139,7 +141,7 @@ class TestIdle:
     async def test_idle_connection_is_closed(self, way: str) -> None:
         async with connected() as connection:
             for _ in range(3):
-                assert (await ask(connection, f"/{way}/10"))[0] == 200
+                assert (await exchange(connection, f"/{way}/10"))[0] == 200
             assert IDLE_S * 0.9 < await seconds_until_closed(connection) < IDLE_S + 1
 
     @in_loop
@@ -147,17 +149,17 @@ class TestIdle:
     async def test_idle_time_starts_at_last_response(self, way: str) -> None:
         async with connected() as connection:
             for _ in range(5):
-                assert (await ask(connection, f"/{way}/10"))[0] == 200
+                assert (await exchange(connection, f"/{way}/10"))[0] == 200
                 await asyncio.sleep(IDLE_S * 0.6)
-            assert (await ask(connection, f"/{way}/10"))[0] == 200
+            assert (await exchange(connection, f"/{way}/10"))[0] == 200
             assert IDLE_S * 0.9 < await seconds_until_closed(connection) < IDLE_S + 1
 
     @in_loop
     async def test_connection_with_running_request_is_kept(self) -> None:
         async with connected() as connection:
-            assert (await ask(connection, "/short/10"))[0] == 200
-            assert (await ask(connection, "/short/10", b"", f"x-wait: {IDLE_S * 2}"))[0] == 200
-            assert (await ask(connection, "/short/10"))[0] == 200
+            assert (await exchange(connection, "/short/10"))[0] == 200
+            assert (await exchange(connection, "/short/10", b"", f"x-wait: {IDLE_S * 2}"))[0] == 200
+            assert (await exchange(connection, "/short/10"))[0] == 200
             assert IDLE_S * 0.9 < await seconds_until_closed(connection) < IDLE_S + 1
 
     @in_loop
@@ -165,7 +167,7 @@ class TestIdle:
     async def test_connection_with_partial_request_is_kept(self, cut: int) -> None:
         whole = request("/echo", b"ab" if cut != -5 else b"a")
         async with connected() as connection:
-            assert (await ask(connection, "/short/10"))[0] == 200
+            assert (await exchange(connection, "/short/10"))[0] == 200
             connection[1].write(whole[:cut])
             await asyncio.sleep(IDLE_S * 2)
             connection[1].write(whole[cut:])
@@ -175,11 +177,11 @@ class TestIdle:
     @in_loop
     async def test_connection_has_one_timer_until_closed(self) -> None:
         async with connected() as connection:
-            assert (await ask(connection, "/short/10"))[0] == 200
+            assert (await exchange(connection, "/short/10"))[0] == 200
             timer = Quick.made[0]._idle_timer
             assert timer is not None
             for _ in range(20):
-                assert (await ask(connection, "/short/10"))[0] == 200
+                assert (await exchange(connection, "/short/10"))[0] == 200
                 assert Quick.made[0]._idle_timer is timer
             connection[1].close()
             await soon(lambda: Quick.made[0]._idle_timer is None)
@@ -196,7 +198,7 @@ class TestAnswers:
             for i, (way, _) in enumerate(ways):
                 status, headers, body = await answer_of(connection)
                 assert (status, headers["x-way"], body.split()[0]) == (200, way, b"%d" % (100 + i))
-            assert (await ask(connection, "/echo", b"after all of them"))[2] == b"after all of them"
+            assert (await exchange(connection, "/echo", b"after all of them"))[2] == b"after all of them"
 
     @in_loop
     @pytest.mark.parametrize("way", ["short", "long"])
@@ -217,7 +219,7 @@ class TestAnswers:
     async def test_response_of_any_size_arrives_whole(self, size: int) -> None:
         async with connected() as connection:
             for _ in range(2):
-                _, headers, body = await ask(connection, f"/short/{size}")
+                _, headers, body = await exchange(connection, f"/short/{size}")
                 assert (headers["x-way"], body) == ("short", (b"%d " % size).ljust(size, b"x"))
 
     @in_loop
@@ -225,17 +227,17 @@ class TestAnswers:
         async with connected() as connection:
             for size in (0, 1, 16 * 1024, 70_000, 1_000_000):
                 body = bytes(range(256)) * (size // 256) + b"z" * (size % 256)
-                assert (await ask(connection, "/echo", body))[2] == body
+                assert (await exchange(connection, "/echo", body))[2] == body
 
     @in_loop
     async def test_long_body_is_gathered(self) -> None:
         async with connected() as connection:
-            for size in (1, 70_000, MOST_BYTES, 600_000):
+            for size in (1, 70_000, MAX_BYTES, 600_000):
                 body = bytes(range(256)) * (size // 256) + b"z" * (size % 256)
                 messages.clear()
-                assert (await ask(connection, "/gathered", body))[2] == body
+                assert (await exchange(connection, "/gathered", body))[2] == body
                 assert len(messages) <= 2
-                assert (await ask(connection, "/echo", b"between"))[2] == b"between"
+                assert (await exchange(connection, "/echo", b"between"))[2] == b"between"
 
     @in_loop
     async def test_gathered_body_excludes_next_request(self) -> None:
@@ -243,11 +245,11 @@ class TestAnswers:
         whole = request("/gathered", b"".join(pieces))
         chunked = b"POST /gathered HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
         chunked += b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
-        for asked in (whole, chunked):
+        for message in (whole, chunked):
             async with connected() as connection:
-                behind = asked + request("/echo", b"next")
-                for start in range(0, len(behind), 90_000):
-                    connection[1].write(behind[start : start + 90_000])
+                data = message + request("/echo", b"next")
+                for start in range(0, len(data), 90_000):
+                    connection[1].write(data[start : start + 90_000])
                     await asyncio.sleep(0.01)
                 assert (await answer_of(connection))[2] == b"".join(pieces)
                 assert (await answer_of(connection))[2] == b"next"
@@ -257,7 +259,7 @@ class TestAnswers:
         async with connected() as connection:
             connection[1].write(b"POST /gathered HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
             piece = bytes(100_000)
-            for _ in range(MOST_BYTES // len(piece) + 1):
+            for _ in range(MAX_BYTES // len(piece) + 1):
                 connection[1].write(b"%x\r\n%b\r\n" % (len(piece), piece))
             assert (await answer_of(connection))[2] == b"-"
             assert outcomes == ["TooLarge"]
@@ -297,9 +299,9 @@ class TestAnswers:
     async def test_long_head_is_refused(self, earlier: bool) -> None:
         async with connected() as connection:
             if earlier:
-                assert (await ask(connection, "/short/10"))[0] == 200
-            assert (await ask(connection, "/short/10", b"", "x: " + "y" * (MAX_HEAD_BYTES - 200)))[0] == 200
-            status, headers, body = await ask(connection, "/short/10", b"", "x: " + "y" * (MAX_HEAD_BYTES + 200))
+                assert (await exchange(connection, "/short/10"))[0] == 200
+            assert (await exchange(connection, "/short/10", b"", "x: " + "y" * (MAX_HEAD_BYTES - 200)))[0] == 200
+            status, headers, body = await exchange(connection, "/short/10", b"", "x: " + "y" * (MAX_HEAD_BYTES + 200))
             assert (status, headers["connection"]) == (400, "close")
             assert json.loads(body)["error"]["message"].startswith(f"headers: more than {MAX_HEAD_BYTES} bytes")
             assert await seconds_until_closed(connection) < IDLE_S / 2
@@ -318,7 +320,7 @@ async def unread() -> AsyncIterator[socket.socket]:
             yield reader
 
 
-async def the_rest(reader: socket.socket) -> bytes:
+async def read_rest(reader: socket.socket) -> bytes:
     """Return the remaining bytes of the connection."""
     received = b""
     while chunk := await asyncio.get_running_loop().sock_recv(reader, 2**20):
@@ -326,7 +328,7 @@ async def the_rest(reader: socket.socket) -> bytes:
     return received
 
 
-class TestReadersThatAreBehind:
+class TestSlowReaders:
     """Run with a server that checks its readers every STALL_S."""
 
     @pytest.fixture(autouse=True)
@@ -348,7 +350,7 @@ class TestReadersThatAreBehind:
             await soon(lambda: Quick.made[-1] not in Quick.made[-1].connections)
             assert loop.time() - started_s < IDLE_S + 0.5
             assert Quick.made[-1]._stall_timer is None
-            assert len(await the_rest(reader)) < size
+            assert len(await read_rest(reader)) < size
 
     @in_loop
     async def test_steady_reader_gets_whole_response(self) -> None:
@@ -361,7 +363,7 @@ class TestReadersThatAreBehind:
             while not received.endswith(b"x" * 10) or len(received) < size:
                 received += await loop.sock_recv(reader, 5000)
                 await asyncio.sleep(0.005)
-            assert loop.time() - started_s > 3 * http_protocol.STALL_S, "it was looked after"
+            assert loop.time() - started_s > 3 * http_protocol.STALL_S, "several stall checks ran"
             assert received.endswith((b"%d " % size).ljust(size, b"x"))
             await soon(lambda: Quick.made[-1]._stall_timer is None)
 

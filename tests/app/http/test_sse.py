@@ -16,7 +16,7 @@ PIECES = (Piece(0, "Hal"), Piece(0, "lo"), Piece(0, "!", "stop"))
 LAST = {"text": "!", "index": 0, "finish_reason": "stop", "tokens_generated": 2, "prompt_tokens": 3}
 
 
-async def told(caller: Caller) -> Any:
+async def final_error(caller: Caller) -> Any:
     """Return the error of the last event."""
     assert caller.is_at_end
     *before, last = caller.events
@@ -82,7 +82,7 @@ class TestStream:
         for event, events in ((first, 1), (second, 2)):
             seen = len(caller.messages)
             await asyncio.sleep(0.01)
-            assert len(caller.messages) == seen, "nothing leaves before it is there"
+            assert len(caller.messages) == seen, "nothing is sent before a piece is generated"
             event.set()
             await soon(lambda seen=seen: len(caller.messages) > seen)  # type: ignore[misc]
             assert len(caller.events) == events
@@ -131,7 +131,7 @@ class TestStream:
         caller = Caller(harness, stream=True)
         await caller.send_request()
         assert caller.status == 200
-        assert await told(caller) == {"code": code, "message": message, "request_id": "mine"}
+        assert await final_error(caller) == {"code": code, "message": message, "request_id": "mine"}
         harness.check_completed(200)
 
     @in_loop
@@ -197,7 +197,7 @@ class TestDrain:
         harness = EndpointHarness(ScriptedGeneration(PIECES[0], asyncio.Event()))
         caller = Caller(harness, stream=True)
         await cancelled(caller, 2)
-        assert (caller.status, (await told(caller))["code"]) == (200, "draining")
+        assert (caller.status, (await final_error(caller))["code"]) == (200, "draining")
         harness.check_completed(200)
 
     @in_loop

@@ -47,7 +47,7 @@ async def serving(harness: EndpointHarness) -> AsyncIterator[tuple[str, int]]:
 
 
 @asynccontextmanager
-async def pending(address: tuple[str, int], **body: object) -> AsyncIterator[socket.socket]:
+async def open_stream(address: tuple[str, int], **body: object) -> AsyncIterator[socket.socket]:
     """A connection with a requested stream that the test reads."""
     content = json.dumps({"prompt": "a", "stream": True} | body).encode()
     with socket.socket() as connection:
@@ -60,7 +60,7 @@ async def pending(address: tuple[str, int], **body: object) -> AsyncIterator[soc
         yield connection
 
 
-async def all_of(connection: socket.socket) -> bytes:
+async def read_all(connection: socket.socket) -> bytes:
     """Return the bytes until the connection or the stream ends."""
     received = b""
     loop = asyncio.get_running_loop()
@@ -90,7 +90,7 @@ async def test_connection_carries_several_streams() -> None:
 async def test_reset_connection_cancels_text() -> None:
     harness = EndpointHarness(ScriptedGeneration(Piece(0, "a"), asyncio.Event()))
     async with serving(harness) as address:
-        async with pending(address) as connection:
+        async with open_stream(address) as connection:
             await asyncio.get_running_loop().sock_recv(connection, 2**16)
             assert harness.version.references
         await soon(lambda: harness.generation.is_closed)
@@ -101,7 +101,7 @@ async def test_reset_connection_cancels_text() -> None:
 async def test_stopped_reader_loses_connection_and_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_protocol, "STALL_S", 0.1)
     harness = EndpointHarness(Endless())
-    async with serving(harness) as address, pending(address):
+    async with serving(harness) as address, open_stream(address):
         await soon(lambda: harness.observer.inflight == 1)
         await soon(lambda: harness.observer.inflight == 0)
     harness.check_completed(499)
@@ -112,7 +112,7 @@ async def test_slow_reader_gets_whole_stream(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(http_protocol, "STALL_S", 0.1)
     text = "x" * 1000
     harness = EndpointHarness(ScriptedGeneration(*[Piece(0, text)] * 500, Piece(0, "", "stop")))
-    async with serving(harness) as address, pending(address) as connection:
+    async with serving(harness) as address, open_stream(address) as connection:
         received = b""
         while not received.endswith(b"\r\n0\r\n\r\n"):
             received += await asyncio.get_running_loop().sock_recv(connection, 5000)
@@ -124,17 +124,17 @@ async def test_slow_reader_gets_whole_stream(monkeypatch: pytest.MonkeyPatch) ->
 
 
 class TestGivenUp:
-    """Check that the text of a slow reader was cancelled."""
+    """Streams whose text was aborted because the reader was slow."""
 
     ERROR = Overloaded("the reader is 1024 tokens behind", retry_after_s=1)
 
     @in_loop
     async def test_resumed_reader_gets_the_error(self) -> None:
         harness = EndpointHarness(generation := Endless())
-        async with serving(harness) as address, pending(address) as connection:
+        async with serving(harness) as address, open_stream(address) as connection:
             await asyncio.sleep(0.05)
             generation.error = self.ERROR
-            received = await all_of(connection)
+            received = await read_all(connection)
             connection.close()
         assert b'data: {"error":{"code":"overloaded","message":"the reader is 1024 tokens behind"' in received
         assert b"[DONE]" not in received
@@ -144,10 +144,10 @@ class TestGivenUp:
     async def test_stopped_reader_loses_connection(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sse, "LAST_EVENT_S", 0.1)
         harness = EndpointHarness(ScriptedGeneration(Piece(0, "x" * 200_000), self.ERROR))
-        async with serving(harness) as address, pending(address) as connection:
+        async with serving(harness) as address, open_stream(address) as connection:
             await soon(lambda: harness.observer.inflight == 1)
             await soon(lambda: harness.observer.inflight == 0)
-            received = await all_of(connection)
+            received = await read_all(connection)
         assert received.startswith(b"HTTP/1.1 200 OK")
         assert b"error" not in received
         harness.check_completed(200)

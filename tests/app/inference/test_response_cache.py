@@ -30,36 +30,36 @@ def tensor(*x: object, dtype: str = "f4", outputs: tuple[str, ...] | None = None
 
 @dataclass
 class Model:
-    """A model that answers on release. `asked`: number of runs."""
+    """A model that answers on release. `num_runs`: number of calls."""
 
     gate: asyncio.Event = field(default_factory=asyncio.Event)
-    answers: Callable[[int], Answer] = lambda times: {"y": np.array([times])}
-    asked: int = 0
+    answers: Callable[[int], Answer] = lambda run: {"y": np.array([run])}
+    num_runs: int = 0
 
     async def __call__(self) -> Answer:
-        self.asked += 1
-        times = self.asked
+        self.num_runs += 1
+        run = self.num_runs
         await self.gate.wait()
-        return self.answers(times)
+        return self.answers(run)
 
 
-class Desk:
+class CacheHarness:
     """A response cache and its counters."""
 
     def __init__(self, max_bytes: int = 10**6) -> None:
         self.hits: Counter[str] = Counter()
         self.misses: Counter[str] = Counter()
         self.cache: ResultCache[Answer] = ResultCache(max_bytes, None)
-        self.kept = ResponseCache(self.cache, self.hits, self.misses)
+        self.responses = ResponseCache(self.cache, self.hits, self.misses)
         self.joined = 0
 
-    def ask(
-        self, model: Model, question: CacheableRequest, name: str = "m", serving: object = 1
+    def send(
+        self, model: Model, request: CacheableRequest, name: str = "m", serving: object = 1
     ) -> "asyncio.Task[Any]":
         def joined() -> None:
             self.joined += 1
 
-        return task(self.kept.get_or_run(name, (serving,), question, model, joined))
+        return task(self.responses.get_or_run(name, (serving,), request, model, joined))
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -67,7 +67,7 @@ class Desk:
         return self.hits["m"], self.misses["m"]
 
     def check_idle(self) -> None:
-        assert not self.kept._pending
+        assert not self.responses._pending
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
@@ -81,102 +81,102 @@ async def rounds(count: int = 5) -> None:
         await asyncio.sleep(0)
 
 
-class TestOneFlight:
+class TestConcurrentRequests:
     @in_loop
     async def test_equal_concurrent_requests_run_once(self) -> None:
-        desk, model = Desk(), Model()
-        asked = [desk.ask(model, tensor(1, 2)) for _ in range(50)]
+        harness, model = CacheHarness(), Model()
+        tasks = [harness.send(model, tensor(1, 2)) for _ in range(50)]
         await rounds()
-        assert (model.asked, desk.joined) == (1, 49)
+        assert (model.num_runs, harness.joined) == (1, 49)
         model.gate.set()
-        answers = await outcomes(*asked)
+        answers = await outcomes(*tasks)
         assert [answer["y"].tolist() for answer in answers] == [[1]] * 50
-        assert desk.counts == (49, 1)
-        assert [answer["y"].tolist() for answer in await outcomes(desk.ask(model, tensor(1, 2)))] == [[1]]
-        assert (model.asked, desk.counts, desk.joined) == (1, (50, 1), 49), "from the cache, nobody waited for"
-        desk.check_idle()
+        assert harness.counts == (49, 1)
+        assert [answer["y"].tolist() for answer in await outcomes(harness.send(model, tensor(1, 2)))] == [[1]]
+        assert (model.num_runs, harness.counts, harness.joined) == (1, (50, 1), 49), "the cached answer needs no wait"
+        harness.check_idle()
 
     @in_loop
     async def test_other_requests_run_independently(self) -> None:
-        desk, slow, quick = Desk(), Model(), Model()
+        harness, slow, quick = CacheHarness(), Model(), Model()
         quick.gate.set()
-        first = desk.ask(slow, tensor(1))
+        first = harness.send(slow, tensor(1))
         await rounds()
-        assert (await outcomes(desk.ask(quick, tensor(2))))[0]["y"].tolist() == [1]
+        assert (await outcomes(harness.send(quick, tensor(2))))[0]["y"].tolist() == [1]
         assert not first.done()
         slow.gate.set()
         await outcomes(first)
-        assert (slow.asked, quick.asked, desk.counts) == (1, 1, (0, 2))
+        assert (slow.num_runs, quick.num_runs, harness.counts) == (1, 1, (0, 2))
 
     @in_loop
     async def test_cancelled_first_request_hands_over(self) -> None:
-        desk, model = Desk(), Model()
-        asked = [desk.ask(model, tensor(1)) for _ in range(10)]
+        harness, model = CacheHarness(), Model()
+        tasks = [harness.send(model, tensor(1)) for _ in range(10)]
         await rounds()
-        for leaving in (0, 1, 2):
-            asked[leaving].cancel()
+        for i in (0, 1, 2):
+            tasks[i].cancel()
             await rounds()
-            assert model.asked == leaving + 2, "one of those who are left"
+            assert model.num_runs == i + 2, "one of the other requests runs"
         model.gate.set()
-        answers = await outcomes(*asked)
+        answers = await outcomes(*tasks)
         assert [type(answer) for answer in answers[:3]] == [asyncio.CancelledError] * 3
         assert [answer["y"].tolist() for answer in answers[3:]] == [[4]] * 7
-        assert desk.counts == (6, 4)
-        desk.check_idle()
+        assert harness.counts == (6, 4)
+        harness.check_idle()
 
     @in_loop
-    async def test_cancelled_waiter_harms_no_others(self) -> None:
-        desk, model = Desk(), Model()
-        asked = [desk.ask(model, tensor(1)) for _ in range(4)]
+    async def test_cancelled_waiter_leaves_others_unchanged(self) -> None:
+        harness, model = CacheHarness(), Model()
+        tasks = [harness.send(model, tensor(1)) for _ in range(4)]
         await rounds()
-        asked[2].cancel()
+        tasks[2].cancel()
         await rounds()
         model.gate.set()
-        answers = await outcomes(*asked)
+        answers = await outcomes(*tasks)
         assert [isinstance(answer, asyncio.CancelledError) for answer in answers] == [False, False, True, False]
-        assert (model.asked, desk.counts) == (1, (2, 1))
-        desk.check_idle()
+        assert (model.num_runs, harness.counts) == (1, (2, 1))
+        harness.check_idle()
 
     @in_loop
     async def test_all_cancelled_leaves_nothing_cached(self) -> None:
-        desk, model = Desk(), Model()
-        asked = [desk.ask(model, tensor(1)) for _ in range(4)]
+        harness, model = CacheHarness(), Model()
+        tasks = [harness.send(model, tensor(1)) for _ in range(4)]
         await rounds()
-        for each in asked:
+        for each in tasks:
             each.cancel()
-        await outcomes(*asked)
-        desk.check_idle()
-        assert len(desk.cache) == 0
+        await outcomes(*tasks)
+        harness.check_idle()
+        assert len(harness.cache) == 0
         model.gate.set()
-        assert (await outcomes(desk.ask(model, tensor(1))))[0]["y"].tolist() == [model.asked]
+        assert (await outcomes(harness.send(model, tensor(1))))[0]["y"].tolist() == [model.num_runs]
 
     @in_loop
     @pytest.mark.parametrize("error", [InvalidInput("x", "wrong"), OutOfMemory("too much"), RuntimeError("a bug")])
     async def test_error_reaches_all_waiters_uncached(self, error: Exception) -> None:
-        def fail(times: int) -> Answer:
-            if times == 1:
+        def fail(run: int) -> Answer:
+            if run == 1:
                 raise error
-            return {"y": np.array([times])}
+            return {"y": np.array([run])}
 
-        desk, model = Desk(), Model(answers=fail)
-        asked = [desk.ask(model, tensor(1)) for _ in range(5)]
+        harness, model = CacheHarness(), Model(answers=fail)
+        tasks = [harness.send(model, tensor(1)) for _ in range(5)]
         await rounds()
         model.gate.set()
-        assert await outcomes(*asked) == [error] * 5
-        assert (model.asked, len(desk.cache)) == (1, 0)
-        assert desk.counts == (0, 1), "who got an error got no answer from here"
-        assert (await outcomes(desk.ask(model, tensor(1))))[0]["y"].tolist() == [2]
-        desk.check_idle()
+        assert await outcomes(*tasks) == [error] * 5
+        assert (model.num_runs, len(harness.cache)) == (1, 0)
+        assert harness.counts == (0, 1), "an error is no cache hit"
+        assert (await outcomes(harness.send(model, tensor(1))))[0]["y"].tolist() == [2]
+        harness.check_idle()
 
     @in_loop
     async def test_error_without_waiters_is_silent(self) -> None:
-        def fail(times: int) -> Answer:
+        def fail(run: int) -> Answer:
             raise InvalidInput("x", "wrong")
 
         complaints: list[Any] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
-        desk, model = Desk(), Model(answers=fail)
-        first, second = desk.ask(model, tensor(1)), desk.ask(model, tensor(1))
+        harness, model = CacheHarness(), Model(answers=fail)
+        first, second = harness.send(model, tensor(1)), harness.send(model, tensor(1))
         await rounds()
         second.cancel()
         await outcomes(second)
@@ -220,63 +220,63 @@ DIFFERENT: dict[str, tuple[CacheableRequest, CacheableRequest]] = {
 }
 
 
-class TestWhatIsTheSame:
+class TestKeys:
     @in_loop
-    @pytest.mark.parametrize("what", DIFFERENT)
-    async def test_any_difference_is_a_cache_miss(self, what: str) -> None:
-        desk, model = Desk(), Model()
+    @pytest.mark.parametrize("difference", DIFFERENT)
+    async def test_any_difference_is_a_cache_miss(self, difference: str) -> None:
+        harness, model = CacheHarness(), Model()
         model.gate.set()
-        one, other = DIFFERENT[what]
-        for question in (one, other, one, other):
-            await outcomes(desk.ask(model, question))
-        assert (model.asked, desk.counts) == (2, (2, 2))
+        one, other = DIFFERENT[difference]
+        for request in (one, other, one, other):
+            await outcomes(harness.send(model, request))
+        assert (model.num_runs, harness.counts) == (2, (2, 2))
 
     @in_loop
     async def test_other_version_or_load_is_a_miss(self) -> None:
-        desk, model = Desk(), Model()
+        harness, model = CacheHarness(), Model()
         model.gate.set()
         for name in ("m", "n"):
             for serving in (("1", 1), ("1", 2), ("2", 1)):
-                await outcomes(desk.ask(model, tensor(1), name, serving))
-        assert (model.asked, desk.hits.total()) == (6, 0)
-        assert desk.misses == {"m": 3, "n": 3}
+                await outcomes(harness.send(model, tensor(1), name, serving))
+        assert (model.num_runs, harness.hits.total()) == (6, 0)
+        assert harness.misses == {"m": 3, "n": 3}
 
-    def test_memory_layout_does_not_matter(self) -> None:
-        straight = np.arange(12, dtype="f4").reshape(3, 4)
-        for same in (straight.copy(), np.asfortranarray(straight), np.repeat(straight, 2, axis=0)[::2]):
-            assert _key_of("m", 1, TensorBatch({"x": same})) == _key_of("m", 1, TensorBatch({"x": straight}))
+    def test_key_is_independent_of_memory_layout(self) -> None:
+        contiguous = np.arange(12, dtype="f4").reshape(3, 4)
+        for same in (contiguous.copy(), np.asfortranarray(contiguous), np.repeat(contiguous, 2, axis=0)[::2]):
+            assert _key_of("m", 1, TensorBatch({"x": same})) == _key_of("m", 1, TensorBatch({"x": contiguous}))
 
     @in_loop
     @pytest.mark.parametrize("value", [[1, 2], [np.ones(2)], {"a": 1}, None])
     async def test_lists_and_maps_are_not_cached(self, value: Any) -> None:
-        desk, model = Desk(), Model()
-        asked = [desk.ask(model, TensorBatch({"x": np.ones(1), "l": value})) for _ in range(3)]
+        harness, model = CacheHarness(), Model()
+        tasks = [harness.send(model, TensorBatch({"x": np.ones(1), "l": value})) for _ in range(3)]
         await rounds()
         model.gate.set()
-        assert [answer["y"].tolist() for answer in await outcomes(*asked)] == [[1], [2], [3]]
-        assert (desk.counts, len(desk.cache)) == ((0, 0), 0)
+        assert [answer["y"].tolist() for answer in await outcomes(*tasks)] == [[1], [2], [3]]
+        assert (harness.counts, len(harness.cache)) == ((0, 0), 0)
 
 
-class TestWhatIsKept:
+class TestCachedAnswers:
     @in_loop
     async def test_cached_row_does_not_hold_its_batch(self) -> None:
         batch = np.arange(1000.0).reshape(100, 10)
         whole = np.arange(5)
-        wholes: list[Callable[[int], Answer]] = [
+        outputs: list[Callable[[int], Answer]] = [
             lambda _: {"y": batch[3:4], "z": whole, "l": [1]},
             lambda _: EmbedAnswer(batch[3:4], tokens=3),
         ]
-        for i, answers in enumerate(wholes):
-            desk, model = Desk(), Model(answers=answers)
+        for i, answers in enumerate(outputs):
+            harness, model = CacheHarness(), Model(answers=answers)
             model.gate.set()
-            await outcomes(desk.ask(model, tensor(i)))
-            kept = (await outcomes(desk.ask(model, tensor(i))))[0]
-            assert (model.asked, desk.counts) == (1, (1, 1))
-            rows = kept.embeddings if isinstance(kept, EmbedAnswer) else kept["y"]
+            await outcomes(harness.send(model, tensor(i)))
+            cached = (await outcomes(harness.send(model, tensor(i))))[0]
+            assert (model.num_runs, harness.counts) == (1, (1, 1))
+            rows = cached.embeddings if isinstance(cached, EmbedAnswer) else cached["y"]
             assert rows.base is None
             np.testing.assert_array_equal(rows, batch[3:4])
-            assert kept.tokens == 3 if isinstance(kept, EmbedAnswer) else kept["z"] is whole
-            assert desk.kept.size_bytes < ENTRY_BYTES + 600, "not the batch's 8000 bytes"
+            assert cached.tokens == 3 if isinstance(cached, EmbedAnswer) else cached["z"] is whole
+            assert harness.responses.size_bytes < ENTRY_BYTES + 600, "not the batch's 8000 bytes"
 
     @in_loop
     @pytest.mark.parametrize(
@@ -290,15 +290,15 @@ class TestWhatIsKept:
             (ScoreAnswer([0.5] * 100, 1), 3000),
         ],
     )
-    async def test_cached_bytes_are_counted(self, answer: Answer, least_bytes: int) -> None:
-        desk, model = Desk(), Model(answers=lambda _: answer)
+    async def test_size_includes_the_answer(self, answer: Answer, least_bytes: int) -> None:
+        harness, model = CacheHarness(), Model(answers=lambda _: answer)
         model.gate.set()
-        await outcomes(desk.ask(model, tensor(1)))
-        assert least_bytes < desk.kept.size_bytes < 2 * least_bytes + 2000 + ENTRY_BYTES
+        await outcomes(harness.send(model, tensor(1)))
+        assert least_bytes < harness.responses.size_bytes < 2 * least_bytes + 2000 + ENTRY_BYTES
 
     @in_loop
     @pytest.mark.parametrize(
-        "question",
+        "request_",
         [
             tensor(*range(2000)),
             TextRequest(["x" * 2000]),
@@ -306,27 +306,27 @@ class TestWhatIsKept:
             TensorBatch({"x": np.array(["x" * 2000], object)}),
         ],
     )
-    async def test_bytes_of_request_are_counted(self, question: CacheableRequest) -> None:
-        desk, model = Desk(), Model()
+    async def test_size_includes_the_request(self, request_: CacheableRequest) -> None:
+        harness, model = CacheHarness(), Model()
         model.gate.set()
-        await outcomes(desk.ask(model, question))
-        assert desk.kept.size_bytes > 8000
+        await outcomes(harness.send(model, request_))
+        assert harness.responses.size_bytes > 8000
 
     @in_loop
     async def test_response_beyond_cache_is_not_cached(self) -> None:
-        desk, model = Desk(max_bytes=2000), Model(answers=lambda times: {"y": np.full(1000, times)})
+        harness, model = CacheHarness(max_bytes=2000), Model(answers=lambda run: {"y": np.full(1000, run)})
         model.gate.set()
-        for times in (1, 2):
-            assert (await outcomes(desk.ask(model, tensor(1))))[0]["y"][0] == times
-        assert (desk.kept.size_bytes, desk.kept.evictions, desk.counts) == (0, 0, (0, 2))
+        for run in (1, 2):
+            assert (await outcomes(harness.send(model, tensor(1))))[0]["y"][0] == run
+        assert (harness.responses.size_bytes, harness.responses.evictions, harness.counts) == (0, 0, (0, 2))
 
     @in_loop
-    async def test_dropped_model_loses_its_responses(self) -> None:
-        desk, model = Desk(), Model()
+    async def test_drop_removes_answers_of_one_model(self) -> None:
+        harness, model = CacheHarness(), Model()
         model.gate.set()
         for name in ("m", "n"):
-            await outcomes(desk.ask(model, tensor(1), name))
-        desk.kept.drop("m")
+            await outcomes(harness.send(model, tensor(1), name))
+        harness.responses.drop("m")
         for name in ("m", "n"):
-            await outcomes(desk.ask(model, tensor(1), name))
-        assert (desk.misses, desk.hits) == ({"m": 2, "n": 1}, {"n": 1})
+            await outcomes(harness.send(model, tensor(1), name))
+        assert (harness.misses, harness.hits) == ({"m": 2, "n": 1}, {"n": 1})

@@ -24,20 +24,20 @@ def record(status: int, path: str = "/infer", model: str = "m") -> RequestRecord
     return RequestRecord("id", "POST", path, 0.0, model, "1", status, timings=Timings(0.1, 0.2, 0.3, 0.4))
 
 
-def test_request_ids() -> None:
+def test_request_id_accepts_valid_headers_only() -> None:
     header = b"x-request-id"
-    for sane in (b"a", b"A-1._:/+=", b"x" * 128):
-        assert request_id([(b"host", b"x"), (header, sane)]) == sane.decode()
+    for valid in (b"a", b"A-1._:/+=", b"x" * 128):
+        assert request_id([(b"host", b"x"), (header, valid)]) == valid.decode()
     made = [request_id([]), request_id([])]
-    insane = (b"", b" ", b"x" * 129, b"a b", b"\xff", b"a\n", b'"', b"{}")
-    made.extend(request_id([(header, each)]) for each in insane)
+    invalid = (b"", b" ", b"x" * 129, b"a b", b"\xff", b"a\n", b'"', b"{}")
+    made.extend(request_id([(header, each)]) for each in invalid)
     assert request_id([(header, b"first"), (header, b"second")]) == "first"
     made.append(request_id([(header, b"b d"), (header, b"good")]))
     assert len(set(made)) == len(made)
     assert all(request_id([(header, each.encode())]) == each for each in made)
 
 
-def test_histogram_bounds_belong_to_the_bucket_below() -> None:
+def test_histogram_bound_belongs_to_lower_bucket() -> None:
     histogram = Histogram()
     for value in (0, 0.0005, 0.00050001, 60, 61, 1e9):
         histogram.observe(value)
@@ -52,7 +52,7 @@ def test_server_timing_is_in_milliseconds() -> None:
     assert header == "decode;dur=1.100, queue;dur=500.000, compute;dur=1250.000, encode;dur=0.000"
 
 
-def test_counts_by_model_version_and_status() -> None:
+def test_requests_are_counted_by_model_version_status() -> None:
     observer = Observer("none", 1000)
     for status in (200, 200, 400, 503):
         observer.record_inference(record(status), 0.1)
@@ -63,9 +63,9 @@ def test_counts_by_model_version_and_status() -> None:
     assert [sum(h.counts) for h in (metrics.request_seconds, metrics.queue_seconds, metrics.compute_seconds)] == [2] * 3
     assert metrics.queue_seconds.total == pytest.approx(0.4)
     assert metrics.compute_seconds.total == pytest.approx(0.6)
-    broken_off = record(200)
-    broken_off.code = "model_failed"
-    observer.record_inference(broken_off, 0.1)
+    failed_later = record(200)
+    failed_later.code = "model_failed"
+    observer.record_inference(failed_later, 0.1)
     assert observer.requests["m", "1", 200] == 3
     assert sum(metrics.request_seconds.counts) == 2
     observer.record_inference(record(200, model="other"), 0.1)
@@ -75,30 +75,30 @@ def test_counts_by_model_version_and_status() -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "wanted"),
+    ("policy", "expected"),
     [
-        ("all", ["ok", "slow", "failed", "broke off"]),
-        ("slow_and_failed", ["slow", "failed", "broke off"]),
+        ("all", ["ok", "slow", "failed", "failed later"]),
+        ("slow_and_failed", ["slow", "failed", "failed later"]),
         ("none", []),
     ],
 )
-def test_request_lines_as_asked(policy: str, wanted: list[str], logged: list[Any]) -> None:
+def test_log_policy_selects_requests(policy: str, expected: list[str], logged: list[Any]) -> None:
     observer = Observer(policy, 1000)
     for name, status, code, total_s in (
         ("ok", 200, "", 0.999),
         ("slow", 200, "", 1.0),
         ("failed", 404, "not_found", 0.0),
-        ("broke off", 200, "model_failed", 0.0),
+        ("failed later", 200, "model_failed", 0.0),
     ):
         one = record(status)
         one.request_id, one.code = name, code
         observer.log_request(one, total_s)
         for probe in ("/health", "/health/ready", "/metrics"):
             observer.log_request(record(status, probe), total_s)
-    assert [event["request_id"] for event in logged] == wanted
+    assert [event["request_id"] for event in logged] == expected
 
 
-def test_a_request_line(logged: list[Any]) -> None:
+def test_logged_request_has_durations_in_ms(logged: list[Any]) -> None:
     Observer("all", 1000).log_request(record(200), 1.0)
     (event,) = logged
     assert {name: event[f"{name}_ms"] for name in ("decode", "queue", "compute", "encode", "total")} == {
