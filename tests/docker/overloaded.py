@@ -13,7 +13,7 @@ import httpx
 from tests.docker.prometheus import RunningPrometheus, program, running_prometheus
 from tests.e2e.configs import DIGITS, onnx_entries
 from tests.e2e.server import MODELS, RunningServer, serving, wait_until
-from tests.support.models import onnx_graphs
+from tests.support.models import onnx_costly_graphs
 
 CALLERS = 12
 QUEUE_BOUND = 4
@@ -40,7 +40,7 @@ def watched_servers(folder: Path) -> Iterator[Watched]:
     folders = [folder / name for name in ("busy", "failed", "prometheus")]
     for each in folders:
         each.mkdir()
-    slow = onnx_entries(folders[0], {"slow": onnx_graphs.slow(20, rows=1)}) + f"max_queue_size = {QUEUE_BOUND}\n"
+    slow = onnx_entries(folders[0], {"slow": onnx_costly_graphs.slow(20, rows=1)}) + f"max_queue_size = {QUEUE_BOUND}\n"
     with ExitStack() as stack:
         busy = stack.enter_context(serving(folders[0], DIGITS + "cache = true\n" + _LLAMA + slow)).wait_ready()
         failed = stack.enter_context(serving(folders[1], _MISSING))

@@ -7,7 +7,7 @@ import onnx
 from onnx import helper
 
 from tests.e2e.server import MODELS
-from tests.support.models import onnx_encoders, onnx_graphs
+from tests.support.models import onnx_costly_graphs, onnx_encoders, onnx_graphs
 from tests.support.models.onnx_graphs import ONNX_DTYPES
 
 
@@ -42,7 +42,7 @@ ALL_KINDS: Mapping[str, onnx.ModelProto] = {
     "optional-out": onnx_graphs.optional_out(),
     "optional-in": onnx_graphs.optional_in(),
     "log": logarithms(),
-    "slow": onnx_graphs.slow(300, rows=1),
+    "slow": onnx_costly_graphs.slow(300, rows=1),
 }
 """A graph for each kind of value in requests and responses."""
 

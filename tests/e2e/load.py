@@ -12,7 +12,7 @@ import httpx
 from tests.e2e.configs import onnx_entries
 from tests.e2e.gates import RunGate
 from tests.e2e.server import WAIT_S, RunningServer, wait_until
-from tests.support.models import onnx_graphs
+from tests.support.models import onnx_costly_graphs
 
 ROW = [1.0, 2.0, 3.0, 4.0]
 QUESTION = {"input_data": ROW}
@@ -50,7 +50,7 @@ def batches_since(before: tuple[float, float], server: RunningServer, model: str
 
 def slow_model(folder: Path, rows: int | str = 1) -> tuple[str, RunGate]:
     """Save a graph that runs on a worker thread; its config entry, and the gate that holds its runs."""
-    return onnx_entries(folder, {"slow": onnx_graphs.slow(1, rows=rows)}), RunGate(folder / "slow")
+    return onnx_entries(folder, {"slow": onnx_costly_graphs.slow(1, rows=rows)}), RunGate(folder / "slow")
 
 
 def wait_for_drain(server: RunningServer) -> None:

@@ -13,7 +13,7 @@ from tests.e2e.conftest import Start
 from tests.e2e.gates import RunGate
 from tests.e2e.load import QUESTION, ROW, Callers, batches, callers, wait_for_inflight
 from tests.e2e.server import MODELS, RunningServer, assert_refused, serving, wait_until
-from tests.support.models import onnx_graphs
+from tests.support.models import onnx_costly_graphs, onnx_graphs
 
 IMAGE: dict[str, Any] = {"input_data": [[1] * 64]}
 TEXTS: dict[str, Any] = {"text": ["the engine waits", "in its shed"]}
@@ -31,8 +31,8 @@ def server(folder: Path) -> Iterator[RunningServer]:
     for name in ("minilm-onnx", "plain"):
         path = MODELS / ("digits" if name == "plain" else name)
         config += f'[[models.onnx_models]]\nname = "{name}"\npath = "{path}"\ncache = {str(name != "plain").lower()}\n'
-    config += onnx_entries(folder, {"slow": onnx_graphs.slow(1, rows=1)}) + "cache = true\n"
-    config += onnx_entries(folder, {"full": onnx_graphs.slow(1, rows=1)}) + "cache = true\n"
+    config += onnx_entries(folder, {"slow": onnx_costly_graphs.slow(1, rows=1)}) + "cache = true\n"
+    config += onnx_entries(folder, {"full": onnx_costly_graphs.slow(1, rows=1)}) + "cache = true\n"
     config += "max_concurrent_requests = 1\n"
     with serving(folder, config, gated=True) as running:
         yield running.wait_ready()

@@ -13,10 +13,10 @@ import psutil
 
 from tests.e2e.conftest import Start
 from tests.e2e.server import RunningServer, assert_refused, wait_until
-from tests.support.models import onnx_graphs
+from tests.support.models import onnx_costly_graphs, onnx_graphs
 
 MEGABYTES = 20
-SIDE = onnx_graphs.side(MEGABYTES)
+SIDE = onnx_costly_graphs.side(MEGABYTES)
 ONES = {"input_data": [1] * SIDE}
 FACTORS = {"a": 2, "b": 3, "c": 5, "d": 7}
 
@@ -25,7 +25,7 @@ def entries(folder: Path, keys: str = 'load = "lazy"', budget: str = "50MB") -> 
     """Save four models of 20 MB; their entries with these keys, and the budget for all."""
     text = f'[memory]\nmax_model_memory = "{budget}"\n'
     for name, factor in FACTORS.items():
-        onnx_graphs.save(onnx_graphs.weighted(factor, MEGABYTES), folder / f"{name}.onnx")
+        onnx_graphs.save(onnx_costly_graphs.weighted(factor, MEGABYTES), folder / f"{name}.onnx")
         text += f'[[models.onnx_models]]\nname = "{name}"\npath = "{folder / name}.onnx"\n{keys}\n'
     return text
 

@@ -27,7 +27,7 @@ from tests.e2e.gates import RunGate
 from tests.e2e.load import slow_model, wait_for_done, wait_for_drain, wait_for_inflight
 from tests.e2e.server import GRPC_PORT, MODELS, WAIT_S, RunningServer, free_port, serving, wait_until
 from tests.e2e.triton_clients import GRPC_KINDS, triton_client
-from tests.support.models import onnx_graphs
+from tests.support.models import onnx_costly_graphs, onnx_graphs
 
 IMAGE = [float(i % 17) for i in range(64)]
 PROMPT = "A list is"
@@ -276,7 +276,7 @@ class TestPredict:
 
     def test_configured_default_model(self, tmp_path_factory: pytest.TempPathFactory) -> None:
         folder = tmp_path_factory.mktemp("default")
-        entries = onnx_entries(folder, {"one": onnx_graphs.identity(), "other": onnx_graphs.slow(0)})
+        entries = onnx_entries(folder, {"one": onnx_graphs.identity(), "other": onnx_costly_graphs.slow(0)})
         config = f'[models]\ndefault_model = "one"\n{entries}'
         with serving(folder, config, {GRPC_PORT: free_port()}) as server, channel_to(server.wait_ready()) as channel:
             assert list(self.ask(channel, data=[1, 2, 3]).predictions) == [1, 2, 3]

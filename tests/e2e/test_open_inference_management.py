@@ -17,7 +17,7 @@ from tests.e2e.configs import DIGITS, onnx_entries
 from tests.e2e.conftest import Start
 from tests.e2e.server import RunningServer, serving, wait_until
 from tests.e2e.triton_clients import KINDS, triton_client
-from tests.support.models import onnx_graphs
+from tests.support.models import onnx_costly_graphs, onnx_graphs
 
 EXTENSIONS = {"binary_tensor_data", "classification", "model_repository", "model_configuration", "statistics"}
 
@@ -263,11 +263,11 @@ def test_versions(start: Start, tmp_path: Path) -> None:
     folder = tmp_path / "m"
     for version in (1, 2, 3):
         (folder / str(version)).mkdir(parents=True)
-        onnx_graphs.save(onnx_graphs.weighted(version, 0.1), folder / str(version))
+        onnx_graphs.save(onnx_costly_graphs.weighted(version, 0.1), folder / str(version))
     entry = f'[[models.onnx_models]]\nname = "m"\npath = "{folder}"\nversion_policy = [1, 3]\n'
     server = start(entry).wait_ready()
     for asked in ("1", "3", "3"):
-        question = {"input_data": [1] * onnx_graphs.side(0.1)}
+        question = {"input_data": [1] * onnx_costly_graphs.side(0.1)}
         assert server.client.post(f"/models/m/versions/{asked}/infer", json=question).status_code == 200
     with triton_client(server, "http") as client:
         assert client.get_model_metadata("m")["versions"] == ["1", "3"]

@@ -7,13 +7,13 @@ import httpx
 import pytest
 
 from tests.e2e.server import RunningServer, assert_refused, serving
-from tests.support.models import onnx_graphs
+from tests.support.models import onnx_costly_graphs, onnx_graphs
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("hoards")
-    onnx_graphs.save(onnx_graphs.hoards(), folder)
+    onnx_graphs.save(onnx_costly_graphs.hoards(), folder)
     config = f'[models]\nroots = ["{folder}"]\n[[models.onnx_models]]\nname = "hoards"\npath = "{folder}"\n'
     with serving(folder, config) as running:
         yield running.wait_ready()

@@ -14,9 +14,9 @@ import pytest
 
 from tests.e2e.conftest import Start
 from tests.e2e.server import RunningServer, assert_refused, wait_until
-from tests.support.models import onnx_graphs
+from tests.support.models import onnx_costly_graphs, onnx_graphs
 
-SIDE = onnx_graphs.side(0.1)
+SIDE = onnx_costly_graphs.side(0.1)
 ONES = {"input_data": [1] * SIDE}
 
 
@@ -24,7 +24,7 @@ def add_version(folder: Path, version: int, factor: float | None = None) -> None
     """Add a version that multiplies by its number, unless `factor` is given."""
     beside = folder.parent / f".{version}"
     beside.mkdir()
-    onnx_graphs.save(onnx_graphs.weighted(version if factor is None else factor, 0.1), beside)
+    onnx_graphs.save(onnx_costly_graphs.weighted(version if factor is None else factor, 0.1), beside)
     beside.rename(folder / str(version))
 
 
@@ -133,11 +133,11 @@ def test_version_without_memory_beside_old_refused(start: Start, tmp_path: Path)
     folder = tmp_path / "m"
     for version in (1, 2):
         (folder / str(version)).mkdir(parents=True)
-        onnx_graphs.save(onnx_graphs.weighted(version, 20), folder / str(version))
+        onnx_graphs.save(onnx_costly_graphs.weighted(version, 20), folder / str(version))
     server = start(entry(folder, "version_policy = [1]") + '[memory]\nmax_model_memory = "30MB"\n').wait_ready()
     refusal = server.client.post("/models/m/load", json={"version": "2"})
     assert_refused(refusal, 507, "out_of_memory", "beside version 1, which serves")
-    question = {"input_data": [1] * onnx_graphs.side(20)}
+    question = {"input_data": [1] * onnx_costly_graphs.side(20)}
     assert server.infer("m", **question)["version"] == "1"
 
 
@@ -220,25 +220,25 @@ def test_watched_folder_swapped_on_change(start: Start, folder: Path) -> None:
         (folder / "2").mkdir()
         (folder / "2" / "model.onnx").write_bytes(b"half of a file")
         server.wait_for_log("changed files are not served", model="m")
-        onnx_graphs.save(onnx_graphs.weighted(2, 0.1), folder / "2")
+        onnx_graphs.save(onnx_costly_graphs.weighted(2, 0.1), folder / "2")
         wait_until(lambda: outcomes[200, "2", 2] > 10)
         # The files of the active version are replaced atomically, by renaming.
-        onnx_graphs.save(onnx_graphs.weighted(5, 0.1), folder / "new.onnx")
+        onnx_graphs.save(onnx_costly_graphs.weighted(5, 0.1), folder / "new.onnx")
         (folder / "new.onnx").rename(folder / "2" / "model.onnx")
         wait_until(lambda: outcomes[200, "2", 5] > 10)
     assert set(outcomes) == {(200, "1", 1), (200, "2", 2), (200, "2", 5)}
 
 
 def test_watched_file_reloaded_unless_unloaded(start: Start, tmp_path: Path) -> None:
-    file = onnx_graphs.save(onnx_graphs.weighted(1, 0.1), tmp_path / "m.onnx")
-    other = onnx_graphs.save(onnx_graphs.weighted(2, 0.1), tmp_path / "other")
+    file = onnx_graphs.save(onnx_costly_graphs.weighted(1, 0.1), tmp_path / "m.onnx")
+    other = onnx_graphs.save(onnx_costly_graphs.weighted(2, 0.1), tmp_path / "other")
     server = start(entry(file, "watch = true")).wait_ready()
     assert ask(server) == ("1", 1)
     shutil.copy(other, tmp_path / "copy")
     (tmp_path / "copy").rename(file)
     wait_until(lambda: ask(server) == ("1", 2))
     order(server, "unload")
-    onnx_graphs.save(onnx_graphs.weighted(3, 0.1), tmp_path / "third").rename(file)
+    onnx_graphs.save(onnx_costly_graphs.weighted(3, 0.1), tmp_path / "third").rename(file)
     assert_refused(server.client.post("/models/m/infer", json=ONES), 503, "unloaded")
     order(server)
     assert ask(server) == ("1", 3)

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from frameworks.onnx.graph_summary import read_graph_summary
-from tests.support.models import onnx_encoders, onnx_graphs
+from tests.support.models import onnx_costly_graphs, onnx_encoders, onnx_graphs
 
 
 def tensor(location: str) -> TensorProto:
     weight = TensorProto()
-    weight.CopyFrom(onnx_graphs.external_data(location).graph.initializer[0])
+    weight.CopyFrom(onnx_costly_graphs.external_data(location).graph.initializer[0])
     return weight
 
 

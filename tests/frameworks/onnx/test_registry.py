@@ -19,7 +19,7 @@ from frameworks.settings import OnnxModelEntry, PerformanceSettings
 from frameworks.types import TensorBatch
 from tests.frameworks.models.loading import listed, load_onnx
 from tests.support.fake_probe import FakeProbe
-from tests.support.models import onnx_graphs
+from tests.support.models import onnx_costly_graphs, onnx_graphs
 
 
 class TestFile:
@@ -92,27 +92,27 @@ class TestExternalData:
     @pytest.mark.parametrize("location", ["model.onnx.data", "weights", "deeper/weights.bin", "./weights"])
     def test_data_inside_folder_is_read(self, tmp_path: Path, location: str, mapped: bool) -> None:
         (tmp_path / location).parent.mkdir(exist_ok=True)
-        (tmp_path / location).write_bytes(onnx_graphs.external_bytes())
-        onnx_graphs.save(onnx_graphs.external_data(location), tmp_path)
+        (tmp_path / location).write_bytes(onnx_costly_graphs.external_bytes())
+        onnx_graphs.save(onnx_costly_graphs.external_data(location), tmp_path)
         assert self.answers(tmp_path, mapped)
 
     @pytest.mark.parametrize("location", ["../secret", "deeper/../../secret", "{outside}", "linked", "link/secret"])
     def test_data_outside_folder_is_refused(self, tmp_path: Path, location: str, mapped: bool) -> None:
-        (tmp_path / "secret").write_bytes(onnx_graphs.external_bytes())
+        (tmp_path / "secret").write_bytes(onnx_costly_graphs.external_bytes())
         folder = tmp_path / "model"
         (folder / "deeper").mkdir(parents=True)
         (folder / "linked").symlink_to(tmp_path / "secret")
         (folder / "link").symlink_to(tmp_path)
         location = location.format(outside=tmp_path / "secret")
-        onnx_graphs.save(onnx_graphs.external_data(location), folder)
+        onnx_graphs.save(onnx_costly_graphs.external_data(location), folder)
         with pytest.raises(InvalidModel, match="cannot load it"):
             load_onnx(folder, enable_memory_mapping=mapped)
 
     def test_missing_or_short_data_is_refused(self, tmp_path: Path, mapped: bool) -> None:
-        onnx_graphs.save(onnx_graphs.external_data("weights"), tmp_path)
+        onnx_graphs.save(onnx_costly_graphs.external_data("weights"), tmp_path)
         with pytest.raises(InvalidModel, match="cannot load it"):
             load_onnx(tmp_path, enable_memory_mapping=mapped)
-        (tmp_path / "weights").write_bytes(onnx_graphs.external_bytes()[:-1])
+        (tmp_path / "weights").write_bytes(onnx_costly_graphs.external_bytes()[:-1])
         with pytest.raises(InvalidModel, match="cannot load it"):
             load_onnx(tmp_path, enable_memory_mapping=mapped)
 
@@ -121,8 +121,8 @@ class TestExternalData:
     def test_data_is_mapped_or_read(self, tmp_path: Path, location: str, mapped: bool) -> None:
         numbers = 100_000
         (tmp_path / "deeper").mkdir()
-        (tmp_path / "weights").write_bytes(onnx_graphs.external_bytes(numbers))
-        onnx_graphs.save(onnx_graphs.external_data(location, numbers), tmp_path)
+        (tmp_path / "weights").write_bytes(onnx_costly_graphs.external_bytes(numbers))
+        onnx_graphs.save(onnx_costly_graphs.external_data(location, numbers), tmp_path)
         model = load_onnx(tmp_path, enable_memory_mapping=mapped)
         assert (str(tmp_path / "weights") in Path("/proc/self/maps").read_text()) == mapped
         y = model.infer(TensorBatch({"x": np.zeros(numbers, np.float32)}))["y"]
@@ -143,8 +143,8 @@ class TestSize:
     def test_external_data_counts_to_size(self, tmp_path: Path, location: str) -> None:
         data = tmp_path / location
         data.parent.mkdir(exist_ok=True)
-        data.write_bytes(onnx_graphs.external_bytes(5000))
-        file = onnx_graphs.save(onnx_graphs.external_data(location, 5000), tmp_path)
+        data.write_bytes(onnx_costly_graphs.external_bytes(5000))
+        file = onnx_graphs.save(onnx_costly_graphs.external_data(location, 5000), tmp_path)
         assert weight_bytes_of(file, read_graph_summary(file)) == file.stat().st_size + 20_000
         with pytest.raises(InvalidModel, match="max_model_size"):
             load_onnx(file, max_model_bytes=20_000)
@@ -192,14 +192,14 @@ def test_session_has_threads_of_settings(tmp_path: Path) -> None:
 
 
 def test_large_batch_raises_out_of_memory(tmp_path: Path) -> None:
-    model = load_onnx(onnx_graphs.save(onnx_graphs.blow_up(), tmp_path))
+    model = load_onnx(onnx_graphs.save(onnx_costly_graphs.blow_up(), tmp_path))
     with pytest.raises(OutOfMemory, match="the batch does not fit into memory"):
         model.infer(TensorBatch({"rows": np.array([2**46], np.int64)}))
     assert listed(model.infer(TensorBatch({"rows": np.array([2], np.int64)}))["zeros"]) == [0, 0]
 
 
 def test_seven_rows_run_after_eight_failed(tmp_path: Path) -> None:
-    model = load_onnx(onnx_graphs.save(onnx_graphs.hoards(), tmp_path))
+    model = load_onnx(onnx_graphs.save(onnx_costly_graphs.hoards(), tmp_path))
     model.warm_up()
     assert model.spec.batched_inputs == {"x"}
     for x in (range(8), [1000]):

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from frameworks.errors import InvalidModel
 from frameworks.types import TensorBatch
 from tests.frameworks.models.loading import listed
-from tests.support.models import onnx_graphs
+from tests.support.models import onnx_costly_graphs, onnx_graphs
 
 
 class TestInputShape:
@@ -68,7 +68,7 @@ class TestWarmUp:
         [
             onnx_graphs.zip_map(), onnx_graphs.map_in(), onnx_graphs.optional_in(), onnx_graphs.optional_out(),
             onnx_graphs.sequence_out(), onnx_graphs.scaled(), onnx_graphs.image_mean(1), onnx_graphs.add((2, 2)),
-            onnx_graphs.identity("string", ("n", 2)), onnx_graphs.identity("bfloat16", ()), onnx_graphs.slow(1),
+            onnx_graphs.identity("string", ("n", 2)), onnx_graphs.identity("bfloat16", ()), onnx_costly_graphs.slow(1),
         ],
     )  # fmt: skip
     def test_every_kind_of_input_warms_up(self, loaded: Any, graph: onnx.ModelProto) -> None:
