@@ -27,7 +27,7 @@ class DoublingModel:
         self.executed: list[list[object]] = []
         self.threads: set[str] = set()
         self.warm_ups = 0
-        self.rests: list[str] = []
+        self.idle_calls: list[str] = []
         """The thread of each call."""
         self.is_closed = False
 
@@ -48,7 +48,7 @@ class DoublingModel:
         self.warm_ups += 1
 
     def on_idle(self) -> None:
-        self.rests.append(threading.current_thread().name)
+        self.idle_calls.append(threading.current_thread().name)
 
     def close(self) -> None:
         assert not self.is_closed, "closed twice"

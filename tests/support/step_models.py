@@ -147,7 +147,7 @@ class EchoModel:
         self.given: list[SequenceRequest] = []
         self.aborted: list[int] = []
         self.warm_ups = 0
-        self.rests: list[str] = []
+        self.idle_calls: list[str] = []
         """The thread of each call."""
         self.is_closed = False
         self._seen: set[tuple[int, ...]] = set()
@@ -217,7 +217,7 @@ class EchoModel:
         self._stats = StepStats(prompt_tokens=100, prefix_hit_tokens=10, preemptions=1)
 
     def on_idle(self) -> None:
-        self.rests.append(threading.current_thread().name)
+        self.idle_calls.append(threading.current_thread().name)
 
     def close(self) -> None:
         assert not self.is_closed, "closed twice"

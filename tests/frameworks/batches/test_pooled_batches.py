@@ -19,7 +19,7 @@ from memory.pooled_arrays import PAYS_FROM_BYTES, PooledArrays
 from memory.settings import MemorySettings
 from memory.tensor_pool import HOST, TensorPool
 from tests.frameworks.models.loading import GIB, NO_COPIES, placed
-from tests.frameworks.scheduling.batch.costs import settled
+from tests.frameworks.scheduling.batch.costs import fixed_cost
 from tests.support.fake_probe import FakeProbe
 from tests.support.loops import in_loop, soon
 from tests.support.models import onnx_graphs
@@ -41,7 +41,7 @@ async def test_steady_state_batch_allocates_no_tensor(tmp_path: Path) -> None:
     # A batch waits for all callers, so that all batches are equal.
     limits = BatchLimits(CALLERS, max_delay_s=5.0)
     dispatcher = Dispatcher("m", [BatchWorker("m", model)], model.spec, limits, 1.0, BatchCounts(sizes), arrays)
-    dispatcher._cost = settled()
+    dispatcher._cost = fixed_cost()
     session = onnx_graphs.session(path)
     requests = [{name: row(2 * caller + i) for i, name in enumerate("ab")} for caller in range(CALLERS)]
     together = {name: np.concatenate([request[name] for request in requests]) for name in "ab"}
@@ -74,7 +74,7 @@ async def test_answer_stays_valid_while_caller_keeps_it(tmp_path: Path) -> None:
     model.warm_up()
     limits = BatchLimits(CALLERS, max_delay_s=5.0)
     dispatcher = Dispatcher("m", [BatchWorker("m", model)], model.spec, limits, 1.0, BatchCounts(), PooledArrays(pool))
-    dispatcher._cost = settled()
+    dispatcher._cost = fixed_cost()
     kept: list[tuple[Array, float]] = []
     try:
         for number in range(3):

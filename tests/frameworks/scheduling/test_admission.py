@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 from frameworks.errors import Overloaded
 from frameworks.scheduling.admission import Permit, RequestLimit
 
-bounds = st.none() | st.integers(1, 4)
+optional_bounds = st.none() | st.integers(1, 4)
 
 
 class Clock:
@@ -38,7 +38,7 @@ class Holder:
 
     permit: Permit
     model: RequestLimit | None = None
-    waits: bool = False
+    is_waiting: bool = False
 
 
 class Admission(RuleBasedStateMachine):
@@ -46,17 +46,17 @@ class Admission(RuleBasedStateMachine):
 
     holders: "Bundle[Holder]" = Bundle("holders")
 
-    @initialize(limits=st.lists(st.tuples(bounds, bounds), min_size=3, max_size=3))
+    @initialize(limits=st.lists(st.tuples(optional_bounds, optional_bounds), min_size=3, max_size=3))
     def create_limits(self, limits: list[tuple[int | None, int | None]]) -> None:
         self.clock = Clock()
         self.server, *self.models = [RequestLimit(f"limit {i}", *each, self.clock) for i, each in enumerate(limits)]
-        self.inside: list[Holder] = []
+        self.admitted: list[Holder] = []
 
     def inflight(self, limit: RequestLimit) -> int:
-        return sum(limit in (self.server, holder.model) for holder in self.inside)
+        return sum(limit in (self.server, holder.model) for holder in self.admitted)
 
     def waiting(self, limit: RequestLimit) -> int:
-        return sum(holder.waits and limit in (self.server, holder.model) for holder in self.inside)
+        return sum(holder.is_waiting and limit in (self.server, holder.model) for holder in self.admitted)
 
     def queue_is_full(self, limit: RequestLimit) -> bool:
         return limit.max_queue_size is not None and self.waiting(limit) >= limit.max_queue_size
@@ -66,47 +66,47 @@ class Admission(RuleBasedStateMachine):
         return self.queue_is_full(limit) or (most is not None and self.inflight(limit) >= most)
 
     @rule(target=holders)
-    def come(self) -> MultipleResults[Holder]:
+    def admit(self) -> MultipleResults[Holder]:
         if self.is_full(self.server):
             with pytest.raises(Overloaded, match="limit 0: "):
                 Permit(self.server)
             return multiple()
         holder = Holder(Permit(self.server))
-        self.inside.append(holder)
+        self.admitted.append(holder)
         return multiple(holder)
 
-    @rule(holder=holders, which=st.integers(0, 1))
-    def queue(self, holder: Holder, which: int) -> None:
-        model = self.models[which]
-        if holder not in self.inside or holder.model is not None:
+    @rule(holder=holders, index=st.integers(0, 1))
+    def queue(self, holder: Holder, index: int) -> None:
+        model = self.models[index]
+        if holder not in self.admitted or holder.model is not None:
             return
         if self.queue_is_full(self.server) or self.is_full(model):
-            whose = "limit 0: " if self.queue_is_full(self.server) else f"limit {which + 1}: "
-            with pytest.raises(Overloaded, match=whose) as refused:
+            refuser = "limit 0: " if self.queue_is_full(self.server) else f"limit {index + 1}: "
+            with pytest.raises(Overloaded, match=refuser) as refused:
                 holder.permit.queue(model)
             assert 0 < refused.value.retry_after_s <= 600
         else:
             holder.permit.queue(model)
-            holder.model, holder.waits = model, True
+            holder.model, holder.is_waiting = model, True
 
     @rule(holder=holders)
     def begin(self, holder: Holder) -> None:
-        if holder in self.inside and holder.model is not None:
+        if holder in self.admitted and holder.model is not None:
             holder.permit.begin()
-            holder.waits = False
+            holder.is_waiting = False
 
     @rule(holder=consumes(holders))
-    def leave(self, holder: Holder) -> None:
-        if holder in self.inside:
+    def release(self, holder: Holder) -> None:
+        if holder in self.admitted:
             holder.permit.release()
-            self.inside.remove(holder)
+            self.admitted.remove(holder)
 
     @rule(seconds=st.floats(0, 100))
     def time_passes(self, seconds: float) -> None:
         self.clock.now_s += seconds
 
     @invariant()
-    def the_counts_are_right_and_within_their_bounds(self) -> None:
+    def counts_match_and_hold_bounds(self) -> None:
         for limit in [self.server, *self.models] if hasattr(self, "inside") else []:
             assert (limit.inflight, limit.waiting) == (self.inflight(limit), self.waiting(limit))
             assert 0 <= limit.waiting <= limit.inflight
@@ -131,20 +131,21 @@ Admission.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
 TestAdmission = Admission.TestCase
 
 
-class Hand:
-    """Return a limit that starts its requests one by one."""
+class LimitedModel:
+    """A model with a limit that runs its requests one by one."""
 
     def __init__(self, max_queue_size: int | None = None) -> None:
         self.clock = Clock()
         self.server = RequestLimit("the server", None, None, self.clock)
         self.limit = RequestLimit("m", max_queue_size, None, self.clock)
 
-    def come(self) -> Permit:
+    def enqueue(self) -> Permit:
+        """Admit a request and queue it for the model."""
         permit = Permit(self.server)
         permit.queue(self.limit)
         return permit
 
-    def answer(self, permits: list[Permit], every_s: float) -> None:
+    def run(self, permits: list[Permit], every_s: float) -> None:
         """Run requests one after another, each with this duration."""
         for permit in permits:
             self.clock.now_s += every_s
@@ -154,66 +155,66 @@ class Hand:
 
 def test_retry_after_is_drain_time_of_queue() -> None:
     """Ten answers per second and twenty queued requests give two seconds."""
-    hand = Hand(max_queue_size=20)
-    hand.answer([hand.come() for _ in range(20)], every_s=0.1)
-    waiting = [hand.come() for _ in range(20)]
+    model = LimitedModel(max_queue_size=20)
+    model.run([model.enqueue() for _ in range(20)], every_s=0.1)
+    waiting = [model.enqueue() for _ in range(20)]
     with pytest.raises(
         Overloaded, match=r"m: 20 requests are waiting, its max_queue_size; try again in 2\.000"
     ) as full:
-        hand.come()
+        model.enqueue()
     assert full.value.retry_after_s == pytest.approx(2.0)
-    assert hand.limit.inflight == 20, "who is refused is not counted"
-    assert hand.server.inflight == 21, "who is refused by the model is still at the server's door"
-    hand.answer(waiting, every_s=0.1)
-    assert (hand.limit.inflight, hand.limit.waiting) == (0, 0)
+    assert model.limit.inflight == 20, "a refused request is not counted"
+    assert model.server.inflight == 21, "the server counts a request that the model refused"
+    model.run(waiting, every_s=0.1)
+    assert (model.limit.inflight, model.limit.waiting) == (0, 0)
 
 
 def test_retry_after_defaults_to_one_second() -> None:
-    hand = Hand()
-    assert hand.limit.seconds_to_drain(20) == 1.0
-    hand.come()
-    hand.clock.now_s += 1000
-    assert hand.limit.seconds_to_drain(20) == 1.0
+    model = LimitedModel()
+    assert model.limit.seconds_to_drain(20) == 1.0
+    model.enqueue()
+    model.clock.now_s += 1000
+    assert model.limit.seconds_to_drain(20) == 1.0
 
 
 def test_idle_time_does_not_lower_rate() -> None:
-    hand = Hand()
+    model = LimitedModel()
     for _ in range(10):
-        hand.answer([hand.come()], every_s=0.1)
-        hand.clock.now_s += 3600
-    assert hand.limit.seconds_to_drain(20) == pytest.approx(2.0)
-    hand.come()
-    assert hand.limit.seconds_to_drain(20) == pytest.approx(2.0)
+        model.run([model.enqueue()], every_s=0.1)
+        model.clock.now_s += 3600
+    assert model.limit.seconds_to_drain(20) == pytest.approx(2.0)
+    model.enqueue()
+    assert model.limit.seconds_to_drain(20) == pytest.approx(2.0)
 
 
 def test_stalled_queue_raises_retry_after() -> None:
-    hand = Hand()
-    hand.answer([hand.come() for _ in range(10)], every_s=0.1)
-    hand.come()
+    model = LimitedModel()
+    model.run([model.enqueue() for _ in range(10)], every_s=0.1)
+    model.enqueue()
     estimates = []
     for _ in range(5):
-        estimates.append(hand.limit.seconds_to_drain(10))
-        hand.clock.now_s += 10
+        estimates.append(model.limit.seconds_to_drain(10))
+        model.clock.now_s += 10
     assert estimates == pytest.approx([1.0, 11.0, 21.0, 31.0, 41.0])
-    hand.clock.now_s += 1e6
-    assert hand.limit.seconds_to_drain(10) == 600
+    model.clock.now_s += 1e6
+    assert model.limit.seconds_to_drain(10) == 600
 
 
 def test_rate_is_that_of_recent_answers() -> None:
-    hand = Hand()
-    hand.answer([hand.come() for _ in range(200)], every_s=5.0)
-    hand.answer([hand.come() for _ in range(64)], every_s=0.01)
-    assert hand.limit.seconds_to_drain(100) == pytest.approx(1.0)
+    model = LimitedModel()
+    model.run([model.enqueue() for _ in range(200)], every_s=5.0)
+    model.run([model.enqueue() for _ in range(64)], every_s=0.01)
+    assert model.limit.seconds_to_drain(100) == pytest.approx(1.0)
 
 
 def test_cancelled_requests_do_not_raise_rate() -> None:
-    hand = Hand()
+    model = LimitedModel()
     for _ in range(10):
-        one, *gone = [hand.come() for _ in range(10)]
-        for permit in gone:
+        one, *cancelled = [model.enqueue() for _ in range(10)]
+        for permit in cancelled:
             permit.release()
-        hand.answer([one], every_s=1.0)
-    assert hand.limit.seconds_to_drain(10) == pytest.approx(10.0)
+        model.run([one], every_s=1.0)
+    assert model.limit.seconds_to_drain(10) == pytest.approx(10.0)
 
 
 def test_request_in_progress_counts_from_admission() -> None:
@@ -229,6 +230,6 @@ def test_request_in_progress_counts_from_admission() -> None:
     with pytest.raises(Overloaded, match="the server: 1 requests are waiting, its max_queue_size"):
         third.queue(model)
     second.begin()
-    second.begin()  # again, to no effect
+    second.begin()  # a second call has no effect
     third.queue(model)
     assert (limit.inflight, limit.waiting, model.inflight, model.waiting) == (2, 1, 2, 1)

@@ -19,19 +19,19 @@ from frameworks.scheduling.batch.request import BatchCounts, Outputs
 from frameworks.scheduling.batch.worker import BatchWorker
 from frameworks.text.tokenizer import TextTokenizer
 from frameworks.types import TEXT_OUTPUT, Batch, ModelSpec, TensorBatch, Timings, TokenBatch, Value
-from tests.frameworks.scheduling.batch.costs import settled
+from tests.frameworks.scheduling.batch.costs import fixed_cost
 from tests.support.batch_models import Gate
-from tests.support.loops import task
+from tests.support.loops import HANGS_AFTER_S, task
 
 BAD = -1
 HUGE = -2
 
 
 class RowModel:
-    """x [n, …] → y = 2 · x and an item for each row; texts → [first token, tokens]. It remembers its batches.
+    """Map x [n, …] to y = 2 · x with an item for each row, and texts to [first token, number of tokens].
 
-    A row that begins with BAD is refused, one with HUGE does not fit where it is not alone, and more than `limit()` of
-    rows times longest do not fit at all.
+    It records its batches. A row that begins with BAD is invalid. A row that begins with HUGE fits only alone. A batch
+    whose rows times longest row exceed `limit()` does not fit.
     """
 
     tokenizer: TextTokenizer | None = None
@@ -52,8 +52,8 @@ class RowModel:
     def infer(self, batch: Batch) -> dict[str, Value]:
         self.users += 1
         try:
-            assert self.users == 1, "one thread at a time uses a model"
-            assert not self.is_closed, "nothing is called after close"
+            assert self.users == 1, "two threads use the model at the same time"
+            assert not self.is_closed, "the model is called after close"
             return self._infer(batch)
         finally:
             self.users -= 1
@@ -98,7 +98,7 @@ class Harness:
     batch_sizes: Counter[int]
     batches_split: Counter[int]
 
-    def make_light(self, *, most_rows: int = 10**6, width: int = 1) -> None:
+    def allow_inline(self, *, most_rows: int = 10**6, width: int = 1) -> None:
         """Record that runs of up to this many rows are fast enough for the event loop."""
         assert self.dispatcher._inline is not None
         shape = signature_of(rows(0, width=width), frozenset("x")).shape
@@ -113,8 +113,8 @@ class Harness:
     ) -> Outputs:
         return await self.dispatcher.submit(batch, priority, begin, timings)
 
-    def ask(self, *x: int, priority: int = 5, width: int = 1) -> "asyncio.Task[list[int]]":
-        """Send a request of the rows x, which is answered with x."""
+    def send(self, *x: int, priority: int = 5, width: int = 1) -> "asyncio.Task[list[int]]":
+        """Send a request of the rows x; return the task whose result is x again."""
 
         async def answer() -> list[int]:
             timings = Timings()
@@ -143,9 +143,9 @@ async def running_dispatcher(
     runs_by_shape: bool = False,
     knows_cost: bool = True,
 ) -> AsyncIterator[Harness]:
-    """Check at the end that the queue is empty, no task is left, and the workers are closed.
+    """Run a dispatcher; check at the end that its queue is empty and no task is left, and close the workers.
 
-    `knows_cost`: that batching pays was learned before; else the first batches are small.
+    `knows_cost`: whether the cost model has learned that batching pays; otherwise the first batches are small.
     """
     workers = [BatchWorker(f"m{i}", model) for i, model in enumerate(models)]
     sizes: Counter[int] = Counter()
@@ -154,7 +154,7 @@ async def running_dispatcher(
     limits = BatchLimits(max_rows, max_delay_s=max_delay_s)
     dispatcher = Dispatcher("m", workers, spec, limits, ageing_s, BatchCounts(sizes, split))
     if knows_cost:
-        dispatcher._cost = settled()
+        dispatcher._cost = fixed_cost()
     try:
         yield Harness(dispatcher, workers, sizes, split)
         assert dispatcher.queue_depth == 0
@@ -186,8 +186,9 @@ def length_of(batch: Batch) -> int:
     return int(np.prod(value.shape[1:]))
 
 
-async def arrival(gate: Gate) -> None:
-    assert await asyncio.to_thread(gate.arrived.wait, 5)
+async def first_run(gate: Gate) -> None:
+    """Wait until the first run has reached the gate."""
+    assert await asyncio.to_thread(gate.arrived.wait, HANGS_AFTER_S)
 
 
 async def answers_of(*tasks: "asyncio.Task[list[int]]") -> list[list[int]]:

@@ -21,7 +21,7 @@ def test_total_is_sum_of_versions(runs: list[tuple[int, int, float]]) -> None:
     assert total.sizes == Counter(rows for _, rows, _ in runs)
     assert total.seconds.keys() == total.sizes.keys()
     assert sum(total.seconds.values()) == pytest.approx(sum(seconds for _, _, seconds in runs))
-    assert sum(version.sizes.total() for version in versions) == len(runs), "they are as they were"
+    assert sum(version.sizes.total() for version in versions) == len(runs), "the versions keep their own counts"
 
 
 def test_total_includes_splits_and_tokens() -> None:

@@ -18,7 +18,7 @@ def run(ceiling: BatchCeiling, wanted: int, room: int) -> tuple[bool, int]:
     return size <= room, size
 
 
-class TestAlways:
+class TestInvariants:
     @given(events)
     def test_ceiling_falls_only_below_failed_batch(self, events: list[tuple[bool, int]]) -> None:
         ceiling = BatchCeiling()
@@ -29,7 +29,7 @@ class TestAlways:
                 assert (
                     before is None or ceiling.size is None or before <= ceiling.size <= max(before + 1, 1.25 * before)
                 )
-                assert ceiling.size is None or before is not None, "nothing that fits brings a ceiling"
+                assert ceiling.size is None or before is not None, "a batch that fits never creates a ceiling"
             else:
                 ceiling.refused(size)
                 assert ceiling.size is not None
@@ -55,7 +55,7 @@ class TestAlways:
         assert ceiling.state == before
 
 
-class TestFirstBatches:
+class TestChanges:
     def test_first_failure_halves_ceiling(self) -> None:
         ceiling = BatchCeiling()
         ceiling.accepted(500)
@@ -75,7 +75,7 @@ class TestFirstBatches:
         ceiling.refused(1000)
         for _ in range(100):
             ceiling.accepted(249)
-        assert ceiling.size == 500, "small ones say nothing"
+        assert ceiling.size == 500, "batches far below the ceiling do not count"
         for _ in range(15):
             ceiling.accepted(250)
         assert ceiling.size == 500
@@ -92,7 +92,7 @@ class TestFirstBatches:
             assert ceiling.size == 625
             ceiling.accepted(600)
             ceiling.refused(610)
-            ceiling.refused(610)  # another instance had one, too
+            ceiling.refused(610)  # another instance ran the same size
             assert ceiling.size == 500
 
     def test_ceiling_that_fails_again_is_halved(self) -> None:
@@ -105,7 +105,7 @@ class TestFirstBatches:
         assert ceiling.size == 250
 
 
-class TestDevices:
+class TestSimulatedDevices:
     @given(st.integers(2, 100_000), st.integers(2, 100_000))
     def test_small_device_is_filled_with_few_splits(self, wanted: int, room: int) -> None:
         """Batches use four fifths of the memory, and few of 5,000 are split."""
@@ -124,7 +124,7 @@ class TestDevices:
             run(ceiling, wanted, max(1, wanted // share))
         outcomes = [run(ceiling, wanted, wanted) for _ in range(256 * 24)]
         assert all(fits for fits, _ in outcomes)
-        assert ceiling.size is None, "lifted, once it was past all that is ever asked"
+        assert ceiling.size is None, "the ceiling is removed past the largest batch"
 
     @given(st.lists(st.tuples(st.integers(1, 5000), st.integers(1, 200)), min_size=1, max_size=12))
     def test_changing_memory_splits_few_batches(self, phases: list[tuple[int, int]]) -> None:

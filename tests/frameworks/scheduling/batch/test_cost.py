@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from frameworks.scheduling.batch.cost import CostModel, _bucket
 
 LAWS = {
-    "an encoder": (2e-3, 6e-5, 2e-7, 0.0),
-    "one whose activations leave the caches": (1.6e-3, 2e-4, 2e-7, 1.4e-8),
-    "attention is nearly all": (1e-4, 1e-6, 1e-6, 0.0),
+    "encoder": (2e-3, 6e-5, 2e-7, 0.0),
+    "activations exceed the caches": (1.6e-3, 2e-4, 2e-7, 1.4e-8),
+    "mostly attention": (1e-4, 1e-6, 1e-6, 0.0),
     "linear": (5e-3, 1e-4, 0.0, 0.0),
     "nearly free rows": (1e-2, 1e-7, 0.0, 0.0),
     "per row only": (0.0, 1e-3, 0.0, 0.0),
@@ -30,11 +30,11 @@ def test_cost_is_learned_from_noisy_timings(name: str, seed: int) -> None:
         return start_s + tokens * (per_token_s + per_pair_s * length + per_square_s * tokens)
 
     law = [seconds_of(*shape) for shape in SHAPES]
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     cost = CostModel()
     for _ in range(40):
-        for (rows, length), seconds in chance.sample(list(zip(SHAPES, law, strict=True)), len(SHAPES)):
-            factor = 20.0 if chance.random() < 0.01 else chance.uniform(0.9, 1.1)
+        for (rows, length), seconds in rng.sample(list(zip(SHAPES, law, strict=True)), len(SHAPES)):
+            factor = 20.0 if rng.random() < 0.01 else rng.uniform(0.9, 1.1)
             cost.observe(rows, length, seconds * factor)
     for (rows, length), seconds in zip(SHAPES, law, strict=True):
         assert cost.seconds(rows, length) == pytest.approx(seconds, rel=0.2)
@@ -62,7 +62,7 @@ def test_single_shape_attributes_share_to_start() -> None:
     assert cost.seconds(2, 10) < 2 * cost.seconds(1, 10)
 
 
-@pytest.mark.parametrize("lengths", [(1,), (10, 20, 40)], ids=["rows alone", "a sequence"])
+@pytest.mark.parametrize("lengths", [(1,), (10, 20, 40)], ids=["rows only", "sequence"])
 def test_single_rows_suggest_trying_two(lengths: tuple[int, ...]) -> None:
     """Otherwise no batch would ever be formed or measured."""
     cost = CostModel()

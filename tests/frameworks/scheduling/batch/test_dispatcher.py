@@ -1,6 +1,7 @@
 """Batches on real workers: every caller gets its own rows beside cancellations, failures and dead workers."""
 
 import asyncio
+import time
 
 import numpy as np
 import pytest
@@ -12,9 +13,9 @@ from tests.frameworks.scheduling.batch.dispatching import (
     BAD,
     RowModel,
     answers_of,
-    arrival,
     errors_of,
     first_of,
+    first_run,
     rows,
     running_dispatcher,
 )
@@ -27,8 +28,8 @@ class TestBatches:
     async def test_requests_of_one_iteration_share_batch(self) -> None:
         model = RowModel()
         async with running_dispatcher(model) as harness:
-            asked = [harness.ask(0), harness.ask(1), harness.ask(2, 3), harness.ask(4)]
-            assert await answers_of(*asked) == [[0], [1], [2, 3], [4]]
+            requests = [harness.send(0), harness.send(1), harness.send(2, 3), harness.send(4)]
+            assert await answers_of(*requests) == [[0], [1], [2, 3], [4]]
         assert [sorted(batch) for batch in model.executed] == [[0, 1, 2, 3, 4]]
         assert harness.batch_sizes == {5: 1}
 
@@ -37,26 +38,30 @@ class TestBatches:
         gate = Gate()
         model = RowModel(gate)
         async with running_dispatcher(model) as harness:
-            first = harness.ask(0)
-            await arrival(gate)
+            first = harness.send(0)
+            await first_run(gate)
+            held_s = time.perf_counter()
             others = []
             for i in range(1, 7):
-                others.append(harness.ask(i))
+                others.append(harness.send(i))
                 await asyncio.sleep(0)
             await soon(lambda: harness.dispatcher.queue_depth == 6)
+            opened_s = time.perf_counter()
             gate.open()
             assert await answers_of(first, *others) == [[i] for i in range(7)]
+            after_gate_s = time.perf_counter() - opened_s
         assert model.executed == [[0], [1, 2, 3, 4, 5, 6]]
         assert harness.batch_sizes == {1: 1, 6: 1}
         seconds = harness.dispatcher._counts.seconds
         assert seconds.keys() == {1, 6}
-        assert 0 < seconds[6] < seconds[1], "the first one waited for the gate"
+        assert seconds[1] >= opened_s - held_s, "the gate held the first batch"
+        assert 0 < seconds[6] <= after_gate_s, "the second batch ran after the gate was opened"
 
     @in_loop
     async def test_different_shapes_never_share_batch(self) -> None:
         model = RowModel()
         async with running_dispatcher(model) as harness:
-            answers = await answers_of(harness.ask(9), *(harness.ask(i, width=1 + i % 2) for i in range(6)))
+            answers = await answers_of(harness.send(9), *(harness.send(i, width=1 + i % 2) for i in range(6)))
         assert answers == [[9], *([i] for i in range(6))]
         assert sorted(map(sorted, model.executed)) == [[0, 2, 4, 9], [1, 3, 5]]
 
@@ -64,20 +69,20 @@ class TestBatches:
     async def test_large_request_is_split_and_reassembled(self) -> None:
         model = RowModel()
         async with running_dispatcher(model) as harness:
-            assert await harness.ask(*range(100)) == list(range(100))
+            assert await harness.send(*range(100)) == list(range(100))
         assert max(map(len, model.executed)) == 8
         assert sum(size * count for size, count in harness.batch_sizes.items()) == 100
 
     @in_loop
     async def test_request_without_rows_is_answered(self) -> None:
         async with running_dispatcher(RowModel()) as harness:
-            assert await answers_of(harness.ask(), harness.ask(1)) == [[], [1]]
+            assert await answers_of(harness.send(), harness.send(1)) == [[], [1]]
 
     @in_loop
     async def test_unbatchable_tensors_run_alone(self) -> None:
         model = RowModel()
         async with running_dispatcher(model, inputs=()) as harness:
-            answers = await answers_of(harness.ask(*range(20)), harness.ask(20), harness.ask(21))
+            answers = await answers_of(harness.send(*range(20)), harness.send(20), harness.send(21))
         assert answers == [list(range(20)), [20], [21]]
         assert sorted(model.executed) == [list(range(20)), [20], [21]]
 
@@ -121,29 +126,29 @@ class TestBatches:
         gate = Gate()
         models = [RowModel(gate), RowModel(gate)]
         async with running_dispatcher(*models, max_rows=1) as harness:
-            asked = [harness.ask(i) for i in range(8)]
+            requests = [harness.send(i) for i in range(8)]
             await soon(lambda: all(model.executed for model in models))
             gate.open()
-            assert await answers_of(*asked) == [[i] for i in range(8)]
+            assert await answers_of(*requests) == [[i] for i in range(8)]
         assert all(len(model.executed) >= 2 for model in models)
 
 
-class TestThoseWhoLeave:
+class TestCancellation:
     @in_loop
-    @pytest.mark.parametrize("max_rows", [3, 8], ids=["in the batch that is next", "in the line"])
+    @pytest.mark.parametrize("max_rows", [3, 8], ids=["in the next batch", "queued"])
     async def test_cancelled_caller_leaves_others_answered(self, max_rows: int) -> None:
         gate = Gate()
         model = RowModel(gate)
         async with running_dispatcher(model, max_rows=max_rows) as harness:
-            first = harness.ask(0)
-            await arrival(gate)
-            one, gone, other = harness.ask(1), harness.ask(2), harness.ask(3)
+            first = harness.send(0)
+            await first_run(gate)
+            one, cancelled, other = harness.send(1), harness.send(2), harness.send(3)
             await soon(lambda: harness.dispatcher.queue_depth == (3 if max_rows > 3 else 0))
-            gone.cancel()
-            await asyncio.wait([gone])
+            cancelled.cancel()
+            await asyncio.wait([cancelled])
             gate.open()
             assert await answers_of(first, one, other) == [[0], [1], [3]]
-        assert gone.cancelled()
+        assert cancelled.cancelled()
         assert [sorted(batch) for batch in model.executed] == [[0], [1, 3]]
         assert harness.batch_sizes == {1: 1, 2: 1}
 
@@ -151,10 +156,10 @@ class TestThoseWhoLeave:
     async def test_caller_cancelled_during_run_harms_no_others(self) -> None:
         gate = Gate()
         async with running_dispatcher(RowModel(gate)) as harness:
-            one, gone, other = harness.ask(1), harness.ask(2), harness.ask(3)
-            await arrival(gate)
-            gone.cancel()
-            await asyncio.wait([gone])
+            one, cancelled, other = harness.send(1), harness.send(2), harness.send(3)
+            await first_run(gate)
+            cancelled.cancel()
+            await asyncio.wait([cancelled])
             gate.open()
             assert await answers_of(one, other) == [[1], [3]]
 
@@ -163,17 +168,17 @@ class TestThoseWhoLeave:
         gate = Gate()
         model = RowModel(gate)
         async with running_dispatcher(model, max_rows=2) as harness:
-            first = harness.ask(0)
-            await arrival(gate)
-            gone = [harness.ask(*range(10 * i, 10 * i + 5)) for i in range(1, 5)]
+            first = harness.send(0)
+            await first_run(gate)
+            cancelled = [harness.send(*range(10 * i, 10 * i + 5)) for i in range(1, 5)]
             await soon(lambda: harness.dispatcher.queue_depth > 0)
-            for each in gone:
+            for each in cancelled:
                 each.cancel()
-            await asyncio.wait(gone)
+            await asyncio.wait(cancelled)
             assert harness.dispatcher.queue_depth == 0
             gate.open()
             assert await first == [0]
-            assert await harness.ask(9) == [9]
+            assert await harness.send(9) == [9]
         assert model.executed == [[0], [9]]
 
     @in_loop
@@ -183,24 +188,24 @@ class TestThoseWhoLeave:
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0):
                     await harness.run(rows(1))
-            assert await harness.ask(2) == [2]
+            assert await harness.send(2) == [2]
         assert model.executed == [[2]]
 
 
-class TestThoseWhoFail:
+class TestFailures:
     @in_loop
     async def test_bad_row_fails_its_own_caller(self) -> None:
         model = RowModel()
         async with running_dispatcher(model) as harness:
-            asked = [harness.ask(1), harness.ask(BAD), harness.ask(2, 3)]
-            assert await errors_of(*asked) == [None, InvalidInput, None]
+            requests = [harness.send(1), harness.send(BAD), harness.send(2, 3)]
+            assert await errors_of(*requests) == [None, InvalidInput, None]
         assert sorted(map(sorted, model.executed)) == sorted([sorted([1, BAD, 2, 3]), [1], [BAD], [2, 3]])
 
     @in_loop
     async def test_bad_row_of_split_request_drops_the_rest(self) -> None:
         model = RowModel()
         async with running_dispatcher(model, max_rows=2) as harness:
-            bad, good = harness.ask(BAD, *range(100, 200), BAD), harness.ask(4)
+            bad, good = harness.send(BAD, *range(100, 200), BAD), harness.send(4)
             assert await errors_of(bad, good) == [InvalidInput, None]
             await soon(lambda: harness.dispatcher.queue_depth == 0)
         assert model.answered_rows < 100
@@ -213,8 +218,8 @@ class TestThoseWhoFail:
 
         model = RowModel(behaviour)
         async with running_dispatcher(model) as harness:
-            assert await errors_of(harness.ask(1), harness.ask(13)) == [ModelFailed, ModelFailed]
-            assert await harness.ask(2) == [2]
+            assert await errors_of(harness.send(1), harness.send(13)) == [ModelFailed, ModelFailed]
+            assert await harness.send(2) == [2]
         assert [sorted(batch) for batch in model.executed] == [[1, 13], [2]]
 
     @pytest.mark.parametrize("max_rows", [1, 2, 8])
@@ -227,13 +232,13 @@ class TestThoseWhoFail:
 
         async def run() -> None:
             async with running_dispatcher(RowModel(behaviour), max_rows=max_rows) as harness:
-                first = harness.ask(0)
-                await arrival(gate)
-                waiting = [harness.ask(i, i + 10, i + 20) for i in range(6)]
+                first = harness.send(0)
+                await first_run(gate)
+                waiting = [harness.send(i, i + 10, i + 20) for i in range(6)]
                 await soon(lambda: harness.dispatcher.queue_depth > 0)
                 gate.open()
                 assert await errors_of(first, *waiting) == [ModelFailed] * 7
-                assert await errors_of(harness.ask(1), harness.ask(2)) == [ModelFailed] * 2
+                assert await errors_of(harness.send(1), harness.send(2)) == [ModelFailed] * 2
 
         with capture_logs() as logs:
             asyncio.run(run())
@@ -247,9 +252,9 @@ class TestThoseWhoFail:
 
         async def run() -> None:
             async with running_dispatcher(RowModel(behaviour), RowModel(behaviour), max_rows=1) as harness:
-                assert await errors_of(harness.ask(13)) == [ModelFailed]
+                assert await errors_of(harness.send(13)) == [ModelFailed]
                 await soon(lambda: any(worker.is_dead for worker in harness.workers))
-                assert await answers_of(*(harness.ask(i) for i in range(5))) == [[i] for i in range(5)]
+                assert await answers_of(*(harness.send(i) for i in range(5))) == [[i] for i in range(5)]
 
         with capture_logs():
             asyncio.run(run())
@@ -260,9 +265,9 @@ class TestThoseWhoFail:
         gate = Gate()
         model = RowModel(gate)
         async with running_dispatcher(model, max_rows=2) as harness:
-            first = harness.ask(0)
-            await arrival(gate)
-            waiting = [harness.ask(i, i + 10, i + 20) for i in range(5)]
+            first = harness.send(0)
+            await first_run(gate)
+            waiting = [harness.send(i, i + 10, i + 20) for i in range(5)]
             await soon(lambda: harness.dispatcher.queue_depth > 0)
             harness.dispatcher.abort("too late")
             assert await errors_of(first, *waiting) == [Draining] * 6

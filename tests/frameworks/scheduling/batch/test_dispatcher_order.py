@@ -16,7 +16,7 @@ from tests.frameworks.scheduling.batch.dispatching import (
     BAD,
     Harness,
     RowModel,
-    arrival,
+    first_run,
     rows,
     running_dispatcher,
 )
@@ -30,17 +30,17 @@ class TestOrder:
         gate = Gate()
         model = RowModel(gate)
         async with running_dispatcher(model, max_rows=1, ageing_s=100) as harness:
-            asked = [harness.ask(0), harness.ask(1)]  # one runs, one is next
-            await arrival(gate)
-            asked += [
-                harness.ask(9, priority=9),
-                harness.ask(5),
-                harness.ask(11, priority=1),
-                harness.ask(12, priority=1),
+            sent = [harness.send(0), harness.send(1)]  # the first runs, the second is handed over
+            await first_run(gate)
+            sent += [
+                harness.send(9, priority=9),
+                harness.send(5),
+                harness.send(11, priority=1),
+                harness.send(12, priority=1),
             ]
             await soon(lambda: harness.dispatcher.queue_depth == 4)
             gate.open()
-            await asyncio.gather(*asked)
+            await asyncio.gather(*sent)
         assert model.executed == [[0], [1], [11], [12], [5], [9]]
 
     @in_loop
@@ -48,14 +48,14 @@ class TestOrder:
         gate = Gate()
         model = RowModel(gate)
         async with running_dispatcher(model, max_rows=1, ageing_s=0.01) as harness:
-            asked = [harness.ask(0), harness.ask(1)]
-            await arrival(gate)
-            asked.append(harness.ask(9, priority=9))
+            sent = [harness.send(0), harness.send(1)]
+            await first_run(gate)
+            sent.append(harness.send(9, priority=9))
             await asyncio.sleep(0.1)
-            asked.append(harness.ask(11, priority=1))
+            sent.append(harness.send(11, priority=1))
             await soon(lambda: harness.dispatcher.queue_depth == 2)
             gate.open()
-            await asyncio.gather(*asked)
+            await asyncio.gather(*sent)
         assert model.executed == [[0], [1], [9], [11]]
 
     @in_loop
@@ -64,7 +64,7 @@ class TestOrder:
         model = RowModel(gate)
         async with running_dispatcher(model) as harness:
             many = task(harness.run(TokenBatch([[i] * (1 + i % 7) for i in range(2000)])))
-            await arrival(gate)
+            await first_run(gate)
             assert harness.dispatcher.queue_depth <= _MAX_QUEUED_PARTS
             single = task(harness.run(TokenBatch([[5000, 1, 2, 3]])))
             await asyncio.sleep(0)
@@ -90,13 +90,13 @@ class TestOrder:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """`leaves_after`: loop iterations before it is cancelled; None: never. `pause`: iterations before the next."""
+    """A request. `cancelled_after`: loop iterations; None means never. `pause`: iterations before the next request."""
 
     rows: int
     width: int
     priority: int
     is_bad: bool
-    leaves_after: int | None
+    cancelled_after: int | None
     pause: int
 
 
@@ -107,7 +107,7 @@ callers = st.lists(
         width=st.integers(1, 2),
         priority=st.integers(1, 9),
         is_bad=st.sampled_from([False] * 9 + [True]),
-        leaves_after=st.none() | st.none() | st.integers(0, 6),
+        cancelled_after=st.none() | st.none() | st.integers(0, 6),
         pause=st.integers(0, 4),
     ),
     max_size=25,
@@ -118,18 +118,20 @@ class TestAnyOrder:
     @settings(max_examples=60)
     @given(callers, st.integers(1, 6), st.integers(1, 2), st.booleans())
     def test_every_caller_gets_its_own_rows(
-        self, callers: list[Caller], max_rows: int, workers: int, is_light: bool
+        self, callers: list[Caller], max_rows: int, workers: int, is_inline: bool
     ) -> None:
         models = [RowModel(lambda x: time.sleep(0.0002 * len(x))) for _ in range(workers)]
         requests = [rows_for(caller, i) for i, caller in enumerate(callers)]
 
         async def run() -> Harness:
-            async with running_dispatcher(*models, max_rows=max_rows, ageing_s=0.01, runs_by_shape=is_light) as harness:
-                if is_light:
-                    harness.make_light(width=1)
-                answers = await asyncio.wait_for(crowd(harness, callers, requests), 60)
+            async with running_dispatcher(
+                *models, max_rows=max_rows, ageing_s=0.01, runs_by_shape=is_inline
+            ) as harness:
+                if is_inline:
+                    harness.allow_inline(width=1)
+                answers = await asyncio.wait_for(send_all(harness, callers, requests), 60)
                 for caller, x, answer in zip(callers, requests, answers, strict=True):
-                    assert is_right(caller, x, answer)
+                    assert is_expected(caller, x, answer)
                 # Batches of cancelled callers may still run.
                 await soon(lambda: not any(worker.queue_depth for worker in harness.workers))
                 await asyncio.sleep(0)
@@ -140,7 +142,7 @@ class TestAnyOrder:
         executed = [batch for model in models for batch in model.executed]
         assert all(len(batch) <= max_rows for batch in executed)
         once = Counter(x for batch in executed if BAD not in batch for x in batch)
-        assert all(times == 1 for times in once.values()), "no row is run again that was answered"
+        assert all(times == 1 for times in once.values()), "no answered row runs again"
         # A request of no rows counts as one.
         counted = sum(size * count for size, count in harness.batch_sizes.items())
         assert counted == sum(model.answered_rows + model.empty_runs for model in models)
@@ -154,27 +156,29 @@ def rows_for(caller: Caller, i: int) -> list[int]:
     return x
 
 
-async def crowd(harness: Harness, callers: list[Caller], requests: list[list[int]]) -> list[list[int] | BaseException]:
+async def send_all(
+    harness: Harness, callers: list[Caller], requests: list[list[int]]
+) -> list[list[int] | BaseException]:
     """Send all requests, cancel some, and return the result of each."""
 
-    async def leave(asked: "asyncio.Task[list[int]]", after: int) -> None:
+    async def cancel_after(request: "asyncio.Task[list[int]]", after: int) -> None:
         for _ in range(after):
             await asyncio.sleep(0)
-        asked.cancel()
+        request.cancel()
 
-    asked, leaving = [], []
+    sent, cancellations = [], []
     for caller, x in zip(callers, requests, strict=True):
-        asked.append(harness.ask(*x, priority=caller.priority, width=caller.width))
-        if caller.leaves_after is not None:
-            leaving.append(task(leave(asked[-1], caller.leaves_after)))
+        sent.append(harness.send(*x, priority=caller.priority, width=caller.width))
+        if caller.cancelled_after is not None:
+            cancellations.append(task(cancel_after(sent[-1], caller.cancelled_after)))
         for _ in range(caller.pause):
             await asyncio.sleep(0)
-    answers = await asyncio.gather(*asked, return_exceptions=True)
-    await asyncio.gather(*leaving)
+    answers = await asyncio.gather(*sent, return_exceptions=True)
+    await asyncio.gather(*cancellations)
     return answers
 
 
-def is_right(caller: Caller, x: list[int], answer: list[int] | BaseException) -> bool:
+def is_expected(caller: Caller, x: list[int], answer: list[int] | BaseException) -> bool:
     if isinstance(answer, asyncio.CancelledError):
-        return caller.leaves_after is not None
+        return caller.cancelled_after is not None
     return isinstance(answer, InvalidInput) if BAD in x else answer == x

@@ -31,8 +31,8 @@ def law_of(start_ms: float) -> Law:
 
 def mixed_lengths(seed: int) -> list[int]:
     """Return lengths of texts: most are short, some are long."""
-    chance = random.Random(seed)
-    return [min(180, max(4, round(chance.lognormvariate(3.2, 0.8)))) for _ in range(TEXTS)]
+    rng = random.Random(seed)
+    return [min(180, max(4, round(rng.lognormvariate(3.2, 0.8)))) for _ in range(TEXTS)]
 
 
 def sorted_eights_s(law: Law, lengths: list[int]) -> float:
@@ -40,35 +40,40 @@ def sorted_eights_s(law: Law, lengths: list[int]) -> float:
     return sum(law(len(batch), batch[-1]) for batch in iter(lambda: list(islice(ordered, 8)), []))
 
 
-def replayed_s(law: Law, lengths: list[int], callers: int, chance: random.Random) -> float:
+def replayed_s(law: Law, lengths: list[int], callers: int, rng: random.Random) -> float:
     """Return the device's seconds for all texts of closed-loop callers."""
-    line, cost, now_s = RequestQueue(ageing_s=1.0), CostModel(), 0.0
+    queue, cost, now_s = RequestQueue(ageing_s=1.0), CostModel(), 0.0
 
-    def ask(texts: Iterator[int]) -> int:
-        asked = 0
+    def add(texts: Iterator[int]) -> int:
+        num_added = 0
         for length in texts:
-            line.add(QueueEntry(None, 1, length, "texts"), 5, now_s)
-            asked += 1
-        return asked
+            queue.add(QueueEntry(None, 1, length, "texts"), 5, now_s)
+            num_added += 1
+        return num_added
 
-    coming = iter(lengths)
-    answered, asked = 0, ask(islice(coming, callers))
-    while (plan := next_batch(line, cost, LIMITS)) is not None:
+    remaining = iter(lengths)
+    num_run, num_added = 0, add(islice(remaining, callers))
+    while (plan := next_batch(queue, cost, LIMITS)) is not None:
         for entry in plan.entries:
-            line.remove(entry)
+            queue.remove(entry)
         seconds = law(plan.rows, plan.length)
-        cost.observe(plan.rows, plan.length, seconds * chance.uniform(0.95, 1.05))
+        cost.observe(plan.rows, plan.length, seconds * rng.uniform(0.95, 1.05))
         now_s += seconds
-        answered += plan.rows
-        asked += ask(islice(coming, plan.rows))
-    assert answered == asked == len(lengths)
+        num_run += plan.rows
+        num_added += add(islice(remaining, plan.rows))
+    assert num_run == num_added == len(lengths)
     return now_s
 
 
 @pytest.mark.parametrize(
     ("start_ms", "callers", "most"),
     [(1.6, 32, 1.06), (1.6, 256, 1.02), (7.0, 32, 1.13), (7.0, 256, 1.03)],
-    ids=["a cheap start, few callers", "a cheap start, many", "a dear start, few callers", "a dear start, many"],
+    ids=[
+        "cheap start, few callers",
+        "cheap start, many callers",
+        "costly start, few callers",
+        "costly start, many callers",
+    ],
 )
 @pytest.mark.parametrize("seed", range(3))
 def test_mixed_texts_run_near_best_order(start_ms: float, callers: int, most: float, seed: int) -> None:
@@ -83,5 +88,5 @@ def test_equal_rows_soon_fill_their_batches(length: int) -> None:
     def law(rows: int, length: int) -> float:
         return (5.0 + 1e-3 * rows * length) / 1000
 
-    # Ten batches of learning, and a small one of 32.
+    # The bound allows ten batches for learning and a few small trials.
     assert replayed_s(law, [length] * TEXTS, 32, random.Random(1)) < (10 + 1.1 * TEXTS / 32) * law(32, length)

@@ -20,9 +20,9 @@ from tests.frameworks.scheduling.batch.dispatching import (
     Harness,
     RowModel,
     answers_of,
-    arrival,
     errors_of,
     first_of,
+    first_run,
     rows,
     running_dispatcher,
 )
@@ -37,9 +37,9 @@ def ceiling_of(harness: Harness) -> int | None:
 
 
 def giant_row(x: list[int]) -> None:
-    """A row that never fits."""
+    """Raise OutOfMemory for a batch with the row GIANT, which never fits."""
     if GIANT in x:
-        raise OutOfMemory("a giant")
+        raise OutOfMemory("the row never fits")
 
 
 class TestHalves:
@@ -47,12 +47,12 @@ class TestHalves:
     async def test_halves_keep_callers_whole(self) -> None:
         model = RowModel(limit=lambda: 4)
         async with running_dispatcher(model) as harness:
-            asked = [harness.ask(0), harness.ask(1), harness.ask(2, 3), harness.ask(4), harness.ask(5, 6)]
-            assert await answers_of(*asked) == [[0], [1], [2, 3], [4], [5, 6]]
+            requests = [harness.send(0), harness.send(1), harness.send(2, 3), harness.send(4), harness.send(5, 6)]
+            assert await answers_of(*requests) == [[0], [1], [2, 3], [4], [5, 6]]
             assert (ceiling_of(harness), harness.batches_split) == (3, {7: 1})
         assert len(model.executed[0]) == 7
         assert all(len(batch) <= 3 for batch in model.executed[1:])
-        assert Counter(x for batch in model.executed[1:] for x in batch) == Counter(range(7)), "each once"
+        assert Counter(x for batch in model.executed[1:] for x in batch) == Counter(range(7)), "each row runs once"
         assert sum(size * count for size, count in harness.batch_sizes.items()) == 7, (
             "a batch that did not fit does not count"
         )
@@ -61,7 +61,7 @@ class TestHalves:
     async def test_rows_of_one_request_split_to_single_rows(self) -> None:
         model = RowModel(limit=lambda: 1)
         async with running_dispatcher(model) as harness:
-            assert await harness.ask(*range(8)) == list(range(8))
+            assert await harness.send(*range(8)) == list(range(8))
             assert (ceiling_of(harness), harness.batches_split) == (1, {8: 1, 4: 2, 2: 2})
         assert [len(batch) for batch in model.executed[-6:]] == [1] * 6
 
@@ -69,8 +69,8 @@ class TestHalves:
     async def test_texts_are_split_by_length(self) -> None:
         model = RowModel(limit=lambda: 40)
         async with running_dispatcher(model) as harness:
-            asked = [task(harness.run(TokenBatch([[i] * (2 + 8 * (i % 2))]))) for i in range(8)]
-            for i, result in enumerate(await asyncio.gather(*asked)):
+            requests = [task(harness.run(TokenBatch([[i] * (2 + 8 * (i % 2))]))) for i in range(8)]
+            for i, result in enumerate(await asyncio.gather(*requests)):
                 assert np.asarray(result[TEXT_OUTPUT]).tolist() == [[i, 2 + 8 * (i % 2)]]
             assert ceiling_of(harness) == 40
         assert [sorted(batch) for batch in model.executed[1:]] == [[0, 2, 4, 6], [1, 3, 5, 7]]
@@ -88,13 +88,13 @@ class TestHalves:
         gate = Gate()
         model = RowModel(lambda x: gate() if 0 in x else None, limit=lambda: 1)
         async with running_dispatcher(model) as harness:
-            first = [harness.ask(i, priority=9) for i in range(4)]
-            await arrival(gate)
-            others = [harness.ask(i, width=2, priority=1) for i in range(10, 14)]
+            first = [harness.send(i, priority=9) for i in range(4)]
+            await first_run(gate)
+            others = [harness.send(i, width=2, priority=1) for i in range(10, 14)]
             await soon(lambda: harness.dispatcher.queue_depth > 0)
             gate.open()
             assert await answers_of(*first) == [[i] for i in range(4)]
-            assert await errors_of(*others) == [OutOfMemory] * 4, "two numbers a row are one too many"
+            assert await errors_of(*others) == [OutOfMemory] * 4, "a row of two elements exceeds the limit"
         handed = model.executed.index([3])
         # One batch may have been handed over in advance.
         assert sum(min(batch) >= 10 for batch in model.executed[:handed]) <= 1
@@ -103,7 +103,7 @@ class TestHalves:
     async def test_halves_ignore_queue_delay(self) -> None:
         model = RowModel(limit=lambda: 2)
         async with running_dispatcher(model, max_rows=4, max_delay_s=60) as harness:
-            assert await answers_of(*(harness.ask(i) for i in range(4))) == [[i] for i in range(4)]
+            assert await answers_of(*(harness.send(i) for i in range(4))) == [[i] for i in range(4)]
         assert [len(batch) for batch in model.executed] == [4, 2, 2]
 
     @in_loop
@@ -119,8 +119,8 @@ class TestHalves:
         model = Padded(limit=lambda: 60)
         model.spec = type(model.spec)("fake", "tensor", (), (), "cpu", "int64", 0, sequence=sequence)
         async with running_dispatcher(model) as harness:
-            asked = [harness.run(rows(i, width=10 if i % 3 == 0 else 8)) for i in range(1, 8)]
-            for i, result in enumerate(await asyncio.gather(*asked), 1):
+            requests = [harness.run(rows(i, width=10 if i % 3 == 0 else 8)) for i in range(1, 8)]
+            for i, result in enumerate(await asyncio.gather(*requests), 1):
                 assert np.asarray(result["y"]).tolist() == [[i] * (10 if i % 3 == 0 else 8)]
             assert ceiling_of(harness) == 7 * 10 // 2
 
@@ -134,21 +134,21 @@ class TestHalves:
         assert np.asarray(result[TEXT_OUTPUT])[:, 0].tolist() == list(range(2 * _MAX_QUEUED_PARTS))
 
 
-class TestWhatFitsNowhere:
+class TestRowsThatNeverFit:
     @in_loop
     async def test_row_that_never_fits_fails_its_caller(self) -> None:
         model = RowModel(giant_row)
         async with running_dispatcher(model) as harness:
-            asked = [harness.ask(i) for i in (0, 1, GIANT, 2)] + [harness.ask(3, 4)]
-            assert await errors_of(*asked) == [None, None, OutOfMemory, None, None]
-            assert await answers_of(asked[0], asked[4]) == [[0], [3, 4]]
+            requests = [harness.send(i) for i in (0, 1, GIANT, 2)] + [harness.send(3, 4)]
+            assert await errors_of(*requests) == [None, None, OutOfMemory, None, None]
+            assert await answers_of(requests[0], requests[4]) == [[0], [3, 4]]
         assert model.executed.count([GIANT]) == 1
 
     @in_loop
     async def test_single_row_is_not_run_again(self) -> None:
         model = RowModel(giant_row)
         async with running_dispatcher(model) as harness:
-            assert await errors_of(harness.ask(GIANT)) == [OutOfMemory]
+            assert await errors_of(harness.send(GIANT)) == [OutOfMemory]
             assert ceiling_of(harness) is None
         assert (model.executed, harness.batches_split) == ([[GIANT]], {})
 
@@ -157,24 +157,24 @@ class TestWhatFitsNowhere:
         """If a row never fits, the ceiling stays; otherwise one caller could slow all others."""
         model = RowModel(giant_row)
         async with running_dispatcher(model) as harness:
-            asked = [harness.ask(i) for i in (0, 1, 2, GIANT, 3, 4, 5)]
-            assert (await errors_of(*asked)).count(OutOfMemory) == 1
+            requests = [harness.send(i) for i in (0, 1, 2, GIANT, 3, 4, 5)]
+            assert (await errors_of(*requests)).count(OutOfMemory) == 1
             assert harness.batches_split.total() >= 1
             assert ceiling_of(harness) is None
-            await answers_of(*(harness.ask(i) for i in range(20, 28)))
+            await answers_of(*(harness.send(i) for i in range(20, 28)))
         assert sorted(model.executed[-1]) == list(range(20, 28))
 
     @in_loop
     async def test_row_split_twice_keeps_ceiling(self) -> None:
         async with running_dispatcher(RowModel(giant_row)) as harness:
-            assert await errors_of(harness.ask(0), harness.ask(1, 2, 3, 4, 5, 6, GIANT)) == [None, OutOfMemory]
+            assert await errors_of(harness.send(0), harness.send(1, 2, 3, 4, 5, 6, GIANT)) == [None, OutOfMemory]
             assert ceiling_of(harness) is None
 
     @in_loop
     async def test_failed_request_drops_its_queued_rows(self) -> None:
         model = RowModel(giant_row)
         async with running_dispatcher(model, max_rows=4) as harness:
-            large, other = harness.ask(*range(100, 103), GIANT, *range(104, 400)), harness.ask(1)
+            large, other = harness.send(*range(100, 103), GIANT, *range(104, 400)), harness.send(1)
             assert await errors_of(large, other) == [OutOfMemory, None]
             await soon(lambda: harness.dispatcher.queue_depth == 0)
         assert model.answered_rows < 40
@@ -183,7 +183,7 @@ class TestWhatFitsNowhere:
     async def test_inseparable_rows_fail_together(self) -> None:
         model = RowModel(limit=lambda: 3)
         async with running_dispatcher(model, inputs=()) as harness:
-            assert await errors_of(harness.ask(*range(4)), harness.ask(5)) == [OutOfMemory, None]
+            assert await errors_of(harness.send(*range(4)), harness.send(5)) == [OutOfMemory, None]
             assert ceiling_of(harness) is None
         assert sorted(model.executed) == [[0, 1, 2, 3], [5]]
 
@@ -194,8 +194,8 @@ class TestWhatFitsNowhere:
                 raise OutOfMemory("too much")
 
         async with running_dispatcher(RowModel(behaviour)) as harness:
-            asked = [harness.ask(0), harness.ask(1, 2), harness.ask(BAD), harness.ask(3), harness.ask(4, 5, 6)]
-            assert await errors_of(*asked) == [None, None, InvalidInput, None, None]
+            requests = [harness.send(0), harness.send(1, 2), harness.send(BAD), harness.send(3), harness.send(4, 5, 6)]
+            assert await errors_of(*requests) == [None, None, InvalidInput, None, None]
 
     @in_loop
     async def test_result_that_cannot_join_fails_its_caller(self) -> None:
@@ -209,25 +209,25 @@ class TestWhatFitsNowhere:
             assert await errors_of(wide, narrow) == [OutOfMemory, None]
 
 
-class TestTheCeiling:
+class TestCeiling:
     @in_loop
     async def test_next_batches_keep_ceiling_until_it_rises(self) -> None:
         room = 4
         model = RowModel(limit=lambda: room)
         async with running_dispatcher(model) as harness:
-            assert await answers_of(*(harness.ask(i) for i in range(8))) == [[i] for i in range(8)]
+            assert await answers_of(*(harness.send(i) for i in range(8))) == [[i] for i in range(8)]
             assert ceiling_of(harness) == 4
             for round_ in range(3):
                 model.executed.clear()
-                await answers_of(*(harness.ask(i + 10 * round_) for i in range(8)))
+                await answers_of(*(harness.send(i + 10 * round_) for i in range(8)))
                 assert max(map(len, model.executed)) <= 4
             # Two batches per round and sixteen per rise; all memory is free again.
             room = 8
             for _ in range(60):
-                await answers_of(*(harness.ask(i) for i in range(8)))
+                await answers_of(*(harness.send(i) for i in range(8)))
             assert ceiling_of(harness) is None
             model.executed.clear()
-            await answers_of(*(harness.ask(i) for i in range(8)))
+            await answers_of(*(harness.send(i) for i in range(8)))
         assert sorted(model.executed[0]) == list(range(8))
         assert harness.batches_split == {8: 1}
 
@@ -236,15 +236,15 @@ class TestTheCeiling:
         gate = Gate()
         model = RowModel(gate, limit=lambda: 4)
         async with running_dispatcher(model) as harness:
-            first = harness.ask(*range(8))
-            await arrival(gate)
-            waiting = [harness.ask(*range(10 * i, 10 * i + 8)) for i in range(1, 6)]
+            first = harness.send(*range(8))
+            await first_run(gate)
+            waiting = [harness.send(*range(10 * i, 10 * i + 8)) for i in range(1, 6)]
             await soon(lambda: harness.dispatcher.queue_depth >= 4)
             gate.open()
             assert await first == list(range(8))
             assert await answers_of(*waiting) == [[*range(10 * i, 10 * i + 8)] for i in range(1, 6)]
-            assert await harness.ask(*range(70, 84)) == list(range(70, 84))
-        # The first batch, and the one handed over in advance.
+            assert await harness.send(*range(70, 84)) == list(range(70, 84))
+        # The first batch and the batch that was handed over in advance may be split.
         assert harness.batches_split.total() <= 2
         assert model.executed[-4:] == [[70, 71, 72, 73], [74, 75, 76, 77], [78, 79, 80, 81], [82, 83]]
 
@@ -254,25 +254,25 @@ class TestTheCeiling:
         gates = {0: first_gate, 24: last_gate}
         model = RowModel(lambda x: gates[x[0]]() if x[0] in gates else None, limit=lambda: 4)
         async with running_dispatcher(model, ageing_s=100) as harness:
-            asked = [harness.ask(*range(8))]
-            await arrival(first_gate)
-            asked += [harness.ask(*range(i, i + 8), priority=9) for i in (20, 30)]
+            requests = [harness.send(*range(8))]
+            await first_run(first_gate)
+            requests += [harness.send(*range(i, i + 8), priority=9) for i in (20, 30)]
             await soon(lambda: harness.dispatcher.queue_depth == 1)
             first_gate.open()
-            await arrival(last_gate)
+            await first_run(last_gate)
             # The first half of the last request is handed over in advance.
             await soon(lambda: harness.dispatcher.queue_depth == 1)
-            asked.append(harness.ask(99, priority=1))
+            requests.append(harness.send(99, priority=1))
             await soon(lambda: harness.dispatcher.queue_depth == 2)
             last_gate.open()
-            assert await answers_of(*asked) == [[*range(8)], [*range(20, 28)], [*range(30, 38)], [99]]
+            assert await answers_of(*requests) == [[*range(8)], [*range(20, 28)], [*range(30, 38)], [99]]
         assert model.executed[-3:] == [[30, 31, 32, 33], [99], [34, 35, 36, 37]]
 
     def test_first_split_is_logged_with_figures(self) -> None:
         async def run() -> None:
             async with running_dispatcher(RowModel(limit=lambda: 2)) as harness:
                 for _ in range(4):
-                    await answers_of(*(harness.ask(i) for i in range(8)))
+                    await answers_of(*(harness.send(i) for i in range(8)))
 
         with capture_logs() as logs:
             asyncio.run(run())
@@ -280,18 +280,18 @@ class TestTheCeiling:
         assert (entry["log_level"], entry["model"], entry["rows"], entry["ceiling"]) == ("warning", "m", 8, 4)
 
 
-class TestThoseWhoLeave:
+class TestInterruptions:
     @in_loop
     async def test_caller_cancelled_between_halves_harms_no_others(self) -> None:
         gate = Gate()
         model = RowModel(lambda x: gate() if x in ([0, 1], [0, 1, 2, 3]) else None, limit=lambda: 4)
         async with running_dispatcher(model) as harness:
-            asked = [harness.ask(2 * i, 2 * i + 1) for i in range(4)]
-            await arrival(gate)
-            asked[3].cancel()
-            await asyncio.wait([asked[3]])
+            requests = [harness.send(2 * i, 2 * i + 1) for i in range(4)]
+            await first_run(gate)
+            requests[3].cancel()
+            await asyncio.wait([requests[3]])
             gate.open()
-            assert await answers_of(*asked[:3]) == [[0, 1], [2, 3], [4, 5]]
+            assert await answers_of(*requests[:3]) == [[0, 1], [2, 3], [4, 5]]
         assert not [batch for batch in model.executed[3:] if 6 in batch]
 
     @in_loop
@@ -299,30 +299,30 @@ class TestThoseWhoLeave:
         gate = Gate()
         model = RowModel(lambda x: gate() if x == [0] else None, limit=lambda: 1)
         async with running_dispatcher(model) as harness:
-            asked = [harness.ask(i) for i in range(8)]
-            await arrival(gate)
-            # One runs, one is next; the others are already or not yet single.
+            requests = [harness.send(i) for i in range(8)]
+            await first_run(gate)
+            # One row runs and one is handed over; the others are queued, alone or not yet split.
             waiting = harness.dispatcher.queue_depth
             assert waiting >= 2
-            for each in asked[1:]:
+            for each in requests[1:]:
                 each.cancel()
-            await asyncio.wait(asked[1:])
+            await asyncio.wait(requests[1:])
             assert harness.dispatcher.queue_depth == 0
             gate.open()
-            assert await answers_of(asked[0]) == [[0]]
+            assert await answers_of(requests[0]) == [[0]]
 
     @in_loop
     async def test_batch_without_callers_is_not_split(self) -> None:
         gate = Gate()
         model = RowModel(gate, limit=lambda: 1)
         async with running_dispatcher(model) as harness:
-            asked = [harness.ask(i) for i in range(4)]
-            await arrival(gate)
-            for each in asked:
+            requests = [harness.send(i) for i in range(4)]
+            await first_run(gate)
+            for each in requests:
                 each.cancel()
-            await asyncio.wait(asked)
+            await asyncio.wait(requests)
             gate.open()
-            assert await harness.ask(9) == [9]
+            assert await harness.send(9) == [9]
         assert [sorted(batch) for batch in model.executed] == [[0, 1, 2, 3], [9]]
 
     @pytest.mark.parametrize("workers", [1, 2])
@@ -334,11 +334,11 @@ class TestThoseWhoLeave:
         async def run() -> None:
             models = [RowModel(behaviour, limit=lambda: 4) for _ in range(workers)]
             async with running_dispatcher(*models) as harness:
-                outcomes = await errors_of(*(harness.ask(i) for i in range(8)))
+                outcomes = await errors_of(*(harness.send(i) for i in range(8)))
                 # With another instance the other half is answered.
                 assert set(outcomes) == ({ModelFailed, None} if workers == 2 else {ModelFailed})
                 assert outcomes[0] is ModelFailed
-                assert await errors_of(harness.ask(9)) == [None if workers == 2 else ModelFailed]
+                assert await errors_of(harness.send(9)) == [None if workers == 2 else ModelFailed]
 
         with capture_logs():
             asyncio.run(run())
@@ -349,22 +349,22 @@ class TestThoseWhoLeave:
         gate = Gate()
         model = RowModel(lambda x: gate() if len(x) < 8 else None, limit=lambda: 4)
         async with running_dispatcher(model) as harness:
-            asked = [harness.ask(*range(4)), harness.ask(*range(4, 8))]
-            await arrival(gate)
+            requests = [harness.send(*range(4)), harness.send(*range(4, 8))]
+            await first_run(gate)
             harness.dispatcher.abort("too late")
-            assert None not in await errors_of(*asked)
+            assert None not in await errors_of(*requests)
             gate.open()
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """`texts`: texts of these lengths instead of rows. `leaves_after`, `pause`: loop iterations."""
+    """A request. `texts`: lengths of texts that replace the rows. `cancelled_after`, `pause`: loop iterations."""
 
     rows: int
     width: int
     texts: tuple[int, ...] | None
     is_giant: bool
-    leaves_after: int | None
+    cancelled_after: int | None
     pause: int
 
 
@@ -375,7 +375,7 @@ callers = st.lists(
         width=st.integers(1, 3),
         texts=st.none() | st.lists(st.integers(1, 12), min_size=1, max_size=8).map(tuple),
         is_giant=st.sampled_from([False] * 9 + [True]),
-        leaves_after=st.none() | st.none() | st.none() | st.integers(0, 8),
+        cancelled_after=st.none() | st.none() | st.none() | st.integers(0, 8),
         pause=st.integers(0, 3),
     ),
     max_size=20,
@@ -386,7 +386,7 @@ class TestAnyOrder:
     @settings(max_examples=80)
     @given(callers, st.lists(st.integers(1, 40), min_size=1, max_size=10), st.integers(1, 2), st.booleans())
     def test_caller_gets_its_rows_or_out_of_memory(
-        self, callers: list[Caller], rooms: list[int], workers: int, is_light: bool
+        self, callers: list[Caller], rooms: list[int], workers: int, is_inline: bool
     ) -> None:
         """The free memory changes every few batches; a row that fits its minimum is always answered."""
         runs = 0
@@ -404,10 +404,10 @@ class TestAnyOrder:
         batches = [batch_of(caller, i) for i, caller in enumerate(callers)]
 
         async def run() -> None:
-            async with running_dispatcher(*models, ageing_s=0.01, runs_by_shape=is_light) as harness:
-                if is_light:
-                    harness.make_light()
-                outcomes = await asyncio.wait_for(crowd(harness, callers, batches), 60)
+            async with running_dispatcher(*models, ageing_s=0.01, runs_by_shape=is_inline) as harness:
+                if is_inline:
+                    harness.allow_inline()
+                outcomes = await asyncio.wait_for(send_all(harness, callers, batches), 60)
                 for caller, batch, outcome in zip(callers, batches, outcomes, strict=True):
                     check(caller, batch, outcome, min(rooms))
                 await soon(lambda: not any(worker.queue_depth for worker in harness.workers))
@@ -431,29 +431,29 @@ def batch_of(caller: Caller, i: int) -> Batch:
     return rows(*firsts, width=caller.width)
 
 
-async def crowd(harness: Harness, callers: list[Caller], batches: list[Batch]) -> list[Outputs | BaseException]:
+async def send_all(harness: Harness, callers: list[Caller], batches: list[Batch]) -> list[Outputs | BaseException]:
     """Send all requests, cancel some, and return the result of each."""
 
-    async def leave(asked: "asyncio.Task[Outputs]", after: int) -> None:
+    async def cancel_after(request: "asyncio.Task[Outputs]", after: int) -> None:
         for _ in range(after):
             await asyncio.sleep(0)
-        asked.cancel()
+        request.cancel()
 
-    asked, leaving = [], []
+    requests, cancellations = [], []
     for caller, batch in zip(callers, batches, strict=True):
-        asked.append(task(harness.run(batch)))
-        if caller.leaves_after is not None:
-            leaving.append(task(leave(asked[-1], caller.leaves_after)))
+        requests.append(task(harness.run(batch)))
+        if caller.cancelled_after is not None:
+            cancellations.append(task(cancel_after(requests[-1], caller.cancelled_after)))
         for _ in range(caller.pause):
             await asyncio.sleep(0)
-    outcomes = await asyncio.gather(*asked, return_exceptions=True)
-    await asyncio.gather(*leaving)
+    outcomes = await asyncio.gather(*requests, return_exceptions=True)
+    await asyncio.gather(*cancellations)
     return outcomes
 
 
 def check(caller: Caller, batch: Batch, outcome: Outputs | BaseException, least_room: int) -> None:
     if isinstance(outcome, asyncio.CancelledError):
-        assert caller.leaves_after is not None
+        assert caller.cancelled_after is not None
         return
     longest = max(caller.texts) if caller.texts else caller.width
     if isinstance(outcome, OutOfMemory):
