@@ -1,9 +1,6 @@
 """The Open Inference Protocol over REST, by Triton's own clients: responses equal /infer bit for bit."""
 
 import asyncio
-import gzip
-import json
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,18 +10,18 @@ import numpy as np
 import pytest
 from tritonclient import http
 from tritonclient.http import aio
-from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+from tritonclient.utils import InferenceServerException
 
 from app.protocols.open_inference.datatypes import DATATYPES, DTYPES
 from frameworks.types import NUMPY_DTYPES, Array
-from tests.e2e.configs import ALL_KINDS, onnx_entries
+from tests.e2e.configs import ALL_KINDS
 from tests.e2e.conftest import Start
 from tests.e2e.server import RunningServer
 from tests.e2e.test_tensors import EXTREMES
+from tests.e2e.triton_clients import http_tensor
 from tests.support.models import onnx_graphs
 
 Client = Any
-LENGTH = "inference-header-content-length"
 IN_JSON = tuple(dtype for dtype in DTYPES.values() if dtype not in ("float16", "bfloat16"))
 
 
@@ -32,12 +29,6 @@ IN_JSON = tuple(dtype for dtype in DTYPES.values() if dtype not in ("float16", "
 def client(server: RunningServer) -> Iterator[Client]:
     with http.InferenceServerClient(f"127.0.0.1:{server.port}") as client:
         yield client
-
-
-def given(name: str, array: Array, binary: bool = True) -> http.InferInput:
-    tensor = http.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
-    tensor.set_data_from_numpy(array, binary_data=binary)
-    return tensor
 
 
 def array_of(dtype: str, values: Any) -> Array:
@@ -66,7 +57,7 @@ def test_datatype_round_trips(dtype: str, client: Client) -> None:
         for sent_in_bytes in (True, False) if dtype in IN_JSON else (True,):
             for wanted_in_bytes in (True, False) if dtype in IN_JSON else (True,):
                 outputs = [http.InferRequestedOutput("y", binary_data=wanted_in_bytes)]
-                answer = client.infer(dtype, [given("x", array, sent_in_bytes)], outputs=outputs)
+                answer = client.infer(dtype, [http_tensor("x", array, sent_in_bytes)], outputs=outputs)
                 came = answer.as_numpy("y")
                 assert came.shape == shape
                 assert answer.get_output("y")["datatype"] == DATATYPES[dtype]
@@ -79,7 +70,7 @@ def test_datatype_round_trips(dtype: str, client: Client) -> None:
 @pytest.mark.parametrize("dtype", EXTREMES)
 def test_scalar_and_empty_tensor(dtype: str, client: Client, server: RunningServer) -> None:
     scalar = array_of(dtype, EXTREMES[dtype][-1])
-    answer = client.infer(dtype, [given("x", scalar)])
+    answer = client.infer(dtype, [http_tensor("x", scalar)])
     assert answer.get_output("y")["shape"] == []
     if dtype == "string":
         assert strings_of(answer.as_numpy("y")) == [scalar.item()]
@@ -89,7 +80,7 @@ def test_scalar_and_empty_tensor(dtype: str, client: Client, server: RunningServ
         empty = array_of(dtype, []).reshape(shape)
         for binary in (True, False) if dtype in IN_JSON else (True,):
             outputs = [http.InferRequestedOutput("y", binary_data=binary)]
-            answer = client.infer(dtype, [given("x", empty, binary)], outputs=outputs)
+            answer = client.infer(dtype, [http_tensor("x", empty, binary)], outputs=outputs)
             assert answer.get_output("y")["shape"] == list(shape)
             assert answer.as_numpy("y").shape == shape
 
@@ -99,7 +90,7 @@ def test_outputs_equal_infer_bit_for_bit(name: str, client: Client, server: Runn
     random = np.random.default_rng(3)
     names = [each.name for each in ALL_KINDS[name].graph.input]
     feeds = {each: random.lognormal(0, 20, (50, 4)).astype(np.float32) for each in names}
-    answer = client.infer(name, [given(each, array) for each, array in feeds.items()])
+    answer = client.infer(name, [http_tensor(each, array) for each, array in feeds.items()])
     told = server.infer(name, inputs={each: array.tolist() for each, array in feeds.items()})["outputs"]
     assert [output["name"] for output in answer.get_response()["outputs"]] == list(told)
     raw = onnx_graphs.session(ALL_KINDS[name])
@@ -114,7 +105,11 @@ def test_outputs_equal_infer_bit_for_bit(name: str, client: Client, server: Runn
 
 def test_inputs_and_outputs_of_several_datatypes(client: Client) -> None:
     strings, numbers = np.array(["x", "ü"], object), np.array([[1, 2], [3, 4]], np.int32)
-    inputs = [given("c", numbers), given("a", strings, binary=False), given("b", np.array(["z"], object))]
+    inputs = [
+        http_tensor("c", numbers),
+        http_tensor("a", strings, binary=False),
+        http_tensor("b", np.array(["z"], object)),
+    ]
     outputs = [http.InferRequestedOutput("doubled", binary_data=False), http.InferRequestedOutput("joined")]
     answer = client.infer("concat", inputs, outputs=outputs, request_id="seven")
     assert strings_of(answer.as_numpy("joined")) == ["x", "ü", "z"]
@@ -127,15 +122,18 @@ def test_inputs_and_outputs_of_several_datatypes(client: Client) -> None:
 
 
 def test_optional_fields_left_out(client: Client) -> None:
-    x = given("x", np.array([1, 2], np.float32))
+    x = http_tensor("x", np.array([1, 2], np.float32))
     assert client.infer("scaled", [x]).as_numpy("y").tolist() == [2, 4]
-    assert client.infer("scaled", [given("factor", np.array([10], np.float32)), x]).as_numpy("y").tolist() == [10, 20]
+    assert client.infer("scaled", [http_tensor("factor", np.array([10], np.float32)), x]).as_numpy("y").tolist() == [
+        10,
+        20,
+    ]
     answer = client.infer("optional-in", [])
     assert (answer.as_numpy("given").item(), answer.as_numpy("y").tolist()) == (False, [-1])
 
 
 def test_sequences_and_maps_refused(client: Client) -> None:
-    image = given("image", np.zeros((2, 64), np.float32))
+    image = http_tensor("image", np.zeros((2, 64), np.float32))
     answer = client.infer("digits", [image])
     assert [output["name"] for output in answer.get_response()["outputs"]] == ["output_label"]
     assert answer.as_numpy("output_label").shape == (2,)
@@ -145,7 +143,7 @@ def test_sequences_and_maps_refused(client: Client) -> None:
     )
     assert "send the request to POST /infer" in message
     for model, words in (("sequence-in", '"parts", a sequence(float32)'), ("maps-by-string", "none of the model's")):
-        assert words in refused(client, 400, model, given("scores", np.zeros((1, 3), np.float32)))
+        assert words in refused(client, 400, model, http_tensor("scores", np.zeros((1, 3), np.float32)))
 
 
 def test_versions_of_model(start: Start, tmp_path: Path) -> None:
@@ -155,7 +153,7 @@ def test_versions_of_model(start: Start, tmp_path: Path) -> None:
     server = start(
         f'[[models.onnx_models]]\nname = "m"\npath = "{tmp_path / "m"}"\nversion_policy = "all"\n'
     ).wait_ready()
-    x = given("x", np.array([3], np.float32))
+    x = http_tensor("x", np.array([3], np.float32))
     with http.InferenceServerClient(f"127.0.0.1:{server.port}") as client:
         for number in ("1", "2"):
             answer = client.infer("m", [x], model_version=number)
@@ -166,14 +164,14 @@ def test_versions_of_model(start: Start, tmp_path: Path) -> None:
 
 def test_classification(client: Client, server: RunningServer) -> None:
     numbers = np.array([[1, 5, 10, 4], [3, 3, 0, 7]], np.float32)
-    inputs = [given("a", numbers), given("b", np.zeros((2, 4), np.float32))]
+    inputs = [http_tensor("a", numbers), http_tensor("b", np.zeros((2, 4), np.float32))]
     for binary in (True, False):
         outputs = [http.InferRequestedOutput("sum", binary_data=binary, class_count=2)]
         answer = client.infer("add", inputs, outputs=outputs)
         assert answer.get_output("sum")["datatype"] == "BYTES"
         assert answer.as_numpy("sum").shape == (2, 2)
         assert strings_of(answer.as_numpy("sum")) == ["10.000000:2", "5.000000:1", "7.000000:3", "3.000000:0"]
-    text = given("text", np.array(["a text"], object))
+    text = http_tensor("text", np.array(["a text"], object))
     answer = client.infer("classify", [text], outputs=[http.InferRequestedOutput("scores", class_count=1)])
     (best,) = strings_of(answer.as_numpy("scores"))
     score, _, label = best.split(":")
@@ -188,13 +186,13 @@ def test_texts_to_embed_model(model: str, client: Client, server: RunningServer)
     told = np.array(server.infer(model, text=texts)["embeddings"], np.float32)
     for shape in ((3,), (3, 1), (1, 3)):
         for binary in (True, False):
-            answer = client.infer(model, [given("text", np.array(texts, object).reshape(shape), binary)])
+            answer = client.infer(model, [http_tensor("text", np.array(texts, object).reshape(shape), binary)])
             vectors = answer.as_numpy("embeddings")
             assert vectors.dtype == np.float32
             assert np.abs(vectors - told).max() < 1e-6
-    raw = client.infer(model, [given("text", np.array(texts, object))], parameters={"normalize": False})
+    raw = client.infer(model, [http_tensor("text", np.array(texts, object))], parameters={"normalize": False})
     assert np.abs(np.linalg.norm(raw.as_numpy("embeddings"), axis=1) - 1).max() > 0.01
-    long = given("text", np.array(["word " * 600], object))
+    long = http_tensor("text", np.array(["word " * 600], object))
     assert "tokens, got " in refused(client, 400, model, long, parameters={"truncate": False})
 
 
@@ -202,7 +200,7 @@ def test_texts_to_embed_model(model: str, client: Client, server: RunningServer)
 def test_texts_to_classifier(model: str, client: Client, server: RunningServer) -> None:
     labels = server.client.get(f"/models/{model}").json()["version_details"]["1"]["labels"]
     texts = ["late again", "a fast engine"]
-    scores = client.infer(model, [given("text", np.array(texts, object))]).as_numpy("scores")
+    scores = client.infer(model, [http_tensor("text", np.array(texts, object))]).as_numpy("scores")
     for row, predictions in zip(scores, server.infer(model, text=texts)["predictions"], strict=True):
         told = {prediction["label"]: prediction["score"] for prediction in predictions}
         assert row.tolist() == pytest.approx([told[label] for label in labels], abs=1e-6)
@@ -210,7 +208,7 @@ def test_texts_to_classifier(model: str, client: Client, server: RunningServer) 
 
 def test_graph_of_text_model_takes_tensors(client: Client) -> None:
     ids = np.array([[101, 7592, 102]])
-    inputs = [given(name, array) for name, array in (
+    inputs = [http_tensor(name, array) for name, array in (
         ("input_ids", ids), ("attention_mask", np.ones_like(ids)), ("token_type_ids", np.zeros_like(ids))
     )]  # fmt: skip
     assert client.infer("minilm-onnx", inputs).as_numpy("last_hidden_state").shape == (1, 3, 384)
@@ -219,32 +217,32 @@ def test_graph_of_text_model_takes_tensors(client: Client) -> None:
 def test_prompt_to_generating_model(client: Client, server: RunningServer) -> None:
     told = server.infer("tiny-llama", prompt="The engine", max_tokens=8, temperature=0)["text"]
     for shape in ((1,), (1, 1)):
-        prompt = given("text_input", np.array(["The engine"], object).reshape(shape))
+        prompt = http_tensor("text_input", np.array(["The engine"], object).reshape(shape))
         answer = client.infer("tiny-llama", [prompt], parameters={"max_tokens": 8, "temperature": 0, "unknown": "x"})
         assert strings_of(answer.as_numpy("text_output")) == [told]
         several = client.infer("tiny-llama", [prompt], parameters={"max_tokens": 2, "n": 3})
         assert several.as_numpy("text_output").shape == (3,)
-    prompt = given("text_input", np.array(["The engine"], object))
-    stream = given("stream", np.array([True]))
+    prompt = http_tensor("text_input", np.array(["The engine"], object))
+    stream = http_tensor("stream", np.array([True]))
     assert "generate_stream" in refused(client, 501, "tiny-llama", prompt, stream)
     assert refused(client, 400, "tiny-llama", prompt, parameters={"max_tokens": 0}).startswith("max_tokens: is 0")
-    long = given("text_input", np.array(["engine " * 9000], object))
+    long = http_tensor("text_input", np.array(["engine " * 9000], object))
     assert refused(client, 400, "tiny-llama", long).startswith("text_input: ")
 
 
 def test_priority_and_timeout(client: Client) -> None:
-    x = given("x", np.ones((1, 4), np.float32))
+    x = http_tensor("x", np.ones((1, 4), np.float32))
     assert client.infer("slow", [x], priority=1, timeout=20_000_000).as_numpy("y").tolist() == [[1, 1, 1, 1]]
     assert "did not answer within" in refused(client, 504, "slow", x, timeout=20_000)
     assert refused(client, 400, "slow", x, priority=10) == "priority: expected an integer from 0 to 9, got 10"
 
 
 def test_invalid_requests_refused(client: Client, server: RunningServer) -> None:
-    x = given("x", np.ones((1, 3), np.float32))
+    x = http_tensor("x", np.ones((1, 3), np.float32))
     assert 'model "float33" is not registered; there is float32' in refused(client, 404, "float33", x)
     assert refused(client, 400, "fixed", x) == ("inputs.x: expected shape [2, 3] (-1 is free), got [1, 3]")
     assert refused(client, 400, "float64", x) == "inputs.x: expected FP64, got FP32"
-    assert refused(client, 400, "gather", given("indices", np.array([3]))).startswith("inputs: the graph refuses")
+    assert refused(client, 400, "gather", http_tensor("indices", np.array([3]))).startswith("inputs: the graph refuses")
     shared = http.InferInput("x", [1], "FP32")
     shared.set_shared_memory("region", 4)
     assert "shared memory is not supported" in refused(client, 501, "float32", shared)
@@ -261,12 +259,12 @@ def test_asyncio_client(server: RunningServer) -> None:
     async def ask() -> None:
         async with aio.InferenceServerClient(f"127.0.0.1:{server.port}") as client:
             answers = await asyncio.gather(
-                *(client.infer("float32", [given("x", numbers * i, binary=i % 2 == 0)]) for i in range(6))
+                *(client.infer("float32", [http_tensor("x", numbers * i, binary=i % 2 == 0)]) for i in range(6))
             )
             for i, answer in enumerate(answers):
                 # aiohttp asks for compressed responses by default.
                 assert answer.as_numpy("y").tobytes() == (numbers * i).tobytes()
-            short = given("x", np.array([1, 2], np.float32), binary=False)
+            short = http_tensor("x", np.array([1, 2], np.float32), binary=False)
             outputs = [http.InferRequestedOutput("y", binary_data=False)]
             assert (await client.infer("float32", [short], outputs=outputs)).as_numpy("y").tolist() == [1, 2]
             with pytest.raises(InferenceServerException, match="is not registered") as caught:
@@ -274,83 +272,3 @@ def test_asyncio_client(server: RunningServer) -> None:
             assert caught.value.status() == "404"
 
     asyncio.run(ask())
-
-
-@pytest.mark.parametrize("sent", ["gzip", "deflate", None])
-@pytest.mark.parametrize("wanted", ["gzip", "deflate", None])
-def test_compressed_request_and_response(sent: str | None, wanted: str | None, client: Client) -> None:
-    numbers = np.arange(60_000, dtype=np.float32).reshape(200, 300)
-    for binary in (True, False):
-        answer = client.infer(
-            "float32",
-            [given("x", numbers, binary)],
-            outputs=[http.InferRequestedOutput("y", binary_data=binary)],
-            request_compression_algorithm=sent,
-            response_compression_algorithm=wanted,
-        )
-        assert answer.as_numpy("y").tobytes() == numbers.tobytes()
-
-
-def test_decompression_bombs_refused(start: Start, tmp_path: Path) -> None:
-    config = "[server]\nmax_body_bytes = 2000000\n" + onnx_entries(tmp_path, {"m": onnx_graphs.identity()})
-    server = start(config).wait_ready()
-    head = json.dumps(
-        {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "parameters": {"binary_data_size": 4}}]}
-    )
-    for name, bomb in (("gzip", gzip.compress(bytes(10**8))), ("deflate", zlib.compress(head.encode() + bytes(10**8)))):
-        assert len(bomb) < 200_000
-        answer = server.client.post(
-            "/v2/models/m/infer", content=bomb, headers={"content-encoding": name, LENGTH: str(len(head))}
-        )
-        assert answer.status_code == 413, answer.text
-        assert "larger than server.max_body_bytes, 2000000 bytes" in answer.json()["error"]
-    fits = gzip.compress(head.encode() + bytes(4))
-    answer = server.client.post(
-        "/v2/models/m/infer", content=fits, headers={"content-encoding": "gzip", LENGTH: str(len(head))}
-    )
-    assert answer.json()["outputs"][0]["data"] == [0]
-    assert server.client.post("/infer", content=fits, headers={"content-encoding": "gzip"}).status_code == 415
-
-
-def test_body_of_raw_bytes(server: RunningServer) -> None:
-    def raw(model: str, body: bytes) -> tuple[dict[str, Any], bytes]:
-        answer = server.client.post(f"/v2/models/{model}/infer", content=body, headers={LENGTH: "0"})
-        assert answer.status_code == 200, answer.text
-        length = int(answer.headers[LENGTH])
-        (output,) = json.loads(answer.content[:length])["outputs"]
-        return output, answer.content[length:]
-
-    numbers = np.arange(6, dtype=np.float32)
-    output, data = raw("free-n", numbers.tobytes())
-    assert output == {"name": "y", "datatype": "FP32", "shape": [2, 3], "parameters": {"binary_data_size": 24}}
-    assert data == numbers.tobytes()
-    output, data = raw("minilm", b"a text")
-    wanted = np.array(server.infer("minilm", text="a text")["embeddings"], np.float32)
-    assert output["shape"] == [1, 384]
-    assert np.abs(np.frombuffer(data, np.float32) - wanted).max() < 1e-6
-
-
-@pytest.mark.parametrize(
-    ("length", "body", "words"),
-    [
-        ("999", b"{}", "inference-header-content-length: expected at most the body's 2 bytes, got 999"),
-        ("-1", b"{}", "inference-header-content-length: expected the number of bytes"),
-        ("2", b"{}", "inputs: expected a list of tensors"),
-        ("1", b"{}", "the body is not valid JSON"),
-        ("0", b"123", "inputs.x: expected a multiple of 4 bytes, got 3"),
-    ],
-)
-def test_false_frame_lengths_refused(length: str, body: bytes, words: str, server: RunningServer) -> None:
-    answer = server.client.post("/v2/models/float32/infer", content=body, headers={LENGTH: length})
-    assert answer.status_code == 400
-    assert words in answer.json()["error"]
-    assert server.client.get("/health").json()["status"] == "healthy"
-
-
-def test_long_body_with_false_length_refused(server: RunningServer) -> None:
-    tensor = {"name": "x", "datatype": "FP32", "shape": [150_528], "parameters": {"binary_data_size": 602_112}}
-    head = json.dumps({"inputs": [tensor]}).encode()
-    for cut in (0, 1, 602_111, -4):
-        body = head + bytes(602_112 - cut)
-        answer = server.client.post("/v2/models/float32/infer", content=body, headers={LENGTH: str(len(head))})
-        assert answer.status_code == (200 if not cut else 400), answer.text
