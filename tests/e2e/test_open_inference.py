@@ -142,7 +142,10 @@ def test_sequences_and_maps_refused(client: Client) -> None:
         "outputs.output_probability: this protocol does not support sequence(map(int64, float32))"
     )
     assert "send the request to POST /infer" in message
-    for model, words in (("sequence-in", '"parts", a sequence(float32)'), ("maps-by-string", "none of the model's")):
+    for model, words in (
+        ("sequence-in", 'requires "parts"; this protocol does not support sequence(float32)'),
+        ("maps-by-string", "the model has no output that is a tensor"),
+    ):
         assert words in refused(client, 400, model, http_tensor("scores", np.zeros((1, 3), np.float32)))
 
 

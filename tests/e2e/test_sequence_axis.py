@@ -111,7 +111,7 @@ def test_registration_checks_sequence_keys(server: RunningServer) -> None:
     answer = server.client.post("/models", json=body | {"mask_input": "attention"})
     assert_refused(answer, 400, "invalid_input", "mask_input", 'did you mean "attention_mask"?')
     answer = server.client.post("/models", json={**body, "sequence_axis": None})
-    assert_refused(answer, 400, "invalid_input", "mask_input", "goes with sequence_axis")
+    assert_refused(answer, 400, "invalid_input", "mask_input", "expected no value without sequence_axis")
     answer = server.client.post("/models", json=body)
     assert answer.status_code == 201, answer.text
     assert answer.json()["version_details"]["1"]["padding"] == "on"

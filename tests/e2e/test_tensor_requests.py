@@ -41,7 +41,7 @@ def test_body_contradicting_path_refused(server: RunningServer) -> None:
         ("/models/free-n/versions/1/infer", {"version": "2"}, "version:"),
     ):
         answer = server.client.post(path, json=body | {"input_data": [1, 2, 3]})
-        assert_refused(answer, 400, "invalid_input", field, "and the path names")
+        assert_refused(answer, 400, "invalid_input", field, "as in the path")
 
 
 # model, input_data, batch_size (0: left out), output_data's shape
