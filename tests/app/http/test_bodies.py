@@ -1,7 +1,6 @@
 """Request bodies within their bounds, and error responses."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -12,28 +11,11 @@ from app.protocols.codec import check_media_type
 from app.protocols.errors import ClientGone, EmptyBody, TooLarge, UnsupportedMediaType
 from app.protocols.native.codec import NativeCodec
 from frameworks.errors import InvalidInput, Overloaded
-
-Messages = list[dict[str, Any]]
-
-
-def receiver(*messages: dict[str, Any]) -> Callable[[], Awaitable[dict[str, Any]]]:
-    """An ASGI receive that returns these messages and then blocks, as a server does."""
-    waiting = list(messages)
-
-    async def receive() -> dict[str, Any]:
-        if waiting:
-            return waiting.pop(0)
-        await asyncio.sleep(60)
-        raise AssertionError
-
-    return receive
+from tests.app.http.receivers import GONE, Messages, receiver
 
 
 def part(body: bytes, more: bool = False) -> dict[str, Any]:
     return {"type": "http.request", "body": body, "more_body": more}
-
-
-GONE = {"type": "http.disconnect"}
 
 
 def scope(*headers: tuple[bytes, bytes]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,26 +13,11 @@ from app.http.disconnects import DisconnectWatcher, WatchedRequest
 from app.observability.metrics import RequestRecord
 from app.protocols.errors import ClientGone
 from frameworks.errors import InvalidInput
-
-Messages = list[dict[str, Any]]
-GONE = {"type": "http.disconnect"}
+from tests.app.http.receivers import GONE, Messages, receiver
 
 
 def record(started_s: float) -> RequestRecord:
     return RequestRecord("id", "POST", "/infer", started_s)
-
-
-def receiver(*messages: dict[str, Any]) -> Callable[[], Awaitable[dict[str, Any]]]:
-    """An ASGI receive that returns these messages and then, as a server does, blocks until the client disconnects."""
-    waiting = list(messages)
-
-    async def receive() -> dict[str, Any]:
-        if waiting:
-            return waiting.pop(0)
-        await asyncio.sleep(60)
-        raise AssertionError
-
-    return receive
 
 
 @asynccontextmanager

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -25,6 +26,9 @@ from tests.support.loops import HANGS_AFTER_S, task
 
 BAD = -1
 HUGE = -2
+GIANT = 13
+LOOP_THREAD = "MainThread"
+WORKER_THREAD = "worker-m0"
 
 
 class RowModel:
@@ -198,3 +202,20 @@ async def answers_of(*tasks: "asyncio.Task[list[int]]") -> list[list[int]]:
 async def errors_of(*tasks: "asyncio.Task[list[int]]") -> list[type[BaseException] | None]:
     done = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
     return [type(each) if isinstance(each, BaseException) else None for each in done]
+
+
+def compute(seconds: float) -> None:
+    """Use this much CPU time of the thread."""
+    until_s = time.thread_time() + seconds
+    while time.thread_time() < until_s:
+        pass
+
+
+def ceiling_of(harness: Harness) -> int | None:
+    return harness.dispatcher._ceiling.size
+
+
+def giant_row(x: list[int]) -> None:
+    """Raise OutOfMemory for a batch with the row GIANT, which never fits."""
+    if GIANT in x:
+        raise OutOfMemory("the row never fits")

@@ -1,0 +1,132 @@
+"""Serve an application over one real connection, which closes after a short idle time."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import uvicorn
+from starlette.types import Receive, Scope, Send
+from uvicorn.server import ServerState
+
+from app.http.bodies import read_body
+from app.http.protocol import FAST_PATH, BoundedHttpProtocol
+from app.protocols.errors import ClientGone, TooLarge
+from tests.support.loops import soon
+
+IDLE_S = 0.2
+MAX_BYTES = 2_000_000
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    """Respond after `x-wait` seconds. /short/1000: 1000 bytes by the fast path; /long/1000: by ASGI messages.
+
+    /echo: the body of the request; /gathered: the same, read by `read_body` up to MAX_BYTES. The header `x-way` names
+    the path that was taken.
+    """
+    headers = dict(scope["headers"])
+    _, way, *size = scope["path"].split("/")
+    body = await _gathered(scope, receive) if way == "gathered" else await _received(receive)
+    await asyncio.sleep(float(headers.get(b"x-wait", b"0")))
+    answer = body if way in ("echo", "gathered") else (b"%d " % int(size[0])).ljust(int(size[0]), b"x")
+    if way != "long" and scope["extensions"][FAST_PATH].respond(
+        200, b"content-length: %d\r\nx-way: short\r\n" % len(answer), answer
+    ):
+        return
+    lines = [(b"content-length", b"%d" % len(answer)), (b"x-way", b"long")]
+    await send({"type": "http.response.start", "status": 200, "headers": lines})
+    await send({"type": "http.response.body", "body": answer})
+
+
+async def _received(receive: Receive) -> bytes:
+    body = b""
+    while True:
+        message = await receive()
+        piece: bytes = message.get("body", b"")
+        body += piece
+        if not message.get("more_body"):
+            return body
+
+
+async def _gathered(scope: Scope, receive: Receive) -> bytes:
+    """The body, or the reason why it was not read; `messages` counts the wake-ups of its task."""
+
+    def counted() -> Any:
+        messages.append(scope["path"])
+        return receive()
+
+    try:
+        return await read_body(scope, counted, MAX_BYTES, None, scope["extensions"][FAST_PATH])
+    except (ClientGone, TooLarge) as error:
+        outcomes.append(type(error).__name__)
+        return b"-"
+
+
+messages: list[str] = []
+outcomes: list[str] = []
+
+
+class Quick(BoundedHttpProtocol):
+    """A protocol that closes after IDLE_S. `made`: all instances."""
+
+    made: "list[Quick]"
+    system_bytes: int | None = None
+    """Maximum bytes in the system's buffers; the default is millions."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config, ServerState(), {})
+        self.timeout_keep_alive = IDLE_S  # type: ignore[assignment]
+        self.made.append(self)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if self.system_bytes is not None:
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self.system_bytes)
+
+
+@asynccontextmanager
+async def connected() -> AsyncIterator[Connection]:
+    """Serve one connection and yield its other end."""
+    Quick.made = []
+    messages.clear()
+    outcomes.clear()
+    config = uvicorn.Config(app, lifespan="off", log_config=None)
+    config.load()
+    server = await asyncio.get_running_loop().create_server(lambda: Quick(config), "127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname(), limit=2**25)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        server.close()
+        await server.wait_closed()
+        await soon(lambda: all(each.transport.is_closing() for each in Quick.made))
+
+
+def request(path: str, body: bytes = b"", *lines: str, version: str = "1.1") -> bytes:
+    head = [f"POST {path} HTTP/{version}", "host: x", f"content-length: {len(body)}", *lines]
+    return "\r\n".join(head).encode() + b"\r\n\r\n" + body
+
+
+async def answer_of(connection: Connection) -> tuple[int, dict[str, str], bytes]:
+    """Return status, headers and body of the next response."""
+    reader, _ = connection
+    head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)).decode("latin-1")
+    first, *lines = head.strip().split("\r\n")
+    headers = dict(line.lower().split(": ", 1) for line in lines)
+    body = await asyncio.wait_for(reader.readexactly(int(headers["content-length"])), 60)
+    return int(first.split()[1]), headers, body
+
+
+async def exchange(connection: Connection, *arguments: Any) -> tuple[int, dict[str, str], bytes]:
+    connection[1].write(request(*arguments))
+    return await answer_of(connection)
+
+
+async def seconds_until_closed(connection: Connection) -> float:
+    loop = asyncio.get_running_loop()
+    started_s = loop.time()
+    assert await asyncio.wait_for(connection[0].read(), 60) == b""
+    return loop.time() - started_s

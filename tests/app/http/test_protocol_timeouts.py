@@ -1,0 +1,138 @@
+"""Connections over real sockets: idle ones and slow readers are closed in time."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from app.http import protocol as http_protocol
+from app.http.protocol import LEAST_READ_BYTES
+from tests.app.http.connections import IDLE_S, Quick, answer_of, connected, exchange, request, seconds_until_closed
+from tests.support.loops import in_loop, soon
+
+
+class TestIdle:
+    @in_loop
+    @pytest.mark.parametrize("way", ["short", "long"])
+    async def test_idle_connection_is_closed(self, way: str) -> None:
+        async with connected() as connection:
+            for _ in range(3):
+                assert (await exchange(connection, f"/{way}/10"))[0] == 200
+            assert IDLE_S * 0.9 < await seconds_until_closed(connection) < IDLE_S + 1
+
+    @in_loop
+    @pytest.mark.parametrize("way", ["short", "long"])
+    async def test_idle_time_starts_at_last_response(self, way: str) -> None:
+        async with connected() as connection:
+            for _ in range(5):
+                assert (await exchange(connection, f"/{way}/10"))[0] == 200
+                await asyncio.sleep(IDLE_S * 0.6)
+            assert (await exchange(connection, f"/{way}/10"))[0] == 200
+            assert IDLE_S * 0.9 < await seconds_until_closed(connection) < IDLE_S + 1
+
+    @in_loop
+    async def test_connection_with_running_request_is_kept(self) -> None:
+        async with connected() as connection:
+            assert (await exchange(connection, "/short/10"))[0] == 200
+            assert (await exchange(connection, "/short/10", b"", f"x-wait: {IDLE_S * 2}"))[0] == 200
+            assert (await exchange(connection, "/short/10"))[0] == 200
+            assert IDLE_S * 0.9 < await seconds_until_closed(connection) < IDLE_S + 1
+
+    @in_loop
+    @pytest.mark.parametrize("cut", [10, -2, -5], ids=["in the first line", "in the body", "at the end of the head"])
+    async def test_connection_with_partial_request_is_kept(self, cut: int) -> None:
+        whole = request("/echo", b"ab" if cut != -5 else b"a")
+        async with connected() as connection:
+            assert (await exchange(connection, "/short/10"))[0] == 200
+            connection[1].write(whole[:cut])
+            await asyncio.sleep(IDLE_S * 2)
+            connection[1].write(whole[cut:])
+            assert (await answer_of(connection))[0] == 200
+            assert IDLE_S * 0.9 < await seconds_until_closed(connection) < IDLE_S + 1
+
+    @in_loop
+    async def test_connection_has_one_timer_until_closed(self) -> None:
+        async with connected() as connection:
+            assert (await exchange(connection, "/short/10"))[0] == 200
+            timer = Quick.made[0]._idle_timer
+            assert timer is not None
+            for _ in range(20):
+                assert (await exchange(connection, "/short/10"))[0] == 200
+                assert Quick.made[0]._idle_timer is timer
+            connection[1].close()
+            await soon(lambda: Quick.made[0]._idle_timer is None)
+            assert timer.cancelled()
+
+
+@asynccontextmanager
+async def unread() -> AsyncIterator[socket.socket]:
+    """Serve one connection and yield its other end, which reads on demand."""
+    async with connected() as (_, writer):
+        address = writer.get_extra_info("peername")
+        reader = socket.socket()
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        reader.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(reader, address)
+        with reader:
+            yield reader
+
+
+async def read_rest(reader: socket.socket) -> bytes:
+    """Return the remaining bytes of the connection."""
+    received = b""
+    while chunk := await asyncio.get_running_loop().sock_recv(reader, 2**20):
+        received += chunk
+    return received
+
+
+class TestSlowReaders:
+    """Run with a server that checks its readers every STALL_S."""
+
+    @pytest.fixture(autouse=True)
+    def soon_stalled(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(http_protocol, "STALL_S", 0.1)
+        monkeypatch.setattr(Quick, "system_bytes", 4096)
+
+    @in_loop
+    @pytest.mark.parametrize("size", [2 * LEAST_READ_BYTES, 3_000_000], ids=["few bytes", "many bytes"])
+    @pytest.mark.parametrize("way", ["short", "long"])
+    @pytest.mark.parametrize("lines", [[], ["connection: close"]], ids=["kept", "closed"])
+    async def test_stopped_reader_loses_connection(self, way: str, size: int, lines: list[str]) -> None:
+        async with unread() as reader:
+            loop = asyncio.get_running_loop()
+            await loop.sock_sendall(reader, request(f"/{way}/{size}", b"", *lines))
+            await soon(lambda: Quick.made[-1].cycle is not None and Quick.made[-1].cycle.response_complete)
+            assert Quick.made[-1].transport.get_write_buffer_size() > 0
+            started_s = loop.time()
+            await soon(lambda: Quick.made[-1] not in Quick.made[-1].connections)
+            assert loop.time() - started_s < IDLE_S + 0.5
+            assert Quick.made[-1]._stall_timer is None
+            assert len(await read_rest(reader)) < size
+
+    @in_loop
+    async def test_steady_reader_gets_whole_response(self) -> None:
+        size = 700_000
+        async with unread() as reader:
+            loop = asyncio.get_running_loop()
+            await loop.sock_sendall(reader, request(f"/short/{size}"))
+            received = b""
+            started_s = loop.time()
+            while not received.endswith(b"x" * 10) or len(received) < size:
+                received += await loop.sock_recv(reader, 5000)
+                await asyncio.sleep(0.005)
+            assert loop.time() - started_s > 3 * http_protocol.STALL_S, "several stall checks ran"
+            assert received.endswith((b"%d " % size).ljust(size, b"x"))
+            await soon(lambda: Quick.made[-1]._stall_timer is None)
+
+    @in_loop
+    async def test_slow_reader_loses_connection(self) -> None:
+        async with unread() as reader:
+            loop = asyncio.get_running_loop()
+            await loop.sock_sendall(reader, request("/short/3000000"))
+            sips = 0
+            while await loop.sock_recv(reader, 500):
+                await asyncio.sleep(0.02)
+                sips += 1
+            assert sips < 100
