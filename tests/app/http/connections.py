@@ -125,8 +125,7 @@ async def exchange(connection: Connection, *arguments: Any) -> tuple[int, dict[s
     return await answer_of(connection)
 
 
-async def seconds_until_closed(connection: Connection) -> float:
-    loop = asyncio.get_running_loop()
-    started_s = loop.time()
+async def idle_s_until_closed(connection: Connection) -> float:
+    """Wait for the server to close the connection; return the seconds since its last response, by its own clock."""
     assert await asyncio.wait_for(connection[0].read(), 60) == b""
-    return loop.time() - started_s
+    return asyncio.get_running_loop().time() - Quick.made[0]._idle_since_s

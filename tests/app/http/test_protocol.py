@@ -8,7 +8,6 @@ import pytest
 
 from app.http.protocol import FAST_PATH, MAX_HEAD_BYTES
 from tests.app.http.connections import (
-    IDLE_S,
     MAX_BYTES,
     Quick,
     answer_of,
@@ -17,7 +16,6 @@ from tests.app.http.connections import (
     messages,
     outcomes,
     request,
-    seconds_until_closed,
 )
 from tests.support.loops import in_loop, soon
 
@@ -46,7 +44,8 @@ class TestAnswers:
             connection[1].write(request(f"/{way}/5", b"", *lines, version=version))
             status, headers, body = await answer_of(connection)
             assert (status, headers["x-way"], headers["connection"], len(body)) == (200, way, "close", 5)
-            assert await seconds_until_closed(connection) < IDLE_S / 2
+            assert await asyncio.wait_for(connection[0].read(), 60) == b""
+            assert Quick.made[0]._idle_timer is None, "closed at once, not by the idle timer"
 
     @in_loop
     @pytest.mark.parametrize("size", [2, 16 * 1024 - 1, 16 * 1024, 16 * 1024 + 1, 3_000_000])
@@ -138,4 +137,5 @@ class TestAnswers:
             status, headers, body = await exchange(connection, "/short/10", b"", "x: " + "y" * (MAX_HEAD_BYTES + 200))
             assert (status, headers["connection"]) == (400, "close")
             assert json.loads(body)["error"]["message"].startswith(f"headers: more than {MAX_HEAD_BYTES} bytes")
-            assert await seconds_until_closed(connection) < IDLE_S / 2
+            assert await asyncio.wait_for(connection[0].read(), 60) == b""
+            assert Quick.made[0]._idle_timer is None, "closed at once, not by the idle timer"
