@@ -48,6 +48,9 @@ class GrpcExchange:
         self.decode = call.decode
         self.is_long_to_decode = call.is_long
 
+    def drop_body(self) -> None:
+        """Keep the message: its response is written from it too."""
+
     def is_long_to_encode(self, decoded: Any, answer: Any) -> bool:
         return self._call.is_answer_long and elements_of(answer) >= LONG_ELEMENTS
 

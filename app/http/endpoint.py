@@ -36,6 +36,9 @@ class HttpExchange(WatchedRequest):
         self.is_long_to_decode = codec.is_long_to_read(body)
         self.is_long_to_encode = codec.is_long_to_write
 
+    def drop_body(self) -> None:
+        del self.decode
+
     def encode(self, decoded: Any, answer: Any) -> bytes | EncodedResponse:
         return self._codec.encode(decoded, answer, self._answer_context())
 

@@ -81,6 +81,10 @@ class Exchange(Protocol):
         """Decode the request. Any thread may call it. Raises InvalidInput and what `find_spec` raises."""
         ...
 
+    def drop_body(self) -> None:
+        """Release the bytes that the request was decoded from: they may be large, and the request may wait long."""
+        ...
+
     def is_long_to_encode(self, decoded: Any, answer: Any) -> bool:
         """Whether `encode` would block the event loop for about a millisecond."""
         ...
@@ -154,6 +158,7 @@ class Pipeline:
         OutOfMemory, and ClientGone.
         """
         decoded = await self._decode(context, exchange)
+        exchange.drop_body()
         context.priority = decoded.priority
         timeout_ms = decoded.timeout_ms or self.bounds.default_timeout_ms
         answer: Any
