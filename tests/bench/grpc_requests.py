@@ -18,7 +18,7 @@ from tests.bench.table import Row
 
 _ROUNDS = 7
 _IN_FLIGHT = 32
-_CALLS = 6_000
+CALLS = 6_000
 _X = np.linspace(-1, 1, 16, dtype=np.float32).reshape(1, 16)
 _Y = _X @ vector_weights()
 _INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -36,9 +36,8 @@ def measure_grpc(vector: Path) -> list[Row]:
     ):
         _check(channel)
         ways = {
-            "raw": partial(_cpu_us, server, channel, _INFER, _raw_question()),
-            "typed": partial(_cpu_us, server, channel, _INFER, _typed_question()),
-            "predict": partial(_cpu_us, server, channel, _PREDICT, _numbers()),
+            name: partial(call_cpu_us, server, channel, path, request)
+            for name, (path, request) in grpc_requests().items()
         }
         for warm_up in ways.values():
             warm_up()
@@ -52,21 +51,30 @@ def measure_grpc(vector: Path) -> list[Row]:
     ]
 
 
-def _cpu_us(server: RunningServer, channel: grpc.Channel, path: str, request: bytes) -> float:
-    """Return the server's CPU microseconds per call. Raises if a call fails."""
+def grpc_requests() -> dict[str, tuple[str, bytes]]:
+    """Return the path and the message of each kind of call."""
+    return {
+        "ModelInfer, raw": (_INFER, _raw_request()),
+        "ModelInfer, typed": (_INFER, _typed_request()),
+        "Predict": (_PREDICT, _predict_request()),
+    }
+
+
+def call_cpu_us(server: RunningServer, channel: grpc.Channel, path: str, request: bytes) -> float:
+    """Return the server's CPU microseconds per call, of CALLS calls. Raises if a call fails."""
     before_s = server.cpu_s()
     _Load(channel.unary_unary(path), request).run()
-    return (server.cpu_s() - before_s) / _CALLS * 1e6
+    return (server.cpu_s() - before_s) / CALLS * 1e6
 
 
 class _Load:
-    """Send _CALLS calls, always _IN_FLIGHT of them at once."""
+    """Send CALLS calls, always _IN_FLIGHT of them at once."""
 
     def __init__(self, call: Any, request: bytes) -> None:
         self._call = call
         self._request = request
         self._lock = threading.Lock()
-        self._left = _CALLS
+        self._left = CALLS
         self._running = 0
         self._failure: Exception | None = None
         self._over = threading.Event()
@@ -97,7 +105,7 @@ class _Load:
         self._begin()
 
 
-def _raw_question() -> bytes:
+def _raw_request() -> bytes:
     message = ModelInferRequest(model_name="vector")
     message.inputs.add(name="x", datatype="FP32", shape=_X.shape)
     message.raw_input_contents.append(_X.tobytes())
@@ -105,7 +113,7 @@ def _raw_question() -> bytes:
     return serialized
 
 
-def _typed_question() -> bytes:
+def _typed_request() -> bytes:
     message = ModelInferRequest(model_name="vector")
     given = message.inputs.add(name="x", datatype="FP32", shape=_X.shape)
     given.contents.fp32_contents.extend(_X.reshape(-1).tolist())
@@ -113,7 +121,7 @@ def _typed_question() -> bytes:
     return serialized
 
 
-def _numbers() -> bytes:
+def _predict_request() -> bytes:
     serialized: bytes = PredictRequest(model_name="vector", data=_X.reshape(-1).tolist()).SerializeToString()
     return serialized
 
@@ -122,8 +130,8 @@ def _check(channel: grpc.Channel) -> None:
     """Raises if an answer is wrong."""
     infer: Any = channel.unary_unary(_INFER, response_deserializer=ModelInferResponse.FromString)
     predict: Any = channel.unary_unary(_PREDICT, response_deserializer=PredictResponse.FromString)
-    raw = infer(_raw_question()).raw_output_contents[0]
-    typed = infer(_typed_question()).outputs[0].contents.fp32_contents
-    predicted = predict(_numbers()).predictions
+    raw = infer(_raw_request()).raw_output_contents[0]
+    typed = infer(_typed_request()).outputs[0].contents.fp32_contents
+    predicted = predict(_predict_request()).predictions
     for numbers in (np.frombuffer(raw, np.float32), np.array(typed), np.array(predicted)):
         np.testing.assert_allclose(numbers.reshape(1, 16), _Y, rtol=1e-5)

@@ -29,9 +29,9 @@ def measure_open_inference(image: Path, vector: Path) -> list[Row]:
         print(wrk.MISSING, file=sys.stderr)
         return [Row("Open Inference Protocol over REST", "-", compared=wrk.MISSING)]
     with roundhouse([str(vector)]) as server:
-        short = _measured(server, _vector_ways(), connections=32)
+        short = _measured(server, vector_ways(), connections=32)
     with roundhouse([str(image)]) as server:
-        large = _measured(server, _image_ways(), connections=8)
+        large = _measured(server, image_ways(), connections=8)
     in_json = ratio(short["v2"], short["infer"])
     return [
         Row(
@@ -60,7 +60,8 @@ def _measured(server: RunningServer, ways: Mapping[str, Way], connections: int) 
     return {name: [load.cpu_us for load in rounds] for name, rounds in loads.items()}
 
 
-def _vector_ways() -> dict[str, Way]:
+def vector_ways() -> dict[str, Way]:
+    """Return 16 floats in JSON for /infer and for /v2."""
     tensor = {"name": "x", "shape": [1, len(_VECTOR)], "datatype": "FP32", "data": _VECTOR}
     return {
         "infer": ("/models/vector/infer", orjson.dumps({"input_data": _VECTOR}), _JSON),
@@ -68,7 +69,8 @@ def _vector_ways() -> dict[str, Way]:
     }
 
 
-def _image_ways() -> dict[str, Way]:
+def image_ways() -> dict[str, Way]:
+    """Return 150,528 floats, in JSON for /infer and in bytes for /v2."""
     pixels = np.random.default_rng(0).random(_IMAGE_SHAPE, dtype=np.float32)
     size = {"binary_data_size": pixels.nbytes}
     tensor = {"name": "image", "shape": _IMAGE_SHAPE, "datatype": "FP32", "parameters": size}

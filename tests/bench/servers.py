@@ -79,11 +79,15 @@ def roundhouse(
     config: Path | None = None,
     cores: frozenset[int] | None = SERVER_CORES,
     environment: Mapping[str, str] | None = None,
+    root: Path = ROOT,
 ) -> Iterator[RunningServer]:
-    """Start Roundhouse with these model paths or this config file; it is ready when the block begins."""
+    """Start Roundhouse with these model paths or this config file; it is ready when the block begins.
+
+    `root`: the checkout whose code runs.
+    """
     arguments = [*models] if config is None else ["--config", str(config)]
     command = [sys.executable, "-m", "app", "serve", *arguments, "--port", "{port}"]
-    with started(command, "/health/ready", cores, environment) as server:
+    with started(command, "/health/ready", cores, environment, root) as server:
         yield server
 
 
@@ -93,6 +97,7 @@ def started(
     ready_path: str,
     cores: frozenset[int] | None = SERVER_CORES,
     environment: Mapping[str, str] | None = None,
+    root: Path = ROOT,
 ) -> Iterator[RunningServer]:
     """Run a command with a free port for `{port}`; it answers `ready_path` when the block begins.
 
@@ -102,7 +107,8 @@ def started(
     # Not a pipe: it would fill up, and a server with a long log would block.
     with tempfile.TemporaryFile() as output:
         started_s = time.perf_counter()
-        process = _start([part.replace("{port}", str(port)) for part in command], cores, environment or {}, output)
+        arguments = [part.replace("{port}", str(port)) for part in command]
+        process = _start(arguments, cores, {"PYTHONPATH": str(root), **(environment or {})}, output, root)
         try:
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
             server = RunningServer(process, port, started_s, connection)
@@ -124,11 +130,11 @@ def free_port() -> int:
 
 
 def _start(
-    command: list[str], cores: frozenset[int] | None, environment: Mapping[str, str], output: IO[bytes]
+    command: list[str], cores: frozenset[int] | None, environment: Mapping[str, str], output: IO[bytes], root: Path
 ) -> subprocess.Popen[bytes]:
-    variables = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    variables = {**os.environ, **environment}
     with on_cores(cores or frozenset(os.sched_getaffinity(0))):
-        return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=variables, cwd=ROOT)
+        return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=variables, cwd=root)
 
 
 def _wait(server: RunningServer, path: str) -> None:
