@@ -3,17 +3,18 @@
 import asyncio
 
 from fastapi import APIRouter, Response
-from pydantic import BaseModel
 
+from app.http.openapi import describe_responses
 from app.http.responses import json_response
 from app.inference.lifecycle import Lifecycle
 from app.observability.metrics import Observer
+from app.protocols.bodies import ResponseBody
 from frameworks.manager import MLFrameworkManager
 from frameworks.models.slot import ModelState
 from memory.host import resident_bytes
 
 
-class DeviceDescription(BaseModel):
+class DeviceDescription(ResponseBody):
     """A device and its memory, measured for this response."""
 
     id: str
@@ -22,7 +23,7 @@ class DeviceDescription(BaseModel):
     free_bytes: int
 
 
-class Health(BaseModel):
+class Health(ResponseBody):
     """State of the server. `status`: healthy, starting, degraded (a model failed) or draining."""
 
     status: str
@@ -43,7 +44,13 @@ class HealthApi:
     def router(self) -> APIRouter:
         router = APIRouter(tags=["health"])
         add = router.add_api_route
-        add("/health", self.health, methods=["GET"], summary="State of the server", responses={200: {"model": Health}})
+        add(
+            "/health",
+            self.health,
+            methods=["GET"],
+            summary="State of the server",
+            responses=describe_responses(Health),
+        )
         add("/health/live", self.live, methods=["GET"], summary="Whether the process is alive")
         add(
             "/health/ready",

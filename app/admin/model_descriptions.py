@@ -5,15 +5,16 @@ from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from app.protocols.bodies import ResponseBody
 from frameworks.models.slot import ModelSlot
 from frameworks.models.traffic import Share
 from frameworks.models.version import ModelVersion
 from frameworks.types import ValueSpec
 
 
-class TensorDescription(BaseModel):
+class TensorDescription(ResponseBody):
     """One input or output. In `shape`, -1 is a free dimension; null means that the model declares no shape."""
 
     name: str
@@ -21,7 +22,7 @@ class TensorDescription(BaseModel):
     shape: list[int] | None
 
 
-class Quantization(BaseModel):
+class Quantization(ResponseBody):
     """Result of the quantization. Cosine similarities compare the outputs for the warm-up inputs with the original."""
 
     scheme: str
@@ -34,7 +35,7 @@ class Quantization(BaseModel):
     bytes_after: int
 
 
-class RequestCounts(BaseModel):
+class RequestCounts(ResponseBody):
     """Requests to the model since the server's start."""
 
     total: int
@@ -42,10 +43,8 @@ class RequestCounts(BaseModel):
     inflight: int
 
 
-class ModelDescription(BaseModel):
+class ModelDescription(ResponseBody):
     """A registered model. Fields that need a loaded model are null while it is not loaded."""
-
-    model_config = ConfigDict(protected_namespaces=())
 
     name: str
     framework: str
@@ -64,7 +63,7 @@ class ModelDescription(BaseModel):
     requests: RequestCounts
 
 
-class VersionDetail(BaseModel):
+class VersionDetail(ResponseBody):
     """One version of a model."""
 
     state: str
@@ -88,7 +87,7 @@ class VersionDetail(BaseModel):
     path: str
 
 
-class TrafficShare(BaseModel):
+class TrafficShare(ResponseBody):
     """A version that gets a share of the requests without a version."""
 
     version: str
@@ -105,13 +104,13 @@ class ModelDetail(ModelDescription):
     version_details: dict[str, VersionDetail]
 
 
-class ModelList(BaseModel):
+class ModelList(ResponseBody):
     """All registered models."""
 
     models: list[ModelDescription]
 
 
-class Deleted(BaseModel):
+class Deleted(ResponseBody):
     """The name of the deleted model."""
 
     deleted: str

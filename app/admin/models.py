@@ -11,6 +11,7 @@ from pydantic import Field, WithJsonSchema
 from app.admin.bodies import describe_body, describe_optional, read_object, read_optional
 from app.admin.model_descriptions import Deleted, ModelDetail, ModelList, describe, describe_in_detail
 from app.config import ConfigError, parse_model_entry
+from app.http.openapi import describe_responses
 from app.http.responses import json_response
 from app.inference.lifecycle import Lifecycle
 from app.observability.metrics import Observer
@@ -76,16 +77,21 @@ class ModelsApi:
 
     def router(self) -> APIRouter:
         router = APIRouter(tags=["models"])
-        failures: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorResponse}, "5XX": {"model": ErrorResponse}}
         add = router.add_api_route
-        add("/models", self.list_models, methods=["GET"], summary="List models", responses={200: {"model": ModelList}})
+        add(
+            "/models",
+            self.list_models,
+            methods=["GET"],
+            summary="List models",
+            responses=describe_responses(ModelList),
+        )
         add("/models", self.add_model, methods=["POST"], status_code=201, summary="Register and load a model",
-            responses={201: {"model": ModelDetail}, **failures},
+            responses=describe_responses(ModelDetail, ErrorResponse, status=201),
             openapi_extra=describe_body(_entry_schema(), example=_ENTRY_EXAMPLE))  # fmt: skip
         add("/models/{name}", self.show_model, methods=["GET"], summary="Show a model",
-            responses={200: {"model": ModelDetail}, **failures})  # fmt: skip
+            responses=describe_responses(ModelDetail, ErrorResponse))  # fmt: skip
         add("/models/{name}", self.delete_model, methods=["DELETE"], summary="Delete a model",
-            responses={200: {"model": Deleted}, **failures})  # fmt: skip
+            responses=describe_responses(Deleted, ErrorResponse))  # fmt: skip
         load_body = describe_optional(LoadRequest, examples=_LOAD_EXAMPLES)
         for verb, handler, summary, body in (
             ("load", self.load_model, "Load a model, or give a version a share of the traffic", load_body),
@@ -93,7 +99,7 @@ class ModelsApi:
             ("rollback", self.roll_model_back, "Switch back to the previous version", None),
         ):
             add(f"/models/{{name}}/{verb}", handler, methods=["POST"], summary=summary,
-                responses={200: {"model": ModelDetail}, **failures}, openapi_extra=body)  # fmt: skip
+                responses=describe_responses(ModelDetail, ErrorResponse), openapi_extra=body)  # fmt: skip
         return router
 
     async def list_models(self) -> Response:

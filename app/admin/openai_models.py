@@ -4,16 +4,18 @@ import time
 from typing import Any
 
 from fastapi import APIRouter
-from pydantic import BaseModel, Field
+from pydantic import Field
 from starlette.responses import Response
 
+from app.http.openapi import describe_responses
 from app.http.responses import json_response
+from app.protocols.bodies import ResponseBody
 from app.protocols.openai.responses import OpenAiErrorResponse
 from frameworks.manager import MLFrameworkManager
 from frameworks.models.slot import ModelSlot
 
 
-class OpenAiModel(BaseModel):
+class OpenAiModel(ResponseBody):
     """One registered model."""
 
     id: str
@@ -25,7 +27,7 @@ class OpenAiModel(BaseModel):
     )
 
 
-class OpenAiModelList(BaseModel):
+class OpenAiModelList(ResponseBody):
     """All registered models, loaded or not."""
 
     object: str = "list"
@@ -41,17 +43,13 @@ class OpenAiModelsApi:
 
     def router(self) -> APIRouter:
         router = APIRouter(tags=["openai"])
-        failures: dict[int | str, dict[str, Any]] = {
-            "4XX": {"model": OpenAiErrorResponse},
-            "5XX": {"model": OpenAiErrorResponse},
-        }
         router.add_api_route(
             "/v1/models", self.list_openai_models, methods=["GET"], summary="List models",
-            responses={200: {"model": OpenAiModelList}},
+            responses=describe_responses(OpenAiModelList),
         )  # fmt: skip
         router.add_api_route(
             "/v1/models/{name}", self.show_openai_model, methods=["GET"], summary="Show a model",
-            responses={200: {"model": OpenAiModel}, **failures},
+            responses=describe_responses(OpenAiModel, OpenAiErrorResponse),
         )  # fmt: skip
         return router
 

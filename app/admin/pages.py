@@ -6,11 +6,12 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 from fastapi.openapi.docs import get_swagger_ui_html
-from pydantic import BaseModel
 from starlette.responses import FileResponse
 
 from app import VERSION
+from app.http.openapi import describe_responses
 from app.http.responses import json_response
+from app.protocols.bodies import ResponseBody
 from app.protocols.errors import NotFound
 
 LINKS = {
@@ -29,7 +30,7 @@ _MEDIA_TYPES = {
 }
 
 
-class ServerIndex(BaseModel):
+class ServerIndex(ResponseBody):
     """The server's name and version, and the path of each part by name."""
 
     name: str
@@ -46,7 +47,7 @@ class PagesApi:
         html: dict[int | str, dict[str, Any]] = {
             200: {"content": {"text/html": {}}, "description": "Swagger UI for this server"}
         }
-        router.add_api_route("/", self.index, methods=["GET"], responses={200: {"model": ServerIndex}})
+        router.add_api_route("/", self.index, methods=["GET"], responses=describe_responses(ServerIndex))
         router.add_api_route("/docs", self.docs, methods=["GET"], response_class=Response, responses=html)
         router.add_api_route("/docs/{file}", self.docs_file, methods=["GET", "HEAD"], include_in_schema=False)
         for path, handler in (("/", self.index), ("/docs", self.docs)):

@@ -14,6 +14,30 @@ from app.protocols.routes import Route
 _NOT_OF_INFERENCE = {"forbidden", "model_exists", "not_found", "not_supported"}
 
 
+Responses = dict[int | str, dict[str, Any]]
+"""`responses` of a FastAPI route: descriptions by status."""
+
+
+class _Description(dict[str, Any]):
+    """A description that keeps the model apart: FastAPI would build a validator of it for each route at every start."""
+
+    def __init__(self, model: type[BaseModel]) -> None:
+        super().__init__(content=_json_content(model))
+        self.model = model
+
+
+def describe_responses(
+    model: type[BaseModel], error: type[BaseModel] | None = None, status: int = 200, is_list: bool = False
+) -> Responses:
+    """Describe the success of a route and, if `error` is given, its failures. `is_list`: a list of `model`."""
+    success = _Description(model)
+    if is_list:
+        media = success["content"]["application/json"]
+        media["schema"] = {"type": "array", "items": media["schema"]}
+    failures: Responses = {} if error is None else {"4XX": _Description(error), "5XX": _Description(error)}
+    return {status: success, **failures}
+
+
 def build_document(admin: FastAPI, routes: Sequence[Route]) -> dict[str, Any]:
     """Return the document. It is built at the first call and kept in the application."""
     if admin.openapi_schema is None:
@@ -23,13 +47,20 @@ def build_document(admin: FastAPI, routes: Sequence[Route]) -> dict[str, Any]:
         schemas = document.setdefault("components", {}).setdefault("schemas", {})
         for route in routes:
             for model in (route.description.request, route.description.response, route.description.error):
-                if model.__name__ not in schemas:
-                    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
-                    schemas.update(schema.pop("$defs", {}))
-                    schemas[model.__name__] = schema
+                _add_schema(schemas, model)
+        for described in (each for route in admin.state.routes for each in route.responses.values()):
+            if isinstance(described, _Description):
+                _add_schema(schemas, described.model)
         document["paths"] = {route.path: {"post": _operation(route)} for route in routes} | document["paths"]
         admin.openapi_schema = document
     return admin.openapi_schema
+
+
+def _add_schema(schemas: dict[str, Any], model: type[BaseModel]) -> None:
+    if model.__name__ not in schemas:
+        schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+        schemas.update(schema.pop("$defs", {}))
+        schemas[model.__name__] = schema
 
 
 def _operation(route: Route) -> dict[str, Any]:

@@ -61,6 +61,12 @@ class Body(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
 
+class ResponseBody(BaseModel):
+    """Base of every response body. It only describes the body: no validator is built, which makes a start faster."""
+
+    model_config = ConfigDict(protected_namespaces=(), defer_build=True)
+
+
 @dataclass(frozen=True, slots=True)
 class Remedy:
     """Advice that ends every error message of a field; belongs into the metadata of the field's Annotated type."""

@@ -11,17 +11,15 @@ from app.admin.bodies import describe_optional, read_optional
 from app.admin.open_inference import schemas
 from app.admin.open_inference.management import Management
 from app.admin.open_inference.metadata import EXTENSIONS, server_metadata
+from app.http.openapi import Responses, describe_responses
 from app.http.responses import json_response
+from app.protocols.bodies import Body
 from app.protocols.errors import NotSupported
 from app.protocols.open_inference.errors import OpenInferenceErrorResponse
 
 Describe = Callable[[str, str], Awaitable[dict[str, Any]]]
 """Model and version, "" for the active version -> the body of the response."""
 
-_FAILURES: dict[int | str, dict[str, Any]] = {
-    "4XX": {"model": OpenInferenceErrorResponse},
-    "5XX": {"model": OpenInferenceErrorResponse},
-}
 # Paths below /v2 that Triton's clients call and that this server does not support.
 _UNSUPPORTED = ("systemsharedmemory", "cudasharedmemory", "trace", "logging", "models/{model}/trace")
 
@@ -44,9 +42,8 @@ class OpenInferenceApi:
 
     def _add_descriptions(self, router: APIRouter) -> None:
         def get(path: str, handler: Callable[..., Any], summary: str, response: type[BaseModel]) -> None:
-            router.add_api_route(
-                path, handler, methods=["GET"], summary=summary, responses={200: {"model": response}, **_FAILURES}
-            )
+            responses = describe_responses(response, OpenInferenceErrorResponse)
+            router.add_api_route(path, handler, methods=["GET"], summary=summary, responses=responses)
 
         get("/v2", self.show_server, "Name, version and extensions of the server", schemas.ServerMetadata)
         get("/v2/health/live", self.show_live, "Whether the process is alive", schemas.ServerLive)
@@ -63,19 +60,18 @@ class OpenInferenceApi:
             get(f"/v2/models/{{name}}/versions/{{version}}{path}", _of_version(describe), summary, response)
 
     def _add_repository(self, router: APIRouter) -> None:
-        def post(path: str, handler: Callable[..., Any], summary: str, response: Any, body: dict[str, Any]) -> None:
-            responses: dict[int | str, dict[str, Any]] = {200: {"model": response}, **_FAILURES}
+        def post(path: str, handler: Callable[..., Any], summary: str, responses: Responses, body: type[Body]) -> None:
             router.add_api_route(
                 f"/v2/repository{path}", handler, methods=["POST"], summary=summary, responses=responses,
-                openapi_extra=body,
+                openapi_extra=describe_optional(body),
             )  # fmt: skip
 
-        index_body = describe_optional(schemas.RepositoryIndexRequest)
-        model_body = describe_optional(schemas.RepositoryModelRequest)
-        post("/index", self.show_index, "All versions of all models", list[schemas.ModelIndex], index_body)
-        done = schemas.RepositoryModelResponse
-        post("/models/{name}/load", self.load, "Load a model and its new versions", done, model_body)
-        post("/models/{name}/unload", self.unload, "Unload a model after its running requests", done, model_body)
+        index = describe_responses(schemas.ModelIndex, OpenInferenceErrorResponse, is_list=True)
+        post("/index", self.show_index, "All versions of all models", index, schemas.RepositoryIndexRequest)
+        done = describe_responses(schemas.RepositoryModelResponse, OpenInferenceErrorResponse)
+        body = schemas.RepositoryModelRequest
+        post("/models/{name}/load", self.load, "Load a model and its new versions", done, body)
+        post("/models/{name}/unload", self.unload, "Unload a model after its running requests", done, body)
 
     async def show_server(self) -> Response:
         return json_response(server_metadata())

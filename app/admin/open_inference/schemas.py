@@ -2,35 +2,31 @@
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
-from app.protocols.bodies import Body
-
-
-class _Response(BaseModel):
-    model_config = ConfigDict(protected_namespaces=())
+from app.protocols.bodies import Body, ResponseBody
 
 
-class ServerLive(_Response):
+class ServerLive(ResponseBody):
     """The process is alive."""
 
     live: bool
 
 
-class ServerReady(_Response):
+class ServerReady(ResponseBody):
     """Every start-up model is ready."""
 
     ready: bool
 
 
-class ModelReady(_Response):
+class ModelReady(ResponseBody):
     """The model accepts requests. If it is not in memory, the first request waits for its load."""
 
     name: str
     ready: bool
 
 
-class ServerMetadata(_Response):
+class ServerMetadata(ResponseBody):
     """The server and the extensions of the protocol that it supports."""
 
     name: str
@@ -38,7 +34,7 @@ class ServerMetadata(_Response):
     extensions: list[str]
 
 
-class TensorMetadata(_Response):
+class TensorMetadata(ResponseBody):
     """One input or output. `shape` includes all dimensions; -1 is a free one."""
 
     name: str
@@ -46,7 +42,7 @@ class TensorMetadata(_Response):
     shape: list[int]
 
 
-class ModelMetadata(_Response):
+class ModelMetadata(ResponseBody):
     """A model. `versions`: those that accept requests."""
 
     name: str
@@ -56,7 +52,7 @@ class ModelMetadata(_Response):
     outputs: list[TensorMetadata]
 
 
-class ModelConfiguration(_Response):
+class ModelConfiguration(ResponseBody):
     """Triton's model configuration: the message ModelConfig as JSON. If `max_batch_size` is above 0, `dims` omit the
     first dimension.
     """
@@ -82,14 +78,14 @@ class ModelConfiguration(_Response):
     dynamic_batching: dict[str, Any] | None = Field(None, description="Absent if max_batch_size is 0.")
 
 
-class StatisticDuration(_Response):
+class StatisticDuration(ResponseBody):
     """Number of events, and their total time in nanoseconds."""
 
     count: int
     ns: int
 
 
-class InferStatistics(_Response):
+class InferStatistics(ResponseBody):
     """Statistics of requests. compute_input is their decoding, compute_output the encoding of the responses."""
 
     success: StatisticDuration
@@ -102,7 +98,7 @@ class InferStatistics(_Response):
     cache_miss: StatisticDuration
 
 
-class InferBatchStatistics(_Response):
+class InferBatchStatistics(ResponseBody):
     """Statistics of all batches of one size."""
 
     batch_size: int
@@ -111,7 +107,7 @@ class InferBatchStatistics(_Response):
     compute_output: StatisticDuration
 
 
-class MemoryUsage(_Response):
+class MemoryUsage(ResponseBody):
     """Memory of a loaded version. `type`: CPU or GPU. `id`: number of the device."""
 
     type: str
@@ -119,7 +115,7 @@ class MemoryUsage(_Response):
     byte_size: int
 
 
-class ModelStatistics(_Response):
+class ModelStatistics(ResponseBody):
     """One version since the server's start. `last_inference`: Unix time in milliseconds, 0 before the first request."""
 
     name: str
@@ -133,7 +129,7 @@ class ModelStatistics(_Response):
     response_stats: dict[str, Any]
 
 
-class ModelStatisticsList(_Response):
+class ModelStatisticsList(ResponseBody):
     """Statistics of one version, of all versions of a model, or of all models."""
 
     model_stats: list[ModelStatistics]
@@ -151,7 +147,7 @@ class RepositoryIndexRequest(_OptionalBody):
     ready: bool = Field(False, description="List only versions that accept requests.")
 
 
-class ModelIndex(_Response):
+class ModelIndex(ResponseBody):
     """A version of a model. `state`: READY, LOADING, UNLOADING or UNAVAILABLE. `reason`: of the state."""
 
     name: str
@@ -166,5 +162,5 @@ class RepositoryModelRequest(_OptionalBody):
     parameters: dict[str, Any] = Field({}, description="`config` and `file:…` are not supported; others are ignored.")
 
 
-class RepositoryModelResponse(_Response):
+class RepositoryModelResponse(ResponseBody):
     """An empty object: the load or unload is complete."""

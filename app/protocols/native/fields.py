@@ -6,9 +6,9 @@ speed; a property test holds InferRequest to the decoder.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
-from app.protocols.bodies import MAX_INT32
+from app.protocols.bodies import MAX_INT32, ResponseBody
 from app.protocols.constraint_fields import ConstraintFields
 from app.protocols.generation_fields import (
     MAX_TOP_LOGPROBS,
@@ -117,7 +117,7 @@ COMMON_FIELDS = frozenset({"model_name", "version", "priority", "timeout_ms"})
 FIELDS = COMMON_FIELDS.union(INPUT_FIELDS, *OPTIONS.values())
 
 
-class NamedTensor(BaseModel):
+class NamedTensor(ResponseBody):
     """One output in a response to `inputs`."""
 
     dtype: str
@@ -125,14 +125,14 @@ class NamedTensor(BaseModel):
     data: Any
 
 
-class Prediction(BaseModel):
+class Prediction(ResponseBody):
     """One label of a text, with its probability."""
 
     label: str
     score: float
 
 
-class TokenLogprob(BaseModel):
+class TokenLogprob(ResponseBody):
     """The log probability of a token by the model's logits, before temperature and penalties; null: impossible."""
 
     token: str
@@ -146,7 +146,7 @@ class ChosenToken(TokenLogprob):
     top: list[TokenLogprob]
 
 
-class GeneratedChoice(BaseModel):
+class GeneratedChoice(ResponseBody):
     """One of several texts."""
 
     index: int
@@ -155,10 +155,8 @@ class GeneratedChoice(BaseModel):
     logprobs: list[ChosenToken] | None = None
 
 
-class InferResponse(BaseModel):
+class InferResponse(ResponseBody):
     """The response has the fields that belong to the input of the request."""
-
-    model_config = ConfigDict(protected_namespaces=())
 
     model_name: str
     version: str
@@ -186,7 +184,7 @@ class InferResponse(BaseModel):
     prompt_tokens: int | None = Field(None, description="For prompt and messages.")
 
 
-class ErrorDetail(BaseModel):
+class ErrorDetail(ResponseBody):
     """The error: its code, and a message with the field, the expected value and the remedy."""
 
     code: str
@@ -194,7 +192,7 @@ class ErrorDetail(BaseModel):
     request_id: str
 
 
-class ErrorResponse(BaseModel):
+class ErrorResponse(ResponseBody):
     """The body of every response with a status of 400 and above."""
 
     error: ErrorDetail

@@ -1,12 +1,13 @@
 """Write errors in the protocol's form, `{"error": "message"}`."""
 
 import orjson
-from pydantic import BaseModel, Field
+from pydantic import Field
 
+from app.protocols.bodies import ResponseBody
 from app.protocols.errors import ErrorReply
 
 
-class OpenInferenceErrorResponse(BaseModel):
+class OpenInferenceErrorResponse(ResponseBody):
     """The body of every response below /v2 whose status is not 200."""
 
     error: str = Field(description="Names the field, the expected value and the remedy.")

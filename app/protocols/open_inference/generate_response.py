@@ -7,8 +7,9 @@ Besides the extension's fields, a response and the last event have vLLM's `finis
 from typing import Any
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from app.protocols.bodies import ResponseBody
 from app.protocols.codec import AnswerContext
 from app.protocols.errors import ErrorReply
 from app.protocols.open_inference.errors import error_body
@@ -16,10 +17,8 @@ from app.protocols.open_inference.generate_request import ParsedGenerate
 from frameworks.generation.types import Choice, FinishReason, GenerateAnswer, Piece, TokenText, Usage
 
 
-class GenerateTextResponse(BaseModel):
+class GenerateTextResponse(ResponseBody):
     """A whole response, or an event of a stream with the new text; the last event has the counts."""
-
-    model_config = ConfigDict(protected_namespaces=())
 
     id: str | None = None
     model_name: str

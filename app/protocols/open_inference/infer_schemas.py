@@ -5,9 +5,9 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from app.protocols.bodies import Body
+from app.protocols.bodies import Body, ResponseBody
 from app.protocols.shapes import MAX_RANK
 
 # fmt: off
@@ -64,7 +64,7 @@ class OpenInferenceRequest(Body):
     model_version: Any = Field(None, description="Ignored; the path names the version.")
 
 
-class OpenInferenceTensor(BaseModel):
+class OpenInferenceTensor(ResponseBody):
     """An output. `data` is flat; NaN and infinities are null."""
 
     name: str
@@ -76,10 +76,8 @@ class OpenInferenceTensor(BaseModel):
     )
 
 
-class OpenInferenceResponse(BaseModel):
+class OpenInferenceResponse(ResponseBody):
     """JSON. With binary tensors, the header inference-header-content-length gives the length of the JSON."""
-
-    model_config = ConfigDict(protected_namespaces=())
 
     model_name: str
     model_version: str

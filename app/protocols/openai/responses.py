@@ -2,12 +2,13 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
+from app.protocols.bodies import ResponseBody
 from app.protocols.openai.requests import RerankDocument
 
 
-class CompletionUsage(BaseModel):
+class CompletionUsage(ResponseBody):
     """Prompt tokens, those of them found in the cache, and generated tokens."""
 
     prompt_tokens: int
@@ -16,7 +17,7 @@ class CompletionUsage(BaseModel):
     prompt_tokens_details: dict[str, int] = Field(description="`cached_tokens`: prompt tokens found in the cache.")
 
 
-class _GenerationResponse(BaseModel):
+class _GenerationResponse(ResponseBody):
     id: str
     created: int = Field(description="Unix time in seconds.")
     model: str
@@ -36,14 +37,14 @@ class ChatResponse(_GenerationResponse):
     object: Literal["chat.completion"]
 
 
-class TokenUsage(BaseModel):
+class TokenUsage(ResponseBody):
     """Number of tokens of the texts."""
 
     prompt_tokens: int
     total_tokens: int
 
 
-class Embedding(BaseModel):
+class Embedding(ResponseBody):
     """The vector of one text."""
 
     object: Literal["embedding"]
@@ -51,7 +52,7 @@ class Embedding(BaseModel):
     embedding: list[float] | str
 
 
-class EmbeddingsResponse(BaseModel):
+class EmbeddingsResponse(ResponseBody):
     """One vector for each text, in the order of the texts."""
 
     object: Literal["list"]
@@ -60,7 +61,7 @@ class EmbeddingsResponse(BaseModel):
     usage: TokenUsage
 
 
-class RankedDocument(BaseModel):
+class RankedDocument(ResponseBody):
     """The score of one document."""
 
     index: int = Field(description="Index of the document in the request.")
@@ -68,7 +69,7 @@ class RankedDocument(BaseModel):
     document: RerankDocument | None = None
 
 
-class RerankResponse(BaseModel):
+class RerankResponse(ResponseBody):
     """Documents by descending score."""
 
     id: str
@@ -77,7 +78,7 @@ class RerankResponse(BaseModel):
     results: list[RankedDocument]
 
 
-class PairScore(BaseModel):
+class PairScore(ResponseBody):
     """The score of one pair."""
 
     index: int
@@ -85,7 +86,7 @@ class PairScore(BaseModel):
     score: float
 
 
-class ScoreResponse(BaseModel):
+class ScoreResponse(ResponseBody):
     """One score for each pair, in the order of the pairs."""
 
     id: str
@@ -96,7 +97,7 @@ class ScoreResponse(BaseModel):
     usage: TokenUsage
 
 
-class TokenizeResponse(BaseModel):
+class TokenizeResponse(ResponseBody):
     """The tokens, their count, and the maximum that the model reads."""
 
     count: int
@@ -105,13 +106,13 @@ class TokenizeResponse(BaseModel):
     token_strs: list[str] | None
 
 
-class DetokenizeResponse(BaseModel):
+class DetokenizeResponse(ResponseBody):
     """The text of the tokens."""
 
     prompt: str
 
 
-class OpenAiErrorDetail(BaseModel):
+class OpenAiErrorDetail(ResponseBody):
     """`code`: an error code of the native API. `param`: the field that is wrong."""
 
     message: str
@@ -120,7 +121,7 @@ class OpenAiErrorDetail(BaseModel):
     code: str
 
 
-class OpenAiErrorResponse(BaseModel):
+class OpenAiErrorResponse(ResponseBody):
     """The body of every response below /v1 with a status of 400 or above."""
 
     error: OpenAiErrorDetail
