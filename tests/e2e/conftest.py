@@ -10,7 +10,7 @@ from tests.e2e.configs import ALL_KINDS, EMBEDDED, onnx_entries, text_entries
 from tests.e2e.server import GRPC_PORT, RunningServer, free_port, serving
 
 Start = Callable[..., RunningServer]
-"""start(config, gated=False, VARIABLE=…) → a server for one test, which may break it; not yet ready."""
+"""start(config, gated=False, is_fork=True, VARIABLE=…) → a server for one test, which may break it; not yet ready."""
 
 
 @pytest.fixture(scope="session")
@@ -25,10 +25,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Stop all servers of the test at its end. `gated`: see `RunGate`."""
+    """Stop all servers of the test at its end. Parameters as of `serving`."""
     with ExitStack() as stack:
 
-        def start_one(config: str, gated: bool = False, **environ: str) -> RunningServer:
-            return stack.enter_context(serving(tmp_path, config, environ, gated))
+        def start_one(config: str, gated: bool = False, is_fork: bool = True, **environ: str) -> RunningServer:
+            return stack.enter_context(serving(tmp_path, config, environ, gated, is_fork))
 
         yield start_one

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -18,6 +19,8 @@ from typing import Any, Self
 import httpx
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
+
+from tests.e2e.forks import Process, fork_server
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "models"
@@ -33,6 +36,14 @@ WAIT_S = 120.0
 _SERVER_TIMING = re.compile(r"(decode|queue|compute|encode);dur=\d+\.\d+(, (queue|compute|encode);dur=\d+\.\d+){3}")
 
 
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """How a server is started as a fork, which takes a tenth of the CPU time of `python -m app`."""
+
+    needs_torch: bool
+    is_gated: bool = False
+
+
 class RunningServer:
     """`python -m app serve …` on a free port. The end of the block stops it by SIGTERM and checks its exit status."""
 
@@ -41,18 +52,25 @@ class RunningServer:
         arguments: Sequence[str],
         environ: dict[str, str] | None = None,
         cwd: Path = ROOT,
-        program: str = "app",
+        fork: Fork | None = None,
     ) -> None:
-        """`arguments`: those of `serve`. gRPC is off unless `environ` names a port. `program`: the module to run."""
+        """`arguments`: those of `serve`. gRPC is off unless `environ` names a port. `fork`: None for a real start."""
         own = {name: value for name, value in os.environ.items() if not name.startswith("ROUNDHOUSE_")}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", program, "serve", *arguments],
-            cwd=cwd,
-            env=own | {GRPC_PORT: "0"} | (environ or {}),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-        )
+        variables = own | {GRPC_PORT: "0"} | (environ or {})
+        self.process: Process
+        if fork is None:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "app", "serve", *arguments],
+                cwd=cwd,
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+            )
+            assert process.stderr is not None
+            self.process, self._stderr = process, process.stderr
+        else:
+            self.process, self._stderr = fork_server(arguments, variables, cwd, fork.needs_torch, fork.is_gated)
         self.lines: list[str] = []
         self._line_read = threading.Condition()
         self._closed = False
@@ -165,8 +183,7 @@ class RunningServer:
         self._reader.join()
 
     def _read(self) -> None:
-        assert self.process.stderr is not None
-        with self.process.stderr as stream:
+        with self._stderr as stream:
             for line in stream:
                 with self._line_read:
                     self.lines.append(line.decode().rstrip("\n"))
@@ -178,13 +195,20 @@ class RunningServer:
 
 @contextmanager
 def serving(
-    folder: Path, config: str, environ: dict[str, str] | None = None, gated: bool = False
+    folder: Path,
+    config: str,
+    environ: dict[str, str] | None = None,
+    gated: bool = False,
+    is_fork: bool = True,
 ) -> Iterator[RunningServer]:
-    """Start a server with this config.toml on a free port; it is not yet ready. `gated`: see `RunGate`."""
+    """Start a server with this config.toml on a free port; it is not yet ready.
+
+    `gated`: see `RunGate`. `is_fork`: false for tests of the process itself, of its start, memory and end.
+    """
     file = folder / "config.toml"
     file.write_text(config, encoding="utf-8")
-    program = "tests.support.gated_server" if gated else "app"
-    with RunningServer(["--config", str(file), "--port", "0"], environ, program=program) as server:
+    fork = Fork(needs_torch="[models.torch_models]" in config, is_gated=gated) if is_fork else None
+    with RunningServer(["--config", str(file), "--port", "0"], environ, fork=fork) as server:
         yield server
 
 

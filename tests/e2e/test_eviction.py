@@ -119,7 +119,7 @@ def test_disconnect_during_load_affects_no_other(start: Start, tmp_path: Path) -
 
 def test_four_models_in_memory_of_two(start: Start, tmp_path: Path) -> None:
     """The benchmark runs four MiniLMs for a minute."""
-    server = start(entries(tmp_path)).wait_ready()
+    server = start(entries(tmp_path), is_fork=False).wait_ready()
     limit = 50e6
     process = psutil.Process(server.process.pid)
     # The first load also imports the framework, which is not part of the budget.

@@ -92,7 +92,7 @@ def test_onnx_graph_memory_returned_after_unload(loads: int, tmp_path: Path) -> 
     save_layers(tmp_path / "small", 1024, 4)
     save_layers(tmp_path / "large", 2048, 12)  # malloc does not map each of its tensors
     entry = f'[[models.onnx_models]]\nname = "small"\npath = "{tmp_path / "small"}"\n'
-    with serving(tmp_path, f'[models]\nroots = ["{tmp_path}"]\n{DIGITS}{entry}') as server:
+    with serving(tmp_path, f'[models]\nroots = ["{tmp_path}"]\n{DIGITS}{entry}', is_fork=False) as server:
         server.wait_ready()
         assert_memory_is_returned(server, "onnx", tmp_path / "large", {"input_data": [1.0] * 2048})
         assert_memory_stays_flat(server, {"input_data": [1.0] * 1024}, loads)
@@ -102,7 +102,7 @@ def test_onnx_graph_memory_returned_after_unload(loads: int, tmp_path: Path) -> 
 def test_pytorch_encoder_memory_returned_after_unload(loads: int, tmp_path: Path) -> None:
     save_encoder(tmp_path / "small", 1)
     save_encoder(tmp_path / "large", 7)
-    with serving(tmp_path, f'[models]\nroots = ["{tmp_path}"]\n{_TEXT_MODEL}') as server:
+    with serving(tmp_path, f'[models]\nroots = ["{tmp_path}"]\n{_TEXT_MODEL}', is_fork=False) as server:
         server.wait_ready()
         assert_memory_is_returned(server, "pytorch", tmp_path / "large", {"text": ["the cat"] * 8})
         assert_memory_stays_flat(server, {"text": ["the cat"] * 8}, loads)

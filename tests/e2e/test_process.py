@@ -72,7 +72,7 @@ def test_sigterm_answers_requests_in_flight_only(start: Start, tmp_path: Path) -
 
 
 def test_sigint_stops_server(start: Start) -> None:
-    server = start(DIGITS)
+    server = start(DIGITS, is_fork=False)
     server.process.send_signal(signal.SIGINT)
     server.wait_stopped(0)
 
@@ -104,7 +104,7 @@ def test_drain_ends_at_deadline(start: Start, tmp_path: Path) -> None:
 
 
 def test_signal_during_load_stops_server(start: Start) -> None:
-    server = start(f'[[models.onnx_models]]\nname = "minilm-onnx"\npath = "{MODELS / "minilm-onnx"}"\n')
+    server = start(f'[[models.onnx_models]]\nname = "minilm-onnx"\npath = "{MODELS / "minilm-onnx"}"\n', is_fork=False)
     assert server.client.get("/health/ready").status_code == 503
     server.stop()
 
@@ -192,7 +192,7 @@ def test_deprecated_key_logs_warning_at_start(start: Start) -> None:
 
 def test_onnx_server_never_maps_torch(start: Start) -> None:
     entries = DIGITS + f'[[models.onnx_models]]\nname = "minilm-onnx"\npath = "{MODELS / "minilm-onnx"}"\n'
-    server = start(entries).wait_ready()
+    server = start(entries, is_fork=False).wait_ready()
     assert len(server.infer("minilm-onnx", text=["a", "b"])["embeddings"]) == 2
     assert server.infer("digits", input_data=[0] * 64)["output_shape"] == [1]
     for path in ("/models", "/metrics", "/health", "/docs", "/openapi.json"):
@@ -205,7 +205,7 @@ def test_onnx_server_never_maps_torch(start: Start) -> None:
 @LINUX
 def test_pytorch_server_never_maps_onnxruntime(start: Start) -> None:
     """And while it loads, it says so."""
-    server = start(f'[[models.torch_models]]\nname = "minilm"\npath = "{MODELS / "minilm"}"\n')
+    server = start(f'[[models.torch_models]]\nname = "minilm"\npath = "{MODELS / "minilm"}"\n', is_fork=False)
     answer = server.client.post("/models/minilm/infer", json={"text": "a"})
     assert_refused(answer, 503, "loading", 'model "minilm" is ', "GET /health/ready")
     assert int(answer.headers["retry-after"]) >= 1

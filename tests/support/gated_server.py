@@ -1,10 +1,9 @@
-"""`python -m tests.support.gated_server serve …`: the server, whose ONNX runs wait until a test allows them.
+"""In a server that tests start: ONNX runs wait until a test allows them.
 
 A run waits while a file GATE lies beside the model's graph. The file holds two numbers: an identifier, new each time
 that the gate is closed, and how many runs are allowed since then. `tests.e2e.gates.RunGate` writes it.
 """
 
-import sys
 import threading
 import time
 from collections import Counter
@@ -13,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import onnxruntime as ort
-
-from app.cli.commands import main
 
 GATE = "gate"
 _POLL_S = 0.002
@@ -54,7 +51,7 @@ def gated(run: Callable[..., Any]) -> Callable[..., Any]:
     return wait_and_run
 
 
-if __name__ == "__main__":
+def gate_runs() -> None:
+    """Make every session wait for its turn."""
     for method in ("run", "run_with_iobinding", "run_with_ort_values"):
         setattr(ort.InferenceSession, method, gated(getattr(ort.InferenceSession, method)))
-    sys.exit(main())

@@ -1,0 +1,104 @@
+"""Start servers as forks of a process that has imported their modules: see tests.support.fork_server."""
+
+import atexit
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import IO, Protocol
+
+ROOT = Path(__file__).parents[2]
+
+# Without ONNX Runtime: it starts a thread at its import, which a fork would wait for in vain.
+_MODULES = ("app.cli.commands", "app.server.process", "app.cli.model_paths")
+_TORCH_MODULES = ("frameworks.pytorch.registry", "frameworks.pytorch.loader", "frameworks.pytorch.generation.loading")
+
+
+class Process(Protocol):
+    """The part of subprocess.Popen that tests use."""
+
+    pid: int
+    returncode: int | None
+
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def send_signal(self, sig: int, /) -> None: ...
+    def kill(self) -> None: ...
+
+
+class ForkedProcess:
+    """A server that was forked; it is used as a subprocess.Popen."""
+
+    def __init__(self, status: socket.socket) -> None:
+        """`status`: receives the process ID and the exit status."""
+        self._status = status
+        self._lines = status.makefile("rb")
+        self.returncode: int | None = None
+        self.pid = int(self._lines.readline())
+
+    def poll(self) -> int | None:
+        """Return the exit status, negative for a signal, or None while the process runs."""
+        if self.returncode is None and select.select([self._status], [], [], 0)[0]:
+            self.returncode = int(self._lines.readline())
+            self._lines.close()
+            self._status.close()
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit status. Raises subprocess.TimeoutExpired."""
+        until_s = None if timeout is None else time.monotonic() + timeout
+        while self.poll() is None:
+            left_s = None if until_s is None else max(0.0, until_s - time.monotonic())
+            if not select.select([self._status], [], [], left_s)[0]:
+                raise subprocess.TimeoutExpired("forked server", timeout or 0)
+        assert self.returncode is not None
+        return self.returncode
+
+    def send_signal(self, sig: int, /) -> None:
+        """Send the signal unless the process has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, sig)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def fork_server(
+    arguments: Sequence[str], environ: dict[str, str], cwd: Path, needs_torch: bool, is_gated: bool
+) -> tuple[ForkedProcess, IO[bytes]]:
+    """Start `serve` with these arguments; return its process and the stream of its standard error."""
+    ours, theirs = socket.socketpair()
+    read, write = os.pipe()
+    request = {"arguments": list(arguments), "environ": environ, "cwd": str(cwd), "is_gated": is_gated}
+    with theirs:
+        socket.send_fds(_requests(needs_torch), [json.dumps(request).encode()], [write, theirs.fileno()])
+        os.close(write)
+    return ForkedProcess(ours), os.fdopen(read, "rb")
+
+
+@cache
+def _requests(has_torch: bool) -> socket.socket:
+    """Return the socket of a fork server, which ends with this process."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    modules = (*_MODULES, *(_TORCH_MODULES if has_torch else ()))
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.fork_server", str(theirs.fileno()), *modules],
+            cwd=ROOT,
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+        )
+
+    def stop() -> None:
+        ours.close()
+        process.wait()
+
+    atexit.register(stop)
+    return ours

@@ -1,0 +1,77 @@
+"""`python -m tests.support.fork_server SOCKET MODULE …`: import the modules once, then start servers as forks.
+
+A server spends most of its start with imports, and tests start many servers. A fork has the modules already, and is a
+process of its own in all other respects. `tests.e2e.forks` sends the requests.
+
+SOCKET is the number of an inherited socket. Each message on it is a JSON object with `arguments` (of `serve`),
+`environ`, `cwd` and `is_gated`, and two descriptors: standard error of the server, and a socket that receives the
+server's process ID, then its exit status, as JSON lines.
+"""
+
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any
+
+MAX_MESSAGE_BYTES = 1024 * 1024
+
+
+def main() -> int:
+    """Return in each fork the exit status of its server, and in the first process 0 when the socket is closed."""
+    requests = socket.socket(fileno=int(sys.argv[1]))
+    for module in sys.argv[2:]:
+        importlib.import_module(module)
+    # Nobody waits for the processes that wait for the servers.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(requests, MAX_MESSAGE_BYTES, 2)
+        if not message:
+            return 0
+        if os.fork() == 0:
+            requests.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            return _start_and_wait(json.loads(message), *descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _start_and_wait(request: dict[str, Any], stderr: int, status: int) -> int:
+    """Fork the server and report its process ID and its end. The fork returns from here as the server."""
+    pid = os.fork()
+    if pid == 0:
+        os.close(status)
+        return _prepared(request, stderr)()
+    os.close(stderr)
+    with socket.socket(fileno=status) as reports:
+        reports.sendall(b"%d\n" % pid)
+        _, wait_status = os.waitpid(pid, 0)
+        reports.sendall(b"%d\n" % os.waitstatus_to_exitcode(wait_status))
+    os._exit(0)
+
+
+def _prepared(request: dict[str, Any], stderr: int) -> Callable[[], int]:
+    """Make this process what `python -m app serve …` starts as; return its main function."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for target, source in ((0, null), (1, null), (2, stderr)):
+        os.dup2(source, target)
+    os.close(null)
+    os.close(stderr)
+    os.environ.clear()
+    os.environ.update(request["environ"])
+    os.chdir(request["cwd"])
+    sys.argv = ["roundhouse", "serve", *request["arguments"]]
+    if request["is_gated"]:
+        from tests.support.gated_server import gate_runs
+
+        gate_runs()
+    from app.cli.commands import main as serve
+
+    return serve
+
+
+if __name__ == "__main__":
+    sys.exit(main())
