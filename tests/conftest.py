@@ -1,7 +1,8 @@
 """Options and limits of every test process: examples of property tests, nightly tests, threads, order of files."""
 
+import gc
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 # Set before torch is imported. Threads which spin while they wait take the cores from the other workers and servers.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -26,6 +27,20 @@ _SLOW_FIRST = ("tests/e2e/", "tests/docker/", "tests/app/embedded/")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--nightly", action="store_true", help="run nightly tests too, and more examples of properties")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect without the garbage collector: imports and items are kept, and looking through them takes seconds.
+
+    Frozen, they are not looked through later either, when a test collects garbage.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from sentence_transformers import SentenceTransformer
 
 from frameworks.errors import InvalidInput, InvalidModel, ModelFailed, OutOfMemory
 from frameworks.pytorch.encoder import EncoderModel
@@ -34,10 +33,16 @@ RAGGED = [*TEXTS, "the engine of steam runs on . " * 20]
 WITH_POOLER: tuple[Family, ...] = ("bert", "roberta", "mpnet")
 
 
+def sentence_transformer(folder: Path) -> Any:
+    """Load the folder with sentence-transformers, whose import takes a second: only the worker of this file does it."""
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+
+
 def sentence_transformers_of(folder: Path) -> Array:
     """Return the embeddings of sentence-transformers in one batch on the same folder."""
-    reference = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
-    rows: Array = reference.encode(RAGGED, batch_size=len(RAGGED), show_progress_bar=False)
+    rows: Array = sentence_transformer(folder).encode(RAGGED, batch_size=len(RAGGED), show_progress_bar=False)
     return rows
 
 
@@ -74,9 +79,7 @@ class TestEmbeddings:
         """The current version writes other files than older ones."""
         folder = copied(save_embedder)
         write_sentence_transformers(folder, "cls", prompt="Query : ", max_seq_length=12)
-        SentenceTransformer(str(folder), device="cpu", local_files_only=True).save(
-            str(tmp_path / "saved"), create_model_card=False
-        )
+        sentence_transformer(folder).save(str(tmp_path / "saved"), create_model_card=False)
         model = load_torch(tmp_path / "saved")
         np.testing.assert_allclose(answers_of(model, RAGGED), sentence_transformers_of(folder), rtol=0, atol=1e-5)
 
