@@ -25,7 +25,7 @@ def main() -> int:
     requests = socket.socket(fileno=int(sys.argv[1]))
     for module in sys.argv[2:]:
         importlib.import_module(module)
-    # Nobody waits for the processes that wait for the servers.
+    # The processes that wait for the servers are reaped by the kernel.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
         message, descriptors, _, _ = socket.recv_fds(requests, MAX_MESSAGE_BYTES, 2)
