@@ -14,11 +14,12 @@ from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.settings import OnnxModelEntry, PerformanceSettings, SchedulingSettings
 from tests.support.batch_models import numbers
 from tests.support.fake_probe import FakeProbe
+from tests.support.loops import HANGS_AFTER_S
 
 
 def make_manager(
     registry: Registry,
-    drain_timeout_s: float = 5,
+    drain_timeout_s: float = HANGS_AFTER_S,
     max_model_bytes: int | None = None,
     probe: FakeProbe | None = None,
 ) -> MLFrameworkManager:
@@ -41,7 +42,9 @@ def register(manager: MLFrameworkManager, name: str = "m", file: str = "files", 
 
 
 @asynccontextmanager
-async def serving(registry: Registry, drain_timeout_s: float = 5, **settings: Any) -> AsyncIterator[MLFrameworkManager]:
+async def serving(
+    registry: Registry, drain_timeout_s: float = HANGS_AFTER_S, **settings: Any
+) -> AsyncIterator[MLFrameworkManager]:
     """Start a manager with the loaded model "m". `settings`: further keys of its entry."""
     async with make_manager(registry, drain_timeout_s) as manager:
         register(manager, **settings)

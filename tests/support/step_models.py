@@ -25,6 +25,7 @@ from frameworks.generation.types import (
 )
 from frameworks.runtime import LoadedModel, ModelEntry
 from frameworks.types import ModelSpec
+from tests.support.loops import HANGS_AFTER_S
 
 END = 0
 """The byte that ends a text."""
@@ -107,6 +108,26 @@ class _Sequence:
     request: SequenceRequest
     num_tokens: int = 0
     has_begun: bool = False
+
+
+class StepGate:
+    """A behaviour that allows a number of steps with sequences, and holds the next one."""
+
+    def __init__(self, allowed: int) -> None:
+        self._allowed = threading.Semaphore(allowed)
+        self._is_open = threading.Event()
+
+    def __call__(self, prompts: list[str]) -> None:
+        if prompts and not self._is_open.is_set():
+            assert self._allowed.acquire(timeout=HANGS_AFTER_S), "no further step was allowed"
+
+    def allow_one(self) -> None:
+        self._allowed.release()
+
+    def open(self) -> None:
+        """Allow all steps."""
+        self._is_open.set()
+        self._allowed.release()
 
 
 class EchoModel:

@@ -12,7 +12,7 @@ from tests.app.inference.generating import generate_request, generating
 from tests.support.batch_models import FakeRegistry
 from tests.support.loops import in_loop, soon, task
 from tests.support.managing import ask, serving
-from tests.support.step_models import CONTEXT, KV_BYTES_PER_TOKEN
+from tests.support.step_models import CONTEXT, KV_BYTES_PER_TOKEN, StepGate
 
 KV_TOTAL = 4 * CONTEXT * KV_BYTES_PER_TOKEN
 
@@ -29,6 +29,7 @@ def scrape(manager: MLFrameworkManager, observer: Observer) -> dict[tuple[str, s
 
 @in_loop
 async def test_generated_tokens_and_times_are_counted() -> None:
+    started_s = time.perf_counter()
     async with generating(lambda _: time.sleep(0.001)) as served:
         await served.collect(generate_request("abc", n=2, max_tokens=4))
         await asyncio.gather(*(served.collect(generate_request("abcd", "xyz", max_tokens=4)) for _ in range(3)))
@@ -40,7 +41,7 @@ async def test_generated_tokens_and_times_are_counted() -> None:
         assert samples["preemptions_total", "m"] == 0
         assert samples["time_to_first_token_seconds_count", "m"] == 4
         assert samples["inter_token_seconds_count", "m"] == 8 * 3
-        assert 8 * 3 * 0.001 < samples["inter_token_seconds_sum", "m"] < 20
+        assert 8 * 3 * 0.001 < samples["inter_token_seconds_sum", "m"] < 8 * (time.perf_counter() - started_s)
         await served.manager.unload("m")
         assert scrape(served.manager, served.observer)["tokens_generated_total", "m"] == 32
         assert scrape(served.manager, served.observer)["kv_cache_bytes", "free"] == 0
@@ -48,18 +49,25 @@ async def test_generated_tokens_and_times_are_counted() -> None:
 
 @in_loop
 async def test_gauges_show_running_and_waiting_sequences() -> None:
-    async with generating(lambda _: time.sleep(0.001)) as served:
+    steps = StepGate(0)
+    async with generating(steps) as served:
         idle = scrape(served.manager, served.observer)
         assert [idle["sequences", state] for state in ("running", "waiting")] == [0, 0]
         running = task(served.collect(generate_request(*(["ab"] * 6), max_tokens=2000)))
-        await soon(lambda: scrape(served.manager, served.observer)["sequences", "running"] == 4)
+
+        def are_all_added() -> bool:
+            steps.allow_one()
+            samples = scrape(served.manager, served.observer)
+            return (samples["sequences", "running"], samples["sequences", "waiting"]) == (4, 2)
+
+        await soon(are_all_added)
         samples = scrape(served.manager, served.observer)
-        assert samples["sequences", "waiting"] == 2
         kinds = [samples["kv_cache_bytes", kind] for kind in ("used", "cached", "free")]
         assert kinds[0] >= 4 * 3 * KV_BYTES_PER_TOKEN
         assert kinds[1] == KV_BYTES_PER_TOKEN
         assert sum(kinds) == KV_TOTAL
         running.cancel()
+        steps.open()
         await soon(lambda: scrape(served.manager, served.observer)["sequences", "running"] == 0)
         assert scrape(served.manager, served.observer)["kv_cache_bytes", "used"] == 0
         assert scrape(served.manager, served.observer)["sequences", "waiting"] == 0

@@ -7,54 +7,68 @@ import pytest
 from structlog.testing import capture_logs
 
 from frameworks.errors import DeadlineExceeded, Draining, InvalidInput, ModelFailed, Overloaded
-from frameworks.generation.types import Prompt
 from frameworks.scheduling.steps import token_feed
 from tests.app.inference.generating import generate_request, generating, read
 from tests.frameworks.scheduling.steps.harness import wait_for_arrival
 from tests.support.batch_models import Gate
-from tests.support.loops import in_loop, soon, task
-from tests.support.step_models import EchoModel, EchoRegistry
+from tests.support.loops import HANGS_AFTER_S, in_loop, pass_time, soon, task
+from tests.support.step_models import EchoModel, EchoRegistry, StepGate
 
 
 def sleep_2_ms(_: list[str]) -> None:
     time.sleep(0.002)
 
 
-class SlowTokenizer(EchoRegistry):
-    """A model whose tokenizer exceeds every deadline."""
+class HeldTokenizer(EchoRegistry):
+    """A model whose tokenizer waits until `gate` is opened."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = Gate()
 
     def make(self) -> EchoModel:
         model = super().make()
-        model.tokenizer.behaviour = self._sleep
+        model.tokenizer.behaviour = self.gate
         return model
-
-    @staticmethod
-    def _sleep(_: Prompt) -> None:
-        time.sleep(0.2)
 
 
 @in_loop
 async def test_deadline_cancels_running_text() -> None:
+    steps = StepGate(3)
+    started_s = time.perf_counter()
     async with (
-        generating(sleep_2_ms) as harness,
-        harness.begin(generate_request("abc", max_tokens=4000), left_s=0.1) as generation,
+        generating(steps) as harness,
+        harness.begin(generate_request("abc", max_tokens=4000), left_s=HANGS_AFTER_S) as generation,
     ):
-        texts: list[str] = []
+        texts = [(await anext(generation)).text for _ in range(3)]
+        held_s = time.perf_counter()
+        await asyncio.sleep(0.01)
+        held_s = time.perf_counter() - held_s
+        pass_time(HANGS_AFTER_S)
         with pytest.raises(DeadlineExceeded, match="timeout_ms"):
             await read(generation, texts)
-        assert texts
-        assert ("abc" * 4000).startswith("".join(texts))
+        assert "".join(texts) == "abc"
+        steps.open()
         await soon(lambda: not harness.models[0].has_work)
-        assert 0.05 < harness.last_timings.compute_s < 1
+        assert len(harness.models[0].steps) <= 4
+        assert held_s < harness.last_timings.compute_s < time.perf_counter() - started_s
         with pytest.raises(DeadlineExceeded):
             await anext(generation)
 
 
 @in_loop
 async def test_deadline_frees_slot_without_reader() -> None:
-    async with generating(sleep_2_ms) as harness, harness.begin(generate_request("abc", max_tokens=4000), left_s=0.05):
-        await soon(lambda: harness.models[0].has_work)
+    steps = StepGate(3)
+    async with (
+        generating(steps) as harness,
+        harness.begin(generate_request("abc", max_tokens=4000), left_s=HANGS_AFTER_S) as generation,
+    ):
+        await soon(lambda: len(harness.models[0].steps) == 4)
+        pass_time(HANGS_AFTER_S)
+        await soon(lambda: generation._feed.is_over)  # type: ignore[attr-defined]
+        steps.open()
         await soon(lambda: not harness.models[0].has_work)
+        assert len(harness.models[0].steps) == 4
 
 
 @in_loop
@@ -63,9 +77,15 @@ async def test_queued_text_at_deadline_never_runs() -> None:
     async with generating(gate) as harness:
         first = task(harness.collect(generate_request(*"abcd")))
         await wait_for_arrival(gate)
+        late = task(harness.collect(generate_request("late"), left_s=HANGS_AFTER_S))
+        await soon(lambda: harness.manager.slot("m").requests.waiting == 2)
+        waiting_s = time.perf_counter()
+        await asyncio.sleep(0.02)
+        waited_s = time.perf_counter() - waiting_s
+        pass_time(HANGS_AFTER_S)
         with pytest.raises(DeadlineExceeded):
-            await harness.collect(generate_request("late"), left_s=0.02)
-        assert harness.last_timings.queue_s >= 0.02
+            await late
+        assert harness.last_timings.queue_s >= waited_s
         assert harness.last_timings.compute_s == 0.0
         gate.open()
         await first
@@ -84,19 +104,24 @@ async def test_passed_deadline_is_refused(left_s: float) -> None:
 
 @in_loop
 async def test_deadline_includes_tokenization() -> None:
-    async with generating(registry=SlowTokenizer()) as harness:
-        started_s = time.perf_counter()
+    registry = HeldTokenizer()
+    async with generating(registry=registry) as harness:
+        late = task(harness.collect(generate_request("x" * 2000), left_s=HANGS_AFTER_S))
+        await wait_for_arrival(registry.gate)
+        pass_time(HANGS_AFTER_S)
+        # The tokenizer is still held: the deadline does not wait for it.
         with pytest.raises(DeadlineExceeded):
-            await harness.collect(generate_request("x" * 2000), left_s=0.02)
-        assert time.perf_counter() - started_s < 0.15
-        assert harness.models[0].given == []
+            await late
+        registry.gate.open()
+    assert harness.models[0].given == []
 
 
 @in_loop
 async def test_answer_in_time_cancels_timer() -> None:
-    async with generating() as harness, harness.begin(generate_request("abc"), left_s=0.05) as generation:
+    async with generating() as harness, harness.begin(generate_request("abc"), left_s=HANGS_AFTER_S) as generation:
         await generation.collect()
-        await asyncio.sleep(0.07)
+        pass_time(HANGS_AFTER_S)
+        await asyncio.sleep(0.001)
         with pytest.raises(StopAsyncIteration):
             await anext(generation)
 
@@ -131,7 +156,7 @@ async def test_closed_reader_frees_its_place() -> None:
 async def test_idle_reader_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(token_feed, "MAX_UNREAD_TOKENS", 10)
     async with generating(sleep_2_ms) as harness, harness.begin(generate_request("abc", max_tokens=4000)) as generation:
-        await soon(lambda: harness.models[0].has_work)
+        await soon(lambda: bool(harness.models[0].aborted))
         await soon(lambda: not harness.models[0].has_work)
         texts: list[str] = []
         with pytest.raises(Overloaded, match="tokens behind"):
@@ -154,21 +179,25 @@ async def test_dead_model_fails_answer() -> None:
 
 @in_loop
 async def test_failed_choice_fails_answer_and_aborts_others() -> None:
-    async with generating(sleep_2_ms) as harness:
+    steps = StepGate(3)
+    async with generating(steps) as harness:
         with pytest.raises(InvalidInput, match="came to nothing"):
             await harness.collect(generate_request("ab\1", "xyz", max_tokens=4000))
+        steps.open()
         await soon(lambda: not harness.models[0].has_work)
-        assert len(harness.models[0].steps) < 100
+        assert len(harness.models[0].steps) <= 4
 
 
 @in_loop
 async def test_drain_timeout_raises_draining() -> None:
-    async with generating(sleep_2_ms, drain_timeout_s=0.05) as harness:
+    gate = Gate()
+    async with generating(gate, drain_timeout_s=0.05) as harness:
         reader = task(harness.collect(generate_request("abc", max_tokens=4000)))
-        await soon(lambda: harness.models[0].has_work)
+        await wait_for_arrival(gate)
         await harness.manager.__aexit__(None, None, None)
         with pytest.raises(Draining):
             await reader
+        gate.open()
 
 
 @in_loop
@@ -188,26 +217,42 @@ async def test_request_is_queued_until_first_computation() -> None:
 
 @in_loop
 async def test_timings_have_queue_and_compute_seconds() -> None:
-    async with generating(sleep_2_ms) as harness:
+    gate = StepGate(1)
+
+    def held_2_ms(prompts: list[str]) -> None:
+        gate(prompts)
+        sleep_2_ms(prompts)
+
+    async with generating(held_2_ms) as harness:
         others = task(harness.collect(generate_request(*"abcd", max_tokens=20)))
         await soon(lambda: len(harness.models[0].running) == 4)
-        await harness.collect(generate_request("x" * 1001, max_tokens=10))
+        before, started_s = harness.last_timings, time.perf_counter()
+        queued = task(harness.collect(generate_request("x" * 1001, max_tokens=10)))
+        await soon(lambda: harness.last_timings is not before and harness.last_timings.decode_s > 0)
+        held_s = time.perf_counter()
+        await asyncio.sleep(0.02)
+        held_s = time.perf_counter() - held_s
+        gate.open()
+        await queued
         timings = harness.last_timings
-        assert 0 < timings.decode_s < 1
-        assert 0.02 < timings.queue_s < 1
-        assert 0.02 < timings.compute_s < 1
+        assert timings.decode_s > 0
+        assert timings.queue_s > held_s
+        assert timings.compute_s > 10 * 0.002
+        assert timings.decode_s + timings.queue_s + timings.compute_s < time.perf_counter() - started_s
         await others
 
 
 @in_loop
 async def test_token_times_are_observed() -> None:
     async with generating(sleep_2_ms) as harness:
+        started_s = time.perf_counter()
         await harness.collect(generate_request("abc", "xyz", n=2, max_tokens=6))
+        took_s = time.perf_counter() - started_s
         metrics = harness.observer.generations["m"]
         assert sum(metrics.time_to_first_token_seconds.counts) == 1
         assert sum(metrics.inter_token_seconds.counts) == 4 * 5
-        assert 0.002 <= metrics.time_to_first_token_seconds.total < 1
-        assert metrics.inter_token_seconds.total >= 4 * 5 * 0.0015
+        assert 0.002 <= metrics.time_to_first_token_seconds.total < took_s
+        assert 4 * 5 * 0.002 <= metrics.inter_token_seconds.total < 4 * took_s
         await harness.collect(generate_request("abc", max_tokens=1))
         assert sum(metrics.time_to_first_token_seconds.counts) == 2
         assert sum(metrics.inter_token_seconds.counts) == 4 * 5

@@ -31,15 +31,25 @@ def test_monitor_measures_blocked_loop() -> None:
 
 def test_monitor_of_idle_loop_fires_rarely() -> None:
     async def run() -> tuple[int, int]:
+        loop, now_s = asyncio.get_running_loop(), 0.0
+        loop.time = lambda: now_s  # type: ignore[method-assign]
         idle, busy = LoopLagMonitor(lambda: False), LoopLagMonitor(lambda: True)
         async with background_task(idle.run()), background_task(busy.run()):
-            await asyncio.sleep(0.3)
+            await loop_iterations()
+            for _ in range(30):
+                now_s += 0.01
+                await loop_iterations()
         assert asyncio.all_tasks() == {asyncio.current_task()}
         seen = sum(busy.lag_seconds.counts)
-        await asyncio.sleep(0.03)
+        now_s += 0.03
+        await loop_iterations()
         assert sum(busy.lag_seconds.counts) == seen
         return sum(idle.lag_seconds.counts), seen
 
-    ticks_idle, ticks_busy = asyncio.run(run())
-    assert ticks_idle in (1, 2)
-    assert 5 <= ticks_busy <= 30
+    assert asyncio.run(run()) == (1, 30)
+
+
+async def loop_iterations() -> None:
+    """Let the tasks run whose timers are due."""
+    for _ in range(5):
+        await asyncio.sleep(0)

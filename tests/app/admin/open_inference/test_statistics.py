@@ -1,7 +1,7 @@
 """Test the statistics of each version: requests and batches."""
 
-import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -19,14 +19,19 @@ from tests.app.protocols.open_inference.messages import as_message, check_messag
 PARTS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
 
 
+NOW_S = 50.0
+"""time.perf_counter at the end of each request."""
+
+
 def slot_at(path: Path) -> ModelSlot:
     entry = OnnxModelEntry(name="m", path=path)
     return ModelSlot(ModelIdentity("onnx", entry, BatchLimits(max_rows=8), ageing_s=1.0), path)
 
 
 def complete(observer: Observer, total_s: float, timings: Timings, status: int = 200, version: str = "1") -> None:
-    started_s = time.perf_counter() - total_s
-    observer.record_inference(RequestRecord("id", "POST", "/", started_s, "m", version, status, "", timings), total_s)
+    observer.record_inference(
+        RequestRecord("id", "POST", "/", NOW_S - total_s, "m", version, status, "", timings), total_s
+    )
 
 
 def test_statistics_of_unused_version_are_zero(tmp_path: Path) -> None:
@@ -38,9 +43,10 @@ def test_statistics_of_unused_version_are_zero(tmp_path: Path) -> None:
     check_message("ModelStatisticsResponse", {"model_stats": [statistics]})
 
 
-def test_requests_are_counted_by_outcome(tmp_path: Path) -> None:
+def test_requests_are_counted_by_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = SimpleNamespace(time=lambda: 1_000_000.0, perf_counter=lambda: NOW_S + 1)
+    monkeypatch.setattr("app.admin.open_inference.statistics.time", clocks)
     slot, observer = slot_at(tmp_path), Observer("none", 1000)
-    before_ms = time.time() * 1000
     complete(observer, 1.0, Timings(0.1, 0.2, 0.3, 0.4))
     complete(observer, 2.0, Timings(0.1, 0.0, 0.5, 0.1, cache_hit=False))
     complete(observer, 0.5, Timings(0.1, 0.0, 0.0, 0.2, cache_hit=True))
@@ -58,8 +64,8 @@ def test_requests_are_counted_by_outcome(tmp_path: Path) -> None:
         "cache_hit": (1, pytest.approx(0.2)),
         "cache_miss": (1, 0.0),
     }
-    # The last request started 0.25 s ago.
-    assert before_ms - 300 < statistics["last_inference"] < time.time() * 1000 - 200
+    # The last request ended 1 s ago and took 0.25 s.
+    assert statistics["last_inference"] == 999_998_750
     check_message("ModelStatisticsResponse", {"model_stats": [statistics]})
 
 

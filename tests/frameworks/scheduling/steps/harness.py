@@ -8,7 +8,7 @@ from frameworks.generation.types import GeneratedToken, Sampling, SequenceReques
 from frameworks.scheduling.steps.token_feed import TokenFeed
 from frameworks.scheduling.steps.worker import StepCounts, StepWorker
 from tests.support.batch_models import Gate
-from tests.support.loops import soon
+from tests.support.loops import HANGS_AFTER_S, soon
 from tests.support.step_models import END, EchoModel
 
 
@@ -67,7 +67,7 @@ async def running_worker(model: EchoModel) -> AsyncIterator[WorkerHarness]:
 
 async def read_all(feed: TokenFeed) -> list[GeneratedToken]:
     tokens = []
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANGS_AFTER_S):
         while arrived := await feed.read():
             tokens += [each.token for each in arrived]
     assert feed.is_over
@@ -79,4 +79,4 @@ def text_of(tokens: list[GeneratedToken]) -> bytes:
 
 
 async def wait_for_arrival(gate: Gate) -> None:
-    assert await asyncio.to_thread(gate.arrived.wait, 5)
+    assert await asyncio.to_thread(gate.arrived.wait, HANGS_AFTER_S)

@@ -78,14 +78,15 @@ async def test_dead_instance_fails_requests_with_sequences_there() -> None:
 
     with capture_logs():
         async with dispatcher_of(EchoModel(die), EchoModel()) as dispatcher:
-            both = dispatcher.open([request(), request(max_tokens=4000)])
-            other = dispatcher.open([request(), request()])
+            # They are read at once: the living instance may generate more than a feed keeps.
+            both = task(read_all(dispatcher.open([request(), request(max_tokens=4000)])))
+            other = task(read_all(dispatcher.open([request(), request()])))
             await wait_for_arrival(gate)
             gate.open()
             with pytest.raises(ModelFailed):
-                await read_all(both)
+                await both
             with pytest.raises(ModelFailed):
-                await read_all(other)
+                await other
             assert not dispatcher.is_dead
             assert text_of(await read_all(dispatcher.open([request()]))) == b"abcab"
 

@@ -12,8 +12,8 @@ from frameworks.scheduling.steps.token_feed import TokenFeed
 from frameworks.scheduling.steps.worker import StepCounts
 from tests.frameworks.scheduling.steps.harness import read_all, running_worker, text_of, wait_for_arrival
 from tests.support.batch_models import Gate
-from tests.support.loops import in_loop, soon, task
-from tests.support.step_models import CONTEXT, KV_BYTES_PER_TOKEN, EchoModel, echo
+from tests.support.loops import HANGS_AFTER_S, in_loop, soon, task
+from tests.support.step_models import CONTEXT, KV_BYTES_PER_TOKEN, EchoModel, StepGate, echo
 
 
 @in_loop
@@ -44,6 +44,7 @@ async def test_later_sequence_joins_next_step() -> None:
 @in_loop
 async def test_idle_thread_runs_no_steps() -> None:
     async with running_worker(EchoModel()) as harness:
+        await soon(lambda: harness.model.empty_steps == 1)
         await asyncio.sleep(0.05)
         assert (harness.model.steps, harness.model.empty_steps) == ([], 1)
         assert len(await read_all(harness.open())) == 5
@@ -56,28 +57,29 @@ async def test_idle_thread_runs_no_steps() -> None:
 async def test_aborted_sequence_ends_within_one_step() -> None:
     gate = Gate()
     async with running_worker(EchoModel(gate)) as harness:
-        gone, stays = harness.open("abc", 1000), harness.open("xyz")
+        gone = harness.open("abc", 1000)
         await wait_for_arrival(gate)
+        stays = harness.open("xyz")
         gone.close()
         assert harness.worker.num_sequences == 1
         gate.open()
         assert text_of(await read_all(stays)) == b"xyzxy"
-        assert harness.model.steps[0] == [1, 2]
-        assert harness.model.steps[1] == [2]
+        assert harness.model.steps == [[1], [2], [2], [2], [2], [2]]
         assert await read_all(gone) == []
         assert harness.counts.tokens == 6
 
 
 @in_loop
 async def test_stats_are_zero_after_last_abort() -> None:
-    slow = EchoModel(lambda _: time.sleep(0.002))
-    async with running_worker(slow) as harness:
+    steps = StepGate(1)
+    async with running_worker(EchoModel(steps)) as harness:
         feed = harness.open("abcd", 1000)
         await feed.read()
         assert harness.worker.is_running
         assert harness.worker.stats.running == 1
         assert harness.worker.stats.kv_used_bytes >= 5 * KV_BYTES_PER_TOKEN
         feed.close()
+        steps.open()
         await soon(lambda: not harness.worker.is_running)
         assert (harness.worker.stats.running, harness.worker.stats.kv_used_bytes) == (0, 0)
         assert harness.model.empty_steps == 2
@@ -104,17 +106,22 @@ async def test_queued_sequence_is_aborted_before_it_begins() -> None:
 
 @in_loop
 async def test_reader_is_woken_at_most_once_per_step() -> None:
-    async with running_worker(EchoModel(lambda _: time.sleep(0.001))) as harness:
+    gate = Gate()
+    async with running_worker(EchoModel(gate, slots=5)) as harness:
+        # The sequences join one step, after that of another.
+        harness.open("xyz")
+        await wait_for_arrival(gate)
         feed = TokenFeed(lambda: None)
         for _ in range(4):
             harness.open("abc", 50, feed=feed)
+        gate.open()
         reads = []
         while arrived := await feed.read():
             reads.append([each.token.sequence_id for each in arrived])
         assert len(reads) <= len(harness.model.steps)
         assert sum(map(len, reads)) == 200
         # In order of wait_for_arrival, not one sequence after the other.
-        assert sorted(list(chain(*reads))[:4]) == [1, 2, 3, 4]
+        assert sorted(list(chain(*reads))[:4]) == [2, 3, 4, 5]
 
 
 @in_loop
@@ -137,16 +144,21 @@ async def test_reader_too_far_behind_loses_its_request(monkeypatch: pytest.Monke
         assert text_of([each.token for each in await slow.read()]) == echo("abc", 21)
         with pytest.raises(Overloaded, match="tokens behind"):
             await slow.read()
-        assert 1 in harness.model.aborted
+        await soon(lambda: 1 in harness.model.aborted)
 
 
 @in_loop
 async def test_steps_add_to_counts() -> None:
-    model = EchoModel(preempt_at=2, slots=1)
+    gate = Gate()
+    model = EchoModel(gate, preempt_at=2, slots=1)
     model.warm_up()
     async with running_worker(model) as harness:
         warmed_up = len(model.steps)
-        for feed in [harness.open("abcd", 4), harness.open("abcd", 4)]:
+        first = harness.open("abcd", 4)
+        await wait_for_arrival(gate)
+        second = harness.open("abcd", 4)
+        gate.open()
+        for feed in (first, second):
             await read_all(feed)
         assert harness.counts == StepCounts(tokens=8, prompt_tokens=8, prefix_hit_tokens=3, preemptions=2, texts=2)
         assert harness.counts.steps.sizes.total() == len(model.steps) - warmed_up
@@ -159,13 +171,16 @@ async def test_steps_are_counted_by_number_of_sequences() -> None:
         first = harness.open("abc", 4)
         await wait_for_arrival(gate)
         second = harness.open("xyz", 2)
+        held_s = time.perf_counter()
         await asyncio.sleep(0.01)
+        opened_s = time.perf_counter()
         gate.open()
         await asyncio.gather(read_all(first), read_all(second))
+        read_s = time.perf_counter()
         assert harness.model.steps == [[1], [1, 2], [1, 2], [1]]
         assert harness.counts.steps.sizes == {1: 2, 2: 2}
-        assert harness.counts.steps.seconds[1] > 0.01
-        assert 0 < harness.counts.steps.seconds[2] < 10
+        assert harness.counts.steps.seconds[1] > opened_s - held_s
+        assert 0 < harness.counts.steps.seconds[2] < read_s - opened_s
         # Steps without sequences are not counted.
         assert harness.model.empty_steps > 0
 
@@ -189,8 +204,9 @@ async def test_waiting_reader_is_kept_on_slow_loop(monkeypatch: pytest.MonkeyPat
     async with running_worker(EchoModel()) as harness:
         reader = task(read_all(harness.open("abc", 500)))
         await asyncio.sleep(0)
-        until_s = time.monotonic() + 5
-        while len(harness.model.steps) < 500 and time.monotonic() < until_s:
+        until_s = time.monotonic() + HANGS_AFTER_S
+        while len(harness.model.steps) < 500:
+            assert time.monotonic() < until_s
             time.sleep(0.001)  # noqa: ASYNC251 - the loop is held up
         assert text_of(await reader) == echo("abc", 500)
 

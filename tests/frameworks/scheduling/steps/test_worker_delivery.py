@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import Iterable
 from itertools import pairwise
-from unittest.mock import patch
 
 import pytest
 
@@ -14,8 +13,8 @@ from frameworks.scheduling.steps.token_feed import ArrivedToken, TokenFeed
 from frameworks.scheduling.steps.worker import CompletedStep, StepWorker
 from tests.frameworks.scheduling.steps.harness import WorkerHarness, running_worker, text_of, wait_for_arrival
 from tests.support.batch_models import Gate
-from tests.support.loops import in_loop, soon
-from tests.support.step_models import EchoModel, echo
+from tests.support.loops import in_loop, soon, task
+from tests.support.step_models import EchoModel, StepGate, echo
 
 STEP_S = 0.001
 
@@ -25,11 +24,24 @@ def slow(prompts: list[str]) -> None:
         time.sleep(STEP_S)
 
 
-async def arrivals(feed: TokenFeed) -> list[list[ArrivedToken]]:
-    """Return the tokens of each read of the feed."""
-    found = []
+class Ticks:
+    """The clock of a worker: each step with sequences takes a second."""
+
+    def __init__(self) -> None:
+        self.now_s = 0
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+    def tick(self, prompts: list[str]) -> None:
+        self.now_s += bool(prompts)
+
+
+async def arrivals(feed: TokenFeed) -> list[ArrivedToken]:
+    """Read the feed to its end."""
+    found: list[ArrivedToken] = []
     while arrived := await feed.read():
-        found.append(arrived)
+        found += arrived
     return found
 
 
@@ -39,35 +51,61 @@ def long_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_module, "_MAX_DELIVERY_DELAY_S", 60.0)
 
 
+@pytest.fixture
+def delivered(monkeypatch: pytest.MonkeyPatch) -> list[list[CompletedStep]]:
+    """The steps of each delivery. A loop that is late may find several deliveries, but they remain separate."""
+    found: list[list[CompletedStep]] = []
+    deliver = StepWorker._deliver
+
+    def recording(worker: StepWorker, steps: Iterable[CompletedStep]) -> None:
+        found.append(list(steps))
+        deliver(worker, found[-1])
+
+    monkeypatch.setattr(StepWorker, "_deliver", recording)
+    return found
+
+
+def num_tokens(delivered: list[list[CompletedStep]]) -> list[int]:
+    """Return the number of tokens of each delivery that has some."""
+    counts = [sum(len(step.result.tokens) for step in steps) for steps in delivered]
+    return [count for count in counts if count]
+
+
 @in_loop
-async def test_whole_text_is_delivered_at_begin_and_end() -> None:
+async def test_whole_text_is_delivered_at_begin_and_end(delivered: list[list[CompletedStep]]) -> None:
     async with running_worker(EchoModel(slow)) as harness:
-        reads = await arrivals(harness.open("abc", 50, is_read_whole=True))
-        assert [len(read) for read in reads] == [1, 49]
-        assert text_of([each.token for read in reads for each in read]) == echo("abc", 50)
-        times = [each.arrived_s for read in reads for each in read]
+        read = await arrivals(harness.open("abc", 50, is_read_whole=True))
+        assert num_tokens(delivered) == [1, 49]
+        assert text_of([each.token for each in read]) == echo("abc", 50)
+        times = [each.arrived_s for each in read]
         # Each token has the time of its own step.
         assert all(later - earlier >= STEP_S for earlier, later in pairwise(times))
 
 
 @in_loop
-async def test_streaming_reader_gets_every_step() -> None:
-    async with running_worker(EchoModel(slow)) as harness:
-        whole = asyncio.ensure_future(arrivals(harness.open("xyz", 60, is_read_whole=True)))
-        reads = await arrivals(harness.open("abc", 40))
-        assert text_of([each.token for read in reads for each in read]) == echo("abc", 40)
-        # Fewer reads than tokens only where the loop was late.
-        assert len(reads) > 20
-        assert text_of([each.token for read in await whole for each in read]) == echo("xyz", 60)
+async def test_streaming_reader_gets_every_step(delivered: list[list[CompletedStep]]) -> None:
+    gate = Gate()
+    async with running_worker(EchoModel(gate)) as harness:
+        whole = task(arrivals(harness.open("xyz", 60, is_read_whole=True)))
+        await wait_for_arrival(gate)
+        streamed = harness.open("abc", 40)
+        gate.open()
+        assert text_of([each.token for each in await arrivals(streamed)]) == echo("abc", 40)
+        assert text_of([each.token for each in await whole]) == echo("xyz", 60)
+        # The other's first token, the steps of both, and the rest of the other.
+        assert num_tokens(delivered) == [1] + [2] * 40 + [19]
 
 
 @in_loop
-async def test_buffered_tokens_are_delivered_after_maximum_delay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_module, "_MAX_DELIVERY_DELAY_S", 5 * STEP_S)
-    async with running_worker(EchoModel(slow)) as harness:
-        reads = await arrivals(harness.open("abc", 100, is_read_whole=True))
-        assert 3 <= len(reads) <= 22
-        assert sum(map(len, reads)) == 100
+async def test_buffered_tokens_are_delivered_after_maximum_delay(
+    monkeypatch: pytest.MonkeyPatch, delivered: list[list[CompletedStep]]
+) -> None:
+    monkeypatch.setattr(worker_module, "_MAX_DELIVERY_DELAY_S", 5)
+    monkeypatch.setattr(worker_module, "time", clock := Ticks())
+    async with running_worker(EchoModel(clock.tick)) as harness:
+        assert len(await arrivals(harness.open("abc", 100, is_read_whole=True))) == 100
+        # The step after the delay delivers those before it.
+        assert num_tokens(delivered) == [1] + [7] * 14 + [1]
 
 
 @in_loop
@@ -93,34 +131,24 @@ async def test_tokens_before_failed_step_precede_error() -> None:
 
 @in_loop
 async def test_abort_of_last_sequence_keeps_counts() -> None:
-    gate = Gate()
+    gate = StepGate(30)
     async with running_worker(EchoModel(gate)) as harness:
         feed = harness.open("abc", 1000, is_read_whole=True)
-        await wait_for_arrival(gate)
-        gate.open()
         await feed.read()
         await soon(lambda: len(harness.model.steps) > 20)
         feed.close()
+        gate.open()
         await soon(lambda: not harness.worker.is_running)
         assert harness.counts.tokens == len(harness.model.steps)
         assert harness.worker.stats.running == 0
 
 
 @in_loop
-async def test_close_delivers_buffered_steps() -> None:
-    delivered: list[int] = []
-    deliver = StepWorker._deliver
-
-    def recording(worker: StepWorker, steps: Iterable[CompletedStep]) -> None:
-        steps = list(steps)
-        delivered.append(len(steps))
-        deliver(worker, steps)
-
-    with patch.object(StepWorker, "_deliver", recording):
-        harness = WorkerHarness(EchoModel(slow))
-        feed = harness.open("abc", 1000, is_read_whole=True)
-        await feed.read()
-        feed.close()
-        await asyncio.wait_for(harness.worker.close(), 60)
-    assert sum(delivered) == len(harness.model.steps) + harness.model.empty_steps
+async def test_close_delivers_buffered_steps(delivered: list[list[CompletedStep]]) -> None:
+    harness = WorkerHarness(EchoModel(slow))
+    feed = harness.open("abc", 1000, is_read_whole=True)
+    await feed.read()
+    feed.close()
+    await asyncio.wait_for(harness.worker.close(), 60)
+    assert sum(map(len, delivered)) == len(harness.model.steps) + harness.model.empty_steps
     assert harness.counts.tokens == len(harness.model.steps)
