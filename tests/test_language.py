@@ -50,6 +50,17 @@ CHECKED = (
 
 _PHRASES = re.compile(rf"\b(?:{'|'.join(BANNED)})\b", re.IGNORECASE)
 _SUBJECT = re.compile(rf"(?:^|(?<=[.:;!] )){WHAT_AS_SUBJECT}")
+_NAMES = re.compile(
+    "|".join(rf"(?:(?<![A-Za-z]){word}|{word.capitalize()})(?![a-z])" for word in sorted(BANNED_IN_NAMES))
+)
+# Quotes inside of a comment and number signs inside of a string belong to the one that began first.
+_COMMENT_OR_STRING = re.compile(
+    r"""#(?P<comment>[^\n]*)"""
+    r"""|\"{3}[^"\\]*(?:(?:\\.|"(?!""))[^"\\]*)*\"{3}|'{3}[^'\\]*(?:(?:\\.|'(?!''))[^'\\]*)*'{3}"""
+    r"""|"[^"\\\n]*(?:\\.[^"\\\n]*)*"|'[^'\\\n]*(?:\\.[^'\\\n]*)*'""",
+    re.DOTALL,
+)
+_IDENTIFIER = re.compile(r"[^\W\d]\w*")
 _GENERATED = re.compile(r"<!-- generated: .*?<!-- end: ", re.DOTALL)
 _SKIPPED = (
     "tests/test_language.py",  # holds the phrases themselves
@@ -68,8 +79,9 @@ def offences(path: Path) -> list[str]:
     """Return one line for each banned phrase in a file: its line number, the phrase, the text around it."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".py":
-        pieces = [*_comments(text), *_strings(text, is_test=path.is_relative_to(ROOT / "tests"))]
-        found = [*_found_in(pieces), *_banned_names(text), *_long_test_names(text)]
+        nodes = list(ast.walk(ast.parse(text)))
+        pieces = [*_comments(text), *_strings(nodes, is_test=path.is_relative_to(ROOT / "tests"))]
+        found = [*_found_in(pieces), *_banned_names(text), *_long_test_names(nodes)]
     else:
         # Generated tables repeat texts of the code, which are checked there.
         found = _found_in(_paragraphs(_GENERATED.sub(lambda match: "\n" * match[0].count("\n"), text)))
@@ -101,49 +113,48 @@ def _found_in(pieces: Iterator[tuple[int, str]] | list[tuple[int, str]]) -> list
 def _comments(source: str) -> Iterator[tuple[int, str]]:
     """Yield comments with their first line; neighbouring lines of comments are one text."""
     first, last, words = 0, -1, ""
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type != tokenize.COMMENT:
+    line, counted = 1, 0
+    for match in _COMMENT_OR_STRING.finditer(source):
+        if match["comment"] is None:
             continue
-        text = token.string.lstrip("#: ")
-        if token.start[0] == last + 1 and token.line.lstrip().startswith("#"):
+        start = match.start()
+        line += source.count("\n", counted, start)
+        counted = start
+        text = match["comment"].lstrip("#: ")
+        is_alone = not source[source.rfind("\n", 0, start) + 1 : start].strip()
+        if line == last + 1 and is_alone:
             words = f"{words} {text}"
         else:
             if words:
                 yield first, words
-            first, words = token.start[0], text
-        last = token.start[0]
+            first, words = line, text
+        last = line
     if words:
         yield first, words
 
 
-def _strings(source: str, is_test: bool) -> Iterator[tuple[int, str]]:
+def _strings(nodes: list[ast.AST], is_test: bool) -> Iterator[tuple[int, str]]:
     """Yield docstrings and other string literals; of a test the docstrings only: the rest is test data."""
-    tree = ast.parse(source)
     blocks = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-    bodies = (node.body for node in ast.walk(tree) if isinstance(node, blocks))
+    bodies = (node.body for node in nodes if isinstance(node, blocks))
     documented = {id(each.value) for body in bodies for each in body if isinstance(each, ast.Expr)}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and (id(node) in documented or not is_test):
             yield node.lineno, " ".join(node.value.split())
 
 
 def _banned_names(source: str) -> list[str]:
-    names = {
-        token.string: token.start[0]
-        for token in tokenize.generate_tokens(io.StringIO(source).readline)
-        if token.type == tokenize.NAME
-    }
-    return [
-        f"{line}: the name {name}"
-        for name, line in names.items()
-        if BANNED_IN_NAMES.intersection(word.lower() for word in re.findall(r"[A-Z]?[a-z]+", name))
-    ]
+    code = _COMMENT_OR_STRING.sub(lambda match: "\n" * match[0].count("\n"), source)
+    if not _NAMES.search(code):
+        return []
+    names = {name: line for line, text in enumerate(code.split("\n"), 1) for name in _IDENTIFIER.findall(text)}
+    return [f"{line}: the name {name}" for name, line in names.items() if _NAMES.search(name)]
 
 
-def _long_test_names(source: str) -> list[str]:
+def _long_test_names(nodes: list[ast.AST]) -> list[str]:
     return [
         f"{node.lineno}: {node.name} has more than {MAX_WORDS_OF_A_TEST_NAME} words"
-        for node in ast.walk(ast.parse(source))
+        for node in nodes
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
         if len(node.name.split("_")) - 1 > MAX_WORDS_OF_A_TEST_NAME
     ]
@@ -194,8 +205,8 @@ def test_plain_phrase_is_not_found(text: str) -> None:
 
 
 def test_long_test_name_is_found() -> None:
-    assert _long_test_names("def test_one_two_three_four_five_six_seven_eight_nine(): ...")
-    assert not _long_test_names("def test_one_two_three_four_five_six_seven_eight(): ...")
+    assert _long_test_names([*ast.walk(ast.parse("def test_one_two_three_four_five_six_seven_eight_nine(): ..."))])
+    assert not _long_test_names([*ast.walk(ast.parse("def test_one_two_three_four_five_six_seven_eight(): ..."))])
 
 
 def test_banned_word_of_a_name_is_found() -> None:
@@ -209,6 +220,18 @@ def test_comment_over_two_lines_is_one_text() -> None:
         (3, "other"),
         (5, "third"),
     ]
+
+
+@pytest.mark.parametrize(
+    "literal",
+    ['"#"', "'\\'#'", 'r"\\"#"', '"""\n"\n#"""', "'''\\'''#'''", "f'{x:#x}'", "'\\\n#'", "''", '""""#"""'],
+)
+def test_number_sign_in_string_is_no_comment(literal: str) -> None:
+    source = f"x = {literal}  # one's comment\n# next\ny = 1  # last"
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    wanted = [token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT]
+    assert wanted == ["one's comment", "next", "last"]
+    assert " ".join(text for _, text in _comments(source)) == " ".join(wanted)
 
 
 def main() -> None:
