@@ -56,7 +56,7 @@ class TestEmbeddings:
         infer = server.infer(model, text=DOCUMENTS)
         # By default the client asks for base64 and decodes it.
         for options in ({}, {"encoding_format": "float"}):
-            answer = client.embeddings.create(model=model, input=DOCUMENTS, **options)  # type: ignore[arg-type]
+            answer = client.embeddings.create(model=model, input=DOCUMENTS, **options)
             assert (answer.usage.prompt_tokens, answer.usage.total_tokens) == (infer["tokens"], infer["tokens"])
             rows = np.array([each.embedding for each in answer.data])
             assert np.allclose(rows, infer["embeddings"], atol=1e-6)
