@@ -13,7 +13,7 @@ from frameworks.errors import (
 )
 from frameworks.models.slot import ModelState
 from tests.support.batch_models import FakeRegistry, Gate
-from tests.support.loops import in_loop, soon, task
+from tests.support.loops import in_loop, settle, soon, task
 from tests.support.managing import ask, make_manager, permitted, register, serving
 
 
@@ -29,7 +29,7 @@ class TestUnloading:
             unload = task(manager.unload("m"))
             await soon(lambda: slot.state is ModelState.DRAINING)
             late = task(ask(manager))
-            await asyncio.sleep(0.01)
+            await settle()
             assert not unload.done()
             gate.open()
             assert await asyncio.gather(*asked) == [[0], [2], [4]]
@@ -48,7 +48,7 @@ class TestUnloading:
         async with serving(FakeRegistry()) as manager:
             with permitted(manager.slot("m")):
                 unload = task(manager.unload("m"))
-                await asyncio.sleep(0.02)
+                await settle()
                 assert not unload.done()
             await unload
 
@@ -87,7 +87,7 @@ class TestUnloading:
             load = task(manager.load("m"))
             await soon(gate.arrived.is_set)
             removal, late = task(manager.remove("m")), task(manager.load("m"))
-            await asyncio.sleep(0.01)
+            await settle()
             gate.open()
             await asyncio.gather(load, removal)
             with pytest.raises(ModelNotFound):

@@ -19,7 +19,7 @@ def in_loop(test: Callable[Arguments, Awaitable[None]]) -> Callable[Arguments, N
     @functools.wraps(test)
     def run(*arguments: Arguments.args, **options: Arguments.kwargs) -> None:
         async def whole() -> None:
-            async with asyncio.timeout(4 * HANGS_AFTER_S):
+            async with asyncio.timeout(10 * HANGS_AFTER_S):
                 await test(*arguments, **options)
 
         asyncio.run(whole())
@@ -38,6 +38,12 @@ async def soon(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(HANGS_AFTER_S):
         while not condition():  # noqa: ASYNC110 - threads without a loop make it true
             await asyncio.sleep(0.001)
+
+
+async def settle() -> None:
+    """Let the other tasks run until each of them waits for a thread, a timer or an event."""
+    for _ in range(100):
+        await asyncio.sleep(0)
 
 
 def pass_time(seconds: float) -> None:

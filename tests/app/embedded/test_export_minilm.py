@@ -67,16 +67,13 @@ def test_recipe_depends_on_weights_and_exporter() -> None:
 
 def test_second_run_imports_no_framework() -> None:
     script = (
-        "import json, sys, time\n"
-        "started = time.perf_counter()\n"
+        "import json, sys\n"
         "from app.embedded.__main__ import main\n"
         "status = main([])\n"
         "frameworks = {'torch', 'transformers', 'onnx', 'onnxruntime', 'numpy'} & set(sys.modules)\n"
-        "print(json.dumps([status, sorted(frameworks), time.perf_counter() - started]))\n"
+        "print(json.dumps([status, sorted(frameworks)]))\n"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True, capture_output=True, text=True)
     *lines, report = done.stdout.splitlines()
     assert lines == [f"models/{name}: exists" for name in ("minilm", "minilm-onnx", "digits", "tiny-llama")]
-    status, frameworks, seconds = json.loads(report)
-    assert (status, frameworks) == (0, [])
-    assert seconds < 1.0
+    assert json.loads(report) == [0, []]

@@ -13,9 +13,9 @@ from uvicorn.server import ServerState
 from app.http.bodies import read_body
 from app.http.protocol import FAST_PATH, BoundedHttpProtocol
 from app.protocols.errors import ClientGone, TooLarge
-from tests.support.loops import soon
+from tests.support.loops import HANGS_AFTER_S, pass_time, settle, soon
 
-IDLE_S = 0.2
+IDLE_S = HANGS_AFTER_S
 MAX_BYTES = 2_000_000
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -69,7 +69,7 @@ outcomes: list[str] = []
 
 
 class Quick(BoundedHttpProtocol):
-    """A protocol that closes after IDLE_S. `made`: all instances."""
+    """A protocol that closes after IDLE_S. `made`: all instances. `received_bytes`: those of requests."""
 
     made: "list[Quick]"
     system_bytes: int | None = None
@@ -78,7 +78,12 @@ class Quick(BoundedHttpProtocol):
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config, ServerState(), {})
         self.timeout_keep_alive = IDLE_S  # type: ignore[assignment]
+        self.received_bytes = 0
         self.made.append(self)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self.received_bytes += len(data)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -125,7 +130,10 @@ async def exchange(connection: Connection, *arguments: Any) -> tuple[int, dict[s
     return await answer_of(connection)
 
 
-async def idle_s_until_closed(connection: Connection) -> float:
-    """Wait for the server to close the connection; return the seconds since its last response, by its own clock."""
+async def check_idle_time(connection: Connection) -> None:
+    """Check that the server closes the connection IDLE_S after its last response, and not before."""
+    pass_time(IDLE_S * 0.8)
+    await settle()
+    assert not Quick.made[0].transport.is_closing()
+    pass_time(IDLE_S * 0.2)
     assert await asyncio.wait_for(connection[0].read(), 60) == b""
-    return asyncio.get_running_loop().time() - Quick.made[0]._idle_since_s

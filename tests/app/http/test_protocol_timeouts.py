@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from app.http import protocol as http_protocol
-from app.http.protocol import LEAST_READ_BYTES
-from tests.app.http.connections import IDLE_S, Quick, answer_of, connected, exchange, idle_s_until_closed, request
-from tests.support.loops import in_loop, soon
+from app.http.protocol import LEAST_READ_BYTES, STALL_S
+from tests.app.http.connections import IDLE_S, Quick, answer_of, check_idle_time, connected, exchange, request
+from tests.support.loops import in_loop, pass_time, settle, soon
 
 
 class TestIdle:
@@ -20,28 +20,34 @@ class TestIdle:
         async with connected() as connection:
             for _ in range(3):
                 assert (await exchange(connection, f"/{way}/10"))[0] == 200
-            assert await idle_s_until_closed(connection) >= IDLE_S * 0.9
+            await check_idle_time(connection)
 
     @in_loop
     @pytest.mark.parametrize("way", ["short", "long"])
     async def test_idle_time_starts_at_last_response(self, way: str) -> None:
-        loop = asyncio.get_running_loop()
         async with connected() as connection:
-            begun_s = loop.time()
             # Longer than the idle time in all, with pauses that are shorter than it.
-            while loop.time() - begun_s < IDLE_S * 2:
+            for _ in range(3):
                 assert (await exchange(connection, f"/{way}/10"))[0] == 200
-                await asyncio.sleep(IDLE_S * 0.1)
+                pass_time(IDLE_S * 0.8)
+                await settle()
             assert (await exchange(connection, f"/{way}/10"))[0] == 200
-            assert await idle_s_until_closed(connection) >= IDLE_S * 0.9
+            await check_idle_time(connection)
 
     @in_loop
     async def test_connection_with_running_request_is_kept(self) -> None:
         async with connected() as connection:
             assert (await exchange(connection, "/short/10"))[0] == 200
-            assert (await exchange(connection, "/short/10", b"", f"x-wait: {IDLE_S * 2}"))[0] == 200
+            received_bytes = Quick.made[0].received_bytes
+            connection[1].write(request("/short/10", b"", f"x-wait: {IDLE_S * 2}"))
+            await soon(lambda: Quick.made[0].received_bytes > received_bytes)
+            await settle()
+            pass_time(IDLE_S)
+            await settle()
+            pass_time(IDLE_S)
+            assert (await answer_of(connection))[0] == 200
             assert (await exchange(connection, "/short/10"))[0] == 200
-            assert await idle_s_until_closed(connection) >= IDLE_S * 0.9
+            await check_idle_time(connection)
 
     @in_loop
     @pytest.mark.parametrize("cut", [10, -2, -5], ids=["in the first line", "in the body", "at the end of the head"])
@@ -49,11 +55,14 @@ class TestIdle:
         whole = request("/echo", b"ab" if cut != -5 else b"a")
         async with connected() as connection:
             assert (await exchange(connection, "/short/10"))[0] == 200
+            wanted_bytes = Quick.made[0].received_bytes + len(whole[:cut])
             connection[1].write(whole[:cut])
-            await asyncio.sleep(IDLE_S * 2)
+            await soon(lambda: Quick.made[0].received_bytes == wanted_bytes)
+            pass_time(IDLE_S * 2)
+            await settle()
             connection[1].write(whole[cut:])
             assert (await answer_of(connection))[0] == 200
-            assert await idle_s_until_closed(connection) >= IDLE_S * 0.9
+            await check_idle_time(connection)
 
     @in_loop
     async def test_connection_has_one_timer_until_closed(self) -> None:
@@ -94,8 +103,7 @@ class TestSlowReaders:
     """Run with a server that checks its readers every STALL_S."""
 
     @pytest.fixture(autouse=True)
-    def soon_stalled(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(http_protocol, "STALL_S", 0.1)
+    def small_buffers(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Quick, "system_bytes", 4096)
 
     @in_loop
@@ -108,9 +116,11 @@ class TestSlowReaders:
             await loop.sock_sendall(reader, request(f"/{way}/{size}", b"", *lines))
             await soon(lambda: Quick.made[-1].cycle is not None and Quick.made[-1].cycle.response_complete)
             assert Quick.made[-1].transport.get_write_buffer_size() > 0
-            started_s = loop.time()
+            # The connection may be idle first; then the reader may take bytes that the system still had room for.
+            for seconds in (IDLE_S, STALL_S, STALL_S):
+                pass_time(seconds)
+                await settle()
             await soon(lambda: Quick.made[-1] not in Quick.made[-1].connections)
-            assert loop.time() - started_s < IDLE_S + 0.5
             assert Quick.made[-1]._stall_timer is None
             assert len(await read_rest(reader)) < size
 
@@ -121,21 +131,26 @@ class TestSlowReaders:
             loop = asyncio.get_running_loop()
             await loop.sock_sendall(reader, request(f"/short/{size}"))
             received = b""
-            started_s = loop.time()
+            stall_checks = 0
             while not received.endswith(b"x" * 10) or len(received) < size:
                 received += await loop.sock_recv(reader, 5000)
-                await asyncio.sleep(0.005)
-            assert loop.time() - started_s > 3 * http_protocol.STALL_S, "several stall checks ran"
+                if len(received) > (stall_checks + 1) * 100_000:
+                    stall_checks += 1
+                    pass_time(STALL_S)
+                    await settle()
+            assert stall_checks > 3
             assert received.endswith((b"%d " % size).ljust(size, b"x"))
             await soon(lambda: Quick.made[-1]._stall_timer is None)
 
     @in_loop
-    async def test_slow_reader_loses_connection(self) -> None:
+    async def test_slow_reader_loses_connection(self, monkeypatch: pytest.MonkeyPatch) -> None:
         async with unread() as reader:
             loop = asyncio.get_running_loop()
+            monkeypatch.setattr(http_protocol, "STALL_S", 0.1)
             await loop.sock_sendall(reader, request("/short/3000000"))
             sips = 0
             while await loop.sock_recv(reader, 500):
-                await asyncio.sleep(0.02)
+                pass_time(0.1)
+                await settle()
                 sips += 1
             assert sips < 100

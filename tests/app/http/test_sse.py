@@ -10,7 +10,7 @@ from app.http import sse
 from frameworks.errors import DeadlineExceeded, Draining, ModelFailed, Overloaded
 from frameworks.generation.types import GenerateRequest, Piece
 from tests.app.protocols.generating import Caller, Endless, EndpointHarness, ScriptedGeneration
-from tests.support.loops import in_loop, soon, task
+from tests.support.loops import in_loop, settle, soon, task
 
 PIECES = (Piece(0, "Hal"), Piece(0, "lo"), Piece(0, "!", "stop"))
 LAST = {"text": "!", "index": 0, "finish_reason": "stop", "tokens_generated": 2, "prompt_tokens": 3}
@@ -49,8 +49,7 @@ class TestWhole:
         harness = EndpointHarness(ScriptedGeneration(asyncio.Event()))
         caller = Caller(harness)
         pending = task(caller.send_request())
-        await asyncio.sleep(0.01)
-        assert harness.version.references
+        await soon(lambda: bool(harness.version.references))
         caller.disconnect()
         await pending
         assert caller.messages == []
@@ -228,6 +227,6 @@ async def cancelled(caller: Caller, messages: int) -> None:
     """Run the request, and cancel it after this number of messages."""
     pending = task(caller.send_request())
     await soon(lambda: len(caller.messages) == messages)
-    await asyncio.sleep(0.01)
+    await settle()
     pending.cancel()
     await pending

@@ -17,7 +17,7 @@ from app.http.protocol import BoundedHttpProtocol
 from frameworks.errors import Overloaded
 from frameworks.generation.types import Piece
 from tests.app.protocols.generating import Endless, EndpointHarness, ScriptedGeneration, events_of
-from tests.support.loops import in_loop, soon
+from tests.support.loops import HANGS_AFTER_S, in_loop, pass_time, settle, soon
 
 PATH = "/models/writer/infer"
 PIECES = [Piece(0, f"{i} ") for i in range(50)] + [Piece(0, "", "stop")]
@@ -108,16 +108,20 @@ async def test_stopped_reader_loses_connection_and_text(monkeypatch: pytest.Monk
 
 
 @in_loop
-async def test_slow_reader_gets_whole_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_protocol, "STALL_S", 0.1)
+async def test_slow_reader_gets_whole_stream() -> None:
     text = "x" * 1000
     harness = EndpointHarness(ScriptedGeneration(*[Piece(0, text)] * 500, Piece(0, "", "stop")))
     async with serving(harness) as address, open_stream(address) as connection:
         received = b""
+        stall_checks = 0
         while not received.endswith(b"\r\n0\r\n\r\n"):
             received += await asyncio.get_running_loop().sock_recv(connection, 5000)
-            await asyncio.sleep(0.003)
+            if len(received) > (stall_checks + 1) * 100_000:
+                stall_checks += 1
+                pass_time(http_protocol.STALL_S)
+                await settle()
         connection.close()
+    assert stall_checks > 3
     assert received.count(text.encode()) == 500
     assert b"data: [DONE]\n\n" in received
     harness.check_completed(200)
@@ -129,7 +133,8 @@ class TestGivenUp:
     ERROR = Overloaded("the reader is 1024 tokens behind", retry_after_s=1)
 
     @in_loop
-    async def test_resumed_reader_gets_the_error(self) -> None:
+    async def test_resumed_reader_gets_the_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sse, "LAST_EVENT_S", HANGS_AFTER_S)
         harness = EndpointHarness(generation := Endless())
         async with serving(harness) as address, open_stream(address) as connection:
             await asyncio.sleep(0.05)

@@ -1,7 +1,6 @@
 """Test a generating model in the manager: load, generate, drain, death, reload."""
 
 import asyncio
-import time
 from itertools import count
 
 import pytest
@@ -16,7 +15,7 @@ from tests.frameworks.scheduling.steps.harness import read_all, sequence_request
 from tests.support.batch_models import FakeRegistry, Gate
 from tests.support.loops import in_loop, soon, task
 from tests.support.managing import ask, make_manager, opened, permit, register, serving
-from tests.support.step_models import EchoRegistry
+from tests.support.step_models import EchoRegistry, StepGate
 
 _ids = count(1)
 
@@ -101,7 +100,8 @@ async def test_reload_after_dead_thread_serves_again() -> None:
 
 @in_loop
 async def test_drain_timeout_ends_running_texts() -> None:
-    manager = make_manager(EchoRegistry(lambda _: time.sleep(0.001)), drain_timeout_s=0.05)
+    steps = StepGate(1)
+    manager = make_manager(EchoRegistry(steps), drain_timeout_s=0.05)
     async with manager:
         register(manager)
         await manager.load("m")
@@ -109,6 +109,7 @@ async def test_drain_timeout_ends_running_texts() -> None:
         await soon(lambda: any(stats.running for stats in manager.slot("m").active.step_stats))
     with pytest.raises(Draining):
         await reader
+    steps.open()
 
 
 @in_loop

@@ -19,7 +19,7 @@ from tests.frameworks.models.sized_registry import (
 )
 from tests.support.batch_models import Gate
 from tests.support.fake_probe import GIB
-from tests.support.loops import in_loop, soon, task
+from tests.support.loops import HANGS_AFTER_S, in_loop, settle, soon, task
 from tests.support.managing import permit, register
 
 
@@ -57,7 +57,7 @@ class TestEviction:
             other = task(infer(manager, "b"))
             await soon(lambda: states(manager)["a"] == "draining")
             late = task(infer(manager, "a", 8))
-            await asyncio.sleep(0.02)
+            await settle()
             assert not registry.of["a"].is_closed
             assert not other.done()
             first = registry.of["a"]
@@ -79,7 +79,7 @@ class TestEviction:
             with permit() as held:
                 await manager.wait_for(version, held)
                 other, order = task(infer(manager, "b")), task(manager.unload("a"))
-                await asyncio.sleep(0.05)
+                await settle()
                 assert not other.done()
                 assert version.acquire(held, version.spec_for(held))
             await asyncio.gather(other, order)
@@ -96,10 +96,10 @@ class TestEviction:
             clock.now_s += 1
             async with version.lock:
                 again = task(infer(manager, "a"))
-                await asyncio.sleep(0.01)
+                await settle()
                 other = task(infer(manager, "b"))
-                await asyncio.sleep(0.02)
-            async with asyncio.timeout(5):
+                await settle()
+            async with asyncio.timeout(HANGS_AFTER_S):
                 await asyncio.gather(again, other)
 
     @in_loop
@@ -117,7 +117,8 @@ class TestEviction:
             await soon(gate.arrived.is_set)
             manager.slot("a").active.load_s = 1000.0
             other = task(infer(manager, "b"))
-            await asyncio.sleep(0.02)
+            await soon(lambda: states(manager)["b"] == "loading")
+            await settle()
             assert states(manager) == {"a": "ready", "b": "loading"}
             more = task(infer(manager, "a"))  # it still accepts requests
             gate.open()
@@ -133,7 +134,7 @@ class TestEviction:
             await soon(lambda: states(manager)["a"] == "draining")
             other = task(infer(manager, "b"))
             await soon(lambda: states(manager)["b"] == "loading")
-            await asyncio.sleep(0.02)
+            await settle()
             order.cancel()
             await asyncio.wait([order])
             gate.open()

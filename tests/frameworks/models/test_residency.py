@@ -59,9 +59,11 @@ class TestLoadingOnDemand:
     async def test_request_waits_for_load_until_its_timeout(self) -> None:
         async with lazy_models("a") as (registry, manager):
             registry.gates["a"] = Gate()
+            request = task(infer(manager, "a"))
+            await soon(registry.gates["a"].arrived.is_set)
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.02):
-                    await infer(manager, "a")
+                    await request
             assert manager.slot("a").active.references == 0
             registry.gates["a"].open()
             await soon(lambda: states(manager) == {"a": "ready"})

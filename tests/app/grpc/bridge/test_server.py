@@ -151,11 +151,14 @@ def test_handler_errors_become_statuses_without_internals(served: Served) -> Non
 
 
 def test_deadline_is_visible_and_cancels_handler(served: Served) -> None:
-    with ends_with(grpc.StatusCode.DEADLINE_EXCEEDED):
-        unary(served[1])(b"wait", timeout=0.3)
+    for timeout_s in (0.3, 3, 30):
+        with ends_with(grpc.StatusCode.DEADLINE_EXCEEDED):
+            unary(served[1])(b"wait", timeout=timeout_s)
+        if served[0].begun.is_set():
+            break  # otherwise the machine was so slow that the call never began
     left_s = served[0].calls[0].left_s
     assert left_s is not None
-    assert left_s < 0.3
+    assert left_s < timeout_s
     assert served[0].cancelled.wait(60)
     wait_until(lambda: served[0].running == 0)
 
@@ -184,7 +187,7 @@ def test_oversized_uncompressed_message_is_resource_exhausted() -> None:
 
 def test_thousand_concurrent_calls_are_answered(served: Served) -> None:
     calls = [unary(served[1]).future(b"wait %d" % i) for i in range(MANY)]
-    wait_until(lambda: served[0].running == MANY, 30)
+    wait_until(lambda: served[0].running == MANY)
     served[0].open_gate()
     assert [call.result(60) for call in calls] == [b"wait %d" % i for i in range(MANY)]
     assert served[0].running == 0
@@ -228,10 +231,17 @@ def test_stop_answers_running_calls_and_refuses_new(served: Served) -> None:
     call = unary(served[1]).future(b"wait")
     assert served[0].begun.wait(60)
     with ThreadPoolExecutor(1) as executor:
-        stopping = executor.submit(served[0].run, served[0].server.stop(10))
-        time.sleep(0.2)
-        with ends_with(grpc.StatusCode.UNAVAILABLE):
-            unary(served[1])(b"new", timeout=60)
+        stopping = executor.submit(served[0].run, served[0].server.stop(60))
+
+        def is_refused() -> bool:
+            try:
+                unary(served[1])(b"new", timeout=60)
+            except grpc.RpcError as error:
+                # CANCELLED: the server stopped while the call arrived.
+                return error.code() is grpc.StatusCode.UNAVAILABLE
+            return False
+
+        wait_until(is_refused)
         served[0].open_gate()
         assert call.result(60) == b"wait"
         stopping.result(60)
@@ -242,7 +252,7 @@ def test_stop_cancels_handlers_after_grace(served: Served) -> None:
     assert served[0].begun.wait(60)
     served[0].run(served[0].server.stop(0.2))
     assert served[0].cancelled.wait(60)
-    assert isinstance(call.exception(5), grpc.RpcError)
+    assert isinstance(call.exception(60), grpc.RpcError)
 
 
 def test_bind_to_used_port_raises_cannot_listen(served: Served) -> None:

@@ -32,7 +32,7 @@ async def test_stop_lets_running_stream_continue() -> None:
         call = open_stream()
         await call.write(b"a")
         assert await call.read() == b"a"
-        stopping = task(server.stop(10.0))
+        stopping = task(server.stop(60.0))
         await asyncio.sleep(0.1)
         await call.write(b"b")
         assert await call.read() == b"b"
@@ -42,8 +42,12 @@ async def test_stop_lets_running_stream_continue() -> None:
 
 
 @in_loop
-async def test_stop_sends_response_of_cancelled_handler() -> None:
+async def test_stop_sends_response_of_cancelled_handler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.grpc.bridge.server._CANCEL_GRACE_S", 30.0)
+    is_begun = asyncio.Event()
+
     async def polite(request: bytes, call: Call) -> bytes:
+        is_begun.set()
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError:
@@ -62,6 +66,7 @@ async def test_stop_sends_response_of_cancelled_handler() -> None:
         answer = task(status_of(ask(b"")))
         call = open_stream()
         assert await call.read() == b"piece"
+        await asyncio.wait_for(is_begun.wait(), 60)
         await asyncio.wait_for(server.stop(0.1), 60)
         assert await answer == (grpc.StatusCode.UNAVAILABLE, "ask another")
         assert await call.code() is grpc.StatusCode.CANCELLED
@@ -70,9 +75,10 @@ async def test_stop_sends_response_of_cancelled_handler() -> None:
 @in_loop
 async def test_stop_abandons_handler_that_ignores_cancel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.grpc.bridge.server._CANCEL_GRACE_S", 0.2)
-    is_released = asyncio.Event()
+    is_begun, is_released = asyncio.Event(), asyncio.Event()
 
     async def stubborn(request: bytes, call: Call) -> bytes:
+        is_begun.set()
         while not is_released.is_set():
             try:
                 await is_released.wait()
@@ -82,7 +88,7 @@ async def test_stop_abandons_handler_that_ignores_cancel(monkeypatch: pytest.Mon
 
     async with serving(stubborn) as (server, address), unary_client(address) as ask:
         answer = task(status_of(ask(b"")))
-        await asyncio.sleep(0.1)
+        await asyncio.wait_for(is_begun.wait(), 60)
         await asyncio.wait_for(server.stop(0.0), 60)
         assert (await answer)[0] in (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE)
         is_released.set()

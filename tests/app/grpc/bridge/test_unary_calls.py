@@ -45,11 +45,11 @@ async def test_handler_sees_deadline_metadata_and_peer() -> None:
 
     async with serving(record) as (_, address), unary_client(address) as ask:
         await ask(b"")
-        await ask(b"", timeout=7, metadata=(("x-request-id", "r-1"), ("some-bin", b"\x00\xff")))
+        await ask(b"", timeout=600, metadata=(("x-request-id", "r-1"), ("some-bin", b"\x00\xff")))
     (no_deadline, _, _), (left_s, headers, peer) = seen
     assert no_deadline is None
     # The wire format rounds deadlines.
-    assert 5 < left_s < 7.1
+    assert 480 < left_s < 610
     assert {(b"x-request-id", b"r-1"), (b"some-bin", b"\x00\xff")} <= set(headers)
     assert peer.startswith("ipv4:127.0.0.1:")
 

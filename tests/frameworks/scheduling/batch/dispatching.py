@@ -141,7 +141,7 @@ class Harness:
 async def running_dispatcher(
     *models: RowModel,
     max_rows: int = 8,
-    ageing_s: float = 1.0,
+    ageing_s: float = HANGS_AFTER_S,
     max_delay_s: float = 0.0,
     inputs: Sequence[str] = ("x",),
     runs_by_shape: bool = False,

@@ -1,13 +1,12 @@
 """The hand-over of batches: its time, its instance, and the callbacks of the callers."""
 
 import asyncio
-from statistics import median
+import time
 
 import pytest
 from structlog.testing import capture_logs
 
 from frameworks.errors import ModelFailed
-from frameworks.scheduling.batch.request import Outputs
 from frameworks.types import Timings, TokenBatch
 from tests.frameworks.scheduling.batch.dispatching import (
     Harness,
@@ -19,7 +18,7 @@ from tests.frameworks.scheduling.batch.dispatching import (
     running_dispatcher,
 )
 from tests.support.batch_models import Gate
-from tests.support.loops import in_loop, soon, task, worker_threads_end
+from tests.support.loops import HANGS_AFTER_S, in_loop, pass_time, settle, soon, task, worker_threads_end
 
 
 class TestStart:
@@ -93,39 +92,60 @@ class TestDeadlines:
         assert model.executed == [[2, 3]]
 
 
+class DispatcherClock:
+    """A clock of the dispatcher that runs ahead of that of the requests."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._ahead_s = 0.0
+        monkeypatch.setattr("frameworks.scheduling.batch.dispatcher.time", self)
+
+    def perf_counter(self) -> float:
+        return time.perf_counter() + self._ahead_s
+
+    def pass_time(self, seconds: float) -> None:
+        self._ahead_s += seconds
+        pass_time(seconds)
+
+    def reset(self) -> None:
+        self._ahead_s = 0.0
+
+
 class TestDelay:
     @in_loop
-    async def test_delayed_batch_starts_after_max_delay(self) -> None:
-        model = RowModel()
-        async with running_dispatcher(model, max_delay_s=0.3) as harness:
+    async def test_delayed_batch_starts_after_max_delay(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        model, clock = RowModel(), DispatcherClock(monkeypatch)
+        async with running_dispatcher(model, max_delay_s=HANGS_AFTER_S) as harness:
             timings = [Timings(), Timings()]
             first = harness.dispatcher.submit(rows(0), timings=timings[0])
+            submitted_s = time.perf_counter()
             await asyncio.sleep(0.02)
-            # Submitted at once, without a task: a late loop may dispatch the batch in its next round.
+            between_s = time.perf_counter() - submitted_s
             second = harness.dispatcher.submit(rows(1), timings=timings[1])
+            clock.pass_time(HANGS_AFTER_S / 2)
+            await settle()
             assert model.executed == []
+            # The delay counts from the first request.
+            clock.pass_time(HANGS_AFTER_S / 2 - between_s / 2)
             await asyncio.gather(first, second)
             assert model.executed == [[0, 1]]
-            # The delay counts from the first request.
-            assert timings[0].queue_s >= 0.3
-            assert timings[1].queue_s <= timings[0].queue_s - 0.02
+            assert timings[0].queue_s >= HANGS_AFTER_S
+            assert timings[1].queue_s <= timings[0].queue_s - between_s
         assert harness.batch_sizes == {2: 1}
 
     @in_loop
-    async def test_later_arrivals_do_not_extend_delay(self) -> None:
-        model = RowModel()
-        async with running_dispatcher(model, max_rows=10_000, max_delay_s=0.05) as harness:
-            requests: list[asyncio.Task[Outputs]] = []
-            timings: list[Timings] = []
-            # If arrivals extended the delay, no batch would ever run.
-            while len(model.executed) < 3 or len(requests) < 60:
-                timings.append(Timings())
-                requests.append(task(harness.run(rows(len(requests)), timings=timings[-1])))
-                await asyncio.sleep(0.005)
-            await asyncio.gather(*requests)
-        assert len(model.executed) >= 3
-        assert median(each.queue_s for each in timings) < 0.25
-        assert timings[0].queue_s >= 0.05
+    async def test_later_arrivals_do_not_extend_delay(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        model, clock = RowModel(), DispatcherClock(monkeypatch)
+        async with running_dispatcher(model, max_rows=10_000, max_delay_s=HANGS_AFTER_S) as harness:
+            for round_ in range(3):
+                clock.reset()
+                requests = []
+                for i in range(6):
+                    assert len(model.executed) == round_
+                    requests.append(harness.send(i))
+                    await settle()
+                    clock.pass_time(HANGS_AFTER_S / 6)
+                assert await answers_of(*requests) == [[i] for i in range(6)]
+        assert model.executed == [[*range(6)]] * 3
 
     @in_loop
     async def test_full_batch_skips_delay(self) -> None:
@@ -136,14 +156,14 @@ class TestDelay:
         assert [len(batch) for batch in model.executed] == [3, 3, 3]
 
     @in_loop
-    async def test_request_cancelled_during_delay_is_never_executed(self) -> None:
-        model = RowModel()
-        async with running_dispatcher(model, max_delay_s=0.3) as harness:
+    async def test_request_cancelled_during_delay_is_never_executed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        model, clock = RowModel(), DispatcherClock(monkeypatch)
+        async with running_dispatcher(model, max_delay_s=HANGS_AFTER_S) as harness:
             one, cancelled = harness.send(0), harness.send(1)
-            for _ in range(3):  # both are submitted and the delay has begun
-                await asyncio.sleep(0)
+            await settle()  # both are submitted and the delay has begun
             assert harness.dispatcher.queue_depth == 2
             cancelled.cancel()
+            clock.pass_time(HANGS_AFTER_S)
             assert await answers_of(one) == [[0]]
         assert model.executed == [[0]]
 

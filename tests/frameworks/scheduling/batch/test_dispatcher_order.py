@@ -78,13 +78,29 @@ class TestOrder:
 
     @in_loop
     async def test_result_has_queue_and_compute_seconds(self) -> None:
-        async with running_dispatcher(RowModel(lambda _: time.sleep(0.03)), max_rows=1) as harness:
+        gate = Gate()
+
+        def held(_: list[int]) -> None:
+            gate()
+            time.sleep(0.03)
+
+        async with running_dispatcher(RowModel(held), max_rows=1) as harness:
             first, second, both = Timings(), Timings(), Timings()
-            await asyncio.gather(harness.run(rows(0), timings=first), harness.run(rows(1), timings=second))
+            started_s = time.perf_counter()
+            running = task(harness.run(rows(0), timings=first))
+            await first_run(gate)
+            arrived_s = time.perf_counter()
+            waiting = harness.dispatcher.submit(rows(1), timings=second)
+            held_s = time.perf_counter()
+            await asyncio.sleep(0.03)
+            held_s = time.perf_counter() - held_s
+            gate.open()
+            await asyncio.gather(running, waiting)
             await harness.run(rows(1, 2), timings=both)
-        assert first.compute_s >= 0.03
-        assert second.queue_s >= 0.03
-        assert second.queue_s - first.queue_s >= 0.02, "only the second waited for a run"
+        assert 0 <= first.queue_s <= arrived_s - started_s, "only the second waited for a run"
+        assert first.compute_s >= held_s + 0.03
+        assert second.queue_s >= held_s + 0.03
+        assert second.compute_s >= 0.03
         assert both.compute_s >= 0.06
 
 

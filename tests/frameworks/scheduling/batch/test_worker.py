@@ -19,7 +19,7 @@ from frameworks.scheduling.batch.worker import BatchResult, BatchWorker
 from frameworks.types import Array, TensorBatch
 from tests.frameworks.scheduling.batch.dispatching import first_run
 from tests.support.batch_models import DoublingModel, Gate, numbers
-from tests.support.loops import in_loop, task, worker_threads_end
+from tests.support.loops import in_loop, soon, task, worker_threads_end
 
 
 @asynccontextmanager
@@ -48,13 +48,23 @@ async def test_batches_run_in_order_on_one_thread() -> None:
 
 @in_loop
 async def test_result_has_queue_and_compute_seconds() -> None:
-    async with running_worker(DoublingModel(lambda _: time.sleep(0.05))) as worker:
+    gate = Gate()
+    async with running_worker(DoublingModel(gate)) as worker:
         started_s = time.perf_counter()
-        first, second = await asyncio.gather(run(worker, 1), run(worker, 2))
+        running = task(run(worker, 1))
+        await soon(gate.arrived.is_set)
+        arrived_s = time.perf_counter()
+        waiting = worker.submit(lambda: numbers(2))
+        held_s = time.perf_counter()
+        await asyncio.sleep(0.05)
+        held_s = time.perf_counter() - held_s
+        gate.open()
+        first, second = await asyncio.gather(running, waiting)
         elapsed_s = time.perf_counter() - started_s
-        assert first.compute_s >= 0.05
+        assert first.compute_s >= held_s
         assert first.compute_s + second.compute_s <= elapsed_s
-        assert second.queue_s >= max(0.05, first.queue_s)
+        assert 0 <= first.queue_s <= arrived_s - started_s
+        assert second.queue_s >= held_s
 
 
 @in_loop
