@@ -3,29 +3,40 @@
 import asyncio
 import json
 import random
+import shutil
 import socket
-import time
 from collections import Counter
 from pathlib import Path
 
 import httpx
 import psutil
+import pytest
 
 from tests.e2e.conftest import Start
-from tests.e2e.server import RunningServer, assert_refused, wait_until
+from tests.e2e.server import WAIT_S, RunningServer, assert_refused, wait_until
 from tests.support.models import onnx_costly_graphs, onnx_graphs
 
 MEGABYTES = 20
 SIDE = onnx_costly_graphs.side(MEGABYTES)
 ONES = {"input_data": [1] * SIDE}
 FACTORS = {"a": 2, "b": 3, "c": 5, "d": 7}
+REQUESTS = 5
+"""Of each caller, while models evict each other."""
+
+
+@pytest.fixture(scope="module")
+def graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with four models of 20 MB, which no test changes."""
+    folder = tmp_path_factory.mktemp("graphs")
+    for name, factor in FACTORS.items():
+        onnx_graphs.save(onnx_costly_graphs.weighted(factor, MEGABYTES), folder / f"{name}.onnx")
+    return folder
 
 
 def entries(folder: Path, keys: str = 'load = "lazy"', budget: str = "50MB") -> str:
-    """Save four models of 20 MB; their entries with these keys, and the budget for all."""
+    """Return the entries of the four models with these keys, and the budget for all."""
     text = f'[memory]\nmax_model_memory = "{budget}"\n'
-    for name, factor in FACTORS.items():
-        onnx_graphs.save(onnx_costly_graphs.weighted(factor, MEGABYTES), folder / f"{name}.onnx")
+    for name in FACTORS:
         text += f'[[models.onnx_models]]\nname = "{name}"\npath = "{folder / name}.onnx"\n{keys}\n'
     return text
 
@@ -34,8 +45,8 @@ def states(server: RunningServer) -> dict[str, str]:
     return {model["name"]: model["state"] for model in server.client.get("/models").json()["models"]}
 
 
-def test_lazy_model_loaded_by_first_request(start: Start, tmp_path: Path) -> None:
-    server = start(entries(tmp_path)).wait_ready()
+def test_lazy_model_loaded_by_first_request(start: Start, graphs: Path) -> None:
+    server = start(entries(graphs)).wait_ready()
     assert states(server) == dict.fromkeys(FACTORS, "registered")
     assert server.client.get("/health").json()["status"] == "healthy"
     answer = server.infer("a", **ONES)
@@ -47,8 +58,8 @@ def test_lazy_model_loaded_by_first_request(start: Start, tmp_path: Path) -> Non
     assert server.sample("roundhouse_model_memory_bytes", model="a") == model["memory_bytes"]
 
 
-def test_least_recently_used_model_evicted(start: Start, tmp_path: Path) -> None:
-    server = start(entries(tmp_path)).wait_ready()
+def test_least_recently_used_model_evicted(start: Start, graphs: Path) -> None:
+    server = start(entries(graphs)).wait_ready()
     for name in "abacad":
         assert server.infer(name, **ONES)["output_data"][0] == FACTORS[name]
     assert states(server) == {"a": "ready", "b": "registered", "c": "registered", "d": "ready"}
@@ -58,16 +69,16 @@ def test_least_recently_used_model_evicted(start: Start, tmp_path: Path) -> None
     assert server.sample("roundhouse_model_loads_total", model="b") == 2
 
 
-def test_start_up_evicts_no_model(start: Start, tmp_path: Path) -> None:
-    server = start(entries(tmp_path, keys="")).wait_ready()
+def test_start_up_evicts_no_model(start: Start, graphs: Path) -> None:
+    server = start(entries(graphs, keys="")).wait_ready()
     assert states(server) == {"a": "ready", "b": "ready", "c": "registered", "d": "registered"}
     assert [event["model"] for event in server.events("model is not loaded at start-up")] == ["c", "d"]
     assert server.infer("d", **ONES)["output_data"][0] == 7
     assert server.client.get("/health/ready").status_code == 200
 
 
-def test_pinned_models_stay_others_refused(start: Start, tmp_path: Path) -> None:
-    text = entries(tmp_path, keys="pinned = true")
+def test_pinned_models_stay_others_refused(start: Start, graphs: Path) -> None:
+    text = entries(graphs, keys="pinned = true")
     at_c = text.index('name = "c"')
     server = start(text[:at_c] + text[at_c:].replace("pinned = true", 'load = "lazy"')).wait_ready()
     answer = server.client.post("/models/c/infer", json=ONES)
@@ -80,8 +91,8 @@ def test_pinned_models_stay_others_refused(start: Start, tmp_path: Path) -> None
     assert_refused(server.client.post("/models/a/infer", json=ONES), 503, "unloaded")
 
 
-def test_deadline_bounds_wait_for_load(start: Start, tmp_path: Path) -> None:
-    server = start(entries(tmp_path)).wait_ready()
+def test_deadline_bounds_wait_for_load(start: Start, graphs: Path) -> None:
+    server = start(entries(graphs)).wait_ready()
     answer = server.client.post("/models/a/infer", json={**ONES, "timeout_ms": 1})
     assert_refused(answer, 504, "deadline_exceeded", "was not loaded within timeout_ms")
     # The load continues.
@@ -90,9 +101,10 @@ def test_deadline_bounds_wait_for_load(start: Start, tmp_path: Path) -> None:
     assert server.sample("roundhouse_model_loads_total", model="a") == 1
 
 
-def test_failed_load_reported_and_repeated(start: Start, tmp_path: Path) -> None:
-    server = start(entries(tmp_path)).wait_ready()
-    file = tmp_path / "a.onnx"
+def test_failed_load_reported_and_repeated(start: Start, graphs: Path, tmp_path: Path) -> None:
+    own = shutil.copytree(graphs, tmp_path / "graphs")
+    server = start(entries(own)).wait_ready()
+    file = own / "a.onnx"
     content = file.read_bytes()
     file.write_bytes(content[:1000])
     for words in ("failed to load", "is retried in"):
@@ -103,8 +115,8 @@ def test_failed_load_reported_and_repeated(start: Start, tmp_path: Path) -> None
     assert server.client.get("/health").json()["status"] == "healthy"
 
 
-def test_disconnect_during_load_affects_no_other(start: Start, tmp_path: Path) -> None:
-    server = start(entries(tmp_path)).wait_ready()
+def test_disconnect_during_load_affects_no_other(start: Start, graphs: Path) -> None:
+    server = start(entries(graphs)).wait_ready()
     with httpx.Client(base_url=server.url, timeout=0.005) as hasty:
         for name in FACTORS:
             try:
@@ -117,9 +129,9 @@ def test_disconnect_during_load_affects_no_other(start: Start, tmp_path: Path) -
     assert server.sample("roundhouse_queue_depth") == 0
 
 
-def test_four_models_in_memory_of_two(start: Start, tmp_path: Path) -> None:
+def test_four_models_in_memory_of_two(start: Start, graphs: Path) -> None:
     """The benchmark runs four MiniLMs for a minute."""
-    server = start(entries(tmp_path), is_fork=False).wait_ready()
+    server = start(entries(graphs), is_fork=False).wait_ready()
     limit = 50e6
     process = psutil.Process(server.process.pid)
     # The first load also imports the framework, which is not part of the budget.
@@ -130,26 +142,28 @@ def test_four_models_in_memory_of_two(start: Start, tmp_path: Path) -> None:
     peak_reserved = peak_rss = 0.0
     codes: Counter[int] = Counter()
 
-    async def call(seed: int, client: httpx.AsyncClient, until_s: float) -> None:
+    async def call(seed: int, client: httpx.AsyncClient) -> None:
         choose = random.Random(seed)
-        while time.monotonic() < until_s:
+        for _ in range(REQUESTS):
             name = choose.choice("abcd")
             answer = await client.post(f"/models/{name}/infer", json=ONES)
             codes[answer.status_code] += 1
             assert answer.status_code != 200 or answer.json()["output_data"] == [FACTORS[name]] * SIDE
 
-    async def watch(client: httpx.AsyncClient, until_s: float) -> None:
+    async def watch(client: httpx.AsyncClient) -> None:
         nonlocal peak_reserved, peak_rss
-        while time.monotonic() < until_s:
+        while True:
             page = (await client.get("/metrics")).text
             line = next(x for x in page.splitlines() if 'kind="reserved"' in x and "model_budget" in x)
             peak_reserved = max(peak_reserved, float(line.rpartition(" ")[2]))
             peak_rss = max(peak_rss, process.memory_info().rss)
 
     async def all_at_once() -> None:
-        until_s = time.monotonic() + 3
-        async with httpx.AsyncClient(base_url=server.url, timeout=30) as client:
-            await asyncio.gather(watch(client, until_s), *(call(seed, client, until_s) for seed in range(16)))
+        async with httpx.AsyncClient(base_url=server.url, timeout=WAIT_S) as client:
+            watching = asyncio.create_task(watch(client))
+            await asyncio.gather(*(call(seed, client) for seed in range(16)))
+            assert not watching.done()
+            watching.cancel()
 
     asyncio.run(all_at_once())
     assert set(codes) == {200}
@@ -164,8 +178,8 @@ def test_four_models_in_memory_of_two(start: Start, tmp_path: Path) -> None:
             assert loaded.total() <= 2
 
 
-def test_client_that_stops_reading_blocks_no_eviction(start: Start, tmp_path: Path) -> None:
-    server = start(entries(tmp_path)).wait_ready()
+def test_client_that_stops_reading_blocks_no_eviction(start: Start, graphs: Path) -> None:
+    server = start(entries(graphs)).wait_ready()
     rows = 800  # a response of 7 MB, more than the kernel's buffers hold
     body = json.dumps({"input_data": [1] * SIDE * rows, "batch_size": rows}).encode()
     head = b"POST /models/a/infer HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"

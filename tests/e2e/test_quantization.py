@@ -6,6 +6,7 @@ import numpy as np
 
 from frameworks.quantization.comparison import row_cosines
 from tests.e2e.server import MODELS, assert_refused, serving
+from tests.support.models.embedded_encoders import save_first_layers
 from tests.support.models.torch_folders import save_embedder
 
 TEXTS = ["A roundhouse is where engines wait.", "Locomotives are kept in a shed.", "def f(x): return x"]
@@ -14,16 +15,17 @@ FIGURES = {"scheme", "cosine_min", "cosine_mean", "speedup", "bytes_before", "by
 
 def test_quantised_models_described_accurate_and_cached(tmp_path: Path) -> None:
     save_embedder(tmp_path / "tiny")
+    encoder = save_first_layers(MODELS / "minilm-onnx", tmp_path / "encoder", layers=3)
     config = f"""
 [models]
 cache_dir = "{tmp_path / "cache"}"
-roots = ["{MODELS}"]
+roots = ["{tmp_path}"]
 [[models.onnx_models]]
 name = "fp32"
-path = "{MODELS / "minilm-onnx"}"
+path = "{encoder}"
 [[models.onnx_models]]
 name = "int8"
-path = "{MODELS / "minilm-onnx"}"
+path = "{encoder}"
 quantized = true
 [[models.torch_models]]
 name = "tiny"
@@ -40,12 +42,13 @@ dtype = "int8"
             assert 0.97 <= figures["cosine_min"] <= figures["cosine_mean"] <= 1
             assert figures["bytes_after"] < figures["bytes_before"]
             assert figures["bytes_after"] <= models[name]["memory_bytes"]
-        assert models["int8"]["memory_bytes"] < 0.8 * models["fp32"]["memory_bytes"]
+        # More than half of this memory is that of the words, which stay floats.
+        assert models["int8"]["memory_bytes"] < 0.85 * models["fp32"]["memory_bytes"]
         original, quantised = (
             np.array(server.infer(name, text=TEXTS)["embeddings"], np.float32) for name in ("fp32", "int8")
         )
         assert 0.97 < row_cosines(original, quantised).min() < 1 - 1e-6
-        entry = {"framework": "onnx", "name": "x", "path": str(MODELS / "minilm-onnx"), "quantized": True}
+        entry = {"framework": "onnx", "name": "x", "path": str(encoder), "quantized": True}
         refused = server.client.post("/models", json=entry | {"min_cosine": 0.999})
         assert_refused(refused, 400, "invalid_input", "at worst", "expected min_cosine 0.999", '"mixed"')
         server.stop()

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.e2e.conftest import Start
-from tests.e2e.server import RunningServer, assert_refused, wait_until
+from tests.e2e.server import WAIT_S, RunningServer, assert_refused, wait_until
 from tests.support.models import onnx_costly_graphs, onnx_graphs
 
 SIDE = onnx_costly_graphs.side(0.1)
@@ -57,19 +57,24 @@ def ask(server: RunningServer, version: int | None = None) -> tuple[str, float]:
 
 
 @contextmanager
-def callers(server: RunningServer, count: int) -> Iterator[Counter[tuple[int, str, float]]]:
-    """Send requests from `count` threads; count their outcomes as (status, version, factor)."""
+def callers(server: RunningServer, count: int, pause_s: float = 0) -> Iterator[Counter[tuple[int, str, float]]]:
+    """Send requests from `count` threads; count their outcomes as (status, version, factor).
+
+    `pause_s`: of each thread between two requests, so that a test that waits takes no core from others.
+    """
     stop = threading.Event()
     outcomes: Counter[tuple[int, str, float]] = Counter()
 
     def hammer() -> None:
-        with httpx.Client(base_url=server.url, timeout=30) as client:
-            while not stop.is_set():
-                answer = client.post("/models/m/infer", json=ONES)
-                body = answer.json()
-                outcomes[answer.status_code, body.get("version", ""), body.get("output_data", [0])[0]] += 1
+        while not stop.is_set():
+            answer = client.post("/models/m/infer", json=ONES)
+            body = answer.json()
+            outcomes[answer.status_code, body.get("version", ""), body.get("output_data", [0])[0]] += 1
+            stop.wait(pause_s)
 
-    with ThreadPoolExecutor(count) as pool:
+    # One client for all: each would read the certificates of TLS.
+    limits = httpx.Limits(max_connections=count)
+    with httpx.Client(base_url=server.url, timeout=WAIT_S, limits=limits) as client, ThreadPoolExecutor(count) as pool:
         hammering = [pool.submit(hammer) for _ in range(count)]
         try:
             yield outcomes
@@ -215,7 +220,7 @@ def test_shadow_gets_copies_of_requests(start: Start, folder: Path) -> None:
 
 def test_watched_folder_swapped_on_change(start: Start, folder: Path) -> None:
     server = start(entry(folder, "watch = true")).wait_ready()
-    with callers(server, 4) as outcomes:
+    with callers(server, 4, pause_s=0.05) as outcomes:
         wait_until(lambda: outcomes[200, "1", 1] > 10)
         (folder / "2").mkdir()
         (folder / "2" / "model.onnx").write_bytes(b"half of a file")

@@ -327,4 +327,5 @@ class EchoRegistry:
 
 def echo(prompt: str, num_tokens: int) -> bytes:
     """Return the tokens that an EchoModel generates for a prompt."""
-    return bytes(prompt.encode()[i % len(prompt.encode())] for i in range(num_tokens))
+    text = prompt.encode()
+    return (text * (num_tokens // len(text) + 1))[:num_tokens]

@@ -58,6 +58,7 @@ def streamed(kind: Kind, ids: list[int], prompt: list[int] | None = None) -> lis
     return [*(stream.push(token_id) for token_id in ids), stream.flush()]
 
 
+@cache
 def ids_of(kind: Kind) -> st.SearchStrategy[list[int]]:
     """Of the kind's tokens, special ones and such as do not exist; of single bytes more than their share."""
     tokenizer = tokenizer_of(kind)
@@ -68,6 +69,16 @@ def ids_of(kind: Kind) -> st.SearchStrategy[list[int]]:
         singles = [BYTE_OF_LLAMA + byte for byte in BYTES] if kind != "gpt2" else [i for ids in names for i in ids]
         return st.lists(st.one_of(anything, st.sampled_from(singles)), max_size=12)
     return st.lists(anything, max_size=12)
+
+
+@cache
+def words_and_characters(kind: Kind) -> st.SearchStrategy[list[list[int]]]:
+    """Tokens that are not bytes, and the bytes of whole characters."""
+    size = tokenizer_of(kind).get_vocab_size()
+    bytes_end = BYTE_OF_LLAMA + 256
+    words = (st.integers(0, BYTE_OF_LLAMA - 1) | st.integers(bytes_end, size - 1)).map(lambda i: [i])
+    characters = st.characters(codec="utf-8").map(lambda c: [BYTE_OF_LLAMA + byte for byte in c.encode()])
+    return st.lists(st.one_of(words, characters), max_size=12)
 
 
 def as_sentencepiece(run: bytes) -> str:
@@ -118,12 +129,7 @@ class TestAgainstLibrary:
     @given(data=st.data())
     def test_decode_characters_of_byte_tokens(self, kind: Kind, data: st.DataObject) -> None:
         """Where the bytes between other tokens are whole characters."""
-        size = tokenizer_of(kind).get_vocab_size()
-        words = (
-            st.integers(0, size - 1).filter(lambda i: not BYTE_OF_LLAMA <= i < BYTE_OF_LLAMA + 256).map(lambda i: [i])
-        )
-        characters = st.characters(codec="utf-8").map(lambda c: [BYTE_OF_LLAMA + byte for byte in c.encode()])
-        ids = [i for part in data.draw(st.lists(st.one_of(words, characters), max_size=12)) for i in part]
+        ids = [i for part in data.draw(words_and_characters(kind)) for i in part]
         wanted = library_s(kind, ids)
         assert ours(kind).decode(ids) == wanted
         assert "".join(streamed(kind, ids)) == wanted

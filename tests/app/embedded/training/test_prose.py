@@ -1,13 +1,27 @@
 """English prose of documentation: sentences without code, markup and repetitions."""
 
+import sys
+from types import SimpleNamespace
+from unittest.mock import patch
+
 import pytest
 
+from app.embedded.training import prose as prose_module
 from app.embedded.training.prose import Document, documents, prose, without_markup
+
+MODULES = frozenset({"argparse", "asyncio", "collections", "email", "json", "logging", "shlex", "threading"})
+ALL = pytest.param((sys.stdlib_module_names, 1_000_000), id="all modules", marks=pytest.mark.nightly)
+FOUND = pytest.mark.parametrize("found", [pytest.param((MODULES, 400_000), id="some modules"), ALL], indirect=True)
 
 
 @pytest.fixture(scope="module")
-def found() -> list[Document]:
-    return documents()
+def found(request: pytest.FixtureRequest) -> list[Document]:
+    """All documents of these modules, of the topics and of compiled objects, with at least so many characters."""
+    modules, least = request.param
+    with patch.object(prose_module, "sys", SimpleNamespace(stdlib_module_names=modules)):
+        all_found = documents()
+    assert sum(len(x) for document in all_found for e in document.entries for x in e.paragraphs) > least
+    return all_found
 
 
 @pytest.mark.parametrize(
@@ -46,8 +60,8 @@ def test_without_markup_removes_markup(marked: str, plain: str) -> None:
     assert without_markup(marked) == plain
 
 
+@FOUND
 def test_documents_of_this_python(found: list[Document]) -> None:
-    assert sum(len(x) for document in found for e in document.entries for x in e.paragraphs) > 1_000_000
     names = {entry.name: entry for document in found for entry in document.entries if entry.kind != "comment"}
     assert names["math.sqrt"].paragraphs == ("Return the square root of x.",)
     assert names["json"].kind == "module"
@@ -56,6 +70,7 @@ def test_documents_of_this_python(found: list[Document]) -> None:
     assert names["threading.Thread"].kind == "class"
 
 
+@FOUND
 def test_documents_have_unique_one_line_paragraphs(found: list[Document]) -> None:
     paragraphs = [x for document in found for entry in document.entries for x in entry.paragraphs]
     assert len(set(paragraphs)) == len(paragraphs)

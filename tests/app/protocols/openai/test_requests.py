@@ -60,7 +60,7 @@ def values_of(path: str, field: str) -> st.SearchStrategy[Any]:
 
 
 @pytest.mark.parametrize(("path", "field"), FIELDS)
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(data=st.data())
 def test_schema_and_decoder_accept_same_values(path: str, field: str, data: st.DataObject) -> None:
     codec = CODECS[path]
