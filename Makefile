@@ -44,6 +44,9 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # The instruction sets of a CPU without AVX-512, for the tests that depend on them.
 OLDER_CPU := ONEDNN_MAX_CPU_ISA=AVX2 DNNL_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2
+# Only the files that hold such tests, because each worker imports every file. tests/test_markers.py checks the rule. Few
+# workers: more would spend longer on their imports than on the tests.
+ISA_TESTS := --maxprocesses 2 -m isa $$(grep -rlF --include='test_*.py' pytest.mark.isa tests)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -71,11 +74,11 @@ serve: models
 
 test: dev models check
 	$(PYTEST)
-	$(OLDER_CPU) $(PYTEST) -m isa tests/frameworks
+	$(OLDER_CPU) $(PYTEST) $(ISA_TESTS)
 
 test-all: dev models check
 	$(PYTEST) --nightly
-	$(OLDER_CPU) $(PYTEST) --nightly -m isa tests/frameworks
+	$(OLDER_CPU) $(PYTEST) --nightly $(ISA_TESTS)
 
 check: dev
 	$(BIN)/ruff check .
