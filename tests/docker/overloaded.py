@@ -12,7 +12,7 @@ import httpx
 
 from tests.docker.prometheus import RunningPrometheus, program, running_prometheus
 from tests.e2e.configs import DIGITS, onnx_entries
-from tests.e2e.server import MODELS, RunningServer, serving, wait_until
+from tests.e2e.server import MODELS, WAIT_S, RunningServer, serving, wait_until
 from tests.support.models import onnx_costly_graphs
 
 CALLERS = 12
@@ -65,7 +65,7 @@ def overload(server: RunningServer) -> Iterator[None]:
     over = Event()
 
     def ask() -> None:
-        with httpx.Client(base_url=server.url, timeout=30, trust_env=False) as client:
+        with httpx.Client(base_url=server.url, timeout=WAIT_S, trust_env=False) as client:
             while not over.is_set():
                 answer = client.post("/models/slow/infer", json={"input_data": [1, 2, 3, 4]})
                 assert answer.status_code in (200, 503), answer.text

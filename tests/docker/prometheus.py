@@ -17,7 +17,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from tests.docker.files import read_yaml
-from tests.e2e.server import wait_until
+from tests.e2e.server import WAIT_S, wait_until
 
 
 def program(name: str) -> str:
@@ -42,7 +42,7 @@ class RunningPrometheus:
     """The client of a running Prometheus."""
 
     def __init__(self, port: int) -> None:
-        self._client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False)
+        self._client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=WAIT_S, trust_env=False)
 
     def close(self) -> None:
         self._client.close()
@@ -101,4 +101,4 @@ def running_prometheus(folder: Path, targets: Sequence[str]) -> Iterator[Running
     finally:
         prometheus.close()
         process.terminate()
-        process.wait(20)
+        process.wait(WAIT_S)

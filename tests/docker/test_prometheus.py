@@ -40,9 +40,9 @@ def test_alerts_fire_for_servers_in_trouble(watched: Watched) -> None:
             for labels in alerts
         }
 
-    wait_until(lambda: wanted <= firing(), 30)
-    # Latency depends on the machine. Memory, texts and other models have no alert.
-    assert {alert for alert in firing() if not alert[0].startswith("RoundhouseSlow")} == wanted
+    # Latency depends on the machine. Memory, texts and other models have no alert. On a busy machine a scrape may be
+    # missed, so the alerts may differ for a while.
+    wait_until(lambda: {alert for alert in firing() if not alert[0].startswith("RoundhouseSlow")} == wanted)
 
 
 def test_rules_use_existing_metrics(watched: Watched) -> None:

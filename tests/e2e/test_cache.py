@@ -70,7 +70,7 @@ def test_hit_computes_nothing(model: str, question: dict[str, Any], server: Runn
     assert held_bytes + 512 < kept_bytes < held_bytes + 10_000
     rows = batches(server, model)[1] - ran[1]
     # Another form, priority and deadline: the same request to the cache.
-    named = {"model_name": model, "priority": 2, "timeout_ms": 10_000, **question}
+    named = {"model_name": model, "priority": 2, "timeout_ms": 60_000, **question}
     for body in (question, named):
         again = server.client.post(f"/models/{model}/infer", json=body)
         assert (timings(again)["queue"], timings(again)["compute"]) == (0, 0)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import select
 import signal
 import socket
 import time
@@ -113,6 +114,12 @@ def test_errors_of_long_bodies_equal_short_ones(what: str, server: RunningServer
 
 
 def test_others_answered_while_long_body_is_read(server: RunningServer) -> None:
+    # A machine may be busy with something else just then; a server that reads without a pause never passes.
+    wait_until(lambda: are_others_answered(server))
+
+
+def are_others_answered(server: RunningServer) -> bool:
+    """Send a long body; return whether no other request meanwhile waited for all of it."""
     with connected(server) as connection:
         connection.settimeout(WAIT_S)
         started_s = time.monotonic()
@@ -134,8 +141,12 @@ def test_others_answered_while_long_body_is_read(server: RunningServer) -> None:
         took_s = time.monotonic() - started_s
         connection.settimeout(WAIT_S)
         assert one_answer(connection)[0] == 200
-    assert len(waits_s) > 5
-    assert max(waits_s) < took_s / 2, "no request waited for all of it"
+    return len(waits_s) > 5 and max(waits_s) < took_s / 2
+
+
+def is_answered(connection: socket.socket) -> bool:
+    """Whether the first bytes of a response have arrived."""
+    return bool(select.select([connection], [], [], 0)[0])
 
 
 def test_client_disconnects_while_long_body_is_read(server: RunningServer) -> None:
@@ -143,7 +154,7 @@ def test_client_disconnects_while_long_body_is_read(server: RunningServer) -> No
     for _ in range(2):
         with connected(server) as connection:
             connection.sendall(head + ARRAYS)
-            wait_until(lambda: server.sample("roundhouse_inflight") >= 1)
+            wait_until(lambda: server.sample("roundhouse_inflight") >= 1 or is_answered(connection))
     wait_until(lambda: server.sample("roundhouse_inflight") == 0)
     assert server.inflight("int16") == 0
     assert server.infer("int16", input_data=[1, 2])["output_data"] == [1, 2]
@@ -158,7 +169,7 @@ def test_stop_while_long_body_is_read(drain_s: float, start: Start, tmp_path: Pa
         connection.settimeout(WAIT_S)
         head = HEAD.replace(b"/infer", b"/models/x/infer") + b"content-length: %d\r\n\r\n" % len(ARRAYS)
         connection.sendall(head + ARRAYS)
-        wait_until(lambda: server.sample("roundhouse_inflight") == 1)
+        wait_until(lambda: server.sample("roundhouse_inflight") == 1 or is_answered(connection))
         server.process.send_signal(signal.SIGTERM)
         status, _, body = one_answer(connection)
         assert status in (200, 503), body[:200]

@@ -2,7 +2,6 @@
 
 import re
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -283,27 +282,31 @@ def test_unload_under_load_loses_no_response(own_server: RunningServer) -> None:
     """Eight callers, and one that unloads and loads all the while: each answer is a 200 or an honest 503."""
     own_server.wait_ready()
     stop = threading.Event()
+    outcomes: list[tuple[int, str]] = []
 
-    def hammer() -> list[tuple[int, str]]:
-        outcomes = []
+    def hammer() -> None:
         with httpx.Client(base_url=own_server.url, timeout=WAIT_S) as client:
             while not stop.is_set():
                 answer = client.post("/models/digits/infer", json=IMAGE)
                 body = answer.json()
                 outcomes.append((answer.status_code, body["error"]["code"] if "error" in body else ""))
                 assert answer.status_code != 200 or body["output_shape"] == [1]
-        return outcomes
+
+    def wait_for_more(outcome: tuple[int, str], count: int) -> None:
+        wanted = outcomes.count(outcome) + count
+        wait_until(lambda: outcomes.count(outcome) >= wanted or any(caller.done() for caller in callers))
 
     with ThreadPoolExecutor(8) as pool:
         callers = [pool.submit(hammer) for _ in range(8)]
         for _ in range(10):
-            time.sleep(0.1)
+            wait_for_more((200, ""), 20)
             unloaded = own_server.client.post("/models/digits/unload")
             assert (unloaded.status_code, unloaded.json()["requests"]["inflight"]) == (200, 0)
-            time.sleep(0.02)
+            wait_for_more((503, "unloaded"), 1)
             assert own_server.client.post("/models/digits/load").status_code == 200
         stop.set()
-        outcomes = [outcome for caller in callers for outcome in caller.result()]
+        for caller in callers:
+            caller.result()
     assert set(outcomes) == {(200, ""), (503, "unloaded")} | (set(outcomes) & {(503, "loading")})
     assert sum(status == 200 for status, _ in outcomes) > 100
     assert own_server.sample("roundhouse_model_loads_total", model="digits") == 11

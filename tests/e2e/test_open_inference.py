@@ -236,7 +236,7 @@ def test_prompt_to_generating_model(client: Client, server: RunningServer) -> No
 
 def test_priority_and_timeout(client: Client) -> None:
     x = http_tensor("x", np.ones((1, 4), np.float32))
-    assert client.infer("slow", [x], priority=1, timeout=20_000_000).as_numpy("y").tolist() == [[1, 1, 1, 1]]
+    assert client.infer("slow", [x], priority=1, timeout=60_000_000).as_numpy("y").tolist() == [[1, 1, 1, 1]]
     assert "did not answer within" in refused(client, 504, "slow", x, timeout=20_000)
     assert refused(client, 400, "slow", x, priority=10) == "priority: expected an integer from 0 to 9, got 10"
 

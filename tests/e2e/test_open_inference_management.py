@@ -117,7 +117,7 @@ class TestStatistics:
         check_message("ModelStatisticsResponse", {"model_stats": [after]})
         assert after["inference_count"] - before["inference_count"] == 3
         assert after["execution_count"] - before["execution_count"] == 1
-        assert before_ms - 1000 < after["last_inference"] < time.time() * 1000 + 1000
+        assert before_ms - 60_000 < after["last_inference"] < time.time() * 1000 + 1000
         for part, count in {
             "success": 1, "fail": 1, "queue": 1, "compute_input": 1, "compute_infer": 1, "compute_output": 1,
             "cache_hit": 0, "cache_miss": 0,

@@ -103,10 +103,15 @@ def test_drain_ends_at_deadline(start: Start, tmp_path: Path) -> None:
     server.wait_stopped(0)
 
 
-def test_signal_during_load_stops_server(start: Start) -> None:
-    server = start(f'[[models.onnx_models]]\nname = "minilm-onnx"\npath = "{MODELS / "minilm-onnx"}"\n', is_fork=False)
-    assert server.client.get("/health/ready").status_code == 503
-    server.stop()
+def test_signal_during_load_stops_server(start: Start, tmp_path: Path) -> None:
+    entry, gate = slow_model(tmp_path)
+    with gate.closed():
+        # The gate holds the trial run of the load.
+        server = start(entry, gated=True, is_fork=False)
+        assert server.client.get("/health/ready").status_code == 503
+        server.process.send_signal(signal.SIGTERM)
+        wait_for_drain(server)
+    server.wait_stopped(0)
 
 
 def test_port_in_use_reported_in_one_line(server: RunningServer) -> None:
@@ -263,7 +268,7 @@ def test_server_without_stderr_answers(tmp_path: Path) -> None:
 
 
 def answers_without_log(process: subprocess.Popen[bytes], port: int) -> None:
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=WAIT_S) as client:
         try:
             wait_until(lambda: is_ready(client))
             for _ in range(5):

@@ -34,9 +34,9 @@ def connected(server: RunningServer) -> Iterator[socket.socket]:
         yield connection
 
 
-def answers(connection: socket.socket) -> bytes:
-    """Read until the server closes the connection, or sends nothing for a second."""
-    connection.settimeout(1.0)
+def answers(connection: socket.socket, silent_s: float = 1.0) -> bytes:
+    """Read until the server closes the connection, or sends nothing for `silent_s`."""
+    connection.settimeout(silent_s)
     received = b""
     try:
         while chunk := connection.recv(65536):
@@ -192,7 +192,7 @@ def test_expect_100_continue_answered(server: RunningServer) -> None:
 def test_http_1_0_answered_and_closed(server: RunningServer) -> None:
     with connected(server) as connection:
         connection.sendall(b"GET /health/live HTTP/1.0\r\n\r\n")
-        assert b"200 OK" in answers(connection).split(b"\r\n")[0]
+        assert b"200 OK" in answers(connection, WAIT_S).split(b"\r\n")[0]
 
 
 def test_silent_connections_block_no_request(server: RunningServer) -> None:

@@ -77,7 +77,7 @@ class Quick(BoundedHttpProtocol):
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config, ServerState(), {})
-        self.timeout_keep_alive = IDLE_S  # type: ignore[assignment]
+        self.timeout_keep_alive = IDLE_S
         self.received_bytes = 0
         self.made.append(self)
 
