@@ -7,6 +7,7 @@ import numpy as np
 from frameworks.quantization.comparison import row_cosines
 from tests.e2e.server import MODELS, assert_refused, serving
 from tests.support.models.embedded_encoders import save_first_layers
+from tests.support.models.text_files import change_json
 from tests.support.models.torch_folders import save_embedder
 
 TEXTS = ["A roundhouse is where engines wait.", "Locomotives are kept in a shed.", "def f(x): return x"]
@@ -16,6 +17,7 @@ FIGURES = {"scheme", "cosine_min", "cosine_mean", "speedup", "bytes_before", "by
 def test_quantised_models_described_accurate_and_cached(tmp_path: Path) -> None:
     save_embedder(tmp_path / "tiny")
     encoder = save_first_layers(MODELS / "minilm-onnx", tmp_path / "encoder", layers=3)
+    change_json(encoder / "sentence_bert_config.json", max_seq_length=64)
     config = f"""
 [models]
 cache_dir = "{tmp_path / "cache"}"
