@@ -42,8 +42,9 @@ def watched_servers(folder: Path) -> Iterator[Watched]:
         each.mkdir()
     slow = onnx_entries(folders[0], {"slow": onnx_costly_graphs.slow(20, rows=1)}) + f"max_queue_size = {QUEUE_BOUND}\n"
     with ExitStack() as stack:
-        busy = stack.enter_context(serving(folders[0], DIGITS + "cache = true\n" + _LLAMA + slow)).wait_ready()
+        busy = stack.enter_context(serving(folders[0], DIGITS + "cache = true\n" + _LLAMA + slow))
         failed = stack.enter_context(serving(folders[1], _MISSING))
+        busy.wait_ready()
         failed.wait_for_log("model failed to load", model="missing")
         with socket.create_server(("127.0.0.1", 0)) as free:
             gone = f"127.0.0.1:{free.getsockname()[1]}"
