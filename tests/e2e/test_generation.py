@@ -135,7 +135,7 @@ def test_disconnect_frees_sequence(server: RunningServer) -> None:
                     assert _running(server) == 1
             else:
                 with pytest.raises(httpx.ReadTimeout):
-                    client.post("/models/lm/infer", json=body, timeout=0.5)
+                    client.post("/models/lm/infer", json=body, timeout=httpx.Timeout(60, read=0.5))
         wait_until(lambda: _running(server) == 0)
     wait_until(lambda: server.sample("roundhouse_requests_total", model="lm", code="499") >= 1)
 
@@ -145,13 +145,13 @@ def test_deadline_ends_generation(server: RunningServer) -> None:
     assert_refused(server.client.post("/models/lm/infer", json=body), 504, "deadline_exceeded", "fewer tokens")
     pieces: list[Any] = []
     # A slow machine needs more time for the first token.
-    for timeout_ms in (300, 1000, 3000):
+    for timeout_ms in (300, 1000, 3000, 10_000):
         late = body | {"stream": True, "timeout_ms": timeout_ms}
         with server.client.stream("POST", "/models/lm/infer", json=late) as answer:
             *pieces, last = [json.loads(line.removeprefix("data: ")) for line in answer.iter_lines() if "{" in line]
-        assert answer.status_code == 200
         if pieces:
             break
+    assert answer.status_code == 200
     assert pieces
     assert last["error"]["code"] == "deadline_exceeded"
     wait_until(lambda: _running(server) == 0)

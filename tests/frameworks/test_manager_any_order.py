@@ -42,7 +42,7 @@ class AnyOrder(RuleBasedStateMachine):
             DeviceManager(FakeProbe()),
             PerformanceSettings(),
             SchedulingSettings(),
-            drain_timeout_s=3,
+            drain_timeout_s=60,
         )
         self.requests: list[tuple[object, asyncio.Task[Any]]] = []
         self.commands: list[asyncio.Task[Any]] = []

@@ -54,7 +54,7 @@ class ResidencyMachine(RuleBasedStateMachine):
         self.unblocked = threading.Event()
         self.unblocked.set()
         self.registry = self.make_registry()
-        self.manager = make_manager(self.registry, drain_timeout_s=3, max_model_bytes=CAPACITY)
+        self.manager = make_manager(self.registry, drain_timeout_s=60, max_model_bytes=CAPACITY)
         self.requests: list[asyncio.Task[Any]] = []
         self.commands: list[asyncio.Task[Any]] = []
         self.cancelled: set[asyncio.Task[Any]] = set()
@@ -206,7 +206,7 @@ class ResidencyMachine(RuleBasedStateMachine):
         assert not self.manager.residency._tasks
 
     async def all_answer(self) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             for slot in self.manager.slots:
                 if slot.route().state is ModelState.UNLOADED:
                     continue
