@@ -207,21 +207,28 @@ def test_onnx_server_never_maps_torch(start: Start) -> None:
     assert not [name for name in ("torch", "/transformers", "/sklearn/", "/scipy/") if name in mapped]
 
 
-@LINUX
-def test_pytorch_server_never_maps_onnxruntime(start: Start) -> None:
-    """And while it loads, it says so."""
-    server = start(f'[[models.torch_models]]\nname = "minilm"\npath = "{MODELS / "minilm"}"\n', is_fork=False)
-    answer = server.client.post("/models/minilm/infer", json={"text": "a"})
-    assert_refused(answer, 503, "loading", 'model "minilm" is ', "GET /health/ready")
-    assert int(answer.headers["retry-after"]) >= 1
-    ready = server.client.get("/health/ready")
-    assert (ready.status_code, ready.json()) == (503, {"status": "starting", "waits_for": ["minilm"]})
-    health = server.client.get("/health").json()
-    assert health["status"] == "starting"
-    assert health["models"]["minilm"] in ("registered", "loading")
-    assert server.client.get("/health/live").status_code == 200
+def test_loading_server_refuses_with_reason(start: Start, tmp_path: Path) -> None:
+    entry, gate = slow_model(tmp_path)
+    with gate.closed():
+        # The gate holds the trial run of the load.
+        server = start(entry, gated=True)
+        answer = server.client.post("/models/slow/infer", json=QUESTION)
+        assert_refused(answer, 503, "loading", 'model "slow" is ', "GET /health/ready")
+        assert int(answer.headers["retry-after"]) >= 1
+        ready = server.client.get("/health/ready")
+        assert (ready.status_code, ready.json()) == (503, {"status": "starting", "waits_for": ["slow"]})
+        health = server.client.get("/health").json()
+        assert health["status"] == "starting"
+        assert health["models"]["slow"] in ("registered", "loading")
+        assert server.client.get("/health/live").status_code == 200
     server.wait_ready()
     assert server.client.get("/health").json()["status"] == "healthy"
+
+
+@LINUX
+def test_pytorch_server_never_maps_onnxruntime(start: Start) -> None:
+    entry = f'[[models.torch_models]]\nname = "minilm"\npath = "{MODELS / "minilm"}"\n'
+    server = start(entry, is_fork=False).wait_ready()
     mapped = Path(f"/proc/{server.process.pid}/maps").read_text(encoding="utf-8")
     assert "libtorch" in mapped
     assert "onnxruntime" not in mapped
