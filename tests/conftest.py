@@ -17,7 +17,7 @@ settings.register_profile(
 )
 settings.load_profile("roundhouse")
 
-NIGHTLY_EXAMPLES = 10
+NIGHTLY_EXAMPLES = 20
 """The nightly run tries this many times as many examples of a property as the default run, from a random seed."""
 
 _NIGHTLY_REASON = "nightly: make test-all runs it"

@@ -42,7 +42,7 @@ class RunningPrometheus:
     """The client of a running Prometheus."""
 
     def __init__(self, port: int) -> None:
-        self._client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=WAIT_S, trust_env=False)
+        self._client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=WAIT_S, trust_env=False, verify=False)
 
     def close(self) -> None:
         self._client.close()

@@ -20,7 +20,7 @@ ENDLESS = {"text_input": "on and on", "ignore_eos": True, "n": 64, "max_tokens":
 
 @pytest.fixture(scope="module")
 def client(server: RunningServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=f"{server.url}/v2/models/{MODEL}/", timeout=30, trust_env=False) as client:
+    with httpx.Client(base_url=f"{server.url}/v2/models/{MODEL}/", timeout=30, trust_env=False, verify=False) as client:
         yield client
 
 

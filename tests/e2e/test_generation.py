@@ -50,7 +50,7 @@ def _ask_all(server: RunningServer, bodies: list[dict[str, Any]]) -> list[Any]:
     """Send all requests at once."""
 
     async def ask() -> list[Any]:
-        async with httpx.AsyncClient(base_url=server.url, timeout=WAIT_S, trust_env=False) as client:
+        async with httpx.AsyncClient(base_url=server.url, timeout=WAIT_S, trust_env=False, verify=False) as client:
             answers = await asyncio.gather(*(client.post("/infer", json=body) for body in bodies))
         assert [answer.status_code for answer in answers] == [200] * len(bodies), answers[0].text
         return [answer.json() for answer in answers]
@@ -128,7 +128,7 @@ def test_common_prefix_computed_once(server: RunningServer) -> None:
 def test_disconnect_frees_sequence(server: RunningServer) -> None:
     body = {"prompt": "for ever", "max_tokens": CONTEXT - 100, "ignore_eos": True}
     for stream in (True, False):
-        with httpx.Client(base_url=server.url, trust_env=False) as client:
+        with httpx.Client(base_url=server.url, trust_env=False, verify=False) as client:
             if stream:
                 with client.stream("POST", "/models/lm/infer", json=body | {"stream": True}) as answer:
                     next(answer.iter_lines())

@@ -263,7 +263,7 @@ def test_unload_waits_for_requests_in_flight(start: Start, tmp_path: Path) -> No
     question = {"input_data": [1, 2, 3, 4]}
     with (
         ThreadPoolExecutor(3) as pool,
-        httpx.Client(base_url=server.url, timeout=WAIT_S) as other,
+        httpx.Client(base_url=server.url, timeout=WAIT_S, verify=False) as other,
         gate.closed(),
     ):
         asked = [pool.submit(other.post, "/models/slow/infer", json=question) for _ in range(2)]
@@ -285,7 +285,7 @@ def test_unload_under_load_loses_no_response(own_server: RunningServer) -> None:
     outcomes: list[tuple[int, str]] = []
 
     def hammer() -> None:
-        with httpx.Client(base_url=own_server.url, timeout=WAIT_S) as client:
+        with httpx.Client(base_url=own_server.url, timeout=WAIT_S, verify=False) as client:
             while not stop.is_set():
                 answer = client.post("/models/digits/infer", json=IMAGE)
                 body = answer.json()
@@ -315,7 +315,7 @@ def test_unload_under_load_loses_no_response(own_server: RunningServer) -> None:
 def test_concurrent_loads_and_deletes(own_server: RunningServer, roots: Path) -> None:
     own_server.wait_ready()
     entry = {"framework": "onnx", "name": "sums", "path": str(roots / "good")}
-    with ThreadPoolExecutor(8) as pool, httpx.Client(base_url=own_server.url, timeout=WAIT_S) as client:
+    with ThreadPoolExecutor(8) as pool, httpx.Client(base_url=own_server.url, timeout=WAIT_S, verify=False) as client:
         added = [pool.submit(client.post, "/models", json=entry) for _ in range(8)]
         assert sorted(answer.result().status_code for answer in added) == [201] + [409] * 7
         calls = [

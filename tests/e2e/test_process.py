@@ -36,7 +36,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 @contextmanager
 def asked(server: RunningServer, times: int = 1) -> Iterator[list[Future[httpx.Response]]]:
     """Send requests to the gated model; they are in flight when the block begins."""
-    with ThreadPoolExecutor(times) as pool, httpx.Client(base_url=server.url, timeout=WAIT_S) as client:
+    with ThreadPoolExecutor(times) as pool, httpx.Client(base_url=server.url, timeout=WAIT_S, verify=False) as client:
         answers = [pool.submit(client.post, "/models/slow/infer", json=QUESTION) for _ in range(times)]
         wait_for_inflight(server, times)
         yield answers
@@ -48,7 +48,7 @@ def test_sigterm_answers_requests_in_flight_only(start: Start, tmp_path: Path) -
     with (
         gate.closed(),
         asked(slow, 2) as answers,
-        httpx.Client(base_url=slow.url, timeout=WAIT_S) as kept,
+        httpx.Client(base_url=slow.url, timeout=WAIT_S, verify=False) as kept,
         socket.create_connection(("127.0.0.1", slow.port), timeout=WAIT_S) as half_sent,
     ):
         assert kept.get("/health/ready").status_code == 200
@@ -275,7 +275,7 @@ def test_server_without_stderr_answers(tmp_path: Path) -> None:
 
 
 def answers_without_log(process: subprocess.Popen[bytes], port: int) -> None:
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=WAIT_S) as client:
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=WAIT_S, verify=False) as client:
         try:
             wait_until(lambda: is_ready(client))
             for _ in range(5):
