@@ -3,8 +3,10 @@
 import argparse
 import json
 import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -112,27 +114,42 @@ def _add_url(parser: argparse.ArgumentParser) -> None:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    from app.cli.model_paths import with_models
-    from app.config import ConfigError, load_settings
-    from app.server.process import CannotListenError, serve
+    with _signals_end_process():
+        from app.cli.model_paths import with_models
+        from app.config import ConfigError, load_settings
+        from app.server.process import CannotListenError, serve
 
-    if not sys.stderr:
-        # Started with standard error closed. A socket must not get its number: C libraries write to it.
-        sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - open until the process ends
-    overrides: dict[str, object] = {}
-    if options.host is not None:
-        overrides["server.host"] = options.host
-    if options.port is not None:
-        overrides["server.port"] = options.port
-    if options.grpc_port is not None:
-        overrides["server.grpc_port"] = options.grpc_port
+        if not sys.stderr:
+            # Started with standard error closed. A socket must not get its number: C libraries write to it.
+            sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - open until the process ends
+        overrides: dict[str, object] = {}
+        if options.host is not None:
+            overrides["server.host"] = options.host
+        if options.port is not None:
+            overrides["server.port"] = options.port
+        if options.grpc_port is not None:
+            overrides["server.grpc_port"] = options.grpc_port
+        try:
+            loaded = load_settings(_config_file(options), os.environ, overrides)
+            loaded = replace(loaded, settings=with_models(loaded.settings, options.models))
+            return serve(loaded, log_to_terminal=sys.stderr.isatty())
+        except (ConfigError, CannotListenError) as error:
+            print(error, file=sys.stderr)
+            return 2 if isinstance(error, ConfigError) else 1
+
+
+@contextmanager
+def _signals_end_process() -> Iterator[None]:
+    """Exit with status 0 at a signal, until the server handles signals itself.
+
+    As the first process of a container this process would ignore SIGTERM without a handler.
+    """
+    before = {number: signal.signal(number, lambda *_: sys.exit(0)) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        loaded = load_settings(_config_file(options), os.environ, overrides)
-        loaded = replace(loaded, settings=with_models(loaded.settings, options.models))
-        return serve(loaded, log_to_terminal=sys.stderr.isatty())
-    except (ConfigError, CannotListenError) as error:
-        print(error, file=sys.stderr)
-        return 2 if isinstance(error, ConfigError) else 1
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _config_file(options: argparse.Namespace) -> Path | None:

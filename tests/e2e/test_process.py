@@ -77,6 +77,21 @@ def test_sigint_stops_server(start: Start) -> None:
     server.wait_stopped(0)
 
 
+def test_signal_before_start_ends_process(tmp_path: Path) -> None:
+    """Nothing is served yet while a config is read; a FIFO without a writer holds the process there."""
+    config = tmp_path / "config.toml"
+    os.mkfifo(config)
+    process = subprocess.Popen([sys.executable, "-m", "app", "serve", "--config", str(config)], cwd=ROOT)
+    try:
+        # The open for writing returns when the process has opened the FIFO for reading.
+        with config.open("wb"):
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(WAIT_S) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_second_signal_ends_process_at_once(start: Start, tmp_path: Path) -> None:
     entry, gate = slow_model(tmp_path)
     server = start(entry, gated=True).wait_ready()
