@@ -80,7 +80,7 @@ def serve(loaded: LoadedSettings, log_to_terminal: bool) -> int:
     )
     uvicorn_server = _DrainingServer(config, server.lifecycle)
     for number in (signal.SIGINT, signal.SIGTERM):
-        # uvicorn sets the same handlers later; whoever reads the next line may send a signal at once.
+        # uvicorn sets the same handlers later. A process that reads the next line may send a signal at once.
         signal.signal(number, uvicorn_server.handle_exit)
     log.info("listening", host=host, port=port, grpc_port=grpc_listener.port if grpc_listener else 0, pid=os.getpid())
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
