@@ -55,7 +55,7 @@ ISA_TESTS := --maxprocesses 2 -m isa $$(grep -rlF --include='test_*.py' pytest.m
 help:
 	@echo 'make serve    install, prepare the embedded models, serve $(CONFIG) and print curl lines'
 	@echo 'make test     install, then every check and test, stopping at the first that fails'
-	@echo 'make test-all the same with the nightly tests: long soaks, and twenty times the examples of properties'
+	@echo 'make test-all the same with the nightly tests: long soaks, and 25 times the examples of properties'
 	@echo 'make install  make $(BIN)/roundhouse with pinned dependencies; EXTRA=cpu or EXTRA=gpu overrides the choice'
 	@echo 'make models   prepare the embedded models below ./models'
 	@echo 'make check    ruff, mypy --strict and import-linter only'

@@ -13,11 +13,16 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
-    "roundhouse", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+    "roundhouse",
+    max_examples=40,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=True,
 )
 settings.load_profile("roundhouse")
 
-NIGHTLY_EXAMPLES = 20
+NIGHTLY_EXAMPLES = 25
 """The nightly run tries this many times as many examples of a property as the default run, from a random seed."""
 
 _NIGHTLY_REASON = "nightly: make test-all runs it"

@@ -201,14 +201,16 @@ def serving(
     environ: dict[str, str] | None = None,
     gated: bool = False,
     is_fork: bool = True,
+    needs_torch: bool = False,
 ) -> Iterator[RunningServer]:
     """Start a server with this config.toml on a free port; it is not yet ready.
 
     `gated`: see `RunGate`. `is_fork`: false for tests of the process itself, of its start, memory and end.
+    `needs_torch`: the test will load a PyTorch model.
     """
     file = folder / "config.toml"
     file.write_text(config, encoding="utf-8")
-    fork = Fork(needs_torch="[models.torch_models]" in config, is_gated=gated) if is_fork else None
+    fork = Fork(needs_torch or "[models.torch_models]" in config, gated) if is_fork else None
     with RunningServer(["--config", str(file), "--port", "0"], environ, fork=fork) as server:
         yield server
 

@@ -33,7 +33,7 @@ def test_any_bytes_answered_or_refused(server: RunningServer, path: str, body: b
 
 
 @given(st.sampled_from(PATHS), json_values)
-@settings(max_examples=80)
+@settings(max_examples=40)
 def test_any_json_answered_or_refused(server: RunningServer, path: str, body: Any) -> None:
     ask(server, path, json.dumps(body).encode())
 
@@ -43,13 +43,13 @@ def test_any_json_answered_or_refused(server: RunningServer, path: str, body: An
     st.dictionaries(st.sampled_from(sorted(FIELDS)) | st.text(max_size=5), json_values, max_size=4),
     st.sampled_from(["float32", "concat", "minilm-onnx", "digits", "string", "nothing"]) | json_values,
 )
-@settings(max_examples=80)
+@settings(max_examples=40)
 def test_any_object_of_known_fields(server: RunningServer, path: str, body: dict[str, Any], model: Any) -> None:
     ask(server, path, json.dumps({"model_name": model} | body).encode())
 
 
 @given(st.sampled_from(PATHS), requests.flatmap(mutated))
-@settings(max_examples=80)
+@settings(max_examples=40)
 def test_bodies_with_changed_bytes(server: RunningServer, path: str, body: bytes) -> None:
     ask(server, path, body)
 

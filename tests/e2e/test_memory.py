@@ -14,7 +14,7 @@ from tests.support.models import onnx_graphs
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="measures the allocator of glibc")
 
-LOADS = pytest.mark.parametrize("loads", [15, pytest.param(50, marks=pytest.mark.nightly)])
+LOADS = pytest.mark.parametrize("loads", [8, pytest.param(50, marks=pytest.mark.nightly)])
 _TEXT_MODEL = """
 [[models.torch_models]]
 name = "small"

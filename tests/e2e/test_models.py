@@ -199,7 +199,7 @@ def registering(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Runn
     folder = tmp_path_factory.mktemp("registering")
     root = make_roots(folder)
     limits = f'[models]\nroots = ["{root}", "{MODELS}"]\nmax_model_size = "1MiB"\n'
-    with serving(folder, limits + DIGITS) as server:
+    with serving(folder, limits + DIGITS, needs_torch=True) as server:
         yield server.wait_ready(), root
 
 

@@ -48,16 +48,19 @@ def answers(connection: socket.socket, silent_s: float = 1.0) -> bytes:
 
 def one_answer(connection: socket.socket) -> tuple[int, dict[str, str], bytes]:
     """Read one response by its content-length; return status, headers and body."""
-    received = b""
-    while b"\r\n\r\n" not in received:
-        chunk = connection.recv(65536)
-        assert chunk, received
-        received += chunk
-    head, _, body = received.partition(b"\r\n\r\n")
-    first, *lines = head.decode("latin-1").split("\r\n")
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        # One by one: the next response may be behind this one.
+        byte = connection.recv(1)
+        assert byte, head
+        head += byte
+    first, *lines = head.removesuffix(b"\r\n\r\n").decode("latin-1").split("\r\n")
     headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
-    while len(body) < int(headers["content-length"]):
-        body += connection.recv(65536)
+    body = b""
+    while (missing := int(headers["content-length"]) - len(body)) > 0:
+        part = connection.recv(missing)
+        assert part, body
+        body += part
     return int(first.split()[1]), headers, body
 
 

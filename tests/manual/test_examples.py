@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from app.config import check_file
-from tests.e2e.server import GRPC_PORT, ROOT, RunningServer, free_port
+from tests.e2e.server import GRPC_PORT, ROOT, Fork, RunningServer, free_port
 from tests.manual.pages import ANY, Example, blocks, examples
 
 SHELL = examples("sh", "json")
@@ -22,7 +22,8 @@ _VARIES = {"latency_ms"}
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
     """Start a server with the repository's config.toml on free ports."""
-    with RunningServer(["--config", "config.toml", "--port", "0"], {GRPC_PORT: free_port()}) as running:
+    fork = Fork(needs_torch=True)
+    with RunningServer(["--config", "config.toml", "--port", "0"], {GRPC_PORT: free_port()}, fork=fork) as running:
         yield running.wait_ready()
 
 

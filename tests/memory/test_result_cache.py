@@ -89,7 +89,7 @@ class CacheMachine(RuleBasedStateMachine):
         assert list(self.cache._entries) == [entry.key for entry in self.kept]
 
 
-CacheMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=30)
+CacheMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
 TestCache = CacheMachine.TestCase
 
 

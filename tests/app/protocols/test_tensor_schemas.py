@@ -119,7 +119,7 @@ CASES = pytest.mark.parametrize(
 
 @CASES
 @given(data=st.data())
-@settings(max_examples=75)
+@settings(max_examples=37)
 def test_valid_body_is_accepted_by_both(schema: type[BaseModel], requests: Any, data: st.DataObject) -> None:
     model, body = data.draw(requests)
     assert meets(schema, body)
@@ -128,7 +128,7 @@ def test_valid_body_is_accepted_by_both(schema: type[BaseModel], requests: Any, 
 
 @CASES
 @given(data=st.data())
-@settings(max_examples=75)
+@settings(max_examples=37)
 def test_unknown_field_is_refused_by_both(schema: type[BaseModel], requests: Any, data: st.DataObject) -> None:
     model, body = data.draw(requests)
     changed = data.draw(st.sampled_from(objects_of(schema, body)))
@@ -139,7 +139,7 @@ def test_unknown_field_is_refused_by_both(schema: type[BaseModel], requests: Any
 
 @CASES
 @given(data=st.data())
-@settings(max_examples=150)
+@settings(max_examples=75)
 def test_body_that_schema_refuses_is_refused(schema: type[BaseModel], requests: Any, data: st.DataObject) -> None:
     model, body = data.draw(requests)
     changed = data.draw(st.sampled_from(objects_of(schema, body)))

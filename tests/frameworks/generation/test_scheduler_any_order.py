@@ -140,7 +140,7 @@ class Run:
                 self.scheduler.check_integrity()
 
 
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(situations)
 def test_sequences_read_own_prefix_and_complete(setting: Setting) -> None:
     run = Run(setting)

@@ -265,7 +265,7 @@ class ResidencyMachine(RuleBasedStateMachine):
 
 TestResidencyMachine = ResidencyMachine.TestCase
 TestResidencyMachine.settings = settings(
-    max_examples=30,
+    max_examples=15,
     stateful_step_count=30,
     deadline=None,
     phases=(Phase.reuse, Phase.generate),  # shrinking an order that hangs would take too long

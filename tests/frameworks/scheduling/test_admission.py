@@ -127,7 +127,7 @@ class Admission(RuleBasedStateMachine):
             limit.check_room()
 
 
-Admission.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
+Admission.TestCase.settings = settings(max_examples=75, stateful_step_count=40)
 TestAdmission = Admission.TestCase
 
 

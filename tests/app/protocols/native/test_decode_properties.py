@@ -102,19 +102,19 @@ def test_decode_any_bytes(model: str, body: bytes) -> None:
 
 
 @given(models, json_values)
-@settings(max_examples=100)
+@settings(max_examples=50)
 def test_decode_any_json(model: str, value: Any) -> None:
     read(model, json.dumps(value).encode())
 
 
 @given(models, st.sampled_from(INPUT_FIELDS), json_values)
-@settings(max_examples=150)
+@settings(max_examples=75)
 def test_decode_any_value_of_each_input(model: str, input_field: str, value: Any) -> None:
     read(model, json.dumps({input_field: value}).encode())
 
 
 @given(models, requests.flatmap(mutated))
-@settings(max_examples=150)
+@settings(max_examples=75)
 def test_decode_damaged_requests(model: str, body: bytes) -> None:
     read(model, body)
 
@@ -126,7 +126,7 @@ DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "uint64", "int8"
     st.sampled_from([*DTYPES, "matrix", "fixed", "free", "zero"]),
     st.one_of(nests(numbers), nests(st.integers(-2, 2)), nests(scalars), nests(strings)),
 )
-@settings(max_examples=200)
+@settings(max_examples=100)
 @example("float32", [[1], [[2]]])
 @example("float32", [[], [1]])
 @example("float32", [1, [2], 3])
@@ -139,7 +139,7 @@ def test_both_parsers_read_nested_arrays_alike(model: str, nest: Any) -> None:
 
 
 @given(nests(st.integers(-2, 2)), nests(strings), nests(st.booleans()))
-@settings(max_examples=100)
+@settings(max_examples=50)
 @example([[1, 2], [3, [4]]], ["["], [])
 @example([1, [2]], [], [True])
 def test_both_parsers_read_several_tensors_alike(x: Any, s: Any, b: Any) -> None:
@@ -147,7 +147,7 @@ def test_both_parsers_read_several_tensors_alike(x: Any, s: Any, b: Any) -> None
 
 
 @given(models, requests)
-@settings(max_examples=150)
+@settings(max_examples=75)
 def test_both_parsers_read_requests_alike(model: str, request: dict[str, Any]) -> None:
     check_parsers_agree(model, json.dumps(request).encode())
 
@@ -156,13 +156,13 @@ def test_both_parsers_read_requests_alike(model: str, request: dict[str, Any]) -
     st.sampled_from(["sequence", "sequences", "maps", "int-map", "string-map", "optional"]),
     st.one_of(json_values, nests(st.integers(0, 3)), st.dictionaries(strings | st.just("1"), scalars, max_size=3)),
 )
-@settings(max_examples=150)
+@settings(max_examples=75)
 def test_both_parsers_read_sequences_and_maps_alike(model: str, value: Any) -> None:
     check_parsers_agree(model, json.dumps({"inputs": {"x": value}}).encode())
 
 
 @given(st.sampled_from(DTYPES[:4]), nests(st.floats(-60000, 60000, width=16)))
-@settings(max_examples=100)
+@settings(max_examples=50)
 def test_decode_nested_array_equals_numpy(dtype: str, nest: Any) -> None:
     try:
         wanted = np.array(nest, dtype=np.float64)

@@ -251,7 +251,7 @@ lengths = st.builds(Part, start=st.integers(0, 130), num_tokens=st.just(1)) | st
 )
 
 
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(
     parts=st.lists(lengths, min_size=1, max_size=8),
     order=st.permutations(range(BLOCKS)),

@@ -131,7 +131,7 @@ callers = st.lists(
 
 
 class TestAnyOrder:
-    @settings(max_examples=80)
+    @settings(max_examples=40)
     @given(callers, st.lists(st.integers(1, 40), min_size=1, max_size=10), st.integers(1, 2), st.booleans())
     def test_caller_gets_its_rows_or_out_of_memory(
         self, callers: list[Caller], rooms: list[int], workers: int, is_inline: bool
