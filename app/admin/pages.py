@@ -42,16 +42,14 @@ class PagesApi:
     """The handlers of / and /docs."""
 
     def router(self) -> APIRouter:
-        """Describe GET /, and GET /docs as HTML. HEAD and the files of the page are left out of the description."""
+        """Describe GET /, and GET /docs as HTML. The files of the page are left out of the description."""
         router = APIRouter(tags=["server"])
         html: dict[int | str, dict[str, Any]] = {
             200: {"content": {"text/html": {}}, "description": "Swagger UI for this server"}
         }
         router.add_api_route("/", self.index, methods=["GET"], responses=describe_responses(ServerIndex))
         router.add_api_route("/docs", self.docs, methods=["GET"], response_class=Response, responses=html)
-        router.add_api_route("/docs/{file}", self.docs_file, methods=["GET", "HEAD"], include_in_schema=False)
-        for path, handler in (("/", self.index), ("/docs", self.docs)):
-            router.add_api_route(path, handler, methods=["HEAD"], include_in_schema=False)
+        router.add_api_route("/docs/{file}", self.docs_file, methods=["GET"], include_in_schema=False)
         return router
 
     async def index(self) -> Response:

@@ -28,7 +28,13 @@ def build_app(pipeline: Pipeline, table: RouteTable, routers: list[APIRouter], l
     """Return the application. `table`: inference routes. `lifespan` starts and stops all parts."""
     # FastAPI's own documentation pages load scripts from a CDN.
     admin = FastAPI(
-        title="Roundhouse", description=_DESCRIPTION, version=VERSION, lifespan=lifespan, docs_url=None, redoc_url=None
+        title="Roundhouse",
+        description=_DESCRIPTION,
+        version=VERSION,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
     )
     for router in routers:
         admin.include_router(router)
@@ -67,4 +73,5 @@ def _as_own_error(request: Request, error: HTTPException) -> Exception:
 def _allowed_methods(request: Request) -> list[str]:
     """Return the methods of all routes with this path; the router itself names those of the first one only."""
     routes = [route for route in request.app.state.routes if route.matches(request.scope)[0] is not Match.NONE]
-    return sorted({method for route in routes for method in getattr(route, "methods", None) or ()})
+    methods = {method for route in routes for method in getattr(route, "methods", None) or ()}
+    return sorted(methods | {"HEAD"} if "GET" in methods else methods)

@@ -23,7 +23,11 @@ class AdminMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        record = scope["record"] = begin_record(scope)
+        record = begin_record(scope)
+        path = scope["path"]
+        # The connection leaves out the body of a response to HEAD.
+        method = "GET" if record.method == "HEAD" else record.method
+        scope = {**scope, "record": record, "method": method, "path": path.removesuffix("/") or path}
         head: Message | None = None
         started = False
 
@@ -67,7 +71,7 @@ def _with_headers(message: Message, record: RequestRecord) -> Message:
 
 
 def _sent_at_once(record: RequestRecord, head: Message, body: Message) -> bool:
-    if record.fast_path is None or record.method == "HEAD" or body.get("more_body", False):
+    if record.fast_path is None or body.get("more_body", False):
         return False
     lines = b"".join([b"%b: %b\r\n" % pair for pair in head["headers"]])
     return record.fast_path.respond(head["status"], lines, body.get("body", b""))

@@ -36,6 +36,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _head_bytes = 0
     # Bytes that arrived since the parser last reported something: a header without end adds to nothing else.
     _held_bytes = 0
+    _is_upgrade = False
     _idle_since_s = 0.0
     _idle_timer: asyncio.TimerHandle | None = None
     # Bytes that the reader had not taken at the last check, while the buffer is full, or at the end of the connection.
@@ -44,15 +45,32 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._held_bytes += len(data)
-        super().data_received(data)
+        while True:
+            try:
+                self.parser.feed_data(data)
+                break
+            except httptools.HttpParserUpgrade as error:
+                if self.parser.get_method() == b"CONNECT":
+                    self.send_400_response("method: expected one of HTTP, got CONNECT; this server is no proxy")
+                    return
+                # No upgrade is offered, so the request counts without it. The parser left its body.
+                head = self._head_without_upgrade()
+                self.parser = _new_parser(self)
+                data = head + data[error.args[0] :]
+            except httptools.HttpParserError:
+                self.logger.warning("invalid HTTP request")
+                self.send_400_response("the request is not valid HTTP/1.1")
+                return
         if self._held_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             self._head_bytes = self._held_bytes
             self.send_400_response("")
 
     def on_headers_complete(self) -> None:
-        """As uvicorn's, with a Cycle. Without websockets no upgrade is offered, and uvicorn's concurrency limit is off:
-        permits bound requests.
-        """
+        """As uvicorn's, with a Cycle. uvicorn's concurrency limit is off: permits bound requests."""
+        if self.parser.should_upgrade():
+            # The parser ends the message here; `data_received` feeds this head again, without the upgrade.
+            self._is_upgrade = True
+            return
         if self._held_bytes > MAX_HEAD_BYTES:
             # The first part of the body may be among them.
             self._head_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
@@ -80,6 +98,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         else:
             self.flow.pause_reading()
             self.pipeline.appendleft((cycle, self.app))
+        # The parser reports trailers as it does headers; they end in this list.
+        self.headers = []
 
     def on_response_complete(self) -> None:
         """As uvicorn's, with one timer for all pauses of a connection: a timer for each response costs 3 µs."""
@@ -127,6 +147,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             cycle.event.set()
 
     def on_message_complete(self) -> None:
+        if self._is_upgrade:
+            self._is_upgrade = False
+            return
         self._held_bytes = 0
         cycle = self.cycle
         if cycle.response_complete:
@@ -149,6 +172,17 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         )
         self.transport.write(head.encode("ascii") + body)
         self.transport.close()
+
+    def _head_without_upgrade(self) -> bytes:
+        version = self.parser.get_http_version().encode("ascii")
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+        for name, value in self.headers:
+            if name == b"connection":
+                kept = [token for token in value.split(b",") if token.strip().lower() != b"upgrade"]
+                lines.append(b"connection:" + b",".join(kept))
+            elif name != b"upgrade":
+                lines.append(b"%b:%b" % (name, value))
+        return b"\r\n".join([*lines, b"", b""])
 
     def _close_if_idle(self) -> None:
         self._idle_timer = None
@@ -179,6 +213,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.transport.abort()
         else:
             self._watch_reader()
+
+
+def _new_parser(protocol: BoundedHttpProtocol) -> httptools.HttpRequestParser:
+    """As uvicorn's: a pipelined request behind a request with `connection: close` is not an error of the first."""
+    parser = httptools.HttpRequestParser(protocol)
+    parser.set_dangerous_leniencies(lenient_data_after_close=True)
+    return parser
 
 
 class Cycle(RequestResponseCycle):
@@ -263,6 +304,8 @@ class Cycle(RequestResponseCycle):
             head += (name, b": ", value, b"\r\n")
         head.append(header_lines)
         head.append(b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n")
+        if self.scope["method"] == "HEAD":
+            body = b""
         if self.event is not None:
             self.event.set()
         if len(body) < _JOINED_BYTES:

@@ -59,6 +59,7 @@ class RouteTable:
         return self._error_writers.get(_first_part(path)) or self.routes[0].codec.error_body
 
     def _find(self, path: str) -> ResolvedRoute | None:
+        path = path.removesuffix("/")
         resolved = self._exact.get(path)
         if resolved is not None:
             return resolved

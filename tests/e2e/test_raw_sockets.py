@@ -46,14 +46,20 @@ def answers(connection: socket.socket, silent_s: float = 1.0) -> bytes:
     return received
 
 
-def one_answer(connection: socket.socket) -> tuple[int, dict[str, str], bytes]:
-    """Read one response by its content-length; return status, headers and body."""
+def head_of(connection: socket.socket) -> bytes:
+    """Read the head of one response."""
     head = b""
     while not head.endswith(b"\r\n\r\n"):
         # One by one: the next response may be behind this one.
         byte = connection.recv(1)
         assert byte, head
         head += byte
+    return head
+
+
+def one_answer(connection: socket.socket) -> tuple[int, dict[str, str], bytes]:
+    """Read one response by its content-length; return status, headers and body."""
+    head = head_of(connection)
     first, *lines = head.removesuffix(b"\r\n\r\n").decode("latin-1").split("\r\n")
     headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
     body = b""
