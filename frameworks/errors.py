@@ -24,6 +24,11 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import ClassVar
 
+MAX_COMPARED_CHARACTERS = 128
+"""Names above this are not compared with known ones."""
+MAX_SHOWN_CHARACTERS = 200
+"""Longer names are cut in messages."""
+
 
 class RoundhouseError(Exception):
     """An error whose message is written for the caller."""
@@ -47,6 +52,14 @@ class FieldError(RequestError):
         self.reason = reason
 
 
+def similar_names(name: str, known: Iterable[str], count: int) -> list[str]:
+    """Return up to `count` known names that are similar to `name`, the most similar first.
+
+    None for a name above MAX_COMPARED_CHARACTERS: the time of a comparison grows with the length.
+    """
+    return get_close_matches(name, list(known), n=count) if len(name) <= MAX_COMPARED_CHARACTERS else []
+
+
 class InvalidInput(FieldError):
     """The value of a field is invalid; the message names the field and the expected value."""
 
@@ -58,7 +71,8 @@ class UnknownField(FieldError):
     def among(cls, name: str, known: Iterable[str], within: str = "") -> "UnknownField":
         """Return the error for a name that is not `known`. `within`: the path of its parent, as `inputs.`."""
         names = sorted(known)
-        near = get_close_matches(name, names, n=1)
+        near = similar_names(name, names, 1)
+        name = name[:MAX_SHOWN_CHARACTERS]
         paths = [within + each for each in names]
         hint = f'did you mean "{within}{near[0]}"?' if near else f"known fields are {', '.join(paths)}"
         return cls(within + name, f"unknown field; {hint}")
@@ -69,16 +83,18 @@ class ModelNotFound(RequestError):
 
     def __init__(self, name: str, known: Iterable[str]) -> None:
         names = sorted(known)
-        near = get_close_matches(name, names, n=3) or names[:10]
+        near = similar_names(name, names, 3) or names[:10]
         hint = f"there is {', '.join(near)}" if near else "no model is registered"
-        super().__init__(f'model "{name[:200]}" is not registered; {hint}')
+        super().__init__(f'model "{name[:MAX_SHOWN_CHARACTERS]}" is not registered; {hint}')
 
 
 class VersionNotFound(RequestError):
     """The model has no such version; the message lists its versions."""
 
     def __init__(self, name: str, version: str, known: Iterable[str]) -> None:
-        super().__init__(f'model "{name}" has no version "{version[:200]}"; there is {", ".join(sorted(known))}')
+        super().__init__(
+            f'model "{name}" has no version "{version[:MAX_SHOWN_CHARACTERS]}"; there is {", ".join(sorted(known))}'
+        )
 
 
 class ModelExists(RequestError):

@@ -195,8 +195,8 @@ class ModelsSettings(BaseModel):
 
     cache_dir: SettingsPath = Path("./models")
     """Folder whose subfolder `quantized` holds quantized copies; created when first needed."""
-    max_model_size: Annotated[Bytes, Field(ge=1)] = 2 * 1024**3
-    """Maximum size of the weights on disk; a larger model is refused."""
+    max_model_size: Annotated[Bytes, Field(ge=1)] | None = None
+    """Maximum size of the weights on disk; a larger model is refused. Default: what fits into the memory for models."""
     roots: Annotated[tuple[SettingsPath, ...], Field(strict=False)] = (Path("./models"),)
     """The only folders from which `POST /models` may register models."""
     default_model: Annotated[str, Field(min_length=1)] | None = None

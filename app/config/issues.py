@@ -1,11 +1,12 @@
 """Issues of a configuration: place, key and message, in the grammar `key: expected X, got Y; do Z`."""
 
-import difflib
 import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from frameworks.errors import similar_names
 
 Location = tuple[str | int, ...]
 """Path of a value in the nested tables: ("models", "onnx_models", 0, "name")."""
@@ -116,7 +117,7 @@ def _printable(text: str) -> str:
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that is most similar to `name`; None without a similar one."""
     by_lower = {candidate.lower(): candidate for candidate in known}
-    near = difflib.get_close_matches(name.lower(), by_lower, n=1)
+    near = similar_names(name.lower(), by_lower, 1)
     return by_lower[near[0]] if near else None
 
 

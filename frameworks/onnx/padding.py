@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 
 import numpy as np
 
 from frameworks.batches.rows import merge, split_outputs
-from frameworks.errors import InvalidModel, RoundhouseError
+from frameworks.errors import InvalidModel, RoundhouseError, similar_names
 from frameworks.onnx.batching import Run, is_close, random_row, tolerance_of, trial_inputs
 from frameworks.settings import OnnxModelEntry
 from frameworks.types import (
@@ -181,7 +180,7 @@ def _pad_value(declared: ValueSpec, number: float, path: Path) -> float:
 
 def _check_name(name: str, key: str, path: Path, inputs: Mapping[str, ValueSpec]) -> None:
     if name not in inputs:
-        near = get_close_matches(name, inputs, n=1)
+        near = similar_names(name, inputs, 1)
         hint = f'did you mean "{near[0]}"?' if near else f"its inputs are {', '.join(inputs)}"
         raise InvalidModel(f'{path}: {key}: expected an input of the graph, got "{name}"; {hint}')
 

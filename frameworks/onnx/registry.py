@@ -39,7 +39,7 @@ class OnnxRegistry:
         self,
         devices: DeviceManager,
         performance: PerformanceSettings,
-        max_model_bytes: int,
+        max_model_bytes: int | None,
         copies: QuantizedCopies,
         enable_memory_mapping: bool = True,
         arrays: PooledArrays | None = None,
@@ -121,7 +121,7 @@ class OnnxRegistry:
         file = graph_file(path)
         summary = read_graph_summary(file)
         weight_bytes = weight_bytes_of(file, summary)
-        if weight_bytes > self._max_model_bytes:
+        if self._max_model_bytes is not None and weight_bytes > self._max_model_bytes:
             raise InvalidModel(
                 f"{file}: expected at most models.max_model_size = {format_size(self._max_model_bytes)} of weights, "
                 f"got {format_size(weight_bytes)}; raise it or serve a smaller model"

@@ -40,7 +40,7 @@ class TorchRegistry:
     def __init__(
         self,
         performance: PerformanceSettings,
-        max_model_bytes: int,
+        max_model_bytes: int | None,
         copies: QuantizedCopies,
         enable_memory_mapping: bool = True,
         pool: TensorPool | None = None,
@@ -86,7 +86,7 @@ class TorchRegistry:
         """As Registry.load."""
         assert isinstance(entry, TorchModelEntry)
         files = _read(entry, path)
-        if files.weights.file_bytes > self._max_model_bytes:
+        if self._max_model_bytes is not None and files.weights.file_bytes > self._max_model_bytes:
             raise InvalidModel(
                 f"{path}: expected at most models.max_model_size = {format_size(self._max_model_bytes)} of weights, "
                 f"got {format_size(files.weights.file_bytes)}; raise it or serve a smaller model"

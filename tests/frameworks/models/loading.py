@@ -30,7 +30,7 @@ NO_COPIES = QuantizedCopies(_NO_CACHE)
 def load_onnx(
     path: Path,
     *,
-    max_model_bytes: int = GIB,
+    max_model_bytes: int | None = GIB,
     gpu: bool = False,
     enable_memory_mapping: bool = True,
     cache_dir: Path = _NO_CACHE,
@@ -55,7 +55,7 @@ def load_onnx(
 def load_torch(
     path: Path,
     *,
-    max_model_bytes: int = GIB,
+    max_model_bytes: int | None = GIB,
     gpu: bool = False,
     enable_memory_mapping: bool = True,
     cache_dir: Path = _NO_CACHE,
