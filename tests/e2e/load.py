@@ -1,7 +1,7 @@
 """Requests at the same time, and a model whose runs a test holds."""
 
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -71,6 +71,16 @@ def wait_for_drain(server: RunningServer) -> None:
 
 def wait_for_inflight(server: RunningServer, count: int, model: str = "slow") -> None:
     wait_until(lambda: server.inflight(model) == count)
+
+
+def occupy_worker(server: RunningServer, ask: Callable[[], Future[Any]]) -> list[Future[Any]]:
+    """Send two requests to `slow` while its gate is closed: one runs, one is next. Later ones stay in the queue."""
+    asked = []
+    for count in (1, 2):
+        asked.append(ask())
+        wait_for_inflight(server, count)
+        wait_until(lambda: server.sample("roundhouse_queue_depth", model="slow") == 0)
+    return asked
 
 
 def wait_for_done(asked: "Sequence[Future[Any]]", count: int) -> None:

@@ -15,7 +15,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from tests.e2e.configs import onnx_entries
 from tests.e2e.gates import RunGate
-from tests.e2e.load import slow_model, wait_for_done, wait_for_drain, wait_for_inflight
+from tests.e2e.load import occupy_worker, slow_model, wait_for_done, wait_for_drain, wait_for_inflight
 from tests.e2e.server import GRPC_PORT, WAIT_S, RunningServer, free_port, serving, wait_until
 from tests.e2e.triton_clients import grpc_channel, grpc_tensor, refusal, string_array, triton_client
 from tests.support.models import onnx_graphs
@@ -116,7 +116,8 @@ class TestBounds:
     def test_overload_is_resource_exhausted(self, gated: tuple[RunningServer, RunGate]) -> None:
         server, gate = gated
         with ThreadPoolExecutor(8) as many, gate.closed():
-            asked = [many.submit(self.ask, server) for _ in range(8)]
+            asked = occupy_worker(server, lambda: many.submit(self.ask, server))
+            asked += [many.submit(self.ask, server) for _ in range(6)]
             # One runs, one is next, one waits.
             wait_for_done(asked, 5)
             gate.open()

@@ -15,6 +15,7 @@ from tests.e2e.load import (
     batches,
     batches_since,
     callers,
+    occupy_worker,
     slow_model,
     wait_for_done,
     wait_for_inflight,
@@ -131,7 +132,8 @@ class TestOverload:
         with callers(server, 24) as many:
             for refused in (19, 38):
                 with gate.closed():
-                    asked = [many.ask("slow", **QUESTION) for _ in range(24)]
+                    asked = occupy_worker(server, lambda: many.ask("slow", **QUESTION))
+                    asked += [many.ask("slow", **QUESTION) for _ in range(22)]
                     wait_for_done(asked, 19)
                 answers = [each.result() for each in asked]
                 # One runs, one is next, three wait.
