@@ -162,7 +162,8 @@ class TestOverload:
                     time.sleep(0.3)
                 assert asked_one.result().status_code == 200
             with gate.closed():
-                asked = [many.ask("slow", **QUESTION) for _ in range(10)]
+                asked = occupy_worker(server, lambda: many.ask("slow", **QUESTION))
+                asked += [many.ask("slow", **QUESTION) for _ in range(8)]
                 wait_until(lambda: server.sample("roundhouse_queue_depth", model="slow") == 8)
                 answer = server.client.post("/models/slow/infer", json=QUESTION)
                 assert_refused(answer, 503, "overloaded", "8 requests are waiting")
