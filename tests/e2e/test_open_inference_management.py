@@ -188,10 +188,10 @@ def test_response_arrives_in_one_piece(path: str, server: RunningServer) -> None
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
     [
-        ("POST", "/v2", "GET"),
-        ("POST", "/v2/health/ready", "GET"),
+        ("POST", "/v2", "GET, HEAD"),
+        ("POST", "/v2/health/ready", "GET, HEAD"),
         ("GET", "/v2/repository/index", "POST"),
-        ("DELETE", "/v2/models/digits", "GET"),
+        ("DELETE", "/v2/models/digits", "GET, HEAD"),
     ],
 )
 def test_wrong_methods_refused(method: str, path: str, allowed: str, server: RunningServer) -> None:

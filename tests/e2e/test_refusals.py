@@ -248,10 +248,10 @@ def test_compressed_body_refused(server: RunningServer) -> None:
         ("OPTIONS", "/models/float32/versions/1/infer", "POST"),
         ("PATCH", "/infer", "POST"),
         ("GET", "/models/float32/load", "POST"),
-        ("PUT", "/models", "GET, POST"),
-        ("POST", "/models/float32", "DELETE, GET"),
-        ("POST", "/health", "GET"),
-        ("DELETE", "/metrics", "GET"),
+        ("PUT", "/models", "GET, HEAD, POST"),
+        ("POST", "/models/float32", "DELETE, GET, HEAD"),
+        ("POST", "/health", "GET, HEAD"),
+        ("DELETE", "/metrics", "GET, HEAD"),
     ],
 )
 def test_wrong_method_refused_with_allowed_ones(method: str, path: str, allowed: str, server: RunningServer) -> None:
@@ -262,7 +262,7 @@ def test_wrong_method_refused_with_allowed_ones(method: str, path: str, allowed:
 
 @pytest.mark.parametrize(
     "path",
-    ["/nothing", "/infer/", "/inferx", "/models/a/b/c", "/models//infer", "/models/float32/versions//infer",
+    ["/nothing", "/infer//", "/inferx", "/models/a/b/c", "/models//infer", "/models/float32/versions//infer",
      "/v1/nothing", "/%00", "/%ff%fe", "/models/float32/versions/1", "/" + "a" * 5000, "/healthz"],
 )  # fmt: skip
 def test_unknown_path_refused(path: str, server: RunningServer) -> None:

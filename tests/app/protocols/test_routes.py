@@ -36,14 +36,16 @@ NATIVE = ROUTES[0].codec
         ("/infer", (NATIVE, Target())),
         ("/inference", (NATIVE, Target())),
         ("/models/a/infer", (NATIVE, Target("a"))),
+        ("/infer/", (NATIVE, Target())),
+        ("/models/a/infer/", (NATIVE, Target("a"))),
         ("/models/infer/infer", (NATIVE, Target("infer"))),
         ("/models/a/versions/2/infer", (NATIVE, Target("a", "2"))),
         ("/v9/ask", (OTHER, Target())),
         ("/v9/ask/2", (OTHER, Target(None, "2"))),
         ("/v9/a/answers", (OTHER, Target("a"))),
         ("/v9/ask/answers", (OTHER, Target(None, "answers"))),
-        *((path, None) for path in ("", "/", "infer", "//infer", "/infer/", "/models/infer", "/models//infer")),
-        *((path, None) for path in ("/models/a/infer/", "/models/a/versions//infer", "/models/{name}", "/v9/a/b")),
+        *((path, None) for path in ("", "/", "infer", "//infer", "/infer//", "/models/infer", "/models//infer")),
+        *((path, None) for path in ("/models/a/infer//", "/models/a/versions//infer", "/models/{name}", "/v9/a/b")),
     ],
 )
 def test_find_resolves_paths(path: str, resolved: Any) -> None:
