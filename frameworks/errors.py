@@ -55,9 +55,9 @@ class FieldError(RequestError):
 def similar_names(name: str, known: Iterable[str], count: int) -> list[str]:
     """Return up to `count` known names that are similar to `name`, the most similar first.
 
-    None for a name above MAX_COMPARED_CHARACTERS: the time of a comparison grows with the length.
+    An empty list for a name above MAX_COMPARED_CHARACTERS: the time of a comparison grows with the length.
     """
-    return get_close_matches(name, list(known), n=count) if len(name) <= MAX_COMPARED_CHARACTERS else []
+    return get_close_matches(name, known, n=count) if len(name) <= MAX_COMPARED_CHARACTERS else []
 
 
 class InvalidInput(FieldError):

@@ -1,4 +1,4 @@
-"""Read JSON files of a model's folder, and name files by their content."""
+"""Read JSON files of a model's folder, bound its weights, and name files by their content."""
 
 import hashlib
 import os
@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from frameworks.errors import InvalidModel
+from memory.sizes import format_size
 
 _DIGEST_BYTES = 16
 # An unchanged file is not read again at a reload; a large model has gigabytes.
@@ -34,6 +35,15 @@ def parse_json(file: Path, absent: object) -> Any:
         raise InvalidModel(f"{file}: cannot be read: {error.strerror}") from error
     except orjson.JSONDecodeError as error:
         raise InvalidModel(f"{file}: not valid JSON ({error}); is the file whole?") from error
+
+
+def check_weight_bytes(path: Path, weight_bytes: int, max_bytes: int | None) -> None:
+    """Raise InvalidModel if the weights are larger than `models.max_model_size`. None: no limit."""
+    if max_bytes is not None and weight_bytes > max_bytes:
+        raise InvalidModel(
+            f"{path}: expected at most models.max_model_size = {format_size(max_bytes)} of weights, "
+            f"got {format_size(weight_bytes)}; raise it or serve a smaller model"
+        )
 
 
 def contents_name(files: Iterable[Path], made_by: str) -> str:

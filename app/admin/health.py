@@ -44,21 +44,11 @@ class HealthApi:
     def router(self) -> APIRouter:
         router = APIRouter(tags=["health"])
         add = router.add_api_route
-        add(
-            "/health",
-            self.health,
-            methods=["GET"],
-            summary="State of the server",
-            responses=describe_responses(Health),
-        )
+        add("/health", self.health, methods=["GET"], summary="State of the server",
+            responses=describe_responses(Health))  # fmt: skip
         add("/health/live", self.live, methods=["GET"], summary="Whether the process is alive")
-        add(
-            "/health/ready",
-            self.ready,
-            methods=["GET"],
-            summary="Whether the server is ready",
-            responses={503: {"description": "The server loads start-up models, or it drains."}},
-        )
+        add("/health/ready", self.ready, methods=["GET"], summary="Whether the server is ready",
+            responses={503: {"description": "The server loads start-up models, or it drains."}})  # fmt: skip
         return router
 
     async def health(self) -> Response:

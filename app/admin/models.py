@@ -78,13 +78,8 @@ class ModelsApi:
     def router(self) -> APIRouter:
         router = APIRouter(tags=["models"])
         add = router.add_api_route
-        add(
-            "/models",
-            self.list_models,
-            methods=["GET"],
-            summary="List models",
-            responses=describe_responses(ModelList),
-        )
+        add("/models", self.list_models, methods=["GET"], summary="List models",
+            responses=describe_responses(ModelList))  # fmt: skip
         add("/models", self.add_model, methods=["POST"], status_code=201, summary="Register and load a model",
             responses=describe_responses(ModelDetail, ErrorResponse, status=201),
             openapi_extra=describe_body(_entry_schema(), example=_ENTRY_EXAMPLE))  # fmt: skip

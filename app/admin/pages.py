@@ -4,7 +4,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.openapi.docs import get_swagger_ui_html
 from starlette.responses import FileResponse
 
@@ -56,15 +56,16 @@ class PagesApi:
         """The server's name, its version and the paths of its parts."""
         return json_response({"name": "roundhouse", "version": VERSION, "links": LINKS})
 
-    async def docs(self) -> Response:
+    async def docs(self, request: Request) -> Response:
         """A page to read and try every route, without internet."""
         # Relative addresses: the page also works behind a proxy that adds a prefix to the path.
+        root = ".." if request.scope["raw_path"].endswith(b"/") else "."
         return get_swagger_ui_html(
-            openapi_url="./openapi.json",
+            openapi_url=f"{root}/openapi.json",
             title="Roundhouse",
-            swagger_js_url="docs/swagger-ui-bundle.js",
-            swagger_css_url="docs/swagger-ui.css",
-            swagger_favicon_url="docs/favicon.png",
+            swagger_js_url=f"{root}/docs/swagger-ui-bundle.js",
+            swagger_css_url=f"{root}/docs/swagger-ui.css",
+            swagger_favicon_url=f"{root}/docs/favicon.png",
             swagger_ui_parameters={"validatorUrl": None},
         )
 

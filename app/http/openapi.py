@@ -13,7 +13,6 @@ from app.protocols.routes import Route
 # Codes that only the routes of the models, or no route at all, answer with.
 _NOT_OF_INFERENCE = {"forbidden", "model_exists", "not_found", "not_supported"}
 
-
 Responses = dict[int | str, dict[str, Any]]
 """`responses` of a FastAPI route: descriptions by status."""
 
@@ -21,8 +20,9 @@ Responses = dict[int | str, dict[str, Any]]
 class _Description(dict[str, Any]):
     """A description that keeps the model apart: FastAPI would build a validator of it for each route at every start."""
 
-    def __init__(self, model: type[BaseModel]) -> None:
-        super().__init__(content=_json_content(model))
+    def __init__(self, model: type[BaseModel], is_list: bool = False) -> None:
+        """`is_list`: the body is a list of `model`."""
+        super().__init__(content=_json_content(model, is_list))
         self.model = model
 
 
@@ -30,12 +30,8 @@ def describe_responses(
     model: type[BaseModel], error: type[BaseModel] | None = None, status: int = 200, is_list: bool = False
 ) -> Responses:
     """Describe the success of a route and, if `error` is given, its failures. `is_list`: a list of `model`."""
-    success = _Description(model)
-    if is_list:
-        media = success["content"]["application/json"]
-        media["schema"] = {"type": "array", "items": media["schema"]}
     failures: Responses = {} if error is None else {"4XX": _Description(error), "5XX": _Description(error)}
-    return {status: success, **failures}
+    return {status: _Description(model, is_list), **failures}
 
 
 def build_document(admin: FastAPI, routes: Sequence[Route]) -> dict[str, Any]:
@@ -99,5 +95,6 @@ def _errors(body: type[BaseModel]) -> dict[str, Any]:
     }
 
 
-def _json_content(model: type[BaseModel]) -> dict[str, Any]:
-    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}}
+def _json_content(model: type[BaseModel], is_list: bool = False) -> dict[str, Any]:
+    schema: dict[str, Any] = {"$ref": f"#/components/schemas/{model.__name__}"}
+    return {"application/json": {"schema": {"type": "array", "items": schema} if is_list else schema}}

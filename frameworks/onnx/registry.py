@@ -9,6 +9,7 @@ import structlog
 
 from frameworks.devices import Device, DeviceManager, ModelNeeds
 from frameworks.errors import InvalidModel
+from frameworks.files import check_weight_bytes
 from frameworks.onnx.graph_summary import GraphSummary, read_graph_summary
 from frameworks.onnx.model import OnnxModel
 from frameworks.onnx.providers import ProviderChoice, ProviderRules, choose_providers, drives_cuda
@@ -20,7 +21,6 @@ from frameworks.runtime import BatchModel, ModelEntry
 from frameworks.settings import OnnxModelEntry, PerformanceSettings
 from frameworks.types import QuantizationReport
 from memory.pooled_arrays import PooledArrays
-from memory.sizes import format_size
 
 log = structlog.get_logger(__name__)
 
@@ -121,11 +121,7 @@ class OnnxRegistry:
         file = graph_file(path)
         summary = read_graph_summary(file)
         weight_bytes = weight_bytes_of(file, summary)
-        if self._max_model_bytes is not None and weight_bytes > self._max_model_bytes:
-            raise InvalidModel(
-                f"{file}: expected at most models.max_model_size = {format_size(self._max_model_bytes)} of weights, "
-                f"got {format_size(weight_bytes)}; raise it or serve a smaller model"
-            )
+        check_weight_bytes(file, weight_bytes, self._max_model_bytes)
         return Original(file, summary, entry, weight_bytes, self._performance.num_intra_op_threads(entry.instances))
 
     def _graph_to_open(self, original: Original) -> tuple[Path, QuantizationReport | None]:

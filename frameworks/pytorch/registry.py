@@ -7,6 +7,7 @@ import torch
 
 from frameworks.devices import Device, ModelNeeds
 from frameworks.errors import InvalidModel
+from frameworks.files import check_weight_bytes
 from frameworks.pytorch import kernels
 from frameworks.pytorch.encoder import EncoderModel
 from frameworks.pytorch.encoder_loading import EncoderLoading, ModelFiles, load_encoders
@@ -20,7 +21,6 @@ from frameworks.quantization.copies import QuantizedCopies
 from frameworks.runtime import ModelEntry
 from frameworks.settings import PerformanceSettings, TorchModelEntry
 from frameworks.text.config import TextConfig, read_text_config, transformer_folder
-from memory.sizes import format_size
 from memory.tensor_pool import TensorPool
 
 _INT8_BYTES_PER_ELEMENT = 2
@@ -86,11 +86,7 @@ class TorchRegistry:
         """As Registry.load."""
         assert isinstance(entry, TorchModelEntry)
         files = _read(entry, path)
-        if self._max_model_bytes is not None and files.weights.file_bytes > self._max_model_bytes:
-            raise InvalidModel(
-                f"{path}: expected at most models.max_model_size = {format_size(self._max_model_bytes)} of weights, "
-                f"got {format_size(files.weights.file_bytes)}; raise it or serve a smaller model"
-            )
+        check_weight_bytes(path, files.weights.file_bytes, self._max_model_bytes)
         _check_kind(files)
         is_int8 = self._wants_int8(entry)
         if is_int8:

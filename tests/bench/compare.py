@@ -22,8 +22,9 @@ import orjson
 from tests.bench import wrk
 from tests.bench.cores import LOAD_CORES, on_cores
 from tests.bench.corpus import mixed_texts, short_texts
+from tests.bench.generation import llama_config
 from tests.bench.grpc_requests import CALLS, call_cpu_us, grpc_requests
-from tests.bench.language_models import LARGE, SMALL, LlamaShape, mixed_prompts, save_llama
+from tests.bench.language_models import LARGE, SMALL, mixed_prompts, save_llama
 from tests.bench.load import closed_loop, request_of
 from tests.bench.models import write_image_model, write_vector_model
 from tests.bench.open_inference import Way, image_ways, vector_ways
@@ -59,9 +60,8 @@ def main() -> int:
     print("| what | CPU before | CPU now | ratio | time before | time now | ratio |\n|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         for part in arguments.parts or parts:
-            with ExitStack() as stack:
-                for what, rounds in parts[part](stack, roots, Path(folder)):
-                    _print(what, rounds, arguments.rounds)
+            for what, rounds in parts[part](roots, Path(folder)):
+                _print(what, rounds, arguments.rounds)
     return 0
 
 
@@ -84,7 +84,7 @@ def _duration(microseconds: float) -> str:
 Part = Iterator[tuple[str, Rounds]]
 
 
-def _startup(_stack: ExitStack, roots: Sequence[Path], folder: Path) -> Part:
+def _startup(roots: Sequence[Path], folder: Path) -> Part:
     """Process start to ready, with one small ONNX model, and with MiniLM (PyTorch)."""
     vector = folder / "start.onnx"
     write_vector_model(vector)
@@ -97,40 +97,35 @@ def _start(root: Path, model: Path) -> Cost:
         return Cost(server.cpu_s() * 1e6, (time.perf_counter() - server.started_s) * 1e6)
 
 
-def _tensors(stack: ExitStack, roots: Sequence[Path], folder: Path) -> Part:
+def _tensors(roots: Sequence[Path], folder: Path) -> Part:
     """16 floats by each protocol."""
     model = folder / "vector.onnx"
     write_vector_model(model)
     ports = [free_port() for _ in roots]
-    servers = [
-        stack.enter_context(
-            roundhouse([str(model)], root=root, environment={"ROUNDHOUSE_SERVER__GRPC_PORT": str(port)})
-        )
-        for root, port in zip(roots, ports, strict=True)
-    ]
-    for name, way in vector_ways().items():
-        for connections in (32, 1):
-            yield f"16 floats, /{name}, {connections} connections", _pressed(servers, way, connections)
-    stack.enter_context(on_cores(LOAD_CORES))
-    channels = [stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{port}")) for port in ports]
-    for name, (path, request) in grpc_requests().items():
-        pairs = zip(servers, channels, strict=True)
-        yield (
-            f"16 floats, gRPC {name}, 32 in flight",
-            _both(partial(_called, server, channel, path, request) for server, channel in pairs),
-        )
+    with _servers(roots, [str(model)], grpc_ports=ports) as servers, ExitStack() as stack:
+        for name, way in vector_ways().items():
+            for connections in (32, 1):
+                yield f"16 floats, /{name}, {connections} connections", _pressed(servers, way, connections)
+        stack.enter_context(on_cores(LOAD_CORES))
+        channels = [stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{port}")) for port in ports]
+        for name, (path, request) in grpc_requests().items():
+            pairs = zip(servers, channels, strict=True)
+            yield (
+                f"16 floats, gRPC {name}, 32 in flight",
+                _both(partial(_called, server, channel, path, request) for server, channel in pairs),
+            )
 
 
-def _images(stack: ExitStack, roots: Sequence[Path], folder: Path) -> Part:
+def _images(roots: Sequence[Path], folder: Path) -> Part:
     """150,528 floats in JSON and in bytes."""
     model = folder / "image.onnx"
     write_image_model(model)
-    servers = [stack.enter_context(roundhouse([str(model)], root=root)) for root in roots]
-    for name, way in image_ways().items():
-        yield f"image of 150,528 floats, /{name}, 8 connections", _pressed(servers, way, 8)
+    with _servers(roots, [str(model)]) as servers:
+        for name, way in image_ways().items():
+            yield f"image of 150,528 floats, /{name}, 8 connections", _pressed(servers, way, 8)
 
 
-def _texts(stack: ExitStack, roots: Sequence[Path], _folder: Path) -> Part:
+def _texts(roots: Sequence[Path], _folder: Path) -> Part:
     """One text a request and many in one, with both MiniLMs."""
     for name, label in (("minilm-onnx", "ONNX"), ("minilm", "PyTorch")):
         path = f"/models/{name}/infer"
@@ -142,10 +137,10 @@ def _texts(stack: ExitStack, roots: Sequence[Path], _folder: Path) -> Part:
             yield f"MiniLM ({label}), 2,000 texts in one request", _looped(servers, [request_of(path, short)], 1, 1)
 
 
-def _generation(stack: ExitStack, roots: Sequence[Path], folder: Path) -> Part:
+def _generation(roots: Sequence[Path], folder: Path) -> Part:
     """Both Llamas, with 16 callers and with one."""
     for shape, counts in ((SMALL, (192, 24)), (LARGE, (48, 6))):
-        config = _llama_config(folder, shape)
+        config = llama_config(folder, save_llama(folder / shape.name, shape))
         with _servers(roots, config=config) as servers:
             for callers, count in zip((16, 1), counts, strict=True):
                 rounds = _both(_Generation(server, callers, count).round for server in servers)
@@ -169,21 +164,20 @@ class _Generation:
         return _loop(self.server, requests, self.callers, self.count)
 
 
-def _llama_config(folder: Path, shape: LlamaShape) -> Path:
-    model = save_llama(folder / shape.name, shape)
-    config = folder / f"{shape.name}.toml"
-    entry = f'[[models.torch_models]]\nname = "llama"\npath = "{model}"\ndtype = "f32"\ndevice = "cpu"\n'
-    config.write_text(entry, encoding="utf-8")
-    return config
-
-
 @contextmanager
 def _servers(
-    roots: Sequence[Path], models: Sequence[str] = (), config: Path | None = None
+    roots: Sequence[Path],
+    models: Sequence[str] = (),
+    config: Path | None = None,
+    grpc_ports: Sequence[int | None] = (None, None),
 ) -> Iterator[list[RunningServer]]:
-    """On the first core."""
+    """Start a server of each checkout, both on the core that `roundhouse` reserves for servers."""
     with ExitStack() as stack:
-        yield [stack.enter_context(roundhouse(models, config, root=root)) for root in roots]
+        servers = []
+        for root, port in zip(roots, grpc_ports, strict=True):
+            environment = {} if port is None else {"ROUNDHOUSE_SERVER__GRPC_PORT": str(port)}
+            servers.append(stack.enter_context(roundhouse(models, config, root=root, environment=environment)))
+        yield servers
 
 
 def _pressed(servers: Sequence[RunningServer], way: Way, connections: int) -> Rounds:

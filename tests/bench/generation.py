@@ -79,11 +79,16 @@ def serving(
     folder: Path, model: Path, dtype: str = "f32", more: str = "", device: str = "cpu"
 ) -> Iterator[RunningServer]:
     """Start Roundhouse with the Llama as `llama`. `more`: further lines of the config file."""
+    with roundhouse(config=llama_config(folder, model, dtype, more, device), cores=None) as server:
+        yield server
+
+
+def llama_config(folder: Path, model: Path, dtype: str = "f32", more: str = "", device: str = "cpu") -> Path:
+    """Write the config file of a server with one Llama, named `llama`; return its path. `more`: further lines."""
     config = folder / f"{model.name}-{dtype}.toml"
     entry = f'[[models.torch_models]]\nname = "{_MODEL}"\npath = "{model}"\ndtype = "{dtype}"\ndevice = "{device}"\n'
     config.write_text(f"{more}\n{entry}", encoding="utf-8")
-    with roundhouse(config=config, cores=None) as server:
-        yield server
+    return config
 
 
 def _rows(folder: Path, shape: LlamaShape, load: _Load, target: str) -> list[Row]:

@@ -17,7 +17,7 @@ from typing import IO, Protocol
 
 ROOT = Path(__file__).parents[2]
 
-# Without ONNX Runtime: it starts a thread at its import, which a fork would wait for in vain.
+# Without ONNX Runtime: its import starts a thread, which does not exist in a fork.
 _MODULES = ("app.cli.commands", "app.server.process", "app.cli.model_paths")
 _TORCH_MODULES = ("frameworks.pytorch.registry", "frameworks.pytorch.loader", "frameworks.pytorch.generation.loading")
 
@@ -42,7 +42,10 @@ class ForkedProcess:
         self._status = status
         self._lines = status.makefile("rb")
         self.returncode: int | None = None
-        self.pid = int(self._lines.readline())
+        line = self._lines.readline()
+        if not line:
+            raise RuntimeError("the fork server ended; its traceback is in the standard error of the tests")
+        self.pid = int(line)
 
     def poll(self) -> int | None:
         """Return the exit status, negative for a signal, or None while the process runs."""

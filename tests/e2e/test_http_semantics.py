@@ -11,7 +11,11 @@ from tests.e2e.server import RunningServer
 from tests.e2e.test_raw_sockets import BODY, REQUEST, connected, head_of, one_answer
 
 H2C = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAoAAAAAIAAAAA\r\n"
-OFFERS = (H2C, b"connection: upgrade\r\nupgrade: foo\r\n", b"Upgrade: x\r\nConnection: UPGRADE\r\n")
+OFFERS = {
+    "h2c": H2C,
+    "other": b"connection: upgrade\r\nupgrade: foo\r\n",
+    "capitals": b"Upgrade: x\r\nConnection: UPGRADE\r\n",
+}
 HIDDEN = b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
@@ -27,9 +31,7 @@ def assert_answered(connection: socket.socket) -> None:
 
 
 class TestUpgrade:
-    @pytest.mark.parametrize(
-        "offer", [H2C, b"connection: upgrade\r\nupgrade: foo\r\n", b"Upgrade: x\r\nConnection: UPGRADE\r\n"]
-    )
+    @pytest.mark.parametrize("offer", OFFERS.values(), ids=OFFERS)
     @pytest.mark.parametrize("is_chunked", [False, True], ids=["length", "chunked"])
     def test_offer_is_ignored_and_body_read(self, offer: bytes, is_chunked: bool, server: RunningServer) -> None:
         if is_chunked:

@@ -190,21 +190,22 @@ def test_index_links_all_answer(server: RunningServer) -> None:
         assert server.client.get(path).status_code == 200
 
 
-def test_docs_page_loads_only_own_files(server: RunningServer) -> None:
-    page = server.client.get("/docs")
+@pytest.mark.parametrize(("path", "root"), [("/docs", "."), ("/docs/", "..")])
+def test_docs_page_loads_only_own_files(path: str, root: str, server: RunningServer) -> None:
+    page = server.client.get(path)
     assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert "://" not in page.text
     addresses = re.findall(r"(?:src|href)=[\"']([^\"']+)[\"']|url: '([^']+)'", page.text)
     found = {}
     for address in (first or second for first, second in addresses):
-        answer = server.client.get(urljoin(server.url + "/docs", address))
+        answer = server.client.get(urljoin(server.url + path, address))
         assert answer.status_code == 200, address
         found[address] = answer.headers["content-type"]
     assert found == {
-        "docs/swagger-ui.css": "text/css; charset=utf-8",
-        "docs/favicon.png": "image/png",
-        "docs/swagger-ui-bundle.js": "text/javascript; charset=utf-8",
-        "./openapi.json": "application/json",
+        f"{root}/docs/swagger-ui.css": "text/css; charset=utf-8",
+        f"{root}/docs/favicon.png": "image/png",
+        f"{root}/docs/swagger-ui-bundle.js": "text/javascript; charset=utf-8",
+        f"{root}/openapi.json": "application/json",
     }
 
 

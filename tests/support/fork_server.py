@@ -5,7 +5,7 @@ process of its own in all other respects. `tests.e2e.forks` sends the requests.
 
 SOCKET is the number of an inherited socket. Each message on it is a JSON object with `arguments` (of `serve`),
 `environ`, `cwd` and `is_gated`, and two descriptors: standard error of the server, and a socket that receives the
-server's process ID, then its exit status, as JSON lines.
+server's process ID, then its exit status, a line each.
 """
 
 import importlib
