@@ -156,7 +156,7 @@ def test_several_versions_served(start: Start, folder: Path) -> None:
     assert ask(server) == ("3", 3)
     assert ask(server, 1) == ("1", 1)
     body = {**ONES, "model_name": "m", "version": "2"}
-    assert_refused(server.client.post("/infer", json=body), 400, "invalid_input", 'no version "2"; there is 1, 3')
+    assert_refused(server.client.post("/infer", json=body), 404, "version_not_found", 'no version "2"; there is 1, 3')
     assert order(server, "unload", version="3")["active_version"] == "1"
     assert ask(server) == ("1", 1)
     assert_refused(server.client.post("/models/m/versions/3/infer", json=ONES), 503, "unloaded")

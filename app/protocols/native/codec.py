@@ -27,7 +27,7 @@ from app.protocols.native.generation import read_generation
 from app.protocols.native.inputs import read_count, read_input_data, read_inputs, read_text
 from app.protocols.native.stream import NativeStream, describe_generated
 from app.protocols.routes import Route, RouteDescription
-from frameworks.errors import InvalidInput, VersionNotFound
+from frameworks.errors import InvalidInput
 from frameworks.generation.types import GenerateAnswer, GenerateRequest
 from frameworks.types import (
     DEFAULT_PRIORITY,
@@ -122,7 +122,7 @@ def _decode_document(document: Document, target: Target, find_spec: FindSpec) ->
     fields = document.members(document.root, FIELDS)
     names = tuple(fields)
     field = _input_fields.get(names)
-    spec = _find_spec(fields, target, find_spec)
+    spec = find_spec(*_name_and_version(fields, target), lambda: read_count(fields, "timeout_ms"))
     if field is None:
         field = _input_field_of(names)
         if len(_input_fields) < _MAX_FIELD_SETS:
@@ -160,16 +160,6 @@ def _input_field_of(names: tuple[str, ...]) -> str:
             options = ", ".join(sorted(OPTIONS[field]))
             raise InvalidInput(name, f"expected an option of {field}, which are {options}, got {name}; leave it out")
     return field
-
-
-def _find_spec(fields: dict[str, Node], target: Target, find_spec: FindSpec) -> ModelSpec:
-    try:
-        return find_spec(*_name_and_version(fields, target), lambda: read_count(fields, "timeout_ms"))
-    except VersionNotFound as error:
-        if target.version is not None:
-            raise
-        # In the body it is a field with a wrong value.
-        raise InvalidInput("version", error.message) from None
 
 
 def _name_and_version(fields: dict[str, Node], target: Target) -> tuple[str, str | None]:
