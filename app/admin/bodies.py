@@ -9,7 +9,7 @@ from app.http.bodies import read_body
 from app.protocols import bodies
 from app.protocols.bodies import Body
 from app.protocols.codec import check_media_type
-from app.protocols.errors import EmptyBody, InvalidJson
+from app.protocols.errors import MAX_MANAGEMENT_BYTES, EmptyBody, InvalidJson, TooLarge
 from app.protocols.json_body import describe_type
 from frameworks.errors import InvalidInput
 
@@ -22,11 +22,16 @@ _BINARY = (b"content-type", b"application/octet-stream")
 async def read_object(request: Request, max_body_bytes: int, accepts_binary_type: bool = False) -> dict[str, Any]:
     """Return the JSON object in the body. `accepts_binary_type`: also with content-type application/octet-stream.
 
-    Raises UnsupportedMediaType, TooLarge, EmptyBody, InvalidJson, InvalidInput.
+    Raises UnsupportedMediaType, TooLarge (also above MAX_MANAGEMENT_BYTES), EmptyBody, InvalidJson, InvalidInput.
     """
     headers = request.scope["headers"]
     check_media_type([header for header in headers if header != _BINARY] if accepts_binary_type else headers)
-    content = await read_body(request.scope, request.receive, max_body_bytes)
+    try:
+        content = await read_body(request.scope, request.receive, min(max_body_bytes, MAX_MANAGEMENT_BYTES))
+    except TooLarge:
+        if max_body_bytes <= MAX_MANAGEMENT_BYTES:
+            raise
+        raise TooLarge.for_management() from None
     try:
         value = orjson.loads(content)
     except orjson.JSONDecodeError as error:

@@ -13,6 +13,7 @@ from app.grpc.call import Call, Unary
 from app.grpc.handler import as_grpc_error
 from app.grpc.messages import INFERENCE_SERVICE, Message, parse
 from app.observability.metrics import Observer, RequestRecord, request_id
+from app.protocols.errors import MAX_MANAGEMENT_BYTES, TooLarge
 
 Method = Callable[[Message], Awaitable[Message]]
 
@@ -46,6 +47,8 @@ class ManagementCalls:
         async def handle(request: bytes, call: Call) -> bytes:
             record = RequestRecord(request_id(call.headers), "gRPC", path, time.perf_counter())
             try:
+                if len(request) > MAX_MANAGEMENT_BYTES:
+                    raise TooLarge.for_management()
                 response: bytes = (await method(parse(kind, request))).SerializeToString()
                 record.status = 200
                 return response

@@ -1,7 +1,7 @@
 """Map errors to HTTP and gRPC, and define the errors that only a protocol can raise."""
 
 from math import ceil
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from frameworks.errors import (
     DeadlineExceeded,
@@ -20,6 +20,9 @@ from frameworks.errors import (
     UnknownField,
     VersionNotFound,
 )
+
+MAX_MANAGEMENT_BYTES = 64 * 1024
+"""Maximum size of the body of a request that changes or describes the server."""
 
 
 class ProtocolError(RoundhouseError):
@@ -47,12 +50,17 @@ class MethodNotAllowed(ProtocolError):
 
 
 class TooLarge(ProtocolError):
-    """The body is larger than server.max_body_bytes."""
+    """The body is larger than server.max_body_bytes, or than the 64 KiB of a management request."""
 
-    def __init__(self, max_body_bytes: int) -> None:
-        super().__init__(
-            f"the body is larger than server.max_body_bytes, {max_body_bytes} bytes; send less at a time or raise it"
-        )
+    def __init__(
+        self, max_bytes: int, limit: str = "server.max_body_bytes", remedy: str = "send less at a time or raise it"
+    ) -> None:
+        super().__init__(f"the body is larger than {limit}, {max_bytes} bytes; {remedy}")
+
+    @classmethod
+    def for_management(cls) -> Self:
+        """Return the error for a body above MAX_MANAGEMENT_BYTES."""
+        return cls(MAX_MANAGEMENT_BYTES, "the limit of management requests", "send less")
 
 
 class UnsupportedMediaType(ProtocolError):

@@ -149,6 +149,10 @@ class TestBounds:
         with triton_client(gated[0], "grpc") as client, refusal("RESOURCE_EXHAUSTED"):
             client.infer("slow", [large])
 
+    def test_long_management_message_refused(self, gated: tuple[RunningServer, RunGate]) -> None:
+        with triton_client(gated[0], "grpc") as client, refusal("RESOURCE_EXHAUSTED", "65536 bytes"):
+            client.get_model_metadata("m" * 65_537)
+
     def test_drain_answers_requests_in_flight(self, tmp_path_factory: pytest.TempPathFactory) -> None:
         folder = tmp_path_factory.mktemp("drain")
         entry, gate = slow_model(folder)

@@ -226,6 +226,13 @@ def test_unloaded_model_refuses_until_loaded(own_server: RunningServer) -> None:
     assert own_server.client.post("/models/digits/load", content=b"").status_code == 200
 
 
+def test_long_management_body_refused(server: RunningServer) -> None:
+    for path in ("/models", "/models/float32/load", "/v2/repository/index", "/v2/repository/models/float32/load"):
+        answer = server.post(path, b'{"framework": "onnx"}'.ljust(65 * 1024))
+        assert answer.status_code == 413
+        assert "the limit of management requests, 65536 bytes" in answer.text
+
+
 def test_load_of_unknown_model_refused(server: RunningServer) -> None:
     for verb in ("load", "unload"):
         assert_refused(server.client.post(f"/models/none/{verb}"), 404, "model_not_found", '"none"')

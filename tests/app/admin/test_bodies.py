@@ -9,7 +9,7 @@ from fastapi import Request
 from app.admin.bodies import describe_optional, read_object, read_optional
 from app.admin.models import LoadRequest, ShadowShare, UnloadRequest
 from app.admin.open_inference.schemas import RepositoryIndexRequest
-from app.protocols.errors import EmptyBody, InvalidJson, TooLarge, UnsupportedMediaType
+from app.protocols.errors import MAX_MANAGEMENT_BYTES, EmptyBody, InvalidJson, TooLarge, UnsupportedMediaType
 from frameworks.errors import InvalidInput, UnknownField
 from tests.support.loops import in_loop
 
@@ -52,6 +52,14 @@ async def test_object_is_read_with_and_without_type() -> None:
 async def test_other_body_is_refused(body: bytes, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         await read_object(request(body), 100)
+
+
+@in_loop
+async def test_body_above_management_limit_is_refused() -> None:
+    body = b'{"a": "b"}'
+    assert await read_object(request(body.ljust(MAX_MANAGEMENT_BYTES)), 2**27) == {"a": "b"}
+    with pytest.raises(TooLarge, match="the limit of management requests, 65536 bytes"):
+        await read_object(request(body.ljust(MAX_MANAGEMENT_BYTES + 1)), 2**27)
 
 
 @in_loop
