@@ -1,7 +1,8 @@
 """Read the configuration files of a text model: limits, pooling, normalisation, labels.
 
 Sources: Hugging Face `config.json` and `tokenizer_config.json`; sentence-transformers `modules.json`,
-`sentence_*_config.json`, `config_sentence_transformers.json` and the pooling module's `config.json`.
+`sentence_*_config.json`, `config_sentence_transformers.json` and the pooling module's `config.json`; tokenizers'
+`tokenizer.json` for the limit where the others state none.
 """
 
 from dataclasses import dataclass
@@ -89,7 +90,7 @@ def read_text_config(folder: Path) -> TextConfig:
             f"{encoder / 'config.json'}: problem_type is regression, which is not served; use a classifier"
         )
     return TextConfig(
-        max_tokens=_max_tokens(config, tokenizer, sentence),
+        max_tokens=_max_tokens(config, tokenizer, sentence) or _truncation_of(encoder) or _DEFAULT_MAX_TOKENS,
         pad_token_id=max(0, _integer(config.get("pad_token_id"), 0)),  # -1 is "none" in some
         pooling=pooling,
         # A sentence-transformers folder normalises if it says so; a bare encoder's vectors are normalised by default.
@@ -163,8 +164,11 @@ def _architecture(config: dict[str, Any], folder: Path) -> str:
     return names[0]
 
 
-def _max_tokens(config: dict[str, Any], tokenizer: dict[str, Any], sentence: dict[str, Any]) -> int:
-    """Return the limit of the sentence model, else of the tokenizer; at most the number of position embeddings."""
+def _max_tokens(config: dict[str, Any], tokenizer: dict[str, Any], sentence: dict[str, Any]) -> int | None:
+    """Return the limit of the sentence model, else of the tokenizer; at most the number of position embeddings.
+
+    None where no file states a limit.
+    """
     limits = []
     positions = _integer(config.get("max_position_embeddings"), 0)
     if positions > 0:
@@ -175,7 +179,17 @@ def _max_tokens(config: dict[str, Any], tokenizer: dict[str, Any], sentence: dic
         limits.append(stated)
     elif isinstance(tokenizer_limit, int | float) and 0 < tokenizer_limit < _NO_LIMIT:
         limits.append(int(tokenizer_limit))
-    return min(limits, default=_DEFAULT_MAX_TOKENS)
+    return min(limits, default=None)
+
+
+def _truncation_of(folder: Path) -> int | None:
+    """Return the length at which tokenizer.json itself truncates; None where it does not.
+
+    Read only where no other file states a limit: the length is often that of the training, below the model's own.
+    """
+    truncation = read_json(folder / "tokenizer.json").get("truncation")
+    length = _integer(truncation.get("max_length"), 0) if isinstance(truncation, dict) else 0
+    return length if 0 < length < _NO_LIMIT else None
 
 
 def _labels(config: dict[str, Any], folder: Path) -> tuple[str, ...]:

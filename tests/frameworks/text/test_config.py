@@ -71,6 +71,30 @@ class TestMaxTokens:
         assert config_of().max_tokens == 77
 
 
+class TestTruncationOfTokenizer:
+    """The limit in tokenizer.json."""
+
+    def test_truncation_limits_tokens_without_other_limit(self, config_of: Read, tmp_path: Path) -> None:
+        write_json(tmp_path / "tokenizer.json", {"truncation": {"max_length": 77, "strategy": "LongestFirst"}})
+        assert config_of().max_tokens == 77
+        assert config_of({"model_max_length": 1e30}, max_position_embeddings=0).max_tokens == 77
+
+    def test_other_limits_override_truncation(self, config_of: Read, tmp_path: Path) -> None:
+        write_json(tmp_path / "tokenizer.json", {"truncation": {"max_length": 77}})
+        assert config_of(max_position_embeddings=40).max_tokens == 40
+        assert config_of(max_position_embeddings=512).max_tokens == 512
+        assert config_of({"model_max_length": 100}).max_tokens == 100
+        write_sentence_transformers(tmp_path, max_seq_length=128)
+        assert config_of({"model_max_length": 1e30}).max_tokens == 128
+
+    @pytest.mark.parametrize(
+        "truncation", [None, 5, [], {}, {"max_length": 0}, {"max_length": "9"}, {"max_length": 1e9}, {"max_length": -1}]
+    )
+    def test_other_truncation_is_ignored(self, config_of: Read, tmp_path: Path, truncation: object) -> None:
+        write_json(tmp_path / "tokenizer.json", {"truncation": truncation})
+        assert config_of().max_tokens == 512
+
+
 class TestShorterSizes:
     """Sizes to which embeddings may be truncated."""
 
