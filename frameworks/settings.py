@@ -129,7 +129,8 @@ class ModelEntry(BaseModel):
     watch: bool = False
     """Whether changed files are loaded as a new version while the old one serves."""
     max_queue_size: Count | None = None
-    """Maximum queued requests of this model; more are refused with 503. None: only the bound of `[scheduling]`."""
+    """Maximum queued requests of this model; more are refused with 503. A request for `n` texts counts as `n`.
+    None: only the bound of `[scheduling]`."""
     max_concurrent_requests: Count | None = None
     """Maximum requests of this model in progress, until their responses are sent. None: no bound."""
     cache: bool = False
@@ -241,7 +242,8 @@ class SchedulingSettings(BaseModel):
     model_config = SETTINGS_RULES
 
     max_queue_size: Count = 1024
-    """Maximum queued requests of all models together; more are refused with 503."""
+    """Maximum queued requests of all models together; more are refused with 503. A request for `n` texts counts as
+    `n`."""
     max_concurrent_requests: Count | None = None
     """Maximum requests in progress, from the head of the request until its response is sent. None: no bound."""
     default_timeout_ms: Count | None = None

@@ -14,7 +14,10 @@ _MODEL = ["model"]
 def model_families(slots: Sequence[ModelSlot], evictions: Mapping[str, int]) -> Iterator[Family]:
     """Yield the families of all registered models. `evictions`: by model."""
     yield gauge(
-        "queue_depth", "Decoded requests in the queue.", _MODEL, (([slot.name], slot.queue_depth) for slot in slots)
+        "queue_depth",
+        "Decoded requests in the queue; a request for n texts counts as n.",
+        _MODEL,
+        (([slot.name], slot.queue_depth) for slot in slots),
     )
     yield gauge(
         "model_state",

@@ -56,9 +56,9 @@ class GenerationService:
     ) -> GenerationStream:
         """Begin to generate text, see InferenceService.generate."""
         version, timings = context.version, context.timings
-        context.permit.queue(version.model.requests)
         model, dispatcher = version.generating()
         _check(request)
+        context.permit.queue(version.model.requests, len(request.prompts) * request.num_choices)
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         deadline_s = None if left_s is None else started_s + left_s
@@ -78,7 +78,7 @@ class GenerationService:
         assert model.spec.generation is not None
         sequences = _sequences(request, prepared, model.spec.generation, context.priority, in_pieces)
         generation = GenerationStream(
-            dispatcher.open(sequences, context.permit.begin),
+            dispatcher.open(sequences, context.permit.begin_text),
             sequences[0].sequence_id,
             _choice_texts(request, prepared, model),
             prepared.prompts,

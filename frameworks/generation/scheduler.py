@@ -4,12 +4,12 @@ Pure: it touches no tensor and reads no clock. Continuous batching after Orca (Y
 in parts beside decoding sequences after Sarathi-Serve (Agrawal et al., OSDI 2024).
 """
 
-import heapq
 from dataclasses import dataclass, field
 
 from frameworks.generation.blocks import BlockPool, Chain, Copy
 from frameworks.generation.step_cost import MIN_PROMPT_TOKENS, StepCost
 from frameworks.generation.types import SequenceRequest
+from frameworks.generation.waiting import WaitingQueue
 
 # Bound of a part's tokens times the tokens they attend to: masks and sums of so many products are in memory at once.
 _MAX_ATTENTION_PAIRS = 1 << 22
@@ -93,7 +93,7 @@ class StepScheduler:
         self._ageing_s = ageing_s
         self.running: list[Sequence] = []
         """The oldest first."""
-        self._waiting: list[Sequence] = []  # a heap
+        self._waiting: WaitingQueue[Sequence] = WaitingQueue()
         self._copies: list[Copy] = []
         self.preemptions = 0
         self.prompt_tokens = 0
@@ -105,17 +105,16 @@ class StepScheduler:
 
     def add(self, request: SequenceRequest) -> Sequence:
         sequence = Sequence(request, request.arrived_s + request.priority * self._ageing_s)
-        heapq.heappush(self._waiting, sequence)
+        self._waiting.add(sequence)
         return sequence
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a sequence that is complete or cancelled."""
-        if sequence in self.running:
+        if sequence in self._waiting:
+            self._waiting.remove(sequence)
+        else:
             self.running.remove(sequence)
             self._release_blocks(sequence)
-        else:
-            self._waiting.remove(sequence)
-            heapq.heapify(self._waiting)
 
     def plan(self) -> StepPlan:
         """Plan the next step. The plan is empty only if there is no sequence."""
@@ -154,7 +153,7 @@ class StepScheduler:
     def check_integrity(self) -> None:
         """Raise AssertionError where blocks are lost or held twice."""
         self.pool.check_integrity([block for sequence in self.running for block in sequence.blocks])
-        assert all(not sequence.blocks for sequence in self._waiting), "a waiting sequence holds blocks"
+        assert all(not sequence.blocks for sequence in self._waiting.sequences()), "a waiting sequence holds blocks"
 
     def _has_block_for_next(self, sequence: Sequence) -> bool:
         """Allocate the block for the sequence's next token. Return False if the sequence itself was preempted."""
@@ -173,7 +172,7 @@ class StepScheduler:
         self.preemptions += 1
         self.running.remove(sequence)
         self._release_blocks(sequence)
-        heapq.heappush(self._waiting, sequence)
+        self._waiting.add(sequence)
 
     def _release_blocks(self, sequence: Sequence) -> None:
         self.pool.unmark_pending(sequence.chain)
@@ -188,11 +187,13 @@ class StepScheduler:
 
     def _schedule_waiting(self, plan: StepPlan, budget: int) -> None:
         """Start waiting sequences in order, as far as the budget goes. A sequence whose next block is pending waits for
-        it.
+        it; a step defers no more sequences than may run at once.
         """
         deferred: list[Sequence] = []
-        while self._waiting and budget > 0 and len(self.running) < self._max_sequences:
-            sequence = heapq.heappop(self._waiting)
+        while budget > 0 and len(self.running) < self._max_sequences and len(deferred) < self._max_sequences:
+            sequence = self._waiting.take()
+            if sequence is None:
+                break
             cached = self.pool.match(sequence.token_ids)
             if cached.is_pending:
                 deferred.append(sequence)
@@ -203,7 +204,7 @@ class StepScheduler:
             self._start(plan, sequence, cached.blocks)
             budget -= self._schedule_part(plan, sequence, budget)
         for sequence in deferred:
-            heapq.heappush(self._waiting, sequence)
+            self._waiting.add(sequence)
 
     def _has_blocks(self, sequence: Sequence, cached: list[int]) -> bool:
         """Allocate blocks for all of the sequence's tokens, with one in reserve for each running sequence."""

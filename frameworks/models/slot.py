@@ -102,7 +102,7 @@ class ModelSlot:
 
     @property
     def queue_depth(self) -> int:
-        """The number of requests that are decoded and wait to run."""
+        """The number of places in the queue that requests hold; a request for texts holds one for each of them."""
         return self.requests.waiting
 
     @property

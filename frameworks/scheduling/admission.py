@@ -16,8 +16,9 @@ _LONGEST_RETRY_S = 600.0
 class RequestLimit:
     """The bounds of one model or of the whole server. Owned by the event loop.
 
-    `inflight`: requests that hold a permit, from admission until the response is sent. `waiting`: those of them that
-    are decoded and of which nothing runs yet.
+    `inflight`: requests that hold a permit, from admission until the response is sent. `waiting`: places in the queue
+    that decoded requests hold. A request holds one until some of it runs; a request for texts holds one for each of
+    them, until that text runs.
     """
 
     def __init__(
@@ -47,12 +48,19 @@ class RequestLimit:
             return
         self.check_queue()
         if self.inflight >= self.concurrency_bound:
-            raise self._overloaded("in flight", "max_concurrent_requests", self.inflight)
+            raise self._overloaded(
+                f"{self.inflight} requests are in flight, its max_concurrent_requests", self.inflight
+            )
 
-    def check_queue(self) -> None:
-        """Raise Overloaded if `max_queue_size` requests wait."""
-        if self.waiting >= self.queue_bound:
-            raise self._overloaded("waiting", "max_queue_size", self.waiting)
+    def check_queue(self, places: int = 1) -> None:
+        """Raise Overloaded if the queue has not that many places left. An empty queue accepts every request."""
+        if not self.waiting or self.waiting + places <= self.queue_bound:
+            return
+        bound = "its max_queue_size"
+        if self.waiting != self.queue_bound:
+            bound = f"this one counts as {places}, and the max_queue_size is {self.max_queue_size}"
+        # A request may hold several places; no more requests than those in flight hold them.
+        raise self._overloaded(f"{self.waiting} requests are waiting, {bound}", min(self.waiting, self.inflight))
 
     def acquire(self) -> None:
         """Count a request in."""
@@ -81,10 +89,9 @@ class RequestLimit:
         now_s = self._busy_s + (self._clock() - self._busy_since_s if self.inflight else 0.0)
         return min(_LONGEST_RETRY_S, max(0.001, (now_s - self._completed_at_s[0]) / responses * requests))
 
-    def _overloaded(self, state: str, key: str, requests: int) -> Overloaded:
+    def _overloaded(self, reason: str, requests: int) -> Overloaded:
         wait_s = self.seconds_to_drain(requests)
-        message = f"{self._owner}: {requests} requests are {state}, its {key}; try again in {wait_s:.3f} s"
-        return Overloaded(message, retry_after_s=wait_s)
+        return Overloaded(f"{self._owner}: {reason}; try again in {wait_s:.3f} s", retry_after_s=wait_s)
 
 
 class Releasable(Protocol):
@@ -99,7 +106,7 @@ class Permit:
     Each method of a request's usual path does its checks inline: this code runs for every request.
     """
 
-    __slots__ = ("_has_begun", "_model", "_server", "_waits", "held")
+    __slots__ = ("_has_begun", "_model", "_places", "_server", "held")
 
     def __init__(self, server: RequestLimit) -> None:
         """Raises Overloaded if the server is full."""
@@ -111,7 +118,8 @@ class Permit:
             server.acquire()
         self._server = server
         self._model: RequestLimit | None = None
-        self._waits = False
+        # Places in the queue that the request holds.
+        self._places = 0
         self._has_begun = False
         self.held: Releasable | None = None
         """The version that the request holds a reference to."""
@@ -121,35 +129,44 @@ class Permit:
         if self._model is None and (model.waiting >= model.queue_bound or model.inflight >= model.concurrency_bound):
             model.check_room()
 
-    def queue(self, model: RequestLimit) -> None:
-        """Queue the request for the model with this limit. Does nothing if the request is queued already.
+    def queue(self, model: RequestLimit, places: int = 1) -> None:
+        """Queue the request for the model with this limit; it holds that many places in the queue.
 
-        Raises Overloaded if the server or the model is full.
+        Does nothing if the request holds them already. Raises Overloaded if the server or the model is full.
         """
         if self._model is not None:
+            if places > self._places > 0:
+                self._queue_more(places - self._places)
             return
         server = self._server
-        if server.waiting >= server.queue_bound:
-            server.check_queue()
-        if model.waiting >= model.queue_bound or model.inflight >= model.concurrency_bound:
+        if server.waiting + places > server.queue_bound:
+            server.check_queue(places)
+        if model.waiting + places > model.queue_bound or model.inflight >= model.concurrency_bound:
             model.check_room()
+            model.check_queue(places)
         if model.inflight:
             model.inflight += 1
         else:
             model.acquire()
         self._model = model
-        self._waits = True
-        server.waiting += 1
-        model.waiting += 1
+        self._places = places
+        server.waiting += places
+        model.waiting += places
 
     def begin(self) -> None:
         """Count the request as running instead of waiting. May be called again."""
         self._has_begun = True
-        if self._waits:
+        if self._places:
             assert self._model is not None
-            self._waits = False
-            self._server.waiting -= 1
-            self._model.waiting -= 1
+            self._server.waiting -= self._places
+            self._model.waiting -= self._places
+            self._places = 0
+
+    def begin_text(self) -> None:
+        """Count one of the request's texts as running; the request holds a place less. May be called again."""
+        self._has_begun = True
+        if self._places:
+            self._leave_queue(1)
 
     def hold(self, version: Releasable) -> None:
         """Note the version that the request holds a reference to; a reference to another version is released."""
@@ -168,9 +185,24 @@ class Permit:
         if self.held is not None:
             self.release_version()
         if self._model is not None:
-            if self._waits:
-                self._waits = False
-                self._server.waiting -= 1
-                self._model.waiting -= 1
+            if self._places:
+                self._leave_queue(self._places)
             self._model.release(self._has_begun)
         self._server.release(self._has_begun)
+
+    def _queue_more(self, places: int) -> None:
+        """Add places to those that the request holds since it waited for a load."""
+        assert self._model is not None
+        for limit in (self._server, self._model):
+            # The request's own places do not count: an empty queue accepts every request.
+            if limit.waiting > self._places:
+                limit.check_queue(places)
+        self._places += places
+        self._server.waiting += places
+        self._model.waiting += places
+
+    def _leave_queue(self, places: int) -> None:
+        assert self._model is not None
+        self._places -= places
+        self._server.waiting -= places
+        self._model.waiting -= places

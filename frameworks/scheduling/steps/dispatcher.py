@@ -19,7 +19,7 @@ class StepDispatcher:
     def open(self, requests: Sequence[SequenceRequest], begin: Callable[[], None] = lambda: None) -> TokenFeed:
         """Start each sequence on the instance with the fewest; the returned feed delivers their tokens.
 
-        `begin` is called when the first sequence begins to be computed. Raises ModelFailed where no instance is alive.
+        `begin` is called for each sequence when it begins to be computed. Raises ModelFailed if no instance is alive.
         """
         feed = TokenFeed(begin)
         for request in requests:

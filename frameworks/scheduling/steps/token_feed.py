@@ -28,7 +28,7 @@ class TokenFeed:
     """
 
     def __init__(self, begin: Callable[[], None]) -> None:
-        """`begin` is called when the first sequence begins to be computed."""
+        """`begin` is called for each sequence when it begins to be computed."""
         self._begin = begin
         self._aborts: dict[int, Callable[[int], None]] = {}
         self._unread: list[ArrivedToken] = []
@@ -94,7 +94,7 @@ class TokenFeed:
         self.cached_tokens[sequence_id] = num_cached_tokens
         if self.begun_s is None:
             self.begun_s = at_s
-            self._begin()
+        self._begin()
 
     def push(self, token: GeneratedToken, at_s: float) -> None:
         """Add a token of an active sequence; its finish_reason ends the sequence."""

@@ -78,7 +78,7 @@ async def test_queued_text_at_deadline_never_runs() -> None:
         first = task(harness.collect(generate_request(*"abcd")))
         await wait_for_arrival(gate)
         late = task(harness.collect(generate_request("late"), left_s=HANGS_AFTER_S))
-        await soon(lambda: harness.manager.slot("m").requests.waiting == 2)
+        await soon(lambda: harness.manager.slot("m").requests.waiting == 4 + 1)
         waiting_s = time.perf_counter()
         await asyncio.sleep(0.02)
         waited_s = time.perf_counter() - waiting_s
@@ -207,12 +207,32 @@ async def test_request_is_queued_until_first_computation() -> None:
         requests = harness.manager.slot("m").requests
         first = task(harness.collect(generate_request(*"abcd")))
         await wait_for_arrival(gate)
-        assert (requests.inflight, requests.waiting) == (1, 1), "no step is complete yet"
+        assert (requests.inflight, requests.waiting) == (1, 4), "no step is complete yet"
         with pytest.raises(Overloaded, match="max_queue_size"):
             await harness.collect(generate_request("e"))
         gate.open()
         await first
         await harness.collect(generate_request("e"))
+
+
+@in_loop
+async def test_queue_counts_texts() -> None:
+    steps = StepGate(1)
+    async with generating(steps, max_queue_size=8) as harness:
+        requests = harness.manager.slot("m").requests
+        first = task(harness.collect(generate_request("abc", n=9, max_tokens=4000)))
+        # Four run at once.
+        await soon(lambda: (requests.inflight, requests.waiting) == (1, 5))
+        with pytest.raises(Overloaded, match="5 requests are waiting, this one counts as 4, and the max_queue_size is"):
+            await harness.collect(generate_request("ab", "xy", n=2))
+        assert len(harness.models[0].given) == 9
+        second = task(harness.collect(generate_request("abc", n=3)))
+        await soon(lambda: (requests.inflight, requests.waiting) == (2, 8))
+        for reader in (first, second):
+            reader.cancel()
+        await asyncio.wait([first, second])
+        assert (requests.inflight, requests.waiting) == (0, 0)
+        steps.open()
 
 
 @in_loop

@@ -38,7 +38,7 @@ class Holder:
 
     permit: Permit
     model: RequestLimit | None = None
-    is_waiting: bool = False
+    places: int = 0
 
 
 class Admission(RuleBasedStateMachine):
@@ -56,14 +56,16 @@ class Admission(RuleBasedStateMachine):
         return sum(limit in (self.server, holder.model) for holder in self.admitted)
 
     def waiting(self, limit: RequestLimit) -> int:
-        return sum(holder.is_waiting and limit in (self.server, holder.model) for holder in self.admitted)
+        return sum(holder.places for holder in self.admitted if limit in (self.server, holder.model))
 
-    def queue_is_full(self, limit: RequestLimit) -> bool:
-        return limit.max_queue_size is not None and self.waiting(limit) >= limit.max_queue_size
+    def queue_is_full(self, limit: RequestLimit, places: int = 1, own: int = 0) -> bool:
+        """`own`: places of the request itself, which do not make a queue busy."""
+        waiting = self.waiting(limit)
+        return limit.max_queue_size is not None and waiting > own and waiting + places > limit.max_queue_size
 
-    def is_full(self, limit: RequestLimit) -> bool:
+    def is_full(self, limit: RequestLimit, places: int = 1) -> bool:
         most = limit.max_concurrent_requests
-        return self.queue_is_full(limit) or (most is not None and self.inflight(limit) >= most)
+        return self.queue_is_full(limit, places) or (most is not None and self.inflight(limit) >= most)
 
     @rule(target=holders)
     def admit(self) -> MultipleResults[Holder]:
@@ -75,25 +77,44 @@ class Admission(RuleBasedStateMachine):
         self.admitted.append(holder)
         return multiple(holder)
 
-    @rule(holder=holders, index=st.integers(0, 1))
-    def queue(self, holder: Holder, index: int) -> None:
+    @rule(holder=holders, index=st.integers(0, 1), places=st.sampled_from([1, 1, 2, 6]))
+    def queue(self, holder: Holder, index: int, places: int) -> None:
         model = self.models[index]
         if holder not in self.admitted or holder.model is not None:
             return
-        if self.queue_is_full(self.server) or self.is_full(model):
-            refuser = "limit 0: " if self.queue_is_full(self.server) else f"limit {index + 1}: "
+        if self.queue_is_full(self.server, places) or self.is_full(model, places):
+            refuser = "limit 0: " if self.queue_is_full(self.server, places) else f"limit {index + 1}: "
             with pytest.raises(Overloaded, match=refuser) as refused:
-                holder.permit.queue(model)
+                holder.permit.queue(model, places)
             assert 0 < refused.value.retry_after_s <= 600
         else:
-            holder.permit.queue(model)
-            holder.model, holder.is_waiting = model, True
+            holder.permit.queue(model, places)
+            holder.model, holder.places = model, places
+
+    @rule(holder=holders, more=st.integers(0, 3))
+    def queue_more(self, holder: Holder, more: int) -> None:
+        """A request that waited for a load is decoded, and asks for several texts."""
+        if holder not in self.admitted or holder.model is None:
+            return
+        limits = (self.server, holder.model)
+        if holder.places and more and any(self.queue_is_full(limit, more, holder.places) for limit in limits):
+            with pytest.raises(Overloaded):
+                holder.permit.queue(holder.model, holder.places + more)
+            return
+        holder.permit.queue(holder.model, holder.places + more)
+        holder.places += more if holder.places else 0
 
     @rule(holder=holders)
     def begin(self, holder: Holder) -> None:
         if holder in self.admitted and holder.model is not None:
             holder.permit.begin()
-            holder.is_waiting = False
+            holder.places = 0
+
+    @rule(holder=holders)
+    def begin_text(self, holder: Holder) -> None:
+        if holder in self.admitted and holder.model is not None:
+            holder.permit.begin_text()
+            holder.places = max(0, holder.places - 1)
 
     @rule(holder=consumes(holders))
     def release(self, holder: Holder) -> None:
@@ -107,10 +128,11 @@ class Admission(RuleBasedStateMachine):
 
     @invariant()
     def counts_match_and_hold_bounds(self) -> None:
-        for limit in [self.server, *self.models] if hasattr(self, "inside") else []:
+        for limit in [self.server, *self.models] if hasattr(self, "admitted") else []:
             assert (limit.inflight, limit.waiting) == (self.inflight(limit), self.waiting(limit))
-            assert 0 <= limit.waiting <= limit.inflight
-            assert limit.max_queue_size is None or limit.waiting <= limit.max_queue_size
+            # Above the bound are at most the places of one request, which found the queue empty.
+            most = max((holder.places for holder in self.admitted), default=0)
+            assert limit.max_queue_size is None or 0 <= limit.waiting <= max(limit.max_queue_size, most)
             assert limit.max_concurrent_requests is None or limit.inflight <= limit.max_concurrent_requests
             if self.is_full(limit):
                 with pytest.raises(Overloaded):
@@ -120,9 +142,9 @@ class Admission(RuleBasedStateMachine):
             assert 0 < limit.seconds_to_drain(1) <= 600
 
     def teardown(self) -> None:
-        for holder in getattr(self, "inside", []):
+        for holder in getattr(self, "admitted", []):
             holder.permit.release()
-        for limit in [self.server, *self.models] if hasattr(self, "inside") else []:
+        for limit in [self.server, *self.models] if hasattr(self, "admitted") else []:
             assert (limit.inflight, limit.waiting) == (0, 0)
             limit.check_room()
 
@@ -233,3 +255,36 @@ def test_request_in_progress_counts_from_admission() -> None:
     second.begin()  # a second call has no effect
     third.queue(model)
     assert (limit.inflight, limit.waiting, model.inflight, model.waiting) == (2, 1, 2, 1)
+
+
+def test_request_for_texts_takes_a_place_for_each() -> None:
+    server, model = RequestLimit("the server", 100, None, Clock()), RequestLimit("m", 8, None, Clock())
+    first, second, third = Permit(server), Permit(server), Permit(server)
+    first.queue(model, 6)
+    with pytest.raises(
+        Overloaded, match="m: 6 requests are waiting, this one counts as 3, and the max_queue_size is 8; try again"
+    ):
+        second.queue(model, 3)
+    second.queue(model, 2)
+    with pytest.raises(Overloaded, match="m: 8 requests are waiting, its max_queue_size"):
+        third.check_room(model)
+    first.begin_text()
+    assert (model.waiting, server.waiting) == (7, 7)
+    third.queue(model)
+    first.release()
+    assert (model.inflight, model.waiting, server.waiting) == (2, 3, 3)
+
+
+def test_empty_queue_accepts_more_texts_than_bound() -> None:
+    """Else the request would never be answered."""
+    server, model = RequestLimit("the server", 4, None, Clock()), RequestLimit("m", 4, None, Clock())
+    first, second = Permit(server), Permit(server)
+    first.queue(model)
+    first.queue(model, 16)  # after a wait for the load
+    assert (server.waiting, model.waiting) == (16, 16)
+    with pytest.raises(Overloaded):
+        second.queue(model)
+    for _ in range(13):
+        first.begin_text()
+    second.queue(model)
+    assert model.waiting == 4

@@ -64,7 +64,7 @@ async def test_request_runs_on_several_instances() -> None:
         texts = [text_of([t for t in tokens if t.sequence_id == r.sequence_id]) for r in requests]
         assert texts == [b"abc", b"xyzx"]
         assert [len(model.given) for model in models] == [1, 1]
-        assert len(begun) == 1
+        assert len(begun) == 2
         assert [stats.prompt_tokens for stats in dispatcher.stats] == [3, 3]
 
 
