@@ -135,6 +135,9 @@ class ModelEntry(BaseModel):
     """Maximum requests of this model in progress, until their responses are sent. None: no bound."""
     cache: bool = False
     """Whether responses are cached for equal requests, within `[cache]`. Generated texts are not cached."""
+    token_ids: Literal["own"] | None = None
+    """Embedding models: `"own"` lets `/v1/embeddings` accept token ids of this model, as `/v1/tokenize` returns them.
+    None: only texts."""
 
 
 class OnnxModelEntry(ModelEntry):

@@ -235,7 +235,8 @@ class TextRequest:
     """Texts for an embed or classify model.
 
     `normalize`: None for the default of the model's files. `dimensions`: truncate embeddings to this size, one of
-    `shorter_sizes`; None: whole embeddings.
+    `shorter_sizes`; None: whole embeddings. `token_ids`: the texts as token ids of this model, each with at least one;
+    `texts` is then empty.
     """
 
     texts: list[str]
@@ -243,6 +244,7 @@ class TextRequest:
     truncate: bool = True
     top_k: int | None = None
     dimensions: int | None = None
+    token_ids: list[list[int]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

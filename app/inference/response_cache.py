@@ -121,7 +121,11 @@ def _key_of(model: str, serving_id: Hashable, request: CacheableRequest) -> tupl
         texts = tuple(request.texts)
         size_bytes = _CHARACTER_BYTES * sum(map(len, texts)) + _OBJECT_BYTES * len(texts)
         options = request.normalize, request.truncate, request.top_k, request.dimensions
-        return (model, serving_id, texts, *options), size_bytes
+        if request.token_ids is None:
+            return (model, serving_id, texts, *options), size_bytes
+        token_ids = tuple(map(tuple, request.token_ids))
+        size_bytes = _OBJECT_BYTES * (len(token_ids) + sum(map(len, token_ids)))
+        return (model, serving_id, token_ids, *options), size_bytes
     if isinstance(request, PairRequest):
         size_bytes = sum(_CHARACTER_BYTES * (len(one) + len(other)) + 3 * _OBJECT_BYTES for one, other in request.pairs)
         return (model, serving_id, tuple(request.pairs), request.truncate), size_bytes

@@ -10,6 +10,7 @@ import numpy as np
 from app.inference.context import RunContext
 from app.inference.scoring import cosines, distinct_texts, name_pair, probabilities
 from frameworks.errors import InvalidInput
+from frameworks.runtime import ModelEntry
 from frameworks.scheduling.batch.dispatcher import Dispatcher
 from frameworks.text.tokenizer import TextTokenizer, normalize_rows, scores
 from frameworks.text.tokens import TokenAnswer, TokenRequest, answer_token_request
@@ -48,11 +49,18 @@ class TextService:
         tokenizer, text = model.tokenizer, model.spec.text
         if tokenizer is None or text is None:
             raise InvalidInput("text", "expected a model that reads text, got one that reads tensors; send tensors")
-        if not request.texts:
+        if not request.texts and request.token_ids is None:
             return ClassifyAnswer([]) if model.spec.task == "classify" else EmbedAnswer(_NO_ROWS, tokens=0)
         loop = asyncio.get_running_loop()
         started_s = loop.time()
-        token_ids = tokenizer.tokenize_at_once(request.texts, request.truncate)
+        token_ids: list[list[int]] | None
+        if request.token_ids is not None:
+            _check_takes_token_ids(context.version.model.entry)
+            token_ids = await loop.run_in_executor(
+                self._threads, tokenizer.read_ids, request.token_ids, request.truncate
+            )
+        else:
+            token_ids = tokenizer.tokenize_at_once(request.texts, request.truncate)
         if token_ids is None:
             token_ids = await loop.run_in_executor(self._threads, tokenizer.tokenize, request.texts, request.truncate)
         context.timings.decode_s += loop.time() - started_s
@@ -110,6 +118,17 @@ class TextService:
         if numbers < _MANY_NUMBERS:
             return work(*arguments)
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+
+
+def _check_takes_token_ids(entry: ModelEntry) -> None:
+    """Raise InvalidInput unless the model's entry accepts token ids."""
+    if entry.token_ids is None:
+        raise InvalidInput(
+            "text",
+            "expected a string or a list of strings, got token ids, which mean other words in another tokenizer; send "
+            "text (LangChain's OpenAIEmbeddings: check_embedding_ctx_length=False), or send ids of /v1/tokenize and "
+            'set token_ids = "own" for this model',
+        )
 
 
 async def _rows(context: RunContext, dispatcher: Dispatcher, tokens: TokenBatch) -> Array:

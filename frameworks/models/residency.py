@@ -288,3 +288,5 @@ def _log_ready(version: ModelVersion, loaded: Loaded) -> None:
     )
     if version.model.entry.cache and spec.task == "generate":
         log.warning("cache has no effect on a model that generates text", model=version.model.name)
+    if version.model.entry.token_ids and spec.task != "embed":
+        log.warning("token_ids has no effect on a model that computes no embeddings", model=version.model.name)

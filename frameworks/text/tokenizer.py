@@ -63,6 +63,7 @@ class TextTokenizer:
         self._truncates = False
         # Truncation is state of the tokenizer, so one call runs at a time. Within a call Rust uses every core.
         self._lock = threading.Lock()
+        self._known: tuple[Array, list[int]] | None = None
 
     def tokenize(self, texts: list[str], truncate: bool) -> list[list[int]]:
         """Return the token ids of each text, with special tokens. Waits while another thread tokenizes.
@@ -80,6 +81,36 @@ class TextTokenizer:
             return self._tokenize(texts, truncate)
         finally:
             self._lock.release()
+
+    def read_ids(self, token_ids: Sequence[list[int]], truncate: bool) -> list[list[int]]:
+        """Return a caller's own token ids as the model reads them: as given, or cut at the model's limit.
+
+        A cut keeps the special tokens at the end, as the cut of a text does. Waits while another thread tokenizes.
+        Raises InvalidInput for an id outside the vocabulary, and as `tokenize` for too many.
+        """
+        is_known, end = self._vocabulary()
+        limit = self._config.max_tokens
+        read = []
+        for position, ids in enumerate(token_ids):
+            numbers = np.array(ids, np.int64)
+            wrong = (numbers < 0) | (numbers >= is_known.size)
+            numbers[wrong] = 0
+            wrong |= ~is_known[numbers]
+            if wrong.any():
+                index = int(wrong.argmax())
+                raise InvalidInput(
+                    f"text[{position}][{index}]",
+                    f"expected a token id of the model's vocabulary, got {ids[index]}; /v1/tokenize returns valid ids",
+                )
+            if len(ids) <= limit:
+                read.append(ids)
+            elif not truncate:
+                raise _too_long(position, limit, len(ids))
+            elif end and len(end) < limit and ids[-len(end) :] == end:
+                read.append(ids[: limit - len(end)] + end)
+            else:
+                read.append(ids[:limit])
+        return read
 
     def tokenize_pairs(self, pairs: Sequence[tuple[str, str]], truncate: bool) -> TokenBatch:
         """Tokenise each pair as one text for a cross-encoder; truncate the longer text of a long pair first.
@@ -132,12 +163,23 @@ class TextTokenizer:
         if not truncate:
             for position, encoding in enumerate(encodings):
                 if len(encoding) > self._config.max_tokens:
-                    raise InvalidInput(
-                        f"text[{position}]",
-                        f"expected at most {self._config.max_tokens} tokens, got {len(encoding)}; "
-                        "shorten the text or remove truncate = false",
-                    )
+                    raise _too_long(position, self._config.max_tokens, len(encoding))
         return encodings
+
+    def _vocabulary(self) -> tuple[Array, list[int]]:
+        """Return which ids the tokenizer knows, bool [largest id + 1], and the special tokens at the end of a text."""
+        with self._lock:
+            if self._known is None:
+                ids = np.fromiter(self._tokenizer.get_vocab(with_added_tokens=True).values(), np.int64)
+                is_known = np.zeros(int(ids.max(initial=0)) + 1, np.bool_)
+                is_known[ids] = True
+                self._set_truncation(False)
+                example = self._tokenizer.encode("a")
+                num_special = next(
+                    (i for i, is_special in enumerate(reversed(example.special_tokens_mask)) if not is_special), 0
+                )
+                self._known = is_known, example.ids[len(example.ids) - num_special :]
+            return self._known
 
     def _set_truncation(self, truncate: bool) -> None:
         if truncate and not self._truncates:
@@ -151,6 +193,13 @@ class TextTokenizer:
         if name is None:
             raise InvalidInput("tokens", f"token {token_id} is not in the vocabulary of the model")
         return name
+
+
+def _too_long(position: int, limit: int, length: int) -> InvalidInput:
+    return InvalidInput(
+        f"text[{position}]",
+        f"expected at most {limit} tokens, got {length}; shorten the text or remove truncate = false",
+    )
 
 
 def _not_unicode(texts: Sequence[str | tuple[str, str]]) -> InvalidInput:

@@ -67,7 +67,7 @@ DIGITS = EMBEDDED.partition('[[models.onnx_models]]\nname = "minilm-onnx"')[0]
 
 def text_entries(folder: Path) -> str:
     """Save tiny classifiers (one label, several labels, pairs) and an embedder with shorter vectors on request; return
-    their entries.
+    their entries. The embedder accepts token ids.
     """
     from tests.support.models.text_files import change_json, write_json, write_tokenizer
     from tests.support.models.torch_folders import save_classifier, save_embedder
@@ -91,7 +91,7 @@ def text_entries(folder: Path) -> str:
             ("torch_models", "classify"), ("torch_models", "classify-many"), ("onnx_models", "classify-onnx"),
             ("torch_models", "cross-encoder"), ("torch_models", "embed-cuts"),
         )
-    )  # fmt: skip
+    ) + 'token_ids = "own"\n'  # fmt: skip
 
 
 def onnx_entries(folder: Path, graphs: Mapping[str, onnx.ModelProto]) -> str:

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -66,6 +67,35 @@ class TestEmbeddings:
         answer = ask(server, "/v1/embeddings", model="minilm", input=QUERY, encoding_format="base64")
         row = np.frombuffer(base64.b64decode(answer["data"][0]["embedding"]), "<f4")
         assert np.array_equal(row, np.array(numbers, dtype=np.float32))
+
+    def test_empty_list_refused(self, server: RunningServer) -> None:
+        for model in ("minilm", "minilm-onnx", "embed-cuts"):
+            for given in ("[]", "[[]]"):
+                error = refused(server, "/v1/embeddings", model=model, input=json.loads(given))
+                assert "expected a" in error["message"]
+
+    def test_token_ids_refused_unless_entry_accepts_them(self, server: RunningServer) -> None:
+        for model in ("minilm", "minilm-onnx"):
+            for ids in ([101, 102], [[101, 102]]):
+                error = refused(server, "/v1/embeddings", model=model, input=ids)
+                assert error["param"] == "input"
+                assert "check_embedding_ctx_length=False" in error["message"]
+                assert 'token_ids = "own"' in error["message"]
+
+    def test_own_token_ids_equal_their_texts(self, server: RunningServer) -> None:
+        texts = [*TEXTS, "the cat sat on the mat . " * 100]
+        wanted = ask(server, "/v1/embeddings", model="embed-cuts", input=texts)
+        ids = [ask(server, "/v1/tokenize", model="embed-cuts", prompt=text)["tokens"] for text in texts]
+        answer = ask(server, "/v1/embeddings", model="embed-cuts", input=ids)
+        assert answer["usage"] == wanted["usage"]
+        rows, expected = ([each["embedding"] for each in body["data"]] for body in (answer, wanted))
+        assert np.allclose(rows, expected, atol=1e-5)
+        one = ask(server, "/v1/embeddings", model="embed-cuts", input=ids[0])["data"]
+        assert np.allclose(one[0]["embedding"], expected[0], atol=1e-5)
+        error = refused(server, "/v1/embeddings", model="embed-cuts", input=ids, truncate=False)
+        assert (error["param"], "expected at most" in error["message"]) == (f"input[{len(TEXTS)}]", True)
+        error = refused(server, "/v1/embeddings", model="embed-cuts", input=[[5], [5, 99_999]])
+        assert error["param"] == "input[1][1]"
 
     def test_concurrent_embeddings(self, server: RunningServer) -> None:
         async def embed() -> list[Any]:

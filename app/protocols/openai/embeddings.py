@@ -1,7 +1,7 @@
 """/v1/embeddings: one vector for each text, for any embed model."""
 
 import base64
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import orjson
@@ -15,11 +15,21 @@ from frameworks.types import Array, EmbedAnswer, ModelSpec, TextRequest
 
 def _build(body: EmbeddingsRequest, spec: ModelSpec) -> TextRequest:
     assert spec.text is not None
+    texts, token_ids = _texts_or_ids(body.input)
     return TextRequest(
-        to_texts(body.input),
+        texts,
         truncate=body.truncate is not False,
         dimensions=check_dimensions(body.dimensions, spec.text),
+        token_ids=token_ids,
     )
+
+
+def _texts_or_ids(given: str | list[str] | list[int] | list[list[int]]) -> tuple[list[str], list[list[int]] | None]:
+    """Return texts, or the token ids of texts. The body's class accepts no empty list."""
+    if isinstance(given, list) and not isinstance(given[0], str):
+        is_one_text = isinstance(given[0], int)
+        return [], cast("list[list[int]]", [given] if is_one_text else given)
+    return to_texts(given), None
 
 
 def _write(decoded: OpenAiRequest, answer: EmbedAnswer, context: AnswerContext) -> bytes:
@@ -47,7 +57,7 @@ def _to_numbers(row: Array) -> Any:
 
 
 def _rename(field: str) -> str:
-    return field.replace("text[", "input[", 1) if field.startswith("text[") else field
+    return "input" + field[len("text") :] if field == "text" or field.startswith("text[") else field
 
 
 EMBEDDINGS_CODEC = OpenAiCodec("/v1/embeddings", ("embed",), EmbeddingsRequest, _build, _write, rename=_rename)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from app.inference.generation import MAX_SEQUENCES
-from app.protocols.bodies import MAX_INT32, Body, OnlyFalse, Priority, Remedy, TimeoutMs
+from app.protocols.bodies import MAX_INT32, Body, OnlyFalse, Priority, TimeoutMs
 from app.protocols.constraint_fields import ConstraintFields, StructuredOutputs
 from app.protocols.generation_fields import (
     MAX_MESSAGES,
@@ -29,6 +29,7 @@ _MAX_COMPLETION_LOGPROBS = 5
 
 _Label = Annotated[Any, Field(description="Accepted without effect.")]
 _TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+_MaxTexts = Field(min_length=1, max_length=MAX_TEXTS, fail_fast=True)
 _MaxPrompts = Field(min_length=1, max_length=MAX_SEQUENCES, fail_fast=True)
 
 
@@ -102,13 +103,10 @@ class ChatRequest(GenerationBody):
 class EmbeddingsRequest(RequestBody):
     """Texts to embed, for any embed model."""
 
-    input: Annotated[
-        Texts,
-        Remedy(
-            "token ids are not accepted, because tokenizers differ: send text "
-            "(LangChain's OpenAIEmbeddings: check_embedding_ctx_length=False)"
-        ),
-    ]
+    input: str | Annotated[list[str], _MaxTexts] | _TokenIds | Annotated[list[_TokenIds], _MaxTexts] = Field(
+        description="A text or a list of texts. Token ids are refused unless the model's entry has token_ids.",
+        examples=["Bread rises overnight."],
+    )
     encoding_format: Literal["float", "base64"] | None = Field("float", description="base64: float32, little-endian.")
     dimensions: Dimensions = None
     truncate: Truncate = True

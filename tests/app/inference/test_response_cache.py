@@ -214,6 +214,7 @@ DIFFERENT: dict[str, tuple[CacheableRequest, CacheableRequest]] = {
     "truncate": (ONE, TextRequest(["a", "b"], truncate=False)),
     "top_k": (ONE, TextRequest(["a", "b"], top_k=1)),
     "dimensions": (ONE, TextRequest(["a", "b"], dimensions=1)),
+    "token ids": (TextRequest([], token_ids=[[1, 2]]), TextRequest([], token_ids=[[1], [2]])),
     "pairs and texts": (ONE, PairRequest([("a", "b")])),
     "pairs": (PairRequest([("a", "b"), ("a", "c")]), PairRequest([("a", "b"), ("c", "a")])),
     "truncated pairs": (PairRequest([("a", "b")]), PairRequest([("a", "b")], truncate=False)),

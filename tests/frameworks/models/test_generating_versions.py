@@ -113,12 +113,14 @@ async def test_drain_timeout_ends_running_texts() -> None:
 
 
 @in_loop
-async def test_cache_of_generating_model_logs_warning() -> None:
+async def test_settings_without_effect_log_warnings() -> None:
     with capture_logs() as logs:
-        async with serving(EchoRegistry(), cache=True):
+        async with serving(EchoRegistry(), cache=True, token_ids="own"):
             pass
-    [warning] = [entry for entry in logs if entry["log_level"] == "warning"]
-    assert warning["event"] == "cache has no effect on a model that generates text"
+    assert [entry["event"] for entry in logs if entry["log_level"] == "warning"] == [
+        "cache has no effect on a model that generates text",
+        "token_ids has no effect on a model that computes no embeddings",
+    ]
 
 
 @in_loop

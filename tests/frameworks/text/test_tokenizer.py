@@ -90,6 +90,28 @@ class TestTokenizer:
             tokenizer().tokenize(["the", LONG, LONG], truncate=False)
         assert caught.value.field == "text[1]"
 
+    def test_own_ids_are_read_as_their_text(self, tokenizer: MakeTokenizer) -> None:
+        for limit in (2, 3, 6, 9, 99):
+            one = tokenizer(max_tokens=max(limit, 3))
+            for add_special in (True, False):
+                ids = [one.ids_of(text, add_special) for text in (LONG, "the cat", "the cat sat on")]
+                read = one.read_ids(ids, truncate=True)
+                if add_special:
+                    assert read == one.tokenize([LONG, "the cat", "the cat sat on"], truncate=True)
+                else:
+                    assert read == [each[: max(limit, 3)] for each in ids]
+
+    def test_own_ids_beyond_limit_are_refused(self, tokenizer: MakeTokenizer) -> None:
+        one = tokenizer()
+        with pytest.raises(InvalidInput, match=r"^text\[1\]: expected at most 6 tokens, got 9; .*truncate"):
+            one.read_ids([one.ids_of("the", True), one.ids_of(LONG, True)], truncate=False)
+        assert one.read_ids([[5] * 6], truncate=False) == [[5] * 6]
+
+    @pytest.mark.parametrize("unknown", [-1, 10**6, 2**31 - 1])
+    def test_own_id_outside_vocabulary_is_refused(self, tokenizer: MakeTokenizer, unknown: int) -> None:
+        with pytest.raises(InvalidInput, match=rf"^text\[1\]\[2\]: expected a token id .*, got {unknown};"):
+            tokenizer().read_ids([[2, 5], [2, 5, unknown]], truncate=True)
+
     def test_refusal_does_not_affect_later_calls(self, tokenizer: MakeTokenizer) -> None:
         one = tokenizer()
         for _ in range(3):

@@ -27,9 +27,14 @@ def refused(field: str, *words: str, **fields: object) -> None:
     assert_refused(EMBEDDINGS_CODEC, field, *words, **{"model": "embed", "input": "a", **fields})
 
 
-@given(st.text(max_size=20) | st.lists(st.text(max_size=20), max_size=5))
+@given(st.text(max_size=20) | st.lists(st.text(max_size=20), min_size=1, max_size=5))
 def test_input_of_texts_is_read(texts: str | list[str]) -> None:
     assert embedding(input=texts).request == TextRequest([texts] if isinstance(texts, str) else texts)
+
+
+@pytest.mark.parametrize(("given", "wanted"), [([1, 2], [[1, 2]]), ([[1], [2, 3]], [[1], [2, 3]])])
+def test_input_of_token_ids_is_read(given: list[object], wanted: list[list[int]]) -> None:
+    assert embedding(input=given).request == TextRequest([], token_ids=wanted)
 
 
 def test_options_reach_request() -> None:
@@ -47,11 +52,14 @@ def test_options_reach_request() -> None:
     ("field", "value", "word"),
     [
         ("input", None, "got nothing"),
-        ("input", 1, "expected a string or a list of at most 100000 strings, got 1; "),
-        ("input[1]", ["a", None], "expected a string, got null; "),
-        ("input[0]", [1, 2], "token ids are not accepted"),
-        ("input[0]", [[1, 2]], "check_embedding_ctx_length=False"),
-        ("input", ["a"] * 100_001, "at most 100000 strings, got 100001 items"),
+        ("input", 1, "expected a string, a list of 1 to 100000 strings, a non-empty list of integers "),
+        ("input[1]", ["a", None], "expected a string, got null"),
+        ("input", [], "expected a list of 1 to 100000 strings, "),
+        ("input[0]", [[]], "expected a non-empty list of integers from 0 to"),
+        ("input[1]", [1, "a"], "expected an integer from 0 to"),
+        ("input[0][1]", [[1, -1]], "expected an integer from 0 to"),
+        ("input", ["a"] * 100_001, "expected a list of 1 to 100000 strings, "),
+        ("input", [[1]] * 100_001, "got 100001 items"),
         ("encoding_format", "hex", "base64"),
         ("truncate", 1, "expected a boolean, got 1"),
         ("dimensions", 0, "expected an integer from 1 to"),
@@ -62,7 +70,7 @@ def test_invalid_value_is_refused(field: str, value: object, word: str) -> None:
 
 
 def test_error_field_is_named_as_in_body() -> None:
-    for field, param in (("text[3]", "input[3]"), ("dimensions", "dimensions")):
+    for field, param in (("text", "input"), ("text[3]", "input[3]"), ("dimensions", "dimensions")):
         error = orjson.loads(EMBEDDINGS_CODEC.error_body(to_http(InvalidInput(field, "wrong")), "abc-1"))["error"]
         assert (error["param"], error["message"]) == (param, f"{param}: wrong")
 
@@ -102,7 +110,3 @@ class TestResponse:
         wide = np.arange(12, dtype=np.float32).reshape(2, 6)[:, ::2]
         body = encode(EMBEDDINGS_CODEC, embedding(), EmbedAnswer(wide, tokens=7))
         assert [each["embedding"] for each in body["data"]] == wide.tolist()
-
-    def test_response_without_texts(self) -> None:
-        body = encode(EMBEDDINGS_CODEC, embedding(input=[]), EmbedAnswer(np.empty((0, 0), np.float32), tokens=0))
-        assert check_is(CreateEmbeddingResponse, body).data == []
