@@ -150,9 +150,10 @@ class ModelSpec:
     """Describe a loaded model: shown by /models, and used to decode requests.
 
     `memory_bytes`: the weights in memory. `providers`: of ONNX Runtime, in order of preference. `batched_inputs`:
-    requests of these tensors may share a batch; where it is empty, `unbatched_because` has the reason. `runs_by_shape`:
-    the time of a run depends on the shapes of its inputs, not on their values. `sequence`: None without a declared
-    sequence axis. `quantization`: None for a model that is not quantised. `generation`: only of a generating model.
+    requests of these tensors may share a batch; where it is empty, `unbatched_because` has the reason.
+    `unwarmed_because`: why the graph was not run at warm-up; None if it was. `runs_by_shape`: the time of a run depends
+    on the shapes of its inputs, not on their values. `sequence`: None without a declared sequence axis.
+    `quantization`: None for a model that is not quantised. `generation`: only of a generating model.
     """
 
     framework: str
@@ -166,6 +167,7 @@ class ModelSpec:
     providers: tuple[str, ...] = ()
     batched_inputs: frozenset[str] = frozenset()
     unbatched_because: str | None = None
+    unwarmed_because: str | None = None
     runs_by_shape: bool = False
     sequence: SequenceSpec | None = None
     quantization: QuantizationReport | None = None

@@ -11,7 +11,7 @@ from app.protocols.bodies import ResponseBody
 from frameworks.models.slot import ModelSlot
 from frameworks.models.traffic import Share
 from frameworks.models.version import ModelVersion
-from frameworks.types import ValueSpec
+from frameworks.types import ModelSpec, ValueSpec
 
 
 class TensorDescription(ResponseBody):
@@ -57,6 +57,7 @@ class ModelDescription(ResponseBody):
     quantized: bool
     quantization: Quantization | None
     memory_bytes: int | None
+    warm_up: str | None = Field(description="done, or the reason why the model was not run at warm-up.")
     inputs: list[TensorDescription] | None
     outputs: list[TensorDescription] | None
     last_used: str | None = Field(description="Time of the last request: ISO 8601, UTC.")
@@ -77,6 +78,7 @@ class VersionDetail(ResponseBody):
     labels: list[str] | None
     loads: int
     load_seconds: float
+    warm_up: str | None = Field(description="done, or the reason why this version was not run at warm-up.")
     batching: str = Field(description="on, or the reason why tensor requests are not batched.")
     padding: str | None = Field(
         description="on, or the reason why only tensors of one length are batched; null without a sequence_axis."
@@ -133,6 +135,7 @@ def describe(slot: ModelSlot, requests: Mapping[tuple[str, str, int], int]) -> d
         "quantized": bool(spec and spec.quantization),
         "quantization": asdict(spec.quantization) if spec and spec.quantization else None,
         "memory_bytes": slot.memory_bytes if spec else None,
+        "warm_up": _warm_up(spec),
         "inputs": _tensors(spec.inputs) if spec else None,
         "outputs": _tensors(spec.outputs) if spec else None,
         "last_used": None if unused_s is None else (datetime.now(UTC) - timedelta(seconds=unused_s)).isoformat(),
@@ -173,6 +176,7 @@ def _version_detail(slot: ModelSlot, version: ModelVersion) -> dict[str, Any]:
         "labels": list(text.labels) if text and text.labels else None,
         "loads": version.loads,
         "load_seconds": round(version.load_s, 3),
+        "warm_up": _warm_up(spec),
         "batching": (spec.unbatched_because if spec else None) or "on",
         "padding": (spec.sequence.unpadded_because or "on") if spec and spec.sequence else None,
         "max_batch_size": slot.limits.max_rows,
@@ -180,6 +184,10 @@ def _version_detail(slot: ModelSlot, version: ModelVersion) -> dict[str, Any]:
         "queue_depth": slot.queue_depth,
         "path": _printable(_path_of(slot, version)),
     }
+
+
+def _warm_up(spec: ModelSpec | None) -> str | None:
+    return None if spec is None else _printable(spec.unwarmed_because or "done")
 
 
 def _path_of(slot: ModelSlot, version: ModelVersion) -> str:

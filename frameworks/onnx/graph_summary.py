@@ -1,10 +1,10 @@
-"""Read from a graph's file, without loading it, where its weights are and which operators it has.
+"""Read from a graph's file, without loading it: where its weights are, its operators, and the uses of its inputs.
 
 Sources: protobuf's wire format; the field numbers of onnx.proto, which never change.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
@@ -20,7 +20,7 @@ _CHILD_MESSAGES: dict[str, dict[int, str]] = {
     "Entry": {},
 }
 _KEY, _VALUE = 1, 2
-_OPERATOR, _DOMAIN = 4, 7
+_INPUT, _OUTPUT, _OPERATOR, _ATTRIBUTE, _DOMAIN = 1, 2, 4, 5, 7
 # Protobuf refuses larger messages, so a larger file cannot be a graph.
 _MAX_GRAPH_BYTES = 2**31 - 1
 
@@ -36,18 +36,52 @@ _WORK_DEPENDS_ON_VALUES = frozenset(
 """ONNX operators whose amount of work depends on their inputs' values, not only on shapes."""
 
 
+_REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
+_POSITIONS_OF_VALUES: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys(("BlackmanWindow", "ConstantOfShape", "HammingWindow", "HannWindow"), (0,)),
+    **dict.fromkeys(("AffineGrid", "CenterCropPad", "DFT", "Div", "Expand", "Mod", "OneHot", "Reshape"), (1,)),
+    **dict.fromkeys(("Split", "SplitToSequence", "Squeeze", "Tile", "TopK", "Unsqueeze", "Upsample"), (1,)),
+    **dict.fromkeys((f"Reduce{name}" for name in _REDUCTIONS), (1,)),
+    **dict.fromkeys(("Col2Im", "Range"), (1, 2)),
+    "MaxUnpool": (2,),
+    "Resize": (2, 3),
+    "STFT": (1, 3),
+    "Slice": (1, 2, 3, 4),
+}
+"""Inputs of ONNX operators that refuse some values, like 0: sizes, axes, steps, divisors."""
+_AXIS = b"\x0a\x04axis\x18"
+"""Beginning of an attribute `axis` that is an integer; the integer follows."""
+_COPYING_OPERATORS = ("Cast", "Identity")
+_MAX_COPIES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ValueUse:
+    """How a graph uses a value: as the input at `position` of a node.
+
+    `first_input`, `output`: names of the node's first input and output. `axis`: its attribute, 0 without one.
+    """
+
+    operator: str
+    position: int
+    first_input: str
+    output: str
+    axis: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class GraphSummary:
     """Contents of a graph's file.
 
     `external_files`: existing files of external data. `operators`: like `Gemm`; of other domains like
-    `com.microsoft.Gelu`. `external_locations`: the external files as the graph names them. All are empty for an invalid
-    graph.
+    `com.microsoft.Gelu`. `external_locations`: the external files as the graph names them. `value_uses`: by name, the
+    values that go into operators that refuse some values, also through a Cast. All are empty for an invalid graph.
     """
 
     external_files: frozenset[Path] = frozenset()
     operators: frozenset[str] = frozenset()
     external_locations: frozenset[str] = frozenset()
+    value_uses: Mapping[str, ValueUse] = field(default_factory=dict)
 
     @property
     def runs_by_shape(self) -> bool:
@@ -63,35 +97,79 @@ def read_graph_summary(file: Path) -> GraphSummary:
     with file.open("rb") as opened, mmap(opened.fileno(), 0, access=ACCESS_READ) as content:
         files: dict[str, Path] = {}
         operators: set[str] = set()
+        uses: dict[str, ValueUse] = {}
+        copies: dict[str, str] = {}
         try:
             for message, fields in _messages(content):
                 if message == "Node":
-                    domain = fields.get(_DOMAIN, b"").decode()
-                    operator = fields.get(_OPERATOR, b"").decode()
+                    domain = _last(fields, _DOMAIN)
+                    operator = _last(fields, _OPERATOR)
                     operators.add(operator if domain in _STANDARD_DOMAINS else f"{domain}.{operator}")
-                elif fields.get(_KEY) == b"location":
-                    location = fields.get(_VALUE, b"").decode()
+                    if domain in _STANDARD_DOMAINS:
+                        _add_uses(operator, fields, uses, copies)
+                elif _last(fields, _KEY) == "location":
+                    location = _last(fields, _VALUE)
                     if (file.parent / location).is_file():
                         files[location] = file.parent / location
         except (ValueError, IndexError, OSError):
             return GraphSummary()
-        return GraphSummary(frozenset(files.values()), frozenset(operators), frozenset(files))
+        _follow_copies(uses, copies)
+        return GraphSummary(frozenset(files.values()), frozenset(operators), frozenset(files), uses)
 
 
-def _messages(content: mmap) -> Iterator[tuple[str, dict[int, bytes]]]:
+_Fields = dict[int, list[bytes]]
+
+
+def _last(fields: _Fields, number: int) -> str:
+    """Return the text of a field that occurs once: protobuf takes the last one."""
+    return fields[number][-1].decode() if number in fields else ""
+
+
+def _add_uses(operator: str, fields: _Fields, uses: dict[str, ValueUse], copies: dict[str, str]) -> None:
+    """Add the uses of a node's inputs, or note that its output is a copy of its input."""
+    if operator in _COPYING_OPERATORS:
+        copies[_last(fields, _OUTPUT)] = _last(fields, _INPUT)
+    elif operator in _POSITIONS_OF_VALUES:
+        names = [name.decode() for name in fields.get(_INPUT, [])]
+        [axis] = [_varint(raw, len(_AXIS))[0] for raw in fields.get(_ATTRIBUTE, [])[:1]] or [0]
+        axis -= 2**64 if axis >= 2**63 else 0
+        for position in _POSITIONS_OF_VALUES[operator]:
+            if position < len(names) and names[position]:
+                uses.setdefault(names[position], ValueUse(operator, position, names[0], _first(fields), axis))
+
+
+def _first(fields: _Fields) -> str:
+    """Return the name of a node's first output."""
+    return fields[_OUTPUT][0].decode() if _OUTPUT in fields else ""
+
+
+def _follow_copies(uses: dict[str, ValueUse], copies: dict[str, str]) -> None:
+    """Give the origin of a copy the use of the copy."""
+    for name in list(uses):
+        origin = name
+        for _ in range(_MAX_COPIES):
+            if origin not in copies:
+                break
+            origin = copies[origin]
+            uses.setdefault(origin, uses[name])
+
+
+def _messages(content: mmap) -> Iterator[tuple[str, _Fields]]:
     """Yield every Node and Entry with those of its fields that are needed. Raises ValueError or IndexError for bytes
     that are not protobuf.
     """
-    wanted = {"Node": (_OPERATOR, _DOMAIN), "Entry": (_KEY, _VALUE)}
+    wanted = {"Node": (_INPUT, _OUTPUT, _OPERATOR, _DOMAIN), "Entry": (_KEY, _VALUE)}
     pending = [("Model", 0, len(content))]
     while pending:
         message, position, end = pending.pop()
-        fields: dict[int, bytes] = {}
-        for field, start, stop in _counted_fields(content, position, end):
-            if field in wanted.get(message, ()):
-                fields[field] = content[start:stop]
-            elif inner := _CHILD_MESSAGES[message].get(field):
+        fields: _Fields = {}
+        for number, start, stop in _counted_fields(content, position, end):
+            if number in wanted.get(message, ()):
+                fields.setdefault(number, []).append(content[start:stop])
+            elif inner := _CHILD_MESSAGES[message].get(number):
                 pending.append((inner, start, stop))
+            if message == "Node" and number == _ATTRIBUTE and content[start : start + len(_AXIS)] == _AXIS:
+                fields.setdefault(number, []).append(content[start:stop])
         if message in wanted:
             yield message, fields
 
@@ -119,7 +197,7 @@ def _counted_fields(content: mmap, position: int, end: int) -> Iterator[tuple[in
                 raise ValueError(f"there is no wire type {kind}")
 
 
-def _varint(content: mmap, position: int) -> tuple[int, int]:
+def _varint(content: mmap | bytes, position: int) -> tuple[int, int]:
     """Return a number in groups of seven bits, lowest first, and the position after it."""
     number = shift = 0
     while True:

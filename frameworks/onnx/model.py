@@ -11,6 +11,8 @@ from frameworks.batches.padding import missing_mask
 from frameworks.errors import InvalidInput, InvalidModel, ModelFailed, OutOfMemory
 from frameworks.onnx.batching import reason_not_batched, trial_inputs
 from frameworks.onnx.binding import OutputBinding
+from frameworks.onnx.examples import ExampleValues
+from frameworks.onnx.graph_summary import GraphSummary
 from frameworks.onnx.padding import read_sequence, try_padding
 from frameworks.onnx.providers import ProviderChoice
 from frameworks.onnx.session import is_device_failure, is_out_of_memory, plain_message, run_with_bfloat16
@@ -18,12 +20,9 @@ from frameworks.onnx.value_types import read_type
 from frameworks.settings import OnnxModelEntry
 from frameworks.text.tokenizer import TextTokenizer
 from frameworks.types import (
-    NUMPY_DTYPES,
     Batch,
-    MapType,
     ModelSpec,
     OptionalType,
-    SequenceSpec,
     TensorBatch,
     TensorType,
     Value,
@@ -33,9 +32,8 @@ from memory.pooled_arrays import PooledArrays
 
 log = structlog.get_logger(__name__)
 
-# Length of a sequence at warm-up of a model without input_shape.
-_TRIAL_LENGTH = 9
 _LOG_NOTHING = 4
+_GIVE_VALUES = "set input_shape"
 
 
 class OnnxModel:
@@ -50,10 +48,10 @@ class OnnxModel:
         choice: ProviderChoice,
         weight_bytes: int,
         entry: OnnxModelEntry,
-        runs_by_shape: bool = False,
+        summary: GraphSummary | None = None,
         arrays: PooledArrays | None = None,
     ) -> None:
-        """`runs_by_shape`: shapes alone decide how long a run takes. `arrays`: for large outputs.
+        """`summary`: of the graph's file, None if it was not read. `arrays`: for large outputs.
 
         Raises InvalidModel for an unsupported type, or if the entry contradicts the graph.
         """
@@ -79,15 +77,8 @@ class OnnxModel:
         )
         # An accelerator may block its caller, and strings have any length.
         numbers = all(isinstance(s.type, TensorType) and s.type.dtype != "string" for s in self.spec.inputs)
-        if runs_by_shape and numbers and self.spec.device == "cpu":
+        if summary is not None and summary.runs_by_shape and numbers and self.spec.device == "cpu":
             self.spec = replace(self.spec, runs_by_shape=True)
-        self._free_names = {
-            a.name: [d if isinstance(d, str) else None for d in a.shape]
-            for a in (*session.get_inputs(), *session.get_overridable_initializers())
-        }
-        self._assumed: dict[str, int] = {}
-        if self._sequence is not None:
-            self._assumed = self._name_sequence(self._sequence)
         # Errors of a run are returned to the caller, so the log stays free of them.
         self._run_options = ort.RunOptions()
         self._run_options.log_severity_level = _LOG_NOTHING
@@ -99,6 +90,8 @@ class OnnxModel:
         if arrays is not None and not self._needs_ort_values:
             self._binding = OutputBinding(session, outputs, arrays)
         self._check_input_shape()
+        uses = {} if summary is None else summary.value_uses
+        self._examples = ExampleValues(session, self.spec, entry.input_shape, uses)
 
     def infer(self, batch: Batch) -> dict[str, Value]:
         """Raises InvalidInput for values that do not suit the graph, OutOfMemory, ModelFailed."""
@@ -132,22 +125,38 @@ class OnnxModel:
             raise InvalidInput("inputs", f"the graph refuses these values: {message}") from error
 
     def warm_up(self) -> None:
-        """Run once with zeros of the declared shape. Raises InvalidModel if a fully declared shape does not run."""
-        values = self.example_inputs()
-        free = self._declared_sizes()
-        guessed = any(self._is_guessed(spec, free) for spec in self.spec.inputs if spec.required)
-        try:
-            self.run_graph(values, tuple(spec.name for spec in self.spec.outputs))
-        except (InvalidInput, ModelFailed) as error:
-            self.spec = replace(self.spec, unbatched_because="it was not warmed up; set input_shape")
-            if not guessed:
-                raise InvalidModel(
-                    f"{self._path}: the graph does not run with its declared shape: {error.message}"
-                ) from error
-            # Free dimensions were guessed as 1, and the graph may need more. The first request warms it up.
-            log.warning("not warmed up: set input_shape", path=str(self._path), reason=error.message)
-            return
-        self._try_batching({name: value.shape for name, value in values.items() if isinstance(value, np.ndarray)})
+        """Run once, with made-up values of the declared shape. A graph that refuses them is served nevertheless.
+
+        Raises OutOfMemory, and InvalidModel if the graph cannot run with the input_shape of its entry.
+        """
+        examples = self._examples
+        is_proof = not examples.has_guessed_shapes and not examples.reads_values
+        reasons: list[str] = []
+        for number in (0, 1):
+            values = examples.make(number)
+            try:
+                self.run_graph(values, tuple(spec.name for spec in self.spec.outputs))
+            except InvalidInput as error:
+                reasons.append(error.message)
+            except ModelFailed as error:
+                if is_proof:
+                    raise InvalidModel(f"{self._path}: the graph does not run: {error.message}") from error
+                reasons.append(error.message)
+            else:
+                shapes = {name: value.shape for name, value in values.items() if isinstance(value, np.ndarray)}
+                self._try_batching(shapes)
+                return
+        if self._input_shape is not None and is_proof:
+            raise InvalidModel(
+                f"{self._path}: input_shape: expected a shape that the graph runs with, got "
+                f"{list(self._input_shape)}; correct it ({reasons[0]})"
+            )
+        # Made-up values prove nothing about the graph: the values of a request may suit it.
+        because = f"the graph refuses made-up values ({reasons[0]}); {_GIVE_VALUES}"
+        self.spec = replace(
+            self.spec, unwarmed_because=because, unbatched_because="it was not warmed up", runs_by_shape=False
+        )
+        log.warning("not warmed up", path=str(self._path), reason=because)
 
     def on_idle(self) -> None:
         """As BatchModel.on_idle: sleeping threads of ONNX Runtime slow down nothing."""
@@ -156,21 +165,8 @@ class OnnxModel:
         self._session = None
 
     def example_inputs(self) -> dict[str, Value]:
-        """Return zeros for every required input, and the mask. Free dimensions are those of input_shape, else 1, and a
-        few for the sequence axis.
-        """
-        sizes = self._assumed | self._declared_sizes()
-        values = {spec.name: self._zeros(spec, sizes) for spec in self.spec.inputs if spec.required}
-        if self._sequence is not None:
-            values |= missing_mask(values, self._sequence) or {}
-        return values
-
-    def _declared_sizes(self) -> dict[str, int]:
-        """Return the sizes that input_shape gives to free dimensions, by name."""
-        if self._input_shape is None:
-            return {}
-        names = self._free_names[self.spec.inputs[0].name]
-        return {n: d for n, d in zip(names, self._input_shape, strict=True) if n is not None}
+        """Return a made-up value for every required input, and the mask."""
+        return self._examples.make()
 
     def _try_batching(self, shapes: dict[str, tuple[int, ...]]) -> None:
         names = tuple(spec.name for spec in self.spec.outputs)
@@ -188,37 +184,6 @@ class OnnxModel:
                 path=str(self._path),
                 reason=self.spec.sequence.unpadded_because,
             )
-
-    def _name_sequence(self, sequence: SequenceSpec) -> dict[str, int]:
-        """Give the sequence's free dimension one name in all inputs, as their lengths are equal. Return that name and
-        its length at warm-up without input_shape.
-        """
-        lists = [self._free_names[name] for name in sequence.pad_values]
-        one_name = next((name for names in lists if (name := names[sequence.axis])), "the sequence axis")
-        for names in lists:
-            names[sequence.axis] = one_name
-        return {one_name: _TRIAL_LENGTH}
-
-    def _zeros(self, spec: ValueSpec, free: dict[str, int]) -> Value:
-        kind = spec.type
-        if isinstance(kind, MapType):
-            return {"" if kind.key == "string" else 0: "" if str(kind.value) == "string" else 0}
-        if not isinstance(kind, TensorType):
-            return []
-        shape: tuple[int, ...] = ()
-        if kind.shape is not None:
-            names = self._free_names[spec.name]
-            shape = tuple(free.get(n or "", 1) if d < 0 else d for d, n in zip(kind.shape, names, strict=True))
-        if self._input_shape is not None and spec is self.spec.inputs[0]:
-            shape = self._input_shape
-        return np.full(shape, "", dtype=object) if kind.dtype == "string" else np.zeros(shape, NUMPY_DTYPES[kind.dtype])
-
-    def _is_guessed(self, spec: ValueSpec, free: dict[str, int]) -> bool:
-        """Return whether neither the graph nor input_shape declares the shape of this input's zeros."""
-        if self._input_shape is not None and spec is self.spec.inputs[0]:
-            return False
-        names = self._free_names[spec.name]
-        return spec.shape is None or any(d < 0 and n not in free for d, n in zip(spec.shape, names, strict=True))
 
     def _check_input_shape(self) -> None:
         wanted = self._input_shape

@@ -105,9 +105,7 @@ class OnnxRegistry:
             for _ in range(entry.instances - 1)
         ]
         weight_bytes *= len(set(map(id, sessions)))
-        instances = [
-            OnnxModel(each, file, choice, weight_bytes, entry, summary.runs_by_shape, self._arrays) for each in sessions
-        ]
+        instances = [OnnxModel(each, file, choice, weight_bytes, entry, summary, self._arrays) for each in sessions]
         for each in instances:
             each.spec = replace(each.spec, quantization=report)
         return with_text(instances, file.parent)

@@ -122,6 +122,7 @@ class OnnxTextModel:
             self.spec,
             batched_inputs=raw.batched_inputs,
             unbatched_because=raw.unbatched_because,
+            unwarmed_because=raw.unwarmed_because,
             sequence=raw.sequence,
         )
 

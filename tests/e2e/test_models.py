@@ -19,7 +19,7 @@ from tests.support.models import onnx_graphs
 
 DESCRIBED = {
     "name", "framework", "task", "state", "reason", "versions", "device", "dtype", "quantized", "quantization",
-    "memory_bytes", "inputs", "outputs", "last_used", "requests",
+    "memory_bytes", "warm_up", "inputs", "outputs", "last_used", "requests",
 }  # fmt: skip
 IMAGE = {"input_data": [0] * 64}
 
@@ -90,7 +90,7 @@ def test_model_detail(server: RunningServer) -> None:
     assert version.keys() == {
         "state", "reason", "device", "memory_bytes",
         "providers", "max_tokens", "labels", "loads", "load_seconds", "queue_depth", "path",
-        "batching", "padding", "max_batch_size", "instances",
+        "warm_up", "batching", "padding", "max_batch_size", "instances",
     }  # fmt: skip
     assert version["max_tokens"] == 256
     assert version["providers"][-1] == "CPUExecutionProvider"

@@ -170,3 +170,10 @@ class TestModels:
             "map-in": 'input "counts" has no free first dimension',
         }.items():
             assert why in batching(model), model
+
+    def test_unwarmed_model_is_described_with_reason(self, server: RunningServer) -> None:
+        described = {model["name"]: model["warm_up"] for model in server.client.get("/models").json()["models"]}
+        assert described["digits"] == described["minilm"] == described["tiny-llama"] == "done"
+        assert "the graph refuses made-up values" in described["sequence-in"]
+        detail = server.client.get("/models/sequence-in").json()
+        assert detail["version_details"]["1"]["warm_up"] == detail["warm_up"] == described["sequence-in"]

@@ -1,5 +1,6 @@
 """input_shape and warm-up: free dimensions are declared or guessed."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,8 @@ import onnx
 import pytest
 from structlog.testing import capture_logs
 
-from frameworks.errors import InvalidModel
+from frameworks.errors import InvalidModel, ModelFailed, OutOfMemory, RoundhouseError
+from frameworks.onnx.model import OnnxModel
 from frameworks.types import TensorBatch
 from tests.frameworks.models.loading import listed
 from tests.support.models import onnx_costly_graphs, onnx_graphs
@@ -37,31 +39,42 @@ class TestInputShape:
 
 
 class TestWarmUp:
-    def test_declared_shape_that_fails_is_refused(self, loaded: Any) -> None:
-        with pytest.raises(InvalidModel, match=r"does not run with its declared shape: .*out of data bounds"):
-            loaded(onnx_graphs.misdeclared())
+    @pytest.mark.parametrize("with_default", [False, True])
+    def test_refused_made_up_values_are_explained(self, loaded: Any, with_default: bool) -> None:
+        with capture_logs() as logs:
+            model = loaded(onnx_graphs.misdeclared(with_default=with_default))
+        assert [(entry["event"], entry["log_level"]) for entry in logs] == [("not warmed up", "warning")]
+        because = model.spec.unwarmed_because
+        assert re.match(r"the graph refuses made-up values \(.*out of data bounds.*set input_shape", because)
+        answer = model.infer(TensorBatch({"x": np.full(3, -100, np.float32)}))
+        assert listed(answer["y"]) == [0, 0, 0]
 
     def test_input_shape_that_fails_is_refused(self, loaded: Any) -> None:
-        with pytest.raises(InvalidModel, match="does not run with its declared shape"):
+        with pytest.raises(InvalidModel, match=r"input_shape: expected a shape that the graph runs with, got \[3\]"):
             loaded(onnx_graphs.pairs(), input_shape=(3,))
         loaded(onnx_graphs.pairs(), input_shape=(4,))
 
     def test_guessed_shape_that_fails_only_warns(self, loaded: Any) -> None:
         with capture_logs() as logs:
             model = loaded(onnx_graphs.pairs())
-        assert [(entry["event"], entry["log_level"]) for entry in logs] == [
-            ("not warmed up: set input_shape", "warning")
-        ]
+        assert [(entry["event"], entry["log_level"]) for entry in logs] == [("not warmed up", "warning")]
         assert listed(model.infer(TensorBatch({"x": np.arange(4, dtype=np.float32)}))["y"]) == [[0, 1], [2, 3]]
 
     def test_guessed_shape_beside_input_shape_only_warns(self, loaded: Any) -> None:
         with capture_logs() as logs:
             loaded(onnx_graphs.two_lengths(), input_shape=(3,))
-        assert [entry["event"] for entry in logs] == ["not warmed up: set input_shape"]
+        assert [entry["event"] for entry in logs] == ["not warmed up"]
 
-    def test_free_optional_input_does_not_excuse_failure(self, loaded: Any) -> None:
-        with pytest.raises(InvalidModel, match="does not run with its declared shape"):
-            loaded(onnx_graphs.misdeclared(with_default=True))
+    @pytest.mark.parametrize("kind", [OutOfMemory, ModelFailed])
+    def test_failure_that_values_do_not_cause_is_raised(
+        self, loaded: Any, kind: type[RoundhouseError], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(*_: object) -> None:
+            raise kind("the device failed")
+
+        monkeypatch.setattr(OnnxModel, "run_graph", fail)
+        with pytest.raises(InvalidModel if kind is ModelFailed else OutOfMemory, match="the device failed"):
+            loaded(onnx_graphs.add((2, 2)))
 
     @pytest.mark.parametrize(
         "graph",
