@@ -107,7 +107,8 @@ class MLFrameworkManager:
         """Load and warm up a model, or one version of it while the old one serves, then activate it.
 
         Without `version`: every version that version_policy selects, including new folders; returns at once if all are
-        ready. If the new version fails, the old one continues to serve. The load continues if the caller is cancelled.
+        ready and their files have not changed. If the new version fails, the old one continues to serve. The load
+        continues if the caller is cancelled.
 
         Raises ModelNotFound, VersionNotFound, Draining, InvalidModel or OutOfMemory; after the last two that version is
         `failed` with the reason.

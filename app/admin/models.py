@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
-from pydantic import Field, WithJsonSchema
+from pydantic import ConfigDict, Field, WithJsonSchema
 
 from app.admin.bodies import describe_body, describe_optional, read_object, read_optional
 from app.admin.model_descriptions import Deleted, ModelDetail, ModelList, describe, describe_in_detail
@@ -49,6 +49,9 @@ class UnloadRequest(Body):
 
 class LoadRequest(Body):
     """A version to load, or a share of the traffic for one: one of the fields. The body may be omitted."""
+
+    # `load_model` checks it; null is no omitted field, as it ends a canary or shadow.
+    model_config = ConfigDict(json_schema_extra={"maxProperties": 1})
 
     version: str | None = Field(None, description="Default: the versions that version_policy selects.")
     canary: CanaryShare | None = Field(None, description="Null ends the canary.")
@@ -121,7 +124,7 @@ class ModelsApi:
         self._manager.slot(name)
         body = await read_optional(LoadRequest, request, self._max_body_bytes)
         kinds = [kind for kind in ("canary", "shadow") if kind in body.model_fields_set]
-        if kinds and len(body.model_fields_set) > 1:
+        if len(body.model_fields_set) > 1:
             raise InvalidInput(kinds[0], "expected as the only field, got others too; send one at a time")
         with as_failed_model(name):
             if kinds:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from frameworks.devices import Device, DeviceManager, ModelNeeds
+from frameworks.models.files_state import FilesState, files_state
 from frameworks.models.version import ModelVersion
 from frameworks.runtime import LoadedModel, Registry
 from memory.allocator import give_back_freed_memory, in_use_bytes
@@ -21,11 +22,12 @@ LOADER_THREADS = 1
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The instances of a model, warmed up, and their measured bytes."""
+    """The instances of a model, warmed up, their measured bytes, and the state of the files before they were read."""
 
     instances: LoadedModel
     memory_bytes: int
     warm_up_s: float
+    files: FilesState
 
     def close(self) -> None:
         for instance in self.instances:
@@ -88,6 +90,7 @@ class Loader:
             registry.prepare(device)
             self._prepared.add((version.model.framework, device.id))
         num_unloads = self._num_unloads
+        files = files_state(version.path)
         before = self._measure(version.path, device)
         instances = registry.load(version.model.entry, version.path, device)
         started_s = time.perf_counter()
@@ -104,7 +107,7 @@ class Loader:
         if self._num_unloads != num_unloads:
             # Another model released memory meanwhile, so the difference is too small.
             taken = version.memory_bytes
-        return Loaded(instances, max(instances[0].spec.memory_bytes, taken), warm_up_s)
+        return Loaded(instances, max(instances[0].spec.memory_bytes, taken), warm_up_s, files)
 
     def _measure(self, path: Path, device: Device) -> int:
         """Return the bytes in use; only the difference of two measurements is meaningful."""

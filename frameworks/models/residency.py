@@ -207,6 +207,7 @@ class ModelResidency:
             kind = f"{type(error).__name__}: {error}"
             self._fail(version, InvalidModel(kind))
             raise InvalidModel(f"{version} cannot be loaded: {kind}") from error
+        version.files = loaded.files
         version.start(loaded.instances, load_s)
         self.ledger.notify()
         _log_ready(version, loaded)

@@ -1,7 +1,10 @@
 """Switch a model's traffic between versions: load the new version, activate it, unload the old one."""
 
+import asyncio
+
 import structlog
 
+from frameworks.models.files_state import files_state
 from frameworks.models.residency import ModelResidency
 from frameworks.models.slot import ModelSlot
 from frameworks.models.version import ModelState, ModelVersion
@@ -16,7 +19,14 @@ class Rollout:
         self._residency = residency
 
     async def serve(self, slot: ModelSlot, version: ModelVersion) -> None:
-        """Load a version and activate it. An older version beside the active one is only loaded."""
+        """Load a version and activate it. An older version beside the active one is only loaded.
+
+        A version that is ready is loaded again if its files have changed; the old instances serve until then.
+        """
+        if version.is_ready and await _have_files_changed(version):
+            log.info("model files have changed", model=slot.name, version=version.version)
+            old, version = version, _unloaded_copy(slot, version)
+            await self.switch_to(slot, version, instead_of=old)
         keeps_all = slot.entry.version_policy != "latest"
         older = int(version.version) < int(slot.active.version)
         if keeps_all and older and slot.active.state is not ModelState.UNLOADED and version.version in slot.served:
@@ -54,10 +64,20 @@ class Rollout:
         """Load a version whose files are new or have changed."""
         newer = int(version.version) > int(slot.active.version)
         if version.spec is not None:
-            await self.switch_to(slot, ModelVersion(slot.identity, version.version, version.path), instead_of=version)
+            await self.switch_to(slot, _unloaded_copy(slot, version), instead_of=version)
         elif slot.active.state is ModelState.REGISTERED:
             version.defer_load()
             if newer:
                 slot.activate(version)
         elif newer or version is slot.active or slot.entry.version_policy != "latest":
             await self.serve(slot, version)
+
+
+def _unloaded_copy(slot: ModelSlot, version: ModelVersion) -> ModelVersion:
+    return ModelVersion(slot.identity, version.version, version.path)
+
+
+async def _have_files_changed(version: ModelVersion) -> bool:
+    """Return False where the files are gone: the loaded version is the only copy left."""
+    files = await asyncio.to_thread(files_state, version.path)
+    return bool(files) and files != version.files

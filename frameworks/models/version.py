@@ -9,6 +9,7 @@ from pathlib import Path
 
 from frameworks.errors import ModelFailed, ModelLoading, ModelUnloaded, OutOfMemory, RoundhouseError
 from frameworks.generation.types import StepStats
+from frameworks.models.files_state import FilesState
 from frameworks.models.identity import ModelIdentity
 from frameworks.models.serving import BatchServing, Serving, StepServing, start_serving
 from frameworks.runtime import BatchModel, LoadedModel, StepModel
@@ -63,6 +64,8 @@ class ModelVersion:
         """As measured at the last load; kept after an unload, for the next load."""
         self.measured_on = ""
         """The kind of device of that measurement."""
+        self.files: FilesState = frozenset()
+        """The files of the last load."""
         self.serving_id = 0
         """Unique for each load: cached responses of one load are not valid for the next."""
         # Times of the clock.

@@ -14,12 +14,16 @@ _NUMBER = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
 def find_versions(path: Path) -> dict[str, Path]:
     """Map versions to paths, oldest first. A path without numbered folders is version "1" itself."""
     try:
-        numbered = [each for each in path.iterdir() if _NUMBER.fullmatch(each.name) and each.is_dir()]
+        numbered = [each for each in path.iterdir() if is_version_folder(each)]
     except OSError:  # a file, or absent: the load reports the reason
         numbered = []
     if not numbered:
         return {ONLY_VERSION: path}
     return {each.name: each for each in sorted(numbered, key=lambda folder: int(folder.name))}
+
+
+def is_version_folder(path: Path) -> bool:
+    return _NUMBER.fullmatch(path.name) is not None and path.is_dir()
 
 
 def served_versions(found: list[str], policy: VersionPolicy) -> list[str]:

@@ -1,6 +1,7 @@
 """The OpenAPI document agrees with the routes and their bodies."""
 
 import re
+from types import NoneType
 from typing import Any
 from urllib.parse import urljoin
 
@@ -129,6 +130,46 @@ def test_document_describes_binary_tensors(document: Any) -> None:
     operation = document["paths"]["/v2/models/{name}/infer"]["post"]
     for content in (operation["requestBody"]["content"], operation["responses"]["200"]["content"]):
         assert content.keys() == {"application/json", "application/octet-stream"}
+
+
+def meets(schema: Any, value: Any) -> bool:
+    """Whether a value meets a schema of the keywords that the bodies of loads have."""
+    if "anyOf" in schema:
+        return any(meets(each, value) for each in schema["anyOf"])
+    kinds: dict[str, Any] = {"string": str, "null": NoneType, "object": dict, "number": int | float}
+    if not isinstance(value, kinds[schema["type"]]) or isinstance(value, bool):
+        return False
+    if isinstance(value, int | float):
+        return bool(schema.get("minimum", value) <= value <= schema.get("maximum", value))
+    if not isinstance(value, dict):
+        return True
+    known = schema["properties"]
+    if len(value) > schema.get("maxProperties", len(known)) or not set(schema.get("required", ())) <= value.keys():
+        return False
+    return value.keys() <= known.keys() and all(meets(known[name], each) for name, each in value.items())
+
+
+VERSIONS: list[Any] = [None, "9", 9, [], {}]
+SHARES: list[Any] = [
+    *(None, "9", 5, {}, {"version": "9"}, {"version": None, "percent": 5}, {"version": "9", "percent": 5, "kind": "x"}),
+    *({"version": "9", "percent": percent} for percent in (0, 5, 99.5, 100, 101, -1, None, "5", True)),
+]
+
+
+@pytest.mark.parametrize("order", ["load", "unload"])
+def test_document_describes_accepted_load_bodies(order: str, document: Any, server: RunningServer) -> None:
+    """Every body that meets the schema is accepted (404: it names a version that does not exist), and no other."""
+    request = document["paths"][f"/models/{{name}}/{order}"]["post"]["requestBody"]
+    assert not request["required"]
+    schema = request["content"]["application/json"]["schema"]
+    bodies = [{}, {"other": 1}, *({"version": version} for version in VERSIONS)]
+    bodies += [{name: share} for name in ("canary", "shadow") for share in SHARES]
+    bodies += [{"version": None, "canary": None}, {"version": "9", "shadow": None}, {"canary": None, "shadow": None}]
+    for body in bodies:
+        status = server.client.post(f"/models/float64/{order}", json=body).status_code
+        assert (status in (200, 404)) == meets(schema, body), (body, status)
+        assert status in (200, 400, 404), (body, status)
+    assert server.client.post("/models/float64/load").status_code == 200
 
 
 def test_document_lists_errors_of_inference(document: Any) -> None:

@@ -149,6 +149,24 @@ def test_version_without_memory_beside_old_refused(start: Start, tmp_path: Path)
     assert server.infer("m", **question)["version"] == "1"
 
 
+def test_load_serves_files_changed_in_place(start: Start, folder: Path) -> None:
+    server = start(entry(folder)).wait_ready()
+    with callers(server, 8) as outcomes:
+        wait_until(lambda: outcomes[200, "1", 1] > 50)
+        for factor in (5, 7):
+            onnx_graphs.save(onnx_costly_graphs.weighted(factor, 0.1), folder / "new.onnx")
+            (folder / "new.onnx").rename(folder / "1" / "model.onnx")
+            loads = order(server)["version_details"]["1"]["loads"]
+            assert ask(server) == ("1", factor)
+            assert order(server)["version_details"]["1"]["loads"] == loads, "nothing has changed"
+            wait_until(lambda factor=factor: outcomes[200, "1", factor] > 50)  # type: ignore[misc]
+        (folder / "1" / "model.onnx").unlink()
+        (folder / "1" / "model.onnx").write_bytes(b"no graph at all")
+        assert_refused(server.client.post("/models/m/load"), 503, "model_failed", "1/model.onnx")
+        assert ask(server) == ("1", 7)
+    assert set(outcomes) == {(200, "1", factor) for factor in (1, 5, 7)}
+
+
 def test_several_versions_served(start: Start, folder: Path) -> None:
     for version in (2, 3):
         add_version(folder, version)

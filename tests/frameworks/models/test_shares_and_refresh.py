@@ -87,6 +87,79 @@ class TestShares:
                 await manager.split("m", kind, Share("1", 5))
 
 
+class TestChangedFiles:
+    """A load order for a version that is ready."""
+
+    @in_loop
+    async def test_load_reloads_changed_files_while_old_instances_serve(self, tmp_path: Path) -> None:
+        gate = Gate()
+        async with versioned_model(tmp_path, 1, behaviour=lambda x: gate() if x == [7] else None) as (
+            registry,
+            manager,
+        ):
+            file = tmp_path / "1" / "model.onnx"
+            file.write_bytes(b"one")
+            await manager.load("m")
+            old, old_version = registry.of["m/1"], manager.slot("m").active
+            for version in (None, "1"):
+                await manager.load("m", version)
+            assert registry.loads == ["m/1"]
+            before = task(infer(manager, x=7))
+            await soon(gate.arrived.is_set)
+            file.write_bytes(b"other")
+            registry.gates["m/1"] = Gate()
+            order = task(manager.load("m"))
+            await soon(registry.gates["m/1"].arrived.is_set)
+            assert manager.slot("m").active is old_version
+            registry.gates["m/1"].open()
+            await soon(lambda: manager.slot("m").active is not old_version)
+            assert await infer(manager, x=3) == "1"
+            assert (registry.of["m/1"].executed, old.is_closed) == ([[3]], False)
+            gate.open()
+            await asyncio.gather(before, order)
+            assert old.is_closed
+            await manager.load("m")
+            assert registry.loads == ["m/1", "m/1"]
+            assert manager.slot("m").previous is None
+
+    @in_loop
+    async def test_load_of_broken_files_keeps_old_instances(self, tmp_path: Path) -> None:
+        async with versioned_model(tmp_path, 1) as (registry, manager):
+            await manager.load("m")
+            (tmp_path / "1" / "model.onnx").write_bytes(b"half")
+            registry.broken.add("m/1")
+            for version in (None, "1"):
+                with pytest.raises(InvalidModel):
+                    await manager.load("m", version)
+            assert (await infer(manager), manager.slot("m").state) == ("1", ModelState.READY)
+            registry.broken.clear()
+            await manager.load("m")
+            assert registry.loads == ["m/1"] * 4
+
+    @in_loop
+    async def test_load_reloads_changed_version_that_is_not_active(self, tmp_path: Path) -> None:
+        async with versioned_model(tmp_path, 1, 2, 3, version_policy=[1, 3]) as (registry, manager):
+            await manager.load("m")
+            (tmp_path / "1" / "model.onnx").write_bytes(b"other")
+            await manager.load("m")
+            assert (registry.loads, loaded_versions(manager)) == (["m/1", "m/3", "m/1"], ["1", "3"])
+            assert (await infer(manager), await infer(manager, named="1")) == ("3", "1")
+            await manager.split("m", "canary", Share("2", 50))
+            (tmp_path / "2" / "model.onnx").write_bytes(b"other")
+            await manager.load("m", "2")
+            assert registry.loads[3:] == ["m/2", "m/2"]
+            assert (await infer(manager), manager.slot("m").canary) == ("2", None)
+
+    @in_loop
+    async def test_load_keeps_version_whose_files_are_gone(self, tmp_path: Path) -> None:
+        async with versioned_model(tmp_path, 1) as (registry, manager):
+            (tmp_path / "1" / "model.onnx").write_bytes(b"one")
+            await manager.load("m")
+            (tmp_path / "1" / "model.onnx").unlink()
+            await manager.load("m")
+            assert (await infer(manager), registry.loads) == ("1", ["m/1"])
+
+
 class TestRefresh:
     @in_loop
     async def test_changed_files_are_loaded_while_old_version_serves(self, tmp_path: Path) -> None:
