@@ -18,7 +18,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
 
 from app.protocols.json_body import describe_value
-from frameworks.errors import InvalidInput, UnknownField
+from frameworks.errors import MAX_SHOWN_CHARACTERS, InvalidInput, UnknownField
 from frameworks.types import DEFAULT_PRIORITY, LAST_PRIORITY
 
 MAX_INT32 = 2**31 - 1
@@ -145,7 +145,8 @@ class _Place:
     names: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
-        return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in self.path)[1:]
+        shown = (f"[{step}]" if isinstance(step, int) else f".{step[:MAX_SHOWN_CHARACTERS]}" for step in self.path)
+        return "".join(shown)[1:]
 
 
 def _field_error(
@@ -164,7 +165,7 @@ def _field_error(
     field = within + str(place)
     if detail["type"] == "extra_forbidden":
         name = str(place.path[-1])
-        return UnknownField.among(name[:200], place.names, field[: -len(name)])
+        return UnknownField.among(name, place.names, field[: -len(name[:MAX_SHOWN_CHARACTERS])])
     metadata = kind.model_fields[str(place.path[0])].metadata if place.path[0] in kind.model_fields else []
     remedy = next((f"; {each.text}" for each in metadata if isinstance(each, Remedy)), "")
     expected = _expected(place, [each["type"] for other, each in closest if other.path == place.path], detail)

@@ -286,7 +286,7 @@ def describe_value(value: Any) -> str:
 def _check_names(names: Iterable[str], known: Collection[str], within: str) -> None:
     for name in names:
         if name not in known:
-            raise UnknownField.among(name[:200], known, within)
+            raise UnknownField.among(name, known, within)
 
 
 def _ragged_at(depth: int, lengths: set[int]) -> str:

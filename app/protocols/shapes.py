@@ -15,12 +15,18 @@ _MAX_SHOWN_CHARACTERS = 100
 def read_sizes(sizes: Any, field: str) -> tuple[int, ...]:
     """Check a shape from a request, a list of Python's integers. Raises InvalidInput where no tensor can have it."""
     if not isinstance(sizes, list) or len(sizes) > MAX_RANK or not all(type(d) is int and d >= 0 for d in sizes):
-        given = str(sizes)[:_MAX_SHOWN_CHARACTERS] if isinstance(sizes, list) else describe_type(sizes)
-        raise InvalidInput(field, f"expected a list of at most {MAX_RANK} integers of 0 or more, got {given}")
+        raise InvalidInput(field, f"expected a list of at most {MAX_RANK} integers of 0 or more, got {_given(sizes)}")
     # numpy multiplies the sizes even where one of them is 0 and the tensor is empty.
     if prod(max(1, d) for d in sizes) >= _MAX_ELEMENTS:
         raise InvalidInput(field, f"expected fewer than {_MAX_ELEMENTS} elements, got the shape {sizes}")
     return tuple(sizes)
+
+
+def _given(sizes: Any) -> str:
+    if not isinstance(sizes, list):
+        return describe_type(sizes)
+    # The text of a long list would take longer than the request.
+    return str(sizes)[:_MAX_SHOWN_CHARACTERS] if len(sizes) <= MAX_RANK else f"more than {MAX_RANK}"
 
 
 def check_shape(shape: tuple[int, ...], declared: tuple[int, ...] | None, field: str) -> None:

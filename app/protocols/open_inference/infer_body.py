@@ -18,6 +18,7 @@ from app.protocols.json_tensors import narrow, read_tensor
 from app.protocols.open_inference.datatypes import (
     BINARY_ONLY,
     DTYPES,
+    check_num_strings,
     decode_tensor,
     describe_binary_only,
     item_bytes,
@@ -60,11 +61,18 @@ class BinaryTensors:
 
     def __init__(self, data: memoryview | None) -> None:
         self._data = data
-        self._offset = 0
+        self._offset = self._num_strings = 0
 
     def rewind(self) -> None:
         """Start again at the first tensor; `read_document` may read a body twice."""
-        self._offset = 0
+        self._offset = self._num_strings = 0
+
+    def decode(self, size: Any, datatype: str, shape: tuple[int, ...], field: str) -> Array:
+        """Decode the tensor in the next `size` bytes. Raises InvalidInput."""
+        if datatype == "BYTES":
+            self._num_strings += prod(shape)
+            check_num_strings(self._num_strings, field)
+        return decode_tensor(self.take(size, field), datatype, shape, field)
 
     def take(self, size: Any, field: str) -> memoryview:
         """Return the next `size` bytes. Raises InvalidInput where the body has fewer."""
@@ -191,7 +199,7 @@ def _read_input(document: Document, node: Node, index: int, binary: BinaryTensor
         if size is not None:
             if members.get("data") is not None:
                 raise InvalidInput(field, "expected data or binary_data_size, got both; leave one out")
-            value = decode_tensor(binary.take(size, field), datatype, shape, field)
+            value = binary.decode(size, datatype, shape, field)
             return InputTensor(name, datatype, value, parameters)
     if "data" not in members:
         raise InvalidInput(field, "expected data, got nothing; send it, or binary_data_size and bytes behind the JSON")

@@ -26,7 +26,7 @@ from app.protocols.open_inference.signature import (
 )
 from app.protocols.shapes import check_shape
 from app.protocols.text_fields import MAX_TEXTS, check_dimensions
-from frameworks.errors import InvalidInput, UnknownField
+from frameworks.errors import MAX_SHOWN_CHARACTERS, InvalidInput, UnknownField
 from frameworks.generation.types import GenerateRequest
 from frameworks.types import (
     DEFAULT_PRIORITY,
@@ -84,7 +84,7 @@ def read_requested_output(name: str, parameters: Parameters) -> RequestedOutput:
     """Read the parameters of a requested output. Raises InvalidInput, NotSupported."""
     if not parameters:
         return RequestedOutput(name)
-    within = f"outputs.{name}."
+    within = f"outputs.{name[:MAX_SHOWN_CHARACTERS]}."
     refuse_shared_memory(parameters, within)
     num_classes = _read_integer(parameters, "classification", within, MAX_INT32) or 0
     return RequestedOutput(name, num_classes, _read_boolean(parameters, "binary_data", within))
@@ -162,7 +162,7 @@ def _unknown(
 ) -> InvalidInput | UnknownField:
     if name in signature.unsupported_types:
         return InvalidInput(f"{within}.{name}", explain_unsupported_type(signature.unsupported_types[name]))
-    return UnknownField.among(name[:200], known, f"{within}.")
+    return UnknownField.among(name, known, f"{within}.")
 
 
 def _read_generation(prompt: str, parameters: Parameters, spec: ModelSpec) -> GenerateRequest:

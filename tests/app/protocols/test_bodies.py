@@ -159,3 +159,17 @@ def test_any_object_is_accepted_or_refused_by_name(fields: dict[str, Any]) -> No
     except RequestError as error:
         assert error.message.startswith(tuple(fields))  # noqa: PT017 - any other error is a bug
         assert ": expected " in error.message or "unknown field; " in error.message  # noqa: PT017 - as above
+
+
+@pytest.mark.parametrize("fields", [{"x" * 4_000_000: 1}, {"documents": [{"x" * 4_000_000: 1}]}])
+def test_long_unknown_name_is_cut(fields: dict[str, Any]) -> None:
+    with pytest.raises(UnknownField) as raised:
+        read_body(Required, {"priority": 1, **fields})
+    assert "x" * 200 in raised.value.field
+    assert len(raised.value.message) < 3_000
+
+
+def test_long_key_in_path_is_cut() -> None:
+    with pytest.raises(RequestError) as raised:
+        read_body(Example, {"logit_bias": {"1" * 4_000_000: 1}})
+    assert len(raised.value.message) < 1_000
