@@ -5,6 +5,8 @@ from asyncio import CancelledError
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from app.grpc.call import Call, GrpcError
 from app.http.responses import map_error
 from app.inference.pipeline import DecodedRequest, FindSpec, Pipeline
@@ -15,6 +17,9 @@ from app.protocols.open_inference.infer_request import with_own_field
 from frameworks.errors import Draining
 from frameworks.generation.types import Generation
 
+# Raw contents of this many numbers are copied in about a millisecond.
+_LONG_RAW_ELEMENTS = 512 * 1024
+
 SendPieces = Callable[[RequestRecord, Any, Generation], Awaitable[None]]
 """Called with the record, the decoded request and the generation."""
 
@@ -24,7 +29,7 @@ class InferenceCall(NamedTuple):
 
     `model` and `version`: as the message names them, "" for none. `write(record, decoded, answer)` returns the
     serialized response. `is_long`: decoding blocks the loop for about a millisecond; `is_answer_long`: writing many
-    elements does.
+    numbers does; writing many strings always does.
     """
 
     path: str
@@ -52,7 +57,10 @@ class GrpcExchange:
         """Keep the message: its response is written from it too."""
 
     def is_long_to_encode(self, decoded: Any, answer: Any) -> bool:
-        return self._call.is_answer_long and elements_of(answer) >= LONG_ELEMENTS
+        elements = elements_of(answer)
+        if elements < LONG_ELEMENTS:
+            return False
+        return self._call.is_answer_long or elements >= _LONG_RAW_ELEMENTS or _has_strings(answer)
 
     def encode(self, decoded: Any, answer: Any) -> Any:
         return self._call.write(self._record, decoded, answer)
@@ -115,6 +123,11 @@ class GrpcHandler:
         finally:
             self._observer.inflight -= 1
             self._observer.record_inference(record, time.perf_counter() - record.started_s)
+
+
+def _has_strings(answer: Any) -> bool:
+    values = answer.values() if isinstance(answer, dict) else (answer,)
+    return any(isinstance(value, np.ndarray) and value.dtype == object for value in values)
 
 
 def as_grpc_error(error: BaseException, record: RequestRecord) -> GrpcError:

@@ -11,11 +11,11 @@ import numpy as np
 
 from app.grpc.call import Call, GrpcError
 from app.grpc.handler import GrpcHandler, InferenceCall
-from app.grpc.messages import INFERENCE_SERVICE, Message, ModelInferRequest, ModelStreamInferResponse, parse
-from app.grpc.tensors import parse_request, write_response
+from app.grpc.messages import INFERENCE_SERVICE, ModelStreamInferResponse
+from app.grpc.received import ReceivedInfer, read_infer
+from app.grpc.tensors import is_typed, parse_request, write_response
 from app.inference.pipeline import FindSpec
 from app.observability.metrics import RequestRecord
-from app.protocols.codec import LONG_BYTES
 from app.protocols.open_inference.infer_request import check_request
 from app.protocols.open_inference.infer_response import output_tensors
 from app.protocols.open_inference.infer_types import InferRequest, OutputTensor, ParsedRequest
@@ -28,10 +28,14 @@ _STREAM_INFER = f"/{INFERENCE_SERVICE}/ModelStreamInfer"
 # Bounds of one stream: requests that run at once, and responses that the client has not read.
 _MAX_CONCURRENT_REQUESTS = 64
 _MAX_UNREAD_RESPONSES = 64
+# From these on, decoding raw contents of numbers takes a millisecond: they are copied if they are not aligned.
+_LONG_RAW_BYTES = 1024 * 1024
+_MANY_FIELDS = 256
 # The response parameter that tells the client of a stream whether the request has more responses.
 _FINAL = "triton_final_response"
 
-Write = Callable[[RequestRecord, InferRequest, Any], bytes]
+Write = Callable[[str, bool, RequestRecord, InferRequest, Any], bytes]
+"""Takes the request's id and whether its contents are typed."""
 
 
 class InferCalls:
@@ -41,8 +45,8 @@ class InferCalls:
         self._handler = handler
 
     async def model_infer(self, request: bytes, call: Call) -> bytes:
-        message = parse(ModelInferRequest, request)
-        inference = _inference_call(_INFER, message, len(request), call, partial(_write_response, message))
+        received = read_infer(request)
+        inference = _inference_call(_INFER, received, call, _write_response)
         response: bytes = await self._handler.run(inference, call)
         return response
 
@@ -85,9 +89,9 @@ class _Stream:
             try:
                 async for request in requests:
                     await self._slots.acquire()
-                    message = parse(ModelInferRequest, request)
+                    received = read_infer(request)
                     current = asyncio.get_running_loop().create_future()
-                    task = asyncio.create_task(self._answer(message, len(request), previous, current))
+                    task = asyncio.create_task(self._answer(received, previous, current))
                     tasks.add(task)
                     task.add_done_callback(tasks.discard)
                     previous = current
@@ -101,14 +105,14 @@ class _Stream:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _answer(
-        self, message: Message, size: int, previous: asyncio.Future[None], current: asyncio.Future[None]
+        self, received: ReceivedInfer, previous: asyncio.Future[None], current: asyncio.Future[None]
     ) -> None:
         """Answer one request. `previous` completes with the request before it; this method completes `current`."""
-        write = partial(_write_last_response, message)
-        inference = _inference_call(_STREAM_INFER, message, size, self._call, write, is_streamed=True)
+        message = received.message
+        inference = _inference_call(_STREAM_INFER, received, self._call, _write_last_response, is_streamed=True)
         try:
             response: bytes | None = await self._handler.run(
-                inference, self._call, partial(self._send_text, message, current)
+                inference, self._call, partial(self._send_text, received, current)
             )
             await previous
         except GrpcError as error:
@@ -125,7 +129,7 @@ class _Stream:
 
     async def _send_text(
         self,
-        message: Message,
+        received: ReceivedInfer,
         current: asyncio.Future[None],
         record: RequestRecord,
         decoded: InferRequest,
@@ -133,28 +137,37 @@ class _Stream:
     ) -> None:
         # Later requests do not wait for the end of a generated text.
         current.set_result(None)
+        request_id, typed = received.message.id, is_typed(received)
         async for piece in generation:
             text = np.array([piece.text], dtype=object)
             tensors = [OutputTensor(GENERATED_OUTPUT, "BYTES", text)]
             is_last = piece.finish_reason is not None
-            await self.responses.put(_stream_response(message, tensors, record, is_last))
+            await self.responses.put(_stream_response(request_id, typed, tensors, record, is_last))
 
 
 def _inference_call(
-    path: str, message: Message, size: int, call: Call, write: Write, is_streamed: bool = False
+    path: str, received: ReceivedInfer, call: Call, write: Write, is_streamed: bool = False
 ) -> InferenceCall:
-    # Only typed contents are slow to read: raw contents are used as they are.
-    is_typed = not message.raw_input_contents
-    decode = partial(_decode, message, call, is_streamed)
-    is_long = is_typed and size >= LONG_BYTES
-    return InferenceCall(path, message.model_name, message.model_version, decode, write, is_long, is_typed)
+    message, typed = received.message, is_typed(received)
+    decode = partial(_decode, received, call, is_streamed)
+    write_back = partial(write, message.id, typed)
+    is_long = received.contents is not None and _is_long(received)
+    return InferenceCall(path, message.model_name, message.model_version, decode, write_back, is_long, typed)
 
 
-def _decode(message: Message, call: Call, is_streamed: bool, find_spec: FindSpec) -> InferRequest:
+def _is_long(received: ReceivedInfer) -> bool:
+    """Whether decoding a large request blocks the loop for about a millisecond. Numbers in raw contents do not."""
+    if len(received.serialized) >= _LONG_RAW_BYTES or received.num_fields > _MANY_FIELDS or not received.raw:
+        return True
+    return any(tensor.datatype == "BYTES" for tensor in received.message.inputs)
+
+
+def _decode(received: ReceivedInfer, call: Call, is_streamed: bool, find_spec: FindSpec) -> InferRequest:
     """Decode a ModelInferRequest. Raises InvalidInput, UnknownField, and the errors of `find_spec`."""
+    message = received.message
     # The call's deadline also bounds the wait for a load.
     spec = find_spec(message.model_name, message.model_version or None, lambda: _earlier_ms(None, call))
-    parsed = parse_request(message)
+    parsed = parse_request(received)
     request = check_request(parsed, spec)
     if is_streamed and spec.generation is not None:
         request = request._replace(stream=_wants_stream(parsed, request))
@@ -176,18 +189,24 @@ def _earlier_ms(timeout_ms: float | None, call: Call) -> float | None:
     return left_ms if timeout_ms is None else min(timeout_ms, left_ms)
 
 
-def _write_response(message: Message, record: RequestRecord, decoded: InferRequest, answer: Answer) -> bytes:
-    response = write_response(message, output_tensors(decoded, answer), record.model, record.version, {})
-    serialized: bytes = response.SerializeToString()
+def _write_response(
+    request_id: str, typed: bool, record: RequestRecord, decoded: InferRequest, answer: Answer
+) -> bytes:
+    tensors = output_tensors(decoded, answer)
+    serialized: bytes = write_response(request_id, typed, tensors, record.model, record.version, {}).SerializeToString()
     return serialized
 
 
-def _write_last_response(message: Message, record: RequestRecord, decoded: InferRequest, answer: Answer) -> bytes:
-    return _stream_response(message, output_tensors(decoded, answer), record, is_last=True)
+def _write_last_response(
+    request_id: str, typed: bool, record: RequestRecord, decoded: InferRequest, answer: Answer
+) -> bytes:
+    return _stream_response(request_id, typed, output_tensors(decoded, answer), record, is_last=True)
 
 
-def _stream_response(message: Message, tensors: list[OutputTensor], record: RequestRecord, is_last: bool) -> bytes:
-    response = write_response(message, tensors, record.model, record.version, {_FINAL: is_last})
+def _stream_response(
+    request_id: str, typed: bool, tensors: list[OutputTensor], record: RequestRecord, is_last: bool
+) -> bytes:
+    response = write_response(request_id, typed, tensors, record.model, record.version, {_FINAL: is_last})
     serialized: bytes = ModelStreamInferResponse(infer_response=response).SerializeToString()
     return serialized
 

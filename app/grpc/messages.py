@@ -15,6 +15,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from app.grpc.call import GrpcError
+from app.protocols.errors import MAX_MANAGEMENT_BYTES, TooLarge
 
 PACKAGE = "inference"
 INFERENCE_SERVICE = f"{PACKAGE}.GRPCInferenceService"
@@ -67,6 +68,13 @@ ServerMetadataRequest = _message("ServerMetadataRequest")
 ServerMetadataResponse = _message("ServerMetadataResponse")
 ServerReadyRequest = _message("ServerReadyRequest")
 ServerReadyResponse = _message("ServerReadyResponse")
+
+
+def parse_small(kind: Message, serialized: bytes) -> Message:
+    """Parse a message of class `kind` that is no inference. Raises GrpcError, also for one of too many bytes."""
+    if len(serialized) > MAX_MANAGEMENT_BYTES:
+        raise GrpcError("RESOURCE_EXHAUSTED", TooLarge.for_management().message)
+    return parse(kind, serialized)
 
 
 def parse(kind: Message, serialized: bytes) -> Message:

@@ -8,16 +8,19 @@ import numpy as np
 
 from app.grpc.call import Call
 from app.grpc.handler import GrpcHandler, InferenceCall
-from app.grpc.messages import PREDICT_SERVICE, Message, PredictRequest, PredictResponse, parse
+from app.grpc.messages import PREDICT_SERVICE, PredictResponse
+from app.grpc.received import ReceivedPredict, read_predict
+from app.grpc.wire import write_field
 from app.inference.pipeline import FindSpec
 from app.observability.metrics import RequestRecord
-from app.protocols.codec import LONG_BYTES
+from app.protocols.codec import LONG_BYTES, LONG_ELEMENTS
 from app.protocols.json_tensors import narrow
-from app.protocols.shapes import check_shape, read_sizes, reshape_flat
+from app.protocols.shapes import MAX_RANK, check_shape, read_sizes, reshape_flat
 from frameworks.errors import InvalidInput
 from frameworks.types import DEFAULT_PRIORITY, Answer, Array, ModelSpec, TensorBatch, TensorType
 
 _PREDICT = f"/{PREDICT_SERVICE}/Predict"
+_PREDICTIONS = PredictResponse.DESCRIPTOR.fields_by_name["predictions"].number
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +43,17 @@ class PredictCalls:
         self._default_model = default_model
 
     async def predict(self, request: bytes, call: Call) -> bytes:
-        message = parse(PredictRequest, request)
-        decode = partial(self._decode, message, call)
+        received = read_predict(request)
+        message = received.message
+        decode = partial(self._decode, received, call)
         is_long = len(request) >= LONG_BYTES
         inference = InferenceCall(_PREDICT, message.model_name, "", decode, _write, is_long, is_answer_long=True)
         response: bytes = await self._handler.run(inference, call)
         return response
 
-    def _decode(self, message: Message, call: Call, find_spec: FindSpec) -> DecodedPredict:
+    def _decode(self, received: ReceivedPredict, call: Call, find_spec: FindSpec) -> DecodedPredict:
         """Decode a PredictRequest. Raises InvalidInput, and the errors of `find_spec`."""
+        message = received.message
         timeout_ms = None if call.left_s is None else max(call.left_s * 1e3, 0.001)
         spec = find_spec(message.model_name or self._default_name(), None, lambda: timeout_ms)
         sole = spec.sole_input
@@ -57,9 +62,9 @@ class PredictCalls:
         if sole is None or not isinstance(sole.type, TensorType):
             inputs = ", ".join(f"{each.name}: {each.type}" for each in spec.inputs)
             raise InvalidInput("model_name", f"expected a model with one required tensor, got {inputs}; use ModelInfer")
-        numbers = _cast(np.array(message.data, np.float32), sole.type.dtype)
+        numbers = _cast(_numbers(received), sole.type.dtype)
         if message.shape or sole.type.shape is None:
-            shape = read_sizes(list(message.shape) or [len(numbers)], "shape")
+            shape = read_sizes(message.shape[: MAX_RANK + 1] or [len(numbers)], "shape")
             if prod(shape) != numbers.size:
                 raise InvalidInput("shape", f"expected the shape of {numbers.size} numbers, got {list(shape)}")
             numbers = numbers.reshape(shape)
@@ -76,6 +81,12 @@ class PredictCalls:
             return names[0]
         known = ", ".join(names[:10]) or "none is registered"
         raise InvalidInput("model_name", f"expected a model's name ({known}), got none; or set models.default_model")
+
+
+def _numbers(received: ReceivedPredict) -> Array:
+    if received.data is None:
+        return np.array(received.message.data, np.float32)
+    return np.frombuffer(b"".join(received.data), "<f4")
 
 
 def _cast(numbers: Array, dtype: str) -> Array:
@@ -96,6 +107,12 @@ def _write(_: RequestRecord, decoded: DecodedPredict, answer: Answer) -> bytes:
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "fiub":
         kind = decoded.spec.outputs_by_name[name].type
         raise InvalidInput("model_name", f"expected a first output of numbers, got {name}: {kind}; use ModelInfer")
-    numbers = value.astype(np.float32).reshape(-1).tolist()
-    serialized: bytes = PredictResponse(predictions=numbers, shape=value.shape).SerializeToString()
+    numbers = value.astype(np.float32).reshape(-1)
+    response = PredictResponse(shape=value.shape)
+    if numbers.size < LONG_ELEMENTS:
+        response.predictions.extend(numbers.tolist())
+    else:
+        # Packed numbers are the bytes of the tensor.
+        response.MergeFromString(write_field(_PREDICTIONS, numbers.astype("<f4", copy=False).tobytes()))
+    serialized: bytes = response.SerializeToString()
     return serialized

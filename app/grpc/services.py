@@ -12,7 +12,7 @@ from app.grpc.call import Call, GrpcError, Stream, Unary
 from app.grpc.handler import GrpcHandler
 from app.grpc.infer import InferCalls
 from app.grpc.management import ManagementCalls
-from app.grpc.messages import INFERENCE_SERVICE, POOL, PREDICT_SERVICE, parse
+from app.grpc.messages import INFERENCE_SERVICE, POOL, PREDICT_SERVICE, parse_small
 from app.grpc.predict import PredictCalls
 from app.inference.pipeline import Pipeline
 
@@ -59,7 +59,7 @@ class HealthCalls:
 
     async def check(self, request: bytes, call: Call) -> bytes:
         """Return the status now. Raises GrpcError for an unknown service."""
-        service = parse(health_pb2.HealthCheckRequest, request).service
+        service = parse_small(health_pb2.HealthCheckRequest, request).service
         if service not in self._services:
             known = ", ".join(sorted(self._services - {""}))
             raise GrpcError("NOT_FOUND", f'service: expected one of {known}, got "{service[:200]}"')
@@ -70,7 +70,7 @@ class HealthCalls:
         request = await anext(requests, None)
         if request is None:
             raise GrpcError("INVALID_ARGUMENT", "expected a HealthCheckRequest, got the end of the stream")
-        service = parse(health_pb2.HealthCheckRequest, request).service
+        service = parse_small(health_pb2.HealthCheckRequest, request).service
         last_status = None
         while True:
             status = self._status(service)
@@ -107,4 +107,4 @@ class ReflectionCalls:
 
 async def _parse_all(requests: AsyncIterator[bytes]) -> AsyncIterator[reflection_pb2.ServerReflectionRequest]:
     async for request in requests:
-        yield parse(reflection_pb2.ServerReflectionRequest, request)
+        yield parse_small(reflection_pb2.ServerReflectionRequest, request)

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
 from app.grpc.messages import ModelInferRequest, ModelInferResponse
-from app.grpc.tensors import parse_request, read_parameters, write_response
+from app.grpc.received import ReceivedInfer, read_infer
+from app.grpc.tensors import is_typed, parse_request, read_parameters, write_response
 from app.protocols.open_inference.datatypes import DATATYPES, encode_tensor
-from app.protocols.open_inference.infer_types import OutputTensor, RequestedOutput
+from app.protocols.open_inference.infer_types import OutputTensor, ParsedRequest, RequestedOutput
 from frameworks.errors import InvalidInput
 from frameworks.types import NUMPY_DTYPES
 
@@ -45,29 +46,31 @@ def tensors(draw: st.DrawFn) -> tuple[str, np.ndarray[Any, Any]]:
     return "BYTES", flat.reshape(shape)
 
 
-@given(tensors())
-def test_raw_and_typed_contents_give_same_tensor(tensor: tuple[str, np.ndarray[Any, Any]]) -> None:
+@given(tensors(), st.booleans())
+def test_raw_and_typed_contents_give_same_tensor(tensor: tuple[str, np.ndarray[Any, Any]], large: bool) -> None:
     datatype, array = tensor
     raw = infer_request(datatype, array.shape)
     raw.raw_input_contents.append(bytes(encode_tensor(array, datatype)))
-    (read,) = parse_request(raw).inputs
+    (read,) = parse(raw, large).inputs
     assert (read.name, read.datatype) == ("x", datatype)
     np.testing.assert_array_equal(read.value, array, strict=True)
     if datatype in TYPED:
         typed = infer_request(datatype, array.shape)
         elements = [e.encode() for e in array.reshape(-1)] if datatype == "BYTES" else array.reshape(-1).tolist()
         getattr(typed.inputs[0].contents, TYPED[datatype]).extend(elements)
-        np.testing.assert_array_equal(parse_request(typed).inputs[0].value, array, strict=True)
+        np.testing.assert_array_equal(parse(typed, large).inputs[0].value, array, strict=True)
 
 
-@given(tensors())
-def test_response_contents_are_typed_as_request(tensor: tuple[str, np.ndarray[Any, Any]]) -> None:
+@given(tensors(), st.booleans())
+def test_response_contents_are_typed_as_request(tensor: tuple[str, np.ndarray[Any, Any]], large: bool) -> None:
     datatype, array = tensor
     typed, raw = infer_request(datatype, array.shape), infer_request(datatype, array.shape)
     raw.raw_input_contents.append(b"")
     for request in (typed, raw):
         request.id = "seven"
-        response = write_response(request, [OutputTensor("y", datatype, array)], "m", "3", {"final": True})
+        typed_request = is_typed(received(request, large))
+        outputs = [OutputTensor("y", datatype, array)]
+        response = write_response(request.id, typed_request, outputs, "m", "3", {"final": True})
         response = ModelInferResponse.FromString(response.SerializeToString())
         assert (response.model_name, response.model_version, response.id) == ("m", "3", "seven")
         assert response.parameters["final"].bool_param is True
@@ -85,10 +88,11 @@ def test_response_with_one_raw_output_is_all_raw() -> None:
         OutputTensor("a", "FP32", np.zeros(1, np.float32)),
         OutputTensor("b", "FP16", np.zeros(1, np.float16)),
     ]
-    response = write_response(infer_request("FP32", (1,)), outputs, "m", "1", {})
+    response = write_response("", True, outputs, "m", "1", {})
     assert list(map(len, response.raw_output_contents)) == [4, 2]
 
 
+@pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize(
     ("datatype", "shape", "field", "elements", "message"),
     [
@@ -111,14 +115,15 @@ def test_response_with_one_raw_output_is_all_raw() -> None:
     ],
 )
 def test_invalid_typed_contents_are_refused(
-    datatype: str, shape: list[int], field: str, elements: list[Any], message: str
+    datatype: str, shape: list[int], field: str, elements: list[Any], message: str, large: bool
 ) -> None:
     request = infer_request(datatype, tuple(shape))
     getattr(request.inputs[0].contents, field).extend(elements)
     with pytest.raises(InvalidInput, match=message):
-        parse_request(request)
+        parse(request, large)
 
 
+@pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
@@ -128,22 +133,24 @@ def test_invalid_typed_contents_are_refused(
         ([b""], r"inputs\[0\]: expected 4 bytes.* got 0"),
     ],
 )
-def test_invalid_raw_contents_are_refused(raw: list[bytes], message: str) -> None:
+def test_invalid_raw_contents_are_refused(raw: list[bytes], message: str, large: bool) -> None:
     request = infer_request("FP32", (1,))
     request.raw_input_contents.extend(raw)
     with pytest.raises(InvalidInput, match=message):
-        parse_request(request)
+        parse(request, large)
 
 
-def test_raw_and_typed_contents_together_are_refused() -> None:
+@pytest.mark.parametrize("large", [False, True])
+def test_raw_and_typed_contents_together_are_refused(large: bool) -> None:
     request = infer_request("FP32", (1,))
     request.inputs[0].contents.fp32_contents.append(1.0)
     request.raw_input_contents.append(b"1234")
     with pytest.raises(InvalidInput, match=r"inputs\[0\]\.contents: expected none beside raw_input_contents"):
-        parse_request(request)
+        parse(request, large)
 
 
-def test_parameters_become_python_values_without_empty_ones() -> None:
+@pytest.mark.parametrize("large", [False, True])
+def test_parameters_become_python_values_without_empty_ones(large: bool) -> None:
     request = infer_request("FP32", (0,))
     request.parameters["flag"].bool_param = False
     request.parameters["count"].int64_param = 0
@@ -152,22 +159,32 @@ def test_parameters_become_python_values_without_empty_ones() -> None:
     request.parameters["large"].uint64_param = 2**63
     request.parameters["empty"].SetInParent()
     expected = {"flag": False, "count": 0, "name": "", "number": 0.5, "large": 2**63}
-    assert parse_request(request).parameters == expected
+    assert parse(request, large).parameters == expected
     assert read_parameters({}) == {}
 
 
-def test_requested_outputs_are_read_with_classification() -> None:
+@pytest.mark.parametrize("large", [False, True])
+def test_requested_outputs_are_read_with_classification(large: bool) -> None:
     request = infer_request("FP32", (0,))
-    assert parse_request(request).outputs is None
+    assert parse(request, large).outputs is None
     request.outputs.add(name="a")
     request.outputs.add(name="b").parameters["classification"].int64_param = 3
-    assert parse_request(request).outputs == [RequestedOutput("a"), RequestedOutput("b", 3)]
+    assert parse(request, large).outputs == [RequestedOutput("a"), RequestedOutput("b", 3)]
     request.outputs.add(name="c").parameters["classification"].string_param = "3"
     with pytest.raises(InvalidInput, match=r"outputs\.c\.classification"):
-        parse_request(request)
+        parse(request, large)
 
 
 def infer_request(datatype: str, shape: tuple[int, ...]) -> Any:
     message = ModelInferRequest()
     message.inputs.add(name="x", datatype=datatype, shape=shape)
     return message
+
+
+def received(request: Any, large: bool) -> ReceivedInfer:
+    """Read a message. `large`: as those whose contents stay bytes."""
+    return read_infer(request.SerializeToString(), 0 if large else 2**30)
+
+
+def parse(request: Any, large: bool) -> ParsedRequest:
+    return parse_request(received(request, large))
