@@ -7,6 +7,9 @@ STAMPS      := $(VENV)/stamps
 CONSTRAINTS := docker/constraints.txt
 PINNED      := pyproject.toml $(CONSTRAINTS)
 CONFIG      ?= config.toml
+# The folder of `make gpu-kit`, and the Python of the machine for which it is made.
+KIT         ?= build/gpu-kit
+KIT_PYTHON  ?= 3.12
 
 # ONNX Runtime for NVIDIA devices where there is one; `make EXTRA=cpu ...` decides otherwise.
 EXTRA       ?= $(shell nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
@@ -33,6 +36,7 @@ STEPS_check   := $(STEPS_dev)
 STEPS_test    := $(STEPS_dev) models
 STEPS_test-all := $(STEPS_test)
 STEPS_bench   := $(STEPS_test)
+STEPS_gpu-kit := $(STEPS_test)
 STEPS := $(strip $(foreach step,$(STEPS_test),$(if $(filter $(step),$(foreach goal,$(MAKECMDGOALS),$(STEPS_$(goal)))),$(step))))
 step = STEPS='$(or $(STEPS),$(STEPS_test))' .ci/step $(1) $(STAMPS)/$(1).log
 
@@ -50,7 +54,7 @@ ISA_TESTS := --maxprocesses 2 -m isa $$(grep -rlF --include='test_*.py' pytest.m
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install models serve test test-all check bench docs clean dev
+.PHONY: help install models serve test test-all check gpu-kit bench docs clean dev
 
 help:
 	@echo 'make serve    install, prepare the embedded models, serve $(CONFIG) and print curl lines'
@@ -60,6 +64,7 @@ help:
 	@echo 'make models   prepare the embedded models below ./models'
 	@echo 'make check    ruff, mypy --strict and import-linter only'
 	@echo 'make bench    measure, and print the figures as a table (needs wrk); PARTS="texts overload" measures less'
+	@echo 'make gpu-kit  build a folder that checks and measures a machine with a GPU and without a network'
 	@echo 'make docs     build the manual as a web site in ./site'
 	@echo 'make clean    remove $(VENV) and caches; ./models stays'
 
@@ -85,6 +90,9 @@ check: dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+gpu-kit: dev models
+	@$(BIN)/python -m tests.gpu_kit.build $(KIT) --python $(KIT_PYTHON)
 
 bench: dev models
 	@$(BIN)/python -m tests.bench $(PARTS)

@@ -65,25 +65,28 @@ class OnnxEncoder(_Tokenizing):
 
 
 class TorchEncoder(_Tokenizing):
-    """An encoder of transformers and torch."""
+    """An encoder of transformers and torch. `dtype`: torch's name of it. `threads`: 0 is torch's own number."""
 
-    def __init__(self, folder: str, threads: int) -> None:
+    def __init__(self, folder: str, threads: int, device: str = "cpu", dtype: str = "float32") -> None:
         import torch
         from transformers import AutoModel
 
         super().__init__(folder)
-        torch.set_num_threads(threads)
-        self._model = AutoModel.from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval()
+        if threads:
+            torch.set_num_threads(threads)
+        model = AutoModel.from_pretrained(folder, local_files_only=True, dtype=getattr(torch, dtype))
+        self._model = model.to(device).eval()
+        self._device = device
 
     def embed(self, tokens: Tokens) -> np.ndarray[Any, Any]:
         import torch
 
-        ids, mask = (torch.from_numpy(array) for array in _padded(tokens))
+        ids, mask = (torch.from_numpy(array).to(self._device) for array in _padded(tokens))
         with torch.inference_mode():
             hidden = self._model(input_ids=ids, attention_mask=mask).last_hidden_state
             weights = mask.unsqueeze(-1).float()
             mean = (hidden * weights).sum(dim=1) / weights.sum(dim=1)
-            rows: np.ndarray[Any, Any] = torch.nn.functional.normalize(mean).numpy()
+            rows: np.ndarray[Any, Any] = torch.nn.functional.normalize(mean).cpu().numpy()
         return rows
 
 

@@ -30,10 +30,14 @@ class LlamaShape:
 SMALL = LlamaShape("llama-small", "Llama of 6.5 M parameters", 256, 6, 4, 2, 688)
 LARGE = LlamaShape("llama-large", "Llama of 94 M parameters", 768, 14, 12, 4, 2048)
 BILLION = LlamaShape("llama-billion", "Llama of 1.1 B parameters", 2048, 22, 32, 4, 5632)
+SEVEN_BILLION = LlamaShape("llama-seven-billion", "Llama of 6.5 B parameters", 4096, 32, 32, 32, 11008)
 
 
-def save_llama(folder: Path, shape: LlamaShape, dtype: str = "float32") -> Path:
-    """Write the folder with transformers. `dtype`: torch's name of it. No token ends a text."""
+def save_llama(folder: Path, shape: LlamaShape, dtype: str = "float32", device: str = "cpu") -> Path:
+    """Write the folder with transformers. No token ends a text.
+
+    `dtype`: torch's name of it. `device`: the weights are drawn there; a GPU draws billions in seconds.
+    """
     import torch
     import transformers
 
@@ -51,7 +55,8 @@ def save_llama(folder: Path, shape: LlamaShape, dtype: str = "float32") -> Path:
         eos_token_id=None,
         tie_word_embeddings=False,
     )
-    model: Any = transformers.LlamaForCausalLM(config)
+    with torch.device(device):
+        model: Any = transformers.LlamaForCausalLM(config)
     with torch.no_grad():
         # Only words are ever the most probable token: each token is a word, each piece is one token.
         model.lm_head.weight[:_BYTES] = 0

@@ -1,5 +1,6 @@
 """Format the table of the benchmarks."""
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 
@@ -20,6 +21,11 @@ def percent(share: float) -> str:
 
 def print_table(rows: list[Row]) -> None:
     """Print Markdown, for docs/benchmarks.md."""
-    print("| what | measured | target | compared with |\n|---|---|---|---|")
+    print("\n".join(table_lines(rows)))
+
+
+def table_lines(rows: Iterable[Row]) -> Iterator[str]:
+    """Return the lines of a Markdown table."""
+    yield from ("| what | measured | target | compared with |", "|---|---|---|---|")
     for row in rows:
-        print(f"| {row.what} | {row.figure} | {row.target} | {row.compared} |")
+        yield f"| {row.what} | {row.figure} | {row.target} | {row.compared} |"
