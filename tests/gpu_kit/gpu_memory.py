@@ -15,7 +15,7 @@ from tests.gpu_kit.minilm import write_minilm
 
 _CYCLES = 5
 _ROOM_BYTES = 768 * 1024 * 1024
-"""What is left free while a larger model is loaded."""
+"""Free bytes of the GPU while a larger model is loaded."""
 _WAIT_S = 10.0
 
 

@@ -19,9 +19,8 @@ SCRIPT = FOLDER / "gpu-check.sh"
 def test_wheels_complete_the_given_packages() -> None:
     """Every direct dependency is carried or given, at the pinned version, and nothing of CUDA is carried."""
     carried = dict(each.split("==") for each in requirements("3.12"))
-    pinned = dict(
-        re.findall(r"^([\w.-]+)==(\S+)$", (build.ROOT / "docker" / "constraints.txt").read_text(), re.MULTILINE)
-    )
+    constraints = (build.ROOT / "docker" / "constraints.txt").read_text()
+    pinned = dict(re.findall(r"^([\w.-]+)==(\S+)$", constraints, re.MULTILINE))
     pins = {name.lower().replace("_", "-"): version for name, version in pinned.items()}
     assert {"fastapi", "uvicorn", "grpcio", "orjson", "pysimdjson", "llguidance", "structlog", "pytest"} <= set(carried)
     assert not [name for name in carried if name in GIVEN or name.startswith(("cuda", "triton"))]
@@ -79,7 +78,7 @@ def test_kit_installs_and_runs_without_network(tmp_path: Path, monkeypatch: pyte
     build.build(folder, python)
     monkeypatch.delenv("PYTHONPATH", raising=False)
     monkeypatch.setenv("PYTHON", sys.executable)
-    command = [folder / "gpu-check.sh", "--cpu", "tests", "memory"]
+    command = [str(folder / "gpu-check.sh"), "--cpu", "tests", "memory"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     table = (folder / "results" / "results.md").read_text()
