@@ -77,6 +77,9 @@ def _read_described(document: Document, node: Node, declared: TensorType, field:
             )
         return tensor.reshape(shape), False
     if tensor.shape != shape:
+        # Nested lists end at an empty dimension: [[], []] may have the shape [2, 0, 4].
+        if not tensor.size and shape[: tensor.ndim] == tensor.shape:
+            return tensor.reshape(shape), False
         raise InvalidInput(f"{field}.shape", f"expected {list(tensor.shape)}, as data has, got {list(shape)}")
     return tensor, False
 

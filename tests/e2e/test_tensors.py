@@ -60,10 +60,14 @@ def test_empty_tensor_keeps_shape(dtype: str, data: list[Any], shape: list[int],
 
 
 def test_empty_tensor_takes_stated_shape(server: RunningServer) -> None:
-    cases: list[tuple[list[int], list[Any]]] = [([0, 3], []), ([3, 0], [[], [], []]), ([0, 2**30], [])]
+    nested: list[Any] = [[], [], []]
+    cases: list[tuple[list[int], list[Any]]] = [([0, 3], []), ([3, 0], nested), ([0, 2**30], []), ([3, 0, 4], nested)]
     for shape, data in cases:
-        answer = server.infer("int8", inputs={"x": {"data": [], "shape": shape}})
-        assert answer["outputs"]["y"] == {"dtype": "int8", "shape": shape, "data": data}
+        for given in ([], data):
+            answer = server.infer("int8", inputs={"x": {"data": given, "shape": shape}})
+            assert answer["outputs"]["y"] == {"dtype": "int8", "shape": shape, "data": data}
+    answer = server.client.post("/models/int8/infer", json={"inputs": {"x": {"data": nested, "shape": [2, 0, 4]}}})
+    assert_refused(answer, 400, "invalid_input", "inputs.x.shape: expected [3, 0], as data has, got [2, 0, 4]")
 
 
 def test_integers_beyond_float64_are_exact(server: RunningServer) -> None:
