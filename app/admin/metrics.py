@@ -10,6 +10,7 @@ from app.admin.metric_families import Family, counter, gauge, time_histogram
 from app.admin.model_metrics import batch_size_family, generation_families, model_families, time_families
 from app.inference.response_cache import ResponseCache
 from app.observability.integrity import IntegrityMonitor
+from app.observability.logs import lost_lines
 from app.observability.loop_lag import LoopLagMonitor
 from app.observability.metrics import Observer
 from frameworks.devices import Device
@@ -87,6 +88,9 @@ class _Collector:
             "Requests copied to a shadow version, by the comparison of its response.",
             ["model", "version", "outcome"],
             observer.shadow_outcomes.items(),
+        )
+        yield counter(
+            "log_lines_dropped", "Log lines lost because their reader was too slow.", [], [([], lost_lines())]
         )
         yield counter(
             "integrity_failures",

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from starlette.types import Scope, Send
 
 from app.http.protocol import FAST_PATH
-from app.observability.metrics import RequestRecord, request_id, server_timing
+from app.observability.metrics import RequestRecord, request_id, server_timing, shown_path
 from app.protocols.codec import ErrorWriter, Header
 from app.protocols.errors import ErrorReply, TooLarge, extra_headers, to_http
 
@@ -74,7 +74,7 @@ def map_error(error: BaseException, record: RequestRecord) -> ErrorReply:
     """
     reply = to_http(error)
     if reply.status == 500:
-        log.error("internal error", request_id=record.request_id, path=record.path, exc_info=error)
+        log.error("internal error", request_id=record.request_id, path=shown_path(record.path), exc_info=error)
     record.code = reply.code
     return reply
 

@@ -1,4 +1,7 @@
-"""Write events of structlog and records of the standard library in one format, to standard error."""
+"""Write events of structlog and records of the standard library in one format, to standard error.
+
+The lines are queued for a thread (`log_queue.py`); `flush_logs` waits for it before the process ends.
+"""
 
 import json
 import logging
@@ -9,16 +12,27 @@ import orjson
 import structlog
 from structlog.types import EventDict, Processor, WrappedLogger
 
+from app.observability.log_queue import LineSink, LogQueue
+
 # Libraries that log warnings and errors only.
 _QUIET_LIBRARIES = ("httpx", "httpcore", "asyncio", "transformers", "urllib3", "filelock")
+
+FLUSH_S = 1.0
+"""How long the end of the process waits for the reader of the log."""
+
+_sinks: list[LineSink] = []
+"""The sink of the last `configure_logging`."""
 
 
 def configure_logging(level: str, log_format: str, stream: TextIO | None = None) -> None:
     """Configure structlog and logging.
 
-    `level`: debug, info, warning or error. `log_format`: json, console, or auto (console on a terminal).
+    `level`: debug, info, warning or error. `log_format`: json, console, or auto (console on a terminal). `stream`: is
+    written at once, without a queue; None: standard error.
     """
     out = stream or sys.stderr
+    sink = _StreamSink(out) if stream is not None else _queue_for(out)
+    _sinks[:] = [sink]
     console = log_format == "console" or (log_format == "auto" and out.isatty())
     number = logging.getLevelNamesMapping()[level.upper()]
     shared: list[Processor] = [
@@ -35,10 +49,10 @@ def configure_logging(level: str, log_format: str, stream: TextIO | None = None)
     structlog.configure(
         processors=[*shared, *last],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=lambda *_: _LineWriter(out),
+        logger_factory=lambda *_: _LineLogger(sink),
         cache_logger_on_first_use=False,
     )
-    handler = _LineHandler(out)
+    handler = _LineHandler(sink)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[*shared, structlog.stdlib.ExtraAdder()],
@@ -52,25 +66,75 @@ def configure_logging(level: str, log_format: str, stream: TextIO | None = None)
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
-class _LineWriter:
-    """Writes lines. A failed write (full disk, closed pipe) loses the line and never fails a request."""
+def flush_logs(timeout_s: float) -> None:
+    """Wait until the queued lines are written."""
+    for sink in _sinks:
+        sink.flush(timeout_s)
+
+
+def close_logs(timeout_s: float) -> None:
+    """As `flush_logs`, and end the thread that writes. Later lines start it again."""
+    for sink in _sinks:
+        sink.close(timeout_s)
+
+
+def lost_lines() -> int:
+    """Return the number of log lines that were dropped, as the reader was too slow or the stream is broken."""
+    return sum(sink.dropped for sink in _sinks)
+
+
+def _queue_for(stream: TextIO) -> LineSink:
+    try:
+        return LogQueue(stream.fileno(), stream.encoding or "utf-8", _log_dropped)
+    except (OSError, ValueError, AttributeError):  # it stands in for standard error
+        return _StreamSink(stream)
+
+
+def _log_dropped(count: int) -> None:
+    structlog.get_logger(__name__).warning("log lines dropped", count=count)
+
+
+class _StreamSink:
+    """Write each line at once. As LineSink."""
 
     def __init__(self, stream: TextIO) -> None:
+        self.dropped = 0
         self._stream = stream
 
-    def msg(self, message: str) -> None:
+    def write(self, line: str) -> None:
         try:
-            self._stream.write(message + "\n")
+            self._stream.write(line + "\n")
             self._stream.flush()
         except (OSError, ValueError):
-            pass
+            self.dropped += 1
 
-    debug = info = warning = warn = error = critical = exception = fatal = log = msg
+    def flush(self, timeout_s: float) -> None:
+        """Nothing is queued."""
+
+    close = flush
 
 
-class _LineHandler(logging.StreamHandler[TextIO]):
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - a method of logging
-        """Lose the line, as _LineWriter does: no traceback is written to the broken stream."""
+class _LineLogger:
+    """The logger that structlog calls with the finished line."""
+
+    def __init__(self, sink: LineSink) -> None:
+        self.msg = sink.write
+        self.debug = self.info = self.warning = self.warn = self.error = self.msg
+        self.critical = self.exception = self.fatal = self.log = self.msg
+
+
+class _LineHandler(logging.Handler):
+    """Write records of the standard library."""
+
+    def __init__(self, sink: LineSink) -> None:
+        super().__init__()
+        self._sink = sink
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._sink.write(self.format(record))
+        except Exception:  # noqa: BLE001 - arguments that do not fit their text: the line is lost
+            self._sink.dropped += 1
 
 
 def _drop_nones(logger: WrappedLogger, name: str, event: EventDict) -> EventDict:

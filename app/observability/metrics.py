@@ -25,6 +25,7 @@ _ids = itertools.count()
 _prefix = secrets.token_hex(6)
 _VALID_ID_CHARACTERS = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._:/+=-")
 _MAX_ID_LENGTH = 128
+_MAX_SHOWN_PATH_BYTES = 1024
 _PROBES = ("/health", "/metrics", "/v2/health")
 
 
@@ -223,7 +224,7 @@ class Observer:
             "request",
             request_id=record.request_id,
             method=record.method,
-            path=record.path,
+            path=shown_path(record.path),
             model=record.model or None,
             version=record.version or None,
             status=record.status,
@@ -252,6 +253,14 @@ class Observer:
         for counter in (self.requests, self.shadow_outcomes):
             for key in [key for key in counter if key[0] == model]:
                 del counter[key]
+
+
+def shown_path(path: str) -> str:
+    """Return the beginning of a caller's path, for a log line."""
+    if len(path) <= _MAX_SHOWN_PATH_BYTES // 4:
+        return path
+    shown = path.encode("utf-8", "replace")[:_MAX_SHOWN_PATH_BYTES].decode("utf-8", "ignore")
+    return shown if len(shown) == len(path) else shown + "…"
 
 
 def server_timing(timings: Timings) -> str:

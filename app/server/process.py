@@ -15,7 +15,7 @@ import uvicorn
 from app.config import LoadedSettings, ServerSettings
 from app.http.protocol import BoundedHttpProtocol
 from app.inference.lifecycle import Lifecycle
-from app.observability.logs import configure_logging
+from app.observability.logs import FLUSH_S, close_logs, configure_logging, flush_logs
 from app.server.build import build
 from memory.allocator import keep_freed_memory
 
@@ -44,6 +44,7 @@ class _DrainingServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit:
             # Not sys.exit: it waits for loader and worker threads, which may be inside a library.
+            flush_logs(FLUSH_S)
             os._exit(128 + sig)
         self._lifecycle.drain()
         self.should_exit = True
@@ -56,6 +57,14 @@ def serve(loaded: LoadedSettings, log_to_terminal: bool) -> int:
     # One iteration of the loop creates and drops about a thousand objects: collect less often than the default.
     gc.set_threshold(_GC_THRESHOLD, 20, 20)
     configure_logging(settings.logging.level, settings.logging.format)
+    try:
+        return _serve(loaded, log_to_terminal)
+    finally:
+        close_logs(FLUSH_S)
+
+
+def _serve(loaded: LoadedSettings, log_to_terminal: bool) -> int:
+    settings = loaded.settings
     log_requests = settings.logging.requests or ("all" if log_to_terminal else "slow_and_failed")
     listener = _listen(settings.server.host, settings.server.port)
     grpc_listener = _open_grpc_listener(settings.server)
@@ -87,6 +96,7 @@ def serve(loaded: LoadedSettings, log_to_terminal: bool) -> int:
         runner.run(uvicorn_server.serve(sockets=[listener]))
     log.info("stopped")
     status = 0 if uvicorn_server.started else 1
+    close_logs(FLUSH_S)
     if threading.active_count() > 1:
         # A load or a batch outlived the drain timeout. A library that is unloaded while it computes aborts the process.
         os._exit(status)

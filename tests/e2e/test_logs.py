@@ -10,12 +10,14 @@ import time
 from datetime import datetime
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.e2e.configs import DIGITS
 from tests.e2e.conftest import Start
+from tests.e2e.forks import fork_server
 from tests.e2e.load import QUESTION, callers, slow_model, wait_for_inflight
-from tests.e2e.server import ROOT, WAIT_S, RunningServer, wait_until
+from tests.e2e.server import GRPC_PORT, ROOT, WAIT_S, RunningServer, wait_until
 
 IMAGE = {"input_data": [0] * 64}
 LINE = {
@@ -108,6 +110,40 @@ def test_every_log_line_is_json(server: RunningServer) -> None:
     server.wait_for_log("request", request_id="odd")
     assert [line for line in server.lines if not line.startswith("{")] == []
     assert all("event" in json.loads(line) for line in server.lines)
+
+
+def test_stopped_log_reader_blocks_no_request(tmp_path: Path) -> None:
+    """Nobody reads the log behind the line that names the port."""
+    config = tmp_path / "config.toml"
+    config.write_text(DIGITS, encoding="utf-8")
+    environ = {**os.environ, GRPC_PORT: "0"}
+    process, stderr = fork_server(["--config", str(config), "--port", "0"], environ, ROOT, False, False)
+    try:
+        port = next(event["port"] for event in map(json.loads, stderr) if event["event"] == "listening")
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=WAIT_S, trust_env=False) as client:
+            lost = 0
+            while not lost:
+                for _ in range(100):
+                    assert client.get("/" + "é" * 3000).status_code == 404
+                (line,) = [
+                    line
+                    for line in client.get("/metrics").text.splitlines()
+                    if line.startswith("roundhouse_log_lines_dropped_total")
+                ]
+                lost = int(float(line.split()[1]))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(WAIT_S) == 0
+    finally:
+        process.kill()
+        stderr.close()
+
+
+def test_log_line_holds_beginning_of_path(server: RunningServer) -> None:
+    for number, path in enumerate(("/" + "a" * 60_000, "/" + "é" * 9000, "/" + "%00" * 15_000, "/" + "b" * 1000)):
+        server.client.get(path, headers={"x-request-id": f"long-{number}"})
+        shown = server.wait_for_log("request", request_id=f"long-{number}")["path"]
+        assert len(shown.removesuffix("…").encode()) in range(1000, 1025)
+        assert shown.endswith("…") == (number < 3)
 
 
 def test_terminal_gets_readable_log(tmp_path: Path) -> None:
