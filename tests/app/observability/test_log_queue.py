@@ -92,7 +92,7 @@ def test_closed_pipe_loses_lines_and_counts_them(pipe: tuple[int, int]) -> None:
     queue.close(HANGS_AFTER_S)
 
 
-def test_signal_handler_may_log_while_a_line_is_queued(tmp_path: Path) -> None:
+def test_signal_handler_may_log_during_write(tmp_path: Path) -> None:
     with (tmp_path / "log").open("wb") as file:
         queue = LogQueue(file.fileno(), "utf-8", lambda count: None)
         before = signal.signal(signal.SIGUSR1, lambda *_: queue.write("in the handler"))
