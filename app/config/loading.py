@@ -44,6 +44,8 @@ class ServerSettings(BaseModel):
     """Port of HTTP; 0 takes any free port."""
     grpc_port: Annotated[int, Field(ge=0, le=65535)] | None = None
     """Port of gRPC; 0 switches gRPC off. None: 8081 if it is free."""
+    grpc_max_connection_age_s: Annotated[float, Field(ge=1, le=1_000_000)] = 3600.0
+    """Age from which a gRPC connection accepts no further calls; clients connect again. Calls may run as long again."""
     max_body_bytes: Annotated[Bytes, Field(ge=1)] = 128 * 1024**2
     """Maximum size of a request body and of a gRPC message; a larger one is refused."""
     drain_timeout_s: Annotated[float, Field(ge=0, le=86_400)] = 30.0

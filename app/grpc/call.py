@@ -16,13 +16,18 @@ class GrpcError(Exception):
 
 
 class Call(Protocol):
-    """One call. `left_s`: seconds until its deadline, None without a deadline. `headers`: its metadata."""
+    """One call. `left_s`: seconds until its deadline, None without a deadline. `headers`: its metadata. `peer`:
+    the client's address and port, the same for all calls on a connection.
+    """
 
     @property
     def left_s(self) -> float | None: ...
 
     @property
     def headers(self) -> list[Header]: ...
+
+    @property
+    def peer(self) -> str: ...
 
 
 Unary = Callable[[bytes, Call], Awaitable[bytes]]

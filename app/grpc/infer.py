@@ -13,6 +13,7 @@ from app.grpc.call import Call, GrpcError
 from app.grpc.handler import GrpcHandler, InferenceCall
 from app.grpc.messages import INFERENCE_SERVICE, ModelStreamInferResponse
 from app.grpc.received import ReceivedInfer, read_infer
+from app.grpc.streams import StreamPlaces, next_request
 from app.grpc.tensors import is_typed, parse_request, write_response
 from app.inference.pipeline import FindSpec
 from app.observability.metrics import RequestRecord
@@ -28,6 +29,11 @@ _STREAM_INFER = f"/{INFERENCE_SERVICE}/ModelStreamInfer"
 # Bounds of one stream: requests that run at once, and responses that the client has not read.
 _MAX_CONCURRENT_REQUESTS = 64
 _MAX_UNREAD_RESPONSES = 64
+# Open streams. Each takes two threads, and half of all calls are left for other methods.
+_MAX_STREAMS = 1024
+_MAX_STREAMS_ON_ONE_CONNECTION = 256
+# A stream without a request for as long, and with none that runs, ends.
+_IDLE_S = 3600.0
 # From these on, decoding raw contents of numbers takes a millisecond: they are copied if they are not aligned.
 _LONG_RAW_BYTES = 1024 * 1024
 _MANY_FIELDS = 256
@@ -43,6 +49,7 @@ class InferCalls:
 
     def __init__(self, handler: GrpcHandler) -> None:
         self._handler = handler
+        self._places = StreamPlaces("ModelStreamInfer", _MAX_STREAMS, _MAX_STREAMS_ON_ONE_CONNECTION)
 
     async def model_infer(self, request: bytes, call: Call) -> bytes:
         received = read_infer(request)
@@ -52,21 +59,22 @@ class InferCalls:
 
     async def model_stream_infer(self, requests: AsyncIterator[bytes], call: Call) -> AsyncIterator[bytes]:
         """Answer tensors in the order of their requests; send generated text as soon as it is decoded."""
-        stream = _Stream(self._handler, call)
-        reading = asyncio.create_task(stream.read(requests))
-        try:
-            while (response := await stream.responses.get()) is not None:
-                if isinstance(response, GrpcError):
-                    raise response
-                yield response
-        except CancelledError:
-            if not self._handler.pipeline.lifecycle.is_draining:
-                raise
-            raise GrpcError("UNAVAILABLE", "the server is draining; send the request to another server") from None
-        finally:
-            reading.cancel()
-            with suppress(CancelledError):
-                await reading
+        with self._places.place(call):
+            stream = _Stream(self._handler, call)
+            reading = asyncio.create_task(stream.read(requests))
+            try:
+                while (response := await stream.responses.get()) is not None:
+                    if isinstance(response, GrpcError):
+                        raise response
+                    yield response
+            except CancelledError:
+                if not self._handler.pipeline.lifecycle.is_draining:
+                    raise
+                raise GrpcError("UNAVAILABLE", "the server is draining; send the request to another server") from None
+            finally:
+                reading.cancel()
+                with suppress(CancelledError):
+                    await reading
 
 
 class _Stream:
@@ -87,7 +95,7 @@ class _Stream:
         previous = _completed()
         try:
             try:
-                async for request in requests:
+                while (request := await self._next(requests, tasks)) is not None:
                     await self._slots.acquire()
                     received = read_infer(request)
                     current = asyncio.get_running_loop().create_future()
@@ -103,6 +111,16 @@ class _Stream:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _next(self, requests: AsyncIterator[bytes], tasks: set[asyncio.Task[None]]) -> bytes | None:
+        """Return the next request, None at the end. Raises GrpcError if the stream is idle for too long."""
+        while True:
+            try:
+                return await next_request(requests, _IDLE_S)
+            except GrpcError:
+                # A text may be generated for longer.
+                if not tasks:
+                    raise
 
     async def _answer(
         self, received: ReceivedInfer, previous: asyncio.Future[None], current: asyncio.Future[None]

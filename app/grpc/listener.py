@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import structlog
 
 from app.config import ServerSettings
-from app.grpc.bridge.server import CannotListen, GrpcServer
+from app.grpc.bridge.server import CannotListen, ConnectionBounds, GrpcServer
 from app.grpc.services import build_methods
 from app.inference.pipeline import Pipeline
 
@@ -56,7 +56,8 @@ def open_listener(settings: ServerSettings) -> GrpcListener | None:
     """
     if settings.grpc_port == 0:
         return None
-    server = GrpcServer(settings.max_body_bytes, _MAX_CALLS)
+    connections = ConnectionBounds(age_s=settings.grpc_max_connection_age_s, grace_s=settings.grpc_max_connection_age_s)
+    server = GrpcServer(settings.max_body_bytes, _MAX_CALLS, connections)
     try:
         port = server.bind(settings.host, settings.grpc_port or DEFAULT_PORT)
     except CannotListen as error:

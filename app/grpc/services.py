@@ -14,6 +14,7 @@ from app.grpc.infer import InferCalls
 from app.grpc.management import ManagementCalls
 from app.grpc.messages import INFERENCE_SERVICE, POOL, PREDICT_SERVICE, parse_small
 from app.grpc.predict import PredictCalls
+from app.grpc.streams import StreamPlaces, next_request
 from app.inference.pipeline import Pipeline
 
 _HEALTH_SERVICE = "grpc.health.v1.Health"
@@ -22,6 +23,13 @@ _REFLECTION_SERVICES = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.
 _SERVICES = (INFERENCE_SERVICE, PREDICT_SERVICE, _HEALTH_SERVICE)
 # Interval between two checks of a watched service.
 _WATCH_INTERVAL_S = 0.5
+# Checks until a watch ends, which takes an hour. The client watches again; grpcio's own clients do so by themselves.
+_MAX_CHECKS = 7200
+# Time that a watch or reflection waits for the client's next request.
+_IDLE_S = 30.0
+# Open watches and reflections, each. A client needs one.
+_MAX_STREAMS = 256
+_MAX_STREAMS_ON_ONE_CONNECTION = 8
 _STATUSES = health_pb2.HealthCheckResponse
 
 
@@ -56,6 +64,7 @@ class HealthCalls:
     def __init__(self, services: Iterable[str], is_ready: Callable[[], bool]) -> None:
         self._services = frozenset({"", *services})
         self._is_ready = is_ready
+        self._places = StreamPlaces("Watch", _MAX_STREAMS, _MAX_STREAMS_ON_ONE_CONNECTION)
 
     async def check(self, request: bytes, call: Call) -> bytes:
         """Return the status now. Raises GrpcError for an unknown service."""
@@ -66,18 +75,20 @@ class HealthCalls:
         return self._status(service)
 
     async def watch(self, requests: AsyncIterator[bytes], call: Call) -> AsyncIterator[bytes]:
-        """Yield the status now and after every change."""
-        request = await anext(requests, None)
-        if request is None:
-            raise GrpcError("INVALID_ARGUMENT", "expected a HealthCheckRequest, got the end of the stream")
-        service = parse_small(health_pb2.HealthCheckRequest, request).service
-        last_status = None
-        while True:
-            status = self._status(service)
-            if status != last_status:
-                last_status = status
-                yield status
-            await asyncio.sleep(_WATCH_INTERVAL_S)
+        """Yield the status now and after every change. Raises GrpcError after an hour."""
+        with self._places.place(call):
+            request = await next_request(requests, _IDLE_S)
+            if request is None:
+                raise GrpcError("INVALID_ARGUMENT", "expected a HealthCheckRequest, got the end of the stream")
+            service = parse_small(health_pb2.HealthCheckRequest, request).service
+            last_status = None
+            for _ in range(_MAX_CHECKS):
+                status = self._status(service)
+                if status != last_status:
+                    last_status = status
+                    yield status
+                await asyncio.sleep(_WATCH_INTERVAL_S)
+            raise GrpcError("UNAVAILABLE", "a watch ends after an hour; watch again")
 
     def _status(self, service: str) -> bytes:
         if service not in self._services:
@@ -98,13 +109,15 @@ class ReflectionCalls:
             file = descriptor_pb2.FileDescriptorProto()
             descriptor.CopyToProto(file)
             pool.AddSerializedFile(file.SerializeToString())
+        self._places = StreamPlaces("ServerReflectionInfo", _MAX_STREAMS, _MAX_STREAMS_ON_ONE_CONNECTION)
         self._servicer = reflection.aio.ReflectionServicer([*services, _REFLECTION_SERVICES[1]], pool)
 
     async def server_reflection_info(self, requests: AsyncIterator[bytes], call: Call) -> AsyncIterator[bytes]:
-        async for response in self._servicer.ServerReflectionInfo(_parse_all(requests), None):
-            yield response.SerializeToString()
+        with self._places.place(call):
+            async for response in self._servicer.ServerReflectionInfo(_parse_all(requests), None):
+                yield response.SerializeToString()
 
 
 async def _parse_all(requests: AsyncIterator[bytes]) -> AsyncIterator[reflection_pb2.ServerReflectionRequest]:
-    async for request in requests:
+    while (request := await next_request(requests, _IDLE_S)) is not None:
         yield parse_small(reflection_pb2.ServerReflectionRequest, request)

@@ -4,6 +4,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, cast
 
 import grpc
@@ -28,7 +29,35 @@ _OPTIONS = (
     # Minimum time between a client's pings. By default it is five minutes, and faster clients are disconnected.
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    # Time until a new connection has sent the first bytes of HTTP/2; grpcio's default is two minutes.
+    ("grpc.server_handshake_timeout_ms", 10_000),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionBounds:
+    """The bounds of connections. Clients of gRPC connect again by themselves.
+
+    `max_calls`: on one connection at once; the client queues more. `idle_s`: without a call, until it is closed.
+    `age_s`: until it accepts no further calls. `grace_s`: after that until its calls are cancelled, also calls whose
+    request has not arrived.
+    """
+
+    max_connections: int = 20_000
+    max_calls: int = 256
+    idle_s: float = 600.0
+    age_s: float = 3600.0
+    grace_s: float = 3600.0
+
+    def options(self) -> list[tuple[str, int]]:
+        """Return them as grpcio's options."""
+        return [
+            ("grpc.max_allowed_incoming_connections", self.max_connections),
+            ("grpc.max_concurrent_streams", self.max_calls),
+            ("grpc.max_connection_idle_ms", round(self.idle_s * 1e3)),
+            ("grpc.max_connection_age_ms", round(self.age_s * 1e3)),
+            ("grpc.max_connection_age_grace_ms", round(self.grace_s * 1e3)),
+        ]
 
 
 class CannotListen(OSError):
@@ -42,14 +71,14 @@ class GrpcServer:
     handler runs on the event loop. grpcio's asyncio server would need twice the CPU per call.
     """
 
-    def __init__(self, max_message_bytes: int, max_calls: int) -> None:
+    def __init__(self, max_message_bytes: int, max_calls: int, connections: ConnectionBounds) -> None:
         """`max_message_bytes`: of one request, compressed or not. `max_calls`: running at once, streams included; a
         call above it ends with RESOURCE_EXHAUSTED at once. A unary call takes one thread, a stream two.
         """
         self._threads = CallThreads()
         self._server = grpc.server(
             cast(ThreadPoolExecutor, self._threads),
-            options=[*_OPTIONS, ("grpc.max_receive_message_length", max_message_bytes)],
+            options=[*_OPTIONS, *connections.options(), ("grpc.max_receive_message_length", max_message_bytes)],
             maximum_concurrent_rpcs=max_calls,
         )
 

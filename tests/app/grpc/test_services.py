@@ -1,17 +1,30 @@
 """Test the health service without a server."""
 
+import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from grpc_health.v1 import health_pb2
 
 from app.grpc.call import GrpcError
-from app.grpc.services import HealthCalls
+from app.grpc.services import HealthCalls, ReflectionCalls
 from tests.support.loops import in_loop
 
 STATUS = health_pb2.HealthCheckResponse
-CALL: Any = None
+
+
+class FakeCall:
+    """A call from one connection."""
+
+    left_s = None
+    headers: ClassVar[list[tuple[bytes, bytes]]] = []
+
+    def __init__(self, peer: str = "ipv4:127.0.0.1:40000") -> None:
+        self.peer = peer
+
+
+CALL: Any = FakeCall()
 
 
 def health_request(service: str) -> bytes:
@@ -66,3 +79,61 @@ async def test_watch_without_request_is_invalid_argument() -> None:
     with pytest.raises(GrpcError) as raised:
         await anext(HealthCalls([], lambda: True).watch(requests(), CALL))
     assert raised.value.code == "INVALID_ARGUMENT"
+
+
+@in_loop
+async def test_watch_ends_after_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.grpc.services._WATCH_INTERVAL_S", 0.0)
+    monkeypatch.setattr("app.grpc.services._MAX_CHECKS", 3)
+    readiness = iter([True, False, True])
+    watching = HealthCalls([], lambda: next(readiness)).watch(requests(health_request("")), CALL)
+    statuses = [status_of(await anext(watching)) for _ in range(3)]
+    assert statuses == [STATUS.SERVING, STATUS.NOT_SERVING, STATUS.SERVING]
+    with pytest.raises(GrpcError, match="a watch ends after an hour") as raised:
+        await anext(watching)
+    assert raised.value.code == "UNAVAILABLE"
+
+
+async def silent() -> AsyncIterator[bytes]:
+    await asyncio.Event().wait()
+    yield b""
+
+
+@pytest.mark.parametrize(
+    "open_stream", [lambda: HealthCalls([], lambda: True).watch, lambda: ReflectionCalls([]).server_reflection_info]
+)
+@in_loop
+async def test_silent_stream_ends(open_stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.grpc.services._IDLE_S", 0.0)
+    with pytest.raises(GrpcError, match="had no request for 0 s") as raised:
+        await anext(open_stream()(silent(), CALL))
+    assert raised.value.code == "DEADLINE_EXCEEDED"
+
+
+@in_loop
+async def test_watches_bounded_on_connection_and_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.grpc.services._MAX_STREAMS", 3)
+    monkeypatch.setattr("app.grpc.services._MAX_STREAMS_ON_ONE_CONNECTION", 2)
+    health = HealthCalls([], lambda: True)
+
+    async def watch(peer: str) -> Any:
+        watching = health.watch(requests(health_request("")), FakeCall(peer))
+        await anext(watching)
+        return watching
+
+    first, _ = [await watch("a") for _ in range(2)]
+    with pytest.raises(GrpcError, match="Watch: expected at most 2 open streams on one connection") as raised:
+        await watch("a")
+    assert raised.value.code == "RESOURCE_EXHAUSTED"
+    await watch("b")
+    with pytest.raises(GrpcError, match="expected at most 3 open streams in all"):
+        await watch("c")
+    await first.aclose()
+    await watch("c")
+
+
+@in_loop
+async def test_large_health_request_refused() -> None:
+    with pytest.raises(GrpcError, match="65536") as raised:
+        await HealthCalls([], lambda: True).check(health_request("x" * 70_000), CALL)
+    assert raised.value.code == "RESOURCE_EXHAUSTED"

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from app.grpc.bridge.server import CannotListen, GrpcServer
+from app.grpc.bridge.server import CannotListen, ConnectionBounds, GrpcServer
 from app.grpc.call import Call, GrpcError
 
 UNARY, STREAM = "/test.Service/Unary", "/test.Service/Stream"
@@ -23,7 +23,7 @@ class ThreadedServer:
 
     def __init__(self, max_message_bytes: int = 1_000_000, max_calls: int = 2 * MANY) -> None:
         self.loop = asyncio.new_event_loop()
-        self.server = GrpcServer(max_message_bytes, max_calls)
+        self.server = GrpcServer(max_message_bytes, max_calls, ConnectionBounds(max_calls=2 * MANY))
         self.port = self.server.bind("127.0.0.1", 0)
         self.begun = threading.Event()
         self.gate = asyncio.Event()
@@ -257,4 +257,4 @@ def test_stop_cancels_handlers_after_grace(served: Served) -> None:
 
 def test_bind_to_used_port_raises_cannot_listen(served: Served) -> None:
     with pytest.raises(CannotListen, match="cannot listen on 127"):
-        GrpcServer(1000, 10).bind("127.0.0.1", served[0].port)
+        GrpcServer(1000, 10, ConnectionBounds()).bind("127.0.0.1", served[0].port)
