@@ -44,13 +44,13 @@ def prober(server: RunningServer) -> Iterator[Callable[[], int]]:
             answered[0] += 1
 
     with ThreadPoolExecutor(1) as one:
-        asking = one.submit(ask)
+        probe = one.submit(ask)
         try:
-            wait_until(lambda: answered[0] > 0 or asking.done())
+            wait_until(lambda: answered[0] > 0 or probe.done())
             yield lambda: answered[0]
         finally:
             stop.set()
-        asking.result(WAIT_S)
+        probe.result(WAIT_S)
 
 
 def refused(channel: grpc.Channel, path: str, message: bytes) -> tuple[grpc.StatusCode, str]:

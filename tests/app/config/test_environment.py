@@ -39,6 +39,7 @@ def test_text_is_converted_to_setting_type() -> None:
         "host": "0.0.0.0",
         "port": 9000,
         "grpc_port": 9001,
+        "grpc_max_connection_age_s": 3600.0,
         "max_body_bytes": 128 * 1024**2,
         "drain_timeout_s": 2.5,
     }
