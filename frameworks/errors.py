@@ -12,7 +12,7 @@ RoundhouseError
 │   ├── ModelLoading             the model is being loaded
 │   ├── ModelUnloaded            an operator unloaded the model
 │   ├── ModelFailed              the load or the device thread failed
-│   ├── Draining                 the server is shutting down
+│   ├── Draining                 the server is shutting down, or the model is being unloaded
 │   └── Overloaded               the queue is full
 ├── DeadlineExceeded             the request's deadline has passed
 ├── InvalidModel                 the model's files are damaged or not supported
@@ -130,10 +130,17 @@ class ModelFailed(ModelUnavailable):
 
 
 class Draining(ModelUnavailable):
-    """The server is shutting down and accepts no new requests."""
+    """The server is shutting down and accepts no new requests, or an unload has ended the request."""
 
     REFUSED: ClassVar = "the server is shutting down; send the request to another server"
     UNANSWERED: ClassVar = "the server shut down before the request was answered; send it to another server"
+
+    @classmethod
+    def unloaded(cls, model: str) -> "Draining":
+        """Return the error for a request that an unload has ended."""
+        return cls(
+            f'model "{model}" was unloaded before the request was answered; POST /models/{model}/load loads it again'
+        )
 
 
 class Overloaded(ModelUnavailable):

@@ -185,12 +185,32 @@ class MLFrameworkManager:
             for each in [each for each in slot.served if each in new or each in changed]:
                 await self._rollout.refresh(slot, slot.versions[each])
 
-    async def unload(self, name: str, version: str | None = None) -> ModelSlot:
+    async def unload(self, name: str, version: str | None = None, drain_timeout_s: float | None = None) -> ModelSlot:
         """Drain and unload a model, or one version of it.
+
+        `drain_timeout_s`: seconds after which the requests that are left fail with Draining, also if another command
+        drains them; the unload then continues if the caller is cancelled. None: wait for all requests.
 
         Raises ModelNotFound, VersionNotFound.
         """
         slot = self.slot(name)
+        if drain_timeout_s is None:
+            await self._unload(slot, version, None)
+        else:
+            await self.residency.run_to_end(self._unload_within(slot, version, drain_timeout_s))
+        return slot
+
+    async def _unload_within(self, slot: ModelSlot, version: str | None, drain_timeout_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + drain_timeout_s
+        # Another command that drains the model may hold the slot's lock.
+        timer = loop.call_at(deadline_s, self.residency.end_draining, slot.identity, version)
+        try:
+            await self._unload(slot, version, deadline_s)
+        finally:
+            timer.cancel()
+
+    async def _unload(self, slot: ModelSlot, version: str | None, deadline_s: float | None) -> None:
         async with slot.lock:
             await self._scan_folder(slot)
             versions = [slot.find(version)] if version is not None else list(slot.versions.values())
@@ -198,10 +218,9 @@ class MLFrameworkManager:
                 for share in (slot.canary, slot.shadow):
                     if share is not None and share.version == each.version:
                         slot.end_share(share)
-            await asyncio.gather(*(self.residency.unload(each) for each in versions))
+            await asyncio.gather(*(self.residency.unload(each, deadline_s=deadline_s) for each in versions))
             self._rollout.replace_unloaded(slot)
-        log.info("model unloaded", model=name, versions=[each.version for each in versions])
-        return slot
+        log.info("model unloaded", model=slot.name, versions=[each.version for each in versions])
 
     async def remove(self, name: str) -> None:
         """Unload a model and forget its name. Raises ModelNotFound."""

@@ -1,9 +1,10 @@
 """Read the JSON bodies of admin routes, and describe them for OpenAPI."""
 
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import orjson
 from fastapi import Request
+from pydantic import Field, WithJsonSchema
 
 from app.http.bodies import read_body
 from app.protocols import bodies
@@ -14,6 +15,18 @@ from app.protocols.json_body import describe_type
 from frameworks.errors import InvalidInput
 
 Kind = TypeVar("Kind", bound=Body)
+
+MAX_DRAIN_S = 86_400
+DrainTimeout = Annotated[
+    int | float | None,
+    Field(
+        ge=0,
+        le=MAX_DRAIN_S,
+        description="Seconds after which requests in progress are ended with the error `draining`. Default: an unload "
+        "waits for all of them.",
+    ),
+    WithJsonSchema({"type": "number", "minimum": 0, "maximum": MAX_DRAIN_S}),
+]
 
 # Triton's asyncio clients declare this type for a body of JSON. Browsers send it only after a CORS preflight.
 _BINARY = (b"content-type", b"application/octet-stream")

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request, Response
 from pydantic import ConfigDict, Field, WithJsonSchema
 
-from app.admin.bodies import describe_body, describe_optional, read_object, read_optional
+from app.admin.bodies import DrainTimeout, describe_body, describe_optional, read_object, read_optional
 from app.admin.model_descriptions import Deleted, ModelDetail, ModelList, describe, describe_in_detail
 from app.config import ConfigError, parse_model_entry
 from app.http.openapi import describe_responses
@@ -42,9 +42,10 @@ class ShadowShare(Body):
 
 
 class UnloadRequest(Body):
-    """A version to unload. The body may be omitted."""
+    """A version to unload, and the time for its requests. The body may be omitted."""
 
     version: str | None = Field(None, description="Default: all versions.")
+    drain_timeout_s: DrainTimeout = None
 
 
 class LoadRequest(Body):
@@ -140,10 +141,13 @@ class ModelsApi:
             return json_response(self._detail(await self._manager.rollback(name)))
 
     async def unload_model(self, name: str, request: Request) -> Response:
-        """Unload a model or one version. The response follows when its running requests have completed."""
+        """Unload a model or one version. The response follows when its running requests have completed.
+
+        After `drain_timeout_s` they are ended; only batches that are being computed are still answered.
+        """
         self._manager.slot(name)
         body = await read_optional(UnloadRequest, request, self._max_body_bytes)
-        return json_response(self._detail(await self._manager.unload(name, body.version)))
+        return json_response(self._detail(await self._manager.unload(name, body.version, body.drain_timeout_s)))
 
     async def delete_model(self, name: str) -> Response:
         """Unload a model and remove it from the list."""

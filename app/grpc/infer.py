@@ -16,6 +16,7 @@ from app.grpc.received import ReceivedInfer, read_infer
 from app.grpc.streams import StreamPlaces, next_request
 from app.grpc.tensors import is_typed, parse_request, write_response
 from app.inference.pipeline import FindSpec
+from app.inference.stream import read_in_time
 from app.observability.metrics import RequestRecord
 from app.protocols.open_inference.infer_request import check_request
 from app.protocols.open_inference.infer_response import output_tensors
@@ -156,11 +157,12 @@ class _Stream:
         # Later requests do not wait for the end of a generated text.
         current.set_result(None)
         request_id, typed = received.message.id, is_typed(received)
-        async for piece in generation:
-            text = np.array([piece.text], dtype=object)
-            tensors = [OutputTensor(GENERATED_OUTPUT, "BYTES", text)]
-            is_last = piece.finish_reason is not None
-            await self.responses.put(_stream_response(request_id, typed, tensors, record, is_last))
+        async with read_in_time(generation):
+            async for piece in generation:
+                text = np.array([piece.text], dtype=object)
+                tensors = [OutputTensor(GENERATED_OUTPUT, "BYTES", text)]
+                is_last = piece.finish_reason is not None
+                await self.responses.put(_stream_response(request_id, typed, tensors, record, is_last))
 
 
 def _inference_call(

@@ -8,11 +8,13 @@ from google.protobuf.json_format import ParseDict
 
 from app.admin.open_inference.management import Management
 from app.admin.open_inference.metadata import server_metadata
+from app.admin.open_inference.schemas import RepositoryUnloadRequest
 from app.grpc import messages
 from app.grpc.call import Call, Unary
 from app.grpc.handler import as_grpc_error
 from app.grpc.messages import INFERENCE_SERVICE, Message, parse
 from app.observability.metrics import Observer, RequestRecord, request_id
+from app.protocols.bodies import read_body
 from app.protocols.errors import MAX_MANAGEMENT_BYTES, TooLarge
 
 Method = Callable[[Message], Awaitable[Message]]
@@ -94,8 +96,16 @@ class ManagementCalls:
         return messages.RepositoryModelLoadResponse()
 
     async def _unload(self, request: Message) -> Message:
-        await self._management.unload(request.model_name)
+        parameters = {name: _value_of(parameter) for name, parameter in request.parameters.items()}
+        body = read_body(RepositoryUnloadRequest, {"parameters": parameters})
+        await self._management.unload(request.model_name, body.parameters.drain_timeout_s)
         return messages.RepositoryModelUnloadResponse()
+
+
+def _value_of(parameter: Message) -> Any:
+    """Return the value of a ModelRepositoryParameter."""
+    chosen = parameter.WhichOneof("parameter_choice")
+    return None if chosen is None else getattr(parameter, chosen)
 
 
 def _fill(kind: Message, fields: dict[str, Any]) -> Message:

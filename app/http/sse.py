@@ -8,6 +8,7 @@ from starlette.types import Send
 
 from app.http.disconnects import WatchedRequest
 from app.http.responses import map_error
+from app.inference.stream import read_in_time
 from app.observability.metrics import server_timing
 from app.protocols.codec import StreamWriter
 from app.protocols.errors import ClientGone
@@ -29,21 +30,24 @@ class EventStream:
         self._writer = writer
         self._last: list[bytes] = []
         self._has_failed = False
+        self._deadline_s: float | None = None
 
     async def send_pieces(self, generation: Generation) -> None:
         """Send all pieces; the end of the response is left to `finish`.
 
         Raises what fails before the first piece, which an ordinary response can report; ClientGone.
         """
+        self._deadline_s = generation.deadline_s
         first = await anext(generation, None)
         await self._begin()
         try:
             payloads = self._writer.begin()
             if first is not None:
                 payloads += self._payloads([first, *generation.ready()])
-            await self._send_events(payloads)
-            async for piece in generation:
-                await self._send_events(self._payloads([piece, *generation.ready()]))
+            async with read_in_time(generation):
+                await self._send_events(payloads)
+                async for piece in generation:
+                    await self._send_events(self._payloads([piece, *generation.ready()]))
             latency_ms = (time.perf_counter() - self._record.started_s) * 1e3
             self._last = self._writer.end(generation.usage, latency_ms)
         except CancelledError:
@@ -58,8 +62,9 @@ class EventStream:
 
     async def finish(self) -> None:
         """Send the end of the response or of its failure. A reader that does not take it loses the connection."""
+        deadline_s = asyncio.get_running_loop().time() + LAST_EVENT_S if self._has_failed else self._deadline_s
         try:
-            async with asyncio.timeout(LAST_EVENT_S if self._has_failed else None):
+            async with asyncio.timeout_at(deadline_s):
                 await self._send_events(self._last, is_last=True)
         except (TimeoutError, CancelledError):
             if self._record.fast_path is not None:

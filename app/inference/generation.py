@@ -78,7 +78,8 @@ class GenerationService:
         assert model.spec.generation is not None
         sequences = _sequences(request, prepared, model.spec.generation, context.priority, in_pieces)
         generation = GenerationStream(
-            dispatcher.open(sequences, context.permit.begin_text),
+            # The text that is still to be sent needs no model.
+            dispatcher.open(sequences, context.permit.begin_text, context.permit.release_version),
             sequences[0].sequence_id,
             _choice_texts(request, prepared, model),
             prepared.prompts,

@@ -3,13 +3,35 @@
 import asyncio
 import time
 from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from app.observability.metrics import GenerationMetrics
 from frameworks.errors import DeadlineExceeded
 from frameworks.generation.text_stream import ChoiceText
-from frameworks.generation.types import Choice, FinishReason, GenerateAnswer, Piece, TokenText, Usage
+from frameworks.generation.types import (
+    Choice,
+    FinishReason,
+    GenerateAnswer,
+    Generation,
+    Piece,
+    TokenText,
+    Usage,
+)
 from frameworks.scheduling.steps.token_feed import ArrivedToken, TokenFeed
 from frameworks.types import Timings
+
+
+@asynccontextmanager
+async def read_in_time(generation: Generation) -> AsyncIterator[None]:
+    """Send a generation's pieces within the block. Raises DeadlineExceeded at its deadline, if the reader is slow."""
+    try:
+        async with asyncio.timeout_at(generation.deadline_s):
+            yield
+    except TimeoutError:
+        raise DeadlineExceeded(
+            "the text was not generated and read within timeout_ms; allow more time or ask for fewer tokens"
+        ) from None
 
 
 class GenerationStream:
@@ -42,6 +64,7 @@ class GenerationStream:
         self._last_token_s: list[float | None] = [None] * len(texts)
         self._pieces: deque[Piece] = deque()
         self._deadline: asyncio.TimerHandle | None = None
+        self.deadline_s: float | None = None
         self._is_closed = False
 
     @property
@@ -54,6 +77,7 @@ class GenerationStream:
 
     def set_deadline(self, deadline_s: float, late: DeadlineExceeded) -> None:
         """End the sequences at `deadline_s`, by the clock of the loop; the reader then gets `late`."""
+        self.deadline_s = deadline_s
         self._deadline = asyncio.get_running_loop().call_at(deadline_s, self._feed.fail, late)
 
     def __aiter__(self) -> "GenerationStream":

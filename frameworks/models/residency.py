@@ -18,6 +18,7 @@ from frameworks.errors import (
     OutOfMemory,
     RoundhouseError,
 )
+from frameworks.models.identity import ModelIdentity
 from frameworks.models.ledger import LoadOptions, MemoryLedger
 from frameworks.models.loader import Loaded, Loader
 from frameworks.models.version import ModelState, ModelVersion
@@ -114,13 +115,22 @@ class ModelResidency:
         """Unload a version that was replaced, even if the caller is cancelled."""
         await asyncio.shield(self._start(self.unload(version)))
 
-    async def unload(self, version: ModelVersion, state: ModelState = ModelState.UNLOADED) -> None:
+    async def unload(
+        self, version: ModelVersion, state: ModelState = ModelState.UNLOADED, deadline_s: float | None = None
+    ) -> None:
         """Drain the version's references, then close it and release its memory.
 
-        The version returns to service where this is cancelled while it drains.
+        `deadline_s`: time of the loop at which the requests that are left fail with Draining; None: wait for all. The
+        version returns to service where this is cancelled while it drains.
         """
         async with version.lock:
-            await self._unload(version, state)
+            await self._unload(version, state, deadline_s)
+
+    def end_draining(self, model: ModelIdentity, version: str | None) -> None:
+        """End the requests of the versions of a model that are being drained. `version`: None for all of them."""
+        for each in self.ledger.versions:
+            if each.model is model and version in (None, each.version) and each.state is ModelState.DRAINING:
+                each.end_requests()
 
     def close(self) -> None:
         """Refuse further loads."""
@@ -240,14 +250,19 @@ class ModelResidency:
         version.fail(error)
         self.ledger.release(version)
 
-    async def _unload(self, version: ModelVersion, state: ModelState) -> None:
+    async def _unload(self, version: ModelVersion, state: ModelState, deadline_s: float | None = None) -> None:
         """Drain and close a version, with its lock held."""
         if version.spec is None:
             version.unload(state)
             return
         version.begin_draining(state)
         try:
-            await version.wait_until_idle()
+            try:
+                async with asyncio.timeout_at(deadline_s):
+                    await version.wait_until_idle()
+            except TimeoutError:
+                version.end_requests()
+                await version.wait_until_idle()
         except asyncio.CancelledError:
             version.resume()
             self.ledger.notify()

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 
+import structlog
+
 from frameworks.errors import ModelFailed, ModelLoading, ModelUnloaded, OutOfMemory, RoundhouseError
 from frameworks.generation.types import StepStats
 from frameworks.models.files_state import FilesState
@@ -15,6 +17,8 @@ from frameworks.models.serving import BatchServing, Serving, StepServing, start_
 from frameworks.runtime import BatchModel, LoadedModel, StepModel
 from frameworks.scheduling.admission import Permit
 from frameworks.types import ModelSpec
+
+log = structlog.get_logger(__name__)
 
 # A failed load is retried after 1 s, 2 s, 4 s …
 _FIRST_RETRY_S = 1.0
@@ -264,6 +268,12 @@ class ModelVersion:
         if self._idle is None:
             self._idle = asyncio.get_running_loop().create_future()
         return self._idle
+
+    def end_requests(self) -> None:
+        """Fail the requests that wait or generate with Draining. Batches that are being computed are answered."""
+        if self._serving is not None and not self._serving.dispatcher.has_ended_requests:
+            log.warning("unload ends requests", model=self.model.name, version=self.version, requests=self.references)
+            self._serving.dispatcher.end_requests()
 
     def begin_load(self) -> None:
         """Enter the state `loading`."""

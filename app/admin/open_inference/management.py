@@ -95,9 +95,12 @@ class Management:
         with as_failed_model(name):
             await self._manager.load(name)
 
-    async def unload(self, name: str) -> None:
-        """Unload a model after its running requests. Raises ModelNotFound."""
-        await self._manager.unload(name)
+    async def unload(self, name: str, drain_timeout_s: float | None = None) -> None:
+        """Unload a model after its running requests; `drain_timeout_s` as MLFrameworkManager.unload.
+
+        Raises ModelNotFound.
+        """
+        await self._manager.unload(name, drain_timeout_s=drain_timeout_s)
 
     def _find(self, name: str, version: str) -> tuple[ModelSlot, ModelVersion]:
         slot = self._manager.slot(name)

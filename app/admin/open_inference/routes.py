@@ -69,9 +69,9 @@ class OpenInferenceApi:
         index = describe_responses(schemas.ModelIndex, OpenInferenceErrorResponse, is_list=True)
         post("/index", self.show_index, "All versions of all models", index, schemas.RepositoryIndexRequest)
         done = describe_responses(schemas.RepositoryModelResponse, OpenInferenceErrorResponse)
-        body = schemas.RepositoryModelRequest
-        post("/models/{name}/load", self.load, "Load a model and its new versions", done, body)
-        post("/models/{name}/unload", self.unload, "Unload a model after its running requests", done, body)
+        load, unload = schemas.RepositoryLoadRequest, schemas.RepositoryUnloadRequest
+        post("/models/{name}/load", self.load, "Load a model and its new versions", done, load)
+        post("/models/{name}/unload", self.unload, "Unload a model after its running requests", done, unload)
 
     async def show_server(self) -> Response:
         return json_response(server_metadata())
@@ -96,14 +96,17 @@ class OpenInferenceApi:
 
     async def load(self, name: str, request: Request) -> Response:
         """Load a model. The response follows when the model is ready."""
-        body = await read_optional(schemas.RepositoryModelRequest, request, self._max_body_bytes, True)
+        body = await read_optional(schemas.RepositoryLoadRequest, request, self._max_body_bytes, True)
         await self._management.load(name, body.parameters)
         return json_response({})
 
     async def unload(self, name: str, request: Request) -> Response:
-        """Unload a model. The response follows when its running requests have completed."""
-        await read_optional(schemas.RepositoryModelRequest, request, self._max_body_bytes, True)
-        await self._management.unload(name)
+        """Unload a model. The response follows when its running requests have completed.
+
+        After `drain_timeout_s` they are ended; only batches that are being computed are still answered.
+        """
+        body = await read_optional(schemas.RepositoryUnloadRequest, request, self._max_body_bytes, True)
+        await self._management.unload(name, body.parameters.drain_timeout_s)
         return json_response({})
 
     async def _model_ready(self, name: str, version: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from typing import Any
 
 from pydantic import ConfigDict, Field
 
+from app.admin.bodies import DrainTimeout
 from app.protocols.bodies import Body, ResponseBody
 
 
@@ -156,8 +157,20 @@ class ModelIndex(ResponseBody):
     reason: str
 
 
-class RepositoryModelRequest(_OptionalBody):
-    """Parameters of a load or unload. The body may be omitted."""
+class UnloadParameters(_OptionalBody):
+    """Parameters of an unload; others are ignored."""
+
+    drain_timeout_s: DrainTimeout = None
+
+
+class RepositoryUnloadRequest(_OptionalBody):
+    """Parameters of an unload. The body may be omitted."""
+
+    parameters: UnloadParameters = UnloadParameters()
+
+
+class RepositoryLoadRequest(_OptionalBody):
+    """Parameters of a load. The body may be omitted."""
 
     parameters: dict[str, Any] = Field({}, description="`config` and `file:…` are not supported; others are ignored.")
 

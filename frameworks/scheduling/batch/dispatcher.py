@@ -65,6 +65,8 @@ class Dispatcher:
         self._counts = counts
         self._arrays = arrays
         self._splitter = Splitter(name, self._ceiling, counts.split)
+        self.has_ended_requests = False
+        """Whether `end_requests` was called; further requests are refused."""
         self.is_dead = False
         """Whether the thread of every worker has ended. An attribute, as it is read several times for each request."""
         for worker in self._workers:
@@ -113,11 +115,15 @@ class Dispatcher:
         """End the workers' threads after the batches that they have, and close the models there."""
         await asyncio.gather(*(worker.close() for worker in self._workers))
 
+    def end_requests(self) -> None:
+        """Fail all queued requests and all later ones with Draining. The batches that the workers have are computed."""
+        self.has_ended_requests = True
+        self._fail_waiting(Draining.unloaded(self._name))
+        self._inline = None
+
     def abort(self, message: str) -> None:
         """Fail all queued requests with Draining, without waiting for the batches that run."""
-        if self._inline is not None:
-            self._inline.abort(Draining(message))
-        self._fail_queued(Draining(message))
+        self._fail_waiting(Draining(message))
         for worker in self._workers:
             worker.abort(message)
 
@@ -131,6 +137,9 @@ class Dispatcher:
         return next((worker for worker in self._workers if not self._sent[worker] and not worker.is_dead), None)
 
     def _enqueue(self, request: Request) -> None:
+        if self.has_ended_requests:
+            request.fail(Draining.unloaded(self._name))
+            return
         count, parts = split_request(request.batch, request.signature, self._limits.most_rows(request.signature.length))
         self._feed(request, self._begin_progress(request, Progress(count, parts, request.signature.rows)))
         self._wake()
@@ -296,6 +305,11 @@ class Dispatcher:
     def _take(self, entry: QueueEntry) -> None:
         self._queue.remove(entry)
         entry.work.progress.queued.discard(entry)
+
+    def _fail_waiting(self, error: Exception) -> None:
+        if self._inline is not None:
+            self._inline.abort(error)
+        self._fail_queued(error)
 
     def _fail_queued(self, error: Exception) -> None:
         while (head := self._queue.head()) is not None:

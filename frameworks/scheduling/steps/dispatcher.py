@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
-from frameworks.errors import ModelFailed
+from frameworks.errors import Draining, ModelFailed
 from frameworks.generation.types import SequenceRequest, StepStats
 from frameworks.scheduling.steps.token_feed import TokenFeed
 from frameworks.scheduling.steps.worker import StepWorker
@@ -15,13 +15,23 @@ class StepDispatcher:
     def __init__(self, name: str, workers: Sequence[StepWorker]) -> None:
         self._name = name
         self._workers = list(workers)
+        self.has_ended_requests = False
+        """Whether `end_requests` was called; further requests are refused."""
 
-    def open(self, requests: Sequence[SequenceRequest], begin: Callable[[], None] = lambda: None) -> TokenFeed:
+    def open(
+        self,
+        requests: Sequence[SequenceRequest],
+        begin: Callable[[], None] = lambda: None,
+        end: Callable[[], None] = lambda: None,
+    ) -> TokenFeed:
         """Start each sequence on the instance with the fewest; the returned feed delivers their tokens.
 
-        `begin` is called for each sequence when it begins to be computed. Raises ModelFailed if no instance is alive.
+        `begin` is called for each sequence when it begins to be computed, `end` when the last one has ended. Raises
+        ModelFailed if no instance is alive, and Draining after `end_requests`.
         """
-        feed = TokenFeed(begin)
+        if self.has_ended_requests:
+            raise Draining.unloaded(self._name)
+        feed = TokenFeed(begin, end)
         for request in requests:
             workers = [worker for worker in self._workers if not worker.is_dead]
             if not workers:
@@ -47,6 +57,12 @@ class StepDispatcher:
     async def close(self) -> None:
         """End the threads after their sequences, and close the models there."""
         await asyncio.gather(*(worker.close() for worker in self._workers))
+
+    def end_requests(self) -> None:
+        """Fail all readers with Draining, after the tokens that they have not read, and refuse further requests."""
+        self.has_ended_requests = True
+        for worker in self._workers:
+            worker.fail_feeds(Draining.unloaded(self._name))
 
     def abort(self, message: str) -> None:
         """Fail all readers with Draining, without waiting for the current steps."""

@@ -27,9 +27,10 @@ class TokenFeed:
     unread tokens is bounded, and a step wakes the reader at most once. Owned by the event loop.
     """
 
-    def __init__(self, begin: Callable[[], None]) -> None:
-        """`begin` is called for each sequence when it begins to be computed."""
+    def __init__(self, begin: Callable[[], None], end: Callable[[], None] = lambda: None) -> None:
+        """`begin` is called for each sequence when it begins to be computed; `end` when the last one has ended."""
         self._begin = begin
+        self._end = end
         self._aborts: dict[int, Callable[[int], None]] = {}
         self._unread: list[ArrivedToken] = []
         self._max_unread = 0
@@ -70,6 +71,8 @@ class TokenFeed:
         if abort is not None:
             abort(sequence_id)
             self._wake()
+            if not self._aborts:
+                self._end()
 
     def close(self) -> None:
         """End all sequences and drop unread tokens. May be called again."""
@@ -101,6 +104,8 @@ class TokenFeed:
         self._unread.append(ArrivedToken(at_s, token))
         if token.finish_reason is not None:
             del self._aborts[token.sequence_id]
+            if not self._aborts:
+                self._end()
         # A reader that waits here is not slow: the loop has not run it yet.
         if len(self._unread) > self._max_unread and self._waiter is None:
             self.fail(
@@ -115,7 +120,8 @@ class TokenFeed:
         """End the feed with the error of one sequence."""
         if self._error is None:
             self._error = error
-        self._aborts.pop(sequence_id, None)
+        if self._aborts.pop(sequence_id, None) is not None and not self._aborts:
+            self._end()
         for other in list(self._aborts):
             self.abort(other)
         self._wake()

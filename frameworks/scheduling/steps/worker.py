@@ -127,10 +127,14 @@ class StepWorker:
 
     def abort(self, message: str) -> None:
         """Fail every feed with Draining. The thread ends after its current step, without being awaited."""
-        for feed in list(self._feeds.values()):
-            feed.fail(Draining(message))
+        self.fail_feeds(Draining(message))
         self._is_closing = True
         self._send(None)
+
+    def fail_feeds(self, error: Exception) -> None:
+        """End all sequences with an error."""
+        for feed in list(self._feeds.values()):
+            feed.fail(error)
 
     def check_integrity(self) -> None:
         """Raise AssertionError where an idle model holds sequences, or memory for sequences."""

@@ -127,6 +127,44 @@ async def test_slow_reader_gets_whole_stream() -> None:
     harness.check_completed(200)
 
 
+class TestDeadline:
+    """The deadline of a request holds until its last byte is read."""
+
+    @in_loop
+    async def test_resumed_reader_gets_the_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sse, "LAST_EVENT_S", HANGS_AFTER_S)
+        monkeypatch.setattr(http_protocol, "STALL_S", 10 * HANGS_AFTER_S)
+        harness = EndpointHarness(generation := Endless())
+        generation.deadline_s = asyncio.get_running_loop().time() + HANGS_AFTER_S
+        async with serving(harness) as address, open_stream(address) as connection:
+            await soon(lambda: harness.observer.inflight == 1)
+            await settle()
+            assert not generation.is_closed
+            pass_time(HANGS_AFTER_S)
+            await soon(lambda: generation.is_closed)
+            received = await read_all(connection)
+            connection.close()
+        assert b'data: {"error":{"code":"deadline_exceeded","message":"the text was not generated and read' in received
+        assert b"[DONE]" not in received
+        harness.check_completed(200)
+
+    @in_loop
+    async def test_stopped_reader_loses_connection(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sse, "LAST_EVENT_S", 0.1)
+        harness = EndpointHarness(
+            generation := ScriptedGeneration(*[Piece(0, "x" * 200_000)] * 9, Piece(0, "", "stop"))
+        )
+        generation.deadline_s = asyncio.get_running_loop().time() + HANGS_AFTER_S
+        async with serving(harness) as address, open_stream(address) as connection:
+            await soon(lambda: harness.observer.inflight == 1)
+            await settle()
+            pass_time(HANGS_AFTER_S)
+            await soon(lambda: harness.observer.inflight == 0)
+            received = await read_all(connection)
+        assert b"[DONE]" not in received
+        harness.check_completed(200)
+
+
 class TestGivenUp:
     """Streams whose text was aborted because the reader was slow."""
 

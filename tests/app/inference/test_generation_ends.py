@@ -216,6 +216,39 @@ async def test_request_is_queued_until_first_computation() -> None:
 
 
 @in_loop
+async def test_slow_reader_holds_no_model() -> None:
+    """The model is unloaded when the generation has ended; the rest of the text is read afterwards."""
+    async with (
+        generating() as harness,
+        harness.begin(generate_request("abc", "xyz", n=2, max_tokens=300, top_logprobs=1)) as generation,
+    ):
+        first = await anext(generation)
+        await harness.manager.unload("m")
+        assert harness.models[0].is_closed
+        answer = [first, *[piece async for piece in generation]]
+        texts = ["".join(piece.text for piece in answer if piece.index == i) for i in range(4)]
+        assert texts == ["abc" * 100, "abc" * 100, "xyz" * 100, "xyz" * 100]
+        assert sum(len(piece.tokens) for piece in answer) == 1200
+
+
+@in_loop
+async def test_forced_unload_ends_text_after_tokens_so_far() -> None:
+    steps = StepGate(3)
+    async with (
+        generating(steps) as harness,
+        harness.begin(generate_request("abc", max_tokens=4000)) as generation,
+    ):
+        await soon(lambda: len(harness.models[0].steps) == 4)
+        order = task(harness.manager.unload("m", drain_timeout_s=0))
+        texts: list[str] = []
+        with pytest.raises(Draining, match="was unloaded"):
+            await read(generation, texts)
+        assert "".join(texts) == "abc"
+        steps.open()
+        await order
+
+
+@in_loop
 async def test_queue_counts_texts() -> None:
     steps = StepGate(1)
     async with generating(steps, max_queue_size=8) as harness:

@@ -23,6 +23,8 @@ Script = Piece | Exception | asyncio.Event
 class ScriptedGeneration:
     """Follow a script: return its pieces, raise its exceptions, wait for its events. Then end."""
 
+    deadline_s: float | None = None
+
     def __init__(self, *script: Script) -> None:
         self._script = list(script)
         self.usage = Usage(prompt_tokens=3, tokens_generated=2)
