@@ -248,7 +248,7 @@ class SchedulingSettings(BaseModel):
     """Maximum queued requests of all models together; more are refused with 503. A request for `n` texts counts as
     `n`."""
     max_concurrent_requests: Count | None = None
-    """Maximum requests in progress, from the head of the request until its response is sent. None: no bound."""
+    """Maximum requests in progress, from the arrival of the whole body until the response is sent. None: no bound."""
     default_timeout_ms: Count | None = None
     """Deadline of a request that has no `timeout_ms`. None: no deadline."""
     ageing_ms: Annotated[float, Field(gt=0)] = 1000.0

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Response
 
 from app.admin.metric_families import Family, counter, gauge, time_histogram
 from app.admin.model_metrics import batch_size_family, generation_families, model_families, time_families
+from app.http.clocks import Connections
 from app.inference.response_cache import ResponseCache
 from app.observability.integrity import IntegrityMonitor
 from app.observability.logs import lost_lines
@@ -30,6 +31,7 @@ class StatsSources:
     loop_lag: LoopLagMonitor
     integrity: IntegrityMonitor
     tensor_pool: TensorPool
+    connections: Connections
 
 
 class MetricsApi:
@@ -70,6 +72,7 @@ class _Collector:
         manager, observer = self._sources.manager, self._sources.observer
         yield from self._requests()
         yield self._queue_limits()
+        yield from self._connections()
         yield from model_families(manager.slots, manager.residency.ledger.evictions)
         yield from time_families(observer.models)
         yield batch_size_family(manager.slots)
@@ -114,6 +117,16 @@ class _Collector:
             (([reason], count) for reason, count in observer.rejected.items()),
         )
         yield gauge("inflight", "Requests to models that are in progress.", [], [([], observer.inflight)])
+
+    def _connections(self) -> Iterator[Family]:
+        connections = self._sources.connections
+        yield gauge("connections", "Open connections over HTTP.", [], [([], connections.open)])
+        yield counter(
+            "connections_closed",
+            "Connections over HTTP that the server closed before the client did, by reason.",
+            ["reason"],
+            (([reason], count) for reason, count in connections.closed.items()),
+        )
 
     def _queue_limits(self) -> Family:
         limits = {"": self._sources.request_limit}

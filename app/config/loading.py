@@ -48,6 +48,12 @@ class ServerSettings(BaseModel):
     """Age from which a gRPC connection accepts no further calls; clients connect again. Calls may run as long again."""
     max_body_bytes: Annotated[Bytes, Field(ge=1)] = 128 * 1024**2
     """Maximum size of a request body and of a gRPC message; a larger one is refused."""
+    max_connections: Annotated[int, Field(ge=1, le=2**31 - 1)] = 20_000
+    """Maximum open connections over HTTP; more are refused with 503."""
+    header_timeout_s: Annotated[float, Field(gt=0, le=86_400)] = 10.0
+    """Maximum time for the head of a request, from its first byte or from the start of the connection."""
+    body_timeout_s: Annotated[float, Field(gt=0, le=86_400)] = 30.0
+    """Maximum time for every 64 KiB of a request body."""
     drain_timeout_s: Annotated[float, Field(ge=0, le=86_400)] = 30.0
     """Maximum time that a stop waits for requests in progress."""
 

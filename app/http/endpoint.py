@@ -13,6 +13,7 @@ from app.http.bodies import check_body, read_body
 from app.http.disconnects import DisconnectWatcher, WatchedRequest
 from app.http.responses import begin_record, send_body, send_error
 from app.http.sse import EventStream
+from app.inference.context import RequestContext
 from app.inference.pipeline import Pipeline
 from app.protocols.codec import AnswerContext, Codec, EncodedResponse, Target
 from app.protocols.errors import STATUS_CLIENT_GONE, ClientGone, MethodNotAllowed
@@ -83,7 +84,7 @@ class Endpoint:
                     context.check_available(route.target.model, route.target.version)
                 body = record.fast_path.take_body() if record.fast_path is not None else None
                 if body is None or codec.lead_bytes or not 0 < len(body) <= self._max_body_bytes:
-                    body = await self._complete_body(body, scope, exchange, route.target, codec.lead_bytes)
+                    body = await self._complete_body(body, scope, exchange, context, route.target, codec.lead_bytes)
                 exchange.open(codec, route.target, body, send)
                 del body
                 encoded = await self._pipeline.run(context, exchange)
@@ -106,18 +107,28 @@ class Endpoint:
             observer.record_inference(record, time.perf_counter() - record.started_s)
 
     async def _complete_body(
-        self, body: bytes | None, scope: Scope, exchange: HttpExchange, target: Target, lead_bytes: int
+        self,
+        body: bytes | None,
+        scope: Scope,
+        exchange: HttpExchange,
+        context: RequestContext,
+        target: Target,
+        lead_bytes: int,
     ) -> bytes:
         """Return the whole body behind `lead_bytes` bytes of padding. `body` None: it has not arrived yet.
 
-        Raises TooLarge, EmptyBody, ClientGone; Overloaded before a long body is read that the model would refuse.
+        Raises TooLarge, EmptyBody, ClientGone, RequestTimeout; Overloaded before a long body is read that the model
+        would refuse, and after that if the server is full.
         """
         if body is not None:
             check_body(body, self._max_body_bytes)
             return bytes(lead_bytes) + body
         early_reject = self._early_reject if target.model is None else None
         fast_path = exchange.record.fast_path
-        return await read_body(scope, exchange.receive, self._max_body_bytes, early_reject, fast_path, lead_bytes)
+        context.permit.suspend()
+        body = await read_body(scope, exchange.receive, self._max_body_bytes, early_reject, fast_path, lead_bytes)
+        context.permit.resume()
+        return body
 
     def _early_reject(self, beginning: bytes) -> None:
         """Refuse a long body for a model that has no room, before all of it is read. Raises Overloaded.

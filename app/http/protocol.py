@@ -1,25 +1,14 @@
-"""uvicorn's HTTP/1.1 protocol with bounds on the head and on unread responses, error responses in the contract's
-form, and a fast path for whole bodies and responses.
-"""
+"""uvicorn's HTTP/1.1 protocol with bounds on what a client sends, and a fast path for whole bodies and responses."""
 
 import asyncio
 import urllib.parse
 
 import httptools
-import orjson
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from app.observability.metrics import request_id, server_timing
-from frameworks.types import Timings
-
-MAX_HEAD_BYTES = 64 * 1024
-"""Request line and headers together, or trailers; the parser itself has no bound."""
-
-STALL_S = 30.0
-"""Seconds between two checks of a reader that is behind."""
-LEAST_READ_BYTES = 16 * 1024
-"""A reader that is behind and takes no more than this in STALL_S loses its connection: unread bytes take memory."""
+from app.http.clocks import ClockedCycle, HeldFlow
+from app.http.parsing import MAX_HEAD_BYTES, MAX_PIPELINED, SLICE_BYTES, ParsingProtocol
 
 FAST_PATH = "roundhouse.fast_path"
 """The ASGI extension of this protocol, a FastPath: take a body that has arrived, and send a whole response, at once.
@@ -29,41 +18,52 @@ ASGI messages, events and checks of our own headers cost 12 µs more.
 _JOINED_BYTES = 16 * 1024
 
 
-class BoundedHttpProtocol(HttpToolsProtocol):
-    """One connection. Named to uvicorn.Config as its `http` class."""
+class BoundedHttpProtocol(ParsingProtocol):
+    """One connection. Subclasses with `limits` are given to uvicorn.Config as its `http` class.
+
+    All code that runs for every request is in this file, and the rest in those of its base classes.
+    """
 
     cycle: "Cycle"
-    _head_bytes = 0
-    # Bytes that arrived since the parser last reported something: a header without end adds to nothing else.
-    _held_bytes = 0
-    _is_upgrade = False
-    _idle_since_s = 0.0
-    _idle_timer: asyncio.TimerHandle | None = None
-    # Bytes that the reader had not taken at the last check, while the buffer is full, or at the end of the connection.
-    _unread_bytes = 0
-    _stall_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.flow = HeldFlow(transport)
+        limits = self.limits
+        limits.open += 1
+        if limits.open > limits.bounds.max_connections:
+            self.refuse_connection()
+            return
+        self._since_s = self.loop.time()
+        self._timer_due_s = self._since_s + limits.bounds.header_timeout_s
+        self._timer = self.loop.call_at(self._timer_due_s, self.check_clock)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.limits.open -= 1
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._stall_timer is not None:
+            self.forget_reader()
+        self._timed = None
+        self._unparsed = b""
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        self._held_bytes += len(data)
-        while True:
+        size = len(data)
+        if size > SLICE_BYTES or self._unparsed:
+            self.feed_slices(data)
+        else:
+            self._held_bytes += size
             try:
                 self.parser.feed_data(data)
-                break
-            except httptools.HttpParserUpgrade as error:
-                if self.parser.get_method() == b"CONNECT":
-                    self.send_400_response("method: expected one of HTTP, got CONNECT; this server is no proxy")
-                    return
-                # No upgrade is offered, so the request counts without it. The parser left its body.
-                head = self._head_without_upgrade()
-                self.parser = _new_parser(self)
-                data = head + data[error.args[0] :]
-            except httptools.HttpParserError:
-                self.logger.warning("invalid HTTP request")
-                self.send_400_response("the request is not valid HTTP/1.1")
-                return
-        if self._held_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-            self._head_bytes = self._held_bytes
-            self.send_400_response("")
+            except (httptools.HttpParserUpgrade, httptools.HttpParserError) as error:
+                self.feed_behind(error, data)
+        if self._held_bytes > MAX_HEAD_BYTES:
+            self.refuse_head()
+        cycle = self.cycle
+        if cycle is None or cycle.more_body or cycle.scope is not self.scope:
+            self.watch_parts()
 
     def on_headers_complete(self) -> None:
         """As uvicorn's, with a Cycle. uvicorn's concurrency limit is off: permits bound requests."""
@@ -102,38 +102,34 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.headers = []
 
     def on_response_complete(self) -> None:
-        """As uvicorn's, with one timer for all pauses of a connection: a timer for each response costs 3 µs."""
+        """As uvicorn's, with one timer for all pauses of a connection."""
         self.server_state.total_requests += 1
         if self.transport.is_closing():
-            self._watch_reader()
+            self.watch_reader()
             return
         if self.flow.read_paused:
             self.flow.resume_reading()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
+        if self._unparsed and len(self.pipeline) < MAX_PIPELINED:
+            # The rest of the body of the request that was just started may be in it.
+            self.feed_slices(b"")
+            if not self.pipeline:
+                self.flow.resume_reading()
+        cycle = self.cycle
+        if cycle.more_body or cycle.scope is not self.scope:
+            self.watch_parts()
             return
-        self._idle_since_s = self.loop.time()
-        if self._idle_timer is None:
-            self._idle_timer = self.loop.call_later(self.timeout_keep_alive, self._close_if_idle)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self._idle_timer is not None:
-            self._idle_timer.cancel()
-            self._idle_timer = None
-        self._forget_reader()
-        super().connection_lost(exc)
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._watch_reader()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._forget_reader()
+        self._timed = None
+        self._since_s = self.loop.time()
+        due_s = self._since_s + self.timeout_keep_alive
+        if self._timer is None or self._timer_due_s > due_s:
+            self.start_timer(due_s)
 
     def on_body(self, body: bytes) -> None:
         self._held_bytes = 0
         cycle = self.cycle
+        cycle.received_bytes += len(body)
         if cycle.response_complete:
             return
         if cycle.collected is not None:
@@ -152,77 +148,15 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return
         self._held_bytes = 0
         cycle = self.cycle
+        cycle.more_body = False
         if cycle.response_complete:
             return
-        cycle.more_body = False
         cycle.has_news = True
         if cycle.event is not None:
             cycle.event.set()
 
-    def send_400_response(self, msg: str) -> None:
-        """Answer what the parser refused, in the contract's form, and close the connection."""
-        if self._head_bytes > MAX_HEAD_BYTES:
-            msg = f"headers: more than {MAX_HEAD_BYTES} bytes of request line and headers; send fewer"
-        given_id = request_id([])
-        body = orjson.dumps({"error": {"code": "invalid_input", "message": msg, "request_id": given_id}})
-        head = (
-            "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
-            f"content-length: {len(body)}\r\nx-request-id: {given_id}\r\n"
-            f"server-timing: {server_timing(Timings())}\r\n\r\n"
-        )
-        self.transport.write(head.encode("ascii") + body)
-        self.transport.close()
 
-    def _head_without_upgrade(self) -> bytes:
-        version = self.parser.get_http_version().encode("ascii")
-        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
-        for name, value in self.headers:
-            if name == b"connection":
-                kept = [token for token in value.split(b",") if token.strip().lower() != b"upgrade"]
-                lines.append(b"connection:" + b",".join(kept))
-            elif name != b"upgrade":
-                lines.append(b"%b:%b" % (name, value))
-        return b"\r\n".join([*lines, b"", b""])
-
-    def _close_if_idle(self) -> None:
-        self._idle_timer = None
-        if self.transport.is_closing() or not self.cycle.response_complete or self._held_bytes:
-            # A request is in progress, or the next head arrives; its response starts the timer again.
-            return
-        left_s = self._idle_since_s + self.timeout_keep_alive - self.loop.time()
-        if left_s > 0.0:
-            self._idle_timer = self.loop.call_later(left_s, self._close_if_idle)
-        else:
-            self.transport.close()
-            self._watch_reader()
-
-    def _watch_reader(self) -> None:
-        """From now on the reader has to take bytes, or the connection is closed with what is unread."""
-        self._forget_reader()
-        self._unread_bytes = self.transport.get_write_buffer_size()
-        if self._unread_bytes:
-            self._stall_timer = self.loop.call_later(STALL_S, self._abort_if_stalled)
-
-    def _forget_reader(self) -> None:
-        if self._stall_timer is not None:
-            self._stall_timer.cancel()
-            self._stall_timer = None
-
-    def _abort_if_stalled(self) -> None:
-        if self.transport.get_write_buffer_size() + LEAST_READ_BYTES > self._unread_bytes:
-            self.transport.abort()
-        else:
-            self._watch_reader()
-
-
-def _new_parser(protocol: BoundedHttpProtocol) -> httptools.HttpRequestParser:
-    """As uvicorn's: a pipelined request behind a request with `connection: close` is not an error of the first."""
-    parser = httptools.HttpRequestParser(protocol)
-    parser.set_dangerous_leniencies(lenient_data_after_close=True)
-    return parser
-
-
-class Cycle(RequestResponseCycle):
+class Cycle(ClockedCycle):
     """One request and its response: uvicorn's cycle, and the FastPath of the request.
 
     The event that ASGI's `receive` waits for is made when it is first used: most requests take the fast path.
@@ -252,6 +186,7 @@ class Cycle(RequestResponseCycle):
         """Whether something arrived that `receive` has not returned yet. Used until `event` exists."""
         self.collected: list[bytes] | None = None
         """Parts of the body since `collect_body`; None: they are left to ASGI's messages."""
+        self.received_bytes = 0
         self._most_bytes = 0
 
     @property

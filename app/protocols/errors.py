@@ -63,6 +63,10 @@ class TooLarge(ProtocolError):
         return cls(MAX_MANAGEMENT_BYTES, "the limit of management requests", "send less")
 
 
+class RequestTimeout(ProtocolError):
+    """The body arrives too slowly."""
+
+
 class UnsupportedMediaType(ProtocolError):
     """The server does not read the body's content-type or content-encoding."""
 
@@ -92,6 +96,7 @@ _TABLE: tuple[tuple[type[RoundhouseError], int, str, str], ...] = (
     (VersionNotFound, 404, "version_not_found", "NOT_FOUND"),
     (NotFound, 404, "not_found", "UNIMPLEMENTED"),
     (MethodNotAllowed, 405, "method_not_allowed", "UNIMPLEMENTED"),
+    (RequestTimeout, 408, "request_timeout", "DEADLINE_EXCEEDED"),
     (ModelExists, 409, "model_exists", "ALREADY_EXISTS"),
     (TooLarge, 413, "too_large", "RESOURCE_EXHAUSTED"),
     (UnsupportedMediaType, 415, "unsupported_media_type", "UNIMPLEMENTED"),

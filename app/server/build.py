@@ -18,6 +18,7 @@ from app.admin.openai_models import OpenAiModelsApi
 from app.admin.pages import PagesApi
 from app.config import LoadedSettings, Settings
 from app.http.app import Lifespan, build_app
+from app.http.clocks import ConnectionBounds, Connections
 from app.http.endpoint import Endpoint
 from app.inference.lifecycle import Lifecycle
 from app.inference.pipeline import Bounds, Pipeline
@@ -80,11 +81,12 @@ def build(
     log_requests: str,
     probe: DeviceProbe | None = None,
     grpc_listener: "GrpcListener | None" = None,
+    connections: Connections | None = None,
 ) -> Server:
     """Wire the parts for these settings. Nothing is loaded before the application starts.
 
     `log_requests`: `all`, `slow_and_failed` or `none`. `probe`: finds the devices; None: those of this machine.
-    `grpc_listener`: already open; it answers while the application runs.
+    `grpc_listener`: already open; it answers while the application runs. `connections`: those of the HTTP listener.
     """
     observer = Observer(log_requests, loaded.settings.logging.slow_ms)
     inference = _build_inference(loaded, observer, probe or SystemProbe())
@@ -92,7 +94,7 @@ def build(
     app = build_app(
         inference.pipeline,
         _build_routes(loaded.settings),
-        _build_routers(loaded, inference, monitors),
+        _build_routers(loaded, inference, monitors, connections or Connections(ConnectionBounds())),
         _build_lifespan(loaded.settings, inference, monitors, grpc_listener),
     )
     return Server(app, inference.pipeline.lifecycle)
@@ -130,7 +132,9 @@ def _build_routes(settings: Settings) -> RouteTable:
     return RouteTable([*NATIVE_ROUTES, *OPENAI_ROUTES, *infer_routes, *GENERATE_ROUTES])
 
 
-def _build_routers(loaded: LoadedSettings, inference: _Inference, monitors: _Monitors) -> list[APIRouter]:
+def _build_routers(
+    loaded: LoadedSettings, inference: _Inference, monitors: _Monitors, connections: Connections
+) -> list[APIRouter]:
     """Return the routes that change or describe the server."""
     manager, pipeline = inference.manager, inference.pipeline
     observer, lifecycle = pipeline.observer, pipeline.lifecycle
@@ -144,6 +148,7 @@ def _build_routers(loaded: LoadedSettings, inference: _Inference, monitors: _Mon
         monitors.loop_lag,
         monitors.integrity,
         inference.pool,
+        connections,
     )
     return [
         PagesApi().router(),

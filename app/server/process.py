@@ -13,10 +13,12 @@ import structlog
 import uvicorn
 
 from app.config import LoadedSettings, ServerSettings
+from app.http.clocks import ConnectionBounds, Connections
 from app.http.protocol import BoundedHttpProtocol
 from app.inference.lifecycle import Lifecycle
 from app.observability.logs import FLUSH_S, close_logs, configure_logging, flush_logs
 from app.server.build import build
+from app.server.descriptors import connections_within_limit
 from memory.allocator import keep_freed_memory
 
 if TYPE_CHECKING:
@@ -70,12 +72,13 @@ def _serve(loaded: LoadedSettings, log_to_terminal: bool) -> int:
     grpc_listener = _open_grpc_listener(settings.server)
     for warning in loaded.warnings:
         log.warning("deprecated key", place=warning.place, key=warning.key, reason=warning.message)
-    server = build(loaded, log_requests, grpc_listener=grpc_listener)
+    connections = _connections(settings.server)
+    server = build(loaded, log_requests, grpc_listener=grpc_listener, connections=connections)
     host, port = listener.getsockname()[:2]
     config = uvicorn.Config(
         server.app,
         loop="uvloop" if os.name != "nt" else "asyncio",
-        http=BoundedHttpProtocol,
+        http=type("HttpProtocol", (BoundedHttpProtocol,), {"limits": connections}),
         interface="asgi3",
         ws="none",
         lifespan="on",
@@ -101,6 +104,12 @@ def _serve(loaded: LoadedSettings, log_to_terminal: bool) -> int:
         # A load or a batch outlived the drain timeout. A library that is unloaded while it computes aborts the process.
         os._exit(status)
     return status
+
+
+def _connections(settings: ServerSettings) -> Connections:
+    """Return the bounds of connections, as far as the limit on file descriptors permits."""
+    most = connections_within_limit(settings.max_connections)
+    return Connections(ConnectionBounds(settings.header_timeout_s, settings.body_timeout_s, most))
 
 
 def _open_grpc_listener(settings: ServerSettings) -> "GrpcListener | None":

@@ -16,9 +16,9 @@ _LONGEST_RETRY_S = 600.0
 class RequestLimit:
     """The bounds of one model or of the whole server. Owned by the event loop.
 
-    `inflight`: requests that hold a permit, from admission until the response is sent. `waiting`: places in the queue
-    that decoded requests hold. A request holds one until some of it runs; a request for texts holds one for each of
-    them, until that text runs.
+    `inflight`: requests that hold a permit, from admission until the response is sent; not those whose body still
+    arrives. `waiting`: places in the queue that decoded requests hold. A request holds one until some of it runs; a
+    request for texts holds one for each of them, until that text runs.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Permit:
     Each method of a request's usual path does its checks inline: this code runs for every request.
     """
 
-    __slots__ = ("_has_begun", "_model", "_places", "_server", "held")
+    __slots__ = ("_has_begun", "_is_suspended", "_model", "_places", "_server", "held")
 
     def __init__(self, server: RequestLimit) -> None:
         """Raises Overloaded if the server is full."""
@@ -121,8 +121,20 @@ class Permit:
         # Places in the queue that the request holds.
         self._places = 0
         self._has_begun = False
+        self._is_suspended = False
         self.held: Releasable | None = None
         """The version that the request holds a reference to."""
+
+    def suspend(self) -> None:
+        """Give the place at the server back while the rest of the body is read: a slow client holds no place."""
+        self._is_suspended = True
+        self._server.release(completed=False)
+
+    def resume(self) -> None:
+        """Take a place at the server again. Raises Overloaded if it is full."""
+        self._server.check_room()
+        self._server.acquire()
+        self._is_suspended = False
 
     def check_room(self, model: RequestLimit) -> None:
         """Raise Overloaded if the model would refuse the request; never if the request is queued there already."""
@@ -182,6 +194,8 @@ class Permit:
 
     def release(self) -> None:
         """Give the place back: the response is sent, or the request was cancelled."""
+        if self._is_suspended:
+            return
         if self.held is not None:
             self.release_version()
         if self._model is not None:

@@ -11,8 +11,9 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from app.http.bodies import read_body
+from app.http.clocks import ConnectionBounds, Connections
 from app.http.protocol import FAST_PATH, BoundedHttpProtocol
-from app.protocols.errors import ClientGone, TooLarge
+from app.protocols.errors import ClientGone, RequestTimeout, TooLarge
 from tests.support.loops import HANGS_AFTER_S, pass_time, settle, soon
 
 IDLE_S = HANGS_AFTER_S
@@ -23,14 +24,21 @@ Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
     """Respond after `x-wait` seconds. /short/1000: 1000 bytes by the fast path; /long/1000: by ASGI messages.
 
-    /echo: the body of the request; /gathered: the same, read by `read_body` up to MAX_BYTES. The header `x-way` names
-    the path that was taken.
+    /echo: the body of the request; /late: the same, read after `x-wait` seconds; /gathered: the same, read by
+    `read_body` up to MAX_BYTES. /refused: 413 before the body is read. The header `x-way` names the path that was
+    taken.
     """
     headers = dict(scope["headers"])
     _, way, *size = scope["path"].split("/")
+    if way == "refused":
+        scope["extensions"][FAST_PATH].respond(413, b"content-length: 0\r\n", b"")
+        return
+    if way == "late":
+        await asyncio.sleep(float(headers[b"x-wait"]))
+        del headers[b"x-wait"]
     body = await _gathered(scope, receive) if way == "gathered" else await _received(receive)
     await asyncio.sleep(float(headers.get(b"x-wait", b"0")))
-    answer = body if way in ("echo", "gathered") else (b"%d " % int(size[0])).ljust(int(size[0]), b"x")
+    answer = body if way in ("echo", "gathered", "late") else (b"%d " % int(size[0])).ljust(int(size[0]), b"x")
     if way != "long" and scope["extensions"][FAST_PATH].respond(
         200, b"content-length: %d\r\nx-way: short\r\n" % len(answer), answer
     ):
@@ -59,7 +67,7 @@ async def _gathered(scope: Scope, receive: Receive) -> bytes:
 
     try:
         return await read_body(scope, counted, MAX_BYTES, None, scope["extensions"][FAST_PATH])
-    except (ClientGone, TooLarge) as error:
+    except (ClientGone, RequestTimeout, TooLarge) as error:
         outcomes.append(type(error).__name__)
         return b"-"
 
@@ -72,6 +80,7 @@ class Quick(BoundedHttpProtocol):
     """A protocol that closes after IDLE_S. `made`: all instances. `received_bytes`: those of requests."""
 
     made: "list[Quick]"
+    limits: Connections
     system_bytes: int | None = None
     """Maximum bytes in the system's buffers; the default is millions."""
 
@@ -92,8 +101,11 @@ class Quick(BoundedHttpProtocol):
 
 
 @asynccontextmanager
-async def connected() -> AsyncIterator[Connection]:
+async def connected(
+    header_timeout_s: float = 10 * IDLE_S, body_timeout_s: float = 10 * IDLE_S, max_connections: int = 10
+) -> AsyncIterator[Connection]:
     """Serve one connection and yield its other end."""
+    Quick.limits = Connections(ConnectionBounds(header_timeout_s, body_timeout_s, max_connections))
     Quick.made = []
     messages.clear()
     outcomes.clear()

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from app.http.protocol import FAST_PATH, MAX_HEAD_BYTES
+from app.http.parsing import MAX_HEAD_BYTES
+from app.http.protocol import FAST_PATH
 from tests.app.http.connections import (
     MAX_BYTES,
     Quick,
@@ -45,7 +46,7 @@ class TestAnswers:
             status, headers, body = await answer_of(connection)
             assert (status, headers["x-way"], headers["connection"], len(body)) == (200, way, "close", 5)
             assert await asyncio.wait_for(connection[0].read(), 60) == b""
-            assert Quick.made[0]._idle_timer is None, "closed at once, not by the idle timer"
+            assert not Quick.limits.closed.total(), "closed at once, not by a timer"
 
     @in_loop
     @pytest.mark.parametrize("size", [2, 16 * 1024 - 1, 16 * 1024, 16 * 1024 + 1, 3_000_000])
@@ -138,4 +139,4 @@ class TestAnswers:
             assert (status, headers["connection"]) == (400, "close")
             assert json.loads(body)["error"]["message"].startswith(f"headers: more than {MAX_HEAD_BYTES} bytes")
             assert await asyncio.wait_for(connection[0].read(), 60) == b""
-            assert Quick.made[0]._idle_timer is None, "closed at once, not by the idle timer"
+            assert not Quick.limits.closed.total(), "closed at once, not by a timer"

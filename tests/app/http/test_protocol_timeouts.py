@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from app.http import protocol as http_protocol
-from app.http.protocol import LEAST_READ_BYTES, STALL_S
+from app.http import clocks
+from app.http.clocks import LEAST_READ_BYTES, STALL_S
 from tests.app.http.connections import IDLE_S, Quick, answer_of, check_idle_time, connected, exchange, request
 from tests.support.loops import in_loop, pass_time, settle, soon
 
@@ -68,13 +68,13 @@ class TestIdle:
     async def test_connection_has_one_timer_until_closed(self) -> None:
         async with connected() as connection:
             assert (await exchange(connection, "/short/10"))[0] == 200
-            timer = Quick.made[0]._idle_timer
+            timer = Quick.made[0]._timer
             assert timer is not None
             for _ in range(20):
                 assert (await exchange(connection, "/short/10"))[0] == 200
-                assert Quick.made[0]._idle_timer is timer
+                assert Quick.made[0]._timer is timer
             connection[1].close()
-            await soon(lambda: Quick.made[0]._idle_timer is None)
+            await soon(lambda: Quick.made[0]._timer is None)
             assert timer.cancelled()
 
 
@@ -146,7 +146,7 @@ class TestSlowReaders:
     async def test_slow_reader_loses_connection(self, monkeypatch: pytest.MonkeyPatch) -> None:
         async with unread() as reader:
             loop = asyncio.get_running_loop()
-            monkeypatch.setattr(http_protocol, "STALL_S", 0.1)
+            monkeypatch.setattr(clocks, "STALL_S", 0.1)
             await loop.sock_sendall(reader, request("/short/3000000"))
             sips = 0
             while await loop.sock_recv(reader, 500):

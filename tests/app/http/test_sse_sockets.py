@@ -11,8 +11,8 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from app.http import protocol as http_protocol
-from app.http import sse
+from app.http import clocks, sse
+from app.http.clocks import ConnectionBounds, Connections
 from app.http.protocol import BoundedHttpProtocol
 from frameworks.errors import Overloaded
 from frameworks.generation.types import Piece
@@ -25,6 +25,8 @@ PIECES = [Piece(0, f"{i} ") for i in range(50)] + [Piece(0, "", "stop")]
 
 class SmallBuffers(BoundedHttpProtocol):
     """The system's buffers are small; the default is millions of bytes."""
+
+    limits = Connections(ConnectionBounds())
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -99,7 +101,7 @@ async def test_reset_connection_cancels_text() -> None:
 
 @in_loop
 async def test_stopped_reader_loses_connection_and_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_protocol, "STALL_S", 0.1)
+    monkeypatch.setattr(clocks, "STALL_S", 0.1)
     harness = EndpointHarness(Endless())
     async with serving(harness) as address, open_stream(address):
         await soon(lambda: harness.observer.inflight == 1)
@@ -118,7 +120,7 @@ async def test_slow_reader_gets_whole_stream() -> None:
             received += await asyncio.get_running_loop().sock_recv(connection, 5000)
             if len(received) > (stall_checks + 1) * 100_000:
                 stall_checks += 1
-                pass_time(http_protocol.STALL_S)
+                pass_time(clocks.STALL_S)
                 await settle()
         connection.close()
     assert stall_checks > 3
@@ -133,7 +135,7 @@ class TestDeadline:
     @in_loop
     async def test_resumed_reader_gets_the_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sse, "LAST_EVENT_S", HANGS_AFTER_S)
-        monkeypatch.setattr(http_protocol, "STALL_S", 10 * HANGS_AFTER_S)
+        monkeypatch.setattr(clocks, "STALL_S", 10 * HANGS_AFTER_S)
         harness = EndpointHarness(generation := Endless())
         generation.deadline_s = asyncio.get_running_loop().time() + HANGS_AFTER_S
         async with serving(harness) as address, open_stream(address) as connection:

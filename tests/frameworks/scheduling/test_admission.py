@@ -39,6 +39,7 @@ class Holder:
     permit: Permit
     model: RequestLimit | None = None
     places: int = 0
+    is_suspended: bool = False
 
 
 class Admission(RuleBasedStateMachine):
@@ -53,7 +54,7 @@ class Admission(RuleBasedStateMachine):
         self.admitted: list[Holder] = []
 
     def inflight(self, limit: RequestLimit) -> int:
-        return sum(limit in (self.server, holder.model) for holder in self.admitted)
+        return sum(limit in (self.server, holder.model) and not holder.is_suspended for holder in self.admitted)
 
     def waiting(self, limit: RequestLimit) -> int:
         return sum(holder.places for holder in self.admitted if limit in (self.server, holder.model))
@@ -80,7 +81,7 @@ class Admission(RuleBasedStateMachine):
     @rule(holder=holders, index=st.integers(0, 1), places=st.sampled_from([1, 1, 2, 6]))
     def queue(self, holder: Holder, index: int, places: int) -> None:
         model = self.models[index]
-        if holder not in self.admitted or holder.model is not None:
+        if holder not in self.admitted or holder.model is not None or holder.is_suspended:
             return
         if self.queue_is_full(self.server, places) or self.is_full(model, places):
             refuser = "limit 0: " if self.queue_is_full(self.server, places) else f"limit {index + 1}: "
@@ -103,6 +104,23 @@ class Admission(RuleBasedStateMachine):
             return
         holder.permit.queue(holder.model, holder.places + more)
         holder.places += more if holder.places else 0
+
+    @rule(holder=holders)
+    def suspend(self, holder: Holder) -> None:
+        if holder in self.admitted and holder.model is None and not holder.is_suspended:
+            holder.permit.suspend()
+            holder.is_suspended = True
+
+    @rule(holder=holders)
+    def resume(self, holder: Holder) -> None:
+        if holder not in self.admitted or not holder.is_suspended:
+            return
+        if self.is_full(self.server):
+            with pytest.raises(Overloaded, match="limit 0: "):
+                holder.permit.resume()
+        else:
+            holder.permit.resume()
+            holder.is_suspended = False
 
     @rule(holder=holders)
     def begin(self, holder: Holder) -> None:

@@ -1,0 +1,249 @@
+"""The clocks and bounds of HTTP connections: how many there are, and how long each may wait for its client."""
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import orjson
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from app.observability.metrics import request_id, server_timing
+from app.protocols.errors import RequestTimeout
+from frameworks.types import Timings
+
+if TYPE_CHECKING:
+    from uvicorn._types import ASGIReceiveEvent
+
+BODY_PART_BYTES = 64 * 1024
+"""A body has `body_timeout_s` for each part of this size."""
+
+STALL_S = 30.0
+"""Seconds between two checks of a reader that is behind."""
+LEAST_READ_BYTES = 16 * 1024
+"""A reader that is behind and takes no more than this in STALL_S loses its connection: unread bytes take memory."""
+
+MAX_CONNECTIONS, HEADER, BODY, IDLE, READER = "max_connections", "header_timeout", "body_timeout", "idle", "slow_reader"
+CLOSE_REASONS = (MAX_CONNECTIONS, HEADER, BODY, IDLE, READER)
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionBounds:
+    """The bounds of `[server]` that a connection has to keep."""
+
+    header_timeout_s: float = 10.0
+    body_timeout_s: float = 30.0
+    max_connections: int = 20_000
+
+
+class Connections:
+    """The HTTP connections of the server: their bounds, how many are open, and why others were closed.
+
+    Owned by the event loop.
+    """
+
+    def __init__(self, bounds: ConnectionBounds) -> None:
+        self.bounds = bounds
+        self.open = 0
+        self.closed = Counter(dict.fromkeys(CLOSE_REASONS, 0))
+        """By reason; only those that the server closed."""
+
+
+class HeldFlow(FlowControl):
+    """uvicorn's flow control, which resumes reading whenever a request asks for its body."""
+
+    is_held = False
+    """Whether reading stays paused, because bytes that were read are not parsed yet."""
+
+    def resume_reading(self) -> None:
+        if not self.is_held:
+            super().resume_reading()
+
+
+class ClockedCycle(RequestResponseCycle):
+    """A request whose body has to arrive in time."""
+
+    received_bytes: int
+    """Bytes of the body that have arrived."""
+    collected: list[bytes] | None
+    """Parts of the body that are not left to ASGI's messages."""
+    is_late = False
+    _body_timeout_s = 0.0
+
+    def bytes_left(self) -> int:
+        """Return how many bytes of the body are missing by its content-length, which the parser has checked."""
+        if not self.more_body:
+            return 0
+        length = next((value for name, value in self.scope["headers"] if name == b"content-length"), b"0")
+        return int(length) - self.received_bytes
+
+    def time_out(self, body_timeout_s: float) -> None:
+        """Let `receive` raise RequestTimeout: the body is too slow. The connection is closed after the response."""
+        self._body_timeout_s = body_timeout_s
+        self.is_late = True
+        self.keep_alive = False
+        self.message_event.set()
+
+    async def receive(self) -> "ASGIReceiveEvent":
+        """As RequestResponseCycle.receive. Raises RequestTimeout."""
+        message = await super().receive()
+        if self.is_late and not self.disconnected:
+            raise RequestTimeout(
+                f"body: expected {BODY_PART_BYTES} bytes in each {self._body_timeout_s:g} s (server.body_timeout_s), "
+                "got fewer; send it faster"
+            )
+        if not self.more_body:
+            # The list is the caller's; a connection that waits for its next request keeps no body.
+            self.collected = None
+        return message
+
+
+class ClockedProtocol(HttpToolsProtocol):
+    """A connection that is closed when its client is too slow.
+
+    One timer serves all clocks. It is not moved when a request arrives or completes, but looks at the connection when
+    it fires: a timer for each request costs 3 µs. Only the first part of a head or body that arrives in several parts
+    lets it fire earlier. The clock is the event loop's, which no change of the system's time affects.
+    """
+
+    limits: Connections
+    cycle: ClockedCycle
+    flow: HeldFlow
+    _timer: asyncio.TimerHandle | None = None
+    _timer_due_s = 0.0
+    # When the clock that runs was started: by the connection, a response, or the first part of a head or body.
+    _since_s = 0.0
+    # The scope whose head, or the cycle whose body, arrives in parts and has started the clock.
+    _timed: object = None
+    # Bytes of the body that had arrived when its clock was started.
+    _counted_bytes = 0
+    # Bytes that the reader had not taken at the last check, while the buffer is full, or at the end of the connection.
+    _unread_bytes = 0
+    _stall_timer: asyncio.TimerHandle | None = None
+
+    def refuse_connection(self) -> None:
+        """Refuse a connection beyond `max_connections`."""
+        self.limits.closed[MAX_CONNECTIONS] += 1
+        self.refuse(
+            503,
+            "overloaded",
+            f"connections: expected at most {self.limits.bounds.max_connections} open ones (server.max_connections), "
+            "got one more; try again later",
+            "retry-after: 1\r\n",
+        )
+
+    def refuse(self, status: int, code: str, message: str, header_lines: str = "") -> None:
+        """Answer in the contract's form what no route answers, and close the connection.
+
+        Nothing is sent into the response to an earlier request.
+        """
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete and (cycle.response_started or self.pipeline):
+            self.transport.close()
+            return
+        given_id = request_id([])
+        body = orjson.dumps({"error": {"code": code, "message": message, "request_id": given_id}})
+        head = (
+            f"content-type: application/json\r\nconnection: close\r\ncontent-length: {len(body)}\r\n"
+            f"x-request-id: {given_id}\r\nserver-timing: {server_timing(Timings())}\r\n{header_lines}\r\n"
+        )
+        self.transport.write(STATUS_LINE[status] + head.encode("ascii") + body)
+        self.transport.close()
+
+    def watch_parts(self) -> None:
+        """Let the clock of the head or body that arrives in several parts run. Called after each part."""
+        clock = self._running_clock()
+        if clock is None or self.transport.is_closing():
+            # The end of the response in progress calls this again.
+            return
+        received_bytes = self.cycle.received_bytes if clock is BODY else 0
+        part = self.cycle if clock is BODY else self.scope
+        if part is not self._timed or received_bytes - self._counted_bytes >= BODY_PART_BYTES:
+            self._timed = part
+            self._counted_bytes = received_bytes
+            if self.cycle is not None:  # the first head has the time since the connection was made
+                self._since_s = self.loop.time()
+        self.start_timer(self._since_s + self._seconds_of(clock))
+
+    def _running_clock(self) -> str | None:
+        """Return which clock runs; None while the connection waits for the server."""
+        cycle = self.cycle
+        if cycle is None or cycle.scope is not self.scope:
+            return HEADER if cycle is None or cycle.response_complete else None
+        if cycle.more_body:
+            # A body behind other requests is read when its own request is processed.
+            return None if self.pipeline or cycle.is_late else BODY
+        return IDLE if cycle.response_complete else None
+
+    def _seconds_of(self, clock: str) -> float:
+        if clock is IDLE:
+            return self.timeout_keep_alive
+        return self.limits.bounds.header_timeout_s if clock is HEADER else self.limits.bounds.body_timeout_s
+
+    def start_timer(self, due_s: float) -> None:
+        """Let the timer fire at `due_s`, or earlier: then it is started again."""
+        if self._timer is not None:
+            if self._timer_due_s <= due_s:
+                return
+            self._timer.cancel()
+        self._timer_due_s = due_s
+        self._timer = self.loop.call_at(due_s, self.check_clock)
+
+    def check_clock(self) -> None:
+        """Close the connection if the clock that runs is up, with an answer where one can still be given."""
+        self._timer = None
+        clock = self._running_clock()
+        if clock is None or self.transport.is_closing():
+            # The response in progress starts the timer again.
+            return
+        now_s = self.loop.time()
+        if clock is BODY and self.flow.read_paused and not self.cycle.response_complete:
+            # The client waits for the server.
+            self._since_s = now_s
+        due_s = self._since_s + self._seconds_of(clock)
+        if due_s > now_s:
+            self.start_timer(due_s)
+            return
+        self.limits.closed[clock] += 1
+        if clock is HEADER and self.scope is not None:
+            seconds = self.limits.bounds.header_timeout_s
+            self.refuse(
+                408,
+                "request_timeout",
+                f"headers: expected the whole head within {seconds:g} s (server.header_timeout_s), got a part of it; "
+                "send it faster",
+            )
+        elif clock is BODY and not self.cycle.response_complete:
+            self.cycle.time_out(self.limits.bounds.body_timeout_s)
+        else:
+            self.transport.close()
+            self.watch_reader()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.watch_reader()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self.forget_reader()
+
+    def watch_reader(self) -> None:
+        """From now on the reader has to take bytes, or the connection is closed with what is unread."""
+        self.forget_reader()
+        self._unread_bytes = self.transport.get_write_buffer_size()
+        if self._unread_bytes:
+            self._stall_timer = self.loop.call_later(STALL_S, self._abort_if_stalled)
+
+    def forget_reader(self) -> None:
+        """End `watch_reader`."""
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+
+    def _abort_if_stalled(self) -> None:
+        if self.transport.get_write_buffer_size() + LEAST_READ_BYTES > self._unread_bytes:
+            self.limits.closed[READER] += 1
+            self.transport.abort()
+        else:
+            self.watch_reader()
