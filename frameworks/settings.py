@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, PlainValidator, ValidationInfo
 
@@ -28,6 +28,7 @@ _PROVIDER_BY_LOWER_NAME = {name.lower(): name for name in EXECUTION_PROVIDERS} |
 _DTYPE_BY_SPELLING = {
     "float32": "f32", "fp32": "f32", "float16": "f16", "fp16": "f16", "bfloat16": "bf16",
 }  # fmt: skip
+_MAX_WARM_UPS = 16
 _DEVICE = re.compile(r"auto|cpu|mps|cuda(:[0-9]{1,3})?", re.ASCII)
 
 
@@ -79,6 +80,54 @@ def _pad_values(value: object) -> tuple[tuple[str, float], ...]:
 def _beside_sequence_axis(value: Any, info: ValidationInfo) -> Any:
     if info.data.get("sequence_axis", 1) is None:
         raise ValueError("expected no value without sequence_axis; set sequence_axis or remove this key")
+    return value
+
+
+class GivenTensor(NamedTuple):
+    """A tensor of a model's entry. `data`: nested tuples, or flat for a `shape`; None: the shape of the nesting."""
+
+    data: Any
+    shape: tuple[int, ...] | None = None
+
+
+def _warm_up(value: object) -> tuple[tuple[tuple[str, GivenTensor], ...], ...]:
+    if not isinstance(value, list | tuple) or not 1 <= len(value) <= _MAX_WARM_UPS:
+        raise ValueError(f"expected 1 to {_MAX_WARM_UPS} tables of input names and values, one for each run")
+    for run in value:
+        if not isinstance(run, Mapping) or not run or not all(isinstance(name, str) for name in run):
+            raise ValueError("expected tables of input names and values, like { shape = [2, 3] }")
+    return tuple(tuple((name, _given_tensor(name, each)) for name, each in run.items()) for run in value)
+
+
+def _given_tensor(name: str, value: object) -> GivenTensor:
+    if not isinstance(value, Mapping):
+        return GivenTensor(_nested(name, value))
+    shape = value.get("shape")
+    is_shape = isinstance(shape, list | tuple) and all(type(size) is int and size >= 0 for size in shape)
+    if value.keys() != {"data", "shape"} or not is_shape:
+        raise ValueError(f'expected data and shape (a list of sizes) in the table of "{name[:128]}"')
+    return GivenTensor(_nested(name, value["data"]), tuple(shape or ()))
+
+
+def _nested(name: str, value: object) -> Any:
+    """Return lists as tuples. Raises ValueError for anything but numbers, booleans and strings in them."""
+    if isinstance(value, list | tuple):
+        return tuple(_nested(name, item) for item in value)
+    if type(value) not in (int, float, bool, str):
+        raise ValueError(f'expected numbers, booleans or strings, flat or nested, for "{name[:128]}"')
+    return value
+
+
+def _file_beside_model(value: Any) -> Any:
+    path = Path(value)
+    if path.is_absolute() or ".." in path.parts or path.suffix != ".npz" or "\0" in str(value):
+        raise ValueError("expected a .npz file in the folder of the model's graph, by its relative path")
+    return value
+
+
+def _without_input_values(value: Any, info: ValidationInfo) -> Any:
+    if info.data.get("input_values") is not None:
+        raise ValueError("expected input_values or warm_up, got both; remove one")
     return value
 
 
@@ -168,6 +217,20 @@ class OnnxModelEntry(ModelEntry):
     """Padding value of each input, like `{ input_ids = 0 }`. None: 0 for every input."""
     mask_input: Annotated[str, Field(min_length=1), AfterValidator(_beside_sequence_axis)] | None = None
     """Input that is 1 for real elements and 0 for padding; a request may omit it. None: no input is a mask."""
+
+    input_values: Annotated[str, Field(min_length=1), AfterValidator(_file_beside_model)] | None = None
+    """NumPy `.npz` file with a tensor for each input, in the folder of the graph. The model runs on it at warm-up, and
+    is refused if the graph refuses it. None: made-up values."""
+    warm_up: (
+        Annotated[
+            tuple[tuple[tuple[str, GivenTensor], ...], ...],
+            PlainValidator(_warm_up),
+            AfterValidator(_without_input_values),
+        ]
+        | None
+    ) = None
+    """The same in the entry itself, a table for each run: `[[models.onnx_models.warm_up]]`. A value is a nested list,
+    or `{ shape = […], data = […] }`. None: made-up values."""
 
 
 class TorchModelEntry(ModelEntry):

@@ -77,6 +77,22 @@ def check_paths(source: Source, resolve: Callable[[Path], Path]) -> None:
             source.add_issue(location, message, "not_found")
 
 
+def check_input_values(source: Source, resolve: Callable[[Path], Path]) -> None:
+    """Add an issue for each model whose file of input values is not beside its graph."""
+    for location, entry in source.model_entries():
+        values = entry.get("input_values") if isinstance(entry, dict) else None
+        model = entry.get("path") if isinstance(entry, dict) else None
+        if not isinstance(values, str) or not isinstance(model, str) or not model.strip() or "\0" in model + values:
+            continue
+        path = resolve(Path(model))
+        folder = path.parent if _path_kind(path) == "file" else path
+        # Versions have folders of their own, and models without a graph are reported already.
+        has_graph = folder is not path or _path_kind(path / "model.onnx") == "file"
+        if has_graph and _path_kind(folder / values) != "file":
+            message = f"expected a file in the folder of the graph, got {folder / values}; correct the name"
+            source.add_issue((*location, "input_values"), message, "not_found")
+
+
 def _path_kind(path: Path) -> str:
     """Return "file", "folder", or the error of the operating system."""
     try:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import structlog
 from pydantic import BaseModel, Field
 
-from app.config.checks import check_names, check_paths, validate
+from app.config.checks import check_input_values, check_names, check_paths, validate
 from app.config.environment import find_setting, read_environment, set_from_text
 from app.config.issues import ConfigError, ConfigIssue, format_value, nearest
 from app.config.source import Place, Source, read_toml
@@ -136,7 +136,9 @@ def check_file(file: Path, environ: Mapping[str, str]) -> tuple[ConfigIssue, ...
     """Return the errors and warnings of load_settings for a config file, and those of its paths."""
     source = _read(file, environ, _NOTHING)
     validate(Settings, source, all_settings=Settings)
-    check_paths(source, LoadedSettings(Settings(), _base_dir(file)).resolve)
+    resolve = LoadedSettings(Settings(), _base_dir(file)).resolve
+    check_paths(source, resolve)
+    check_input_values(source, resolve)
     return source.sorted_issues()
 
 

@@ -1,5 +1,6 @@
 """One ONNX graph as a model of tensors: described, warmed up, run."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from frameworks.errors import InvalidInput, InvalidModel, ModelFailed, OutOfMemo
 from frameworks.onnx.batching import reason_not_batched, trial_inputs
 from frameworks.onnx.binding import OutputBinding
 from frameworks.onnx.examples import ExampleValues
+from frameworks.onnx.given_values import read_given_values
 from frameworks.onnx.graph_summary import GraphSummary
 from frameworks.onnx.padding import read_sequence, try_padding
 from frameworks.onnx.providers import ProviderChoice
@@ -33,7 +35,7 @@ from memory.pooled_arrays import PooledArrays
 log = structlog.get_logger(__name__)
 
 _LOG_NOTHING = 4
-_GIVE_VALUES = "set input_shape"
+_GIVE_VALUES = "set input_shape, input_values or warm_up"
 
 
 class OnnxModel:
@@ -57,10 +59,11 @@ class OnnxModel:
         """
         self._session: ort.InferenceSession | None = session
         self._path = path
-        self._input_shape = entry.input_shape
+        self._entry = entry
         inputs = [ValueSpec(a.name, t := read_type(a), not isinstance(t, OptionalType)) for a in session.get_inputs()]
         defaults = [ValueSpec(a.name, read_type(a), required=False) for a in session.get_overridable_initializers()]
         outputs = [ValueSpec(a.name, read_type(a)) for a in session.get_outputs()]
+        self._output_names = tuple(declared.name for declared in outputs)
         self._sequence = read_sequence(entry, path, [*inputs, *defaults])
         if self._sequence and (mask := self._sequence.mask):
             inputs = [replace(spec, required=spec.required and spec.name != mask.name) for spec in inputs]
@@ -97,7 +100,7 @@ class OnnxModel:
         """Raises InvalidInput for values that do not suit the graph, OutOfMemory, ModelFailed."""
         if not isinstance(batch, TensorBatch):
             raise InvalidInput("text", "expected tensors for this model, got text; send inputs or input_data")
-        return self.run_graph(batch.inputs, batch.output_names or tuple(spec.name for spec in self.spec.outputs))
+        return self.run_graph(batch.inputs, batch.output_names or self._output_names)
 
     def run_graph(self, inputs: dict[str, Value], output_names: tuple[str, ...]) -> dict[str, Value]:
         """Run the session once, as `infer`."""
@@ -125,38 +128,15 @@ class OnnxModel:
             raise InvalidInput("inputs", f"the graph refuses these values: {message}") from error
 
     def warm_up(self) -> None:
-        """Run once, with made-up values of the declared shape. A graph that refuses them is served nevertheless.
+        """Run on the values of the model's entry, else once on made-up ones. A graph that refuses made-up values is
+        served nevertheless.
 
-        Raises OutOfMemory, and InvalidModel if the graph cannot run with the input_shape of its entry.
+        Raises OutOfMemory, and InvalidModel if the graph cannot run with the values or the input_shape of its entry.
         """
-        examples = self._examples
-        is_proof = not examples.has_guessed_shapes and not examples.reads_values
-        reasons: list[str] = []
-        for number in (0, 1):
-            values = examples.make(number)
-            try:
-                self.run_graph(values, tuple(spec.name for spec in self.spec.outputs))
-            except InvalidInput as error:
-                reasons.append(error.message)
-            except ModelFailed as error:
-                if is_proof:
-                    raise InvalidModel(f"{self._path}: the graph does not run: {error.message}") from error
-                reasons.append(error.message)
-            else:
-                shapes = {name: value.shape for name, value in values.items() if isinstance(value, np.ndarray)}
-                self._try_batching(shapes)
-                return
-        if self._input_shape is not None and is_proof:
-            raise InvalidModel(
-                f"{self._path}: input_shape: expected a shape that the graph runs with, got "
-                f"{list(self._input_shape)}; correct it ({reasons[0]})"
-            )
-        # Made-up values prove nothing about the graph: the values of a request may suit it.
-        because = f"the graph refuses made-up values ({reasons[0]}); {_GIVE_VALUES}"
-        self.spec = replace(
-            self.spec, unwarmed_because=because, unbatched_because="it was not warmed up", runs_by_shape=False
-        )
-        log.warning("not warmed up", path=str(self._path), reason=because)
+        given = read_given_values(self._entry, self._path, self.spec.inputs_by_name)
+        ran = self._run_given(given) if given else self._run_made_up()
+        if ran is not None:
+            self._try_batching({name: value.shape for name, value in ran.items() if isinstance(value, np.ndarray)})
 
     def on_idle(self) -> None:
         """As BatchModel.on_idle: sleeping threads of ONNX Runtime slow down nothing."""
@@ -165,14 +145,54 @@ class OnnxModel:
         self._session = None
 
     def example_inputs(self) -> dict[str, Value]:
-        """Return a made-up value for every required input, and the mask."""
-        return self._examples.make()
+        """Return a value for every required input, and the mask: of the model's entry, else made up."""
+        given = read_given_values(self._entry, self._path, self.spec.inputs_by_name)
+        return self._examples.make() | (given[0] if given else {})
+
+    def _run_given(self, given: Sequence[dict[str, Value]]) -> dict[str, Value]:
+        """Run on each of the given values; return the first. Inputs that they lack are made up."""
+        runs = [self._examples.make() | values for values in given]
+        for values in runs:
+            try:
+                self.run_graph(values, self._output_names)
+            except (InvalidInput, ModelFailed) as error:
+                raise InvalidModel(
+                    f"{self._path}: the graph refuses the values of its entry: {error.message}"
+                ) from error
+        return runs[0]
+
+    def _run_made_up(self) -> dict[str, Value] | None:
+        """Run on made-up values; return those that the graph accepts, None if it refuses all."""
+        is_proof = not self._examples.has_guessed_shapes and not self._examples.reads_values
+        reasons: list[str] = []
+        for number in (0, 1):
+            values = self._examples.make(number)
+            try:
+                self.run_graph(values, self._output_names)
+            except InvalidInput as error:
+                reasons.append(error.message)
+            except ModelFailed as error:
+                if is_proof:
+                    raise InvalidModel(f"{self._path}: the graph does not run: {error.message}") from error
+                reasons.append(error.message)
+            else:
+                return values
+        if self._entry.input_shape is not None and is_proof:
+            raise InvalidModel(
+                f"{self._path}: input_shape: expected a shape that the graph runs with, got "
+                f"{list(self._entry.input_shape)}; correct it ({reasons[0]})"
+            )
+        # Made-up values prove nothing about the graph: the values of a request may suit it.
+        because = f"the graph refuses made-up values ({reasons[0]}); {_GIVE_VALUES}"
+        self.spec = replace(
+            self.spec, unwarmed_because=because, unbatched_because="it was not warmed up", runs_by_shape=False
+        )
+        log.warning("not warmed up", path=str(self._path), reason=because)
+        return None
 
     def _try_batching(self, shapes: dict[str, tuple[int, ...]]) -> None:
-        names = tuple(spec.name for spec in self.spec.outputs)
-
         def run(inputs: dict[str, Value]) -> dict[str, Value]:
-            return self.run_graph(inputs, names)
+            return self.run_graph(inputs, self._output_names)
 
         because = reason_not_batched(self.spec, shapes, run)
         batched = frozenset(spec.name for spec in trial_inputs(self.spec)) if because is None else frozenset()
@@ -186,7 +206,7 @@ class OnnxModel:
             )
 
     def _check_input_shape(self) -> None:
-        wanted = self._input_shape
+        wanted = self._entry.input_shape
         if wanted is None:
             return
         if not self.spec.inputs or (declared := self.spec.inputs[0].shape) is None:

@@ -29,7 +29,11 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PACKAGES = ("app", "frameworks", "memory")
 
-_TYPES_WITHOUT_SCHEMA = {"version_policy": "string or list of integers", "pad_values": "table of numbers"}
+_TYPES_WITHOUT_SCHEMA = {
+    "version_policy": "string or list of integers",
+    "pad_values": "table of numbers",
+    "warm_up": "list of tables of values",
+}
 _LARGEST_COUNT = 2**31 - 1
 _METRICS_SCOPE: Scope = {
     "type": "http",
