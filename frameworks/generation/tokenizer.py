@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from frameworks.generation.types import Prompt
+from frameworks.text_lengths import TextLimit
 
 
 class TokenStream(Protocol):
@@ -21,18 +22,22 @@ class TokenStream(Protocol):
 class GenerationTokenizer(Protocol):
     """Thread-safe. Calls block, so they do not belong on an event loop."""
 
-    def encode(self, prompt: Prompt) -> tuple[int, ...]:
+    def limit(self, num_tokens: int) -> TextLimit:
+        """Return the limit of a prompt in characters: a longer one surely has more than `num_tokens` tokens."""
+        ...
+
+    def encode(self, prompt: Prompt, limit: TextLimit | None = None) -> tuple[int, ...]:
         """Return token ids, with the special tokens that precede a text; a conversation through the chat template.
 
-        Raises InvalidInput for the field `prompt` or `messages`: invalid Unicode, an unknown id, a model without a chat
-        template, messages that the template refuses.
+        Raises InvalidInput for the field `prompt` or `messages`: more tokens than the limit as far as a part shows
+        them, invalid Unicode, an unknown id, a model without a chat template, messages that the template refuses.
         """
         ...
 
     def ids_of(self, text: str, add_special_tokens: bool) -> Sequence[int]:
         """Return all tokens of a text, with or without the special tokens before and after it.
 
-        Raises InvalidInput as `encode`.
+        Raises InvalidInput as `encode`; the length is the caller's to check.
         """
         ...
 

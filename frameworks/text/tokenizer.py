@@ -1,6 +1,12 @@
 """Tokenise and pad texts, pool hidden states, and compute embeddings and scores of text models."""
 
-import threading
+import os
+
+# The library's own threads are shared by all its callers: a short text would wait for a core that has done with long
+# ones, on the event loop too. Read by the library at each call.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +16,8 @@ from tokenizers import Encoding, Tokenizer, normalizers
 
 from frameworks.errors import InvalidInput, InvalidModel
 from frameworks.text.config import Pooling, TextConfig
+from frameworks.text.truncation import count_special_tokens, truncated_ids, truncated_pair
+from frameworks.text_lengths import TextLengths, check_countable, most_characters
 from frameworks.types import Array, TokenBatch
 
 # Tokenising up to these bounds takes about 0.2 ms, less than a round trip between the loop and a thread.
@@ -17,6 +25,8 @@ _FEW_TEXTS = 4
 _FEW_CHARACTERS = 1000
 # Token ids of the library have 32 bits.
 _LARGEST_ID = 2**32 - 1
+_HALF = re.compile("[\ud800-\udfff]")
+_REMEDY = "shorten the text or remove truncate = false"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +42,11 @@ class PaddedTokens:
 
 
 class TextTokenizer:
-    """Tokenise with a folder's tokenizer.json, truncated at the model's limit. All methods block."""
+    """Tokenise with a folder's tokenizer.json, truncated at the model's limit. Thread-safe; all methods block.
+
+    Of a text beyond the limit only a part is tokenized, which gives the same tokens as the whole text. The exceptions
+    are texts of more than `most_characters`: no more characters are read.
+    """
 
     def __init__(self, folder: Path, config: TextConfig) -> None:
         """Raises InvalidModel where tokenizer.json is absent or cannot be read."""
@@ -59,36 +73,49 @@ class TextTokenizer:
                 f"{folder}: the limit of {config.max_tokens} tokens is used up by {special} special tokens"
             )
         self._config = config
+        self._lengths = TextLengths(self._tokenizer)
+        self._limit = self._lengths.limit(config.max_tokens - special)
         self._num_special_of_pair = self._tokenizer.num_special_tokens_to_add(True)
-        self._truncates = False
-        # Truncation is state of the tokenizer, so one call runs at a time. Within a call Rust uses every core.
-        self._lock = threading.Lock()
-        self._known: tuple[Array, list[int]] | None = None
+        self._known: Array | None = None
+        num_before, self._num_after = count_special_tokens(self._tokenizer)
+        self._end = self._tokenizer.encode("").ids[num_before:]
 
-    def tokenize(self, texts: list[str], truncate: bool) -> list[list[int]]:
-        """Return the token ids of each text, with special tokens. Waits while another thread tokenizes.
+    def tokenize(self, texts: list[str], truncate: bool, first: int = 0) -> list[list[int]]:
+        """Return the token ids of each text, with special tokens. `first`: number of texts before these in the request.
 
         Raises InvalidInput, with both lengths, where `truncate` is False and a text exceeds the model's limit.
         """
-        with self._lock:
-            return self._tokenize(texts, truncate)
+        prompt, num_tokens = self._config.prompt, self._limit.num_tokens
+        whole = [prompt + text for text in texts] if prompt else texts
+        if not truncate:
+            self._refuse_long(whole, first)
+        else:
+            whole = [text if len(text) <= num_tokens else self._needed(text, num_tokens) for text in whole]
+        max_tokens = self._config.max_tokens
+        rows = []
+        for position, encoding in enumerate(self._encodings(whole, first), start=first):
+            ids: list[int] = encoding.ids
+            if len(ids) > max_tokens:
+                if not truncate:
+                    raise self._too_long(position, len(ids))
+                ids = truncated_ids(ids, max_tokens, self._num_after)
+            rows.append(ids)
+        return rows
 
     def tokenize_at_once(self, texts: list[str], truncate: bool) -> list[list[int]] | None:
-        """As `tokenize`, for the event loop: return None where it would wait, or where the texts are too long."""
-        if len(texts) > _FEW_TEXTS or sum(map(len, texts)) > _FEW_CHARACTERS or not self._lock.acquire(blocking=False):
+        """As `tokenize`, for the event loop: return None where the texts are too long."""
+        if len(texts) > _FEW_TEXTS or sum(map(len, texts)) > _FEW_CHARACTERS:
             return None
-        try:
-            return self._tokenize(texts, truncate)
-        finally:
-            self._lock.release()
+        return self.tokenize(texts, truncate)
 
     def read_ids(self, token_ids: Sequence[list[int]], truncate: bool) -> list[list[int]]:
         """Return a caller's own token ids as the model reads them: as given, or cut at the model's limit.
 
-        A cut keeps the special tokens at the end, as the cut of a text does. Waits while another thread tokenizes.
+        A cut keeps the special tokens at the end, as the cut of a text does.
+
         Raises InvalidInput for an id outside the vocabulary, and as `tokenize` for too many.
         """
-        is_known, end = self._vocabulary()
+        is_known, end = self._known_ids(), self._end
         limit = self._config.max_tokens
         read = []
         for position, ids in enumerate(token_ids):
@@ -105,38 +132,51 @@ class TextTokenizer:
             if len(ids) <= limit:
                 read.append(ids)
             elif not truncate:
-                raise _too_long(position, limit, len(ids))
+                raise self._too_long(position, len(ids))
             elif end and len(end) < limit and ids[-len(end) :] == end:
                 read.append(ids[: limit - len(end)] + end)
             else:
                 read.append(ids[:limit])
         return read
 
-    def tokenize_pairs(self, pairs: Sequence[tuple[str, str]], truncate: bool) -> TokenBatch:
+    def tokenize_pairs(self, pairs: Sequence[tuple[str, str]], truncate: bool, first: int = 0) -> TokenBatch:
         """Tokenise each pair as one text for a cross-encoder; truncate the longer text of a long pair first.
 
-        Waits while another thread tokenizes. Raises InvalidInput as `tokenize`, and where the model's limit is used up
-        by the special tokens of a pair.
+        Raises InvalidInput as `tokenize`, and where the model's limit is used up by the special tokens of a pair.
         """
-        if self._config.max_tokens <= self._num_special_of_pair:
-            raise InvalidInput("text", f"expected no pairs, got one; the model reads {self._config.max_tokens} tokens")
-        with self._lock:
-            # Only the first text gets the prompt, as in sentence-transformers.
-            encodings = self._encodings([(self._config.prompt + first, second) for first, second in pairs], truncate)
-        types = [encoding.type_ids for encoding in encodings] if self._config.reads_token_types else None
-        return TokenBatch([encoding.ids for encoding in encodings], types)
+        max_tokens = self._config.max_tokens
+        room = max_tokens - self._num_special_of_pair
+        if room <= 0:
+            raise InvalidInput("text", f"expected no pairs, got one; the model reads {max_tokens} tokens")
+        # Only the first text gets the prompt, as in sentence-transformers.
+        whole = [(self._config.prompt + one, other) for one, other in pairs]
+        if truncate:
+            read = [(self._needed(one, room), self._needed(other, room)) for one, other in whole]
+        else:
+            read = whole
+            self._refuse_long([max(pair, key=len) for pair in whole], first)
+        rows, types = [], []
+        for index, encoding in enumerate(self._encodings(read, first)):
+            ids, type_ids = encoding.ids, encoding.type_ids
+            if len(ids) > max_tokens:
+                if not truncate:
+                    raise self._too_long(first + index, len(ids))
+                kept = self._kept_of_pair(encoding, room, whole[index], read[index])
+                ids, type_ids = [ids[i] for i in kept], [type_ids[i] for i in kept]
+            rows.append(ids)
+            types.append(type_ids)
+        return TokenBatch(rows, types if self._config.reads_token_types else None)
 
     def ids_of(self, text: str, add_special_tokens: bool) -> list[int]:
         """Return all token ids of a text, beyond the model's limit too, and without the model's prompt.
 
-        Waits while another thread tokenizes. Raises InvalidInput where the text is not valid Unicode.
+        Raises InvalidInput where the text is not valid Unicode, or has more than `most_characters`.
         """
-        with self._lock:
-            self._set_truncation(False)
-            try:
-                [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-            except TypeError as error:
-                raise _not_unicode([text]) from error
+        check_countable("prompt", text, self._limit)
+        try:
+            [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        except TypeError as error:
+            raise _not_unicode([text], 0) from error
         ids: list[int] = encoding.ids
         return ids
 
@@ -149,44 +189,48 @@ class TextTokenizer:
         self.token_strings(token_ids)
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
 
-    def _tokenize(self, texts: list[str], truncate: bool) -> list[list[int]]:
-        if self._config.prompt:
-            texts = [self._config.prompt + text for text in texts]
-        return [encoding.ids for encoding in self._encodings(texts, truncate)]
+    def _needed(self, text: str, num_tokens: int) -> str:
+        """Return the part of a text that has its first tokens."""
+        return self._lengths.beginning(text[: most_characters(num_tokens)], num_tokens)
 
-    def _encodings(self, texts: list[str] | list[tuple[str, str]], truncate: bool) -> list[Encoding]:
-        self._set_truncation(truncate)
+    def _kept_of_pair(self, encoding: Encoding, room: int, whole: tuple[str, str], read: tuple[str, str]) -> list[int]:
+        """Return the positions that are kept of the tokens of a long pair. `read`: the parts that were tokenized."""
+        sequence_ids = encoding.sequence_ids
+        if room % 2 and read != whole and min(sequence_ids.count(0), sequence_ids.count(1)) > room:
+            # The longer text gets one token more: which one it is only the whole texts show.
+            first, second = (text[: most_characters(room)] for text in whole)
+            [in_full] = self._encodings([(first, second)], 0)
+            firsts, seconds = in_full.sequence_ids.count(0), in_full.sequence_ids.count(1)
+            return truncated_pair(sequence_ids, room, firsts > seconds)
+        return truncated_pair(sequence_ids, room)
+
+    def _refuse_long(self, texts: Sequence[str], first: int) -> None:
+        """Raise InvalidInput for a text that has too many tokens, without counting them all."""
+        limit = self._limit
+        for position, text in enumerate(texts, start=first):
+            if limit.exceeds(text) or len(self._lengths.beginning(text, limit.num_tokens)) < len(text):
+                raise limit.refusal(f"text[{position}]", text, self._config.max_tokens, _REMEDY)
+
+    def _too_long(self, position: int, num_tokens: int) -> InvalidInput:
+        return InvalidInput(
+            f"text[{position}]", f"expected at most {self._config.max_tokens} tokens, got {num_tokens}; {_REMEDY}"
+        )
+
+    def _encodings(self, texts: list[str] | list[tuple[str, str]], first: int) -> list[Encoding]:
         try:
-            encodings = self._tokenizer.encode_batch_fast(texts)
+            encodings: list[Encoding] = self._tokenizer.encode_batch_fast(texts)
         except TypeError as error:
-            raise _not_unicode(texts) from error
-        if not truncate:
-            for position, encoding in enumerate(encodings):
-                if len(encoding) > self._config.max_tokens:
-                    raise _too_long(position, self._config.max_tokens, len(encoding))
+            raise _not_unicode(texts, first) from error
         return encodings
 
-    def _vocabulary(self) -> tuple[Array, list[int]]:
-        """Return which ids the tokenizer knows, bool [largest id + 1], and the special tokens at the end of a text."""
-        with self._lock:
-            if self._known is None:
-                ids = np.fromiter(self._tokenizer.get_vocab(with_added_tokens=True).values(), np.int64)
-                is_known = np.zeros(int(ids.max(initial=0)) + 1, np.bool_)
-                is_known[ids] = True
-                self._set_truncation(False)
-                example = self._tokenizer.encode("a")
-                num_special = next(
-                    (i for i, is_special in enumerate(reversed(example.special_tokens_mask)) if not is_special), 0
-                )
-                self._known = is_known, example.ids[len(example.ids) - num_special :]
-            return self._known
-
-    def _set_truncation(self, truncate: bool) -> None:
-        if truncate and not self._truncates:
-            self._tokenizer.enable_truncation(self._config.max_tokens)
-        elif self._truncates and not truncate:
-            self._tokenizer.no_truncation()
-        self._truncates = truncate
+    def _known_ids(self) -> Array:
+        """Return which ids the tokenizer knows, bool [largest id + 1]."""
+        if self._known is None:
+            ids = np.fromiter(self._tokenizer.get_vocab(with_added_tokens=True).values(), np.int64)
+            is_known = np.zeros(int(ids.max(initial=0)) + 1, np.bool_)
+            is_known[ids] = True
+            self._known = is_known
+        return self._known
 
     def _name_of(self, token_id: int) -> str:
         name = self._tokenizer.id_to_token(token_id) if 0 <= token_id <= _LARGEST_ID else None
@@ -195,17 +239,12 @@ class TextTokenizer:
         return name
 
 
-def _too_long(position: int, limit: int, length: int) -> InvalidInput:
-    return InvalidInput(
-        f"text[{position}]",
-        f"expected at most {limit} tokens, got {length}; shorten the text or remove truncate = false",
-    )
-
-
-def _not_unicode(texts: Sequence[str | tuple[str, str]]) -> InvalidInput:
+def _not_unicode(texts: Sequence[str | tuple[str, str]], first: int) -> InvalidInput:
     """Return the error for a str with half of a surrogate pair, which no encoding of Unicode can represent."""
-    halves = (i for i, text in enumerate(texts) if any("\ud800" <= c <= "\udfff" for c in "".join(text)))
-    return InvalidInput(f"text[{next(halves, 0)}]", "not valid Unicode: it holds half of a surrogate pair")
+    halves = (
+        i for i, text in enumerate(texts, start=first) if _HALF.search(text if isinstance(text, str) else "".join(text))
+    )
+    return InvalidInput(f"text[{next(halves, first)}]", "not valid Unicode: it holds half of a surrogate pair")
 
 
 def pad(

@@ -1,5 +1,6 @@
 """Test tokenising against the library."""
 
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -58,17 +59,15 @@ class TestTokenizer:
         assert model.tokenize_at_once(texts * 2, truncate) is None, "many texts"
         assert model.tokenize_at_once([LONG * 60], truncate) is None, "a long text"
 
-    def test_tokenize_at_once_never_waits(self, tokenizer: MakeTokenizer) -> None:
-        model = tokenizer(max_tokens=99)
-        with model._lock:
-            assert model.tokenize_at_once([LONG], True) is None
-        assert model.tokenize_at_once([LONG], True) == model.tokenize([LONG], True)
+    def test_library_runs_no_threads_of_its_own(self) -> None:
+        """They are shared by all callers: a short text on the event loop would wait for long ones."""
+        assert os.environ["TOKENIZERS_PARALLELISM"] == "false"
 
-    def test_refusal_at_once_releases_lock(self, tokenizer: MakeTokenizer) -> None:
-        model = tokenizer(max_tokens=4)
-        with pytest.raises(InvalidInput, match=r"text\[0\]"):
-            model.tokenize_at_once([LONG], False)
-        assert model.tokenize_at_once(["cat"], True) is not None
+    def test_positions_in_errors_count_texts_before(self, tokenizer: MakeTokenizer) -> None:
+        for texts in (["the", LONG], ["the", "a\ud800"]):
+            with pytest.raises(InvalidInput) as caught:
+                tokenizer().tokenize(texts, truncate=False, first=10)
+            assert caught.value.field == "text[11]"
 
     def test_no_texts_give_no_ids(self, tokenizer: MakeTokenizer) -> None:
         assert tokenizer().tokenize([], truncate=True) == []
