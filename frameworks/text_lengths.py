@@ -32,12 +32,18 @@ State = Mapping[str, Any]
 class TextLimit:
     """The limit of a text in tokens, without special tokens, and in characters: a longer text is not tokenized.
 
-    `ignores_space`: white space does not count, because the tokenizer may drop it.
+    `ignores_space`: white space does not count, because the tokenizer may drop it. `for_list`: all tokens are listed,
+    and the model does not read them; only the characters count.
     """
 
     num_tokens: int
     num_characters: int
     ignores_space: bool = False
+    for_list: bool = False
+
+    def to_list(self) -> "TextLimit":
+        """Return the limit of a text whose tokens are listed: a caller may look for the parts that a model can read."""
+        return TextLimit(self.num_tokens, max(MOST_CHARACTERS, self.num_characters), for_list=True)
 
     def exceeds(self, text: str) -> bool:
         """Whether the text has too many characters."""
@@ -46,17 +52,17 @@ class TextLimit:
             surplus -= sum(map(text.count, _WHITE_SPACE))
         return surplus > 0
 
-    def refusal(self, field: str, text: str, num_tokens: int, remedy: str) -> InvalidInput:
+    def refusal(self, field: str, text: str, expected: str = "", remedy: str = "shorten it") -> InvalidInput:
         """Return the error for a text that has too many characters, or too many tokens to count them all.
 
-        `num_tokens`: the limit as the caller knows it, with special tokens.
+        `expected`: the limit as the caller knows it. Default: the context of a generating model.
         """
-        found = (
-            f"got {len(text)} characters, which are more"
-            if self.exceeds(text)
-            else f"got more, in {len(text)} characters"
-        )
-        return InvalidInput(field, f"expected at most {num_tokens} tokens, {found}; {remedy}")
+        length = f"{len(text)} characters"
+        if self.for_list:
+            return InvalidInput(field, f"expected at most {self.num_characters} characters, got {length}; send parts")
+        found = f"{length}, which are more" if self.exceeds(text) else f"more, in {length}"
+        expected = expected or f"fewer than {self.num_tokens + 1} tokens, the model's context for prompt and text"
+        return InvalidInput(field, f"expected {expected}, got {found}; {remedy}")
 
 
 class TextLengths:
@@ -100,6 +106,12 @@ class TextLengths:
             size *= _GROWTH
         return text
 
+    def has_more(self, text: str, limit: TextLimit) -> bool:
+        """Whether the text surely has more tokens than the limit, as its characters or a part of it show."""
+        if limit.exceeds(text):
+            return True
+        return not limit.for_list and len(self.beginning(text, limit.num_tokens)) < len(text)
+
     def _part(self, text: str, size: int) -> str:
         """Return about `size` characters that end with a word; an empty string where there is no end of a word."""
         part = text[:size]
@@ -120,13 +132,6 @@ class TextLengths:
             return False
         last_needed, last = words[num_tokens], words[-1]
         return last_needed is not None and last is not None and last_needed + self._unsettled_words <= last
-
-
-def check_countable(field: str, text: str, limit: TextLimit) -> None:
-    """Raise InvalidInput for a text whose tokens are too many to be listed. `limit`: of the model."""
-    most = max(MOST_CHARACTERS, limit.num_characters)
-    if len(text) > most:
-        raise InvalidInput(field, f"expected at most {most} characters, got {len(text)}; send parts of it")
 
 
 def most_characters(num_tokens: int) -> int:

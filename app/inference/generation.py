@@ -5,15 +5,19 @@ import itertools
 import secrets
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
+from math import inf
 
 from app.inference.context import RunContext
 from app.inference.stream import GenerationStream
+from app.inference.tokenizer_threads import TokenizerThreads, size_of_prompt
 from app.observability.metrics import GenerationMetrics
 from frameworks.errors import DeadlineExceeded, InvalidInput
 from frameworks.generation.stop_strings import StopStrings
 from frameworks.generation.text_stream import ChoiceText
+from frameworks.generation.tokenizer import GenerationTokenizer
 from frameworks.generation.types import (
     Conversation,
     GenerateRequest,
@@ -23,6 +27,7 @@ from frameworks.generation.types import (
     TokenMatcher,
 )
 from frameworks.runtime import StepModel
+from frameworks.text_lengths import TextLimit
 
 MAX_SEQUENCES = 128
 """Limit of one request: number of prompts times `num_choices`."""
@@ -30,6 +35,9 @@ MAX_SEQUENCES = 128
 # Up to these sizes, tokenizing costs less than a switch to a thread and back.
 _MAX_SHORT_PROMPTS = 4
 _MAX_SHORT_CHARACTERS = 1000
+_MAX_SHORT_STOPS = 256
+# A text may complete a character that the prompt begins. Special tokens between them have no text.
+_MAX_TOKENS_BEFORE = 64
 _SEEDS = 2**63
 
 _sequence_ids = itertools.count(1)
@@ -37,17 +45,18 @@ _sequence_ids = itertools.count(1)
 
 @dataclass(frozen=True, slots=True)
 class _PreparedPrompts:
-    """Token ids of each prompt, and the compiled constraint."""
+    """Token ids of each prompt, the compiled constraint, and the search for the stop strings."""
 
     prompts: list[tuple[int, ...]]
     matcher: TokenMatcher | None
+    stops: StopStrings
 
 
 class GenerationService:
     """Owned by the event loop."""
 
-    def __init__(self, threads: ThreadPoolExecutor, metrics: Callable[[str], GenerationMetrics]) -> None:
-        """`threads`: tokenize long prompts. `metrics(model)`: the histograms that record the times of its tokens."""
+    def __init__(self, threads: TokenizerThreads, metrics: Callable[[str], GenerationMetrics]) -> None:
+        """`threads`: prepare long prompts. `metrics(model)`: the histograms that record the times of its tokens."""
         self._threads = threads
         self._metrics = metrics
 
@@ -91,10 +100,23 @@ class GenerationService:
         return generation
 
     async def _prepare(self, model: StepModel, request: GenerateRequest) -> _PreparedPrompts:
-        """Tokenize short prompts at once, all others on a thread. Raises InvalidInput."""
-        if request.constraint is None and _are_short(request.prompts):
-            return _prepare(model, request)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, _prepare, model, request)
+        """Tokenize short prompts at once, all others on threads. Raises InvalidInput."""
+        tokenizer, prompts, constraint = model.tokenizer, request.prompts, request.constraint
+        assert model.spec.generation is not None
+        # The text needs a token too.
+        limit = tokenizer.limit(model.spec.generation.max_context_tokens - 1)
+        stops = request.stopping.strings
+        if _are_short(prompts):
+            ids = _encode(tokenizer, prompts, limit, 0, len(prompts))
+        else:
+            _refuse_long(prompts, limit)
+            encode = partial(_encode, tokenizer, prompts, limit)
+            ids = list(chain.from_iterable(await self._threads.run_pieces(map(size_of_prompt, prompts), encode)))
+        # How long a constraint takes to compile is not known before.
+        matcher = None if constraint is None else await self._threads.run(inf, model.constrain, constraint)
+        if sum(map(len, stops)) <= _MAX_SHORT_STOPS:
+            return _PreparedPrompts(ids, matcher, StopStrings(stops))
+        return _PreparedPrompts(ids, matcher, await self._threads.run(0, StopStrings, stops))
 
 
 def _check(request: GenerateRequest) -> None:
@@ -122,9 +144,31 @@ def _are_short(prompts: tuple[Prompt, ...]) -> bool:
     return characters <= _MAX_SHORT_CHARACTERS
 
 
-def _prepare(model: StepModel, request: GenerateRequest) -> _PreparedPrompts:
-    prompts = [model.tokenizer.encode(prompt) for prompt in request.prompts]
-    return _PreparedPrompts(prompts, None if request.constraint is None else model.constrain(request.constraint))
+def _refuse_long(prompts: tuple[Prompt, ...], limit: TextLimit) -> None:
+    """Raise InvalidInput for a text that surely has too many tokens, before any prompt is tokenized."""
+    if limit.ignores_space:
+        return  # counted on a thread
+    for index, prompt in enumerate(prompts):
+        if isinstance(prompt, str) and limit.exceeds(prompt):
+            raise limit.refusal(_field_of(prompts, index), prompt)
+
+
+def _encode(
+    tokenizer: GenerationTokenizer, prompts: tuple[Prompt, ...], limit: TextLimit, start: int, stop: int
+) -> list[tuple[int, ...]]:
+    """Return the token ids of a part of the prompts. Raises InvalidInput; its field has the index of the prompt."""
+    encoded = []
+    for index in range(start, stop):
+        try:
+            encoded.append(tokenizer.encode(prompts[index], limit))
+        except InvalidInput as error:
+            raise InvalidInput(_field_of(prompts, index), error.reason) from error
+    return encoded
+
+
+def _field_of(prompts: tuple[Prompt, ...], index: int) -> str:
+    field = "messages" if isinstance(prompts[index], Conversation) else "prompt"
+    return f"{field}[{index}]" if len(prompts) > 1 else field
 
 
 def _sequences(
@@ -168,9 +212,7 @@ def _sequences(
 
 def _max_tokens(request: GenerateRequest, prompt_index: int, prompt_ids: tuple[int, ...], context: int) -> int:
     """Return how many tokens may follow a prompt. Raises InvalidInput, whose message has all lengths."""
-    field = "messages" if isinstance(request.prompts[prompt_index], Conversation) else "prompt"
-    if len(request.prompts) > 1:
-        field += f"[{prompt_index}]"
+    field = _field_of(request.prompts, prompt_index)
     if not prompt_ids:
         raise InvalidInput(field, "expected at least one token, got none; send a text to continue")
     room = context - len(prompt_ids)
@@ -199,13 +241,12 @@ def _max_tokens(request: GenerateRequest, prompt_index: int, prompt_ids: tuple[i
 
 def _choice_texts(request: GenerateRequest, prepared: _PreparedPrompts, model: StepModel) -> list[ChoiceText]:
     """Return the empty text of each choice, in order of their index."""
-    stops = StopStrings(request.stopping.strings)
     text_of = None if request.sampling.top_logprobs is None else model.tokenizer.text_of
     return [
         ChoiceText(
             i * request.num_choices + choice,
-            model.tokenizer.stream(prompt_ids),
-            stops,
+            model.tokenizer.stream(prompt_ids[-_MAX_TOKENS_BEFORE:]),
+            prepared.stops,
             text_of,
             request.stopping.min_tokens,
         )

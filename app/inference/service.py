@@ -1,19 +1,16 @@
 """Run a decoded request on a version of a model: response cache, queue, batches or generated text."""
 
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 
 from app.inference.context import RunContext
 from app.inference.generation import GenerationService
 from app.inference.response_cache import CacheableRequest, ResponseCache
 from app.inference.texts import TextService
+from app.inference.tokenizer_threads import TokenizerThreads
 from app.observability.metrics import GenerationMetrics
 from frameworks.generation.types import GenerateRequest, Generation
 from frameworks.text.tokens import DetokenizeRequest, TokenAnswer, TokenizeRequest, TokenRequest
 from frameworks.types import Answer, PairRequest, TensorBatch, TextRequest
-
-# Tokenizers release the interpreter's lock and use all cores; a second thread lets a short request pass a long one.
-TOKENIZER_THREADS = 2
 
 
 class InferenceService:
@@ -22,7 +19,7 @@ class InferenceService:
     def __init__(self, response_cache: ResponseCache, generation_metrics: Callable[[str], GenerationMetrics]) -> None:
         """`generation_metrics(model)`: where the token times of a model are recorded."""
         self._response_cache = response_cache
-        self._tokenizer_threads = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenize")
+        self._tokenizer_threads = TokenizerThreads()
         self._texts = TextService(self._tokenizer_threads)
         self._generation = GenerationService(self._tokenizer_threads, generation_metrics)
 
@@ -67,7 +64,7 @@ class InferenceService:
 
     def close(self) -> None:
         """End the tokenizer threads; queued texts are dropped."""
-        self._tokenizer_threads.shutdown(wait=False, cancel_futures=True)
+        self._tokenizer_threads.close()
 
     def _run(self, context: RunContext, request: CacheableRequest) -> Awaitable[Answer]:
         permit = context.permit

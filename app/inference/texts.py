@@ -2,18 +2,19 @@
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from typing import TypeVar, TypeVarTuple
 
 import numpy as np
 
 from app.inference.context import RunContext
 from app.inference.scoring import cosines, distinct_texts, name_pair, probabilities
+from app.inference.tokenizer_threads import TokenizerThreads, size_of_prompt
 from frameworks.errors import InvalidInput
 from frameworks.runtime import ModelEntry
 from frameworks.scheduling.batch.dispatcher import Dispatcher
 from frameworks.text.tokenizer import TextTokenizer, normalize_rows, scores
-from frameworks.text.tokens import TokenAnswer, TokenRequest, answer_token_request
+from frameworks.text.tokens import DetokenizeRequest, TokenAnswer, TokenRequest, answer_token_request
 from frameworks.types import (
     TEXT_OUTPUT,
     Array,
@@ -34,14 +35,15 @@ Arguments = TypeVarTuple("Arguments")
 # From this size on the arithmetic of a response would block the loop for about a millisecond: it runs on a thread.
 _MANY_NUMBERS = 64 * 1024
 _NUMBERS_PER_PAIR = 64  # as much work
+_NUMBERS_PER_CHARACTER = 256  # as much work as the tokenizing of one
 _NO_ROWS = np.empty((0, 0), dtype=np.float32)
 
 
 class TextService:
     """Owned by the event loop. Adds to the timings of the context; raises as InferenceService.infer."""
 
-    def __init__(self, threads: ThreadPoolExecutor) -> None:
-        """`threads`: for tokenizing long texts, and for responses of many numbers."""
+    def __init__(self, threads: TokenizerThreads) -> None:
+        """`threads`: tokenize long texts, and compute responses of many numbers."""
         self._threads = threads
 
     async def answer(self, context: RunContext, request: TextRequest) -> EmbedAnswer | ClassifyAnswer:
@@ -56,13 +58,12 @@ class TextService:
         token_ids: list[list[int]] | None
         if request.token_ids is not None:
             _check_takes_token_ids(context.version.model.entry)
-            token_ids = await loop.run_in_executor(
-                self._threads, tokenizer.read_ids, request.token_ids, request.truncate
-            )
+            size = sum(map(len, request.token_ids))
+            token_ids = await self._threads.run(size, tokenizer.read_ids, request.token_ids, request.truncate)
         else:
             token_ids = tokenizer.tokenize_at_once(request.texts, request.truncate)
         if token_ids is None:
-            token_ids = await loop.run_in_executor(self._threads, tokenizer.tokenize, request.texts, request.truncate)
+            token_ids = await self._tokenize_pieces(tokenizer, request)
         context.timings.decode_s += loop.time() - started_s
         rows = await _rows(context, dispatcher, TokenBatch(token_ids))
         return await self._compute(rows.size, _finished, model.spec.task, text, request, rows, token_ids)
@@ -97,27 +98,53 @@ class TextService:
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         try:
-            return await loop.run_in_executor(
-                self._threads, answer_token_request, model.tokenizer, model.spec.max_tokens, request
+            return await self._threads.run(
+                _size_of(request), answer_token_request, model.tokenizer, model.spec.max_tokens, request
             )
         finally:
             context.timings.compute_s += loop.time() - started_s
 
+    async def _tokenize_pieces(self, tokenizer: TextTokenizer, request: TextRequest) -> list[list[int]]:
+        texts, truncate = request.texts, request.truncate
+
+        def tokenize(start: int, stop: int) -> list[list[int]]:
+            return tokenizer.tokenize(texts[start:stop], truncate, start)
+
+        pieces = await self._threads.run_pieces(map(len, texts), tokenize)
+        return pieces[0] if len(pieces) == 1 else list(chain.from_iterable(pieces))
+
     async def _tokenized(self, tokenizer: TextTokenizer, request: PairRequest, timings: Timings) -> TokenBatch:
+        pairs, truncate = request.pairs, request.truncate
+
+        def tokenize(start: int, stop: int) -> TokenBatch:
+            return tokenizer.tokenize_pairs(pairs[start:stop], truncate, start)
+
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         try:
-            return await loop.run_in_executor(self._threads, tokenizer.tokenize_pairs, request.pairs, request.truncate)
+            pieces = await self._threads.run_pieces((len(one) + len(other) for one, other in pairs), tokenize)
         except InvalidInput as error:
             raise name_pair(error) from None
         finally:
             timings.decode_s += loop.time() - started_s
+        if len(pieces) == 1:
+            return pieces[0]
+        types = [piece.token_type_ids for piece in pieces if piece.token_type_ids is not None]
+        ids = list(chain.from_iterable(piece.token_ids for piece in pieces))
+        return TokenBatch(ids, list(chain.from_iterable(types)) if types else None)
 
     async def _compute(self, numbers: int, work: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
         """Return `work(*arguments)`, computed on a thread if it handles many numbers."""
         if numbers < _MANY_NUMBERS:
             return work(*arguments)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+        return await self._threads.run(numbers / _NUMBERS_PER_CHARACTER, work, *arguments)
+
+
+def _size_of(request: TokenRequest) -> int:
+    """Return the size of the work, in characters."""
+    if isinstance(request, DetokenizeRequest):
+        return len(request.token_ids)
+    return size_of_prompt(request.prompt)
 
 
 def _check_takes_token_ids(entry: ModelEntry) -> None:

@@ -17,7 +17,7 @@ from tokenizers import Encoding, Tokenizer, normalizers
 from frameworks.errors import InvalidInput, InvalidModel
 from frameworks.text.config import Pooling, TextConfig
 from frameworks.text.truncation import count_special_tokens, truncated_ids, truncated_pair
-from frameworks.text_lengths import TextLengths, check_countable, most_characters
+from frameworks.text_lengths import TextLengths, TextLimit, most_characters
 from frameworks.types import Array, TokenBatch
 
 # Tokenising up to these bounds takes about 0.2 ms, less than a round trip between the loop and a thread.
@@ -74,7 +74,7 @@ class TextTokenizer:
             )
         self._config = config
         self._lengths = TextLengths(self._tokenizer)
-        self._limit = self._lengths.limit(config.max_tokens - special)
+        self._limit: TextLimit = self._lengths.limit(config.max_tokens - special)
         self._num_special_of_pair = self._tokenizer.num_special_tokens_to_add(True)
         self._known: Array | None = None
         num_before, self._num_after = count_special_tokens(self._tokenizer)
@@ -112,7 +112,6 @@ class TextTokenizer:
         """Return a caller's own token ids as the model reads them: as given, or cut at the model's limit.
 
         A cut keeps the special tokens at the end, as the cut of a text does.
-
         Raises InvalidInput for an id outside the vocabulary, and as `tokenize` for too many.
         """
         is_known, end = self._known_ids(), self._end
@@ -170,9 +169,11 @@ class TextTokenizer:
     def ids_of(self, text: str, add_special_tokens: bool) -> list[int]:
         """Return all token ids of a text, beyond the model's limit too, and without the model's prompt.
 
-        Raises InvalidInput where the text is not valid Unicode, or has more than `most_characters`.
+        Raises InvalidInput where the text is not valid Unicode, or has too many characters.
         """
-        check_countable("prompt", text, self._limit)
+        limit = self._limit.to_list()
+        if limit.exceeds(text):
+            raise limit.refusal("prompt", text)
         try:
             [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         except TypeError as error:
@@ -208,8 +209,8 @@ class TextTokenizer:
         """Raise InvalidInput for a text that has too many tokens, without counting them all."""
         limit = self._limit
         for position, text in enumerate(texts, start=first):
-            if limit.exceeds(text) or len(self._lengths.beginning(text, limit.num_tokens)) < len(text):
-                raise limit.refusal(f"text[{position}]", text, self._config.max_tokens, _REMEDY)
+            if self._lengths.has_more(text, limit):
+                raise limit.refusal(f"text[{position}]", text, f"at most {self._config.max_tokens} tokens", _REMEDY)
 
     def _too_long(self, position: int, num_tokens: int) -> InvalidInput:
         return InvalidInput(

@@ -64,16 +64,20 @@ def answer_token_request(
         raise InvalidInput("prompt", "this model reads no text")
     if isinstance(request, DetokenizeRequest):
         return DetokenizeAnswer(tokenizer.decode(request.token_ids))
-    token_ids = _ids_of(tokenizer, request)
+    token_ids = _ids_of(tokenizer, max_tokens or 0, request)
     strings = tokenizer.token_strings(token_ids) if request.with_strings else None
     return TokenizeAnswer(token_ids, strings, max_tokens)
 
 
-def _ids_of(tokenizer: TextTokenizer | GenerationTokenizer, request: TokenizeRequest) -> Sequence[int]:
+def _ids_of(tokenizer: TextTokenizer | GenerationTokenizer, max_tokens: int, request: TokenizeRequest) -> Sequence[int]:
     """Return the token ids that the model would read. A generating model gets no tokens after the prompt."""
+    prompt = request.prompt
     if isinstance(tokenizer, TextTokenizer):
-        assert isinstance(request.prompt, str)
-        return tokenizer.ids_of(request.prompt, request.add_special_tokens)
-    if isinstance(request.prompt, str) and not request.add_special_tokens:
-        return tokenizer.ids_of(request.prompt, add_special_tokens=False)
-    return tokenizer.encode(request.prompt)
+        assert isinstance(prompt, str)
+        return tokenizer.ids_of(prompt, request.add_special_tokens)
+    limit = tokenizer.limit(max_tokens).to_list()
+    if isinstance(prompt, str) and not request.add_special_tokens:
+        if limit.exceeds(prompt):
+            raise limit.refusal("prompt", prompt)
+        return tokenizer.ids_of(prompt, add_special_tokens=False)
+    return tokenizer.encode(prompt, limit)

@@ -1,7 +1,7 @@
 """Test that parts of long texts give the tokens of whole texts, and that no text that fits is refused."""
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, get_args
@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 from frameworks.errors import InvalidInput
 from frameworks.text.config import TextConfig
 from frameworks.text.tokenizer import TextTokenizer
-from frameworks.text_lengths import MOST_CHARACTERS, TextLengths, check_countable
+from frameworks.text_lengths import MOST_CHARACTERS, TextLengths
 from tests.support.models.generation_tokenizers import Kind, make_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +46,7 @@ def _unigram() -> Tokenizer:
 
 
 TOKENIZERS: dict[str, Callable[[], Tokenizer]] = {
-    **{kind: (lambda kind=kind: make_tokenizer(kind)) for kind in get_args(Kind)},
+    **{kind: partial(make_tokenizer, kind) for kind in get_args(Kind)},
     "nfc": lambda: _byte_letters(normalizers.NFC()),
     "nfkd": lambda: _byte_letters(normalizers.Sequence([normalizers.NFKD(), normalizers.Lowercase()])),
     "digits": lambda: _byte_letters(None, r"\d{1,3}(?=(?:\d{3})*(?!\d))|\s+(?!\S)|\s+|[^\s\d]+"),
@@ -255,15 +255,19 @@ class TestLimits:
         text = "a" * (limit.num_characters + 1)
         message = f"^prompt: expected at most 12 tokens, got {len(text)} characters, which are more; shorten it$"
         with pytest.raises(InvalidInput, match=message):
-            raise limit.refusal("prompt", text, 12, "shorten it")
-        with pytest.raises(InvalidInput, match=r"expected at most 12 tokens, got more, in 3 characters; shorten it$"):
-            raise limit.refusal("prompt", "abc", 12, "shorten it")
+            raise limit.refusal("prompt", text, "at most 12 tokens")
+        with pytest.raises(InvalidInput, match=r"fewer than 11 tokens, .*, got more, in 3 characters; shorten it$"):
+            raise limit.refusal("prompt", "abc")
 
-    def test_countable_texts_have_a_bound(self) -> None:
-        limit = TextLengths(library_of("gpt2")).limit(10)
-        check_countable("prompt", "a" * MOST_CHARACTERS, limit)
-        with pytest.raises(InvalidInput, match=f"^prompt: expected at most {MOST_CHARACTERS} characters, got "):
-            check_countable("prompt", "a" * (MOST_CHARACTERS + 1), limit)
+    def test_listed_texts_have_a_bound_of_characters(self) -> None:
+        lengths = TextLengths(library_of("gpt2"))
+        limit = lengths.limit(10).to_list()
+        assert not lengths.has_more("the cat " * (MOST_CHARACTERS // 8), limit)
+        long = "a" * (MOST_CHARACTERS + 1)
+        assert lengths.has_more(long, limit)
+        with pytest.raises(InvalidInput, match=rf"^prompt: expected at most {MOST_CHARACTERS} characters, got "):
+            raise limit.refusal("prompt", long)
+        assert lengths.limit(10**6).to_list().num_characters == lengths.limit(10**6).num_characters
 
     def test_half_of_surrogate_pair_is_named(self) -> None:
         with pytest.raises(InvalidInput, match=r"^text\[0\]: not valid Unicode"):

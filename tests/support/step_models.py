@@ -24,6 +24,7 @@ from frameworks.generation.types import (
     TokenMatcher,
 )
 from frameworks.runtime import LoadedModel, ModelEntry
+from frameworks.text_lengths import TextLimit
 from frameworks.types import ModelSpec
 from tests.support.loops import HANGS_AFTER_S
 
@@ -56,13 +57,18 @@ class ByteTokenizer:
         self.behaviour = behaviour
         self.threads: list[str] = []
 
-    def encode(self, prompt: Prompt) -> tuple[int, ...]:
+    def limit(self, num_tokens: int) -> TextLimit:
+        return TextLimit(num_tokens, num_tokens)
+
+    def encode(self, prompt: Prompt, limit: TextLimit | None = None) -> tuple[int, ...]:
         self.threads.append(threading.current_thread().name)
         if self.behaviour:
             self.behaviour(prompt)
         if isinstance(prompt, Conversation):
             return tuple("".join(f"{turn.role}: {turn.content}\n" for turn in prompt.messages).encode())
         if isinstance(prompt, str):
+            if limit is not None and limit.exceeds(prompt):
+                raise limit.refusal("prompt", prompt)
             return tuple(prompt.encode())
         if strangers := [token_id for token_id in prompt if not 0 <= token_id < VOCABULARY_SIZE]:
             raise InvalidInput("prompt", f"no token has the id {strangers[0]}")

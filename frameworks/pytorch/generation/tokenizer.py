@@ -4,6 +4,8 @@ import os
 
 # Nothing is downloaded, whatever the folder's files name; transformers reads this when it is imported.
 os.environ["HF_HUB_OFFLINE"] = "1"
+# As in frameworks/text/tokenizer.py.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +19,8 @@ from frameworks.generation.detokenizing import detokenizer_of
 from frameworks.generation.tokenizer import TokenStream
 from frameworks.generation.types import Conversation, Prompt
 from frameworks.pytorch.generation.chat_template import ChatTemplate
+from frameworks.text.truncation import count_special_tokens
+from frameworks.text_lengths import TextLengths, TextLimit
 
 transformers.logging.set_verbosity_error()
 
@@ -44,9 +48,10 @@ class HuggingFaceTokenizer:
         self._vocabulary_size = vocabulary_size
         self._may_exceed = max(self._tokenizer.get_vocab().values(), default=0) >= vocabulary_size
         try:
-            self._num_suffix_tokens = _count_suffix_tokens(self._tokenizer)
+            _, self._num_suffix_tokens = count_special_tokens(self._tokenizer)
         except Exception as error:  # the library raises bare Exception
             raise InvalidModel(f"{folder}: its tokenizer encodes nothing: {error}") from error
+        self._lengths = TextLengths(self._tokenizer)
         self._detokenizer = detokenizer_of(self._tokenizer)
         self._chat_template = _chat_template(self.pretrained, folder)
 
@@ -54,9 +59,15 @@ class HuggingFaceTokenizer:
     def has_chat_template(self) -> bool:
         return self._chat_template is not None
 
-    def encode(self, prompt: Prompt) -> tuple[int, ...]:
+    def limit(self, num_tokens: int) -> TextLimit:
+        """As GenerationTokenizer.limit."""
+        return self._lengths.limit(num_tokens)
+
+    def encode(self, prompt: Prompt, limit: TextLimit | None = None) -> tuple[int, ...]:
         """As GenerationTokenizer.encode. Special tokens after a text are left out, because the text continues."""
         if isinstance(prompt, str):
+            if limit is not None:
+                self._check_length(prompt, limit, "prompt")
             ids = self._ids_of(prompt, True, "prompt")
             return tuple(ids[: len(ids) - self._num_suffix_tokens])
         if isinstance(prompt, Conversation):
@@ -65,7 +76,10 @@ class HuggingFaceTokenizer:
                     "messages",
                     "expected a chat template (chat_template.jinja) in the model's folder, got none; send a prompt",
                 )
-            return tuple(self._ids_of(self._chat_template.render(prompt.messages), False, "messages"))
+            text = self._chat_template.render(prompt.messages)
+            if limit is not None:
+                self._check_length(text, limit, "messages")
+            return tuple(self._ids_of(text, False, "messages"))
         self._check(prompt, "prompt")
         return prompt
 
@@ -96,6 +110,10 @@ class HuggingFaceTokenizer:
     def stream(self, prompt_ids: Sequence[int]) -> TokenStream:
         """As GenerationTokenizer.stream."""
         return self._detokenizer.stream(prompt_ids)
+
+    def _check_length(self, text: str, limit: TextLimit, field: str) -> None:
+        if self._lengths.has_more(text, limit):
+            raise limit.refusal(field, text)
 
     def _ids_of(self, text: str, add_special_tokens: bool, field: str) -> list[int]:
         try:
@@ -149,18 +167,6 @@ def _from_pretrained(folder: Path) -> Any:
             "tokenizer.json; is tokenizer_class in tokenizer_config.json right?"
         )
     return pretrained
-
-
-def _count_suffix_tokens(tokenizer: Tokenizer) -> int:
-    """Return the number of special tokens after a text. Tested on a text with a token, to tell them from those before
-    it.
-    """
-    tokens = tokenizer.get_added_tokens_decoder().values()
-    for text in (*(token.content for token in tokens), "a"):
-        mask = tokenizer.encode(text).special_tokens_mask
-        if 0 in mask:
-            return mask[::-1].index(0)
-    return 0
 
 
 def _chat_template(pretrained: Any, folder: Path) -> ChatTemplate | None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from frameworks.errors import InvalidInput
+from frameworks.generation.stop_strings import StopStrings
 from frameworks.generation.types import (
     Choice,
     Constraint,
@@ -256,3 +257,29 @@ async def test_constraint_with_ignore_eos_is_refused() -> None:
         request = GenerateRequest(("a",), stopping=Stopping(9, ignore_eos=True), constraint=Constraint("regex", "a"))
         with pytest.raises(InvalidInput, match="ignore_eos: expected false with a constraint"):
             await harness.collect(request)
+
+
+@in_loop
+async def test_prompt_beyond_context_is_never_tokenized() -> None:
+    async with generating() as harness:
+        for prompts in (["x" * 3_200_000], ["a", "x" * CONTEXT]):
+            with pytest.raises(InvalidInput, match=rf"fewer than {CONTEXT} tokens, .* characters, which are more"):
+                await harness.collect(generate_request(*prompts))
+        assert harness.models[0].tokenizer.threads == []
+
+
+@in_loop
+async def test_many_stop_characters_are_prepared_in_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    names: list[str] = []
+
+    def record(strings: tuple[str, ...]) -> StopStrings:
+        names.append(threading.current_thread().name)
+        return StopStrings(strings)
+
+    monkeypatch.setattr("app.inference.generation.StopStrings", record)
+    async with generating() as harness:
+        for stop in ("b" * 256, "b" * 257):
+            request = GenerateRequest(("abc" + stop,), stopping=Stopping(999, strings=(stop,)))
+            assert (await harness.collect(request)).choices == [Choice("abc", "stop")]
+    assert names[0] == threading.current_thread().name
+    assert names[1].startswith("tokenize-short")

@@ -1,0 +1,95 @@
+"""Run work on texts off the event loop, so that short work never waits for long work."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from typing import NamedTuple, TypeVar, TypeVarTuple
+
+from frameworks.generation.types import Conversation, Prompt
+
+SHORT_CHARACTERS = 16 * 1024
+"""Work up to this size takes about 20 ms."""
+_PIECE_CHARACTERS = 64 * 1024
+_MAX_COUNTED = 32 * 1024
+# Text after text, besides the characters of each.
+_CHARACTERS_PER_TEXT = 64
+LONG_THREADS = 2
+"""The long work of one request leaves a thread to that of another, and its memory is bounded."""
+
+Result = TypeVar("Result")
+Arguments = TypeVarTuple("Arguments")
+
+
+class Piece(NamedTuple):
+    """A part of a list, and the work of its elements in characters."""
+
+    start: int
+    stop: int
+    characters: int
+
+
+class TokenizerThreads:
+    """One thread for short work and a few for long work. Each is a queue: what arrives first is done first.
+
+    Tokenizers release the interpreter's lock, and use no threads of their own.
+    """
+
+    def __init__(self) -> None:
+        self._short = ThreadPoolExecutor(1, thread_name_prefix="tokenize-short")
+        self._long = ThreadPoolExecutor(LONG_THREADS, thread_name_prefix="tokenize-long")
+
+    def run(
+        self, characters: float, work: Callable[[*Arguments], Result], *arguments: *Arguments
+    ) -> "asyncio.Future[Result]":
+        """Return the future of `work(*arguments)`. `characters`: its size, as the number of characters to tokenize."""
+        threads = self._short if characters <= SHORT_CHARACTERS else self._long
+        return asyncio.get_running_loop().run_in_executor(threads, work, *arguments)
+
+    async def run_pieces(self, sizes: Iterable[int], work: Callable[[int, int], Result]) -> list[Result]:
+        """Return the results of `work(start, stop)` for bounded pieces of a list, in order.
+
+        `sizes`: in characters, of each element. A request has at most LONG_THREADS pieces in the queue, so that the
+        pieces of several requests take turns. Raises the error of the first piece that fails.
+        """
+        pieces = split(sizes)
+        running = list(islice(pieces, LONG_THREADS))
+        if len(running) == 1:
+            [piece] = running
+            return [await self.run(piece.characters, work, piece.start, piece.stop)]
+        results: list[Result] = []
+        while running:
+            futures = [self.run(_PIECE_CHARACTERS, work, piece.start, piece.stop) for piece in running]
+            # All of them end, so that the first error in the order of the list is raised.
+            for outcome in await asyncio.gather(*futures, return_exceptions=True):
+                if isinstance(outcome, BaseException):
+                    raise outcome
+                results.append(outcome)
+            running = list(islice(pieces, LONG_THREADS))
+        return results
+
+    def close(self) -> None:
+        """End the threads; queued work is dropped."""
+        for threads in (self._short, self._long):
+            threads.shutdown(wait=False, cancel_futures=True)
+
+
+def size_of_prompt(prompt: Prompt) -> int:
+    """Return the work of a prompt, in characters."""
+    if isinstance(prompt, Conversation):
+        return sum(len(message.content) + _CHARACTERS_PER_TEXT for message in prompt.messages)
+    return len(prompt)
+
+
+def split(sizes: Iterable[int]) -> Iterator[Piece]:
+    """Return pieces of about equal work; one piece for an empty list. Lazy: a list may have 100,000 elements."""
+    start, stop, total = 0, 0, 0
+    for size in sizes:
+        # Of a long text only a part is tokenized.
+        own = min(size, _MAX_COUNTED) + _CHARACTERS_PER_TEXT
+        if total and total + own > _PIECE_CHARACTERS:
+            yield Piece(start, stop, total)
+            start, total = stop, 0
+        stop += 1
+        total += own
+    yield Piece(start, stop, total)

@@ -1,0 +1,82 @@
+"""Run text requests over a dispatcher that records the tokens."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app.inference.texts import TextService
+from app.inference.tokenizer_threads import TokenizerThreads
+from frameworks.errors import InvalidInput
+from frameworks.text.config import TextConfig
+from frameworks.text.tokenizer import TextTokenizer
+from frameworks.types import TEXT_OUTPUT, PairRequest, TextRequest, TextSpec, Timings, TokenBatch
+from tests.support.loops import in_loop
+from tests.support.models.text_files import write_tokenizer
+
+LABEL = ("relevant",)
+
+
+@dataclass
+class Harness:
+    """A service over one model. `batches`: what the model was given."""
+
+    service: TextService
+    context: Any
+    tokenizer: TextTokenizer
+    batches: list[TokenBatch] = field(default_factory=list)
+
+
+@pytest.fixture
+def harness(tmp_path: Path) -> Iterator[Harness]:
+    write_tokenizer(tmp_path, token_types=True)
+    tokenizer = TextTokenizer(tmp_path, TextConfig(16, 0, None, True, "", False, "", "bert", LABEL, True, False))
+    threads = TokenizerThreads()
+    batches: list[TokenBatch] = []
+
+    async def submit(tokens: TokenBatch, *_: Any) -> dict[str, Any]:
+        batches.append(tokens)
+        return {TEXT_OUTPUT: np.zeros((tokens.rows, 1), np.float32)}
+
+    spec = SimpleNamespace(task="classify", text=TextSpec(16, labels=LABEL))
+    model, dispatcher = SimpleNamespace(tokenizer=tokenizer, spec=spec), SimpleNamespace(submit=submit)
+    version = SimpleNamespace(serving=lambda: (model, dispatcher))
+    context = SimpleNamespace(version=version, timings=Timings(), priority=5, permit=SimpleNamespace(begin=None))
+    yield Harness(TextService(threads), context, tokenizer, batches)
+    threads.close()
+
+
+@in_loop
+async def test_pieces_of_long_list_equal_whole(harness: Harness) -> None:
+    texts = [f"the cat sat on {'the mat ' * (i % 90)}" for i in range(1500)]
+    await harness.service.answer(harness.context, TextRequest(texts))
+    [batch] = harness.batches
+    assert batch.token_ids == harness.tokenizer.tokenize(texts, truncate=True)
+
+
+@in_loop
+async def test_pieces_of_pairs_equal_whole(harness: Harness) -> None:
+    pairs = [("the cat", "sat on " * (i % 70)) for i in range(1500)]
+    await harness.service.score(harness.context, PairRequest(pairs))
+    assert harness.batches == [harness.tokenizer.tokenize_pairs(pairs, truncate=True)]
+
+
+@in_loop
+async def test_error_in_later_piece_names_text(harness: Harness) -> None:
+    texts = ["the cat"] * 1400 + ["the cat " * 99] * 2
+    with pytest.raises(InvalidInput, match=r"^text\[1400\]: expected at most 16 tokens, got 200; "):
+        await harness.service.answer(harness.context, TextRequest(texts, truncate=False))
+    with pytest.raises(InvalidInput, match=r"^pairs\[1400\]: expected at most 16 tokens, got "):
+        await harness.service.score(harness.context, PairRequest([(text, "cat") for text in texts], truncate=False))
+    assert harness.batches == []
+
+
+@in_loop
+async def test_text_beyond_characters_of_limit_is_refused_unread(harness: Harness) -> None:
+    """The tokenizer drops spaces: the limit is 128 Ki characters."""
+    with pytest.raises(InvalidInput, match=r"^text\[0\]: expected at most 16 tokens, got 3200000 characters, which"):
+        await harness.service.answer(harness.context, TextRequest([" " * 3_200_000], truncate=False))
