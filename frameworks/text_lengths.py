@@ -66,7 +66,7 @@ class TextLimit:
 
 
 class TextLengths:
-    """What the characters of a text say about its tokens, for one tokenizer. Thread-safe.
+    """Bounds of the tokens of a text, from its characters, for one tokenizer. Thread-safe.
 
     The tokenizer must not pad, truncate or change.
     """

@@ -164,7 +164,7 @@ class TestBeginning:
     def test_limit_admits_texts_with_so_many_tokens(self, name: str, text: str) -> None:
         assert not TextLengths(library_of(name)).limit(num_tokens_of(name, text)).exceeds(text)
 
-    def test_only_a_part_of_a_long_text_is_tokenized(self, name: str) -> None:
+    def test_only_part_of_long_text_is_tokenized(self, name: str) -> None:
         text = "the cat sat on the mat . " * 4_000
         recorded = RecordingTokenizer(library_of(name))
         part = TextLengths(recorded).beginning(text, 16)  # type: ignore[arg-type]
@@ -223,7 +223,7 @@ class TestLimits:
         assert limit.num_characters == (bounded if name in BOUNDED else MOST_CHARACTERS)
         assert TextLengths(tokenizer).limit(10_000).num_characters >= 64 * 10_000 or name in BOUNDED
 
-    def test_white_space_does_not_count_where_it_may_be_dropped(self) -> None:
+    def test_dropped_white_space_does_not_count(self) -> None:
         limit = TextLengths(library_of("strips")).limit(1)
         assert not limit.exceeds(" \n\u3000" * 1000)
         assert limit.exceeds("a" * (limit.num_characters + 1))
