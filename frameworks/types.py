@@ -130,11 +130,27 @@ class SequenceSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class KernelTrial:
+    """One product of a quantised model's largest layer, `original` or int8.
+
+    `weights`: the range that they are rounded to. `error`: root mean square, relative to the product.
+    `milliseconds`: by number of rows; fewer numbers for a product that is far slower than others.
+    """
+
+    kernel: str
+    weights: str
+    error: float
+    milliseconds: dict[str, float] = field(hash=False)
+
+
+@dataclass(frozen=True, slots=True)
 class QuantizationReport:
     """A quantised model compared with its original on warm-up inputs.
 
     `cosine_min` and `cosine_mean`: over the rows of the outputs. `speedup`: median time of the original divided by that
-    of the quantised model. `bytes_before`, `bytes_after`: size of the weights.
+    of the quantised model. `bytes_before`, `bytes_after`: size of the weights. `original_ms`, `quantized_ms`: those
+    times, of all warm-up inputs. `kernel`: the int8 product that is used, of the measured `kernels`. `weights`: the
+    range that they are rounded to, of frameworks.quantization.ranges.
     """
 
     scheme: str
@@ -143,6 +159,11 @@ class QuantizationReport:
     speedup: float
     bytes_before: int
     bytes_after: int
+    original_ms: float = 0.0
+    quantized_ms: float = 0.0
+    kernel: str = ""
+    weights: str = ""
+    kernels: tuple[KernelTrial, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,17 @@ class TensorDescription(ResponseBody):
     shape: list[int] | None
 
 
+class KernelTiming(ResponseBody):
+    """One product of the model's largest layer, measured when the model was loaded. The first is the original's."""
+
+    kernel: str
+    weights: str = Field(description="Range of the weights, as in `quantization`; empty for the original.")
+    error: float = Field(description="Root mean square error of a product, relative to the original's.")
+    milliseconds: dict[str, float] = Field(
+        description="By number of rows, on one thread; fewer numbers for a product that is far slower than others."
+    )
+
+
 class Quantization(ResponseBody):
     """Result of the quantization. Cosine similarities compare the outputs for the warm-up inputs with the original."""
 
@@ -33,6 +44,13 @@ class Quantization(ResponseBody):
     )
     bytes_before: int
     bytes_after: int
+    original_ms: float = Field(description="Median time of the original for all warm-up inputs.")
+    quantized_ms: float = Field(description="Median time of the quantized model for all warm-up inputs.")
+    kernel: str = Field(description="The library whose int8 product is used.")
+    weights: str = Field(
+        description="Range of the weights in which no sum saturates on this CPU: whole, paired or halved."
+    )
+    kernels: list[KernelTiming] = Field(description="Measured products; empty for ONNX models and on a GPU.")
 
 
 class RequestCounts(ResponseBody):

@@ -16,6 +16,7 @@ from frameworks.onnx.providers import ProviderChoice, ProviderRules, choose_prov
 from frameworks.onnx.quantization.copy import Original, quantized_graph
 from frameworks.onnx.session import open_session
 from frameworks.onnx.text_model import with_text
+from frameworks.quantization.comparison import warn_if_slower
 from frameworks.quantization.copies import QuantizedCopies
 from frameworks.runtime import BatchModel, ModelEntry
 from frameworks.settings import OnnxModelEntry, PerformanceSettings
@@ -85,7 +86,7 @@ class OnnxRegistry:
         file, summary = original.file, original.summary
         choice = choose_providers(entry.name, entry.execution_providers, device, self._rules)
         graph, report = self._graph_to_open(original)
-        self._warn_of_quantization(entry, choice)
+        self._warn_of_quantization(entry, choice, report)
         weight_bytes = report.bytes_after if report else original.bytes_before
         # A copy has its own external data, which is always mapped.
         reads = not self._enable_memory_mapping and report is None
@@ -128,7 +129,9 @@ class OnnxRegistry:
             return original.file, None
         return quantized_graph(original, self._copies)
 
-    def _warn_of_quantization(self, entry: OnnxModelEntry, choice: ProviderChoice) -> None:
+    def _warn_of_quantization(
+        self, entry: OnnxModelEntry, choice: ProviderChoice, report: QuantizationReport | None
+    ) -> None:
         first = choice.session_providers[0][0]
         if entry.quantized and not self._performance.enable_quantization:
             log.warning("not quantised: performance.enable_quantization is false", model=entry.name)
@@ -136,6 +139,8 @@ class OnnxRegistry:
             log.warning(
                 "dynamic int8 runs on the CPU: remove quantized to use the GPU", model=entry.name, provider=first
             )
+        if report is not None:
+            warn_if_slower(report, entry.name, "remove quantized")
 
 
 def graph_file(path: Path) -> Path:

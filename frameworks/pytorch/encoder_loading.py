@@ -8,7 +8,7 @@ import torch
 from frameworks.devices import Device
 from frameworks.pytorch.encoder import EncoderModel, TorchPooling
 from frameworks.pytorch.loader import DTYPE_NAMES, load_encoder
-from frameworks.pytorch.quantize import quantize_encoder
+from frameworks.pytorch.quantize import held_bytes, quantize_encoder
 from frameworks.pytorch.weights import WeightFiles
 from frameworks.quantization.copies import QuantizedCopies
 from frameworks.settings import TorchModelEntry
@@ -79,7 +79,6 @@ def _pooling(config: TextConfig, weights: WeightFiles) -> TorchPooling:
 def _spec(model: torch.nn.Module, config: TextConfig, device: Device, dtype: str) -> ModelSpec:
     size = len(config.labels) if config.classifies else int(getattr(model.config, "hidden_size", -1))
     embedding_size = 0 if config.classifies else max(0, size)
-    tensors = [*model.parameters(), *model.buffers()]
     return ModelSpec(
         framework="pytorch",
         task="classify" if config.classifies else "embed",
@@ -87,7 +86,7 @@ def _spec(model: torch.nn.Module, config: TextConfig, device: Device, dtype: str
         outputs=(ValueSpec("predictions" if config.classifies else "embeddings", TensorType("float32", (-1, size))),),
         device=device.id,
         dtype=DTYPE_NAMES[dtype],
-        memory_bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
+        memory_bytes=held_bytes(model),
         text=TextSpec(
             max_tokens=config.max_tokens,
             normalize=config.normalize,

@@ -6,6 +6,7 @@ On MiniLM and one core with VNNI: 2.7 times the texts/s of f32 (torchao's dynami
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,10 +14,12 @@ import torch
 from frameworks.devices import Device
 from frameworks.errors import InvalidModel, ModelFailed
 from frameworks.pytorch.encoder import EncoderModel
-from frameworks.pytorch.kernels import LARGEST_INT8, Int8Kernel, int8_kernel
+from frameworks.pytorch.int8_choice import ENCODER_ROWS, Product, choose_int8, log_choice
+from frameworks.pytorch.int8_products import Int8Kernel, round_rows
 from frameworks.pytorch.weights import WeightFiles
-from frameworks.quantization.comparison import check_cosine, compare
+from frameworks.quantization.comparison import check_cosine, compare, warn_if_slower
 from frameworks.quantization.copies import QuantizedCopies
+from frameworks.quantization.cpu import cpu_capability
 from frameworks.quantization.warm_up_texts import WARM_UP_TEXTS
 from frameworks.settings import TorchModelEntry
 from frameworks.types import Batch, QuantizationReport, TokenBatch, Value
@@ -24,40 +27,41 @@ from frameworks.types import Batch, QuantizationReport, TokenBatch, Value
 _TEXTS_PER_BATCH = 8
 INT8_SIZE_MULTIPLE = 8
 """cuBLAS multiplies int8 only where inputs and outputs are multiples of it."""
-_TINY = 1e-12
 
 Layers = Mapping[tuple[torch.nn.Module, str], torch.nn.Module]
 
 
 class Int8Linear(torch.nn.Module):
-    """A Linear layer with int8 weights [outputs, inputs] and one scale for each output.
+    """A Linear layer with int8 weights and one scale for each output.
 
     Each row is rounded to int8 by its own largest number, so no row's result depends on its neighbours. Products are
     added up in int32. The result has the dtype of the input.
     """
 
-    weight: torch.Tensor
-    scale: torch.Tensor
     bias: torch.Tensor | None
 
-    def __init__(self, linear: torch.nn.Linear, kernel: Int8Kernel) -> None:
-        """Round the weights as far as `kernel` multiplies them without overflow, and keep them in its order."""
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, kernel: Int8Kernel) -> None:
+        """`weight`: [outputs, inputs]. They are rounded as far as `kernel` multiplies them without overflow."""
         super().__init__()
-        self._kernel = kernel
-        weight = linear.weight.detach().float()
-        scale = (weight.abs().amax(dim=1) / kernel.largest_weight).clamp(min=_TINY)
-        self.register_buffer("weight", kernel.pack(torch.round(weight / scale[:, None]).to(torch.int8)))
-        self.register_buffer("scale", scale)
-        self.register_buffer("bias", None if linear.bias is None else linear.bias.detach().float())
+        self._product = kernel.pack(weight)
+        outputs, inputs = weight.shape
+        self.product_bytes = kernel.product.held_bytes(outputs, inputs)
+        self.register_buffer("bias", None if bias is None else bias.detach().float())
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """[…, inputs] → […, outputs]."""
-        rows = values.reshape(-1, values.shape[-1]).float()
-        scale = rows.abs().amax(dim=1, keepdim=True).div_(LARGEST_INT8).clamp_(min=_TINY)
-        output = self._kernel.multiply((rows / scale).round_(), self.weight, self.scale).mul_(scale)
+        rows, scale = round_rows(values.reshape(-1, values.shape[-1]).float())
+        output = self._product(rows).mul_(scale)
         if self.bias is not None:
             output.add_(self.bias)
         return output.to(values.dtype).reshape(*values.shape[:-1], -1)
+
+
+def held_bytes(model: torch.nn.Module) -> int:
+    """Return the bytes of a model's weights, with those of its int8 layers."""
+    tensors = [*model.parameters(), *model.buffers()]
+    products = sum(module.product_bytes for module in model.modules() if isinstance(module, Int8Linear))
+    return products + sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def check_int8_runs_on(device: Device, folder: Path) -> None:
@@ -82,21 +86,28 @@ def quantize_encoder(
     linears = _linears(model)
     if not linears:
         raise InvalidModel(f'{folder}: dtype: expected a Linear layer for "int8", got none; remove dtype')
-    kernel = int8_kernel(torch.device(encoder.spec.device).type)
-    int8s: Layers = {place: Int8Linear(linear, kernel) for place, linear in linears.items()}
+    largest = max(linears.values(), key=lambda linear: linear.weight.numel())
+    choice = choose_int8(largest.weight, ENCODER_ROWS, _plain_product)
+    log_choice(choice, entry.name)
+    kernel = choice.kernel
+    int8s: Layers = {place: Int8Linear(each.weight, each.bias, kernel) for place, each in linears.items()}
 
     def measure(_: Path) -> QuantizationReport:
-        after = [*model.parameters(), *model.buffers()]
-        bytes_after = sum(tensor.numel() * tensor.element_size() for tensor in after)
-        return _measured(encoder, linears, int8s, weights.file_bytes, bytes_after)
+        found = _measured(encoder, linears, int8s, weights.file_bytes, held_bytes(model))
+        return replace(found, kernel=kernel.name, weights=kernel.weight_range.name)
 
     _put(int8s)
-    arithmetic = f"{encoder.spec.device}, {encoder.spec.dtype}, {kernel.name}, up to {kernel.largest_weight}"
-    made_by = f"torch {torch.__version__}, {arithmetic}"
+    arithmetic = f"{encoder.spec.device}, {encoder.spec.dtype}, {kernel.name}, {kernel.weight_range.name}"
+    made_by = f"torch {torch.__version__}, {arithmetic}, {cpu_capability()}"
     _, report = copies.get([*weights.files, folder / "config.json"], "torch-int8", made_by, measure)
     remedies = 'dtype = "bf16" or "f16" is nearer, dtype left out is the original'
     check_cosine(report, entry.min_cosine, folder, remedies)
-    return report
+    warn_if_slower(report, entry.name, "remove dtype")
+    return replace(report, kernels=choice.trials)
+
+
+def _plain_product(weight: torch.Tensor) -> Product:
+    return lambda rows: torch.nn.functional.linear(rows, weight)
 
 
 def _measured(
@@ -118,7 +129,7 @@ def _measured(
         raise InvalidModel(
             f'int8 does not run on {encoder.spec.device}: {first_line}; remove dtype = "int8"'
         ) from error
-    return QuantizationReport("int8", found.cosine_min, found.cosine_mean, found.speedup, bytes_before, bytes_after)
+    return found.report("int8", bytes_before, bytes_after)
 
 
 def _linears(model: torch.nn.Module) -> dict[tuple[torch.nn.Module, str], torch.nn.Linear]:

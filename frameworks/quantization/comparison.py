@@ -8,9 +8,12 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+import structlog
 
 from frameworks.errors import InvalidModel
 from frameworks.types import Array, Batch, QuantizationReport, TensorBatch, Value
+
+log = structlog.get_logger(__name__)
 
 DEFAULT_MIN_COSINE = 0.97
 _ROUNDS = 3
@@ -21,11 +24,25 @@ Infer = Callable[[Batch], dict[str, Value]]
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """`cosine_min` and `cosine_mean`: over every row of every numeric output."""
+    """`cosine_min` and `cosine_mean`: over every row of every numeric output. Times: medians, of all batches."""
 
     cosine_min: float
     cosine_mean: float
-    speedup: float
+    original_s: float
+    quantized_s: float
+
+    def report(self, scheme: str, bytes_before: int, bytes_after: int) -> QuantizationReport:
+        """Return the figures with the sizes of the weights."""
+        return QuantizationReport(
+            scheme,
+            self.cosine_min,
+            self.cosine_mean,
+            round(self.original_s / max(self.quantized_s, 1e-9), 3),
+            bytes_before,
+            bytes_after,
+            round(1e3 * self.original_s, 3),
+            round(1e3 * self.quantized_s, 3),
+        )
 
 
 def compare(original: Infer, quantized: Infer, batches: Sequence[Batch]) -> Comparison:
@@ -36,8 +53,8 @@ def compare(original: Infer, quantized: Infer, batches: Sequence[Batch]) -> Comp
     started_s = time.perf_counter()
     while len(times) < _ROUNDS and (not times or time.perf_counter() - started_s < _LIMIT_S):
         times.append((_seconds(original, batches), _seconds(quantized, batches)))
-    speedup = median(one for one, _ in times) / max(median(other for _, other in times), 1e-9)
-    return Comparison(float(found.min()), float(found.mean()), round(speedup, 3))
+    original_s, quantized_s = median(one for one, _ in times), median(other for _, other in times)
+    return Comparison(float(found.min()), float(found.mean()), original_s, quantized_s)
 
 
 def cosines_of(
@@ -72,6 +89,18 @@ def check_cosine(report: QuantizationReport, min_cosine: float | None, path: Pat
             f"{path}: quantised ({report.scheme}) it differs too much from the original: got cosine "
             f"{report.cosine_min:.4f} at worst and {report.cosine_mean:.4f} in the mean over the warm-up inputs, "
             f"expected min_cosine {wanted:g}; {remedies}, or set min_cosine lower"
+        )
+
+
+def warn_if_slower(report: QuantizationReport, model: str, remedy: str) -> None:
+    """Warn of a quantised model that takes longer than its original. `remedy`: the setting that serves the original."""
+    if report.speedup < 1:
+        log.warning(
+            "the quantised model is slower than its original on this CPU, and is served as its entry asks",
+            model=model,
+            remedy=remedy,
+            original_ms=report.original_ms,
+            quantized_ms=report.quantized_ms,
         )
 
 

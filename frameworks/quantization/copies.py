@@ -4,7 +4,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,12 @@ from filelock import FileLock, Timeout
 
 from frameworks.errors import InvalidModel
 from frameworks.files import contents_name, file_digest
-from frameworks.types import QuantizationReport
+from frameworks.types import KernelTrial, QuantizationReport
 
 log = structlog.get_logger(__name__)
 
 # Increase it whenever the copies of the same files change.
-_VERSION = 1
+_VERSION = 2
 _REPORT = "report.json"
 
 Make = Callable[[Path], QuantizationReport]
@@ -104,4 +104,5 @@ def _read(folder: Path) -> QuantizationReport | None:
 
 
 def _report(content: dict[str, Any]) -> QuantizationReport:
-    return QuantizationReport(**{field.name: content[field.name] for field in fields(QuantizationReport)})
+    report = QuantizationReport(**{field.name: content[field.name] for field in fields(QuantizationReport)})
+    return replace(report, kernels=tuple(KernelTrial(**each) for each in content["kernels"]))

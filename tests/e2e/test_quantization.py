@@ -11,7 +11,10 @@ from tests.support.models.text_files import change_json
 from tests.support.models.torch_folders import save_embedder
 
 TEXTS = ["A roundhouse is where engines wait.", "Locomotives are kept in a shed.", "def f(x): return x"]
-FIGURES = {"scheme", "cosine_min", "cosine_mean", "speedup", "bytes_before", "bytes_after"}
+FIGURES = {
+    *("scheme", "cosine_min", "cosine_mean", "speedup", "bytes_before", "bytes_after"),
+    *("original_ms", "quantized_ms", "kernel", "weights", "kernels"),
+}
 
 
 def test_quantised_models_described_accurate_and_cached(tmp_path: Path) -> None:
@@ -44,6 +47,17 @@ dtype = "int8"
             assert 0.97 <= figures["cosine_min"] <= figures["cosine_mean"] <= 1
             assert figures["bytes_after"] < figures["bytes_before"]
             assert figures["bytes_after"] <= models[name]["memory_bytes"]
+            assert min(figures["original_ms"], figures["quantized_ms"]) > 0
+            assert figures["weights"] in ("whole", "paired", "halved")
+        assert (models["int8"]["quantization"]["kernel"], models["int8"]["quantization"]["kernels"]) == (
+            "onnxruntime",
+            [],
+        )
+        trials = {trial["kernel"]: trial for trial in models["tiny"]["quantization"]["kernels"]}
+        chosen = trials[models["tiny"]["quantization"]["kernel"]]
+        assert trials["original"]["error"] == 0 < chosen["error"] < 0.1
+        assert chosen["weights"] == models["tiny"]["quantization"]["weights"]
+        assert chosen["milliseconds"].keys() == trials["original"]["milliseconds"].keys() == {"16", "128"}
         # More than half of this memory is that of the words, which stay floats.
         assert models["int8"]["memory_bytes"] < 0.85 * models["fp32"]["memory_bytes"]
         original, quantised = (

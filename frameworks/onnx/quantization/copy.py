@@ -1,6 +1,5 @@
 """Find the int8 copy of a graph in the cache, or make, compare and keep it."""
 
-import platform
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Literal, TypeVar
 
 import numpy as np
 import onnxruntime as ort
+import structlog
 
 from frameworks.errors import InvalidModel, RoundhouseError
 from frameworks.onnx.batching import random_row
@@ -18,9 +18,12 @@ from frameworks.onnx.session import open_session
 from frameworks.onnx.text_model import OnnxTextModel, with_text
 from frameworks.quantization.comparison import check_cosine, compare
 from frameworks.quantization.copies import QuantizedCopies
+from frameworks.quantization.cpu import cpu_capability
 from frameworks.quantization.warm_up_texts import WARM_UP_TEXTS
 from frameworks.settings import OnnxModelEntry
 from frameworks.types import Batch, QuantizationReport, TensorBatch, TensorType, TokenBatch, Value
+
+log = structlog.get_logger(__name__)
 
 Scheme = Literal["int8", "mixed"]
 Model = OnnxModel | OnnxTextModel
@@ -57,12 +60,10 @@ def quantized_graph(original: Original, copies: QuantizedCopies) -> tuple[Path, 
     from the original than the entry's `min_cosine` allows.
     """
     scheme: Scheme = "mixed" if original.entry.quantized == "mixed" else "int8"
-    reduced = needs_reduced_range()
-    made_by = f"onnxruntime {ort.__version__}, reduced range {reduced}"
+    # The CPU decides how far weights may be rounded, and with it the copy; its figures are those of this CPU too.
+    made_by = f"onnxruntime {ort.__version__}, {cpu_capability()}"
     sources = [original.file, *sorted(original.summary.external_files)]
-    folder, report = copies.get(
-        sources, scheme, made_by, lambda making: _make(original, scheme, reduced, making / "model.onnx")
-    )
+    folder, report = copies.get(sources, scheme, made_by, lambda making: _make(original, scheme, making / "model.onnx"))
     remedies = "quantized = false serves the original"
     if scheme == "int8":
         remedies = f'quantized = "mixed" leaves what is sensitive in fp32, {remedies}'
@@ -70,15 +71,17 @@ def quantized_graph(original: Original, copies: QuantizedCopies) -> tuple[Path, 
     return folder / "model.onnx", report
 
 
-def _make(original: Original, scheme: Scheme, reduced: bool, target: Path) -> QuantizationReport:
+def _make(original: Original, scheme: Scheme, target: Path) -> QuantizationReport:
     """Write the copy to `target`, and the external data of a large one beside it."""
     model = original.open(original.file)
     batches = comparison_batches(model, original.file)
     # Imported here, as it takes 0.15 s: a start that finds its copies needs none of it.
     from frameworks.onnx.quantization.graph import QuantizableGraph
     from frameworks.onnx.quantization.mixed import TARGET_COSINE, choose_unquantized
+    from frameworks.onnx.quantization.saturation import exact_range
 
-    graph = _as_invalid_model(original.file, lambda: QuantizableGraph(original.file, reduced))
+    weight_range = exact_range()
+    graph = _as_invalid_model(original.file, lambda: QuantizableGraph(original.file, weight_range))
     if not graph.matmuls:
         raise InvalidModel(
             f"{original.file}: quantized: expected a MatMul or Gemm with constant float32 weights, got none; "
@@ -90,14 +93,18 @@ def _make(original: Original, scheme: Scheme, reduced: bool, target: Path) -> Qu
     )
     _as_invalid_model(original.file, lambda: graph.write(target, left))
     found = compare(model.infer, original.open(target).infer, batches)
-    return QuantizationReport(
-        scheme=scheme,
-        cosine_min=found.cosine_min,
-        cosine_mean=found.cosine_mean,
-        speedup=found.speedup,
-        bytes_before=original.bytes_before,
-        bytes_after=sum(file.stat().st_size for file in target.parent.iterdir()),
+    bytes_after = sum(file.stat().st_size for file in target.parent.iterdir())
+    report = found.report(scheme, original.bytes_before, bytes_after)
+    log.info(
+        "int8 copy made",
+        model=original.entry.name,
+        weights=weight_range.name,
+        speedup=report.speedup,
+        original_ms=report.original_ms,
+        quantized_ms=report.quantized_ms,
+        cosine_min=report.cosine_min,
     )
+    return replace(report, kernel="onnxruntime", weights=weight_range.name)
 
 
 def _as_invalid_model(file: Path, make: Callable[[], Made]) -> Made:
@@ -153,19 +160,3 @@ def _random_inputs(model: OnnxModel, file: Path, random: np.random.Generator) ->
         whole = replace(declared, type=TensorType(declared.type.dtype, None))
         inputs[name] = random_row(whole, (1, *zeros.shape), random)[0]
     return inputs
-
-
-def needs_reduced_range(cpu_info: Path = Path("/proc/cpuinfo"), machine: str = "") -> bool:
-    """Return whether weights must keep to 7 bits: x86 without VNNI adds pairs of products in 16 bits, which saturate.
-
-    `machine`: as platform.machine() returns it, which is the default. An x86 without /proc/cpuinfo (not Linux) counts
-    as one without VNNI.
-    """
-    if (machine or platform.machine()).lower() not in ("x86_64", "amd64", "i386", "i686"):
-        return False
-    try:
-        lines = cpu_info.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return True
-    flags = next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), [])
-    return not {"avx512_vnni", "avx_vnni"} & set(flags)

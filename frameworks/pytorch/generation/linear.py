@@ -12,6 +12,8 @@ from typing import Protocol
 import torch
 
 from frameworks.pytorch import kernels
+from frameworks.pytorch.int8_choice import Product
+from frameworks.pytorch.int8_products import Int8Kernel
 from frameworks.pytorch.quantize import INT8_SIZE_MULTIPLE, Int8Linear
 
 # Up to here each number of rows is computed as it is: these are the batches of texts, one row each.
@@ -104,16 +106,9 @@ class PackedLinear:
 class QuantizedLinear(_UnfusedLinear):
     """int8 weights. Each row is rounded to int8 by its own largest number, so it depends on no other row."""
 
-    def __init__(
-        self, weight: torch.Tensor, bias: torch.Tensor | None, kernel: kernels.Int8Kernel | None = None
-    ) -> None:
-        """`weight`: [outputs, inputs]. `kernel`: None for the fastest of the device."""
-        outputs, inputs = weight.shape
-        linear = torch.nn.Linear(inputs, outputs, bias=bias is not None, device="meta")
-        linear.weight = torch.nn.Parameter(weight, requires_grad=False)
-        if bias is not None:
-            linear.bias = torch.nn.Parameter(bias, requires_grad=False)
-        self._linear = Int8Linear(linear, kernel or kernels.int8_kernel(weight.device.type))
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, kernel: Int8Kernel) -> None:
+        """`weight`: [outputs, inputs]."""
+        self._linear = Int8Linear(weight, bias, kernel)
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         product: torch.Tensor = self._linear(rows)
@@ -129,11 +124,23 @@ def make_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
     return PackedLinear(weight, bias) if can_pack(weight) else PlainLinear(weight, bias)
 
 
-def make_int8_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-    """Make a layer with int8 weights, or a plain one where cuBLAS has no int8 product of that size."""
-    if weight.device.type == "cuda" and any(size % INT8_SIZE_MULTIPLE for size in weight.shape):
-        return make_linear(weight, bias)
-    return QuantizedLinear(weight, bias)
+def int8_linear_maker(kernel: Int8Kernel) -> MakeLinear:
+    """Return what makes layers with int8 weights, or plain ones where cuBLAS has no int8 product of that size."""
+
+    def make(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        return QuantizedLinear(weight, bias, kernel) if can_quantize(weight) else make_linear(weight, bias)
+
+    return make
+
+
+def can_quantize(weight: torch.Tensor) -> bool:
+    """Return whether the device has an int8 product of this size."""
+    return weight.device.type != "cuda" or not any(size % INT8_SIZE_MULTIPLE for size in weight.shape)
+
+
+def original_product(weight: torch.Tensor) -> Product:
+    """Return the product of a layer that is not quantised."""
+    return make_linear(weight, None)
 
 
 def can_pack(weight: torch.Tensor) -> bool:

@@ -20,7 +20,13 @@ from frameworks.pytorch.generation.attention import BlockAttention
 from frameworks.pytorch.generation.decoder import Decoder
 from frameworks.pytorch.generation.engine import EngineParts, GeneratingModel
 from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, CacheShape, KeyValueCache
-from frameworks.pytorch.generation.linear import can_pack, make_int8_linear, make_linear
+from frameworks.pytorch.generation.linear import (
+    can_pack,
+    can_quantize,
+    int8_linear_maker,
+    make_linear,
+    original_product,
+)
 from frameworks.pytorch.generation.llama import LlamaDecoder, is_llama
 from frameworks.pytorch.generation.sampling import Sampler
 from frameworks.pytorch.generation.step_layout import LayoutMaker
@@ -28,6 +34,7 @@ from frameworks.pytorch.generation.token_masks import TokenMasks
 from frameworks.pytorch.generation.tokenizer import HuggingFaceTokenizer
 from frameworks.pytorch.generation.transformers_decoder import TransformersDecoder
 from frameworks.pytorch.generation.trial import Trial, WeightBytes
+from frameworks.pytorch.int8_choice import GENERATOR_ROWS, Int8Choice, choose_int8, log_choice
 from frameworks.pytorch.loader import DTYPE_NAMES, DTYPES, load_causal_model
 from frameworks.quantization.comparison import check_cosine
 from frameworks.settings import TorchModelEntry
@@ -128,17 +135,18 @@ def load_generator(
     cache = _cache(folder, entry, shape, performance.max_sequences, place)
     shape = replace(shape, max_context_tokens=min(shape.max_context_tokens, cache.blocks * BLOCK_TOKENS))
     trial = Trial(model, folder, shape.vocabulary_size, shape.max_context_tokens)
-    sizes = _weight_bytes(model)
+    choice = _int8_choice(model, entry.name) if is_int8 else None
+    sizes = _weight_bytes(model, choice)
     layouts = LayoutMaker(cache, shape.query_heads // cache.shape.heads, place)
-    decoder = _decoder(folder, model, shape, cache, is_int8)
+    decoder = _decoder(folder, model, shape, cache, choice)
     report: QuantizationReport | None = None
-    if is_int8:
-        report = trial.report(decoder, layouts, sizes)
+    if choice is not None:
+        report = trial.report(decoder, layouts, sizes, choice)
         check_cosine(report, entry.min_cosine, folder, 'dtype = "bf16" or "f16" is nearer, left out is the original')
     else:
         trial.check(decoder, layouts)
     spec = _spec(folder, device, "int8" if is_int8 else dtype, shape, tokenizer.has_chat_template)
-    weight_bytes = sizes.as_int8 if is_int8 else sizes.as_is
+    weight_bytes = sizes.as_is if sizes.as_int8 is None else sizes.as_int8
     spec = replace(spec, memory_bytes=weight_bytes + cache.size_bytes, quantization=report)
     sequences = performance.max_sequences
     most = max(entry.max_num_batched_tokens or _MAX_NUM_BATCHED_TOKENS[device.kind], sequences)
@@ -156,9 +164,11 @@ def load_generator(
     return GeneratingModel(parts, spec, performance.intra_op_threads)
 
 
-def _decoder(folder: Path, model: Any, shape: GeneratorShape, cache: KeyValueCache, is_int8: bool) -> Decoder:
+def _decoder(
+    folder: Path, model: Any, shape: GeneratorShape, cache: KeyValueCache, choice: Int8Choice | None
+) -> Decoder:
     attention = BlockAttention(cache, shape.query_heads, shape.cache.head_size**-0.5)
-    make = make_int8_linear if is_int8 else make_linear
+    make = make_linear if choice is None else int8_linear_maker(choice.kernel)
     try:
         return LlamaDecoder(model, attention, make) if is_llama(model) else TransformersDecoder(model, attention, make)
     except RuntimeError as error:
@@ -202,19 +212,35 @@ def _spec(folder: Path, device: Device, dtype: str, shape: GeneratorShape, has_c
     )
 
 
-def _weight_bytes(model: torch.nn.Module) -> WeightBytes:
+def _int8_choice(model: Any, name: str) -> Int8Choice:
+    """Choose the int8 product by the model's largest layer, and log it. `name`: of the model's entry."""
+    weight = max(_products(model), key=torch.Tensor.numel)
+    choice = choose_int8(weight, GENERATOR_ROWS, original_product)
+    log_choice(choice, name)
+    return choice
+
+
+def _products(model: Any) -> list[torch.Tensor]:
+    """Return the weights of all products, [outputs, inputs]."""
+    linears = [module for module in model.modules() if isinstance(module, torch.nn.Linear | Conv1D)]
+    return [module.weight if isinstance(module, torch.nn.Linear) else module.weight.t() for module in linears]
+
+
+def _weight_bytes(model: Any, choice: Int8Choice | None) -> WeightBytes:
     """Return the bytes that the decoder will hold. Weights that are also an embedding table are held twice if the
     linear layer packs or quantises them.
     """
     tensors = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
-    tables = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
-    products = [module.weight for module in model.modules() if isinstance(module, torch.nn.Linear | Conv1D)]
+    tables = {module.weight.data_ptr() for module in model.modules() if isinstance(module, torch.nn.Embedding)}
+    products = _products(model)
     each_once = sum(tensor.nbytes for tensor in tensors.values())
-    replaced = sum(weight.nbytes for weight in products if id(weight) not in tables)
-    return WeightBytes(
-        as_is=each_once + sum(weight.nbytes for weight in products if id(weight) in tables and can_pack(weight)),
-        as_int8=each_once - replaced + sum(weight.numel() for weight in products),
-    )
+    as_is = each_once + sum(weight.nbytes for weight in products if weight.data_ptr() in tables and can_pack(weight))
+    if choice is None:
+        return WeightBytes(as_is)
+    quantized = [weight for weight in products if can_quantize(weight)]
+    replaced = sum(weight.nbytes for weight in quantized if weight.data_ptr() not in tables)
+    held = sum(choice.kernel.product.held_bytes(*weight.shape) for weight in quantized)
+    return WeightBytes(as_is, each_once - replaced + held)
 
 
 def _context(config: Any) -> int:

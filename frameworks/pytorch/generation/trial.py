@@ -17,6 +17,7 @@ from frameworks.pytorch.device_errors import map_device_error
 from frameworks.pytorch.generation.decoder import Decoder
 from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS
 from frameworks.pytorch.generation.step_layout import LayoutMaker
+from frameworks.pytorch.int8_choice import Int8Choice
 from frameworks.quantization.comparison import row_cosines
 from frameworks.types import DEFAULT_PRIORITY, QuantizationReport
 
@@ -30,10 +31,10 @@ _ROUNDS = 3
 
 @dataclass(frozen=True, slots=True)
 class WeightBytes:
-    """Weight bytes of a model in its dtype, and with int8 weights."""
+    """Weight bytes of a model in its dtype, and with int8 weights if it is served so."""
 
     as_is: int
-    as_int8: int
+    as_int8: int | None = None
 
 
 class Trial:
@@ -74,7 +75,9 @@ class Trial:
                 "its kind of attention is not served"
             )
 
-    def report(self, decoder: Decoder, layouts: LayoutMaker, sizes: WeightBytes) -> QuantizationReport:
+    def report(
+        self, decoder: Decoder, layouts: LayoutMaker, sizes: WeightBytes, choice: Int8Choice
+    ) -> QuantizationReport:
         """Measure how far a decoder with int8 weights is from the model."""
         own, own_s = self._run_decoder(decoder, layouts)
         cosines = row_cosines(self._logits, own)
@@ -84,7 +87,12 @@ class Trial:
             cosine_mean=round(float(cosines.mean()), 6),
             speedup=round(self._original_s / max(own_s, 1e-9), 3),
             bytes_before=sizes.as_is,
-            bytes_after=sizes.as_int8,
+            bytes_after=sizes.as_is if sizes.as_int8 is None else sizes.as_int8,
+            original_ms=round(1e3 * self._original_s, 3),
+            quantized_ms=round(1e3 * own_s, 3),
+            kernel=choice.kernel.name,
+            weights=choice.kernel.weight_range.name,
+            kernels=choice.trials,
         )
 
     def _run_decoder(self, decoder: Decoder, layouts: LayoutMaker) -> tuple[Any, float]:

@@ -8,7 +8,8 @@ import torch
 
 from frameworks.devices import Device
 from frameworks.errors import InvalidModel
-from frameworks.pytorch.kernels import Int8Kernel, OneDnnInt8Kernel, TorchInt8Kernel, int8_kernel, largest_exact_weight
+from frameworks.pytorch.int8_choice import exact_kernels
+from frameworks.pytorch.int8_products import CPU_PRODUCTS, Int8Kernel, round_weight
 from frameworks.pytorch.quantize import Int8Linear, check_int8_runs_on
 from frameworks.quantization.comparison import row_cosines
 from tests.frameworks.conftest import FolderMaker
@@ -18,43 +19,34 @@ from tests.support.models.torch_folders import save_classifier, save_embedder
 
 pytestmark = pytest.mark.isa
 
-KERNELS = [TorchInt8Kernel, OneDnnInt8Kernel]
-
-
-def usable(kind: type[Int8Kernel]) -> Int8Kernel:
-    """Return the kernel with the range that is exact on this CPU; skip where torch has it not."""
-    kernel = kind()
-    try:
-        kernel.largest_weight = largest_exact_weight(kernel)
-    except (RuntimeError, AttributeError) as error:
-        pytest.skip(f"no {kernel.name} product of int8 on this CPU: {error}")
-    return kernel
-
 
 def linear(bias: bool = True) -> torch.nn.Linear:
     torch.manual_seed(5)
     return torch.nn.Linear(48, 24, bias=bias).requires_grad_(False)
 
 
+def int8_of(layer: torch.nn.Linear, kernel: Int8Kernel) -> Int8Linear:
+    return Int8Linear(layer.weight, layer.bias, kernel)
+
+
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("kind", KERNELS)
-def test_int8_linear_multiplies_rounded_numbers(bias: bool, kind: type[Int8Kernel]) -> None:
+@pytest.mark.parametrize("kernel", CPU_PRODUCTS, ids=lambda product: product.name, indirect=True)
+def test_int8_linear_multiplies_rounded_numbers(bias: bool, kernel: Int8Kernel) -> None:
     """float64 has room for every sum of products of int8, so the reference is exact."""
     layer = linear(bias)
-    kernel = usable(kind)
-    largest = kernel.largest_weight
     x = torch.randn(3, 5, 48) * torch.logspace(-3, 3, 5)[:, None]
-    weight, rows = layer.weight.double(), x.double()
-    scale = weight.abs().amax(1, keepdim=True) / largest
+    rounded, scale = round_weight(layer.weight, kernel.weight_range)
+    rows = x.double()
     steps = rows.abs().amax(-1, keepdim=True) / 127
-    expected = (torch.round(rows / steps) * steps) @ (torch.round(weight / scale) * scale).T
+    expected = (torch.round(rows / steps) * steps) @ (rounded.double() * scale.double()[:, None]).T
     expected += layer.bias.double() if bias else 0
-    torch.testing.assert_close(Int8Linear(layer, kernel)(x).double(), expected, rtol=1e-2, atol=1e-5)
+    torch.testing.assert_close(int8_of(layer, kernel)(x).double(), expected, rtol=1e-2, atol=1e-5)
 
 
-def test_int8_row_independent_of_neighbours() -> None:
+@pytest.mark.parametrize("kernel", CPU_PRODUCTS, ids=lambda product: product.name, indirect=True)
+def test_int8_row_independent_of_neighbours(kernel: Int8Kernel) -> None:
     layer = linear()
-    int8 = Int8Linear(layer, int8_kernel("cpu"))
+    int8 = int8_of(layer, kernel)
     x = torch.stack([torch.randn(48), torch.full((48,), 1e4), torch.zeros(48)])
     torch.testing.assert_close(int8(x)[0], int8(x[:1])[0], rtol=0, atol=0)
     torch.testing.assert_close(int8(x)[2], layer.bias)
@@ -62,7 +54,8 @@ def test_int8_row_independent_of_neighbours() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_int8_output_keeps_input_dtype(dtype: torch.dtype) -> None:
-    assert Int8Linear(linear().to(dtype), int8_kernel("cpu"))(torch.randn(2, 48, dtype=dtype)).dtype == dtype
+    for kernel in exact_kernels():
+        assert int8_of(linear().to(dtype), kernel)(torch.randn(2, 48, dtype=dtype)).dtype == dtype
 
 
 @pytest.mark.parametrize("family", ["bert", "distilbert"])

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from frameworks.errors import InvalidModel
-from frameworks.quantization.comparison import check_cosine, compare, cosines_of, row_cosines
+from frameworks.quantization.comparison import check_cosine, compare, cosines_of, row_cosines, warn_if_slower
 from frameworks.types import Batch, QuantizationReport, TensorBatch, Value
 
 BATCH = TensorBatch({"x": np.zeros((2, 1), np.float32)})
@@ -42,7 +43,28 @@ def test_comparison_covers_all_batches() -> None:
 
     found = compare(original, quantized, [BATCH, BATCH])
     assert (found.cosine_min, found.cosine_mean) == pytest.approx((0.6, 0.8))
-    assert found.speedup > 0
+    assert min(found.original_s, found.quantized_s) > 0
+
+
+def test_speedup_is_ratio_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    def infer(_: Batch) -> dict[str, Value]:
+        return {"y": np.ones((2, 1))}
+
+    times = iter([4.0, 1.0, 8.0, 2.0, 100.0, 3.0])
+    monkeypatch.setattr("frameworks.quantization.comparison._seconds", lambda *_: next(times))
+    report = compare(infer, infer, [BATCH]).report("int8", 4, 1)
+    assert (report.speedup, report.original_ms, report.quantized_ms) == (4, 8000, 2000)
+
+
+@pytest.mark.parametrize(("speedup", "warnings"), [(0.5, 1), (1.0, 0), (2.0, 0)])
+def test_slower_model_warns_with_both_times(speedup: float, warnings: int) -> None:
+    figures = QuantizationReport("int8", 0.99, 0.99, speedup, 4, 1, original_ms=3.0, quantized_ms=6.0)
+    with capture_logs() as logs:
+        warn_if_slower(figures, "m", "remove quantized")
+    assert len(logs) == warnings
+    for log in logs:
+        assert (log["log_level"], log["model"], log["remedy"]) == ("warning", "m", "remove quantized")
+        assert (log["original_ms"], log["quantized_ms"]) == (3.0, 6.0)
 
 
 @pytest.mark.parametrize(("cosine", "min_cosine"), [(0.9699, None), (0.9899, 0.99)])

@@ -11,9 +11,11 @@ import pytest
 from frameworks.errors import InvalidModel
 from frameworks.files import contents_name
 from frameworks.quantization.copies import QuantizedCopies
-from frameworks.types import QuantizationReport
+from frameworks.types import KernelTrial, QuantizationReport
 
-REPORT = QuantizationReport("int8", 0.98, 0.99, 2.0, 4, 1)
+REPORT = QuantizationReport(
+    "int8", 0.98, 0.99, 2.0, 4, 1, 8.0, 4.0, "fbgemm", "paired", (KernelTrial("fbgemm", "paired", 0.02, {"16": 0.5}),)
+)
 ROOT = Path(__file__).parents[3]
 
 
@@ -111,7 +113,7 @@ def test_failed_make_leaves_no_copy(tmp_path: Path, source: Path) -> None:
 
 def test_incomplete_folder_of_crash_is_removed(tmp_path: Path, source: Path) -> None:
     copies = QuantizedCopies(tmp_path / "cache")
-    name = f"{contents_name([source], '1')}-int8-v1"
+    name = f"{contents_name([source], '1')}-int8-v2"
     half = tmp_path / "cache" / "quantized" / f".{name}-abc"
     half.mkdir(parents=True)
     (half / "model.onnx").write_bytes(b"half")

@@ -10,10 +10,11 @@ from frameworks.pytorch.generation.linear import (
     PlainLinear,
     QuantizedLinear,
     can_pack,
-    make_int8_linear,
+    int8_linear_maker,
     make_linear,
 )
-from frameworks.pytorch.kernels import LARGEST_INT8
+from frameworks.pytorch.int8_products import CPU_PRODUCTS, Int8Kernel, round_weight
+from frameworks.quantization.ranges import LARGEST_INT8
 
 pytestmark = pytest.mark.isa
 
@@ -67,41 +68,46 @@ def test_linear_matches_double_precision(
     assert max(errors(linear, weight, bias, rows)) < TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("has_bias", [False, True])
-def test_int8_is_near(rows: int, has_bias: bool) -> None:
-    """Rounding errors are independent, so their variances add up: a row's step is 1 / 127 of its largest number, a
-    weight's 1 / `largest_weight`, which is 64 where the CPU would saturate. With 127 for both the error is below 0.02.
-    """
-    weight, bias = weights(torch.float32, has_bias=has_bias)
-    found = errors(QuantizedLinear(weight, bias), weight, bias, rows)
-    steps = LARGEST_INT8 / kernels.int8_kernel("cpu").largest_weight
-    assert max(found) < INT8_TOLERANCE * ((1 + steps**2) / 2) ** 0.5
-    assert min(found) > 1e-6, "the product is not int8"
+@pytest.mark.parametrize("kernel", CPU_PRODUCTS, ids=lambda product: product.name, indirect=True)
+class TestInt8:
+    @pytest.mark.parametrize("rows", ROWS)
+    @pytest.mark.parametrize("has_bias", [False, True])
+    def test_int8_is_near(self, kernel: Int8Kernel, rows: int, has_bias: bool) -> None:
+        """Rounding errors are independent, so their variances add up: a row's step is 1 / 127 of its largest number, a
+        weight's is its scale, which is larger where the CPU would saturate. With 127 for both the error is below 0.02.
+        """
+        weight, bias = weights(torch.float32, has_bias=has_bias)
+        found = errors(QuantizedLinear(weight, bias, kernel), weight, bias, rows)
+        _, scale = round_weight(weight, kernel.weight_range)
+        steps = float((scale * LARGEST_INT8 / weight.abs().amax(1)).max())
+        assert max(found) < INT8_TOLERANCE * ((1 + steps**2) / 2) ** 0.5
+        assert min(found) > 1e-6, "the product is not int8"
 
+    @pytest.mark.parametrize("rows", ROWS)
+    def test_int8_error_within_half_a_step(self, kernel: Int8Kernel, rows: int) -> None:
+        """No element is off by more than half a step of each weight and of each number of its row."""
+        weight, _ = weights(torch.float32, has_bias=False)
+        given = random(rows, INPUTS, seed=3)
+        weight_step = round_weight(weight, kernel.weight_range)[1].double()
+        row_step = given.double().abs().amax(1, keepdim=True) / LARGEST_INT8
+        bound = given.double().abs().sum(1, keepdim=True) * weight_step / 2
+        bound += row_step / 2 * (weight.double().abs() + weight_step[:, None] / 2).sum(1)
+        expected = given.double() @ weight.double().t()
+        found = QuantizedLinear(weight, None, kernel)(given).double()
+        assert bool(((found - expected).abs() <= bound * (1 + 1e-5)).all())
 
-@pytest.mark.parametrize("rows", ROWS)
-def test_int8_error_within_half_a_step(rows: int) -> None:
-    """No element is off by more than half a step of each weight and of each number of its row."""
-    kernel = kernels.int8_kernel("cpu")
-    weight, _ = weights(torch.float32, has_bias=False)
-    given = random(rows, INPUTS, seed=3)
-    weight_step = weight.double().abs().amax(1) / kernel.largest_weight
-    row_step = given.double().abs().amax(1, keepdim=True) / LARGEST_INT8
-    bound = given.double().abs().sum(1, keepdim=True) * weight_step / 2
-    bound += row_step / 2 * (weight.double().abs() + weight_step[:, None] / 2).sum(1)
-    expected = given.double() @ weight.double().t()
-    found = QuantizedLinear(weight, None)(given).double()
-    assert bool(((found - expected).abs() <= bound * (1 + 1e-5)).all())
+    def test_int8_row_independent_of_neighbours(self, kernel: Int8Kernel) -> None:
+        weight, bias = weights(torch.float32, has_bias=True)
+        linear = QuantizedLinear(weight, bias, kernel)
+        given = random(3, INPUTS, seed=3)
+        given[1] *= 1000
+        alone = torch.cat([linear(row[None]) for row in given])
+        assert torch.allclose(linear(given), alone, rtol=1e-5, atol=1e-5)
 
-
-def test_int8_row_independent_of_neighbours() -> None:
-    weight, bias = weights(torch.float32, has_bias=True)
-    linear = QuantizedLinear(weight, bias)
-    given = random(3, INPUTS, seed=3)
-    given[1] *= 1000
-    alone = torch.cat([linear(row[None]) for row in given])
-    assert torch.allclose(linear(given), alone, rtol=1e-5, atol=1e-5)
+    def test_int8_accepts_any_size_on_cpu(self, kernel: Int8Kernel) -> None:
+        made = int8_linear_maker(kernel)(random(7, 5, seed=1), None)
+        assert isinstance(made, QuantizedLinear)
+        assert made(random(2, 5, seed=2)).shape == (2, 7)
 
 
 def test_linear_accepts_transposed_weights() -> None:
@@ -126,6 +132,3 @@ class TestChoice:
 
     def test_other_device_stays_plain(self) -> None:
         assert not can_pack(torch.zeros(4, 4, device="meta"))
-
-    def test_int8_accepts_any_size_on_cpu(self) -> None:
-        assert isinstance(make_int8_linear(random(7, 5, seed=1), None), QuantizedLinear)

@@ -10,10 +10,13 @@ from structlog.testing import capture_logs
 from frameworks.errors import InvalidModel, OutOfMemory
 from frameworks.generation.types import GenerationSpec
 from frameworks.pytorch import kernels
+from frameworks.pytorch.generation import loading
 from frameworks.pytorch.generation.engine import GeneratingModel
 from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, CacheShape
 from frameworks.pytorch.generation.llama import LlamaDecoder
 from frameworks.pytorch.generation.loading import GeneratorShape, kv_bytes, read_shape
+from frameworks.pytorch.int8_choice import Int8Choice
+from frameworks.pytorch.int8_products import CPU_PRODUCTS, FbgemmProduct, Int8Kernel
 from frameworks.pytorch.loader import DTYPE_NAMES
 from frameworks.pytorch.registry import TorchRegistry
 from frameworks.settings import PerformanceSettings, TorchModelEntry
@@ -184,6 +187,10 @@ def held_bytes(model: GeneratingModel) -> int:
                 pieces[id(each)] = each.numel() * each.element_size()
             else:
                 pieces[each.untyped_storage().data_ptr()] = each.untyped_storage().nbytes()
+        elif isinstance(each, FbgemmProduct):
+            # FBGEMM's own object has no size; its weights can be read back, and blocks of 512 inputs are filled up.
+            outputs, inputs = torch.ops.quantized.linear_unpack(each._packed)[0].shape
+            pieces[id(each)] = outputs * -(-inputs // 512) * 512
         elif isinstance(each, dict):
             todo += each.values()
         elif isinstance(each, list | tuple | set):
@@ -201,6 +208,19 @@ class TestMemory:
         folder = made_once(save_causal_model, model_type=family)
         model = load_generating(folder, dtype=dtype, min_cosine=0.5, blocks=2)
         assert held_bytes(model) == pytest.approx(model.spec.memory_bytes, rel=0.05)
+
+    @pytest.mark.parametrize("family", ["llama", "gpt2"])
+    @pytest.mark.parametrize("kernel", CPU_PRODUCTS, ids=lambda product: product.name, indirect=True)
+    def test_memory_bytes_count_every_int8_product(
+        self, made_once: FolderMaker, monkeypatch: pytest.MonkeyPatch, kernel: Int8Kernel, family: str
+    ) -> None:
+        monkeypatch.setattr(loading, "choose_int8", lambda *_: Int8Choice(kernel))
+        folder = made_once(save_causal_model, model_type=family)
+        model = load_generating(folder, dtype="int8", min_cosine=0.5, blocks=2)
+        assert held_bytes(model) == pytest.approx(model.spec.memory_bytes, rel=0.05)
+        report = model.spec.quantization
+        assert report is not None
+        assert (report.kernel, report.weights) == (kernel.name, kernel.weight_range.name)
 
     @pytest.mark.parametrize("family", ["llama", "gpt2"])
     @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])

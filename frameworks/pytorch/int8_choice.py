@@ -1,0 +1,212 @@
+"""Choose the int8 product of a model by measurements on its own largest layer.
+
+CPU flags alone do not decide. On one core with AVX2, where float32 takes 1, torch's own int8 product takes 6 to 90,
+oneDNN's 0.5 to 1.2, and FBGEMM's 0.2 to 0.6; on a CPU with VNNI all three are fast.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+
+import structlog
+import torch
+
+from frameworks.pytorch.int8_products import (
+    CPU_PRODUCTS,
+    Int8Kernel,
+    Int8Product,
+    TorchProduct,
+    WidenedProduct,
+    round_rows,
+)
+from frameworks.pytorch.kernels import shortest_seconds
+from frameworks.quantization.ranges import LARGEST_INT8, RANGES, WHOLE, WeightRange
+from frameworks.types import KernelTrial
+
+log = structlog.get_logger(__name__)
+
+ENCODER_ROWS = (16, 128)
+GENERATOR_ROWS = (1, 16, 128)
+"""A text that is generated alone, a full batch of them, and a part of a prompt."""
+ORIGINAL = "original"
+# The outputs of a larger layer are cut: 128 rows of it take float32 a few milliseconds.
+_MAX_ELEMENTS = 1 << 20
+# A product this many times slower than the fastest is not timed with more rows: torch's takes a second on AVX2.
+_HOPELESS = 4.0
+# Relative to the error of weights and rows that are rounded to 127 steps. `HALVED` has 1.6.
+_MAX_ERROR = 2.0
+# With its scale; a layer of float32 has four.
+_MAX_BYTES_PER_WEIGHT = 2
+_SAMPLE_ROWS = 32
+_OUTLIER = 30.0
+# Rows, inputs and outputs for which products of the largest numbers are checked: whole and broken vectors.
+_CHECKED_SHAPES = ((1, 128, 128), (7, 45, 51), (16, 128, 128), (64, 128, 128))
+
+Product = Callable[[torch.Tensor], torch.Tensor]
+MakeProduct = Callable[[torch.Tensor], Product]
+Measure = Callable[[Mapping[str, Callable[[], object]]], Mapping[str, float]]
+"""The seconds of each run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Choice:
+    """`trials`: the original first; empty on an accelerator, where there is no choice."""
+
+    kernel: Int8Kernel
+    trials: tuple[KernelTrial, ...] = ()
+
+    @property
+    def milliseconds(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
+        """Return those of the original and of the chosen product, by number of rows; empty on an accelerator."""
+        found = {trial.kernel: trial.milliseconds for trial in self.trials}
+        return found.get(ORIGINAL, {}), found.get(self.kernel.name, {})
+
+    @property
+    def speedup(self) -> float:
+        """Return how many times as fast the product is as the original's, in the geometric mean over the rows."""
+        original, chosen = self.milliseconds
+        return _geometric_mean([original[rows] / chosen[rows] for rows in original]) if original else 1.0
+
+
+def choose_int8(
+    weight: torch.Tensor, row_counts: Sequence[int], make_original: MakeProduct, measure: Measure | None = None
+) -> Int8Choice:
+    """Return the fastest product that keeps the accuracy, for the device of `weight`.
+
+    `weight`: [outputs, inputs] of the model's largest layer. `make_original`: makes the product that the model has
+    without quantisation. `measure`: None for the clock.
+    """
+    if weight.device.type != "cpu":
+        return Int8Choice(Int8Kernel(TorchProduct))
+    weight = weight[: max(1, _MAX_ELEMENTS // weight.shape[1])]
+    shape = (weight.shape[0], weight.shape[1])
+    kernels = _small_kernels(shape)
+    errors = {kernel.name: _error(weight, kernel.pack(weight)) for kernel in kernels}
+    times = _times(shape, weight.dtype, tuple(row_counts), make_original, measure or shortest_seconds)
+    limit = _MAX_ERROR * _error(weight, Int8Kernel(WidenedProduct, WHOLE).pack(weight))
+    usable = [each for each in kernels if errors[each.name] <= limit and len(times[each.name]) == len(row_counts)]
+    trials = [_trial(ORIGINAL, "", 0.0, times[ORIGINAL])]
+    trials += [_trial(each.name, each.weight_range.name, errors[each.name], times[each.name]) for each in kernels]
+    return Int8Choice(min(usable, key=lambda each: _geometric_mean([*times[each.name].values()])), tuple(trials))
+
+
+def log_choice(choice: Int8Choice, model: str) -> None:
+    """Log the product, and warn of one that is slower than the original's."""
+    if not choice.trials:
+        return
+    original, chosen = choice.milliseconds
+    figures = {
+        "kernel": choice.kernel.name,
+        "weights": choice.kernel.weight_range.name,
+        "speedup": round(choice.speedup, 2),
+        "original_ms": original,
+        "int8_ms": chosen,
+    }
+    log.info("int8 product chosen on the largest layer, milliseconds by rows", model=model, **figures)
+    if choice.speedup < 1:
+        log.warning(
+            "the int8 product is slower than the original's on this CPU, and is served as the entry asks",
+            model=model,
+            remedy="remove dtype",
+            **figures,
+        )
+
+
+def _small_kernels(shape: tuple[int, int]) -> list[Int8Kernel]:
+    """Return the products that keep the memory of int8: FBGEMM fills up the inputs of a small layer."""
+    most = _MAX_BYTES_PER_WEIGHT * prod(shape)
+    return [each for each in exact_kernels() if each.product.held_bytes(*shape) <= most]
+
+
+@cache
+def exact_kernels() -> tuple[Int8Kernel, ...]:
+    """Return the CPU's products, each with the most exact range of weights in which no sum saturates."""
+    found = []
+    for product in CPU_PRODUCTS:
+        weight_range = exact_range(product)
+        if weight_range is not None:
+            found.append(Int8Kernel(product, weight_range))
+    return tuple(found)
+
+
+def exact_range(product: type[Int8Product]) -> WeightRange | None:
+    """Return the most exact range of weights in which the product is exact on this CPU; None where torch has it not."""
+    try:
+        return next((each for each in RANGES if _is_exact(product, each)), None)
+    except (RuntimeError, AttributeError):  # a build of torch without this library, or without kernels for this CPU
+        return None
+
+
+def _is_exact(product: type[Int8Product], weight_range: WeightRange) -> bool:
+    """Multiply the largest numbers of both signs, which saturate first."""
+    for probe in weight_range.probes:
+        for num_rows, inputs, outputs in _CHECKED_SHAPES:
+            weight = torch.tensor(probe).repeat(-(-inputs // len(probe)))[:inputs].repeat(outputs, 1)
+            weight[::2] *= -1
+            sums = weight.sum(1).float()
+            packed = product(weight.to(torch.int8), torch.ones(outputs))
+            for row in (LARGEST_INT8, -LARGEST_INT8):
+                found = packed(torch.full((num_rows, inputs), float(row)))
+                if not torch.equal(found, (sums * row).expand(num_rows, -1)):
+                    return False
+    return True
+
+
+@cache
+def _times(
+    shape: tuple[int, int],
+    dtype: torch.dtype,
+    row_counts: tuple[int, ...],
+    make_original: MakeProduct,
+    measure: Measure,
+) -> Mapping[str, Mapping[int, float]]:
+    """Return the seconds of the original and of each int8 product by the number of rows; fewer for a hopeless one.
+
+    Measured once for layers of one shape: loads of the same model choose alike.
+    """
+    weight = torch.rand(shape).sub_(0.5).to(dtype)
+    products: dict[str, Callable[[torch.Tensor], object]] = {ORIGINAL: make_original(weight)}
+    for kernel in _small_kernels(shape):
+        products[kernel.name] = _with_rounding(kernel.pack(weight))
+    times: dict[str, dict[int, float]] = {name: {} for name in products}
+    for count in row_counts:
+        rows = torch.ones(count, shape[1], dtype=dtype)
+        found = measure({name: _run(product, rows) for name, product in products.items()})
+        for name, seconds in found.items():
+            times[name][count] = seconds
+        slowest = _HOPELESS * min(seconds for name, seconds in found.items() if name != ORIGINAL)
+        products = {name: each for name, each in products.items() if name == ORIGINAL or found[name] <= slowest}
+    return times
+
+
+def _run(product: Callable[[torch.Tensor], object], rows: torch.Tensor) -> Callable[[], object]:
+    return lambda: product(rows)
+
+
+def _with_rounding(product: Int8Product) -> Product:
+    def rounded(rows: torch.Tensor) -> torch.Tensor:
+        whole, scale = round_rows(rows.float())
+        return product(whole).mul_(scale)
+
+    return rounded
+
+
+def _error(weight: torch.Tensor, product: Int8Product) -> float:
+    """Return the root mean square of the rows' errors, relative to each row's product. Half of the rows have one large
+    number, as those of language models.
+    """
+    rows = torch.randn(_SAMPLE_ROWS, weight.shape[1], generator=torch.Generator().manual_seed(0))
+    rows[::2, 0] *= _OUTLIER
+    exact = torch.nn.functional.linear(rows, weight.float())
+    errors = (_with_rounding(product)(rows) - exact).norm(dim=1) / exact.norm(dim=1).clamp_(min=1e-30)
+    return float(errors.square().mean().sqrt())
+
+
+def _trial(name: str, weights: str, error: float, times: Mapping[int, float]) -> KernelTrial:
+    milliseconds = {str(rows): max(round(1e3 * seconds, 4), 1e-4) for rows, seconds in times.items()}
+    return KernelTrial(name, weights, round(error, 5), milliseconds)
+
+
+def _geometric_mean(numbers: Sequence[float]) -> float:
+    return prod(numbers) ** (1 / len(numbers))
