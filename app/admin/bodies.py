@@ -35,12 +35,15 @@ _BINARY = (b"content-type", b"application/octet-stream")
 async def read_object(request: Request, max_body_bytes: int, accepts_binary_type: bool = False) -> dict[str, Any]:
     """Return the JSON object in the body. `accepts_binary_type`: also with content-type application/octet-stream.
 
-    Raises UnsupportedMediaType, TooLarge (also above MAX_MANAGEMENT_BYTES), EmptyBody, InvalidJson, InvalidInput.
+    Raises UnsupportedMediaType, TooLarge (also above MAX_MANAGEMENT_BYTES), EmptyBody, InvalidJson, InvalidInput,
+    Overloaded.
     """
     headers = request.scope["headers"]
     check_media_type([header for header in headers if header != _BINARY] if accepts_binary_type else headers)
+    most_bytes = min(max_body_bytes, MAX_MANAGEMENT_BYTES)
     try:
-        content = await read_body(request.scope, request.receive, min(max_body_bytes, MAX_MANAGEMENT_BYTES))
+        with request.app.state.byte_limit.hold() as hold:
+            content = await read_body(request.scope, request.receive, most_bytes, hold)
     except TooLarge:
         if max_body_bytes <= MAX_MANAGEMENT_BYTES:
             raise

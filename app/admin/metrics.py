@@ -117,6 +117,12 @@ class _Collector:
             (([reason], count) for reason, count in observer.rejected.items()),
         )
         yield gauge("inflight", "Requests to models that are in progress.", [], [([], observer.inflight)])
+        yield gauge(
+            "buffered_bytes",
+            "Size of the bodies in progress: received, decompressed, decoded or not yet sent.",
+            [],
+            [([], self._sources.request_limit.byte_limit.held_bytes)],
+        )
 
     def _connections(self) -> Iterator[Family]:
         connections = self._sources.connections

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 import structlog
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field, ValidationInfo
 
 from app.config.checks import check_input_values, check_names, check_paths, validate
 from app.config.environment import find_setting, read_environment, set_from_text
@@ -33,6 +33,13 @@ _ENTRY_TYPES: Mapping[str, type[OnnxModelEntry] | type[TorchModelEntry]] = {
 }
 
 
+def _holds_one_body(max_buffered_bytes: int, info: ValidationInfo) -> int:
+    max_body_bytes = info.data.get("max_body_bytes", 0)
+    if max_buffered_bytes < max_body_bytes:
+        raise ValueError(f"expected at least max_body_bytes, {max_body_bytes}; raise it or lower max_body_bytes")
+    return max_buffered_bytes
+
+
 class ServerSettings(BaseModel):
     """`[server]`: addresses and bounds of connections."""
 
@@ -48,6 +55,9 @@ class ServerSettings(BaseModel):
     """Age from which a gRPC connection accepts no further calls; clients connect again. Calls may run as long again."""
     max_body_bytes: Annotated[Bytes, Field(ge=1)] = 128 * 1024**2
     """Maximum size of a request body and of a gRPC message; a larger one is refused."""
+    max_buffered_bytes: Annotated[Bytes, AfterValidator(_holds_one_body), Field(validate_default=True)] = 512 * 1024**2
+    """Maximum bytes of all bodies in progress: received, decompressed, decoded or not yet sent. Further requests are
+    refused with 503. At least `max_body_bytes`."""
     max_connections: Annotated[int, Field(ge=1, le=2**31 - 1)] = 20_000
     """Maximum open connections over HTTP; more are refused with 503."""
     header_timeout_s: Annotated[float, Field(gt=0, le=86_400)] = 10.0

@@ -16,6 +16,7 @@ from app.protocols.errors import STATUS_CLIENT_GONE, grpc_code
 from app.protocols.open_inference.infer_request import with_own_field
 from frameworks.errors import Draining
 from frameworks.generation.types import Generation
+from frameworks.scheduling.byte_limit import UNCOUNTED_BYTES
 
 # Raw contents of this many numbers are copied in about a millisecond.
 _LONG_RAW_ELEMENTS = 512 * 1024
@@ -29,7 +30,7 @@ class InferenceCall(NamedTuple):
 
     `model` and `version`: as the message names them, "" for none. `write(record, decoded, answer)` returns the
     serialized response. `is_long`: decoding blocks the loop for about a millisecond; `is_answer_long`: writing many
-    numbers does; writing many strings always does.
+    numbers does; writing many strings always does. `size`: bytes of the message.
     """
 
     path: str
@@ -39,12 +40,15 @@ class InferenceCall(NamedTuple):
     write: Callable[[RequestRecord, Any, Any], Any]
     is_long: bool = False
     is_answer_long: bool = False
+    size: int = 0
 
 
 class GrpcExchange:
     """One inference request over gRPC, as the pipeline's Exchange. The bridge cancels the task of a cancelled call."""
 
     __slots__ = ("_call", "_record", "_send_pieces", "decode", "is_long_to_decode")
+
+    keeps_body = True
 
     def __init__(self, call: InferenceCall, record: RequestRecord, send_pieces: SendPieces | None) -> None:
         self._call = call
@@ -104,6 +108,8 @@ class GrpcHandler:
         try:
             context = self.pipeline.admit(record)
             try:
+                if inference.size > UNCOUNTED_BYTES:
+                    context.permit.hold_bytes().grow(inference.size)
                 if inference.model:
                     context.check_available(inference.model, inference.version or None)
                 response = await self.pipeline.run(context, GrpcExchange(inference, record, send_pieces))

@@ -68,11 +68,13 @@ class InferCalls:
                     if isinstance(response, GrpcError):
                         raise response
                     yield response
+                    stream.unread.add(-len(response))
             except CancelledError:
                 if not self._handler.pipeline.lifecycle.is_draining:
                     raise
                 raise GrpcError("UNAVAILABLE", "the server is draining; send the request to another server") from None
             finally:
+                stream.unread.release()
                 reading.cancel()
                 with suppress(CancelledError):
                     await reading
@@ -88,6 +90,8 @@ class _Stream:
         # A slow reader blocks the responses of its stream, and then the reading of its requests.
         self.responses: asyncio.Queue[bytes | GrpcError | None] = asyncio.Queue(_MAX_UNREAD_RESPONSES)
         """Ends with None after a success, or with the error of the call."""
+        self.unread = handler.pipeline.bounds.requests.byte_limit.hold()
+        """The bytes of `responses`."""
 
     async def read(self, requests: AsyncIterator[bytes]) -> None:
         """Run all requests and queue their responses."""
@@ -144,7 +148,11 @@ class _Stream:
             if not current.done():
                 current.set_result(None)
         if response is not None:
-            await self.responses.put(response)
+            await self._put(response)
+
+    async def _put(self, response: bytes) -> None:
+        self.unread.add(len(response))
+        await self.responses.put(response)
 
     async def _send_text(
         self,
@@ -162,7 +170,7 @@ class _Stream:
                 text = np.array([piece.text], dtype=object)
                 tensors = [OutputTensor(GENERATED_OUTPUT, "BYTES", text)]
                 is_last = piece.finish_reason is not None
-                await self.responses.put(_stream_response(request_id, typed, tensors, record, is_last))
+                await self._put(_stream_response(request_id, typed, tensors, record, is_last))
 
 
 def _inference_call(
@@ -172,7 +180,8 @@ def _inference_call(
     decode = partial(_decode, received, call, is_streamed)
     write_back = partial(write, message.id, typed)
     is_long = received.contents is not None and _is_long(received)
-    return InferenceCall(path, message.model_name, message.model_version, decode, write_back, is_long, typed)
+    size = len(received.serialized)
+    return InferenceCall(path, message.model_name, message.model_version, decode, write_back, is_long, typed, size)
 
 
 def _is_long(received: ReceivedInfer) -> bool:

@@ -36,7 +36,7 @@ class GrpcListener:
         """Answer calls within the block. At its end refuse new calls, and complete the running ones within the rest of
         the drain timeout.
         """
-        await self._server.start(*build_methods(pipeline, default_model))
+        await self._server.start(*build_methods(pipeline, default_model), pipeline.bounds.requests.byte_limit)
         try:
             yield
         finally:

@@ -47,7 +47,7 @@ class PredictCalls:
         message = received.message
         decode = partial(self._decode, received, call)
         is_long = len(request) >= LONG_BYTES
-        inference = InferenceCall(_PREDICT, message.model_name, "", decode, _write, is_long, is_answer_long=True)
+        inference = InferenceCall(_PREDICT, message.model_name, "", decode, _write, is_long, True, len(request))
         response: bytes = await self._handler.run(inference, call)
         return response
 

@@ -42,6 +42,7 @@ def build_app(pipeline: Pipeline, table: RouteTable, routers: list[APIRouter], l
         admin.add_exception_handler(error, _error_response)
     admin.state.routes = [route for router in routers for route in router.routes]
     admin.state.error_writer = table.error_writer
+    admin.state.byte_limit = pipeline.bounds.requests.byte_limit
     admin.openapi = lambda: build_document(admin, table.routes)  # type: ignore[method-assign]
     return Endpoint(pipeline, table, AdminMiddleware(admin, pipeline.observer, table.error_writer))
 

@@ -7,7 +7,10 @@ from starlette.types import Receive, Scope
 from app.observability.metrics import FastPath
 from app.protocols.codec import Header
 from app.protocols.errors import ClientGone, EmptyBody, TooLarge
+from frameworks.scheduling.byte_limit import UNCOUNTED_BYTES, ByteHold
 
+# A longer content-length is too large in any case, and slow to parse.
+_MAX_LENGTH_DIGITS = 18
 _EMPTY = "body: expected a JSON object, got an empty body; send the request as JSON"
 
 
@@ -23,43 +26,61 @@ async def read_body(
     scope: Scope,
     receive: Receive,
     max_body_bytes: int,
+    hold: ByteHold,
     early_reject: Callable[[bytes], None] | None = None,
     fast_path: FastPath | None = None,
     lead_bytes: int = 0,
 ) -> bytes:
     """Return the whole body behind `lead_bytes` bytes of padding.
 
-    `early_reject` gets the first part of a body that arrives in several parts, before the rest is read; it may raise.
-    Raises TooLarge (before reading, if content-length says so), EmptyBody, ClientGone.
+    `hold` counts the bytes that have arrived. `early_reject` gets the first part of a body that arrives in several
+    parts, before the rest is read; it may raise. Raises TooLarge and Overloaded (before reading, if content-length says
+    so), EmptyBody, ClientGone.
     """
-    _check_length(scope["headers"], max_body_bytes)
+    _check_length(scope["headers"], max_body_bytes, hold)
     parts: list[bytes] = []
     collected: list[bytes] = []
     size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        part = message.get("body", b"")
-        size += len(part)
-        if size + sum(map(len, collected)) > max_body_bytes:
-            raise TooLarge(max_body_bytes)
-        parts.append(part)
-        if not message.get("more_body"):
-            break
-        if len(parts) == 1:
-            if early_reject is not None:
-                early_reject(part)
-            if fast_path is not None:
-                collected = fast_path.collect_body(max_body_bytes - size)
-    if not size and not collected:
-        raise EmptyBody(_EMPTY)
-    if len(parts) == 1 and not lead_bytes:
-        return parts[0]
-    return b"".join([bytes(lead_bytes), *parts, *collected])
+    try:
+        while True:
+            part, has_more = await _receive_part(receive)
+            size += len(part)
+            total = size + sum(map(len, collected))
+            if total > max_body_bytes:
+                raise TooLarge(max_body_bytes)
+            if total > UNCOUNTED_BYTES:
+                # The connection has counted the parts that it collected, up to the first one that did not fit.
+                hold.resize(total)
+            parts.append(part)
+            if not has_more:
+                break
+            if len(parts) == 1:
+                if early_reject is not None:
+                    early_reject(part)
+                if fast_path is not None:
+                    collected = fast_path.collect_body(max_body_bytes - size, hold.try_grow)
+        if not total:
+            raise EmptyBody(_EMPTY)
+        if len(parts) == 1 and not lead_bytes and not collected:
+            return parts[0]
+        return b"".join([bytes(lead_bytes), *parts, *collected])
+    finally:
+        # The connection keeps this list until its next request.
+        collected.clear()
 
 
-def _check_length(headers: list[Header], max_body_bytes: int) -> None:
+async def _receive_part(receive: Receive) -> tuple[bytes, bool]:
+    """Return the next part of the body, and whether there is more. Raises ClientGone."""
+    message = await receive()
+    if message["type"] == "http.disconnect":
+        raise ClientGone
+    return message.get("body", b""), message.get("more_body", False)
+
+
+def _check_length(headers: list[Header], max_body_bytes: int, hold: ByteHold) -> None:
     for name, value in headers:
-        if name == b"content-length" and value.isdigit() and int(value) > max_body_bytes:
-            raise TooLarge(max_body_bytes)
+        if name == b"content-length" and value.isdigit():
+            if len(value) > _MAX_LENGTH_DIGITS or int(value) > max_body_bytes:
+                raise TooLarge(max_body_bytes)
+            if int(value) > UNCOUNTED_BYTES:
+                hold.check_room(int(value))

@@ -3,6 +3,7 @@
 import re
 import time
 from asyncio import CancelledError
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -14,11 +15,14 @@ from app.http.disconnects import DisconnectWatcher, WatchedRequest
 from app.http.responses import begin_record, send_body, send_error
 from app.http.sse import EventStream
 from app.inference.context import RequestContext
-from app.inference.pipeline import Pipeline
+from app.inference.pipeline import DecodedRequest, FindSpec, Pipeline
 from app.protocols.codec import AnswerContext, Codec, EncodedResponse, Target
+from app.protocols.compression import Grow
 from app.protocols.errors import STATUS_CLIENT_GONE, ClientGone, MethodNotAllowed
 from app.protocols.routes import RouteTable
 from frameworks.errors import Draining, ModelNotFound
+from frameworks.scheduling.admission import Permit
+from frameworks.scheduling.byte_limit import UNCOUNTED_BYTES
 
 _MODEL_NAME = re.compile(rb'"model(?:_name)?"\s*:\s*"([^"\\]{1,128})"')
 _EARLY_REJECT_BYTES = 4096
@@ -29,13 +33,24 @@ class HttpExchange(WatchedRequest):
 
     __slots__ = ("_codec", "_send", "decode", "is_long_to_decode", "is_long_to_encode")
 
-    def open(self, codec: Codec, target: Target, body: bytes, send: Send) -> None:
-        """Set how the request is decoded and its response encoded and sent."""
+    keeps_body = False
+
+    def open(self, codec: Codec, target: Target, body: bytes, send: Send, permit: Permit) -> None:
+        """Set how the request is decoded and its response encoded and sent. `permit`: counts a decompressed body."""
         self._codec = codec
         self._send = send
-        self.decode = partial(codec.decode, body, target)
+        self.decode: Callable[[FindSpec], DecodedRequest] = (
+            partial(codec.decode, body, target)
+            if codec.encoding is None
+            else partial(self._decompress, body, target, permit.hold_bytes().grow)
+        )
         self.is_long_to_decode = codec.is_long_to_read(body)
         self.is_long_to_encode = codec.is_long_to_write
+
+    def _decompress(self, body: bytes, target: Target, grow: Grow, find_spec: FindSpec) -> DecodedRequest:
+        # Once: a request that waits for a load is decoded again.
+        self.decode = partial(self._codec.decode, self._codec.decompress(body, grow), target)
+        return self.decode(find_spec)
 
     def drop_body(self) -> None:
         del self.decode
@@ -62,6 +77,7 @@ class Endpoint:
         self._pipeline = pipeline
         self._observer = pipeline.observer
         self._max_body_bytes = pipeline.bounds.max_body_bytes
+        self._uncounted_bytes = min(UNCOUNTED_BYTES, self._max_body_bytes)
         self._watcher = DisconnectWatcher()
         self._find_route = table.find
         self._admin = admin
@@ -83,15 +99,17 @@ class Endpoint:
                 if route.target.model is not None:
                     context.check_available(route.target.model, route.target.version)
                 body = record.fast_path.take_body() if record.fast_path is not None else None
-                if body is None or codec.lead_bytes or not 0 < len(body) <= self._max_body_bytes:
+                if body is None or codec.lead_bytes or not 0 < len(body) <= self._uncounted_bytes:
                     body = await self._complete_body(body, scope, exchange, context, route.target, codec.lead_bytes)
-                exchange.open(codec, route.target, body, send)
+                exchange.open(codec, route.target, body, send, context.permit)
                 del body
                 encoded = await self._pipeline.run(context, exchange)
                 if isinstance(encoded, EncodedResponse):
-                    await send_body(send, record, 200, encoded.body, encoded.content_type, encoded.headers)
+                    await send_body(
+                        send, record, 200, encoded.body, encoded.content_type, encoded.headers, context.permit
+                    )
                 elif encoded is not None:
-                    await send_body(send, record, 200, encoded)
+                    await send_body(send, record, 200, encoded, permit=context.permit)
             finally:
                 context.permit.release()
         except ClientGone:
@@ -118,15 +136,18 @@ class Endpoint:
         """Return the whole body behind `lead_bytes` bytes of padding. `body` None: it has not arrived yet.
 
         Raises TooLarge, EmptyBody, ClientGone, RequestTimeout; Overloaded before a long body is read that the model
-        would refuse, and after that if the server is full.
+        would refuse, when its bytes are too many for the server, and after that if the server is full.
         """
+        hold = context.permit.hold_bytes()
         if body is not None:
             check_body(body, self._max_body_bytes)
-            return bytes(lead_bytes) + body
+            if len(body) > UNCOUNTED_BYTES:
+                hold.grow(len(body))
+            return bytes(lead_bytes) + body if lead_bytes else body
         early_reject = self._early_reject if target.model is None else None
         fast_path = exchange.record.fast_path
         context.permit.suspend()
-        body = await read_body(scope, exchange.receive, self._max_body_bytes, early_reject, fast_path, lead_bytes)
+        body = await read_body(scope, exchange.receive, self._max_body_bytes, hold, early_reject, fast_path, lead_bytes)
         context.permit.resume()
         return body
 

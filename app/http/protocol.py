@@ -2,6 +2,7 @@
 
 import asyncio
 import urllib.parse
+from collections.abc import Callable
 
 import httptools
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
@@ -210,13 +211,15 @@ class Cycle(ClockedCycle):
             self.flow.resume_reading()
         return body
 
-    def collect_body(self, max_bytes: int) -> list[bytes]:
+    def collect_body(self, max_bytes: int, try_grow: Callable[[int], bool]) -> list[bytes]:
         """Add further parts of the body to the returned list, without pausing, up to `max_bytes` bytes.
 
-        ASGI's `receive` then returns at the end of the body, after `max_bytes`, and when the client disconnects. A task
-        that wakes for every 64 KiB takes longer than all that is done with them.
+        ASGI's `receive` then returns at the end of the body, after `max_bytes`, when `try_grow` refuses to count a
+        part, and when the client disconnects. A task that wakes for every 64 KiB takes longer than all that is done
+        with them.
         """
         self._most_bytes = max_bytes
+        self._try_grow = try_grow
         self.collected = []
         return self.collected
 
@@ -225,7 +228,8 @@ class Cycle(ClockedCycle):
         assert self.collected is not None
         self.collected.append(part)
         self._most_bytes -= len(part)
-        if self._most_bytes < 0:
+        if not self._try_grow(len(part)) or self._most_bytes < 0:
+            self._most_bytes = -1
             self.flow.pause_reading()
             self.message_event.set()
 

@@ -11,6 +11,8 @@ from app.http.protocol import FAST_PATH
 from app.observability.metrics import RequestRecord, request_id, server_timing, shown_path
 from app.protocols.codec import ErrorWriter, Header
 from app.protocols.errors import ErrorReply, TooLarge, extra_headers, to_http
+from frameworks.scheduling.admission import Permit
+from frameworks.scheduling.byte_limit import UNCOUNTED_BYTES
 
 log = structlog.get_logger(__name__)
 
@@ -33,8 +35,12 @@ async def send_body(
     body: bytes,
     content_type: bytes = b"application/json",
     headers: list[Header] | None = None,
+    permit: Permit | None = None,
 ) -> None:
-    """Send a whole response, over the connection's fast path if it has one."""
+    """Send a whole response, over the connection's fast path if it has one.
+
+    `permit`: counts a body that cannot be sent at once; the connection counts what its reader has not taken.
+    """
     record.status = status
     timing = server_timing(record.timings)
     if record.fast_path is not None and (not headers or _CLOSE not in headers):
@@ -46,6 +52,9 @@ async def send_body(
             lines += f"{name.decode()}: {value.decode()}\r\n"
         if record.fast_path.respond(status, lines.encode("ascii"), body):
             return
+    if permit is not None and len(body) > UNCOUNTED_BYTES:
+        hold = permit.hold_bytes()
+        hold.add(len(body) - hold.held_bytes)
     await send(
         {
             "type": "http.response.start",

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from app.inference.context import RequestContext
+from app.inference.decoded_size import decoded_bytes
 from app.inference.lifecycle import Lifecycle
 from app.inference.service import InferenceService
 from app.inference.shadowing import ShadowTraffic
@@ -71,8 +72,12 @@ class TextStream(Protocol):
 class Exchange(Protocol):
     """One request as its transport sees it: how it is decoded, how its response is encoded, whether it is cancelled.
 
-    `is_long_to_decode`: decoding would block the event loop for about a millisecond.
+    `is_long_to_decode`: decoding would block the event loop for about a millisecond. `keeps_body`: `drop_body` keeps
+    the bytes that the request was decoded from.
     """
+
+    @property
+    def keeps_body(self) -> bool: ...
 
     @property
     def is_long_to_decode(self) -> bool: ...
@@ -159,6 +164,10 @@ class Pipeline:
         """
         decoded = await self._decode(context, exchange)
         exchange.drop_body()
+        hold = context.permit.held_bytes
+        if hold is not None:
+            received = hold.held_bytes
+            hold.resize(decoded_bytes(decoded.request, received) + (received if exchange.keeps_body else 0))
         context.priority = decoded.priority
         timeout_ms = decoded.timeout_ms or self.bounds.default_timeout_ms
         answer: Any

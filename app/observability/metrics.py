@@ -4,6 +4,7 @@ import itertools
 import secrets
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
 from typing import Protocol
@@ -131,10 +132,11 @@ class FastPath(Protocol):
         """Return the whole body, once, if all of it has arrived."""
         ...
 
-    def collect_body(self, max_bytes: int) -> list[bytes]:
-        """Return a list to which further parts of the body are added as they arrive.
+    def collect_body(self, max_bytes: int, try_grow: Callable[[int], bool]) -> list[bytes]:
+        """Return a list to which further parts of the body are added as they arrive; `try_grow` counts their bytes.
 
-        ASGI's `receive` returns at the end of the body, after `max_bytes` bytes, or when the client disconnects.
+        ASGI's `receive` returns at the end of the body, after `max_bytes` bytes, when `try_grow` returns False, or when
+        the client disconnects.
         """
         ...
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol, Self
 import numpy as np
 
 from app.inference.pipeline import DecodedRequest, FindSpec
+from app.protocols.compression import Grow
 from app.protocols.errors import ErrorReply, UnsupportedMediaType
 from frameworks.generation.types import Piece, Usage
 from frameworks.text.tokens import TokenizeAnswer
@@ -80,12 +81,21 @@ class Codec(Protocol):
         """
         ...
 
+    @property
+    def encoding(self) -> str | None:
+        """The content-encoding of the body; `decode` takes what `decompress` returns. None: it is not compressed."""
+        ...
+
     def for_headers(self, headers: Sequence[Header]) -> "Codec":
         """Return the codec for a request with these headers. Raises UnsupportedMediaType, InvalidInput."""
         ...
 
     def is_long_to_read(self, body: bytes) -> bool:
         """Return whether `decode` would block the loop for about a millisecond."""
+        ...
+
+    def decompress(self, body: bytes, grow: Grow) -> bytes:
+        """Return the body without its `encoding`. Raises TooLarge, EmptyBody, InvalidInput, and what `grow` raises."""
         ...
 
     def decode(self, body: bytes, target: Target, find_spec: FindSpec) -> DecodedRequest:
@@ -118,6 +128,10 @@ class JsonCodec:
     __slots__ = ()
 
     lead_bytes: int = 0
+    encoding: str | None = None
+
+    def decompress(self, body: bytes, grow: Grow) -> bytes:
+        raise AssertionError("for_headers refuses compressed bodies")
 
     def for_headers(self, headers: Sequence[Header]) -> Self:
         for header in headers:

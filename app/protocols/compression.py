@@ -1,6 +1,7 @@
 """Compress and decompress bodies with `gzip` and `deflate` (zlib's form, RFC 9110), within the limit of bodies."""
 
 import zlib
+from collections.abc import Callable, Iterator
 
 from app.protocols.errors import TooLarge, UnsupportedMediaType
 from frameworks.errors import InvalidInput
@@ -8,9 +9,15 @@ from frameworks.errors import InvalidInput
 MIN_COMPRESSED_BYTES = 1024
 """Shorter responses are sent uncompressed."""
 
+Grow = Callable[[int], None]
+"""Count more bytes of a request. Raises Overloaded if they do not fit."""
+
 # zlib's `wbits`: the container, with the largest window.
 _WINDOW_BITS = {"gzip": 31, "deflate": 15}
 _NAMES = {"": None, "identity": None, "gzip": "gzip", "x-gzip": "gzip", "deflate": "deflate"}
+# Compressed bytes that are read, and decompressed bytes that are made, at a time.
+_PIECE_BYTES = 64 * 1024
+_STEP_BYTES = 1024 * 1024
 # The fastest level: higher ones hardly make tensors smaller.
 _LEVEL = 1
 
@@ -37,23 +44,46 @@ def choose_encoding(accepted: bytes) -> str | None:
     return "gzip" if gzip >= deflate else "deflate"
 
 
-def decompress(body: bytes, encoding: str, max_body_bytes: int) -> bytes:
-    """Decompress a body. Raises InvalidInput for invalid data, and TooLarge as soon as the result exceeds the limit."""
+def decompress(body: bytes, encoding: str, max_body_bytes: int, grow: Grow) -> bytes:
+    """Decompress a body in steps; `grow` counts the bytes of each step, and may raise.
+
+    Raises InvalidInput for invalid data, and TooLarge as soon as the result exceeds the limit.
+    """
     inflater = zlib.decompressobj(_WINDOW_BITS[encoding])
+    parts: list[bytes] = []
+    left, unread = max_body_bytes, len(body)
     try:
-        inner = inflater.decompress(body, max_body_bytes + 1)
+        for start in range(0, len(body), _PIECE_BYTES):
+            if inflater.eof:
+                break
+            piece = body[start : start + _PIECE_BYTES]
+            unread -= len(piece)
+            for part in _inflate(inflater, piece):
+                grow(len(part))
+                left -= len(part)
+                if left < 0:
+                    raise TooLarge(max_body_bytes)
+                parts.append(part)
     except zlib.error as error:
         raise InvalidInput("content-encoding", f"expected a body in {encoding}, got invalid data: {error}") from None
-    if len(inner) > max_body_bytes:
-        raise TooLarge(max_body_bytes)
     if not inflater.eof:
         raise InvalidInput("content-encoding", f"expected a whole body in {encoding}, got a truncated one")
-    if inflater.unused_data:
+    unread += len(inflater.unused_data)
+    if unread:
         raise InvalidInput(
-            "content-encoding",
-            f"expected the end of the body after its {encoding}, got {len(inflater.unused_data)} more bytes",
+            "content-encoding", f"expected the end of the body after its {encoding}, got {unread} more bytes"
         )
-    return inner
+    return b"".join(parts)
+
+
+def _inflate(inflater: "zlib._Decompress", piece: bytes) -> Iterator[bytes]:
+    """Yield what a piece of the body inflates to, in steps."""
+    part = inflater.decompress(piece, _STEP_BYTES)
+    yield part
+    # A full step may have more behind it, also when all of the piece is consumed.
+    while not inflater.eof and (len(part) == _STEP_BYTES or inflater.unconsumed_tail):
+        part = inflater.decompress(inflater.unconsumed_tail, _STEP_BYTES)
+        yield part
 
 
 def compress(body: bytes, encoding: str) -> bytes:

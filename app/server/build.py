@@ -38,6 +38,7 @@ from app.server.manager import build_manager
 from frameworks.devices import DeviceManager, DeviceProbe, SystemProbe
 from frameworks.manager import MLFrameworkManager
 from frameworks.scheduling.admission import RequestLimit
+from frameworks.scheduling.byte_limit import ByteLimit
 from memory.result_cache import ResultCache
 from memory.tensor_pool import TensorPool
 
@@ -112,7 +113,12 @@ def _build_inference(loaded: LoadedSettings, observer: Observer, probe: DevicePr
     service = InferenceService(response_cache, observer.generation_metrics)
     shadowing = ShadowTraffic(service, observer.shadow_outcomes)
     scheduling = settings.scheduling
-    requests = RequestLimit("the server", scheduling.max_queue_size, scheduling.max_concurrent_requests)
+    requests = RequestLimit(
+        "the server",
+        scheduling.max_queue_size,
+        scheduling.max_concurrent_requests,
+        byte_limit=ByteLimit(settings.server.max_buffered_bytes),
+    )
     bounds = Bounds(requests, settings.server.max_body_bytes, scheduling.default_timeout_ms)
     pipeline = Pipeline(manager, service, shadowing, observer, lifecycle, bounds)
     return _Inference(manager, pool, response_cache, requests, service, shadowing, pipeline)

@@ -7,6 +7,7 @@ from math import inf
 from typing import Protocol
 
 from frameworks.errors import Overloaded
+from frameworks.scheduling.byte_limit import ByteHold, ByteLimit
 
 # The drain rate is computed from this many of the latest responses.
 _RESPONSES_REMEMBERED = 64
@@ -27,9 +28,11 @@ class RequestLimit:
         max_queue_size: int | None,
         max_concurrent_requests: int | None,
         clock: Callable[[], float] = time.monotonic,
+        byte_limit: ByteLimit | None = None,
     ) -> None:
         """`owner`: named in the error message, such as `model "digits"`. None means no bound."""
         self._owner = owner
+        self.byte_limit = byte_limit or ByteLimit(None)
         self.max_queue_size = max_queue_size
         self.max_concurrent_requests = max_concurrent_requests
         self.queue_bound = inf if max_queue_size is None else max_queue_size
@@ -106,7 +109,7 @@ class Permit:
     Each method of a request's usual path does its checks inline: this code runs for every request.
     """
 
-    __slots__ = ("_has_begun", "_is_suspended", "_model", "_places", "_server", "held")
+    __slots__ = ("_has_begun", "_is_suspended", "_model", "_places", "_server", "held", "held_bytes")
 
     def __init__(self, server: RequestLimit) -> None:
         """Raises Overloaded if the server is full."""
@@ -124,6 +127,14 @@ class Permit:
         self._is_suspended = False
         self.held: Releasable | None = None
         """The version that the request holds a reference to."""
+        self.held_bytes: ByteHold | None = None
+        """The count of the request's bodies; None while they are too small to be counted."""
+
+    def hold_bytes(self) -> ByteHold:
+        """Return the count of the request's bodies, which is released with the permit."""
+        if self.held_bytes is None:
+            self.held_bytes = self._server.byte_limit.hold()
+        return self.held_bytes
 
     def suspend(self) -> None:
         """Give the place at the server back while the rest of the body is read: a slow client holds no place."""
@@ -194,6 +205,8 @@ class Permit:
 
     def release(self) -> None:
         """Give the place back: the response is sent, or the request was cancelled."""
+        if self.held_bytes is not None:
+            self.held_bytes.release()
         if self._is_suspended:
             return
         if self.held is not None:

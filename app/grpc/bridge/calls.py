@@ -13,6 +13,7 @@ import structlog
 from app.grpc.bridge.loop_bridge import LoopBridge
 from app.grpc.bridge.threads import CallThreads
 from app.grpc.call import GrpcError, Header, Stream, Unary
+from frameworks.scheduling.byte_limit import UNCOUNTED_BYTES, ByteHold
 
 log = structlog.get_logger(__name__)
 
@@ -94,7 +95,7 @@ class StreamMethod(_Method[Stream]):
 class _CallState(ABC):
     """One call: shared by its handler's task on the loop, the call's thread and grpcio's own thread."""
 
-    __slots__ = ("_call", "_is_done", "_method", "_task", "changed", "error")
+    __slots__ = ("_call", "_has_ended", "_is_done", "_method", "_task", "_unsent_bytes", "changed", "error")
 
     _method: UnaryMethod | StreamMethod
 
@@ -102,6 +103,9 @@ class _CallState(ABC):
         self._call = ReceivedCall(context)
         self._task: asyncio.Task[None] | None = None
         self._is_done = False
+        self._has_ended = False
+        # Of the responses; None while none was large enough to be counted.
+        self._unsent_bytes: ByteHold | None = None
         self.error: GrpcError | None = None
         # The call's thread acquires it again to wait; the loop releases it when the thread has something to do.
         self.changed = threading.Lock()
@@ -123,9 +127,29 @@ class _CallState(ABC):
         method.bridge.wake_soon(self.changed)
 
     def on_end(self) -> None:
-        """Cancel the handler if it still runs. grpcio calls this in its thread at the end of every call."""
+        """Cancel the handler if it still runs. grpcio calls this in its thread at the end of every call, when the
+        response is sent or dropped.
+        """
+        self._has_ended = True
+        if self._unsent_bytes is not None:
+            self._unsent_bytes.release()
         if not self._is_done:
             self._method.bridge.call_soon(self._cancel)
+
+    def _count(self, response: bytes) -> None:
+        """Count a response until `_discount` or the end of the call. Runs on the loop."""
+        if len(response) <= UNCOUNTED_BYTES:
+            return
+        if self._unsent_bytes is None:
+            self._unsent_bytes = self._method.bridge.byte_limit.hold()
+        self._unsent_bytes.add(len(response))
+        if self._has_ended:
+            # The call may have ended before the count was there to be released.
+            self._unsent_bytes.release()
+
+    def _discount(self, response: bytes) -> None:
+        if len(response) > UNCOUNTED_BYTES and self._unsent_bytes is not None:
+            self._unsent_bytes.add(-len(response))
 
     def _cancel(self) -> None:
         if self._task is not None:
@@ -145,6 +169,7 @@ class _UnaryState(_CallState):
 
     async def _handle(self) -> None:
         self.response = await self._method.handler(self._request, self._call)
+        self._count(self.response)
 
 
 class _StreamState(_CallState):
@@ -174,6 +199,7 @@ class _StreamState(_CallState):
                 if self._is_waiting:
                     self._method.bridge.call_soon(self._has_space.set)
                 yield response
+                self._discount(response)
             if is_done:
                 break
             self.changed.acquire()
@@ -184,6 +210,7 @@ class _StreamState(_CallState):
         responses = self._method.handler(self._requests, self._call)
         try:
             async for response in responses:
+                self._count(response)
                 self._unsent.append(response)
                 self._bytes_queued += len(response) + _MESSAGE_OVERHEAD_BYTES
                 self._method.bridge.wake_soon(self.changed)

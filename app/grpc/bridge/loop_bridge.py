@@ -9,13 +9,17 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
+from frameworks.scheduling.byte_limit import ByteLimit
+
 _yield_cpu = getattr(os, "sched_yield", partial(time.sleep, 0))
 
 
 class LoopBridge:
     """Run the handlers of calls on the event loop. One per server; the event loop owns the tasks."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, byte_limit: ByteLimit | None = None) -> None:
+        """`byte_limit`: of the responses that are not sent; None: unlimited."""
+        self.byte_limit = byte_limit or ByteLimit(None)
         self._loop = loop
         self._callbacks: deque[Callable[[], object]] = deque()
         self._is_scheduled = False

@@ -14,6 +14,7 @@ from app.grpc.bridge.calls import StreamMethod, UnaryMethod
 from app.grpc.bridge.loop_bridge import LoopBridge
 from app.grpc.bridge.threads import CallThreads
 from app.grpc.call import Stream, Unary
+from frameworks.scheduling.byte_limit import ByteLimit
 
 log = structlog.get_logger(__name__)
 
@@ -94,9 +95,14 @@ class GrpcServer:
         except RuntimeError as error:
             raise CannotListen(f"cannot listen on {address}") from error
 
-    async def start(self, unary: Mapping[str, Unary], streams: Mapping[str, Stream]) -> None:
-        """Answer calls from now on: full method name -> handler, which runs on this event loop."""
-        self._bridge = LoopBridge(asyncio.get_running_loop())
+    async def start(
+        self, unary: Mapping[str, Unary], streams: Mapping[str, Stream], byte_limit: ByteLimit | None = None
+    ) -> None:
+        """Answer calls from now on: full method name -> handler, which runs on this event loop.
+
+        `byte_limit`: counts the responses that the clients have not read.
+        """
+        self._bridge = LoopBridge(asyncio.get_running_loop(), byte_limit)
         methods: dict[str, dict[str, grpc.RpcMethodHandler[Any, Any]]] = defaultdict(dict)
         for path, handler in unary.items():
             service, name = _split_path(path)

@@ -17,7 +17,7 @@ from app.protocols.codec import (
     check_content_type,
     elements_of,
 )
-from app.protocols.compression import MIN_COMPRESSED_BYTES, choose_encoding, compress, decompress, parse_encoding
+from app.protocols.compression import MIN_COMPRESSED_BYTES, Grow, choose_encoding, compress, decompress, parse_encoding
 from app.protocols.errors import EmptyBody, ErrorReply, NotSupported
 from app.protocols.json_reading import SHORT_BYTES
 from app.protocols.open_inference.errors import OpenInferenceErrorResponse, error_body
@@ -69,12 +69,13 @@ _ALL_JSON = BodyFormat()
 class InferCodec:
     """The Codec of app/protocols/codec.py for requests of one BodyFormat."""
 
-    __slots__ = ("_format", "_max_body_bytes", "lead_bytes")
+    __slots__ = ("_format", "_max_body_bytes", "encoding", "lead_bytes")
 
     def __init__(self, max_body_bytes: int, body_format: BodyFormat = _ALL_JSON) -> None:
         """`max_body_bytes`: the limit of a decompressed body too."""
         self._max_body_bytes = max_body_bytes
         self._format = body_format
+        self.encoding = body_format.encoding
         # Alignment of the bytes behind the JSON: tensors are views of them.
         length = body_format.json_bytes
         self.lead_bytes = -length % _ALIGNED_BYTES if length and body_format.encoding is None else 0
@@ -105,16 +106,19 @@ class InferCodec:
         may_be_strings = body.find(b'"BYTES"', 0, end) >= 0 or body.find(b"\\u", 0, end) >= 0
         return may_be_strings or binary_bytes >= _LONG_BINARY_BYTES
 
+    def decompress(self, body: bytes, grow: Grow) -> bytes:
+        assert self.encoding is not None
+        body = decompress(body, self.encoding, self._max_body_bytes, grow)
+        if not body:
+            raise EmptyBody("the decompressed body is empty; send a JSON object")
+        return body
+
     def decode(self, body: bytes, target: Target, find_spec: FindSpec) -> InferRequest:
-        length, encoding, _ = self._format
-        if length is None and encoding is None and len(body) < SHORT_BYTES:
+        length = self._format.json_bytes
+        if length is None and len(body) < SHORT_BYTES:
             short = decode_one_tensor(body, target, find_spec)
             if short is not None:
                 return short
-        if encoding is not None:
-            body = decompress(body, encoding, self._max_body_bytes)
-            if not body:
-                raise EmptyBody("the decompressed body is empty; send a JSON object")
         if length == 0:
             request = decode_raw_tensor(memoryview(body), target, find_spec)
         elif length is None:

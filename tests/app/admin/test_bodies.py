@@ -1,6 +1,7 @@
 """Test how admin routes read and describe their bodies."""
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from app.admin.models import LoadRequest, ShadowShare, UnloadRequest
 from app.admin.open_inference.schemas import RepositoryIndexRequest
 from app.protocols.errors import MAX_MANAGEMENT_BYTES, EmptyBody, InvalidJson, TooLarge, UnsupportedMediaType
 from frameworks.errors import InvalidInput, UnknownField
+from frameworks.scheduling.byte_limit import ByteLimit
 from tests.support.loops import in_loop
 
 JSON = (b"content-type", b"application/json")
@@ -29,7 +31,8 @@ def request(body: bytes, *headers: tuple[bytes, bytes]) -> Request:
     async def receive() -> dict[str, Any]:
         return next(messages)
 
-    return Request({"type": "http", "method": "POST", "path": "/", "headers": list(headers)}, receive)
+    app = SimpleNamespace(state=SimpleNamespace(byte_limit=ByteLimit(None)))
+    return Request({"type": "http", "method": "POST", "path": "/", "headers": list(headers), "app": app}, receive)
 
 
 @in_loop

@@ -41,6 +41,7 @@ def test_text_is_converted_to_setting_type() -> None:
         "grpc_port": 9001,
         "grpc_max_connection_age_s": 3600.0,
         "max_body_bytes": 128 * 1024**2,
+        "max_buffered_bytes": 512 * 1024**2,
         "max_connections": 20_000,
         "header_timeout_s": 10.0,
         "body_timeout_s": 30.0,

@@ -36,6 +36,18 @@ def issues_of(folder: Path, text: str | bytes) -> tuple[ConfigIssue, ...]:
         ("[server]\nport = 65536", 2, "server.port", "expected at most 65535, got 65536"),
         ("[server]\nport = -1", 2, "server.port", "expected at least 0, got -1"),
         (f"[server]\nport = 0x{'f' * 5000}", 2, "server.port", "expected at most 65535, got a very large number"),
+        (
+            "[server]\nmax_body_bytes = '1GiB'\nmax_buffered_bytes = '1MiB'",
+            3,
+            "server.max_buffered_bytes",
+            "expected at least max_body_bytes, 1073741824, got 1048576; raise it or lower max_body_bytes",
+        ),
+        (
+            "[server]\nmax_body_bytes = '1GiB'",
+            1,
+            "server.max_buffered_bytes",
+            "expected at least max_body_bytes, 1073741824, got 536870912; raise it or lower max_body_bytes",
+        ),
         ("[server]\nhost = 3", 2, "server.host", "expected a string, got 3"),
         ("[server]\nhost = ''", 2, "server.host", 'expected at least 1 character, got ""'),
         ("[server]\ndrain_timeout_s = nan", 2, "server.drain_timeout_s", "expected a finite number, got nan"),

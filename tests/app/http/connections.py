@@ -14,6 +14,7 @@ from app.http.bodies import read_body
 from app.http.clocks import ConnectionBounds, Connections
 from app.http.protocol import FAST_PATH, BoundedHttpProtocol
 from app.protocols.errors import ClientGone, RequestTimeout, TooLarge
+from frameworks.scheduling.byte_limit import ByteLimit
 from tests.support.loops import HANGS_AFTER_S, pass_time, settle, soon
 
 IDLE_S = HANGS_AFTER_S
@@ -66,7 +67,7 @@ async def _gathered(scope: Scope, receive: Receive) -> bytes:
         return receive()
 
     try:
-        return await read_body(scope, counted, MAX_BYTES, None, scope["extensions"][FAST_PATH])
+        return await read_body(scope, counted, MAX_BYTES, ByteLimit(None).hold(), None, scope["extensions"][FAST_PATH])
     except (ClientGone, RequestTimeout, TooLarge) as error:
         outcomes.append(type(error).__name__)
         return b"-"

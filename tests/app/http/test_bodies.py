@@ -11,7 +11,10 @@ from app.protocols.codec import check_media_type
 from app.protocols.errors import ClientGone, EmptyBody, TooLarge, UnsupportedMediaType
 from app.protocols.native.codec import NativeCodec
 from frameworks.errors import InvalidInput, Overloaded
+from frameworks.scheduling.byte_limit import UNCOUNTED_BYTES, ByteHold, ByteLimit
 from tests.app.http.receivers import GONE, Messages, receiver
+
+UNLIMITED = ByteLimit(None)
 
 
 def part(body: bytes, more: bool = False) -> dict[str, Any]:
@@ -23,7 +26,7 @@ def scope(*headers: tuple[bytes, bytes]) -> dict[str, Any]:
 
 
 def read(limit: int, *messages: dict[str, Any], headers: tuple[tuple[bytes, bytes], ...] = ()) -> bytes:
-    return asyncio.run(read_body(scope(*headers), receiver(*messages), limit))
+    return asyncio.run(read_body(scope(*headers), receiver(*messages), limit, UNLIMITED.hold()))
 
 
 def test_body_in_any_number_of_parts() -> None:
@@ -35,11 +38,11 @@ def test_body_in_any_number_of_parts() -> None:
 
 def test_body_after_lead_bytes() -> None:
     for messages in ([part(b"abc")], [part(b"a", True), part(b"bc")]):
-        assert asyncio.run(read_body(scope(), receiver(*messages), 3, lead_bytes=2)) == b"\0\0abc"
+        assert asyncio.run(read_body(scope(), receiver(*messages), 3, UNLIMITED.hold(), lead_bytes=2)) == b"\0\0abc"
         with pytest.raises(TooLarge):
-            asyncio.run(read_body(scope(), receiver(*messages), 2, lead_bytes=2))
+            asyncio.run(read_body(scope(), receiver(*messages), 2, UNLIMITED.hold(), lead_bytes=2))
     with pytest.raises(EmptyBody):
-        asyncio.run(read_body(scope(), receiver(part(b"")), 3, lead_bytes=2))
+        asyncio.run(read_body(scope(), receiver(part(b"")), 3, UNLIMITED.hold(), lead_bytes=2))
 
 
 def test_impossible_body_is_refused() -> None:
@@ -58,6 +61,46 @@ def test_body_declared_too_large_is_not_read() -> None:
         with pytest.raises(TooLarge):
             read(3, headers=((b"content-length", length),))
     assert read(3, part(b"abc"), headers=((b"content-length", b"3"),)) == b"abc"
+
+
+class TestCounted:
+    def test_body_beyond_limit_is_not_read(self) -> None:
+        limit = ByteLimit(10_000)
+        with limit.hold() as other, limit.hold() as hold:
+            other.grow(5000)
+            with pytest.raises(Overloaded, match=r"server\.max_buffered_bytes: expected at most 10000 bytes"):
+                # The receiver has no message.
+                asyncio.run(read_body(scope((b"content-length", b"5001")), receiver(), 10**6, hold))
+            assert limit.held_bytes == 5000
+
+    def test_length_is_counted_as_it_arrives(self) -> None:
+        limit = ByteLimit(10_000)
+
+        async def read_half(hold: ByteHold) -> None:
+            messages = [part(bytes(4000), True), part(bytes(3000), True)]
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0):
+                    await read_body(scope((b"content-length", b"9999")), receiver(*messages), 10**6, hold)
+
+        with limit.hold() as hold:
+            asyncio.run(read_half(hold))
+            assert limit.held_bytes == 7000
+        assert limit.held_bytes == 0
+
+    def test_part_beyond_limit_is_refused(self) -> None:
+        limit = ByteLimit(10_000)
+        with limit.hold() as other, limit.hold() as hold:
+            other.grow(5000)
+            with pytest.raises(Overloaded):
+                asyncio.run(read_body(scope(), receiver(part(bytes(5000), True), part(b"x", True)), 10**6, hold))
+
+    def test_short_body_is_read_in_any_case(self) -> None:
+        limit = ByteLimit(10_000)
+        with limit.hold() as other, limit.hold() as hold:
+            other.grow(10_000)
+            body = bytes(UNCOUNTED_BYTES)
+            length = (b"content-length", b"%d" % len(body))
+            assert asyncio.run(read_body(scope(length), receiver(part(body)), 10**6, hold)) == body
 
 
 @pytest.mark.parametrize(
@@ -109,7 +152,7 @@ def test_beginning_of_body_is_checked_before_the_rest() -> None:
             if beginning.startswith(b"no"):
                 raise Overloaded("full", retry_after_s=1)
 
-        return seen, await read_body(scope(), receiver(*messages), 100, glance)
+        return seen, await read_body(scope(), receiver(*messages), 100, UNLIMITED.hold(), glance)
 
     assert asyncio.run(read_glancing(part(b"no, in one piece"))) == ([], b"no, in one piece")
     assert asyncio.run(read_glancing(part(b"a", True), part(b"no", True), part(b"c"))) == ([b"a"], b"anoc")

@@ -28,6 +28,8 @@ def read(name: str, body: object, **headers: str | int) -> InferRequest:
     text = body if isinstance(body, bytes | str) else json.dumps(body)
     data = text.encode() if isinstance(text, str) else text
     form = formed(**headers)
+    if form.encoding is not None:
+        data = form.decompress(data, lambda _: None)
     return form.decode(bytes(form.lead_bytes) + data, Target(name), find_spec)
 
 

@@ -1,0 +1,38 @@
+"""Estimate the memory of a decoded request, without a look at each of its values."""
+
+from typing import Any
+
+import numpy as np
+
+from frameworks.types import PairRequest, TensorBatch, TextRequest, Value
+
+_OBJECT_BYTES = 64
+"""Of a Python string, beside its characters."""
+_ARRAY_BYTES = 128
+"""Of a numpy array, beside its data."""
+# A number of two characters ("0,") takes up to eight bytes.
+_MAX_GROWTH = 4
+
+
+def decoded_bytes(request: Any, received_bytes: int) -> int:
+    """Return the bytes of a decoded request. `received_bytes`: those that it was decoded from.
+
+    Exact for tensors of numbers. Texts have no more characters than were received.
+    """
+    if isinstance(request, TensorBatch):
+        return sum(_value_bytes(value, received_bytes // len(request.inputs)) for value in request.inputs.values())
+    if isinstance(request, TextRequest):
+        return received_bytes + _OBJECT_BYTES * len(request.texts)
+    if isinstance(request, PairRequest):
+        return received_bytes + 3 * _OBJECT_BYTES * len(request.pairs)
+    return received_bytes
+
+
+def _value_bytes(value: Value, characters: int) -> int:
+    """`characters`: of the strings in the value, about."""
+    if isinstance(value, np.ndarray):
+        return value.nbytes if value.dtype != object else characters + (_OBJECT_BYTES + value.itemsize) * value.size
+    if value is None:
+        return 0
+    # The values of a sequence or a map are not counted one by one: there may be a million.
+    return _MAX_GROWTH * characters + _ARRAY_BYTES * len(value)

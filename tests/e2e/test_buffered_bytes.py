@@ -1,0 +1,218 @@
+"""All bodies in progress are counted against `[server] max_buffered_bytes`, over HTTP and gRPC."""
+
+import gzip
+import json
+import socket
+import struct
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import psutil
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.e2e.configs import onnx_entries
+from tests.e2e.server import GRPC_PORT, RunningServer, assert_refused, free_port, serving, wait_until
+from tests.e2e.test_raw_sockets import connected, one_answer
+from tests.e2e.triton_clients import refusal, triton_client
+from tests.support.models import onnx_graphs
+
+MIB = 1024 * 1024
+CONFIG = '[server]\nmax_body_bytes = "40MiB"\nmax_buffered_bytes = "64MiB"\n'
+GAUGE = "roundhouse_buffered_bytes"
+INFER = "/v2/models/m/infer"
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """Start a server with a small bound, by `python -m app`: its memory is measured."""
+    folder = tmp_path_factory.mktemp("counted")
+    config = CONFIG + onnx_entries(folder, {"m": onnx_graphs.identity("float32", ("n", "m"))})
+    with serving(folder, config, {GRPC_PORT: free_port()}, is_fork=False) as server:
+        server.wait_ready()
+        answer = server.post(INFER, gzip.compress(zeros(1000)), **headers_of(zeros(1000)))
+        assert answer.status_code == 200
+        yield server
+        assert_nothing_is_held(server)
+
+
+def zeros(count: int) -> bytes:
+    """Return the JSON of an infer request, padded to 200 bytes, and `count` floats behind it."""
+    tensor = {"name": "x", "shape": [1, count], "datatype": "FP32", "parameters": {"binary_data_size": 4 * count}}
+    outputs = [{"name": "y", "parameters": {"binary_data": True}}]
+    return json.dumps({"inputs": [tensor], "outputs": outputs}).encode().ljust(400) + bytes(4 * count)
+
+
+def headers_of(_: bytes) -> dict[str, str]:
+    return {"inference-header-content-length": "400", "content-encoding": "gzip"}
+
+
+def head(size: int, path: str = INFER, *lines: str) -> bytes:
+    first = [f"POST {path} HTTP/1.1", "host: 127.0.0.1", "content-type: application/json", f"content-length: {size}"]
+    return "\r\n".join([*first, *lines]).encode() + b"\r\n\r\n"
+
+
+def assert_nothing_is_held(server: RunningServer) -> None:
+    wait_until(lambda: server.sample(GAUGE) == 0)
+
+
+@contextmanager
+def half_sent(server: RunningServer, size: int, sent: int) -> Iterator[socket.socket]:
+    """Send a part of a body, which the server counts."""
+    before = server.sample(GAUGE)
+    with connected(server) as connection:
+        connection.sendall(head(size) + bytes(sent))
+        wait_until(lambda: server.sample(GAUGE) == before + sent)
+        yield connection
+
+
+def resident_peak(server: RunningServer) -> int:
+    status = Path(f"/proc/{server.process.pid}/status").read_text(encoding="utf-8")
+    return 1024 * next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+class TestMemory:
+    def test_gzip_bombs_are_refused_within_bound(self, counted: RunningServer) -> None:
+        bomb = gzip.compress(zeros(9 * MIB))
+        assert len(bomb) < 64 * 1024
+        before = psutil.Process(counted.process.pid).memory_info().rss
+
+        def send(_: int) -> httpx.Response:
+            return httpx.post(counted.url + INFER, content=bomb, headers=headers_of(b""), timeout=120)
+
+        with half_sent(counted, 40 * MIB, 39 * MIB), ThreadPoolExecutor(5) as clients:
+            answers = list(clients.map(send, range(5)))
+            assert [answer.status_code for answer in answers] == [503] * 5
+            assert all(int(answer.headers["retry-after"]) >= 1 for answer in answers)
+            assert all("server.max_buffered_bytes" in answer.json()["error"] for answer in answers)
+        assert_nothing_is_held(counted)
+        # The bound, and as much again for copies in the step that makes or joins them.
+        assert resident_peak(counted) - before < 2 * 64 * MIB
+        assert counted.sample("roundhouse_rejected_total", reason="overloaded") >= 5
+
+    def test_half_sent_bodies_are_refused_beyond_bound(self, counted: RunningServer) -> None:
+        with ExitStack() as stack:
+            held = [stack.enter_context(half_sent(counted, 30 * MIB, 20 * MIB)) for _ in range(2)]
+            for _ in range(4):
+                connection = stack.enter_context(connected(counted))
+                connection.sendall(head(30 * MIB) + bytes(100))
+                status, headers, body = one_answer(connection)
+                assert (status, headers["retry-after"]) == (503, "1")
+                assert b"server.max_buffered_bytes" in body
+            assert counted.sample(GAUGE) == 40 * MIB
+            # Small requests are answered.
+            assert counted.infer("m", input_data=[[1.0, 2.0]])["output_data"] == [[1, 2]]
+            held[0].close()
+            wait_until(lambda: counted.sample(GAUGE) == 20 * MIB)
+        assert_nothing_is_held(counted)
+
+
+def test_chunked_body_is_refused_when_it_does_not_fit(counted: RunningServer) -> None:
+    with half_sent(counted, 40 * MIB, 39 * MIB), connected(counted) as connection:
+        lines = b"POST /v2/models/m/infer HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+        connection.sendall(lines)
+        chunk = b"%x\r\n%b\r\n" % (MIB, bytes(MIB))
+        for _ in range(30):
+            connection.sendall(chunk)
+        connection.sendall(b"0\r\n\r\n")
+        assert one_answer(connection)[0] == 503
+    assert_nothing_is_held(counted)
+
+
+def test_declared_length_alone_holds_nothing(counted: RunningServer) -> None:
+    with ExitStack() as stack:
+        for _ in range(8):
+            stack.enter_context(connected(counted)).sendall(head(40 * MIB))
+        body = zeros(5 * MIB)
+        answer = counted.post(INFER, body, **{"inference-header-content-length": "400"})
+        assert answer.status_code == 200
+    assert_nothing_is_held(counted)
+
+
+def test_largest_body_is_served_alone(counted: RunningServer) -> None:
+    body = zeros(10 * MIB - 100)
+    for encoded, headers in ((body, {}), (gzip.compress(body), {"content-encoding": "gzip"})):
+        answer = counted.post(INFER, encoded, **headers, **{"inference-header-content-length": "400"})
+        assert answer.status_code == 200, answer.text
+    text = json.dumps({"input_data": [[0] * (4 * MIB)]}, separators=(",", ":")).encode()
+    assert counted.post("/models/m/infer", text).status_code == 200
+    assert_nothing_is_held(counted)
+
+
+TENSOR = zeros(MIB)
+LENGTH = "inference-header-content-length: 400"
+REQUESTS = {
+    "answered": head(len(TENSOR), INFER, LENGTH) + TENSOR,
+    "invalid json": head(MIB) + b"[" * MIB,
+    "unknown model": head(MIB, "/v2/models/none/infer") + bytes(MIB),
+    "unknown model in body": head(MIB, "/infer") + b'{"model_name": "none", "input_data": [1]}'.ljust(MIB),
+    "false gzip": head(MIB, INFER, "content-encoding: gzip") + bytes(MIB),
+    "truncated gzip": head(500, INFER, "content-encoding: gzip") + gzip.compress(TENSOR)[:500],
+    "too large": head(41 * MIB) + bytes(MIB),
+    "too large gzip": head(len(TENSOR), INFER, "content-encoding: gzip", LENGTH) + TENSOR,
+    "management": head(60_000, "/models") + b"[" * 60_000,
+    "not found": head(MIB, "/nothing") + bytes(MIB),
+}
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(sorted(REQUESTS)), st.sampled_from([1.0, 0.99, 0.5, 0.01]), st.booleans()),
+        min_size=1,
+        max_size=5,
+    )
+)
+@settings(max_examples=25)
+def test_count_returns_to_zero(counted: RunningServer, requests: list[tuple[str, float, bool]]) -> None:
+    with ExitStack() as stack:
+        for name, share, is_reset in requests:
+            connection = stack.enter_context(connected(counted))
+            data = REQUESTS[name]
+            try:
+                connection.sendall(data[: round(len(data) * share)])
+                if share == 1.0 and not is_reset:
+                    one_answer(connection)
+            except (BrokenPipeError, ConnectionResetError):
+                continue  # refused before all of it was read
+            if is_reset:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                connection.close()
+    assert_nothing_is_held(counted)
+
+
+class TestGrpc:
+    @staticmethod
+    def ask(server: RunningServer, count: int, **options: Any) -> Any:
+        from tritonclient.grpc import InferInput
+
+        tensor = InferInput("x", [1, count], "FP32")
+        tensor.set_data_from_numpy(np.zeros((1, count), np.float32))
+        with triton_client(server, "grpc") as client:
+            return client.infer("m", [tensor], **options).as_numpy("y")[0]
+
+    def test_message_is_refused_beyond_bound(self, counted: RunningServer) -> None:
+        with half_sent(counted, 40 * MIB, 39 * MIB):
+            with refusal("RESOURCE_EXHAUSTED", r"server\.max_buffered_bytes"):
+                self.ask(counted, 5 * MIB)
+            assert len(self.ask(counted, 100)) == 100
+        assert len(self.ask(counted, 5 * MIB)) == 5 * MIB
+        assert_nothing_is_held(counted)
+
+    def test_largest_message_is_served_alone(self, counted: RunningServer) -> None:
+        assert len(self.ask(counted, 10 * MIB - 100)) == 10 * MIB - 100
+        assert_nothing_is_held(counted)
+
+
+def test_admin_body_is_refused_beyond_bound(counted: RunningServer) -> None:
+    with half_sent(counted, 40 * MIB, 40 * MIB - 1), half_sent(counted, 24 * MIB, 24 * MIB - 1):
+        answer = counted.post("/models", b'{"framework": "onnx"}'.ljust(60_000))
+        assert_refused(answer, 503, "overloaded", "server.max_buffered_bytes")
+    assert_nothing_is_held(counted)
