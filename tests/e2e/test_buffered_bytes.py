@@ -115,7 +115,7 @@ class TestMemory:
         assert_nothing_is_held(counted)
 
 
-def test_chunked_body_is_refused_when_it_does_not_fit(counted: RunningServer) -> None:
+def test_chunked_body_beyond_bound_is_refused(counted: RunningServer) -> None:
     with half_sent(counted, 40 * MIB, 39 * MIB), connected(counted) as connection:
         lines = b"POST /v2/models/m/infer HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
         connection.sendall(lines)

@@ -40,7 +40,7 @@ def issues_of(folder: Path, text: str | bytes) -> tuple[ConfigIssue, ...]:
             "[server]\nmax_body_bytes = '1GiB'\nmax_buffered_bytes = '1MiB'",
             3,
             "server.max_buffered_bytes",
-            "expected at least max_body_bytes, 1073741824, got 1048576; raise it or lower max_body_bytes",
+            'expected at least max_body_bytes, 1073741824, got "1MiB"; raise it or lower max_body_bytes',
         ),
         (
             "[server]\nmax_body_bytes = '1GiB'",
