@@ -10,6 +10,7 @@ from typing import Any, Generic, Never, TypeVar
 import grpc
 import structlog
 
+from app.grpc.bridge.arrivals import Arrivals
 from app.grpc.bridge.loop_bridge import LoopBridge
 from app.grpc.bridge.threads import CallThreads
 from app.grpc.call import GrpcError, Header, Stream, Unary
@@ -67,8 +68,20 @@ class _Method(Generic[Handler]):
 class UnaryMethod(_Method[Unary]):
     """A method with one request and one response."""
 
-    def answer(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        """Return the response. Runs in the call's thread."""
+    def __init__(self, path: str, handler: Unary, bridge: LoopBridge, threads: CallThreads, arrivals: Arrivals) -> None:
+        super().__init__(path, handler, bridge, threads)
+        self._arrivals = arrivals
+
+    def answer(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        """Return the response. Runs in the call's thread.
+
+        For grpcio the client sends a stream: it hands over a stream's iterator before the first request has arrived.
+        """
+        request = self._arrivals.receive(requests, context)
+        if request is None:
+            if context.is_active():
+                _abort(GrpcError("UNIMPLEMENTED", "expected one request, got none"), context)
+            return b""
         state = _UnaryState(self, request, context)
         # grpcio refuses the callback if the client has disconnected already.
         if not context.add_callback(state.on_end):

@@ -10,6 +10,7 @@ from typing import Any, cast
 import grpc
 import structlog
 
+from app.grpc.bridge.arrivals import Arrivals
 from app.grpc.bridge.calls import StreamMethod, UnaryMethod
 from app.grpc.bridge.loop_bridge import LoopBridge
 from app.grpc.bridge.threads import CallThreads
@@ -18,6 +19,8 @@ from frameworks.scheduling.byte_limit import ByteLimit
 
 log = structlog.get_logger(__name__)
 
+# Interval between two checks for calls whose request is late.
+_CHECK_S = 10.0
 # Time for a cancelled handler to send its last response.
 _CANCEL_GRACE_S = 1.0
 _OPTIONS = (
@@ -40,8 +43,8 @@ class ConnectionBounds:
     """The bounds of connections. Clients of gRPC connect again by themselves.
 
     `max_calls`: on one connection at once; the client queues more. `idle_s`: without a call, until it is closed.
-    `age_s`: until it accepts no further calls. `grace_s`: after that until its calls are cancelled, also calls whose
-    request has not arrived.
+    `age_s`: until it accepts no further calls. `grace_s`: after that until its calls are cancelled.
+    `request_s`: from the start of a call until its request has arrived, else the call is cancelled.
     """
 
     max_connections: int = 20_000
@@ -49,6 +52,7 @@ class ConnectionBounds:
     idle_s: float = 600.0
     age_s: float = 3600.0
     grace_s: float = 3600.0
+    request_s: float = 300.0
 
     def options(self) -> list[tuple[str, int]]:
         """Return them as grpcio's options."""
@@ -77,6 +81,8 @@ class GrpcServer:
         call above it ends with RESOURCE_EXHAUSTED at once. A unary call takes one thread, a stream two.
         """
         self._threads = CallThreads()
+        self._arrivals = Arrivals(connections.request_s)
+        self._check_s = min(_CHECK_S, connections.request_s)
         self._server = grpc.server(
             cast(ThreadPoolExecutor, self._threads),
             options=[*_OPTIONS, *connections.options(), ("grpc.max_receive_message_length", max_message_bytes)],
@@ -106,8 +112,8 @@ class GrpcServer:
         methods: dict[str, dict[str, grpc.RpcMethodHandler[Any, Any]]] = defaultdict(dict)
         for path, handler in unary.items():
             service, name = _split_path(path)
-            unary_method = UnaryMethod(path, handler, self._bridge, self._threads)
-            methods[service][name] = grpc.unary_unary_rpc_method_handler(unary_method.answer)
+            unary_method = UnaryMethod(path, handler, self._bridge, self._threads, self._arrivals)
+            methods[service][name] = grpc.stream_unary_rpc_method_handler(unary_method.answer)
         for path, stream_handler in streams.items():
             service, name = _split_path(path)
             stream_method = StreamMethod(path, stream_handler, self._bridge, self._threads)
@@ -115,12 +121,14 @@ class GrpcServer:
         for service, handlers in methods.items():
             self._server.add_registered_method_handlers(service, handlers)
         self._server.start()
+        self._cancel_late()
 
     async def stop(self, grace_s: float) -> None:
         """Refuse new calls (UNAVAILABLE) and finish the running ones; cancel their handlers after `grace_s`.
 
         The response of a cancelled handler is still sent. A handler that ignores its cancellation is abandoned.
         """
+        self._next_check.cancel()
         stopped = self._server.stop(grace_s + _CANCEL_GRACE_S)
         if not await asyncio.to_thread(stopped.wait, grace_s):
             self._bridge.cancel_all()
@@ -129,6 +137,10 @@ class GrpcServer:
         if num_running:
             log.warning("gRPC handlers ignore their cancellation", calls=num_running)
         self._threads.close()
+
+    def _cancel_late(self) -> None:
+        self._arrivals.cancel_late()
+        self._next_check = asyncio.get_running_loop().call_later(self._check_s, self._cancel_late)
 
 
 def _split_path(path: str) -> tuple[str, str]:

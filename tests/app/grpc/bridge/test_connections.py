@@ -2,18 +2,22 @@
 
 import asyncio
 import struct
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
 
+from app.grpc.bridge.arrivals import Arrivals
 from app.grpc.bridge.server import ConnectionBounds
-from tests.app.grpc.bridge.serving import UNARY, Gate, connect, serving, unary_client
+from tests.app.grpc.bridge.serving import UNARY, Gate, connect, serving, status_of, unary_client
 from tests.support.loops import in_loop, soon
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _EMPTY_SETTINGS = b"\0\0\0\4\0\0\0\0\0"
-_SETTINGS, _MAX_CONCURRENT_STREAMS = 4, 3
+_RST_STREAM, _SETTINGS, _MAX_CONCURRENT_STREAMS = 3, 4, 3
 
 
 async def settings_of(address: str) -> dict[int, int]:
@@ -94,3 +98,66 @@ async def test_connections_bounded() -> None:
         assert await reader.read() == b""
         writer.close()
         assert await call(b"2") == b"2"
+
+
+def head_of_call(path: str) -> bytes:
+    """Return the frame of HTTP/2 that starts a call; its request follows in other frames."""
+    headers = ((":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "a"), ("te", "trailers"))
+    block = b"".join(
+        b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
+        for name, value in (*headers, ("content-type", "application/grpc"))
+    )
+    return len(block).to_bytes(3, "big") + b"\1\4\0\0\0\1" + block
+
+
+@pytest.mark.parametrize("request_frame", [b"", b"\0\0\7\0\0\0\0\0\1\0\0\0\0\5ab"])
+@in_loop
+async def test_call_without_whole_request_cancelled(request_frame: bytes) -> None:
+    """The request does not arrive, or ends after two of its five bytes."""
+    gate = Gate()
+    async with serving(gate, connections=ConnectionBounds(request_s=0.05)) as (_, address):
+        host, port = address.split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(_PREFACE + _EMPTY_SETTINGS + head_of_call(UNARY) + request_frame)
+        # A connection that is served may wait for as long as it likes between its calls.
+        async with unary_client(address) as call:
+            gate.open.set()
+            assert await call(b"1") == b"1"
+        while True:
+            head = await reader.readexactly(9)
+            await reader.readexactly(int.from_bytes(head[:3], "big"))
+            if head[3] == _RST_STREAM:
+                break
+        writer.close()
+        assert gate.running == 0
+
+
+@in_loop
+async def test_call_without_request_is_unimplemented() -> None:
+    async with serving() as (_, address), connect(address) as channel:
+        method: grpc.aio.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(UNARY)
+        assert (await status_of(method(iter(()))))[0] is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_only_late_calls_are_cancelled() -> None:
+    now_s = 0.0
+    arrivals = Arrivals(10.0, lambda: now_s)
+    cancelled: list[str] = []
+
+    class Context:
+        def __init__(self, name: str) -> None:
+            self.cancel = partial(cancelled.append, name)
+
+    def requests(name: str) -> Iterator[bytes]:
+        nonlocal now_s
+        now_s += 6.0
+        arrivals.cancel_late()
+        assert cancelled == ([] if name == "first" else ["first"])
+        if name == "first":
+            second: Any = Context("second")
+            assert arrivals.receive(requests("second"), second) == b"1"
+        yield b"1"
+
+    first: Any = Context("first")
+    assert arrivals.receive(requests("first"), first) == b"1"
+    assert arrivals.num_waiting == 0
