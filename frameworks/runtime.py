@@ -66,7 +66,8 @@ class StepModel(Protocol):
     def constrain(self, constraint: Constraint) -> TokenMatcher:
         """Return the matcher of a constraint. Blocks; any thread may call it.
 
-        Raises InvalidInput, with the field `constraint`, where the constraint is invalid.
+        Raises InvalidInput, with the field `constraint`, where the constraint is invalid; Overloaded where the
+        constraints of running texts take all memory for them.
         """
         ...
 

@@ -5,10 +5,10 @@ import itertools
 import secrets
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from math import inf
 
 from app.inference.context import RunContext
 from app.inference.stream import GenerationStream
@@ -55,9 +55,17 @@ class _PreparedPrompts:
 class GenerationService:
     """Owned by the event loop."""
 
-    def __init__(self, threads: TokenizerThreads, metrics: Callable[[str], GenerationMetrics]) -> None:
-        """`threads`: prepare long prompts. `metrics(model)`: the histograms that record the times of its tokens."""
+    def __init__(
+        self,
+        threads: TokenizerThreads,
+        constraint_threads: ThreadPoolExecutor,
+        metrics: Callable[[str], GenerationMetrics],
+    ) -> None:
+        """`threads`: prepare long prompts. `constraint_threads`: compile constraints. `metrics(model)`: the histograms
+        that record the times of its tokens.
+        """
         self._threads = threads
+        self._constraint_threads = constraint_threads
         self._metrics = metrics
 
     async def begin(
@@ -100,7 +108,7 @@ class GenerationService:
         return generation
 
     async def _prepare(self, model: StepModel, request: GenerateRequest) -> _PreparedPrompts:
-        """Tokenize short prompts at once, all others on threads. Raises InvalidInput."""
+        """Tokenize short prompts at once, all others on threads. Raises InvalidInput, Overloaded."""
         tokenizer, prompts, constraint = model.tokenizer, request.prompts, request.constraint
         assert model.spec.generation is not None
         # The text needs a token too.
@@ -112,8 +120,10 @@ class GenerationService:
             _refuse_long(prompts, limit)
             encode = partial(_encode, tokenizer, prompts, limit)
             ids = list(chain.from_iterable(await self._threads.run_pieces(map(size_of_prompt, prompts), encode)))
-        # How long a constraint takes to compile is not known before.
-        matcher = None if constraint is None else await self._threads.run(inf, model.constrain, constraint)
+        matcher: TokenMatcher | None = None
+        if constraint is not None:
+            loop = asyncio.get_running_loop()
+            matcher = await loop.run_in_executor(self._constraint_threads, model.constrain, constraint)
         if sum(map(len, stops)) <= _MAX_SHORT_STOPS:
             return _PreparedPrompts(ids, matcher, StopStrings(stops))
         return _PreparedPrompts(ids, matcher, await self._threads.run(0, StopStrings, stops))

@@ -1,6 +1,7 @@
 """Run a decoded request on a version of a model: response cache, queue, batches or generated text."""
 
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from app.inference.context import RunContext
 from app.inference.generation import GenerationService
@@ -12,6 +13,9 @@ from frameworks.generation.types import GenerateRequest, Generation
 from frameworks.text.tokens import DetokenizeRequest, TokenAnswer, TokenizeRequest, TokenRequest
 from frameworks.types import Answer, PairRequest, TensorBatch, TextRequest
 
+# A model compiles one constraint at a time, for up to seconds; the other threads are for constraints that are cached.
+CONSTRAINT_THREADS = 4
+
 
 class InferenceService:
     """Answer decoded requests. The caller holds the server's permit; the model's place is taken here."""
@@ -21,7 +25,8 @@ class InferenceService:
         self._response_cache = response_cache
         self._tokenizer_threads = TokenizerThreads()
         self._texts = TextService(self._tokenizer_threads)
-        self._generation = GenerationService(self._tokenizer_threads, generation_metrics)
+        self._constraint_threads = ThreadPoolExecutor(CONSTRAINT_THREADS, thread_name_prefix="constrain")
+        self._generation = GenerationService(self._tokenizer_threads, self._constraint_threads, generation_metrics)
 
     def infer(self, context: RunContext, request: CacheableRequest | TokenRequest) -> Awaitable[Answer | TokenAnswer]:
         """Run a request on the context's version. The permit holds a reference to that version.
@@ -63,8 +68,9 @@ class InferenceService:
         return await self._generation.begin(context, request, left_s, in_pieces)
 
     def close(self) -> None:
-        """End the tokenizer threads; queued texts are dropped."""
+        """End the threads; queued texts and constraints are dropped."""
         self._tokenizer_threads.close()
+        self._constraint_threads.shutdown(wait=False, cancel_futures=True)
 
     def _run(self, context: RunContext, request: CacheableRequest) -> Awaitable[Answer]:
         permit = context.permit

@@ -8,7 +8,6 @@ those of Rust's regex crate, and the whole text has to match.
 import contextlib
 import json
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -17,10 +16,12 @@ from tokenizers import Tokenizer
 
 from frameworks.errors import InvalidInput
 from frameworks.generation.types import Constraint, TokenMatcher
+from frameworks.pytorch.generation.grammar_cache import Grammar, GrammarCache
 from frameworks.pytorch.generation.masking import MaskWords
+from memory.allocator import in_use_bytes
 
 _MAX_DEFINITION_BYTES = 64 << 10
-_MAX_CACHED = 64
+_MAX_CACHED_BYTES = 256 << 20
 _MAX_ERROR_CHARACTERS = 500
 _WORD_BITS = 32
 _FIELD = "constraint"
@@ -34,6 +35,14 @@ _ANY_OBJECT = '{"type": "object"}'
 # is. These limits leave room for thousands of choices, and masks that mostly take less than 1 ms.
 _MAX_LEXER_STATES = 50_000
 _MAX_PATTERN_FUEL = 100_000
+_MAX_GRAMMAR_SYMBOLS = 100_000
+_MAX_STATES_BYTES = _MAX_LEXER_STATES * 2048
+# Within these limits a compilation takes at most 20 MiB, about 70 to 170 bytes for each of the grammar's.
+_MAX_COMPILED_BYTES = 32 << 20
+_LEAST_COMPILED_BYTES = 64 << 10
+_BYTES_PER_GRAMMAR_BYTE = 64
+# Marks of the errors that these limits raise.
+_TOO_LARGE = ("too big", "too large", "too many", "too complex")
 
 
 class TokenMasks:
@@ -48,9 +57,8 @@ class TokenMasks:
         self._eos_token_ids = sorted(eos_token_ids)
         self._compile_lock = threading.Lock()
         self._table: LLTokenizer | None = None
-        self._cache_lock = threading.Lock()
-        self._cache: OrderedDict[Constraint, _GrammarMatcher] = OrderedDict()
-        """Compiled constraints, the least recently used first; each matcher stands at the start of its text."""
+        self.cache = GrammarCache(_MAX_CACHED_BYTES)
+        """Compiled constraints; each matcher stands at the start of its text."""
 
     def prepare(self) -> None:
         """Read the vocabulary ahead of the first `compile`. This holds the interpreter lock: 0.05 s for 4,096 tokens, 1
@@ -64,41 +72,35 @@ class TokenMasks:
         constraints; a recently compiled one is returned at once.
 
         Raises InvalidInput for the field `constraint`: unreadable, too long, too complex, or a model whose tokenizer
-        cannot be constrained.
+        cannot be constrained. Raises Overloaded if the constraints of other texts take all memory for them.
         """
-        beginning = self._find_cached(constraint)
+        beginning = self.cache.find(constraint)
         if beginning is None:
             with self._compile_lock:
-                beginning = self._find_cached(constraint) or self._compile(constraint)
+                beginning = self.cache.find(constraint) or self._compile(constraint)
         return beginning.copy()
-
-    def _find_cached(self, constraint: Constraint) -> "_GrammarMatcher | None":
-        with self._cache_lock:
-            known = self._cache.get(constraint)
-            if known is not None:
-                self._cache.move_to_end(constraint)
-            return known
-
-    def _forget(self, constraint: Constraint) -> None:
-        """Drop a failed matcher: copies share the lexer, so a limit that one has reached holds for all."""
-        with self._cache_lock:
-            self._cache.pop(constraint, None)
 
     def _compile(self, constraint: Constraint) -> "_GrammarMatcher":
         grammar = _grammar(constraint)
         table = self._table_of_tokens()
         limits = LLParserLimits(
-            max_lexer_states=_MAX_LEXER_STATES, initial_lexer_fuel=_MAX_PATTERN_FUEL, verbose_errors=False
+            max_lexer_states=_MAX_LEXER_STATES,
+            initial_lexer_fuel=_MAX_PATTERN_FUEL,
+            max_grammar_size=_MAX_GRAMMAR_SYMBOLS,
+            verbose_errors=False,
         )
+        self.cache.check_room()
+        bytes_before = in_use_bytes()
         matcher = LLMatcher(table, grammar, log_level=0, limits=limits)
         error = matcher.get_error() or _compute_first_masks(matcher.deep_copy())
         if error:
-            raise InvalidInput(_FIELD, f"this {constraint.kind} cannot be used: {_error_text(error)}")
-        beginning = _GrammarMatcher(matcher, table.vocab_size, self._vocabulary_size, lambda: self._forget(constraint))
-        with self._cache_lock:
-            self._cache[constraint] = beginning
-            if len(self._cache) > _MAX_CACHED:
-                self._cache.popitem(last=False)
+            raise InvalidInput(_FIELD, f"this {constraint.kind} cannot be used: {_with_remedy(_error_text(error))}")
+        shared = Grammar(_compiled_bytes(grammar, bytes_before), _MAX_STATES_BYTES)
+        # Copies share the lexer, so a limit that one has reached holds for all.
+        beginning = _GrammarMatcher(
+            matcher, shared, table.vocab_size, self._vocabulary_size, lambda: self.cache.drop(constraint)
+        )
+        self.cache.add(constraint, beginning)
         return beginning
 
     def _table_of_tokens(self) -> LLTokenizer:
@@ -117,6 +119,15 @@ class TokenMasks:
         return self._table
 
 
+def _compiled_bytes(grammar: str, bytes_before: int | None) -> int:
+    """Return the bytes that a compilation took: measured, within bounds, as other threads allocate meanwhile."""
+    expected = _LEAST_COMPILED_BYTES + _BYTES_PER_GRAMMAR_BYTE * len(grammar)
+    bytes_after = in_use_bytes()
+    if bytes_before is None or bytes_after is None:
+        return min(4 * expected, _MAX_COMPILED_BYTES)
+    return min(max(expected, bytes_after - bytes_before), _MAX_COMPILED_BYTES)
+
+
 def _compute_first_masks(matcher: LLMatcher) -> str:
     """Return the error of the first token, or an empty string. Its masks are the hardest, and all copies share their
     states.
@@ -131,9 +142,12 @@ def _compute_first_masks(matcher: LLMatcher) -> str:
 class _GrammarMatcher:
     """A TokenMatcher. At the end of the text only the end-of-text tokens are allowed."""
 
-    def __init__(self, matcher: LLMatcher, num_tokens: int, vocabulary_size: int, abort: Callable[[], None]) -> None:
+    def __init__(
+        self, matcher: LLMatcher, grammar: Grammar, num_tokens: int, vocabulary_size: int, abort: Callable[[], None]
+    ) -> None:
         """`num_tokens`: length of the matcher's own masks. `abort`: called when the matcher has failed."""
         self._matcher = matcher
+        self.grammar = grammar
         self._num_tokens = num_tokens
         self._vocabulary_size = vocabulary_size
         self._on_failure = abort
@@ -142,6 +156,7 @@ class _GrammarMatcher:
         """Raise InvalidInput for the field `constraint` if the text is too complex to continue, or if a token was
         accepted that the mask did not allow.
         """
+        self.grammar.num_masks += 1
         if self._num_tokens == self._vocabulary_size:
             self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         else:
@@ -155,7 +170,9 @@ class _GrammarMatcher:
         self._matcher.consume_token(token_id)
 
     def copy(self) -> "_GrammarMatcher":
-        return _GrammarMatcher(self._matcher.deep_copy(), self._num_tokens, self._vocabulary_size, self._on_failure)
+        return _GrammarMatcher(
+            self._matcher.deep_copy(), self.grammar, self._num_tokens, self._vocabulary_size, self._on_failure
+        )
 
     def _fill_beginning(self, mask: MaskWords) -> None:
         """Fill the mask if the tokenizer has more tokens than the model has logits."""
@@ -202,6 +219,13 @@ def _alternatives(definition: str) -> str:
 
 def _as_pattern(character: str) -> str:
     return character if character.isascii() and character.isalnum() else f"\\x{{{ord(character):X}}}"
+
+
+def _with_remedy(error: str) -> str:
+    """Return an error of the library with a remedy, where one of the limits was reached."""
+    # The library's own remedy, to raise a limit, is none for a caller.
+    error, advice, _ = error.partition("; either increase limits.")
+    return f"{error}; simplify it" if advice or any(mark in error for mark in _TOO_LARGE) else error
 
 
 def _error_text(error: object) -> str:

@@ -167,7 +167,7 @@ async def test_constraint_is_compiled_once_for_all_choices() -> None:
         answer = await harness.collect(request)
         assert answer.choices == [Choice("yes", "stop")] * 3
         [thread] = threads
-        assert thread.startswith("tokenize")
+        assert thread.startswith("constrain")
         with pytest.raises(InvalidInput, match="constraint: is no choice"):
             await harness.collect(replace(request, constraint=Constraint("regex", "(")))
 

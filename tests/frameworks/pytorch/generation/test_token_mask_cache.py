@@ -72,7 +72,9 @@ class TestCompiling:
     def test_least_recently_used_constraint_is_evicted(
         self, tokenizer: Tokenizer, compiled: list[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(token_masks, "_MAX_CACHED", 2)
+        # Less than three constraints are at least counted with, and more than two of these take.
+        monkeypatch.setattr(token_masks, "_MAX_CACHED_BYTES", 3 * token_masks._LEAST_COMPILED_BYTES)
+        monkeypatch.setattr(token_masks, "in_use_bytes", lambda: 0)
         masks = TokenMasks(tokenizer, SIZE, ENDS)
         for text in ("a", "b", "a", "c", "a"):
             masks.compile(choice(text))
