@@ -15,10 +15,12 @@ ModelEntry = OnnxModelEntry | TorchModelEntry
 
 
 class BatchModel(Protocol):
-    """One instance of a loaded model that computes whole batches. Used by one thread at a time."""
+    """One instance of a loaded model that computes whole batches. Used by one thread at a time.
 
-    @property
-    def spec(self) -> ModelSpec: ...
+    The event loop replaces `spec` when requests have shown how their rows may share a run.
+    """
+
+    spec: ModelSpec
 
     @property
     def tokenizer(self) -> TextTokenizer | None:

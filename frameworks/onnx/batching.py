@@ -1,45 +1,27 @@
 """Decide at warm-up whether rows of several requests may share a run: by the graph's shapes, and by a trial."""
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
-from frameworks.errors import RoundhouseError
+from frameworks.batches.comparison import Tolerance, is_close, reason_not_batchable, tolerance_of, trial_inputs
 from frameworks.types import NUMPY_DTYPES, Array, ModelSpec, TensorType, Value, ValueSpec
 
 Run = Callable[[dict[str, Value]], dict[str, Value]]
-Tolerance = tuple[float, float, float]
-"""Relative to each number, absolute, relative to the largest number of the output."""
-
-# A larger batch adds in another order, and results are rounded as finely as the dtype.
-_FINE: Tolerance = (1e-4, 1e-5, 0)
-_COARSE: dict[str, Tolerance] = {"bfloat16": (5e-2, 1e-2, 0), "float16": (1e-2, 1e-3, 0)}
-# The steps of quantised values depend on the run's largest value, which may be a neighbour's.
-_QUANTIZED: Tolerance = (0, 0, 5e-2)
 
 
 def reason_not_batched(spec: ModelSpec, shapes: dict[str, tuple[int, ...]], run: Run) -> str | None:
     """Return None if a batch of two rows gives the same as two runs of one row; else why batching is off.
 
     `shapes`: a shape that the graph runs with, for each of its `trial_inputs`. `run`: runs it on all its outputs.
+    Raises what the graph raises for made-up rows.
     """
-    given = trial_inputs(spec)
-    for declared in given:
-        if not isinstance(declared.type, TensorType) or not declared.shape or declared.shape[0] != -1:
-            return f'input "{declared.name}" has no free first dimension'
-    for declared in spec.outputs:
-        if isinstance(declared.type, TensorType) and (not declared.shape or declared.shape[0] != -1):
-            return f'output "{declared.name}" has no free first dimension'
-    if not given:
-        return "the graph has no inputs"
+    if (because := reason_not_batchable(spec)) is not None:
+        return because
     random = np.random.default_rng(0)
-    one, two = ({d.name: random_row(d, shapes[d.name], random) for d in given} for _ in range(2))
-    try:
-        apart = [run(dict(rows)) for rows in (one, two)]
-        together = run({name: np.concatenate([one[name], two[name]]) for name in one})
-    except RoundhouseError as error:
-        return f"a trial with two rows failed: {error.message}"
+    one, two = ({d.name: random_row(d, shapes[d.name], random) for d in trial_inputs(spec)} for _ in range(2))
+    apart = [run(dict(rows)) for rows in (one, two)]
+    together = run({name: np.concatenate([one[name], two[name]]) for name in one})
     for name, value in together.items():
         if not _is_both(value, apart[0][name], apart[1][name], tolerance_of(spec, name)):
             return f'output "{name}" of two rows differs from its single runs'
@@ -55,12 +37,6 @@ def _is_both(together: Value, first: Value, second: Value, tolerance: Tolerance)
     if isinstance(together, list) and isinstance(first, list) and isinstance(second, list):
         return (len(first), len(second)) == (1, 1) and is_close(together, first + second, tolerance)
     return False
-
-
-def trial_inputs(spec: ModelSpec) -> list[ValueSpec]:
-    """Return the inputs that a trial needs: the required ones, and the mask, which the server would make."""
-    mask = spec.sequence.mask if spec.sequence else None
-    return [declared for declared in spec.inputs if declared.required or (mask and declared.name == mask.name)]
 
 
 def random_row(
@@ -86,39 +62,3 @@ def random_row(
         limits = np.iinfo(dtype)
         integers = np.clip(int(pad_value) + side * (1 + integers), max(limits.min, -(2**62)), min(limits.max, 2**62))
     return integers.astype(str).astype(object) if dtype.kind == "O" else integers.astype(dtype)
-
-
-def tolerance_of(spec: ModelSpec, output: str) -> Tolerance:
-    """Return how far an output may be off: by the coarser of its own and the model's main dtype."""
-    if spec.quantization is not None:
-        return _QUANTIZED
-    dtypes = f"{spec.dtype} {spec.outputs_by_name[output].type}"
-    return next((tolerance for dtype, tolerance in _COARSE.items() if dtype in dtypes), _FINE)
-
-
-def is_close(one: Value, other: Value, tolerance: Tolerance) -> bool:
-    """Return whether two values of an output are equal within the tolerance."""
-    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
-        return one.shape == other.shape and _are_arrays_close(one, other, tolerance)
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(
-            _is_item_close(item, single, tolerance) for item, single in zip(one, other, strict=True)
-        )
-    return False
-
-
-def _is_item_close(item: Any, single: Any, tolerance: Tolerance) -> bool:
-    """Compare items of a sequence: ZipMap's maps of scores, or tensors."""
-    if isinstance(item, dict) and isinstance(single, dict):
-        return item.keys() == single.keys() and all(_is_item_close(item[key], single[key], tolerance) for key in item)
-    first, second = np.asarray(item), np.asarray(single)
-    return first.shape == second.shape and _are_arrays_close(first, second, tolerance)
-
-
-def _are_arrays_close(one: Array, other: Array, tolerance: Tolerance) -> bool:
-    if one.dtype.kind != "f":
-        return bool(np.array_equal(one, other))
-    relative, absolute, of_largest = tolerance
-    finite = np.abs(other[np.isfinite(other)].astype(np.float64)) if of_largest else np.zeros(0)
-    absolute += of_largest * float(finite.max(initial=0))
-    return bool(np.allclose(one.astype(np.float64), other.astype(np.float64), relative, absolute, equal_nan=True))

@@ -8,9 +8,10 @@ import numpy as np
 import onnxruntime as ort
 import structlog
 
+from frameworks.batches.comparison import reason_not_batchable, trial_inputs
 from frameworks.batches.padding import missing_mask
-from frameworks.errors import InvalidInput, InvalidModel, ModelFailed, OutOfMemory
-from frameworks.onnx.batching import reason_not_batched, trial_inputs
+from frameworks.errors import InvalidInput, InvalidModel, ModelFailed, OutOfMemory, RoundhouseError
+from frameworks.onnx.batching import reason_not_batched
 from frameworks.onnx.binding import OutputBinding
 from frameworks.onnx.examples import ExampleValues
 from frameworks.onnx.given_values import read_given_values
@@ -35,6 +36,7 @@ from memory.pooled_arrays import PooledArrays
 log = structlog.get_logger(__name__)
 
 _LOG_NOTHING = 4
+_COMPARED = "; the rows of requests are compared"
 _GIVE_VALUES = "set input_shape, input_values or warm_up"
 
 
@@ -184,9 +186,8 @@ class OnnxModel:
             )
         # Made-up values prove nothing about the graph: the values of a request may suit it.
         because = f"the graph refuses made-up values ({reasons[0]}); {_GIVE_VALUES}"
-        self.spec = replace(
-            self.spec, unwarmed_because=because, unbatched_because="it was not warmed up", runs_by_shape=False
-        )
+        why = reason_not_batchable(self.spec) or f"it was not warmed up{_COMPARED}"
+        self.spec = replace(self.spec, unwarmed_because=because, unbatched_because=why, learns_batching=True)
         log.warning("not warmed up", path=str(self._path), reason=because)
         return None
 
@@ -194,9 +195,13 @@ class OnnxModel:
         def run(inputs: dict[str, Value]) -> dict[str, Value]:
             return self.run_graph(inputs, self._output_names)
 
-        because = reason_not_batched(self.spec, shapes, run)
+        learns = False
+        try:
+            because = reason_not_batched(self.spec, shapes, run)
+        except RoundhouseError as error:
+            because, learns = f"a trial with two rows failed: {error.message}{_COMPARED}", True
         batched = frozenset(spec.name for spec in trial_inputs(self.spec)) if because is None else frozenset()
-        self.spec = replace(self.spec, batched_inputs=batched, unbatched_because=because)
+        self.spec = replace(self.spec, batched_inputs=batched, unbatched_because=because, learns_batching=learns)
         self.spec = replace(self.spec, sequence=try_padding(self.spec, shapes, run))
         if self.spec.sequence and self.spec.sequence.unpadded_because:
             log.warning(

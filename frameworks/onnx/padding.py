@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
+from frameworks.batches.comparison import is_close, tolerance_of, trial_inputs
 from frameworks.batches.rows import merge, split_outputs
 from frameworks.errors import InvalidModel, RoundhouseError, similar_names
-from frameworks.onnx.batching import Run, is_close, random_row, tolerance_of, trial_inputs
+from frameworks.onnx.batching import Run, random_row
 from frameworks.settings import OnnxModelEntry
 from frameworks.types import (
     NUMPY_DTYPES,

@@ -13,6 +13,7 @@ from frameworks.errors import Draining, InvalidInput, ModelFailed, OutOfMemory
 from frameworks.scheduling.batch.batcher import BatchLimits, BatchPlan, next_batch
 from frameworks.scheduling.batch.cost import CostModel
 from frameworks.scheduling.batch.inline import InlineExecutor
+from frameworks.scheduling.batch.learning import BatchLearner, Pair
 from frameworks.scheduling.batch.queue import QueueEntry, RequestQueue
 from frameworks.scheduling.batch.request import BatchCounts, Outputs, Progress, Request
 from frameworks.scheduling.batch.splitting import BatchCeiling, BatchItem, Splitter, split_item
@@ -67,6 +68,7 @@ class Dispatcher:
         self._splitter = Splitter(name, self._ceiling, counts.split)
         self.has_ended_requests = False
         """Whether `end_requests` was called; further requests are refused."""
+        self._learner = BatchLearner(name, spec, limits.max_rows) if spec.learns_batching else None
         self.is_dead = False
         """Whether the thread of every worker has ended. An attribute, as it is read several times for each request."""
         for worker in self._workers:
@@ -97,7 +99,7 @@ class Dispatcher:
         signature = signature_of(batch, self._spec.batched_inputs, self._spec.sequence)
         future: asyncio.Future[Outputs] = self._loop.create_future()
         request = Request(batch, signature, priority, begin, timings or Timings(), future)
-        if self._inline is None or not self._inline.try_accept(request):
+        if self._inline is None or self._learner is not None or not self._inline.try_accept(request):
             self._enqueue(request)
         return future
 
@@ -243,6 +245,8 @@ class Dispatcher:
                 self._distribute(running, sent_s, done.result())
             except Exception as failure:  # noqa: BLE001 - handed to the callers; in a callback it would be lost
                 error = failure
+        if error is None and self._learner is not None and running:
+            self._learn(self._learner, worker, running[0].part.batch)
         if running and isinstance(error, OutOfMemory):
             self._split(running, error)
         elif len(running) > 1 and isinstance(error, InvalidInput):
@@ -271,6 +275,35 @@ class Dispatcher:
         counts, lengths = [item.part.rows for item in items], [item.part.length for item in items]
         for item, outputs in zip(items, split_outputs(result.outputs, counts, lengths, sequence), strict=True):
             _add_result(item, outputs, sent_s, result)
+
+    def _learn(self, learner: BatchLearner, worker: BatchWorker, batch: Batch) -> None:
+        """Let the learner see a request that was answered, and run the pair that it chooses."""
+        pair = learner.observe(batch)
+        if pair is not None:
+            self._sent[worker] += 1
+            trial = worker.call(partial(pair.run, worker.model.infer))
+            trial.add_done_callback(partial(self._finish_learning, learner, worker, pair))
+        elif learner.is_done:
+            self._adopt(learner)
+
+    def _finish_learning(
+        self, learner: BatchLearner, worker: BatchWorker, pair: Pair, done: asyncio.Future[BatchResult]
+    ) -> None:
+        self._sent[worker] -= 1
+        if done.exception() is not None:  # the worker has ended, or the model raised what no graph raises
+            self._learner = None
+            return
+        learner.conclude(pair)
+        if learner.is_done:
+            self._adopt(learner)
+        self._wake()
+
+    def _adopt(self, learner: BatchLearner) -> None:
+        """Serve by the spec that requests have shown."""
+        self._learner = None
+        self._spec = learner.spec
+        for worker in self._workers:
+            worker.model.spec = learner.spec
 
     def _split_requests(self, requests: list[Request], error: OutOfMemory) -> None:
         """Split a batch of whole requests that did not fit on the loop; its parts run on the workers."""

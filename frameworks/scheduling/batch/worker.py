@@ -33,7 +33,7 @@ class BatchResult(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    make_batch: Callable[[], Batch]
+    work: Callable[[], dict[str, Value]]
     future: asyncio.Future[BatchResult]
     enqueued_s: float
 
@@ -69,7 +69,11 @@ class BatchWorker:
 
         The future fails with ModelFailed if the thread is dead, and with what `make_batch` or the model raises.
         """
-        job = _Job(make_batch, self._loop.create_future(), time.perf_counter())
+        return self.call(lambda: self.model.infer(make_batch()))
+
+    def call(self, work: Callable[[], dict[str, Value]]) -> asyncio.Future[BatchResult]:
+        """Queue a function that runs the model. Errors as of `submit`."""
+        job = _Job(work, self._loop.create_future(), time.perf_counter())
         if self.is_dead:
             fail(job.future, self._thread_ended())
             return job.future
@@ -108,7 +112,7 @@ class BatchWorker:
     def _run_one(self, job: _Job) -> None:
         started_s, thread_started_s = time.perf_counter(), time.thread_time()
         try:
-            outputs = self.model.infer(job.make_batch())
+            outputs = job.work()
         except (OutOfMemory, MemoryError) as error:
             self._call_in_loop(fail, job.future, without_frames(error))
             return

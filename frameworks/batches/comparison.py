@@ -1,0 +1,70 @@
+"""Compare the outputs of rows that share a run with those of the same rows alone."""
+
+from typing import Any
+
+import numpy as np
+
+from frameworks.types import Array, ModelSpec, TensorType, Value, ValueSpec
+
+Tolerance = tuple[float, float, float]
+"""Relative to each number, absolute, relative to the largest number of the output."""
+
+# A larger batch adds in another order, and results are rounded as finely as the dtype.
+_FINE: Tolerance = (1e-4, 1e-5, 0)
+_COARSE: dict[str, Tolerance] = {"bfloat16": (5e-2, 1e-2, 0), "float16": (1e-2, 1e-3, 0)}
+# The steps of quantised values depend on the run's largest value, which may be a neighbour's.
+_QUANTIZED: Tolerance = (0, 0, 5e-2)
+
+
+def reason_not_batchable(spec: ModelSpec) -> str | None:
+    """Return None if the declared shapes allow rows of several requests in one run, else the reason."""
+    given = trial_inputs(spec)
+    for declared in given:
+        if not isinstance(declared.type, TensorType) or not declared.shape or declared.shape[0] != -1:
+            return f'input "{declared.name}" has no free first dimension'
+    for declared in spec.outputs:
+        if isinstance(declared.type, TensorType) and (not declared.shape or declared.shape[0] != -1):
+            return f'output "{declared.name}" has no free first dimension'
+    return None if given else "the graph has no inputs"
+
+
+def trial_inputs(spec: ModelSpec) -> list[ValueSpec]:
+    """Return the inputs that a trial needs: the required ones, and the mask, which the server would make."""
+    mask = spec.sequence.mask if spec.sequence else None
+    return [declared for declared in spec.inputs if declared.required or (mask and declared.name == mask.name)]
+
+
+def tolerance_of(spec: ModelSpec, output: str) -> Tolerance:
+    """Return how far an output may be off: by the coarser of its own and the model's main dtype."""
+    if spec.quantization is not None:
+        return _QUANTIZED
+    dtypes = f"{spec.dtype} {spec.outputs_by_name[output].type}"
+    return next((tolerance for dtype, tolerance in _COARSE.items() if dtype in dtypes), _FINE)
+
+
+def is_close(one: Value, other: Value, tolerance: Tolerance) -> bool:
+    """Return whether two values of an output are equal within the tolerance."""
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return one.shape == other.shape and _are_arrays_close(one, other, tolerance)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(
+            _is_item_close(item, single, tolerance) for item, single in zip(one, other, strict=True)
+        )
+    return False
+
+
+def _is_item_close(item: Any, single: Any, tolerance: Tolerance) -> bool:
+    """Compare items of a sequence: ZipMap's maps of scores, or tensors."""
+    if isinstance(item, dict) and isinstance(single, dict):
+        return item.keys() == single.keys() and all(_is_item_close(item[key], single[key], tolerance) for key in item)
+    first, second = np.asarray(item), np.asarray(single)
+    return first.shape == second.shape and _are_arrays_close(first, second, tolerance)
+
+
+def _are_arrays_close(one: Array, other: Array, tolerance: Tolerance) -> bool:
+    if one.dtype.kind != "f":
+        return bool(np.array_equal(one, other))
+    relative, absolute, of_largest = tolerance
+    finite = np.abs(other[np.isfinite(other)].astype(np.float64)) if of_largest else np.zeros(0)
+    absolute += of_largest * float(finite.max(initial=0))
+    return bool(np.allclose(one.astype(np.float64), other.astype(np.float64), relative, absolute, equal_nan=True))

@@ -1,0 +1,160 @@
+"""Learn from the callers' own requests whether their rows may share a run.
+
+A graph that refuses made-up rows had no trial at warm-up. Its requests run one by one meanwhile. Some of them run
+again in pairs, after their responses, apart and in one batch. Batching is switched on when enough pairs agree, and
+never after one that differs.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+
+import numpy as np
+import structlog
+
+from frameworks.batches.comparison import is_close, reason_not_batchable, tolerance_of, trial_inputs
+from frameworks.batches.padding import missing_mask
+from frameworks.batches.rows import follow_rows, merge, signature_of, split_outputs
+from frameworks.errors import RoundhouseError
+from frameworks.types import Batch, ModelSpec, TensorBatch, Value
+
+log = structlog.get_logger(__name__)
+
+AGREEMENTS = 8
+"""Pairs that must agree, for each input with pairs that differ in it."""
+
+SPACING = 8
+"""Requests from one pair to the next: a pair takes as long as four requests."""
+
+MAX_REQUESTS = 4096
+"""Requests after which nothing more is learned: those before were too much alike, or too large."""
+
+# Bounds of the requests that are kept for a pair, over all shapes.
+_MAX_KEPT = 8
+_MAX_REQUEST_BYTES = 4 * 1024**2
+
+
+class Pair:
+    """Two requests of one shape, to be run apart and together on a worker's thread."""
+
+    def __init__(self, spec: ModelSpec, requests: tuple[TensorBatch, TensorBatch]) -> None:
+        self._spec = spec
+        self._requests = [TensorBatch(each.inputs) for each in requests]
+        self.differs_in = frozenset(
+            name for name in requests[0].inputs if not _has_equal_first_row(*(each.inputs[name] for each in requests))
+        )
+        """The inputs whose first rows differ. The others show nothing about the graph."""
+        self.reason: str | None = None
+        """Why the outputs differ; None if they agree."""
+
+    def run(self, infer: Callable[[Batch], dict[str, Value]]) -> dict[str, Value]:
+        """Run and compare. The outputs are not returned: no caller receives them."""
+        try:
+            apart = [infer(each) for each in self._requests]
+            together = infer(merge(self._requests))
+        except RoundhouseError as error:
+            self.reason = f"a trial with rows of two requests failed: {error.message}"
+            return {}
+        counts = [each.rows for each in self._requests]
+        for outputs, rows in ((together, sum(counts)), *zip(apart, counts, strict=True)):
+            if not follow_rows(outputs, rows):
+                self.reason = "the outputs of two requests do not have one row for each input row"
+                return {}
+        for got, alone in zip(split_outputs(together, counts), apart, strict=True):
+            for name, value in got.items():
+                if not is_close(value, alone[name], tolerance_of(self._spec, name)):
+                    self.reason = f'output "{name}" of rows of two requests differs from its single runs'
+        return {}
+
+
+class BatchLearner:
+    """Choose the pairs, and decide. Owned by the event loop; it runs nothing."""
+
+    def __init__(self, name: str, spec: ModelSpec, max_rows: int) -> None:
+        """`max_rows`: of a batch."""
+        self._name = name
+        self._max_rows = max_rows
+        self.spec = spec
+        """The spec as far as requests have decided."""
+        is_possible = reason_not_batchable(spec) is None
+        self._inputs = frozenset(declared.name for declared in trial_inputs(spec)) if is_possible else frozenset()
+        self._agreed: Counter[str] = Counter()
+        self._kept: dict[Hashable, TensorBatch] = {}
+        self._answered = 0
+        self._next_pair = SPACING
+        self._is_running = False
+        self.is_done = False
+
+    def observe(self, batch: Batch) -> Pair | None:
+        """Note a request that was answered. Return a pair to run now, if there is one."""
+        if self._is_running or not isinstance(batch, TensorBatch):
+            return None
+        self._answered += 1
+        if not self._inputs:
+            if self._answered >= AGREEMENTS:
+                self._finish(self.spec.unbatched_because)
+            return None
+        if self._answered > MAX_REQUESTS:
+            names = ", ".join(sorted(self._undecided))
+            self._finish(f"the requests were too large, or too much alike, to compare their rows of {names}")
+            return None
+        other, batch = self._replace(batch)
+        if other is None or self._answered < self._next_pair:
+            return None
+        # Either of the two may be the first: a graph that reads only the first row must not agree.
+        pair = Pair(self.spec, (other, batch) if self._agreed.total() % 2 else (batch, other))
+        if self._undecided.isdisjoint(pair.differs_in):
+            return None
+        self._next_pair = self._answered + SPACING
+        self._is_running = True
+        return pair
+
+    @property
+    def _undecided(self) -> frozenset[str]:
+        """The inputs in which too few pairs have differed. A mask may be 1 in all requests."""
+        mask = self.spec.sequence.mask if self.spec.sequence else None
+        needed = self._inputs - {mask.name} if mask else self._inputs
+        return frozenset(name for name in needed if self._agreed[name] < AGREEMENTS)
+
+    def _replace(self, batch: TensorBatch) -> tuple[TensorBatch | None, TensorBatch]:
+        """Keep a request for a later pair. Return the request of its shape that was kept before, and this one."""
+        sequence = self.spec.sequence
+        if sequence is not None and (mask := missing_mask(batch.inputs, sequence)) is not None:
+            batch = TensorBatch({**batch.inputs, **mask}, batch.output_names)
+        signature = signature_of(batch, self._inputs, sequence)
+        arrays = [value for value in batch.inputs.values() if isinstance(value, np.ndarray)]
+        is_small = signature.rows * 2 <= self._max_rows and sum(map(_size, arrays)) <= _MAX_REQUEST_BYTES
+        if not signature.shares or not is_small or batch.inputs.keys() != self._inputs:
+            return None, batch
+        other = self._kept.pop(signature.shape, None)
+        if len(self._kept) >= _MAX_KEPT:
+            del self._kept[next(iter(self._kept))]
+        self._kept[signature.shape] = batch
+        return other, batch
+
+    def conclude(self, pair: Pair) -> None:
+        """Note the result of a pair that has run."""
+        self._is_running = False
+        if pair.reason is not None:
+            self._finish(pair.reason)
+            return
+        self._agreed.update(pair.differs_in)
+        if not self._undecided:
+            self._finish(None)
+
+    def _finish(self, because: str | None) -> None:
+        self.is_done = True
+        self._kept.clear()
+        batched = self._inputs if because is None else frozenset[str]()
+        self.spec = replace(self.spec, batched_inputs=batched, unbatched_because=because, learns_batching=False)
+        if self._inputs:
+            log.info("learned from requests", model=self._name, batching=because or "on")
+
+
+def _has_equal_first_row(one: Value, other: Value) -> bool:
+    return isinstance(one, np.ndarray) and isinstance(other, np.ndarray) and np.array_equal(one[:1], other[:1])
+
+
+def _size(array: np.ndarray) -> int:
+    """Return the bytes of an array; an object array has its texts elsewhere."""
+    return sum(map(len, array.flat)) + array.nbytes if array.dtype.hasobject else array.nbytes
