@@ -20,7 +20,7 @@ from app.grpc.wire import (
     WireField,
     count_varints,
     decode_varints,
-    write_field,
+    write_head,
 )
 from app.protocols.json_tensors import narrow
 from app.protocols.open_inference.datatypes import DTYPES, check_num_strings, encode_tensor, numpy_dtype
@@ -29,10 +29,8 @@ from app.protocols.pauses import pause
 from frameworks.errors import InvalidInput
 from frameworks.types import NUMPY_DTYPES, Array
 
-_TENSOR = ModelInferRequest.DESCRIPTOR.fields_by_name["inputs"].message_type
-_NUMBERS: dict[str, int] = {
-    name: field.number for name, field in _TENSOR.fields_by_name["contents"].message_type.fields_by_name.items()
-}
+_CONTENTS_MESSAGE = type(ModelInferRequest.InferInputTensor().contents)
+_NUMBERS: dict[str, int] = {name: field.number for name, field in _CONTENTS_MESSAGE.DESCRIPTOR.fields_by_name.items()}
 _NAMES = {number: name for name, number in _NUMBERS.items()}
 # Fields of one input's contents. Packed numbers are one field, whatever their count.
 _MAX_PARTS = 8192
@@ -40,7 +38,7 @@ _MAX_PARTS = 8192
 _WINDOW_BYTES = 64 * 1024
 _STRINGS_AT_ONCE = 2048
 # Elements of a response that are converted in one call, which holds the interpreter's lock.
-_ELEMENTS_AT_ONCE = 16 * 1024
+_ELEMENTS_AT_ONCE = 8 * 1024
 
 
 class Contents(NamedTuple):
@@ -109,17 +107,28 @@ def read_large_contents(
 
 
 def write_contents(contents: Message, tensor: OutputTensor) -> None:
-    """Write a tensor into an empty InferTensorContents. Call it in a thread for many elements."""
+    """Write a tensor into an empty InferTensorContents."""
+    elements: Any = tensor.value.reshape(-1).tolist()
+    if tensor.datatype == "BYTES":
+        elements = [element.encode() for element in elements]
+    getattr(contents, CONTENTS[tensor.datatype].field).extend(elements)
+
+
+def contents_parts(tensor: OutputTensor) -> list[bytes | memoryview]:
+    """Return the InferTensorContents of a long tensor in the wire format. Call it in a thread."""
     held = CONTENTS[tensor.datatype]
-    flat = tensor.value.reshape(-1)
-    if held.wire_type in (FIXED32, FIXED64) and flat.size > _ELEMENTS_AT_ONCE:
+    if held.wire_type in (FIXED32, FIXED64):
         # Packed numbers are the bytes of the tensor.
-        contents.MergeFromString(write_field(held.number, encode_tensor(tensor.value, tensor.datatype)))
-        return
-    field = getattr(contents, held.field)
+        packed = encode_tensor(tensor.value, tensor.datatype)
+        return [write_head(held.number, len(packed)), packed]
+    flat = tensor.value.reshape(-1)
+    parts: list[bytes | memoryview] = []
     for first in range(0, flat.size, _ELEMENTS_AT_ONCE):
-        elements: Any = flat[first : first + _ELEMENTS_AT_ONCE].tolist()
-        field.extend([element.encode() for element in elements] if tensor.datatype == "BYTES" else elements)
+        piece = _CONTENTS_MESSAGE()
+        write_contents(piece, tensor._replace(value=flat[first : first + _ELEMENTS_AT_ONCE]))
+        parts.append(piece.SerializeToString())
+        pause()
+    return parts
 
 
 def _contents_of(datatype: str, field: str) -> Contents:
@@ -217,6 +226,7 @@ def _decode_integers(parts: list[memoryview], datatype: str, count: int, field: 
         for numbers in decode_varints(part, _WINDOW_BYTES):
             decoded[at : at + len(numbers)] = narrow(_as_field(numbers, datatype), dtype, f"{field}.contents")
             at += len(numbers)
+            pause()
     return decoded
 
 

@@ -18,7 +18,8 @@ from frameworks.errors import Draining
 from frameworks.generation.types import Generation
 from frameworks.scheduling.byte_limit import UNCOUNTED_BYTES
 
-# Raw contents of this many numbers are copied in about a millisecond.
+# Writing as many strings, or copying as many numbers of raw contents, takes about a millisecond.
+_LONG_STRINGS = 4096
 _LONG_RAW_ELEMENTS = 512 * 1024
 
 SendPieces = Callable[[RequestRecord, Any, Generation], Awaitable[None]]
@@ -62,9 +63,10 @@ class GrpcExchange:
 
     def is_long_to_encode(self, decoded: Any, answer: Any) -> bool:
         elements = elements_of(answer)
-        if elements < LONG_ELEMENTS:
+        if elements < _LONG_STRINGS:
             return False
-        return self._call.is_answer_long or elements >= _LONG_RAW_ELEMENTS or _has_strings(answer)
+        longest = LONG_ELEMENTS if self._call.is_answer_long else _LONG_RAW_ELEMENTS
+        return elements >= longest or _has_strings(answer)
 
     def encode(self, decoded: Any, answer: Any) -> Any:
         return self._call.write(self._record, decoded, answer)

@@ -13,8 +13,9 @@ from app.grpc.call import Call, GrpcError
 from app.grpc.handler import GrpcHandler, InferenceCall
 from app.grpc.messages import INFERENCE_SERVICE, ModelStreamInferResponse
 from app.grpc.received import ReceivedInfer, read_infer
+from app.grpc.responses import serialize_response, serialize_stream_response
 from app.grpc.streams import StreamPlaces, next_request
-from app.grpc.tensors import is_typed, parse_request, write_response
+from app.grpc.tensors import is_typed, parse_request
 from app.inference.pipeline import FindSpec
 from app.inference.stream import read_in_time
 from app.observability.metrics import RequestRecord
@@ -222,8 +223,7 @@ def _write_response(
     request_id: str, typed: bool, record: RequestRecord, decoded: InferRequest, answer: Answer
 ) -> bytes:
     tensors = output_tensors(decoded, answer)
-    serialized: bytes = write_response(request_id, typed, tensors, record.model, record.version, {}).SerializeToString()
-    return serialized
+    return serialize_response(request_id, typed, tensors, record.model, record.version, {})
 
 
 def _write_last_response(
@@ -235,9 +235,10 @@ def _write_last_response(
 def _stream_response(
     request_id: str, typed: bool, tensors: list[OutputTensor], record: RequestRecord, is_last: bool
 ) -> bytes:
-    response = write_response(request_id, typed, tensors, record.model, record.version, {_FINAL: is_last})
-    serialized: bytes = ModelStreamInferResponse(infer_response=response).SerializeToString()
-    return serialized
+    parameters = {_FINAL: is_last}
+    return serialize_stream_response(
+        serialize_response(request_id, typed, tensors, record.model, record.version, parameters)
+    )
 
 
 def _completed() -> asyncio.Future[None]:

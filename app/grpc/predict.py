@@ -10,11 +10,12 @@ from app.grpc.call import Call
 from app.grpc.handler import GrpcHandler, InferenceCall
 from app.grpc.messages import PREDICT_SERVICE, PredictResponse
 from app.grpc.received import ReceivedPredict, read_predict
-from app.grpc.wire import write_field
+from app.grpc.wire import write_head
 from app.inference.pipeline import FindSpec
 from app.observability.metrics import RequestRecord
 from app.protocols.codec import LONG_BYTES, LONG_ELEMENTS
 from app.protocols.json_tensors import narrow
+from app.protocols.open_inference.datatypes import encode_tensor
 from app.protocols.shapes import MAX_RANK, check_shape, read_sizes, reshape_flat
 from frameworks.errors import InvalidInput
 from frameworks.types import DEFAULT_PRIORITY, Answer, Array, ModelSpec, TensorBatch, TensorType
@@ -112,7 +113,8 @@ def _write(_: RequestRecord, decoded: DecodedPredict, answer: Answer) -> bytes:
     if numbers.size < LONG_ELEMENTS:
         response.predictions.extend(numbers.tolist())
     else:
-        # Packed numbers are the bytes of the tensor.
-        response.MergeFromString(write_field(_PREDICTIONS, numbers.astype("<f4", copy=False).tobytes()))
+        # Packed numbers are the bytes of the tensor. Joining them releases the interpreter's lock.
+        packed = encode_tensor(numbers, "FP32")
+        return b"".join((response.SerializeToString(), write_head(_PREDICTIONS, len(packed)), packed))
     serialized: bytes = response.SerializeToString()
     return serialized

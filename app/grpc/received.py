@@ -13,7 +13,7 @@ MAX_TENSORS = 1024
 """Inputs of one message."""
 MAX_FIELDS = 4 * MAX_TENSORS
 """Fields of one message beside the contents of its tensors. A tensor has three or four."""
-MAX_REST_BYTES = 1024 * 1024
+MAX_REST_BYTES = 512 * 1024
 """Bytes of a message beside the contents of its tensors: names, shapes and parameters."""
 
 _INPUTS = ModelInferRequest.DESCRIPTOR.fields_by_name["inputs"].number

@@ -1,14 +1,14 @@
-"""Convert tensors and parameters: read a ModelInferRequest, write a ModelInferResponse."""
+"""Read the tensors and parameters of a ModelInferRequest."""
 
 from collections.abc import Iterable, Mapping
 from math import prod
 
-from app.grpc.contents import CONTENTS, read_contents, read_large_contents, write_contents
-from app.grpc.messages import Message, ModelInferResponse
+from app.grpc.contents import read_contents, read_large_contents
+from app.grpc.messages import Message
 from app.grpc.received import ReceivedInfer, Span
-from app.protocols.open_inference.datatypes import Raw, check_num_strings, decode_tensor, encode_tensor
+from app.protocols.open_inference.datatypes import Raw, check_num_strings, decode_tensor
 from app.protocols.open_inference.infer_request import read_requested_output, refuse_shared_memory
-from app.protocols.open_inference.infer_types import InputTensor, OutputTensor, Parameter, ParsedRequest
+from app.protocols.open_inference.infer_types import InputTensor, Parameter, ParsedRequest
 from app.protocols.shapes import MAX_RANK, read_sizes
 from frameworks.errors import InvalidInput
 
@@ -46,31 +46,6 @@ def read_parameters(parameters: Mapping[str, Message]) -> dict[str, Parameter]:
 def is_typed(received: ReceivedInfer) -> bool:
     """Return whether the tensors of a request are in typed contents."""
     return not received.raw and bool(received.message.inputs)
-
-
-def write_response(
-    request_id: str,
-    is_typed: bool,
-    tensors: Iterable[OutputTensor],
-    model: str,
-    version: str,
-    parameters: Mapping[str, Parameter],
-) -> Message:
-    """Return a ModelInferResponse. Its contents are typed if those of the request are (`is_typed`) and if all
-    datatypes have typed contents; otherwise all are raw.
-    """
-    response = ModelInferResponse(model_name=model, model_version=version, id=request_id)
-    tensors = list(tensors)
-    is_raw = not is_typed or any(tensor.datatype not in CONTENTS for tensor in tensors)
-    for tensor in tensors:
-        output = response.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.value.shape)
-        if is_raw:
-            response.raw_output_contents.append(bytes(encode_tensor(tensor.value, tensor.datatype)))
-        else:
-            write_contents(output.contents, tensor)
-    for name, value in parameters.items():
-        _write_parameter(response.parameters[name], value)
-    return response
 
 
 def _read_input(tensor: Message, field: str, raw: Raw | None) -> InputTensor:
@@ -112,13 +87,3 @@ def _check_strings(inputs: Iterable[Message]) -> None:
     """Raise InvalidInput if the request has too many strings: they are read one by one."""
     shapes = [read_sizes(each.shape[: MAX_RANK + 1], "inputs.shape") for each in inputs if each.datatype == "BYTES"]
     check_num_strings(sum(map(prod, shapes)), "inputs")
-
-
-def _write_parameter(parameter: Message, value: Parameter) -> None:
-    setters: tuple[tuple[type, str], ...] = (
-        (bool, "bool_param"),
-        (int, "int64_param"),
-        (float, "double_param"),
-        (str, "string_param"),
-    )
-    setattr(parameter, next(name for kind, name in setters if isinstance(value, kind)), value)

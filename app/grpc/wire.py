@@ -99,7 +99,12 @@ def write_varint(number: int) -> bytes:
 
 def write_field(number: int, value: bytes | bytearray | memoryview) -> bytes:
     """Return a field of wire type BYTES: a string, a submessage or packed numbers."""
-    return b"".join((write_varint(number << 3 | BYTES), write_varint(len(value)), value))
+    return b"".join((write_head(number, len(value)), value))
+
+
+def write_head(number: int, size: int) -> bytes:
+    """Return the first bytes of such a field, of which `size` more follow."""
+    return write_varint(number << 3 | BYTES) + write_varint(size)
 
 
 def count_varints(packed: memoryview) -> int:

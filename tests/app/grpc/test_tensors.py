@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
-from app.grpc.messages import ModelInferRequest, ModelInferResponse
+from app.grpc.messages import ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
 from app.grpc.received import ReceivedInfer, read_infer
-from app.grpc.tensors import is_typed, parse_request, read_parameters, write_response
+from app.grpc.responses import serialize_response, serialize_stream_response
+from app.grpc.tensors import is_typed, parse_request, read_parameters
 from app.protocols.open_inference.datatypes import DATATYPES, encode_tensor
 from app.protocols.open_inference.infer_types import OutputTensor, ParsedRequest, RequestedOutput
 from frameworks.errors import InvalidInput
@@ -70,8 +71,11 @@ def test_response_contents_are_typed_as_request(tensor: tuple[str, np.ndarray[An
         request.id = "seven"
         typed_request = is_typed(received(request, large))
         outputs = [OutputTensor("y", datatype, array)]
-        response = write_response(request.id, typed_request, outputs, "m", "3", {"final": True})
-        response = ModelInferResponse.FromString(response.SerializeToString())
+        large_elements = 0 if large else 2**30
+        serialized = serialize_response(request.id, typed_request, outputs, "m", "3", {"final": True}, large_elements)
+        streamed = ModelStreamInferResponse.FromString(serialize_stream_response(serialized))
+        response = ModelInferResponse.FromString(serialized)
+        assert streamed.infer_response == response or array.dtype.kind == "f"
         assert (response.model_name, response.model_version, response.id) == ("m", "3", "seven")
         assert response.parameters["final"].bool_param is True
         (output,) = response.outputs
@@ -88,8 +92,19 @@ def test_response_with_one_raw_output_is_all_raw() -> None:
         OutputTensor("a", "FP32", np.zeros(1, np.float32)),
         OutputTensor("b", "FP16", np.zeros(1, np.float16)),
     ]
-    response = write_response("", True, outputs, "m", "1", {})
-    assert list(map(len, response.raw_output_contents)) == [4, 2]
+    for large_elements in (0, 2**30):
+        serialized = serialize_response("", True, outputs, "m", "1", {}, large_elements)
+        response = ModelInferResponse.FromString(serialized)
+        assert list(map(len, response.raw_output_contents)) == [4, 2]
+        assert [each.name for each in response.outputs] == ["a", "b"]
+
+
+@pytest.mark.parametrize("datatype", ["INT32", "FP64", "BYTES"])
+def test_long_typed_response_equals_short_one(datatype: str) -> None:
+    values: Any = np.arange(20_000).astype({"INT32": np.int32, "FP64": np.float64, "BYTES": np.str_}[datatype])
+    outputs = [OutputTensor("y", datatype, values.astype(object) if datatype == "BYTES" else values)]
+    long, short = (serialize_response("7", True, outputs, "m", "1", {}, limit) for limit in (0, 2**30))
+    assert ModelInferResponse.FromString(long) == ModelInferResponse.FromString(short)
 
 
 @pytest.mark.parametrize("large", [False, True])
