@@ -15,6 +15,7 @@ from app.config.checks import check_input_values, check_names, check_paths, vali
 from app.config.environment import find_setting, read_environment, set_from_text
 from app.config.issues import ConfigError, ConfigIssue, format_value, nearest
 from app.config.source import Place, Source, read_toml
+from app.config.web_names import HostPattern, WebOrigin
 from frameworks.settings import (
     ModelsSettings,
     OnnxModelEntry,
@@ -53,6 +54,12 @@ class ServerSettings(BaseModel):
     """Port of gRPC; 0 switches gRPC off. None: 8081 if it is free."""
     grpc_max_connection_age_s: Annotated[float, Field(ge=1, le=1_000_000)] = 3600.0
     """Age from which a gRPC connection accepts no further calls; clients connect again. Calls may run as long again."""
+    allowed_hosts: Annotated[tuple[HostPattern, ...], Field(strict=False)] = ()
+    """Names in the Host header that are answered beside the default ones. `"*.example.org"` is every name below this
+    one, `"*"` every name. Default: `localhost`, IP addresses, the names of the machine, and names that the public DNS
+    does not have."""
+    cors_origins: Annotated[tuple[WebOrigin, ...], Field(strict=False)] = ()
+    """Origins like `"https://app.example.org"` whose pages may call; `"*"` is every page. Default: none."""
     max_body_bytes: Annotated[Bytes, Field(ge=1)] = 128 * 1024**2
     """Maximum size of a request body and of a gRPC message; a larger one is refused."""
     max_buffered_bytes: Annotated[Bytes, AfterValidator(_holds_one_body), Field(validate_default=True)] = 512 * 1024**2

@@ -14,6 +14,7 @@ from app import VERSION
 from app.http.endpoint import Endpoint
 from app.http.middleware import AdminMiddleware
 from app.http.openapi import build_document
+from app.http.origins import OriginPolicy, OriginRules
 from app.http.responses import error_body
 from app.inference.pipeline import Pipeline
 from app.protocols.errors import STATUS_CLIENT_GONE, ClientGone, MethodNotAllowed, NotFound, extra_headers
@@ -24,7 +25,13 @@ Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 _DESCRIPTION = "One server for ONNX and PyTorch models. Every response carries x-request-id and Server-Timing."
 
 
-def build_app(pipeline: Pipeline, table: RouteTable, routers: list[APIRouter], lifespan: Lifespan) -> Endpoint:
+def build_app(
+    pipeline: Pipeline,
+    table: RouteTable,
+    routers: list[APIRouter],
+    lifespan: Lifespan,
+    rules: OriginRules,
+) -> Endpoint:
     """Return the application. `table`: inference routes. `lifespan` starts and stops all parts."""
     # FastAPI's own documentation pages load scripts from a CDN.
     admin = FastAPI(
@@ -44,7 +51,8 @@ def build_app(pipeline: Pipeline, table: RouteTable, routers: list[APIRouter], l
     admin.state.error_writer = table.error_writer
     admin.state.byte_limit = pipeline.bounds.requests.byte_limit
     admin.openapi = lambda: build_document(admin, table.routes)  # type: ignore[method-assign]
-    return Endpoint(pipeline, table, AdminMiddleware(admin, pipeline.observer, table.error_writer))
+    origins = OriginPolicy(rules)
+    return Endpoint(pipeline, table, AdminMiddleware(admin, pipeline.observer, table.error_writer, origins), origins)
 
 
 async def _error_response(request: Request, error: Exception) -> Response:

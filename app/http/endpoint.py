@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.http.bodies import check_body, read_body
 from app.http.disconnects import DisconnectWatcher, WatchedRequest
+from app.http.origins import OriginPolicy, is_preflight
 from app.http.responses import begin_record, send_body, send_error
 from app.http.sse import EventStream
 from app.inference.context import RequestContext
@@ -73,24 +74,29 @@ class Endpoint:
     Every outcome of an inference request is sent, counted and logged here.
     """
 
-    def __init__(self, pipeline: Pipeline, table: RouteTable, admin: ASGIApp) -> None:
+    def __init__(self, pipeline: Pipeline, table: RouteTable, admin: ASGIApp, origins: OriginPolicy) -> None:
         self._pipeline = pipeline
         self._observer = pipeline.observer
         self._max_body_bytes = pipeline.bounds.max_body_bytes
         self._uncounted_bytes = min(UNCOUNTED_BYTES, self._max_body_bytes)
         self._watcher = DisconnectWatcher()
         self._find_route = table.find
+        self._origins = origins
+        self._known_hosts = origins.known_hosts
         self._admin = admin
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         route = self._find_route(scope["path"]) if scope["type"] == "http" else None
-        if route is None:
+        if route is None or (scope["method"] == "OPTIONS" and is_preflight(scope["headers"])):
             await self._admin(scope, receive, send)
             return
         record, observer = begin_record(scope), self._observer
         exchange = HttpExchange(self._watcher, receive, record)
         observer.inflight += 1
         try:
+            # Most requests need no more than this: the same host as before, and no web page.
+            is_known = record.plain_host in self._known_hosts
+            record.headers = self._origins.plain if is_known else self._origins.check(scope)
             if scope["method"] != "POST":
                 raise MethodNotAllowed(scope["method"], scope["path"], "POST")
             codec = route.codec.for_headers(scope["headers"])

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.http.origins import OriginPolicy
 from app.http.responses import begin_record, send_error
 from app.observability.metrics import Observer, RequestRecord, server_timing
 from app.protocols.codec import ErrorWriter
@@ -13,11 +14,14 @@ from app.protocols.codec import ErrorWriter
 class AdminMiddleware:
     """ASGI middleware. Handlers find the RequestRecord under `scope["record"]`."""
 
-    def __init__(self, app: ASGIApp, observer: Observer, error_writer: Callable[[str], ErrorWriter]) -> None:
+    def __init__(
+        self, app: ASGIApp, observer: Observer, error_writer: Callable[[str], ErrorWriter], origins: OriginPolicy
+    ) -> None:
         """`error_writer`: for a path."""
         self._app = app
         self._observer = observer
         self._error_writer = error_writer
+        self._origins = origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -49,6 +53,13 @@ class AdminMiddleware:
             await send(message)
 
         try:
+            record.headers = self._origins.check(scope)
+            preflight = self._origins.preflight(scope["headers"]) if method == "OPTIONS" else None
+            if preflight is not None:
+                record.headers = preflight
+                await send_with_headers({"type": "http.response.start", "status": 204, "headers": []})
+                await send_with_headers({"type": "http.response.body", "body": b""})
+                return
             await self._app(scope, receive, send_with_headers)
         except Exception as error:  # noqa: BLE001 - the last handler before the client
             if not started:
@@ -67,7 +78,8 @@ def _with_headers(message: Message, record: RequestRecord) -> Message:
         (b"x-request-id", record.request_id.encode()),
         (b"server-timing", server_timing(record.timings).encode()),
     ]
-    return {**message, "headers": [*message["headers"], *(pair for pair in extra if pair[0] not in names)]}
+    missing = [pair for pair in extra if pair[0] not in names]
+    return {**message, "headers": [*message["headers"], *missing, *record.headers]}
 
 
 def _sent_at_once(record: RequestRecord, head: Message, body: Message) -> bool:

@@ -11,7 +11,7 @@ from app.protocols.errors import ERROR_CODES
 from app.protocols.routes import Route
 
 # Codes that only the routes of the models, or no route at all, answer with.
-_NOT_OF_INFERENCE = {"forbidden", "model_exists", "not_found", "not_supported"}
+_NOT_OF_INFERENCE = {"model_exists", "not_found", "not_supported"}
 
 Responses = dict[int | str, dict[str, Any]]
 """`responses` of a FastAPI route: descriptions by status."""

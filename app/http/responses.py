@@ -8,7 +8,7 @@ from starlette.responses import Response
 from starlette.types import Scope, Send
 
 from app.http.protocol import FAST_PATH
-from app.observability.metrics import RequestRecord, request_id, server_timing, shown_path
+from app.observability.metrics import RequestRecord, checked_id, server_timing, shown_path
 from app.protocols.codec import ErrorWriter, Header
 from app.protocols.errors import ErrorReply, TooLarge, extra_headers, to_http
 from frameworks.scheduling.admission import Permit
@@ -16,12 +16,27 @@ from frameworks.scheduling.byte_limit import UNCOUNTED_BYTES
 
 log = structlog.get_logger(__name__)
 
+PAGE_HEADERS = (b"origin", b"sec-fetch-site")
+"""Headers by which a browser says which page sends a request."""
+
 _CLOSE = (b"connection", b"close")
 
 
 def begin_record(scope: Scope) -> RequestRecord:
     """Return the record of a request that has just arrived."""
-    record = RequestRecord(request_id(scope["headers"]), scope["method"], scope["path"], time.perf_counter())
+    given_id = host = b""
+    is_plain = True
+    for name, value in scope["headers"]:
+        if name == b"host":
+            is_plain = is_plain and not host
+            host = value
+        elif name == b"x-request-id":
+            given_id = given_id or value
+        elif name in PAGE_HEADERS:
+            is_plain = False
+    record = RequestRecord(checked_id(given_id), scope["method"], scope["path"], time.perf_counter())
+    if is_plain:
+        record.plain_host = host
     extensions = scope.get("extensions")
     if extensions is not None:
         record.fast_path = extensions.get(FAST_PATH)
@@ -43,6 +58,8 @@ async def send_body(
     """
     record.status = status
     timing = server_timing(record.timings)
+    if record.headers:
+        headers = [*(headers or ()), *record.headers]
     if record.fast_path is not None and (not headers or _CLOSE not in headers):
         lines = (
             f"content-type: {content_type.decode()}\r\ncontent-length: {len(body)}\r\n"

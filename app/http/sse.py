@@ -89,6 +89,7 @@ class EventStream:
                     (b"cache-control", b"no-store"),
                     (b"x-request-id", record.request_id.encode()),
                     (b"server-timing", server_timing(record.timings).encode()),
+                    *record.headers,
                 ],
             }
         )

@@ -31,12 +31,14 @@ _PROBES = ("/health", "/metrics", "/v2/health")
 
 
 def request_id(headers: list[tuple[bytes, bytes]]) -> str:
-    """Return the client's own x-request-id if it is valid (1 to 128 letters, digits and ._:/+=-), else a new one."""
-    for name, value in headers:
-        if name == b"x-request-id":
-            if 0 < len(value) <= _MAX_ID_LENGTH and _VALID_ID_CHARACTERS.issuperset(value):
-                return value.decode("ascii")
-            break
+    """Return the client's own x-request-id if it is valid, else a new one."""
+    return checked_id(next((value for name, value in headers if name == b"x-request-id"), b""))
+
+
+def checked_id(given: bytes) -> str:
+    """Return a client's request id if it is valid (1 to 128 letters, digits and ._:/+=-), else a new one."""
+    if given and len(given) <= _MAX_ID_LENGTH and _VALID_ID_CHARACTERS.issuperset(given):
+        return given.decode("ascii")
     return f"{_prefix}-{next(_ids):08x}"
 
 
@@ -163,6 +165,10 @@ class RequestRecord:
     code: str = ""
     timings: Timings = field(default_factory=Timings)
     fast_path: FastPath | None = None
+    plain_host: bytes = b""
+    """The only Host header, if no header says that a web page sends the request."""
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    """Further headers of the response, for web pages."""
 
 
 class Observer:

@@ -72,7 +72,7 @@ class UnsupportedMediaType(ProtocolError):
 
 
 class Forbidden(ProtocolError):
-    """The server's configuration forbids the request."""
+    """The server's configuration forbids the request: a path, a Host, or the Origin of a page."""
 
 
 class NotSupported(ProtocolError):

@@ -1,5 +1,6 @@
 """Build the server: wire every part, in the order of their dependencies."""
 
+import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -16,10 +17,11 @@ from app.admin.open_inference.management import Management
 from app.admin.open_inference.routes import OpenInferenceApi
 from app.admin.openai_models import OpenAiModelsApi
 from app.admin.pages import PagesApi
-from app.config import LoadedSettings, Settings
+from app.config import LoadedSettings, ServerSettings, Settings
 from app.http.app import Lifespan, build_app
 from app.http.clocks import ConnectionBounds, Connections
 from app.http.endpoint import Endpoint
+from app.http.origins import OriginRules
 from app.inference.lifecycle import Lifecycle
 from app.inference.pipeline import Bounds, Pipeline
 from app.inference.response_cache import ResponseCache
@@ -97,6 +99,7 @@ def build(
         _build_routes(loaded.settings),
         _build_routers(loaded, inference, monitors, connections or Connections(ConnectionBounds())),
         _build_lifespan(loaded.settings, inference, monitors, grpc_listener),
+        _origin_rules(loaded.settings.server),
     )
     return Server(app, inference.pipeline.lifecycle)
 
@@ -164,6 +167,10 @@ def _build_routers(
         HealthApi(manager, observer, lifecycle).router(),
         MetricsApi(sources).router(),
     ]
+
+
+def _origin_rules(server: ServerSettings) -> OriginRules:
+    return OriginRules((server.host, socket.gethostname(), *server.allowed_hosts), server.cors_origins)
 
 
 def _build_lifespan(

@@ -117,7 +117,7 @@ def test_versions(start: Start, tmp_path: Path) -> None:
         assert client.get_inference_statistics("m", "3")["model_stats"] == statistics[1:]
 
 
-def test_metadata_request_loads_lazy_model(start: Start, tmp_path: Path) -> None:
+def test_metadata_by_get_loads_no_model(start: Start, tmp_path: Path) -> None:
     config = onnx_entries(tmp_path, {"late": onnx_graphs.free("n")}) + 'load = "lazy"\n'
     server = start(config).wait_ready()
     with triton_client(server, "http") as client:
@@ -126,6 +126,11 @@ def test_metadata_request_loads_lazy_model(start: Start, tmp_path: Path) -> None
         assert (entry["state"], "not in memory" in entry["reason"]) == ("READY", True)
         assert client.get_inference_statistics("late")["model_stats"][0]["memory_usage"] == []
         assert server.client.get("/models/late").json()["state"] == "registered", "no request needed it until now"
+        for describe in (client.get_model_metadata, client.get_model_config):
+            with refusal(503, "GET loads no model", "/v2/repository/models/late/load"):
+                describe("late")
+            assert server.client.get("/models/late").json()["state"] == "registered"
+        client.load_model("late")
         assert client.get_model_metadata("late")["inputs"][0]["shape"] == [-1, 3]
         assert server.client.get("/models/late").json()["state"] == "ready"
         assert client.get_model_repository_index()[0]["reason"] == ""

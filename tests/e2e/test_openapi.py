@@ -173,14 +173,14 @@ def test_document_describes_accepted_load_bodies(order: str, document: Any, serv
 
 
 def test_document_lists_errors_of_inference(document: Any) -> None:
-    others = {"forbidden", "model_exists", "not_found", "not_supported"}
+    others = {"model_exists", "not_found", "not_supported"}
     for path in INFERENCE:
         responses = document["paths"][path]["post"]["responses"]
         for status, codes in ERROR_CODES.items():
-            if status in (403, 409, 501):
+            if status in (409, 501):
                 continue  # only of routes that change models
             assert responses[str(status)]["description"] == ", ".join(code for code in codes if code not in others)
-        assert set(responses) - {"200"} == {str(status) for status in ERROR_CODES} - {"403", "409", "501"}
+        assert set(responses) - {"200"} == {str(status) for status in ERROR_CODES} - {"409", "501"}
 
 
 def test_responses_have_described_fields(document: Any, server: RunningServer) -> None:

@@ -51,18 +51,18 @@ class Management:
             return error
         return None
 
-    async def model_metadata(self, name: str, version: str = "") -> dict[str, Any]:
+    async def model_metadata(self, name: str, version: str = "", may_load: bool = True) -> dict[str, Any]:
         """Return the fields of ModelMetadataResponse.
 
-        Loads a model that was never loaded; the metadata of an evicted model is known without a load. Raises the
-        error that a request to the model would get.
+        Loads a model that was never loaded, or raises ModelLoading; the metadata of an evicted model is known without
+        a load. Raises the error that a request to the model would get.
         """
-        info = await self._version_info(name, version)
+        info = await self._version_info(name, version, may_load)
         return model_metadata(info, [version] if version else info.slot.answering)
 
-    async def model_configuration(self, name: str, version: str = "") -> dict[str, Any]:
+    async def model_configuration(self, name: str, version: str = "", may_load: bool = True) -> dict[str, Any]:
         """Return the fields of ModelConfig. Loads and raises as `model_metadata`."""
-        info = await self._version_info(name, version)
+        info = await self._version_info(name, version, may_load)
         return model_configuration(info, self._pipeline.bounds.default_timeout_ms)
 
     def model_statistics(self, name: str = "", version: str = "") -> dict[str, Any]:
@@ -106,12 +106,17 @@ class Management:
         slot = self._manager.slot(name)
         return slot, slot.version_named(version) if version else slot.default_version
 
-    async def _version_info(self, name: str, version: str) -> VersionInfo:
+    async def _version_info(self, name: str, version: str, may_load: bool) -> VersionInfo:
         while True:
             slot, found = self._find(name, version)
             spec = found.known_spec()
             if spec is not None:
                 return VersionInfo(slot, found, spec)
+            if not may_load:
+                raise ModelLoading(
+                    f'model "{name}" was never loaded, and GET loads no model; its first request loads it, or POST '
+                    f"/v2/repository/models/{name}/load"
+                )
             permit = self._pipeline.new_permit()
             try:
                 permit.queue(slot.requests)

@@ -51,9 +51,9 @@ class OpenInferenceApi:
         get("/v2/models/stats", self.show_statistics, "Statistics of all models", schemas.ModelStatisticsList)
         describe: Describe
         for path, summary, describe, response in (
-            ("", "Inputs and outputs of a model", self._management.model_metadata, schemas.ModelMetadata),
+            ("", "Inputs and outputs of a model", self._model_metadata, schemas.ModelMetadata),
             ("/ready", "Whether a model is ready", self._model_ready, schemas.ModelReady),
-            ("/config", "Configuration of a model", self._management.model_configuration, schemas.ModelConfiguration),
+            ("/config", "Configuration of a model", self._model_configuration, schemas.ModelConfiguration),
             ("/stats", "Statistics of a model", self._model_statistics, schemas.ModelStatisticsList),
         ):
             get(f"/v2/models/{{name}}{path}", _of_model(describe), summary, response)
@@ -114,6 +114,12 @@ class OpenInferenceApi:
         if error is not None:
             raise error
         return {"name": name, "ready": True}
+
+    async def _model_metadata(self, name: str, version: str) -> dict[str, Any]:
+        return await self._management.model_metadata(name, version, may_load=False)
+
+    async def _model_configuration(self, name: str, version: str) -> dict[str, Any]:
+        return await self._management.model_configuration(name, version, may_load=False)
 
     async def _model_statistics(self, name: str, version: str) -> dict[str, Any]:
         return self._management.model_statistics(name, version)

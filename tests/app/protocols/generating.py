@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from app.http.endpoint import Endpoint
+from app.http.origins import OriginPolicy, OriginRules
 from app.inference.pipeline import Bounds, Pipeline
 from app.observability.metrics import Observer
 from app.protocols.native.codec import ROUTES
@@ -116,7 +117,7 @@ class EndpointHarness:
             cast(Any, SimpleNamespace(is_draining=False)),
             Bounds(self.requests, 10_000, None),
         )
-        self.app = Endpoint(pipeline, RouteTable(routes), cast(Any, None))
+        self.app = Endpoint(pipeline, RouteTable(routes), cast(Any, None), OriginPolicy(OriginRules()))
 
     async def generate(self, context: Any, request: object, left_s: object, in_pieces: bool) -> ScriptedGeneration:
         """Start the generation, as InferenceService does."""
@@ -153,7 +154,7 @@ class Caller:
             "type": "http",
             "method": "POST",
             "path": "/models/writer/infer",
-            "headers": [(b"x-request-id", b"mine")],
+            "headers": [(b"host", b"localhost"), (b"x-request-id", b"mine")],
         }
         await self._harness.app(scope, self._receive, self._send)
 
