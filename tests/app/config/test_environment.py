@@ -32,6 +32,7 @@ def test_text_is_converted_to_setting_type() -> None:
         "ROUNDHOUSE_MODELS__CACHE_DIR": "./c",
         "ROUNDHOUSE_MODELS__ONNX_MODELS": '[{"name": "a", "path": "a", "quantized": true}]',
         "ROUNDHOUSE_LOGGING__LEVEL": "debug",
+        "ROUNDHOUSE_SERVER__ALLOWED_HOSTS": '["models.example.org"]',
         "PATH": "/bin",
     }
     settings = load_settings(None, environ).settings
@@ -40,6 +41,8 @@ def test_text_is_converted_to_setting_type() -> None:
         "port": 9000,
         "grpc_port": 9001,
         "grpc_max_connection_age_s": 3600.0,
+        "allowed_hosts": ("models.example.org",),
+        "cors_origins": (),
         "max_body_bytes": 128 * 1024**2,
         "max_buffered_bytes": 512 * 1024**2,
         "max_connections": 20_000,
