@@ -113,7 +113,7 @@ def test_every_log_line_is_json(server: RunningServer) -> None:
 
 
 def test_stopped_log_reader_blocks_no_request(tmp_path: Path) -> None:
-    """Nobody reads the log behind the line that names the port."""
+    """The log is read up to the line that names the port."""
     config = tmp_path / "config.toml"
     config.write_text(DIGITS, encoding="utf-8")
     environ = {**os.environ, GRPC_PORT: "0"}
