@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import secrets
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +32,9 @@ from frameworks.text_lengths import TextLimit
 
 MAX_SEQUENCES = 128
 """Limit of one request: number of prompts times `num_choices`."""
+
+MAX_LOGPROBS = 256 * 1024
+"""Log probabilities of a response: tokens and their alternatives, of all texts."""
 
 # Up to these sizes, tokenizing costs less than a switch to a thread and back.
 _MAX_SHORT_PROMPTS = 4
@@ -102,6 +106,7 @@ class GenerationService:
             prepared.prompts,
             timings,
             self._metrics(version.model.name),
+            request.sampling.top_logprobs,
         )
         if deadline_s is not None:
             generation.set_deadline(deadline_s, late)
@@ -141,6 +146,21 @@ def _check(request: GenerateRequest) -> None:
             f"expected at most {MAX_SEQUENCES} texts in a request, got {num_prompts * request.num_choices} "
             f"({num_prompts} prompts of {request.num_choices} choices each); send several requests",
         )
+
+    most, requested = _most_tokens(request), request.stopping.max_tokens
+    if requested is not None and requested > most and not request.stopping.may_be_fewer:
+        raise InvalidInput(
+            "max_tokens",
+            f"expected at most {most} with logprobs, got {requested}: {num_prompts * request.num_choices} texts with "
+            f"{request.sampling.top_logprobs} alternatives to each token have more than {MAX_LOGPROBS} log "
+            "probabilities; ask for fewer tokens, texts or alternatives",
+        )
+
+
+def _most_tokens(request: GenerateRequest) -> int:
+    """Return the number of tokens of each text for which the log probabilities are not too many."""
+    top = request.sampling.top_logprobs
+    return sys.maxsize if top is None else MAX_LOGPROBS // ((1 + top) * len(request.prompts) * request.num_choices)
 
 
 def _are_short(prompts: tuple[Prompt, ...]) -> bool:
@@ -233,15 +253,16 @@ def _max_tokens(request: GenerateRequest, prompt_index: int, prompt_ids: tuple[i
             "shorten it",
         )
     requested = request.stopping.max_tokens
+    most = min(room, _most_tokens(request))
     if requested is not None and request.stopping.may_be_fewer:
-        requested = min(requested, room)
+        requested = min(requested, most)
     if requested is not None and not 1 <= requested <= room:
         raise InvalidInput(
             "max_tokens",
             f"expected 1 to {room}, as {field} has {len(prompt_ids)} of the {context} tokens of the model's context, "
             f"got {requested}; ask for fewer tokens or shorten {field}",
         )
-    max_tokens = room if requested is None else requested
+    max_tokens = most if requested is None else requested
     if request.stopping.min_tokens > max_tokens:
         raise InvalidInput(
             "min_tokens", f"expected at most {max_tokens} (max_tokens), got {request.stopping.min_tokens}; lower it"

@@ -34,6 +34,10 @@ async def read_in_time(generation: Generation) -> AsyncIterator[None]:
         ) from None
 
 
+# Texts of tokens that are looked up between two turns of the event loop.
+_TEXTS_AT_ONCE = 512
+
+
 class GenerationStream:
     """Implement Generation over a token feed. Owned by the event loop.
 
@@ -48,9 +52,10 @@ class GenerationStream:
         prompts: list[tuple[int, ...]],
         timings: Timings,
         metrics: GenerationMetrics,
+        top_logprobs: int | None = None,
     ) -> None:
         """`first_id`: sequence id of choice 0; choice i has `first_id` + i. `prompts`: token ids. Reading tokens
-        fills `timings` and `metrics`.
+        fills `timings` and `metrics`. `top_logprobs`: alternatives to each token, whose texts are looked up.
         """
         self._feed = feed
         self._first_id = first_id
@@ -63,6 +68,9 @@ class GenerationStream:
         self._opened_s = time.perf_counter()
         self._last_token_s: list[float | None] = [None] * len(texts)
         self._pieces: deque[Piece] = deque()
+        # Tokens that have arrived. So many are read that the event loop is blocked for about a millisecond.
+        self._unread: deque[ArrivedToken] = deque()
+        self._at_once = max(1, _TEXTS_AT_ONCE // (1 if top_logprobs is None else 2 + top_logprobs))
         self._deadline: asyncio.TimerHandle | None = None
         self.deadline_s: float | None = None
         self._is_closed = False
@@ -86,9 +94,16 @@ class GenerationStream:
     async def __anext__(self) -> Piece:
         try:
             while not self._pieces:
-                arrived = await self._feed.read()
-                if not arrived:
-                    raise StopAsyncIteration
+                if self._unread:
+                    await asyncio.sleep(0)
+                    arrived = [self._unread.popleft() for _ in range(min(self._at_once, len(self._unread)))]
+                else:
+                    arrived = await self._feed.read()
+                    if not arrived:
+                        raise StopAsyncIteration
+                    if len(arrived) > self._at_once:
+                        self._unread.extend(arrived[self._at_once :])
+                        del arrived[self._at_once :]
                 for each in arrived:
                     self._add_token(each)
         except BaseException:
@@ -117,6 +132,7 @@ class GenerationStream:
 
     def close(self) -> None:
         self._pieces.clear()
+        self._unread.clear()
         self._feed.close()
         if self._is_closed:
             return

@@ -9,7 +9,7 @@ import numpy as np
 from app.inference.pipeline import DecodedRequest, FindSpec
 from app.protocols.compression import Grow
 from app.protocols.errors import ErrorReply, UnsupportedMediaType
-from frameworks.generation.types import Piece, Usage
+from frameworks.generation.types import GenerateAnswer, Piece, Usage
 from frameworks.text.tokens import TokenizeAnswer
 from frameworks.types import ClassifyAnswer, EmbedAnswer, ScoreAnswer
 
@@ -22,6 +22,9 @@ LONG_BYTES = 256 * 1024
 """From this size on, decoding JSON blocks the loop for about a millisecond."""
 LONG_ELEMENTS = 32 * 1024
 """From this size on, encoding JSON blocks the loop for about a millisecond."""
+
+# Each is an object with a text.
+_ELEMENTS_PER_LOGPROB = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +154,11 @@ class JsonCodec:
         return elements_of(answer) >= LONG_ELEMENTS
 
 
+def num_logprobs_of(answer: GenerateAnswer) -> int:
+    """Return the number of log probabilities, of the tokens and their alternatives."""
+    return sum(len(choice.tokens) * (1 + len(choice.tokens[0].top)) for choice in answer.choices if choice.tokens)
+
+
 def check_media_type(headers: Sequence[Header]) -> None:
     """Raise UnsupportedMediaType if the headers declare a body that is compressed or not JSON in UTF-8.
 
@@ -184,6 +192,8 @@ def check_content_type(value: bytes) -> None:
 
 def elements_of(answer: Any) -> int:
     """Return the approximate number of numbers, strings and labels to write."""
+    if isinstance(answer, GenerateAnswer):
+        return _ELEMENTS_PER_LOGPROB * num_logprobs_of(answer)
     if isinstance(answer, dict):
         elements = 0
         for value in answer.values():

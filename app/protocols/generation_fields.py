@@ -17,6 +17,8 @@ MAX_TOP_LOGPROBS = 20
 MAX_CHOICES = 128
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
+MAX_ALL_STOP_CHARACTERS = 2048
+"""Of all stop strings of a request together."""
 MAX_NAMED_TOKENS = 1024
 """Limit of `logit_bias` and of `stop_token_ids`."""
 MAX_MESSAGES = 10_000
@@ -192,13 +194,20 @@ def to_stopping(
     if min_tokens > highest:
         limit_name = "the model's context" if max_tokens is None else f"the value of {max_tokens_field}"
         raise InvalidInput("min_tokens", f"expected at most {highest}, {limit_name}, got {min_tokens}")
+    stops = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    if sum(map(len, stops)) > MAX_ALL_STOP_CHARACTERS:
+        raise InvalidInput(
+            "stop",
+            f"expected at most {MAX_ALL_STOP_CHARACTERS} characters in all strings, got {sum(map(len, stops))}; "
+            "send fewer or shorter strings",
+        )
     token_ids = body.stop_token_ids or ()
     check_token_ids(token_ids, "stop_token_ids", spec.vocabulary_size)
     return Stopping(
         max_tokens=max_tokens,
         may_be_fewer=limit is None and max_tokens is not None,
         min_tokens=min_tokens,
-        strings=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
+        strings=stops,
         token_ids=frozenset(token_ids),
         ignore_eos=bool(body.ignore_eos),
     )

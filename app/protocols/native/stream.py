@@ -5,6 +5,7 @@ from typing import Any
 import orjson
 
 from app.protocols.errors import ErrorReply
+from app.protocols.json_output import list_to_json
 from frameworks.generation.types import Choice, GenerateAnswer, GenerateRequest, Piece, TokenText, Usage
 
 DONE = b"[DONE]"
@@ -62,14 +63,15 @@ def _describe_usage(usage: Usage) -> dict[str, int]:
     return {"tokens_generated": usage.tokens_generated, "prompt_tokens": usage.prompt_tokens}
 
 
-def _describe_tokens(tokens: tuple[TokenText, ...]) -> list[dict[str, Any]]:
+def _describe_tokens(tokens: tuple[TokenText, ...]) -> Any:
     """Return the log probabilities of tokens and of the most likely tokens at their positions; null: impossible."""
-    return [
-        {
-            "token": token.text,
-            "token_id": token.token_id,
-            "logprob": token.logprob,
-            "top": [{"token": text, "token_id": token_id, "logprob": logprob} for token_id, text, logprob in token.top],
-        }
-        for token in tokens
-    ]
+    return list_to_json(tokens, _describe_token)
+
+
+def _describe_token(token: TokenText) -> dict[str, Any]:
+    return {
+        "token": token.text,
+        "token_id": token.token_id,
+        "logprob": token.logprob,
+        "top": [{"token": text, "token_id": token_id, "logprob": logprob} for token_id, text, logprob in token.top],
+    }

@@ -12,6 +12,7 @@ from pydantic import Field
 from app.protocols.bodies import ResponseBody
 from app.protocols.codec import AnswerContext
 from app.protocols.errors import ErrorReply
+from app.protocols.json_output import list_to_json, list_to_json_string
 from app.protocols.open_inference.errors import error_body
 from app.protocols.open_inference.generate_request import ParsedGenerate
 from frameworks.generation.types import Choice, FinishReason, GenerateAnswer, Piece, TokenText, Usage
@@ -96,13 +97,13 @@ class WholeTextEvent:
     def __init__(self, parsed: ParsedGenerate, context: AnswerContext) -> None:
         self._parsed = parsed
         self._context = context
-        self._pieces: list[Piece] = []
+        self._pieces: list[list[Piece]] = [[] for _ in range(parsed.request.num_choices)]
 
     def begin(self) -> list[bytes]:
         return []
 
     def piece(self, piece: Piece) -> list[bytes]:
-        self._pieces.append(piece)
+        self._pieces[piece.index].append(piece)
         return []
 
     def end(self, usage: Usage, latency_ms: float) -> list[bytes]:
@@ -113,7 +114,7 @@ class WholeTextEvent:
         return [error_body(error)]
 
     def _choice(self, index: int) -> Choice:
-        pieces = [piece for piece in self._pieces if piece.index == index]
+        pieces = self._pieces[index]
         reason = pieces[-1].finish_reason
         assert reason is not None
         tokens = tuple(token for piece in pieces for token in piece.tokens)
@@ -133,13 +134,13 @@ def _logprobs(parsed: ParsedGenerate, tokens: list[tuple[TokenText, ...]], sums:
     """Return the requested log probabilities; null for an impossible token. `sums`: of each choice, up to here."""
     fields: dict[str, Any] = {}
     if parsed.log_probs:
-        fields["output_log_probs"] = _each([[token.logprob for token in of_choice] for of_choice in tokens])
+        fields["output_log_probs"] = _each([list_to_json(of_choice, lambda t: t.logprob) for of_choice in tokens])
         fields["cum_log_probs"] = _each(sums)
     if parsed.cumulative_logprob:
         fields["cumulative_logprob"] = _each(sums)
     if parsed.logprobs:
         # vLLM's backend returns the JSON in a string.
-        fields["logprobs"] = _each([orjson.dumps([_top_tokens(t) for t in of_choice]).decode() for of_choice in tokens])
+        fields["logprobs"] = _each([list_to_json_string(of_choice, _top_tokens) for of_choice in tokens])
     return fields
 
 

@@ -7,6 +7,7 @@ import orjson
 from app.protocols.codec import AnswerContext
 from app.protocols.errors import ErrorReply
 from app.protocols.generation_fields import to_conversation, to_sampling, to_stopping
+from app.protocols.json_output import list_to_json
 from app.protocols.openai.codec import OpenAiCodec, OpenAiRequest, error_body
 from app.protocols.openai.field_policy import CHAT
 from app.protocols.openai.generation import (
@@ -135,14 +136,14 @@ def _head(context: AnswerContext, kind: str) -> dict[str, Any]:
 def _logprobs(decoded: OpenAiRequest, tokens: tuple[TokenText, ...]) -> dict[str, Any] | None:
     if decoded.request.sampling.top_logprobs is None:
         return None
-    content = [
-        {
-            **_token(token.text, token.logprob),
-            "top_logprobs": [_token(text, logprob) for _, text, logprob in token.top],
-        }
-        for token in tokens
-    ]
-    return {"content": content, "refusal": None}
+    return {"content": list_to_json(tokens, _token_with_top), "refusal": None}
+
+
+def _token_with_top(token: TokenText) -> dict[str, Any]:
+    return {
+        **_token(token.text, token.logprob),
+        "top_logprobs": [_token(text, logprob) for _, text, logprob in token.top],
+    }
 
 
 def _token(text: str, logprob: float | None) -> dict[str, Any]:

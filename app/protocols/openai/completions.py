@@ -8,6 +8,7 @@ import orjson
 from app.protocols.codec import AnswerContext
 from app.protocols.errors import ErrorReply
 from app.protocols.generation_fields import check_token_ids, to_sampling, to_stopping
+from app.protocols.json_output import list_to_json
 from app.protocols.openai.codec import OpenAiCodec, OpenAiRequest, error_body
 from app.protocols.openai.field_policy import COMPLETIONS
 from app.protocols.openai.generation import (
@@ -121,9 +122,9 @@ def _logprobs(decoded: OpenAiRequest, tokens: tuple[TokenText, ...], offset: int
         offsets.append(offset)
         offset += len(token.text)
     return {
-        "tokens": [token.text for token in tokens],
-        "token_logprobs": [finite(token.logprob) for token in tokens],
-        "top_logprobs": [_top_logprobs(token) for token in tokens],
+        "tokens": list_to_json(tokens, lambda token: token.text),
+        "token_logprobs": list_to_json(tokens, lambda token: finite(token.logprob)),
+        "top_logprobs": list_to_json(tokens, _top_logprobs),
         "text_offset": offsets,
     }
 

@@ -283,3 +283,29 @@ async def test_many_stop_characters_are_prepared_in_thread(monkeypatch: pytest.M
             assert (await harness.collect(request)).choices == [Choice("abc", "stop")]
     assert names[0] == threading.current_thread().name
     assert names[1].startswith("tokenize-short")
+
+
+@in_loop
+@pytest.mark.parametrize(
+    ("num_prompts", "n", "top_logprobs", "most"),
+    [(1, 1, 20, 12483), (2, 64, 20, 97), (1, 64, 0, 4096), (1, 128, 5, 341)],
+)
+async def test_number_of_log_probabilities_is_bounded(num_prompts: int, n: int, top_logprobs: int, most: int) -> None:
+    async with generating() as harness:
+        prompts = ["a"] * num_prompts
+        request = generate_request(*prompts, n=n, max_tokens=most + 1, top_logprobs=top_logprobs)
+        with pytest.raises(InvalidInput, match=f"^max_tokens: expected at most {most} with logprobs, got {most + 1}: "):
+            await harness.collect(request)
+        assert harness.models[0].tokenizer.threads == []
+        without = generate_request(*prompts, n=n, max_tokens=1)
+        assert len((await harness.collect(without)).choices) == num_prompts * n
+
+
+@in_loop
+async def test_text_without_max_tokens_ends_at_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.inference.generation.MAX_LOGPROBS", 24)
+    async with generating() as harness:
+        for max_tokens in (None, 100):
+            request = generate_request("abcdefghij", n=2, max_tokens=max_tokens, top_logprobs=1)
+            request = replace(request, stopping=replace(request.stopping, may_be_fewer=max_tokens is not None))
+            assert (await harness.collect(request)).choices[0].text == "abcdef"

@@ -133,6 +133,11 @@ def test_logprobs_as_boolean_or_number() -> None:
         ("stop", 1, "stop: expected a string of 1 to 1024 characters or a list of at most 16 strings"),
         ("stop", "", 'stop: expected a string of 1 to 1024 characters, got ""'),
         ("stop", "a" * (MAX_STOP_CHARACTERS + 1), "stop: .* got 1025 characters"),
+        (
+            "stop",
+            ["a" * 1024, "b" * 1024, "c"],
+            "stop: expected at most 2048 characters in all .*, got 2049; send",
+        ),
         ("stop", ["a"] * 17, "stop: expected a list of at most 16 strings .*, got 17 items"),
         ("stop", ["a", None], r"stop\[1\]: expected a string of 1 to 1024 characters, got null"),
         ("stop_token_ids", 5, "stop_token_ids: expected a list of at most 1024 integers .*, got 5"),

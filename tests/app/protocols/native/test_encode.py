@@ -10,6 +10,7 @@ from app.protocols.codec import AnswerContext, elements_of
 from app.protocols.json_output import to_json_value
 from app.protocols.native.codec import NativeRequest, encode
 from app.protocols.native.fields import FIELDS, INPUT_FIELDS, OPTIONS, InferRequest
+from frameworks.generation.types import Choice, GenerateAnswer, TokenText, Usage
 from frameworks.text.tokens import TokenizeAnswer
 from frameworks.types import ClassifyAnswer, EmbedAnswer, ScoreAnswer, TensorBatch, TextRequest, Value
 from tests.app.protocols.native.specs import SPECS
@@ -123,6 +124,9 @@ def test_encode_long_embeddings_is_equal() -> None:
     assert b'"embeddings":' + orjson.dumps(rows, option=orjson.OPT_SERIALIZE_NUMPY) + b',"tokens":3' in body
 
 
+LOGPROBS = TokenText(1, "a", -0.5, ((1, "a", -0.5), (2, "b", -1.5)))
+
+
 @pytest.mark.parametrize(
     ("answer", "elements"),
     [
@@ -132,6 +136,8 @@ def test_encode_long_embeddings_is_equal() -> None:
         (ClassifyAnswer([[("a", 0.5)] * 3] * 4), 24),
         (ScoreAnswer([0.5] * 3, 1), 12),
         (TokenizeAnswer([1, 2, 3], None, 9), 3),
+        (GenerateAnswer([Choice("a", "stop")] * 9, Usage(1, 9)), 0),
+        (GenerateAnswer([Choice("aa", "stop", (LOGPROBS,) * 2)] * 5, Usage(1, 10)), 32 * 5 * 2 * 3),
     ],
 )
 def test_elements_of_counts_values(answer: Any, elements: int) -> None:
