@@ -11,6 +11,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from app.observability.metrics import request_id, server_timing
 from app.protocols.errors import RequestTimeout
+from frameworks.scheduling.byte_limit import ByteHold, ByteLimit
 from frameworks.types import Timings
 
 if TYPE_CHECKING:
@@ -43,8 +44,10 @@ class Connections:
     Owned by the event loop.
     """
 
-    def __init__(self, bounds: ConnectionBounds) -> None:
+    def __init__(self, bounds: ConnectionBounds, byte_limit: ByteLimit | None = None) -> None:
+        """`byte_limit`: of all bodies in progress; None: unlimited."""
         self.bounds = bounds
+        self.byte_limit = byte_limit or ByteLimit(None)
         self.open = 0
         self.closed = Counter(dict.fromkeys(CLOSE_REASONS, 0))
         """By reason; only those that the server closed."""
@@ -121,6 +124,8 @@ class ClockedProtocol(HttpToolsProtocol):
     # Bytes that the reader had not taken at the last check, while the buffer is full, or at the end of the connection.
     _unread_bytes = 0
     _stall_timer: asyncio.TimerHandle | None = None
+    # The count of those bytes; None until the reader was behind for the first time.
+    _unread_hold: ByteHold | None = None
 
     def refuse_connection(self) -> None:
         """Refuse a connection beyond `max_connections`."""
@@ -233,6 +238,9 @@ class ClockedProtocol(HttpToolsProtocol):
         self.forget_reader()
         self._unread_bytes = self.transport.get_write_buffer_size()
         if self._unread_bytes:
+            if self._unread_hold is None:
+                self._unread_hold = self.limits.byte_limit.hold()
+            self._unread_hold.add(self._unread_bytes)
             self._stall_timer = self.loop.call_later(STALL_S, self._abort_if_stalled)
 
     def forget_reader(self) -> None:
@@ -240,6 +248,8 @@ class ClockedProtocol(HttpToolsProtocol):
         if self._stall_timer is not None:
             self._stall_timer.cancel()
             self._stall_timer = None
+        if self._unread_hold is not None:
+            self._unread_hold.add(-self._unread_hold.held_bytes)
 
     def _abort_if_stalled(self) -> None:
         if self.transport.get_write_buffer_size() + LEAST_READ_BYTES > self._unread_bytes:

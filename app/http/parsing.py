@@ -3,6 +3,7 @@
 import httptools
 
 from app.http.clocks import ClockedProtocol
+from frameworks.scheduling.byte_limit import UNCOUNTED_BYTES, ByteHold
 
 MAX_HEAD_BYTES = 64 * 1024
 """Request line and headers together, or trailers; the parser itself has no bound."""
@@ -22,6 +23,8 @@ class ParsingProtocol(ClockedProtocol):
     _is_upgrade = False
     # Bytes behind MAX_PIPELINED requests.
     _unparsed: bytes | memoryview = b""
+    # The count of those bytes, and of bodies that wait behind another request; None until there were any.
+    _waiting_hold: ByteHold | None = None
 
     def feed_slices(self, data: bytes) -> None:
         """Feed what is unparsed and a long chunk behind it to the parser, until MAX_PIPELINED requests wait."""
@@ -42,6 +45,18 @@ class ParsingProtocol(ClockedProtocol):
             except (httptools.HttpParserUpgrade, httptools.HttpParserError) as error:
                 self.feed_behind(error, part)
         self.flow.is_held = bool(self._unparsed)
+        if self._unparsed or self.pipeline:
+            self.count_waiting()
+
+    def count_waiting(self) -> None:
+        """Count what waits behind the request in progress; close the connection if it does not fit."""
+        if self._waiting_hold is None:
+            self._waiting_hold = self.limits.byte_limit.hold()
+        waiting = len(self._unparsed) + sum(len(cycle.body) for cycle, _ in self.pipeline)
+        if waiting <= UNCOUNTED_BYTES:
+            waiting = 0
+        if not self._waiting_hold.try_grow(waiting - self._waiting_hold.held_bytes):
+            self.transport.close()
 
     def feed_behind(self, error: Exception, data: bytes | memoryview) -> None:
         """Continue behind the error of the parser if it is an offer to upgrade; else refuse the request."""

@@ -10,6 +10,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from app.http.clocks import ClockedCycle, HeldFlow
 from app.http.parsing import MAX_HEAD_BYTES, MAX_PIPELINED, SLICE_BYTES, ParsingProtocol
+from frameworks.scheduling.byte_limit import UNCOUNTED_BYTES
 
 FAST_PATH = "roundhouse.fast_path"
 """The ASGI extension of this protocol, a FastPath: take a body that has arrived, and send a whole response, at once.
@@ -30,6 +31,8 @@ class BoundedHttpProtocol(ParsingProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.flow = HeldFlow(transport)
+        # What the reader has not taken is counted, from `pause_writing` to `resume_writing`.
+        transport.set_write_buffer_limits(UNCOUNTED_BYTES, 0)
         limits = self.limits
         limits.open += 1
         if limits.open > limits.bounds.max_connections:
@@ -46,6 +49,8 @@ class BoundedHttpProtocol(ParsingProtocol):
             self._timer = None
         if self._stall_timer is not None:
             self.forget_reader()
+        if self._waiting_hold is not None:
+            self._waiting_hold.release()
         self._timed = None
         self._unparsed = b""
         super().connection_lost(exc)
@@ -117,7 +122,12 @@ class BoundedHttpProtocol(ParsingProtocol):
             self.feed_slices(b"")
             if not self.pipeline:
                 self.flow.resume_reading()
+        if self._waiting_hold is not None:
+            self.count_waiting()
         cycle = self.cycle
+        if cycle.body and cycle.response_complete:
+            # It was not read; a connection that waits for its next request keeps no body.
+            cycle.body = bytearray()
         if cycle.more_body or cycle.scope is not self.scope:
             self.watch_parts()
             return

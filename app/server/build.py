@@ -92,19 +92,23 @@ def build(
     `grpc_listener`: already open; it answers while the application runs. `connections`: those of the HTTP listener.
     """
     observer = Observer(log_requests, loaded.settings.logging.slow_ms)
-    inference = _build_inference(loaded, observer, probe or SystemProbe())
+    if connections is None:
+        connections = Connections(ConnectionBounds(), ByteLimit(loaded.settings.server.max_buffered_bytes))
+    inference = _build_inference(loaded, observer, probe or SystemProbe(), connections.byte_limit)
     monitors = _build_monitors(inference, observer)
     app = build_app(
         inference.pipeline,
         _build_routes(loaded.settings),
-        _build_routers(loaded, inference, monitors, connections or Connections(ConnectionBounds())),
+        _build_routers(loaded, inference, monitors, connections),
         _build_lifespan(loaded.settings, inference, monitors, grpc_listener),
         _origin_rules(loaded.settings.server),
     )
     return Server(app, inference.pipeline.lifecycle)
 
 
-def _build_inference(loaded: LoadedSettings, observer: Observer, probe: DeviceProbe) -> _Inference:
+def _build_inference(
+    loaded: LoadedSettings, observer: Observer, probe: DeviceProbe, byte_limit: ByteLimit
+) -> _Inference:
     settings = loaded.settings
     pool = TensorPool(settings.memory)
     manager = build_manager(loaded, DeviceManager(probe, settings.performance.enable_gpu), pool)
@@ -120,7 +124,7 @@ def _build_inference(loaded: LoadedSettings, observer: Observer, probe: DevicePr
         "the server",
         scheduling.max_queue_size,
         scheduling.max_concurrent_requests,
-        byte_limit=ByteLimit(settings.server.max_buffered_bytes),
+        byte_limit=byte_limit,
     )
     bounds = Bounds(requests, settings.server.max_body_bytes, scheduling.default_timeout_ms)
     pipeline = Pipeline(manager, service, shadowing, observer, lifecycle, bounds)

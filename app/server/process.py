@@ -19,6 +19,7 @@ from app.inference.lifecycle import Lifecycle
 from app.observability.logs import FLUSH_S, close_logs, configure_logging, flush_logs
 from app.server.build import build
 from app.server.descriptors import connections_within_limit
+from frameworks.scheduling.byte_limit import ByteLimit
 from memory.allocator import keep_freed_memory
 
 if TYPE_CHECKING:
@@ -109,7 +110,8 @@ def _serve(loaded: LoadedSettings, log_to_terminal: bool) -> int:
 def _connections(settings: ServerSettings) -> Connections:
     """Return the bounds of connections, as far as the limit on file descriptors permits."""
     most = connections_within_limit(settings.max_connections)
-    return Connections(ConnectionBounds(settings.header_timeout_s, settings.body_timeout_s, most))
+    bounds = ConnectionBounds(settings.header_timeout_s, settings.body_timeout_s, most)
+    return Connections(bounds, ByteLimit(settings.max_buffered_bytes))
 
 
 def _open_grpc_listener(settings: ServerSettings) -> "GrpcListener | None":

@@ -188,6 +188,74 @@ def test_count_returns_to_zero(counted: RunningServer, requests: list[tuple[str,
     assert_nothing_is_held(counted)
 
 
+@contextmanager
+def slow_reader(server: RunningServer) -> Iterator[socket.socket]:
+    """Connect with a receive buffer that takes little of a response."""
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * 1024)
+        connection.settimeout(120)
+        connection.connect(("127.0.0.1", server.port))
+        yield connection
+
+
+def statuses(connection: socket.socket, count: int) -> list[int]:
+    """Read responses, which may be large, and return their statuses."""
+    found = []
+    with connection.makefile("rb") as reader:
+        for _ in range(count):
+            first, *lines = iter(reader.readline, b"\r\n")
+            found.append(int(first.split()[1]))
+            size = next(int(line.split()[1]) for line in lines if line.startswith(b"content-length"))
+            assert len(reader.read(size)) == size
+    return found
+
+
+# Of a response of 36 MiB: the system's buffers hold the rest.
+LEAST_UNREAD = 26 * MIB
+
+
+class TestUnread:
+    ASKED = zeros(9 * MIB)
+
+    @pytest.mark.parametrize("end", ["read", "close", "reset"])
+    def test_unread_response_keeps_its_count(self, end: str, counted: RunningServer) -> None:
+        with slow_reader(counted) as connection:
+            connection.sendall(head(len(self.ASKED), INFER, LENGTH) + self.ASKED)
+            wait_until(lambda: counted.sample(GAUGE) > LEAST_UNREAD and counted.sample("roundhouse_inflight") == 0)
+            with connected(counted) as other:
+                other.sendall(head(40 * MIB))
+                assert one_answer(other)[0] == 503
+            if end == "read":
+                assert statuses(connection, 1) == [200]
+                assert_nothing_is_held(counted)
+            elif end == "reset":
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        assert_nothing_is_held(counted)
+
+    def test_response_behind_unread_one_is_counted(self, counted: RunningServer) -> None:
+        size = 3 * MIB
+        asked = zeros(size)
+        with slow_reader(counted) as connection:
+            for _ in range(2):
+                connection.sendall(head(len(asked), INFER, LENGTH) + asked)
+            wait_until(lambda: counted.sample(GAUGE) > 4 * size and counted.sample("roundhouse_inflight") == 1)
+            assert statuses(connection, 2) == [200, 200]
+        assert_nothing_is_held(counted)
+
+    def test_bodies_behind_request_are_counted(self, counted: RunningServer) -> None:
+        with slow_reader(counted) as connection:
+            connection.sendall(head(len(self.ASKED), INFER, LENGTH) + self.ASKED)
+            wait_until(lambda: counted.sample(GAUGE) > LEAST_UNREAD and counted.sample("roundhouse_inflight") == 0)
+            unread = counted.sample(GAUGE)
+            small = json.dumps({"input_data": [[1]]}).encode()
+            first = head(len(small), "/models/m/infer") + small
+            # The first one is answered behind the unread response; the next one waits for it.
+            connection.sendall(first + head(100_000, "/models/m/infer") + bytes(100_000))
+            wait_until(lambda: counted.sample(GAUGE) > unread + 20_000)
+            assert statuses(connection, 3) == [200, 200, 400]
+        assert_nothing_is_held(counted)
+
+
 class TestGrpc:
     @staticmethod
     def ask(server: RunningServer, count: int, **options: Any) -> Any:
