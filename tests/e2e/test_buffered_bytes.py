@@ -7,7 +7,7 @@ import struct
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.grpc.messages import INFERENCE_SERVICE, ModelInferRequest
 from tests.e2e.configs import onnx_entries
 from tests.e2e.server import GRPC_PORT, RunningServer, assert_refused, free_port, serving, wait_until
 from tests.e2e.test_raw_sockets import connected, one_answer
@@ -277,6 +278,67 @@ class TestGrpc:
     def test_largest_message_is_served_alone(self, counted: RunningServer) -> None:
         assert len(self.ask(counted, 10 * MIB - 100)) == 10 * MIB - 100
         assert_nothing_is_held(counted)
+
+
+class Http2Connection:
+    """A gRPC client whose window it opens itself: no library leaves a response unread."""
+
+    _SETTINGS, _HEADERS, _DATA, _END_HEADERS, _END_STREAM, _INITIAL_WINDOW = 4, 1, 0, 4, 1, 4
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+        self.set_window(0)
+
+    def set_window(self, size: int) -> None:
+        """Let the server send `size` bytes of each response."""
+        self._send(self._SETTINGS, 0, 0, struct.pack(">HI", self._INITIAL_WINDOW, size))
+
+    def call(self, stream: int, path: str, message: bytes) -> None:
+        names = {":method": "POST", ":scheme": "http", ":path": path, ":authority": "x", "te": "trailers",
+                 "content-type": "application/grpc"}  # fmt: skip
+        # Literals without Huffman coding, as RFC 7541 has them in section 6.2.2.
+        texts = [text.encode() for pair in names.items() for text in pair]
+        parts = [bytes([len(text)]) + text for text in texts]
+        head = b"".join(b"\0" + name + value for name, value in zip(parts[::2], parts[1::2], strict=True))
+        self._send(self._HEADERS, self._END_HEADERS, stream, head)
+        data = struct.pack(">BI", 0, len(message)) + message
+        for start in range(0, len(data), 16_384):
+            flags = self._END_STREAM if start + 16_384 >= len(data) else 0
+            self._send(self._DATA, flags, stream, data[start : start + 16_384])
+
+    def _send(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
+        self._connection.sendall(struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream))
+        self._connection.sendall(payload)
+
+
+@pytest.mark.parametrize("end", ["read", "close", "reset"])
+@pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
+def test_unread_grpc_response_keeps_its_count(method: str, end: str, counted: RunningServer) -> None:
+    message = ModelInferRequest(model_name="m")
+    message.inputs.add(name="x", datatype="FP32", shape=[1, 5000])
+    message.raw_input_contents.append(bytes(20_000))
+    with socket.create_connection(("127.0.0.1", counted.grpc_port)) as connection:
+        client = Http2Connection(connection)
+        for i in range(3):
+            client.call(2 * i + 1, f"/{INFERENCE_SERVICE}/{method}", message.SerializeToString())
+        wait_until(lambda: counted.sample(GAUGE) > 60_000 and counted.sample("roundhouse_inflight") == 0)
+        assert counted.sample(GAUGE) > 60_000, "the responses are not sent, although they were written"
+        if end == "read":
+            # The first frame of each response reaches the client, and the rest follows.
+            client.set_window(65_535)
+            assert connection.recv(1)
+            connection.settimeout(0.05)
+            wait_until(lambda: read_some(connection) and counted.sample(GAUGE) == 0)
+        elif end == "reset":
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    assert_nothing_is_held(counted)
+
+
+def read_some(connection: socket.socket) -> bool:
+    with suppress(TimeoutError):
+        connection.recv(2**20)
+    return True
 
 
 def test_admin_body_is_refused_beyond_bound(counted: RunningServer) -> None:
