@@ -1,10 +1,10 @@
-"""Compare the outputs of rows that share a run with those of the same rows alone."""
+"""Trials of rows that share a run: their inputs, and the comparison with the outputs of the same rows alone."""
 
 from typing import Any
 
 import numpy as np
 
-from frameworks.types import Array, ModelSpec, TensorType, Value, ValueSpec
+from frameworks.types import NUMPY_DTYPES, Array, ModelSpec, TensorType, Value, ValueSpec
 
 Tolerance = tuple[float, float, float]
 """Relative to each number, absolute, relative to the largest number of the output."""
@@ -14,6 +14,9 @@ _FINE: Tolerance = (1e-4, 1e-5, 0)
 _COARSE: dict[str, Tolerance] = {"bfloat16": (5e-2, 1e-2, 0), "float16": (1e-2, 1e-3, 0)}
 # The steps of quantised values depend on the run's largest value, which may be a neighbour's.
 _QUANTIZED: Tolerance = (0, 0, 5e-2)
+
+
+_MAX_ORDINARY = 1000.0
 
 
 def reason_not_batchable(spec: ModelSpec) -> str | None:
@@ -32,6 +35,48 @@ def trial_inputs(spec: ModelSpec) -> list[ValueSpec]:
     """Return the inputs that a trial needs: the required ones, and the mask, which the server would make."""
     mask = spec.sequence.mask if spec.sequence else None
     return [declared for declared in spec.inputs if declared.required or (mask and declared.name == mask.name)]
+
+
+def random_row(
+    declared: ValueSpec,
+    shape: tuple[int, ...],
+    random: np.random.Generator,
+    side: int = 0,
+    pad_value: float = 0,
+) -> Array:
+    """Return one row of a tensor: floats from 0 to 1, integers 0 and 1, which every embedding table has.
+
+    `side` -1: below `pad_value` by up to 2 instead, 1: above it, where the dtype has such numbers; a graph may refuse
+    them.
+    """
+    assert isinstance(declared.type, TensorType)
+    row_shape = (1, *shape[1:])
+    dtype = NUMPY_DTYPES[declared.type.dtype]
+    if dtype.kind == "f":
+        floats = random.random(row_shape)
+        return (floats if not side else pad_value + side * 2 * floats).astype(dtype)
+    integers = random.integers(0, 2, row_shape)
+    if side and dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        integers = np.clip(int(pad_value) + side * (1 + integers), max(limits.min, -(2**62)), min(limits.max, 2**62))
+    return integers.astype(str).astype(object) if dtype.kind == "O" else integers.astype(dtype)
+
+
+def ordinary_pad_value(pad_value: float) -> float:
+    """Return the number beside which a trial's values lie. A very large padding value is meant never to take effect."""
+    return pad_value if abs(pad_value) <= _MAX_ORDINARY else 0
+
+
+def find_sequence_axes(apart: list[dict[str, Value]], lengths: list[int]) -> dict[str, tuple[int, ...]]:
+    """Return for each output the axes whose size is the row's own length."""
+    first, second = apart
+    as_long: dict[str, tuple[int, ...]] = {}
+    for name, one in first.items():
+        other = second[name]
+        if isinstance(one, np.ndarray) and isinstance(other, np.ndarray) and one.ndim == other.ndim:
+            axes = tuple(a for a in range(1, one.ndim) if [one.shape[a], other.shape[a]] == lengths)
+            as_long |= {name: axes} if axes else {}
+    return as_long
 
 
 def tolerance_of(spec: ModelSpec, output: str) -> Tolerance:

@@ -4,8 +4,15 @@ from collections.abc import Callable
 
 import numpy as np
 
-from frameworks.batches.comparison import Tolerance, is_close, reason_not_batchable, tolerance_of, trial_inputs
-from frameworks.types import NUMPY_DTYPES, Array, ModelSpec, TensorType, Value, ValueSpec
+from frameworks.batches.comparison import (
+    Tolerance,
+    is_close,
+    random_row,
+    reason_not_batchable,
+    tolerance_of,
+    trial_inputs,
+)
+from frameworks.types import ModelSpec, Value
 
 Run = Callable[[dict[str, Value]], dict[str, Value]]
 
@@ -37,28 +44,3 @@ def _is_both(together: Value, first: Value, second: Value, tolerance: Tolerance)
     if isinstance(together, list) and isinstance(first, list) and isinstance(second, list):
         return (len(first), len(second)) == (1, 1) and is_close(together, first + second, tolerance)
     return False
-
-
-def random_row(
-    declared: ValueSpec,
-    shape: tuple[int, ...],
-    random: np.random.Generator,
-    side: int = 0,
-    pad_value: float = 0,
-) -> Array:
-    """Return one row of a tensor: floats from 0 to 1, integers 0 and 1, which every embedding table has.
-
-    `side` -1: below `pad_value` by up to 2 instead, 1: above it, where the dtype has such numbers; a graph may refuse
-    them.
-    """
-    assert isinstance(declared.type, TensorType)
-    row_shape = (1, *shape[1:])
-    dtype = NUMPY_DTYPES[declared.type.dtype]
-    if dtype.kind == "f":
-        floats = random.random(row_shape)
-        return (floats if not side else pad_value + side * 2 * floats).astype(dtype)
-    integers = random.integers(0, 2, row_shape)
-    if side and dtype.kind in "iu":
-        limits = np.iinfo(dtype)
-        integers = np.clip(int(pad_value) + side * (1 + integers), max(limits.min, -(2**62)), min(limits.max, 2**62))
-    return integers.astype(str).astype(object) if dtype.kind == "O" else integers.astype(dtype)

@@ -6,10 +6,17 @@ from pathlib import Path
 
 import numpy as np
 
-from frameworks.batches.comparison import is_close, tolerance_of, trial_inputs
+from frameworks.batches.comparison import (
+    find_sequence_axes,
+    is_close,
+    ordinary_pad_value,
+    random_row,
+    tolerance_of,
+    trial_inputs,
+)
 from frameworks.batches.rows import merge, split_outputs
 from frameworks.errors import InvalidModel, RoundhouseError, similar_names
-from frameworks.onnx.batching import Run, random_row
+from frameworks.onnx.batching import Run
 from frameworks.settings import OnnxModelEntry
 from frameworks.types import (
     NUMPY_DTYPES,
@@ -20,8 +27,6 @@ from frameworks.types import (
     Value,
     ValueSpec,
 )
-
-_MAX_ORDINARY = 1000.0
 
 
 def read_sequence(entry: OnnxModelEntry, path: Path, inputs: Sequence[ValueSpec]) -> SequenceSpec | None:
@@ -78,7 +83,7 @@ def try_padding(spec: ModelSpec, shapes: dict[str, tuple[int, ...]], run: Run) -
                 continue
             return replace(sequence, unpadded_because=f"a trial with two lengths failed: {error.message}")
         if not side:
-            padded = replace(padded, output_axes=_find_sequence_axes(apart, lengths))
+            padded = replace(padded, output_axes=find_sequence_axes(apart, lengths))
         because = _padding_failure(spec, padded, rows, lengths, apart, run)
         if because is not None:
             return replace(sequence, unpadded_because=because)
@@ -122,8 +127,7 @@ def _row(
             row[declared.name] = random_row(declared, tuple(shape), random)
             continue
         shape[sequence.axis] = length
-        # A very large padding value is meant never to take effect.
-        value = random_row(declared, tuple(shape), random, side, pad_value if abs(pad_value) <= _MAX_ORDINARY else 0)
+        value = random_row(declared, tuple(shape), random, side, ordinary_pad_value(pad_value))
         if sequence.mask and declared.name == sequence.mask.name:
             value = np.ones_like(value)
         elif value.dtype.kind != "f" and not side:
@@ -131,18 +135,6 @@ def _row(
             value[(slice(None),) * sequence.axis + (-1,)] = 0 if pad_value else 1
         row[declared.name] = value
     return row
-
-
-def _find_sequence_axes(apart: list[dict[str, Value]], lengths: list[int]) -> dict[str, tuple[int, ...]]:
-    """Return for each output the axes whose size is the row's own length."""
-    first, second = apart
-    as_long: dict[str, tuple[int, ...]] = {}
-    for name, one in first.items():
-        other = second[name]
-        if isinstance(one, np.ndarray) and isinstance(other, np.ndarray) and one.ndim == other.ndim:
-            axes = tuple(a for a in range(1, one.ndim) if [one.shape[a], other.shape[a]] == lengths)
-            as_long |= {name: axes} if axes else {}
-    return as_long
 
 
 def _has_axis(declared: ValueSpec, axis: int) -> bool:

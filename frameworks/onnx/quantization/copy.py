@@ -9,8 +9,8 @@ import numpy as np
 import onnxruntime as ort
 import structlog
 
+from frameworks.batches.comparison import random_row
 from frameworks.errors import InvalidModel, RoundhouseError
-from frameworks.onnx.batching import random_row
 from frameworks.onnx.graph_summary import GraphSummary
 from frameworks.onnx.model import OnnxModel
 from frameworks.onnx.providers import ProviderChoice

@@ -13,7 +13,8 @@ from frameworks.errors import Draining, InvalidInput, ModelFailed, OutOfMemory
 from frameworks.scheduling.batch.batcher import BatchLimits, BatchPlan, next_batch
 from frameworks.scheduling.batch.cost import CostModel
 from frameworks.scheduling.batch.inline import InlineExecutor
-from frameworks.scheduling.batch.learning import BatchLearner, Pair
+from frameworks.scheduling.batch.learning import BatchLearner, Learner, Pair
+from frameworks.scheduling.batch.padding_learning import PaddingLearner
 from frameworks.scheduling.batch.queue import QueueEntry, RequestQueue
 from frameworks.scheduling.batch.request import BatchCounts, Outputs, Progress, Request
 from frameworks.scheduling.batch.splitting import BatchCeiling, BatchItem, Splitter, split_item
@@ -68,7 +69,9 @@ class Dispatcher:
         self._splitter = Splitter(name, self._ceiling, counts.split)
         self.has_ended_requests = False
         """Whether `end_requests` was called; further requests are refused."""
-        self._learner = BatchLearner(name, spec, limits.max_rows) if spec.learns_batching else None
+        self._learner: Learner | None = None
+        if spec.learns_batching:
+            self._learner = BatchLearner(name, spec, limits.max_rows)
         self.is_dead = False
         """Whether the thread of every worker has ended. An attribute, as it is read several times for each request."""
         for worker in self._workers:
@@ -276,7 +279,7 @@ class Dispatcher:
         for item, outputs in zip(items, split_outputs(result.outputs, counts, lengths, sequence), strict=True):
             _add_result(item, outputs, sent_s, result)
 
-    def _learn(self, learner: BatchLearner, worker: BatchWorker, batch: Batch) -> None:
+    def _learn(self, learner: Learner, worker: BatchWorker, batch: Batch) -> None:
         """Let the learner see a request that was answered, and run the pair that it chooses."""
         pair = learner.observe(batch)
         if pair is not None:
@@ -287,7 +290,7 @@ class Dispatcher:
             self._adopt(learner)
 
     def _finish_learning(
-        self, learner: BatchLearner, worker: BatchWorker, pair: Pair, done: asyncio.Future[BatchResult]
+        self, learner: Learner, worker: BatchWorker, pair: Pair, done: asyncio.Future[BatchResult]
     ) -> None:
         self._sent[worker] -= 1
         if done.exception() is not None:  # the worker has ended, or the model raised what no graph raises
@@ -298,12 +301,15 @@ class Dispatcher:
             self._adopt(learner)
         self._wake()
 
-    def _adopt(self, learner: BatchLearner) -> None:
-        """Serve by the spec that requests have shown."""
-        self._learner = None
-        self._spec = learner.spec
+    def _adopt(self, learner: Learner) -> None:
+        """Serve by the spec that requests have shown; with a sequence, the lengths are next."""
+        self._learner, spec = None, learner.spec
+        if isinstance(learner, BatchLearner) and spec.batched_inputs and spec.sequence:
+            self._learner = PaddingLearner(self._name, spec, self._limits.max_rows)
+            spec = self._learner.spec
+        self._spec = spec
         for worker in self._workers:
-            worker.model.spec = learner.spec
+            worker.model.spec = spec
 
     def _split_requests(self, requests: list[Request], error: OutOfMemory) -> None:
         """Split a batch of whole requests that did not fit on the loop; its parts run on the workers."""

@@ -8,6 +8,7 @@ never after one that differs.
 from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 import structlog
@@ -16,9 +17,11 @@ from frameworks.batches.comparison import is_close, reason_not_batchable, tolera
 from frameworks.batches.padding import missing_mask
 from frameworks.batches.rows import follow_rows, merge, signature_of, split_outputs
 from frameworks.errors import RoundhouseError
-from frameworks.types import Batch, ModelSpec, TensorBatch, Value
+from frameworks.types import Batch, ModelSpec, SequenceSpec, TensorBatch, Value
 
 log = structlog.get_logger(__name__)
+
+Infer = Callable[[Batch], dict[str, Value]]
 
 AGREEMENTS = 8
 """Pairs that must agree, for each input with pairs that differ in it."""
@@ -34,8 +37,66 @@ _MAX_KEPT = 8
 _MAX_REQUEST_BYTES = 4 * 1024**2
 
 
-class Pair:
-    """Two requests of one shape, to be run apart and together on a worker's thread."""
+class Pair(Protocol):
+    """Two requests, to be run apart and together on a worker's thread."""
+
+    def run(self, infer: Infer) -> dict[str, Value]:
+        """Run and compare. The outputs are not returned: no caller receives them."""
+        ...
+
+
+class Learner(Protocol):
+    """Choose the pairs, and decide. Owned by the event loop; it runs nothing."""
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The spec as far as requests have decided."""
+        ...
+
+    @property
+    def is_done(self) -> bool: ...
+
+    def observe(self, batch: Batch) -> Pair | None:
+        """Note a request that was answered. Return a pair to run now, if there is one."""
+        ...
+
+    def conclude(self, pair: Pair) -> None:
+        """Note the result of a pair that has run."""
+        ...
+
+
+class RecentRequests:
+    """The last request of each kind, for a pair with the next one. `max_rows`: of a batch."""
+
+    def __init__(self, max_rows: int) -> None:
+        self._max_rows = max_rows
+        self._kept: dict[Hashable, TensorBatch] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def replace(
+        self, batch: TensorBatch, inputs: frozenset[str], sequence: SequenceSpec | None
+    ) -> tuple[TensorBatch | None, TensorBatch]:
+        """Keep a request. Return the request that could share a run with it and was kept before, and this one, both
+        with their mask.
+        """
+        if sequence is not None and (mask := missing_mask(batch.inputs, sequence)) is not None:
+            batch = TensorBatch({**batch.inputs, **mask}, batch.output_names)
+        signature = signature_of(batch, inputs, sequence)
+        arrays = [value for value in batch.inputs.values() if isinstance(value, np.ndarray)]
+        is_small = signature.rows * 2 <= self._max_rows and sum(map(_size, arrays)) <= _MAX_REQUEST_BYTES
+        if not signature.shares or not is_small or batch.inputs.keys() != inputs:
+            return None, batch
+        other = self._kept.pop(signature.shape, None)
+        if len(self._kept) >= _MAX_KEPT:
+            del self._kept[next(iter(self._kept))]
+        self._kept[signature.shape] = batch
+        return other, batch
+
+
+class RowPair:
+    """Two requests of one shape."""
 
     def __init__(self, spec: ModelSpec, requests: tuple[TensorBatch, TensorBatch]) -> None:
         self._spec = spec
@@ -47,8 +108,8 @@ class Pair:
         self.reason: str | None = None
         """Why the outputs differ; None if they agree."""
 
-    def run(self, infer: Callable[[Batch], dict[str, Value]]) -> dict[str, Value]:
-        """Run and compare. The outputs are not returned: no caller receives them."""
+    def run(self, infer: Infer) -> dict[str, Value]:
+        """As Pair.run."""
         try:
             apart = [infer(each) for each in self._requests]
             together = infer(merge(self._requests))
@@ -68,25 +129,23 @@ class Pair:
 
 
 class BatchLearner:
-    """Choose the pairs, and decide. Owned by the event loop; it runs nothing."""
+    """Learn whether rows of equal shape may share a run. See Learner."""
 
     def __init__(self, name: str, spec: ModelSpec, max_rows: int) -> None:
         """`max_rows`: of a batch."""
         self._name = name
-        self._max_rows = max_rows
         self.spec = spec
-        """The spec as far as requests have decided."""
         is_possible = reason_not_batchable(spec) is None
         self._inputs = frozenset(declared.name for declared in trial_inputs(spec)) if is_possible else frozenset()
         self._agreed: Counter[str] = Counter()
-        self._kept: dict[Hashable, TensorBatch] = {}
+        self._recent = RecentRequests(max_rows)
         self._answered = 0
         self._next_pair = SPACING
         self._is_running = False
         self.is_done = False
 
-    def observe(self, batch: Batch) -> Pair | None:
-        """Note a request that was answered. Return a pair to run now, if there is one."""
+    def observe(self, batch: Batch) -> RowPair | None:
+        """As Learner.observe."""
         if self._is_running or not isinstance(batch, TensorBatch):
             return None
         self._answered += 1
@@ -98,11 +157,11 @@ class BatchLearner:
             names = ", ".join(sorted(self._undecided))
             self._finish(f"the requests were too large, or too much alike, to compare their rows of {names}")
             return None
-        other, batch = self._replace(batch)
+        other, batch = self._recent.replace(batch, self._inputs, self.spec.sequence)
         if other is None or self._answered < self._next_pair:
             return None
         # Either of the two may be the first: a graph that reads only the first row must not agree.
-        pair = Pair(self.spec, (other, batch) if self._agreed.total() % 2 else (batch, other))
+        pair = RowPair(self.spec, (other, batch) if self._agreed.total() % 2 else (batch, other))
         if self._undecided.isdisjoint(pair.differs_in):
             return None
         self._next_pair = self._answered + SPACING
@@ -116,24 +175,9 @@ class BatchLearner:
         needed = self._inputs - {mask.name} if mask else self._inputs
         return frozenset(name for name in needed if self._agreed[name] < AGREEMENTS)
 
-    def _replace(self, batch: TensorBatch) -> tuple[TensorBatch | None, TensorBatch]:
-        """Keep a request for a later pair. Return the request of its shape that was kept before, and this one."""
-        sequence = self.spec.sequence
-        if sequence is not None and (mask := missing_mask(batch.inputs, sequence)) is not None:
-            batch = TensorBatch({**batch.inputs, **mask}, batch.output_names)
-        signature = signature_of(batch, self._inputs, sequence)
-        arrays = [value for value in batch.inputs.values() if isinstance(value, np.ndarray)]
-        is_small = signature.rows * 2 <= self._max_rows and sum(map(_size, arrays)) <= _MAX_REQUEST_BYTES
-        if not signature.shares or not is_small or batch.inputs.keys() != self._inputs:
-            return None, batch
-        other = self._kept.pop(signature.shape, None)
-        if len(self._kept) >= _MAX_KEPT:
-            del self._kept[next(iter(self._kept))]
-        self._kept[signature.shape] = batch
-        return other, batch
-
     def conclude(self, pair: Pair) -> None:
-        """Note the result of a pair that has run."""
+        """As Learner.conclude."""
+        assert isinstance(pair, RowPair)
         self._is_running = False
         if pair.reason is not None:
             self._finish(pair.reason)
@@ -144,7 +188,6 @@ class BatchLearner:
 
     def _finish(self, because: str | None) -> None:
         self.is_done = True
-        self._kept.clear()
         batched = self._inputs if because is None else frozenset[str]()
         self.spec = replace(self.spec, batched_inputs=batched, unbatched_because=because, learns_batching=False)
         if self._inputs:

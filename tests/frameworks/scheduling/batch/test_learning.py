@@ -160,7 +160,7 @@ def test_kept_requests_are_bounded() -> None:
     learner = BatchLearner("m", spec_of("x", shape=(-1, -1)), 32)
     for width in range(1, 50):
         learner.observe(TensorBatch({"x": np.zeros((1, width), np.float32)}))
-    assert len(learner._kept) <= 8
+    assert len(learner._recent) <= 8
 
 
 def test_one_pair_runs_at_a_time() -> None:
