@@ -38,7 +38,7 @@ _HOPELESS = 4.0
 _MAX_ERROR = 2.0
 # With its scale; a layer of float32 has four.
 _MAX_BYTES_PER_WEIGHT = 2
-_SAMPLE_ROWS = 32
+_SAMPLE_ROWS = 8
 _OUTLIER = 30.0
 # Rows, inputs and outputs for which products of the largest numbers are checked: whole and broken vectors.
 _CHECKED_SHAPES = ((1, 128, 128), (7, 45, 51), (16, 128, 128), (64, 128, 128))

@@ -25,7 +25,7 @@ _CALLERS = 16
 _NEW_TOKENS = 32
 _DECODE_STEPS = 64
 _MODEL = "llama"
-_OURS, _BF16 = "ours", "ours in bf16"
+_OURS, _BF16, _INT8 = "ours", "ours in bf16", "ours in int8"
 _BATCHING, _PLAIN = "transformers serve --continuous-batching", "transformers serve"
 _IN_PROCESS = "decode steps in-process"
 
@@ -67,7 +67,7 @@ class Way:
 
 
 def measure_generation(folder: Path) -> list[Row]:
-    """Measure both Llamas in fp32 and the large one in bf16, on all cores, shared with the load."""
+    """Measure both Llamas in fp32, bf16 and int8, on all cores, shared with the load."""
     return [
         *_rows(folder, SMALL, _Load(192, 16, 24), "≥ 1.5 times"),
         *_rows(folder, LARGE, _Load(64, 16, 8), "≥ 2 times"),
@@ -102,7 +102,8 @@ def _rows(folder: Path, shape: LlamaShape, load: _Load, target: str) -> list[Row
         _beside_servers(f"{what}: {_CALLERS} callers", rates, "", target, _BATCHING),
         _beside_servers(f"{what}: 1 caller", rates, " alone", "≥ 1.3 times the better", None),
         _beside_steps(shape, rates),
-        _bf16_row(shape, rates),
+        _narrow_row(shape, rates, "bf16", _BF16, "≥ 1.5 times"),
+        _narrow_row(shape, rates, "int8", _INT8, "≥ 1 time"),
     ]
 
 
@@ -112,6 +113,7 @@ def _started(stack: ExitStack, folder: Path, model: Path) -> dict[str, Way]:
     ways = {
         _OURS: Way(enter(stack, serving(folder, model)), asks),
         _BF16: Way(enter(stack, serving(folder, model, "bf16")), asks),
+        _INT8: Way(enter(stack, serving(folder, model, "int8")), asks),
     }
     for name, batching in ((_BATCHING, True), (_PLAIN, False)):
         peer = enter_peer(stack, name, transformers_serve(model, continuous_batching=batching))
@@ -119,7 +121,7 @@ def _started(stack: ExitStack, folder: Path, model: Path) -> dict[str, Way]:
             ways[name] = Way(peer, {})
     texts = {name: _text(way) for name, way in ways.items()}
     for name, text in texts.items():
-        if name != _BF16 and text != texts[_OURS]:
+        if name not in (_BF16, _INT8) and text != texts[_OURS]:
             raise RuntimeError(f"{name} goes on with {text!r}, not with {texts[_OURS]!r}")
     return ways
 
@@ -178,11 +180,11 @@ def _beside_steps(shape: LlamaShape, rates: Rates) -> Row:
     )
 
 
-def _bf16_row(shape: LlamaShape, rates: Rates) -> Row:
+def _narrow_row(shape: LlamaShape, rates: Rates, dtype: str, narrow: str, target: str) -> Row:
     return Row(
-        f"{shape.label}, bf16 against our own fp32, {_CALLERS} callers",
-        f"{median(rates[_BF16]):.0f} tokens/s, {ratio(rates[_BF16], rates[_OURS]):.2f} times",
-        "≥ 1.5 times" if shape is LARGE else "-",
-        f"1 caller {median(rates[f'{_BF16} alone']):.0f} tokens/s, "
-        f"{ratio(rates[f'{_BF16} alone'], rates[f'{_OURS} alone']):.2f} times",
+        f"{shape.label}, {dtype} against our own fp32, {_CALLERS} callers",
+        f"{median(rates[narrow]):.0f} tokens/s, {ratio(rates[narrow], rates[_OURS]):.2f} times",
+        target if shape is LARGE else "-",
+        f"1 caller {median(rates[f'{narrow} alone']):.0f} tokens/s, "
+        f"{ratio(rates[f'{narrow} alone'], rates[f'{_OURS} alone']):.2f} times",
     )
