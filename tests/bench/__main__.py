@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tests.bench.calls import measure_calls
+from tests.bench.connections import measure_connections
 from tests.bench.cores import ALL_CORES
 from tests.bench.generation import measure_generation
 from tests.bench.generation_on_gpu import measure_generation_on_gpu
@@ -82,6 +83,7 @@ def _parts(folder: Path) -> dict[str, list[Callable[[], list[Row]]]]:
         "streams": [lambda: measure_streams(folder)],
         "soak": [lambda: measure_soak(folder)],
         "overload": [lambda: measure_overload(folder)],
+        "connections": [lambda: measure_connections(folder, vector)],
         "lending": [lambda: measure_lending(folder, _MODELS), lambda: measure_swaps(folder, _MODELS)],
         "loads": [lambda: measure_loads(folder, _MODELS)],
     }
