@@ -33,7 +33,7 @@ from frameworks.text_lengths import TextLimit
 MAX_SEQUENCES = 128
 """Limit of one request: number of prompts times `num_choices`."""
 
-MAX_LOGPROBS = 256 * 1024
+MAX_LOGPROBS = 128 * 1024
 """Log probabilities of a response: tokens and their alternatives, of all texts."""
 
 # Up to these sizes, tokenizing costs less than a switch to a thread and back.

@@ -288,7 +288,7 @@ async def test_many_stop_characters_are_prepared_in_thread(monkeypatch: pytest.M
 @in_loop
 @pytest.mark.parametrize(
     ("num_prompts", "n", "top_logprobs", "most"),
-    [(1, 1, 20, 12483), (2, 64, 20, 97), (1, 64, 0, 4096), (1, 128, 5, 341)],
+    [(1, 1, 20, 6241), (2, 64, 20, 48), (1, 64, 0, 2048), (1, 128, 5, 170)],
 )
 async def test_number_of_log_probabilities_is_bounded(num_prompts: int, n: int, top_logprobs: int, most: int) -> None:
     async with generating() as harness:
