@@ -1,6 +1,6 @@
 """Bodies that ask for much work on texts: long texts, many stop strings, many log probabilities, many small objects.
 
-Each function returns the body of one request as JSON can write it. `model`: a name of a generating model for prompts and
+Each function returns the body of one request as JSON can write it. `model`: a generating model for prompts and
 messages, of an embedding model for texts.
 """
 
