@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field, WithJsonSchema
 
 from app.admin.bodies import DrainTimeout, describe_body, describe_optional, read_object, read_optional
 from app.admin.model_descriptions import Deleted, ModelDetail, ModelList, describe, describe_in_detail
-from app.config import ConfigError, parse_model_entry
+from app.admin.registrations import ENTRY_EXAMPLE, entry_schema, read_entry
 from app.http.openapi import describe_responses
 from app.http.responses import json_response
 from app.inference.lifecycle import Lifecycle
@@ -18,11 +18,10 @@ from app.observability.metrics import Observer
 from app.protocols.bodies import Body
 from app.protocols.errors import Forbidden
 from app.protocols.native.fields import ErrorResponse
-from frameworks.errors import InvalidInput, InvalidModel, ModelFailed, UnknownField
+from frameworks.errors import InvalidInput, InvalidModel, ModelFailed
 from frameworks.manager import MLFrameworkManager
 from frameworks.models.slot import ModelSlot
 from frameworks.models.traffic import Share
-from frameworks.settings import OnnxModelEntry, TorchModelEntry
 
 Percent = Annotated[int | float, Field(ge=0, le=100), WithJsonSchema({"type": "number", "minimum": 0, "maximum": 100})]
 
@@ -86,7 +85,7 @@ class ModelsApi:
             responses=describe_responses(ModelList))  # fmt: skip
         add("/models", self.add_model, methods=["POST"], status_code=201, summary="Register and load a model",
             responses=describe_responses(ModelDetail, ErrorResponse, status=201),
-            openapi_extra=describe_body(_entry_schema(), example=_ENTRY_EXAMPLE))  # fmt: skip
+            openapi_extra=describe_body(entry_schema(), example=ENTRY_EXAMPLE))  # fmt: skip
         add("/models/{name}", self.show_model, methods=["GET"], summary="Show a model",
             responses=describe_responses(ModelDetail, ErrorResponse))  # fmt: skip
         add("/models/{name}", self.delete_model, methods=["DELETE"], summary="Delete a model",
@@ -113,7 +112,7 @@ class ModelsApi:
         """Register and load a model. The body has `framework` and the keys of a `[[models.…]]` entry of config.toml."""
         self._lifecycle.check_accepting()
         body = await read_object(request, self._max_body_bytes)
-        entry = _read_entry(body)
+        entry = read_entry(body)
         slot = await self._manager.add(body["framework"], entry, self._allowed_path(entry.path))
         return json_response(self._detail(slot), 201)
 
@@ -192,30 +191,6 @@ def _share(body: CanaryShare | ShadowShare | None) -> Share | None:
     return Share(body.version, body.percent) if body is not None and body.percent else None
 
 
-def _read_entry(body: dict[str, Any]) -> OnnxModelEntry | TorchModelEntry:
-    """Validate a model's entry. Raises UnknownField or InvalidInput, with all issues of the body in its message."""
-    try:
-        return parse_model_entry(body.get("framework"), body)
-    except ConfigError as error:
-        first, *others = error.issues
-        message = "; ".join([first.message, *(f"{issue.key}: {issue.message}" for issue in others)])
-        kind = UnknownField if first.kind == "unknown_key" else InvalidInput
-        raise kind(first.key or "body", message) from None
-
-
-def _entry_schema() -> dict[str, Any]:
-    """Return the schema of a registration: the class of each framework's entries, and `framework`."""
-    schemas = []
-    for framework, entry_type in (("onnx", OnnxModelEntry), ("pytorch", TorchModelEntry)):
-        schema = entry_type.model_json_schema()
-        schema["description"] = "The keys of an entry in config.toml. `path` must be below one of models.roots."
-        schema["properties"] = {"framework": {"const": framework}, **schema["properties"]}
-        schema["required"] = ["framework", *schema["required"]]
-        schemas.append(schema)
-    return {"oneOf": schemas}
-
-
-_ENTRY_EXAMPLE = {"framework": "onnx", "name": "digits-2", "path": "./models/digits"}
 _LOAD_EXAMPLES = {
     "rollout": {"value": {"version": "2"}},
     "canary": {"value": {"canary": {"version": "3", "percent": 5}}},

@@ -1,7 +1,6 @@
 """The OpenAPI document agrees with the routes and their bodies."""
 
 import re
-from types import NoneType
 from typing import Any
 from urllib.parse import urljoin
 
@@ -11,6 +10,7 @@ from app import VERSION
 from app.protocols.errors import ERROR_CODES
 from app.protocols.native.fields import FIELDS
 from tests.e2e.server import RunningServer
+from tests.support.json_schema import meets
 
 ROUTES = {
     "/": {"get"},
@@ -130,23 +130,6 @@ def test_document_describes_binary_tensors(document: Any) -> None:
     operation = document["paths"]["/v2/models/{name}/infer"]["post"]
     for content in (operation["requestBody"]["content"], operation["responses"]["200"]["content"]):
         assert content.keys() == {"application/json", "application/octet-stream"}
-
-
-def meets(schema: Any, value: Any) -> bool:
-    """Whether a value meets a schema of the keywords that the bodies of loads have."""
-    if "anyOf" in schema:
-        return any(meets(each, value) for each in schema["anyOf"])
-    kinds: dict[str, Any] = {"string": str, "null": NoneType, "object": dict, "number": int | float}
-    if not isinstance(value, kinds[schema["type"]]) or isinstance(value, bool):
-        return False
-    if isinstance(value, int | float):
-        return bool(schema.get("minimum", value) <= value <= schema.get("maximum", value))
-    if not isinstance(value, dict):
-        return True
-    known = schema["properties"]
-    if len(value) > schema.get("maxProperties", len(known)) or not set(schema.get("required", ())) <= value.keys():
-        return False
-    return value.keys() <= known.keys() and all(meets(known[name], each) for name, each in value.items())
 
 
 VERSIONS: list[Any] = [None, "9", 9, [], {}]

@@ -1,0 +1,60 @@
+"""Read and describe the body of `POST /models`: `framework`, and the keys of an entry in config.toml."""
+
+from typing import Any
+
+from app.config import ConfigError, parse_model_entry
+from frameworks.errors import InvalidInput, UnknownField
+from frameworks.settings import OnnxModelEntry, TorchModelEntry
+
+ENTRY_EXAMPLE = {"framework": "onnx", "name": "digits-2", "path": "./models/digits"}
+
+_NULL = {"type": "null"}
+_VALUES: dict[str, dict[str, Any]] = {
+    "path": {"type": "string", "pattern": r"\S"},
+    "version_policy": {
+        "anyOf": [
+            {"type": "string", "enum": ["latest", "all"]},
+            {"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": 1},
+        ]
+    },
+    "device": {"type": "string", "pattern": "^(auto|cpu|mps|cuda(:[0-9]{1,3})?)$"},
+    "kv_cache_bytes": {
+        "anyOf": [
+            {"type": "integer", "minimum": 1, "maximum": 2**63 - 1},
+            {"type": "string", "pattern": "^ *([1-9][0-9]{0,17} *B?|[1-9][0-9]{0,5}(\\.[0-9]{1,9})? *[KMGT]i?B) *$"},
+            _NULL,
+        ]
+    },
+    "pad_values": {"anyOf": [{"type": "object", "additionalProperties": {"type": "number"}}, _NULL]},
+}
+"""Schemas of keys that pydantic cannot describe. Some keys accept more spellings, as "float32" for "f32"."""
+
+
+def read_entry(body: dict[str, Any]) -> OnnxModelEntry | TorchModelEntry:
+    """Validate a model's entry. Raises UnknownField or InvalidInput, with all issues of the body in its message."""
+    try:
+        return parse_model_entry(body.get("framework"), body)
+    except ConfigError as error:
+        first, *others = error.issues
+        message = "; ".join([first.message, *(f"{issue.key}: {issue.message}" for issue in others)])
+        kind = UnknownField if first.kind == "unknown_key" else InvalidInput
+        raise kind(first.key or "body", message) from None
+
+
+def entry_schema() -> dict[str, Any]:
+    """Return the schema of a registration: the class of each framework's entries, and `framework`."""
+    schemas = []
+    for framework, entry_type in (("onnx", OnnxModelEntry), ("pytorch", TorchModelEntry)):
+        schema = entry_type.model_json_schema()
+        schema["description"] = "The keys of an entry in config.toml. `path` must be below one of models.roots."
+        properties = schema["properties"]
+        for name in properties.keys() & _VALUES.keys():
+            kept = {key: value for key, value in properties[name].items() if key in ("title", "default")}
+            properties[name] = {**kept, **_VALUES[name]}
+        if "execution_providers" in properties:
+            properties["execution_providers"]["anyOf"][0]["minItems"] = 1
+            schema["dependentRequired"] = {name: ["sequence_axis"] for name in ("pad_values", "mask_input")}
+        schema["properties"] = {"framework": {"const": framework}, **properties}
+        schema["required"] = ["framework", *schema["required"]]
+        schemas.append(schema)
+    return {"oneOf": schemas}
