@@ -65,7 +65,7 @@ class MLFrameworkManager:
         self.slots_by_name: Mapping[str, ModelSlot] = self._slots
         """For lookups on the path of every request; `slot` raises the error for an unknown name."""
         self._loader = Loader(registries, devices)
-        self.residency = ModelResidency(self._loader, devices)
+        self.residency = ModelResidency(self._loader, devices, scheduling.min_residency_s)
         self.on_unloaded = self.residency.on_unloaded
         self._rollout = Rollout(self.residency)
         self._watcher = FolderWatcher(self.refresh)

@@ -316,6 +316,9 @@ class SchedulingSettings(BaseModel):
     """Deadline of a request that has no `timeout_ms`. None: no deadline."""
     ageing_ms: Annotated[float, Field(gt=0)] = 1000.0
     """Time in the queue after which a request moves up one level of priority."""
+    min_residency_s: Annotated[float, Field(ge=0, le=86_400)] = 0.0
+    """Minimum time that a loaded model stays before it is evicted for a request to another one. It stays at least as
+    long as its load took."""
 
 
 def usable_cpus(quota_file: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:

@@ -3,8 +3,8 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -38,8 +38,11 @@ class MemoryLedger:
         devices: DeviceManager,
         evict: Callable[[ModelVersion], Awaitable[None]],
         clock: Callable[[], float] = time.monotonic,
+        min_residency_s: float = 0.0,
     ) -> None:
-        """`evict(version)` drains and unloads a version, and releases its memory here."""
+        """`evict(version)` drains and unloads a version, and releases its memory here. `min_residency_s`: a version is
+        not evicted earlier for a request.
+        """
         self.budget = Budget({})
         """Replaced when the manager has measured the devices."""
         self.evictions: Counter[str] = Counter()
@@ -47,6 +50,8 @@ class MemoryLedger:
         self._devices = devices
         self._evict = evict
         self._clock = clock
+        self._min_residency_s = min_residency_s
+        self._orders: Counter[ModelVersion] = Counter()
         self._versions: set[ModelVersion] = set()
         # Evictions run one at a time, in order of arrival: two at once would evict the same, or too many.
         self._evicting = asyncio.Lock()
@@ -57,8 +62,26 @@ class MemoryLedger:
         """The versions that hold memory."""
         return list(self._versions)
 
+    @contextmanager
+    def ordered(self, version: ModelVersion) -> Iterator[None]:
+        """Load a version by an operator's order within the block: loads for requests wait for its end."""
+        self._orders[version] += 1
+        self.notify()  # the load may have begun for a request
+        try:
+            yield
+        finally:
+            self._orders[version] -= 1
+            self._orders += Counter()  # drops zeros
+            self.notify()
+
+    def is_ordered(self, version: ModelVersion) -> bool:
+        """Whether an operator waits for the load of the version."""
+        return version in self._orders
+
     async def reserve(self, version: ModelVersion, needs: ModelNeeds, options: LoadOptions) -> Device:
         """Reserve memory for a version on the best device; evict others where necessary and allowed.
+
+        A load for a request waits for the loads that operators have ordered, and for the minimum residency of others.
 
         Raises OutOfMemory where the version fits on no device; EvictionNeeded where it may not evict.
         """
@@ -66,6 +89,9 @@ class MemoryLedger:
         is_first = True
         while True:
             self._changed.clear()
+            if self._orders and not self.is_ordered(version):
+                await self._wait_for_change(inf)
+                continue
             async with self._evicting:
                 candidates = await asyncio.to_thread(self._devices.candidates, version.model.name, needs, is_first)
                 is_first = False
@@ -87,7 +113,7 @@ class MemoryLedger:
                         f"{version} needs {format_size(needs.on(device))}; {self._describe([device])}; "
                         "the first request to it loads it"
                     )
-                wait_s = await self._evict_one(device.memory_id, options.keep)
+                wait_s = await self._evict_one(device.memory_id, options.keep, self.is_ordered(version))
             # Without the lock: the version that has to finish first may need it.
             await self._wait_for_change(wait_s)
 
@@ -99,7 +125,7 @@ class MemoryLedger:
         memory = device.memory_id
         async with self._evicting:
             while version.memory_bytes - self.budget.held_by(version) > max(0, self.budget.free(memory)):
-                if not options.may_evict or await self._evict_one(memory, options.keep) is not _EVICTED:
+                if not options.may_evict or await self._evict_one(memory, options.keep, True) is not _EVICTED:
                     return False
             self.budget.correct(version, version.memory_bytes)
             return True
@@ -150,10 +176,10 @@ class MemoryLedger:
             )
         return chosen
 
-    async def _evict_one(self, memory: str, keep: ModelVersion | None) -> float | None:
+    async def _evict_one(self, memory: str, keep: ModelVersion | None, is_urgent: bool) -> float | None:
         """Evict one version. Otherwise return the seconds until one may be evicted; infinite where none is loaded."""
         others = [v for v in self._versions if v is not keep and is_evictable(v) and self._is_on(v, memory)]
-        victim = choose_victim(others, self._clock())
+        victim = choose_victim(others, self._clock(), self._min_residency_s, is_urgent)
         if victim is None:
             return inf
         if victim.wait_s:

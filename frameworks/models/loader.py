@@ -11,6 +11,7 @@ from pathlib import Path
 
 from frameworks.devices import Device, DeviceManager, ModelNeeds
 from frameworks.models.files_state import FilesState, files_state
+from frameworks.models.turns import Turns
 from frameworks.models.version import ModelVersion
 from frameworks.runtime import LoadedModel, Registry
 from memory.allocator import give_back_freed_memory, in_use_bytes
@@ -22,10 +23,14 @@ LOADER_THREADS = 1
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The instances of a model, warmed up, their measured bytes, and the state of the files before they were read."""
+    """The instances of a model, warmed up, their measured bytes, and the state of the files before they were read.
+
+    `load_s`: seconds of the load, with its warm-up, without the wait for other loads.
+    """
 
     instances: LoadedModel
     memory_bytes: int
+    load_s: float
     warm_up_s: float
     files: FilesState
 
@@ -44,24 +49,30 @@ class Loader:
         self._registries_lock = threading.Lock()
         self._devices = devices
         self._threads = ThreadPoolExecutor(LOADER_THREADS, thread_name_prefix="loader")
+        self._turns = Turns()
         self._num_unloads = 0
         self._prepared: set[tuple[str, str]] = set()
 
-    async def needs(self, version: ModelVersion) -> ModelNeeds:
-        """Return what the version needs of a device. Raises InvalidModel."""
-        return await asyncio.wrap_future(self._threads.submit(self._needs, version))
+    async def needs(self, version: ModelVersion, goes_first: Callable[[], bool] = lambda: False) -> ModelNeeds:
+        """Return what the version needs of a device. `goes_first`: as of `load`. Raises InvalidModel."""
+        async with self._turns.turn(goes_first):
+            return await asyncio.wrap_future(self._threads.submit(self._needs, version))
 
-    async def load(self, version: ModelVersion, device: Device) -> Loaded:
+    async def load(
+        self, version: ModelVersion, device: Device, goes_first: Callable[[], bool] = lambda: False
+    ) -> Loaded:
         """Load a version on a device. Raises InvalidModel, OutOfMemory, and errors of libraries on damaged files.
 
-        A thread cannot be stopped: after a cancellation the loaded instances are closed.
+        `goes_first`: whether this load is the next of those that wait. A thread cannot be stopped: after a cancellation
+        the loaded instances are closed.
         """
-        loading = self._threads.submit(self._load_in_own_thread, version, device)
-        try:
-            return await asyncio.wrap_future(loading)
-        except asyncio.CancelledError:
-            loading.add_done_callback(_close_unused)
-            raise
+        async with self._turns.turn(goes_first):
+            loading = self._threads.submit(self._load_in_own_thread, version, device)
+            try:
+                return await asyncio.wrap_future(loading)
+            except asyncio.CancelledError:
+                loading.add_done_callback(_close_unused)
+                raise
 
     async def reclaim_memory(self) -> None:
         """Return the memory of a closed model to the system."""
@@ -90,6 +101,7 @@ class Loader:
             registry.prepare(device)
             self._prepared.add((version.model.framework, device.id))
         num_unloads = self._num_unloads
+        load_started_s = time.perf_counter()
         files = files_state(version.path)
         before = self._measure(version.path, device)
         instances = registry.load(version.model.entry, version.path, device)
@@ -107,7 +119,8 @@ class Loader:
         if self._num_unloads != num_unloads:
             # Another model released memory meanwhile, so the difference is too small.
             taken = version.memory_bytes
-        return Loaded(instances, max(instances[0].spec.memory_bytes, taken), warm_up_s, files)
+        load_s = time.perf_counter() - load_started_s
+        return Loaded(instances, max(instances[0].spec.memory_bytes, taken), load_s, warm_up_s, files)
 
     def _measure(self, path: Path, device: Device) -> int:
         """Return the bytes in use; only the difference of two measurements is meaningful."""

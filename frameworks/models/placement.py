@@ -53,11 +53,15 @@ def is_evictable(version: ModelVersion) -> bool:
     return version.has_died or (version.is_ready and not version.model.entry.pinned)
 
 
-def choose_victim(versions: Iterable[ModelVersion], now_s: float) -> Victim | None:
+def choose_victim(
+    versions: Iterable[ModelVersion], now_s: float, min_residency_s: float = 0.0, is_urgent: bool = False
+) -> Victim | None:
     """Return a dead version, else the least recently used idle one, else the version that was loaded first.
 
-    A version in use stays at least as long as its load took. Where the working set does not fit, loads then take at
-    most half of the time. The victim is drained, so that it serves the requests that hold a reference.
+    A version stays at least as long as its load took, and `min_residency_s`. Where the working set does not fit, loads
+    then take at most half of the time. The victim is drained, so that it serves the requests that hold a reference.
+
+    `is_urgent`: an idle version need not stay, and a version in use only as long as its load took.
     """
     candidates = [version for version in versions if is_evictable(version)]
     dead = [version for version in candidates if version.has_died]
@@ -65,8 +69,12 @@ def choose_victim(versions: Iterable[ModelVersion], now_s: float) -> Victim | No
         return Victim(dead[0], 0.0)
     idle = [version for version in candidates if not version.is_in_use]
     if idle:
-        return Victim(min(idle, key=lambda version: max(version.last_used_s or 0.0, version.ready_since_s)), 0.0)
-    if not candidates:
+        chosen = min(idle, key=lambda version: max(version.last_used_s or 0.0, version.ready_since_s))
+        if is_urgent:
+            return Victim(chosen, 0.0)
+    elif candidates:
+        chosen = min(candidates, key=lambda version: version.ready_since_s)
+    else:
         return None
-    oldest = min(candidates, key=lambda version: version.ready_since_s)
-    return Victim(oldest, max(0.0, oldest.ready_since_s + oldest.load_s - now_s))
+    stay_s = max(chosen.load_s, 0.0 if is_urgent else min_residency_s)
+    return Victim(chosen, max(0.0, chosen.ready_since_s + stay_s - now_s))

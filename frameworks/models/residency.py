@@ -1,7 +1,6 @@
 """Load, evict and unload versions: which of them are in memory."""
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -37,8 +36,9 @@ _MAX_LOAD_ATTEMPTS = 3
 class ModelResidency:
     """Owned by the event loop."""
 
-    def __init__(self, loader: Loader, devices: DeviceManager) -> None:
-        self.ledger = MemoryLedger(devices, self._evict)
+    def __init__(self, loader: Loader, devices: DeviceManager, min_residency_s: float = 0.0) -> None:
+        """`min_residency_s`: a version is not evicted earlier for a request."""
+        self.ledger = MemoryLedger(devices, self._evict, min_residency_s=min_residency_s)
         self._loader = loader
         self._tasks: set[asyncio.Task[Any]] = set()
         self._is_closing = False
@@ -89,17 +89,20 @@ class ModelResidency:
     async def load(self, version: ModelVersion, *, may_evict: bool = True, keep: ModelVersion | None = None) -> None:
         """Load a version by an operator's command; return when it is ready. `keep`: a version not to be evicted.
 
+        It goes before the loads for requests, also where it joins one.
+
         Raises InvalidModel, OutOfMemory, Draining; EvictionNeeded where it must evict and may not.
         """
-        while not version.is_ready:
-            try:
-                await self._join_load(version, LoadOptions(may_evict, keep))
-                return
-            except ModelUnloaded:
-                continue  # it joined the load of a request, and an unload command came first
-            except EvictionNeeded:
-                if not may_evict:
-                    raise
+        with self.ledger.ordered(version):
+            while not version.is_ready:
+                try:
+                    await self._join_load(version, LoadOptions(may_evict, keep))
+                    return
+                except ModelUnloaded:
+                    continue  # it joined the load of a request, and an unload command came first
+                except EvictionNeeded:
+                    if not may_evict:
+                        raise
 
     async def run_to_end(self, command: Coroutine[Any, Any, Outcome]) -> Outcome:
         """Run an operator's command to its end, even if the caller is cancelled. Raises its errors, and Draining."""
@@ -201,7 +204,7 @@ class ModelResidency:
         version.begin_load()
         self._report_unloaded(version)
         try:
-            loaded, load_s = await self._load_instances(version, options)
+            loaded = await self._load_instances(version, options)
         except EvictionNeeded:
             version.defer_load()
             raise
@@ -218,22 +221,20 @@ class ModelResidency:
             self._fail(version, InvalidModel(kind))
             raise InvalidModel(f"{version} cannot be loaded: {kind}") from error
         version.files = loaded.files
-        version.start(loaded.instances, load_s)
+        version.start(loaded.instances, loaded.load_s)
         self.ledger.notify()
         _log_ready(version, loaded)
 
-    async def _load_instances(self, version: ModelVersion, options: LoadOptions) -> tuple[Loaded, float]:
-        """Return the version's instances and the seconds of their load; the ledger holds their measured memory."""
-        needs = await self._loader.needs(version)
+    async def _load_instances(self, version: ModelVersion, options: LoadOptions) -> Loaded:
+        """Return the version's instances; the ledger holds their measured memory."""
+        needs = await self._loader.needs(version, lambda: self.ledger.is_ordered(version))
         for _ in range(_MAX_LOAD_ATTEMPTS):
             device = await self.ledger.reserve(version, needs, options)
-            started_s = time.perf_counter()
-            loaded = await self._loader.load(version, device)
-            load_s = time.perf_counter() - started_s
+            loaded = await self._loader.load(version, device, lambda: self.ledger.is_ordered(version))
             version.memory_bytes, version.measured_on = loaded.memory_bytes, device.kind
             try:
                 if await self.ledger.record_measured(version, device, options):
-                    return loaded, load_s
+                    return loaded
             except BaseException:
                 loaded.close()
                 raise

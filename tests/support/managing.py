@@ -22,12 +22,13 @@ def make_manager(
     drain_timeout_s: float = HANGS_AFTER_S,
     max_model_bytes: int | None = None,
     probe: FakeProbe | None = None,
+    min_residency_s: float = 0.0,
 ) -> MLFrameworkManager:
     return MLFrameworkManager(
         {"fake": lambda: registry},
         DeviceManager(probe or FakeProbe()),
         PerformanceSettings(max_batch_size=4),
-        SchedulingSettings(),
+        SchedulingSettings(min_residency_s=min_residency_s),
         drain_timeout_s,
         max_model_bytes,
     )

@@ -138,11 +138,12 @@ def die(x: list[object]) -> None:
 
 @asynccontextmanager
 async def lazy_models(
-    names: str = "abc", capacity_gib: int = 2, behaviour: Any = None, **settings: Any
+    names: str = "abc", capacity_gib: int = 2, behaviour: Any = None, min_residency_s: float = 0.0, **settings: Any
 ) -> AsyncIterator[tuple[SizedRegistry, MLFrameworkManager]]:
     """Yield lazy models of 1 GiB and memory for `capacity_gib` of them; check at the end that all is released."""
     registry = SizedRegistry(behaviour)
-    async with make_manager(registry, max_model_bytes=capacity_gib * GIB) as manager:
+    capacity = capacity_gib * GIB
+    async with make_manager(registry, max_model_bytes=capacity, min_residency_s=min_residency_s) as manager:
         register_lazy(manager, *names, **settings)
         yield registry, manager
         check_settled(manager)

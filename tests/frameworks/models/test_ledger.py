@@ -110,13 +110,13 @@ class TestEviction:
             assert sorted(registry.loads) == ["a", "b"]
 
     @in_loop
-    async def test_waiting_load_proceeds_when_a_model_is_idle(self) -> None:
+    async def test_ordered_load_proceeds_when_a_model_is_idle(self) -> None:
         gate = Gate()
         async with lazy_models("ab", capacity_gib=1, behaviour=lambda x: gate() if x == [7] else None) as (_, manager):
             busy = task(infer(manager, "a", 7))
             await soon(gate.arrived.is_set)
             manager.slot("a").active.load_s = 1000.0
-            other = task(infer(manager, "b"))
+            other = task(manager.load("b"))
             await soon(lambda: states(manager)["b"] == "loading")
             await settle()
             assert states(manager) == {"a": "ready", "b": "loading"}
@@ -215,6 +215,7 @@ class TestMeasuredMemory:
             registry.sizes["b"], registry.estimates["b"] = 2 * GIB, GIB
             other = task(infer(manager, "b"))
             await soon(lambda: registry.loads == ["a", "b"] and registry.of["b"].is_closed)
+            manager.slot("a").active.load_s = 0.0
             gate.open()
             await asyncio.gather(busy, other)
             assert registry.loads == ["a", "b", "b"]

@@ -86,8 +86,10 @@ def pinned() -> Identity:
     return Identity(entry(pinned=True))
 
 
-def victim(*versions: Version, now_s: float = 100.0) -> tuple[Version, float] | None:
-    chosen = choose_victim(cast("tuple[ModelVersion, ...]", versions), now_s)
+def victim(
+    *versions: Version, now_s: float = 100.0, min_residency_s: float = 0.0, is_urgent: bool = False
+) -> tuple[Version, float] | None:
+    chosen = choose_victim(cast("tuple[ModelVersion, ...]", versions), now_s, min_residency_s, is_urgent)
     return None if chosen is None else (cast("Version", chosen.version), chosen.wait_s)
 
 
@@ -112,6 +114,20 @@ class TestChooseVictim:
         assert victim(short, long, now_s=100.0) == (long, 5.0)
         assert victim(short, long, now_s=105.0) == (long, 0.0)
         assert victim(short, long, now_s=200.0) == (long, 0.0)
+
+    def test_idle_version_stays_for_its_load(self) -> None:
+        first, second = Version(90.0, load_s=15.0), Version(95.0, load_s=1.0)
+        assert victim(first, second, now_s=100.0) == (first, 5.0)
+        assert victim(first, second, now_s=105.0) == (first, 0.0)
+        assert victim(first, second, now_s=100.0, is_urgent=True) == (first, 0.0)
+
+    def test_minimum_residency_holds_for_requests(self) -> None:
+        idle, busy = Version(90.0, load_s=1.0), Version(90.0, load_s=12.0, is_in_use=True)
+        assert victim(idle, now_s=100.0, min_residency_s=30.0) == (idle, 20.0)
+        assert victim(busy, now_s=100.0, min_residency_s=30.0) == (busy, 20.0)
+        assert victim(busy, now_s=100.0, min_residency_s=30.0, is_urgent=True) == (busy, 2.0)
+        dead = Version(is_ready=False, has_died=True)
+        assert victim(idle, dead, now_s=100.0, min_residency_s=30.0) == (dead, 0.0)
 
     def test_dead_version_is_evicted_first(self) -> None:
         dead = Version(last_used_s=99.0, is_ready=False, has_died=True, is_in_use=True)
