@@ -31,7 +31,7 @@ class BoundedHttpProtocol(ParsingProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.flow = HeldFlow(transport)
-        # What the reader has not taken is counted, from `pause_writing` to `resume_writing`.
+        # Bytes that the reader has not taken are counted, from `pause_writing` to `resume_writing`.
         transport.set_write_buffer_limits(UNCOUNTED_BYTES, 0)
         limits = self.limits
         limits.open += 1
