@@ -20,7 +20,13 @@ def decoded_bytes(request: Any, received_bytes: int) -> int:
     Exact for tensors of numbers. Texts have no more characters than were received.
     """
     if isinstance(request, TensorBatch):
-        return sum(_value_bytes(value, received_bytes // len(request.inputs)) for value in request.inputs.values())
+        total = 0
+        for value in request.inputs.values():
+            if isinstance(value, np.ndarray) and value.dtype.kind != "O":
+                total += value.nbytes
+            else:
+                total += _other_bytes(value, received_bytes // len(request.inputs))
+        return total
     if isinstance(request, TextRequest):
         return received_bytes + _OBJECT_BYTES * len(request.texts)
     if isinstance(request, PairRequest):
@@ -28,10 +34,10 @@ def decoded_bytes(request: Any, received_bytes: int) -> int:
     return received_bytes
 
 
-def _value_bytes(value: Value, characters: int) -> int:
-    """`characters`: of the strings in the value, about."""
+def _other_bytes(value: Value, characters: int) -> int:
+    """`value`: no tensor of numbers. `characters`: of the strings in it, about."""
     if isinstance(value, np.ndarray):
-        return value.nbytes if value.dtype != object else characters + (_OBJECT_BYTES + value.itemsize) * value.size
+        return characters + (_OBJECT_BYTES + value.itemsize) * value.size
     if value is None:
         return 0
     # The values of a sequence or a map are not counted one by one: there may be a million.

@@ -206,7 +206,7 @@ class Permit:
     def release(self) -> None:
         """Give the place back: the response is sent, or the request was cancelled."""
         if self.held_bytes is not None:
-            self.held_bytes.release()
+            self._server.byte_limit.release(self.held_bytes)
         if self._is_suspended:
             return
         if self.held is not None:

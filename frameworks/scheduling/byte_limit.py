@@ -84,12 +84,14 @@ class ByteHold:
 
     def grow(self, more: int) -> None:
         """Count `more` bytes. Raises Overloaded if they do not fit."""
-        if not self.try_grow(more):
+        if not self._limit.add(self, more, is_forced=False):
             raise self._overloaded(more)
 
     def resize(self, total: int) -> None:
         """Count `total` bytes instead. Raises Overloaded if they are more and do not fit."""
-        self.grow(total - self.held_bytes)
+        more = total - self.held_bytes
+        if not self._limit.add(self, more, is_forced=False):
+            raise self._overloaded(more)
 
     def add(self, more: int) -> None:
         """Count `more` bytes, or fewer if it is negative, also beyond the bound: the bytes of a response exist."""
