@@ -1,10 +1,10 @@
-"""Estimate the memory of a decoded request, without a look at each of its values."""
+"""Estimate the memory of a decoded request and of its answer, without a look at each of its values."""
 
 from typing import Any
 
 import numpy as np
 
-from frameworks.types import PairRequest, TensorBatch, TextRequest, Value
+from frameworks.types import EmbedAnswer, PairRequest, TensorBatch, TextRequest, Value
 
 _OBJECT_BYTES = 64
 """Of a Python string, beside its characters."""
@@ -32,6 +32,13 @@ def decoded_bytes(request: Any, received_bytes: int) -> int:
     if isinstance(request, PairRequest):
         return received_bytes + 3 * _OBJECT_BYTES * len(request.pairs)
     return received_bytes
+
+
+def answer_bytes(answer: Any) -> int:
+    """Return the bytes of the tensors in an answer; 0 for other answers, which are small beside their model's run."""
+    if isinstance(answer, EmbedAnswer):
+        return answer.embeddings.nbytes
+    return decoded_bytes(TensorBatch(answer), 0) if isinstance(answer, dict) else 0
 
 
 def _other_bytes(value: Value, characters: int) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from app.inference.context import RequestContext
-from app.inference.decoded_size import decoded_bytes
+from app.inference.decoded_size import answer_bytes, decoded_bytes
 from app.inference.lifecycle import Lifecycle
 from app.inference.service import InferenceService
 from app.inference.shadowing import ShadowTraffic
@@ -190,6 +190,8 @@ class Pipeline:
                 self._shadowing.copy(context.shadowed, decoded.request, answer)
         started_s = time.perf_counter()
         if exchange.is_long_to_encode(decoded, answer):
+            # Until the response is sent: others may be encoded before it.
+            context.permit.hold_bytes().add(answer_bytes(answer))
             encoded = await self._in_thread(exchange.encode, decoded, answer)
         else:
             encoded = exchange.encode(decoded, answer)

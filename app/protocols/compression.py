@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Callable, Iterator
+from io import BytesIO
 
 from app.protocols.errors import TooLarge, UnsupportedMediaType
 from frameworks.errors import InvalidInput
@@ -50,8 +51,9 @@ def decompress(body: bytes, encoding: str, max_body_bytes: int, grow: Grow) -> b
     Raises InvalidInput for invalid data, and TooLarge as soon as the result exceeds the limit.
     """
     inflater = zlib.decompressobj(_WINDOW_BITS[encoding])
-    parts: list[bytes] = []
-    left, unread = max_body_bytes, len(body)
+    # Its buffer becomes the result without a copy, unlike a joined list.
+    inflated = BytesIO()
+    unread = len(body)
     try:
         for start in range(0, len(body), _PIECE_BYTES):
             if inflater.eof:
@@ -60,10 +62,9 @@ def decompress(body: bytes, encoding: str, max_body_bytes: int, grow: Grow) -> b
             unread -= len(piece)
             for part in _inflate(inflater, piece):
                 grow(len(part))
-                left -= len(part)
-                if left < 0:
+                if inflated.tell() + len(part) > max_body_bytes:
                     raise TooLarge(max_body_bytes)
-                parts.append(part)
+                inflated.write(part)
     except zlib.error as error:
         raise InvalidInput("content-encoding", f"expected a body in {encoding}, got invalid data: {error}") from None
     if not inflater.eof:
@@ -73,7 +74,7 @@ def decompress(body: bytes, encoding: str, max_body_bytes: int, grow: Grow) -> b
         raise InvalidInput(
             "content-encoding", f"expected the end of the body after its {encoding}, got {unread} more bytes"
         )
-    return b"".join(parts)
+    return inflated.getvalue()
 
 
 def _inflate(inflater: "zlib._Decompress", piece: bytes) -> Iterator[bytes]:

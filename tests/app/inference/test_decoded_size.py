@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.inference.decoded_size import decoded_bytes
+from app.inference.decoded_size import answer_bytes, decoded_bytes
 from frameworks.generation.types import GenerateRequest
-from frameworks.types import PairRequest, TensorBatch, TextRequest
+from frameworks.types import EmbedAnswer, PairRequest, ScoreAnswer, TensorBatch, TextRequest
 
 
 def test_numbers_count_their_bytes() -> None:
@@ -32,6 +32,13 @@ def test_sequences_and_maps_count_their_values() -> None:
     received = len(str([array.tolist() for array in arrays]))
     assert decoded_bytes(TensorBatch({"x": arrays}), received) >= sum(map(sys.getsizeof, arrays))
     assert decoded_bytes(TensorBatch({"x": {"a": 1, "b": 2}}), 20) > 0
+
+
+def test_answers_count_their_tensors() -> None:
+    answer: dict[str, Any] = {"y": np.zeros((3, 4), np.float32), "label": np.array(["ab", "c"], dtype=object)}
+    assert answer_bytes(answer) >= 48 + 2 * 51
+    assert answer_bytes(EmbedAnswer(np.zeros((5, 8), np.float32), 9)) == 160
+    assert answer_bytes(ScoreAnswer([0.5], 3)) == 0
 
 
 def test_prompt_counts_what_was_received() -> None:
