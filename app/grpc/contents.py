@@ -74,7 +74,7 @@ CONTENTS = {
 
 def read_contents(contents: Message, datatype: str, shape: tuple[int, ...], field: str) -> Array:
     """Read the InferTensorContents of a message. Raises InvalidInput."""
-    held = _contents_of(datatype, field)
+    held = CONTENTS.get(datatype) or _contents_of(datatype, field)
     elements = getattr(contents, held.field)
     if len(elements) != prod(shape):
         others = [name for name in _NUMBERS if name != held.field and getattr(contents, name)]

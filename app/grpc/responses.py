@@ -27,7 +27,7 @@ Part = bytes | memoryview
 def serialize_response(
     request_id: str,
     is_typed: bool,
-    outputs: Iterable[OutputTensor],
+    tensors: Sequence[OutputTensor],
     model: str,
     version: str,
     parameters: Mapping[str, Parameter],
@@ -41,9 +41,12 @@ def serialize_response(
     response = ModelInferResponse(model_name=model, model_version=version, id=request_id)
     for name, value in parameters.items():
         _write_parameter(response.parameters[name], value)
-    tensors = list(outputs)
-    is_raw = not is_typed or any(tensor.datatype not in CONTENTS for tensor in tensors)
-    if sum(tensor.value.size for tensor in tensors) >= large_elements:
+    is_raw, elements = not is_typed, 0
+    for tensor in tensors:
+        elements += tensor.value.size
+        if tensor.datatype not in CONTENTS:
+            is_raw = True
+    if elements >= large_elements:
         # Joining long parts releases the interpreter's lock, which protobuf holds while it copies.
         return b"".join((response.SerializeToString(), *_parts(tensors, is_raw)))
     for tensor in tensors:
