@@ -3,19 +3,14 @@
 import asyncio
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import orjson
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from app.observability.metrics import request_id, server_timing
-from app.protocols.errors import RequestTimeout
 from frameworks.scheduling.byte_limit import ByteHold, ByteLimit
 from frameworks.types import Timings
-
-if TYPE_CHECKING:
-    from uvicorn._types import ASGIReceiveEvent
 
 BODY_PART_BYTES = 64 * 1024
 """A body has `body_timeout_s` for each part of this size."""
@@ -59,10 +54,6 @@ class HeldFlow(FlowControl):
     is_held = False
     """Whether reading stays paused, because bytes that were read are not parsed yet."""
 
-    def resume_reading(self) -> None:
-        if not self.is_held:
-            super().resume_reading()
-
 
 class ClockedCycle(RequestResponseCycle):
     """A request whose body has to arrive in time."""
@@ -72,7 +63,7 @@ class ClockedCycle(RequestResponseCycle):
     collected: list[bytes] | None
     """Parts of the body that are not left to ASGI's messages."""
     is_late = False
-    _body_timeout_s = 0.0
+    body_timeout_s = 0.0
 
     def bytes_left(self) -> int:
         """Return how many bytes of the body are missing by its content-length, which the parser has checked."""
@@ -83,23 +74,10 @@ class ClockedCycle(RequestResponseCycle):
 
     def time_out(self, body_timeout_s: float) -> None:
         """Let `receive` raise RequestTimeout: the body is too slow. The connection is closed after the response."""
-        self._body_timeout_s = body_timeout_s
+        self.body_timeout_s = body_timeout_s
         self.is_late = True
         self.keep_alive = False
         self.message_event.set()
-
-    async def receive(self) -> "ASGIReceiveEvent":
-        """As RequestResponseCycle.receive. Raises RequestTimeout."""
-        message = await super().receive()
-        if self.is_late and not self.disconnected:
-            raise RequestTimeout(
-                f"body: expected {BODY_PART_BYTES} bytes in each {self._body_timeout_s:g} s (server.body_timeout_s), "
-                "got fewer; send it faster"
-            )
-        if not self.more_body:
-            # The list is the caller's; a connection that waits for its next request keeps no body.
-            self.collected = None
-        return message
 
 
 class ClockedProtocol(HttpToolsProtocol):

@@ -3,14 +3,19 @@
 import asyncio
 import urllib.parse
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import httptools
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from app.http.clocks import ClockedCycle, HeldFlow
+from app.http.clocks import BODY_PART_BYTES, ClockedCycle, HeldFlow
 from app.http.parsing import MAX_HEAD_BYTES, MAX_PIPELINED, SLICE_BYTES, ParsingProtocol
+from app.protocols.errors import RequestTimeout
 from frameworks.scheduling.byte_limit import UNCOUNTED_BYTES
+
+if TYPE_CHECKING:
+    from uvicorn._types import ASGIReceiveEvent
 
 FAST_PATH = "roundhouse.fast_path"
 """The ASGI extension of this protocol, a FastPath: take a body that has arrived, and send a whole response, at once.
@@ -30,7 +35,7 @@ class BoundedHttpProtocol(ParsingProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.flow = HeldFlow(transport)
+        self.flow = _Flow(transport)
         # Bytes that the reader has not taken are counted, from `pause_writing` to `resume_writing`.
         transport.set_write_buffer_limits(UNCOUNTED_BYTES, 0)
         limits = self.limits
@@ -167,6 +172,12 @@ class BoundedHttpProtocol(ParsingProtocol):
             cycle.event.set()
 
 
+class _Flow(HeldFlow):
+    def resume_reading(self) -> None:
+        if self.read_paused and not self.is_held:
+            super().resume_reading()
+
+
 class Cycle(ClockedCycle):
     """One request and its response: uvicorn's cycle, and the FastPath of the request.
 
@@ -207,6 +218,19 @@ class Cycle(ClockedCycle):
             if self.has_news:
                 self.event.set()
         return self.event
+
+    async def receive(self) -> "ASGIReceiveEvent":
+        """As RequestResponseCycle.receive. Raises RequestTimeout."""
+        message = await super().receive()
+        if self.is_late and not self.disconnected:
+            raise RequestTimeout(
+                f"body: expected {BODY_PART_BYTES} bytes in each {self.body_timeout_s:g} s (server.body_timeout_s), "
+                "got fewer; send it faster"
+            )
+        if not self.more_body:
+            # The list is the caller's; a connection that waits for its next request keeps no body.
+            self.collected = None
+        return message
 
     def take_body(self) -> bytes | None:
         """Return the whole body, if all of it has arrived; as RequestResponseCycle.receive."""

@@ -95,6 +95,7 @@ def _crowd(server: RunningServer, idle: int) -> Iterator[_Crowd]:
 def _wait_until_gone(server: RunningServer) -> None:
     """Wait until the server has noticed that the crowd is gone."""
     until_s = time.monotonic() + _GONE_S
+    server.connection.close()  # the server may have closed it meanwhile; another is opened
     while time.monotonic() < until_s:
         server.connection.request("GET", "/metrics")
         lines = server.connection.getresponse().read().decode().splitlines()

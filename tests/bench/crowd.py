@@ -24,7 +24,7 @@ _GROUP = 500
 """Connections that are opened together."""
 _PER_ADDRESS = 10_000
 """Connections from one address of the loopback network, whose ports would not suffice for all."""
-_HEAD = b"GET /health/live HTTP/1.1\r\nhost: crowd\r\n"
+_HEAD = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n"
 _ENDLESS = _HEAD + b"x: " + b"y" * 1000
 
 
