@@ -23,6 +23,9 @@ LONG_BYTES = 256 * 1024
 LONG_ELEMENTS = 32 * 1024
 """From this size on, encoding JSON blocks the loop for about a millisecond."""
 
+# A shorter body takes as long if it has many objects.
+_DENSE_BYTES = 8 * 1024
+_DENSE_OBJECTS = 256
 # Each is an object with a text.
 _ELEMENTS_PER_LOGPROB = 32
 
@@ -144,7 +147,7 @@ class JsonCodec:
         return self
 
     def is_long_to_read(self, body: bytes) -> bool:
-        return len(body) >= LONG_BYTES
+        return len(body) >= LONG_BYTES or (len(body) >= _DENSE_BYTES and body.count(b"{") >= _DENSE_OBJECTS)
 
     def is_long_to_write(self, decoded: Any, answer: Any) -> bool:
         if type(answer) is dict and len(answer) == 1:

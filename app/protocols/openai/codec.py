@@ -9,7 +9,7 @@ import orjson
 
 from app.inference.pipeline import FindSpec
 from app.protocols.bodies import Body, TimeoutMs, got, read_body
-from app.protocols.codec import AnswerContext, JsonCodec, StreamWriter, Target
+from app.protocols.codec import LONG_BYTES, AnswerContext, JsonCodec, StreamWriter, Target
 from app.protocols.errors import ErrorReply
 from app.protocols.json_body import Document, ExactParseNeeded, describe_type, parse, parse_exact
 from app.protocols.openai.field_policy import EMPTY, FieldPolicy
@@ -23,6 +23,8 @@ _ERROR_TYPES = {
     404: "not_found_error",
     429: "rate_limit_error",
 }
+_DENSE_BYTES = 8 * 1024
+_DENSE_VALUES = 1024
 _PARAM = re.compile(r"[^\s:]+")
 
 
@@ -47,8 +49,8 @@ class OpenAiCodec(JsonCodec):
     """As Codec of app/protocols/codec.py.
 
     `tasks`: of the models that the route serves. `build`: from the validated body to the request of the pipeline; may
-    raise InvalidInput. `stream`: None for a route that does not stream. `rename`: from a field as the pipeline names
-    it to its name in the body.
+    raise InvalidInput. `check`: refuses fields whose validation would take long. `stream`: None for a route that does
+    not stream. `rename`: from a field as the pipeline names it to its name in the body.
     """
 
     path: str
@@ -59,11 +61,16 @@ class OpenAiCodec(JsonCodec):
     policy: FieldPolicy = EMPTY
     stream: Callable[[OpenAiRequest, AnswerContext], StreamWriter] | None = None
     rename: Callable[[str], str] = str
+    check: Callable[[dict[str, Any], ModelSpec], None] | None = None
     fields: frozenset[str] = field(init=False)
     """Every field that is not unknown."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fields", frozenset(self.body.model_fields.keys() | self.policy.refusals.keys()))
+
+    def is_long_to_read(self, body: bytes) -> bool:
+        """Every value of these bodies becomes a Python object, so that many short ones take long."""
+        return len(body) >= LONG_BYTES or (len(body) >= _DENSE_BYTES and body.count(b",") >= _DENSE_VALUES)
 
     def decode(self, body: bytes, target: Target, find_spec: FindSpec) -> OpenAiRequest:
         """Raises InvalidJson, InvalidInput, UnknownField, and the errors of `find_spec`."""
@@ -97,6 +104,8 @@ class OpenAiCodec(JsonCodec):
                 f"{self.path} serves no other task",
             )
         fields = {name: document.python(node) for name, node in members.items() if node is not None}
+        if self.check is not None:
+            self.check(fields, spec)
         self.policy.apply(fields)
         body = read_body(self.body, fields)
         request = self.build(body, spec)

@@ -5,6 +5,7 @@ from typing import Any
 
 import orjson
 
+from app.inference.generation import MAX_SEQUENCES
 from app.protocols.codec import AnswerContext
 from app.protocols.errors import ErrorReply
 from app.protocols.generation_fields import check_token_ids, to_sampling, to_stopping
@@ -21,6 +22,7 @@ from app.protocols.openai.generation import (
     usage_of,
 )
 from app.protocols.openai.requests import CompletionsRequest
+from frameworks.errors import InvalidInput
 from frameworks.generation.types import GenerateAnswer, GenerateRequest, Piece, Prompt, TokenText, Usage
 from frameworks.types import ModelSpec
 
@@ -39,6 +41,21 @@ def _build(body: CompletionsRequest, spec: ModelSpec) -> GenerateRequest:
         constraint_of(body),
         num_choices,
     )
+
+
+def _check_length(fields: dict[str, Any], spec: ModelSpec) -> None:
+    """Raise InvalidInput for lists of token ids beyond the context, before each id is validated."""
+    prompt, context = fields.get("prompt"), generation_of(spec).max_context_tokens
+    if not isinstance(prompt, list) or not prompt:
+        return
+    is_one = type(prompt[0]) is int
+    for index, token_ids in enumerate([prompt] if is_one else prompt[:MAX_SEQUENCES]):
+        if isinstance(token_ids, list) and len(token_ids) >= context:
+            raise InvalidInput(
+                "prompt" if is_one or len(prompt) == 1 else f"prompt[{index}]",
+                f"expected fewer than {context} tokens, the model's context for prompt and text, got {len(token_ids)}; "
+                "shorten it",
+            )
 
 
 def _prompts_of(body: CompletionsRequest, vocabulary_size: int) -> tuple[Prompt, ...]:
@@ -138,5 +155,5 @@ def _top_logprobs(token: TokenText) -> dict[str, float]:
 
 
 COMPLETIONS_CODEC = OpenAiCodec(
-    "/v1/completions", ("generate",), CompletionsRequest, _build, _write, COMPLETIONS, _Stream
+    "/v1/completions", ("generate",), CompletionsRequest, _build, _write, COMPLETIONS, _Stream, check=_check_length
 )

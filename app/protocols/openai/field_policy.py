@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 
 from app.protocols.bodies import got
+from app.protocols.generation_fields import build_messages
 from frameworks.errors import InvalidInput
 
 
@@ -141,7 +142,9 @@ def plain_messages(messages: Any) -> Any:
     """
     if not isinstance(messages, list):
         return messages
-    return [_plain(message, index) if isinstance(message, dict) else message for index, message in enumerate(messages)]
+    return build_messages(
+        [_plain(message, index) if isinstance(message, dict) else message for index, message in enumerate(messages)]
+    )
 
 
 def _plain(message: dict[str, Any], index: int) -> dict[str, Any]:

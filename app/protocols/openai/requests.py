@@ -27,6 +27,8 @@ from app.protocols.text_fields import MAX_TEXTS, Dimensions, Texts, Truncate
 MAX_TOKENS_DECODED = 1_000_000
 _MAX_COMPLETION_LOGPROBS = 5
 
+_DOCUMENT_FIELDS = frozenset({"text"})
+
 _Label = Annotated[Any, Field(description="Accepted without effect.")]
 _TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 _MaxTexts = Field(min_length=1, max_length=MAX_TEXTS, fail_fast=True)
@@ -121,11 +123,24 @@ class RerankDocument(Body):
     text: str
 
 
+def _to_plain_documents(documents: Any) -> Any:
+    """Replace the objects of a list by their texts, as pydantic validates thousands of objects in one long call."""
+    if not isinstance(documents, list):
+        return documents
+    return [
+        each["text"] if type(each) is dict and each.keys() == _DOCUMENT_FIELDS and type(each["text"]) is str else each
+        for each in documents
+    ]
+
+
 class RerankRequest(RequestBody):
     """Documents to rank by their relevance to a query."""
 
     query: str
-    documents: str | Annotated[list[str | RerankDocument], Field(max_length=MAX_TEXTS, fail_fast=True)]
+    documents: Annotated[
+        str | Annotated[list[str | RerankDocument], Field(max_length=MAX_TEXTS, fail_fast=True)],
+        BeforeValidator(_to_plain_documents),
+    ]
     top_n: int | None = Field(None, ge=1, le=MAX_INT32, description="Number of best documents. Default: all.")
     return_documents: bool | None = Field(False, description="Repeat the documents in the response.")
     truncate: Truncate = True

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.protocols.bodies import read_body
+from app.protocols.bodies import Body, read_body
 from app.protocols.generation_fields import (
     MAX_NAMED_TOKENS,
     MAX_STOP_CHARACTERS,
@@ -22,7 +22,7 @@ from app.protocols.generation_fields import (
     to_sampling,
     to_stopping,
 )
-from frameworks.errors import InvalidInput, RequestError, UnknownField
+from frameworks.errors import FieldError, InvalidInput, RequestError, UnknownField
 from frameworks.generation.types import Conversation, GenerationSpec, Message, Sampling, Stopping
 from tests.app.protocols.strategies import json_values
 
@@ -234,3 +234,44 @@ def test_any_messages_are_read_or_refused(value: Any) -> None:
     except RequestError as error:
         refusal = error.message
     assert read is not None or refusal.startswith("messages")
+
+
+def _messages(count: int, **last: Any) -> list[dict[str, Any]]:
+    return [*({"role": "user", "content": str(i)} for i in range(count)), {"role": "user", "content": "a"} | last]
+
+
+@pytest.mark.parametrize("count", [3, 63, 64, 500])
+def test_long_conversations_are_read_as_short_ones(count: int) -> None:
+    parts = [{"type": "text", "text": str(i)} for i in range(count)]
+    body = read_body(_Conversation, {"messages": _messages(count, content=parts)})
+    messages = to_conversation(body.messages).messages
+    assert [message.content for message in messages] == [*map(str, range(count)), "".join(map(str, range(count)))]
+    assert {message.role for message in messages} == {"user"}
+
+
+@pytest.mark.parametrize("count", [3, 500])
+@pytest.mark.parametrize(
+    ("last", "field"),
+    [
+        ({"role": ""}, r"\.role"),
+        ({"role": "a" * 65}, r"\.role"),
+        ({"role": 5}, r"\.role"),
+        ({"content": 5}, r"\.content"),
+        ({"name": "x"}, r"\.name"),
+        ({"content": [{"type": "text", "text": "a"}, {"type": "text"}]}, r"\.content\[1\]\.text"),
+        ({"content": [{"type": "text", "text": "a"}, {"type": "image", "text": "a"}]}, r"\.content\[1\]\.type"),
+        ({"content": [{"type": "text", "text": "a"}] * 99 + [{"type": "text", "text": 5}]}, r"\.content\[99\]\.text"),
+    ],
+)
+def test_wrong_message_of_long_conversation_is_named(count: int, last: dict[str, Any], field: str) -> None:
+    with pytest.raises(FieldError, match=rf"^messages\[{count}\]{field}: "):
+        read_body(_Conversation, {"messages": _messages(count, **last)})
+
+
+def test_too_many_messages_are_counted() -> None:
+    with pytest.raises(InvalidInput, match=r"^messages: expected .* 10000 objects .*, got 10001 items"):
+        read_body(_Conversation, {"messages": _messages(10_000)})
+
+
+class _Conversation(Body):
+    messages: Messages

@@ -10,6 +10,7 @@ from openai.types.shared import ErrorObject
 
 from app.protocols.codec import Target
 from app.protocols.errors import ErrorReply, InvalidJson, to_http
+from app.protocols.openai.chat import CHAT_CODEC
 from app.protocols.openai.codec import OpenAiCodec, error_body
 from app.protocols.openai.completions import COMPLETIONS_CODEC
 from app.protocols.openai.embeddings import EMBEDDINGS_CODEC
@@ -148,3 +149,17 @@ class TestErrors:
     )
     def test_error_param_is_the_field(self, make: Callable[[], InvalidInput | UnknownField], param: str | None) -> None:
         assert orjson.loads(error_body(to_http(make())))["error"]["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("body", "is_long"),
+    [
+        (b"a" * 8191 + b",", False),
+        (b"," * 1024, False),
+        (b"," * 1023 + b"a" * 9000, False),
+        (b"," * 1024 + b"a" * 9000, True),
+        (b"a" * 256 * 1024, True),
+    ],
+)
+def test_dense_bodies_are_long_to_read(body: bytes, is_long: bool) -> None:
+    assert CHAT_CODEC.is_long_to_read(body) is is_long

@@ -281,3 +281,13 @@ class TestStream:
         assert error == {
             "error": {"message": "too late", "type": "server_error", "param": None, "code": "deadline_exceeded"}
         }
+
+
+def test_token_ids_beyond_context_are_refused_unread() -> None:
+    """Ids that are no ids show that no id was validated."""
+    assert_refused(
+        COMPLETIONS_CODEC, "prompt", "fewer than", "got 100000", model="llama", prompt=[1] * 99_999 + ["no id"]
+    )
+    assert_refused(
+        COMPLETIONS_CODEC, "prompt[1]", "fewer than", "got 9000", model="llama", prompt=[[1], ["no id"] * 9000]
+    )

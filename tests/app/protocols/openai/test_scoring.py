@@ -147,3 +147,12 @@ def test_error_field_is_named_as_in_body(codec: OpenAiCodec, field: str, param: 
 
 def test_fields_of_rerank_are_unknown_to_score() -> None:
     assert isinstance(decode_error(SCORE_CODEC, model="embed", query="a", documents=["b"]), UnknownField)
+
+
+def test_many_documents_are_read_as_few() -> None:
+    documents = [{"text": "a"}, "b"] * 500
+    pairs = decode(RERANK_CODEC, model="embed", query="q", documents=documents).request.pairs
+    assert pairs == [("q", "a"), ("q", "b")] * 500
+    for wrong in ({"text": 5}, {"text": "a", "title": "b"}, {}):
+        error = decode_error(RERANK_CODEC, model="embed", query="q", documents=[*documents, wrong])
+        assert "documents[1000]" in str(error)
