@@ -6,8 +6,8 @@ import structlog
 
 log = structlog.get_logger(__name__)
 
-_RESERVED = 512
-"""File descriptors for other uses than HTTP connections: model files, gRPC, pipes, and connections that are refused."""
+_RESERVED = 1536
+"""File descriptors for other uses than HTTP connections: 1,024 for those of gRPC, and 512 for model files and pipes."""
 
 
 def connections_within_limit(max_connections: int) -> int:

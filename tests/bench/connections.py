@@ -21,7 +21,7 @@ from tests.bench.servers import ROOT, RunningServer, roundhouse
 from tests.bench.table import Row
 
 _IDLE, _TRICKLING, _CALLERS = 20_000, 2_000, 16
-_SPARE = 800
+_SPARE = 1800
 """File descriptors of the server for everything but the crowd."""
 _ROUNDS = 3
 _SECONDS = 4

@@ -47,7 +47,7 @@ class ConnectionBounds:
     `request_s`: from the start of a call until its request has arrived, else the call is cancelled.
     """
 
-    max_connections: int = 20_000
+    max_connections: int = 1024
     max_calls: int = 256
     idle_s: float = 600.0
     age_s: float = 3600.0

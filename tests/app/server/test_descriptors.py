@@ -35,10 +35,10 @@ def limited(monkeypatch: pytest.MonkeyPatch) -> Callable[[Limits, int | None], l
     ("limits", "wanted"),
     [
         ((100_000, 100_000), []),
-        ((20_512, 20_512), []),
+        ((21_536, 21_536), []),
         ((INFINITY, INFINITY), []),
-        ((1024, 524_288), [(20_512, 524_288)]),
-        ((1024, INFINITY), [(20_512, INFINITY)]),
+        ((1024, 524_288), [(21_536, 524_288)]),
+        ((1024, INFINITY), [(21_536, INFINITY)]),
     ],
 )
 def test_soft_limit_is_raised_as_needed(
@@ -53,8 +53,8 @@ def test_soft_limit_is_raised_as_needed(
 @pytest.mark.parametrize(
     ("limits", "most", "fitting", "limit"),
     [
-        ((20_000, 20_000), None, 19_488, 20_000),
-        ((1024, 4096), None, 3584, 4096),
+        ((20_000, 20_000), None, 18_464, 20_000),
+        ((1024, 4096), None, 2560, 4096),
         ((256, INFINITY), 10_240, 128, 256),
         ((64, 64), None, 32, 64),
     ],
