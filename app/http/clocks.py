@@ -15,6 +15,9 @@ from frameworks.types import Timings
 BODY_PART_BYTES = 64 * 1024
 """A body has `body_timeout_s` for each part of this size."""
 
+_UNREAD_S = 0.02
+"""Time to read all sockets. If the server itself stood still, the bytes that the clock waits for may be in them."""
+
 STALL_S = 30.0
 """Seconds between two checks of a reader that is behind."""
 LEAST_READ_BYTES = 16 * 1024
@@ -95,6 +98,8 @@ class ClockedProtocol(HttpToolsProtocol):
     _timer_due_s = 0.0
     # When the clock that runs was started: by the connection, a response, or the first part of a head or body.
     _since_s = 0.0
+    # The start of the clock that was found to be up, and gets another look.
+    _up_since_s = -1.0
     # The scope whose head, or the cycle whose body, arrives in parts and has started the clock.
     _timed: object = None
     # Bytes of the body that had arrived when its clock was started.
@@ -187,6 +192,10 @@ class ClockedProtocol(HttpToolsProtocol):
         due_s = self._since_s + self._seconds_of(clock)
         if due_s > now_s:
             self.start_timer(due_s)
+            return
+        if self._up_since_s != self._since_s:
+            self._up_since_s = self._since_s
+            self.start_timer(now_s + _UNREAD_S)
             return
         self.limits.closed[clock] += 1
         if clock is HEADER and self.scope is not None:

@@ -72,7 +72,9 @@ def measure_connections(folder: Path, vector: Path) -> list[Row]:
             counts += crowd.counts
             _wait_until_gone(server)
     if counts["idle closed"]:
-        raise RuntimeError(f"{counts['idle closed']} idle connections were closed too early")
+        raise RuntimeError(
+            f"{counts['idle closed']} connections were idle for 75 s before a round ended: the machine is busy"
+        )
     return _rows(idle, alone, beside, bytes_each[0], counts)
 
 

@@ -94,6 +94,16 @@ class TestHeads:
             await check_timeout_answer(connection, "headers: ")
 
     @in_loop
+    async def test_bytes_that_wait_are_read_first(self) -> None:
+        """The server stands still for longer than its timeout, while a client connects and sends."""
+        async with connected(header_timeout_s=HEADER_S) as connection:
+            await send(connection, b"")
+            connection[1].write(request("/short/10"))
+            pass_time(2 * HEADER_S)
+            assert (await answer_of(connection))[0] == 200
+            assert closed() == {}
+
+    @in_loop
     async def test_head_in_parts_is_read_in_time(self) -> None:
         head = request("/short/5")
         async with connected(header_timeout_s=HEADER_S) as connection:
