@@ -5,8 +5,7 @@ separately, and checked before the body counts as read. orjson and numpy parse t
 pysimdjson has no wheel, and where the shape of an array is not certain.
 """
 
-from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from itertools import chain
 from typing import Any, Literal, Protocol
 
@@ -14,6 +13,7 @@ import numpy as np
 import orjson
 
 from app.protocols.errors import InvalidJson
+from app.protocols.json_scan import LongObject
 from frameworks.errors import InvalidInput, UnknownField
 from frameworks.types import Array
 
@@ -134,13 +134,9 @@ class _SimdDocument:
         self._brackets = 0
 
     def members(self, node: Node, known: Collection[str], within: str = "") -> dict[str, Node]:
-        # Check the names first: simdjson finds a member by a linear search, which is slow in a hostile object.
-        names = list(node)
-        _check_names(names, known, within)
-        if len(names) > 1 and len(names) != len(set(names)):
-            repeated, _ = Counter(names).most_common(1)[0]
-            raise InvalidInput(within + repeated, "expected one member of this name, got several; send one")
-        return {name: node[name] for name in names}
+        members: dict[str, Node] = {}
+        read_members(members, node, known, within)
+        return members
 
     def is_array(self, node: Node) -> bool:
         return isinstance(node, simdjson.Array)
@@ -169,7 +165,7 @@ class _SimdDocument:
             flat = np.frombuffer(node.as_buffer(of_type=code), dtype)
         except (TypeError, ValueError):
             # simdjson does not report which element is wrong.
-            return _plain_numbers(self.python(node), kind)
+            return plain_numbers(self.python(node), kind)
         return flat, self._shape(node, flat.size)
 
     def shapes_are_certain(self) -> bool:
@@ -224,8 +220,8 @@ class _PlainDocument:
         self.root = root
 
     def members(self, node: Node, known: Collection[str], within: str = "") -> dict[str, Node]:
-        members: dict[str, Node] = node
-        _check_names(members, known, within)
+        members: dict[str, Node] = {}
+        read_members(members, node, known, within)
         return members
 
     def is_array(self, node: Node) -> bool:
@@ -242,13 +238,14 @@ class _PlainDocument:
         return node
 
     def numbers(self, node: Node, kind: NumberKind) -> tuple[Array, tuple[int, ...]]:
-        return _plain_numbers(node, kind)
+        return plain_numbers(node, kind)
 
     def shapes_are_certain(self) -> bool:
         return True
 
 
-def _plain_numbers(node: list[Any], kind: NumberKind) -> tuple[Array, tuple[int, ...]]:
+def plain_numbers(node: list[Any], kind: NumberKind) -> tuple[Array, tuple[int, ...]]:
+    """Return the numbers of nested lists, flat, and their shape. Raises NonNumericArray, RaggedArray."""
     flat, shape = flatten(node)
     types = set(map(type, flat))
     if others := types - {int, float}:
@@ -273,7 +270,7 @@ def describe_type(value: Any) -> str:
         return _TYPE_NAMES[type(value)]
     if isinstance(value, int | float):
         return "a number"
-    return "an object" if simdjson is not None and isinstance(value, simdjson.Object) else "an array"
+    return "an object" if is_object(value) or isinstance(value, LongObject) else "an array"
 
 
 def describe_value(value: Any) -> str:
@@ -283,10 +280,37 @@ def describe_value(value: Any) -> str:
     return '""' if value == "" else describe_type(value)
 
 
-def _check_names(names: Iterable[str], known: Collection[str], within: str) -> None:
-    for name in names:
+def read_members(members: dict[str, Node], node: Node, known: Collection[str], within: str) -> None:
+    """Add the members of a short object. Raises UnknownField, InvalidInput for a repeated name.
+
+    The first wrong name ends it: simdjson finds a member by a linear search, which is slow in a hostile object.
+    """
+    for name in node:
         if name not in known:
             raise UnknownField.among(name, known, within)
+        if name in members:
+            raise InvalidInput(within + name, "expected one member of this name, got several; send one")
+        members[name] = node[name]
+
+
+def is_array(node: Node) -> bool:
+    """Return whether a node of any short document is an array."""
+    return isinstance(node, list) or (simdjson is not None and isinstance(node, simdjson.Array))
+
+
+def is_object(node: Node) -> bool:
+    """Return whether a node of any short document is an object."""
+    return isinstance(node, dict) or (simdjson is not None and isinstance(node, simdjson.Object))
+
+
+def to_python(node: Node) -> Any:
+    """Convert a node of any short document to Python's lists, dicts and scalars."""
+    if simdjson is not None:
+        if isinstance(node, simdjson.Array):
+            return node.as_list()
+        if isinstance(node, simdjson.Object):
+            return node.as_dict()
+    return node
 
 
 def _ragged_at(depth: int, lengths: set[int]) -> str:

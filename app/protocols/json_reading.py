@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from typing import TypeVar
 
-from app.protocols.json_body import Document, ExactParseNeeded, parse, parse_exact
+from app.protocols.json_body import Document, ExactParseNeeded, parse_exact
+from app.protocols.long_json import parse_body
 from frameworks.errors import InvalidInput
 
 Read = TypeVar("Read")
@@ -16,7 +17,7 @@ def read_document(body: bytes, read: Callable[[Document], Read]) -> Read:
 
     Raises InvalidJson, and the errors of `read`.
     """
-    document = parse(body)
+    document = parse_body(body)
     try:
         read_once = read(document)
     except ExactParseNeeded:

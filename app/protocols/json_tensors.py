@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from app.protocols.json_body import Document, Node, NonNumericArray, NumberKind, RaggedArray, describe_type, flatten
+from app.protocols.json_scan import LongObject
 from app.protocols.shapes import read_sizes
 from frameworks.errors import InvalidInput
 from frameworks.types import NUMPY_DTYPES, Array, MapType, OptionalType, SequenceType, TensorType, Value, ValueType
@@ -116,7 +117,9 @@ def _read_plain(document: Document, node: Node, declared: TensorType, field: str
 def _read_sequence(document: Document, node: Node, declared: SequenceType, field: str) -> list[Any]:
     if not document.is_array(node):
         raise InvalidInput(field, f"expected a list for {declared}, got {describe_type(node)}")
-    return [read_value(document, item, declared.element, f"{field}[{i}]") for i, item in enumerate(node)]
+    return [
+        read_value(document, item, declared.element, f"{field}[{i}]") for i, item in enumerate(document.items(node))
+    ]
 
 
 def _read_map(document: Document, node: Node, declared: MapType, field: str) -> dict[Any, Any]:
@@ -124,7 +127,7 @@ def _read_map(document: Document, node: Node, declared: MapType, field: str) -> 
         raise InvalidInput(field, f"expected an object for {declared}, got {describe_type(node)}")
     result: dict[Any, Any] = {}
     members = document.python(node)
-    if len(members) != len(node):
+    if not isinstance(node, LongObject) and len(members) != len(node):
         raise InvalidInput(field, "expected different keys, got one of them twice; leave one out")
     for name, value in members.items():
         key: Any = name

@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 MAX_MESSAGE_BYTES = 1024 * 1024
@@ -69,8 +70,9 @@ def _prepared(request: dict[str, Any], stderr: int) -> Callable[[], int]:
 
         gate_runs()
     from app.cli.commands import main as serve
+    from tests.support.held_loop import main as serve_measured
 
-    return serve
+    return partial(serve_measured, serve)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import orjson
 from app.inference.pipeline import FindSpec
 from app.protocols.codec import AnswerContext, Header, JsonCodec, StreamWriter, Target, check_media_type
 from app.protocols.errors import ErrorReply
-from app.protocols.json_body import parse_exact
+from app.protocols.long_json import parse_body
 from app.protocols.open_inference.errors import OpenInferenceErrorResponse, error_body
 from app.protocols.open_inference.generate_request import (
     GenerateTextRequest,
@@ -73,7 +73,8 @@ class GenerateCodec(JsonCodec):
     def decode(self, body: bytes, target: Target, find_spec: FindSpec) -> DecodedGenerate:
         """Raises InvalidJson, InvalidInput, UnknownField, and the errors of `find_spec`."""
         assert target.model is not None
-        options = collect_options(parse_exact(body).root, with_id=True)
+        document = parse_body(body)
+        options = collect_options(document.python(document.root), with_id=True)
         spec = find_spec(target.model, target.version, lambda: _load_timeout_ms(options))
         if spec.generation is None:
             raise options.rename(InvalidInput("text_input", _explain_other_task(target.model, spec)))

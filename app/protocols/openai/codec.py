@@ -11,7 +11,8 @@ from app.inference.pipeline import FindSpec
 from app.protocols.bodies import Body, TimeoutMs, got, read_body
 from app.protocols.codec import LONG_BYTES, AnswerContext, JsonCodec, StreamWriter, Target
 from app.protocols.errors import ErrorReply
-from app.protocols.json_body import Document, ExactParseNeeded, describe_type, parse, parse_exact
+from app.protocols.json_body import Document, ExactParseNeeded, describe_type, parse_exact
+from app.protocols.long_json import parse_body
 from app.protocols.openai.field_policy import EMPTY, FieldPolicy
 from app.protocols.openai.requests import RequestBody
 from frameworks.errors import InvalidInput
@@ -75,7 +76,7 @@ class OpenAiCodec(JsonCodec):
     def decode(self, body: bytes, target: Target, find_spec: FindSpec) -> OpenAiRequest:
         """Raises InvalidJson, InvalidInput, UnknownField, and the errors of `find_spec`."""
         try:
-            return self._decode(parse(body), find_spec)
+            return self._decode(parse_body(body), find_spec)
         except ExactParseNeeded:
             return self._decode(parse_exact(body), find_spec)
 

@@ -1,0 +1,179 @@
+"""Send requests that cost a server the most for their size: the loop's longest hold, memory, a neighbour's request."""
+
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from http.client import HTTPConnection
+from pathlib import Path
+from statistics import quantiles
+
+import grpc
+import orjson
+
+from tests.bench.cores import LOAD_CORES, on_cores
+from tests.bench.servers import ROOT, RunningServer, free_port, started
+from tests.bench.table import Row
+from tests.support.held_loop import FILE_VARIABLE, INTERVAL_S, HeldLoop
+from tests.support.hostile_grpc import HOSTILE_TO_FLOAT_MODEL, INFER
+from tests.support.hostile_http import HOSTILE_HTTP, HostileRequest
+
+_MODELS = ROOT / "models"
+_COPIES = 4
+_ALONE_REQUESTS = 400
+MAX_HOLD_S = 0.010
+MAX_GROWTH_BYTES = 64 * 1024 * 1024
+_TARGET = "≤ 10 ms, ≤ 64 MiB, ≤ 2 times alone + 10 ms"
+_CONFIG = """
+[[models.onnx_models]]
+name = "digits"
+path = "{models}/digits"
+[[models.onnx_models]]
+name = "minilm-onnx"
+path = "{models}/minilm-onnx"
+[[models.torch_models]]
+name = "tiny-llama"
+path = "{models}/tiny-llama"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Server:
+    """A server, its gRPC port, and the measure of its loop."""
+
+    running: RunningServer
+    grpc_port: int
+    held: HeldLoop
+
+
+Attack = Callable[[], object]
+"""Send one hostile request and wait for its response."""
+
+
+def measure_hostile(folder: Path, size: int = 4 * 1024 * 1024) -> list[Row]:
+    """Send four copies of each request of `size` bytes at once. Raises RuntimeError if the server is then not healthy."""
+    rows = []
+    with _serving(folder) as server, on_cores(LOAD_CORES):
+        neighbour = _Neighbour(server.running.port)
+        alone_s = _p99(neighbour.times(lambda: len(neighbour.answered_s) >= _ALONE_REQUESTS))
+        for name, attack in _attacks(server, size):
+            attack()  # first use of what it needs
+            rows.append(_row(name, server, attack, alone_s))
+            if _status(server.running.port, "/health/live") != 200:
+                raise RuntimeError(f"the server is not healthy after {name}")
+    return rows
+
+
+@contextmanager
+def _serving(folder: Path) -> Iterator[_Server]:
+    config, file, grpc_port = folder / "hostile.toml", folder / "held", free_port()
+    config.write_text(_CONFIG.format(models=_MODELS), encoding="utf-8")
+    held = HeldLoop(file)
+    command = [sys.executable, "-m", "tests.support.held_loop", "serve", "--config", str(config), "--port", "{port}"]
+    environment = {FILE_VARIABLE: str(file), "ROUNDHOUSE_SERVER__GRPC_PORT": str(grpc_port)}
+    with started(command, "/health/ready", environment=environment) as running:
+        yield _Server(running, grpc_port, held)
+
+
+def _attacks(server: _Server, size: int) -> Iterator[tuple[str, Attack]]:
+    """Build each request when it is its turn: all together are hundreds of megabytes."""
+    for name, build in HOSTILE_HTTP.items():
+        yield name, partial(post, server.running.port, build(size))
+    with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+        call = channel.unary_unary(INFER, lambda message: message, lambda answer: answer)
+        for name, build_message in HOSTILE_TO_FLOAT_MODEL.items():
+            yield f"gRPC: {name}", partial(called, call, build_message("digits", size))
+
+
+def post(port: int, request: HostileRequest) -> int:
+    """Return the status; 0 if the server closed the connection before the whole body was sent and no answer came."""
+    connection = HTTPConnection("127.0.0.1", port, timeout=300)
+    try:
+        try:
+            connection.request("POST", request.path, request.body, request.headers)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # refused by its head: the answer may have arrived
+        answer = connection.getresponse()
+        answer.read()
+        return answer.status
+    except (ConnectionError, OSError):
+        return 0
+    finally:
+        connection.close()
+
+
+def called(call: Callable[..., object], message: bytes) -> str:
+    """Return the name of the call's status."""
+    try:
+        call(message, timeout=300)
+    except grpc.RpcError as error:
+        name: str = error.code().name
+        return name
+    return "OK"
+
+
+def _row(name: str, server: _Server, attack: Attack, alone_s: float) -> Row:
+    process = Path(f"/proc/{server.running.process.pid}")
+    (process / "clear_refs").write_text("5")  # the peak of resident memory starts anew
+    before_bytes = server.running.resident_bytes()
+    neighbour = _Neighbour(server.running.port)
+    server.held.reset()
+    with ThreadPoolExecutor(_COPIES) as pool:
+        sent = [pool.submit(attack) for _ in range(_COPIES)]
+        times_s = neighbour.times(lambda: all(each.done() for each in sent))
+    results = sorted({str(each.result()) for each in sent})
+    peak = re.search(r"VmHWM:\s+(\d+) kB", (process / "status").read_text())
+    assert peak is not None
+    grown = int(peak[1]) * 1024 - before_bytes
+    hold_s, longest_s = server.held.longest_s, max(times_s)
+    misses = [
+        what
+        for what, is_missed in (
+            ("hold", hold_s > MAX_HOLD_S),
+            ("memory", grown > MAX_GROWTH_BYTES),
+            ("neighbour", longest_s > 2 * alone_s + 0.010),
+        )
+        if is_missed
+    ]
+    figure = f"{hold_s * 1e3:.1f} ms, {grown / 2**20:.0f} MiB, {longest_s * 1e3:.1f} ms"
+    missed = f"; missed: {', '.join(misses)}" if misses else ""
+    return Row(f"{name} (answered {', '.join(results)})", figure + missed, _TARGET, f"alone {alone_s * 1e3:.1f} ms")
+
+
+class _Neighbour:
+    """A client that asks a small model every few milliseconds."""
+
+    def __init__(self, port: int) -> None:
+        self._connection = HTTPConnection("127.0.0.1", port, timeout=300)
+        self.answered_s: list[float] = []
+
+    def times(self, is_done: Callable[[], bool]) -> Sequence[float]:
+        """Ask until `is_done`, at least once; return the seconds of each request."""
+        body = orjson.dumps({"input_data": [0.0] * 64})
+        while not self.answered_s or not is_done():
+            started_s = time.perf_counter()
+            self._connection.request("POST", "/models/digits/infer", body, {"content-type": "application/json"})
+            answer = self._connection.getresponse()
+            answer.read()
+            if answer.status != 200:
+                raise RuntimeError(f"the neighbour was answered {answer.status}")
+            self.answered_s.append(time.perf_counter() - started_s)
+            time.sleep(INTERVAL_S)
+        self._connection.close()
+        return self.answered_s
+
+
+def _p99(times_s: Sequence[float]) -> float:
+    return quantiles(times_s, n=100)[98]
+
+
+def _status(port: int, path: str) -> int:
+    connection = HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("GET", path)
+    status = connection.getresponse().status
+    connection.close()
+    return status
