@@ -5,6 +5,7 @@ import gc
 import os
 import signal
 import socket
+import sys
 import threading
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -31,6 +32,7 @@ log = structlog.get_logger(__name__)
 _KEEP_ALIVE_S = 75
 _BACKLOG = 2048
 _GC_THRESHOLD = 10_000
+_SWITCH_INTERVAL_S = 0.001
 
 
 class CannotListenError(Exception):
@@ -59,6 +61,8 @@ def serve(loaded: LoadedSettings, log_to_terminal: bool) -> int:
     keep_freed_memory()
     # One iteration of the loop creates and drops about a thousand objects: collect less often than the default.
     gc.set_threshold(_GC_THRESHOLD, 20, 20)
+    # A thread that decodes a long body lets the event loop run after this time; Python's default is 5 ms.
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     configure_logging(settings.logging.level, settings.logging.format)
     try:
         return _serve(loaded, log_to_terminal)

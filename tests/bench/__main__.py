@@ -19,6 +19,7 @@ from tests.bench.cores import ALL_CORES
 from tests.bench.generation import measure_generation
 from tests.bench.generation_on_gpu import measure_generation_on_gpu
 from tests.bench.grpc_requests import measure_grpc
+from tests.bench.hostile import measure_hostile
 from tests.bench.isolation import measure_isolation
 from tests.bench.isolation_generation import measure_isolation_generation
 from tests.bench.lending import measure_lending
@@ -82,6 +83,7 @@ def _parts(folder: Path) -> dict[str, list[Callable[[], list[Row]]]]:
         "neighbours": [lambda: measure_neighbours(folder, _MODELS / "minilm")],
         "streams": [lambda: measure_streams(folder)],
         "soak": [lambda: measure_soak(folder)],
+        "hostile": [lambda: measure_hostile(folder)],
         "overload": [lambda: measure_overload(folder)],
         "connections": [lambda: measure_connections(folder, vector)],
         "lending": [lambda: measure_lending(folder, _MODELS), lambda: measure_swaps(folder, _MODELS)],

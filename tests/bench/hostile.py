@@ -20,7 +20,7 @@ from tests.bench.servers import ROOT, RunningServer, free_port, started
 from tests.bench.table import Row
 from tests.support.held_loop import FILE_VARIABLE, INTERVAL_S, HeldLoop
 from tests.support.hostile_grpc import HOSTILE_TO_FLOAT_MODEL, INFER
-from tests.support.hostile_http import HOSTILE_HTTP, HostileRequest
+from tests.support.hostile_http import HOSTILE_HTTP, post
 
 _MODELS = ROOT / "models"
 _COPIES = 4
@@ -55,7 +55,10 @@ Attack = Callable[[], object]
 
 
 def measure_hostile(folder: Path, size: int = 4 * 1024 * 1024) -> list[Row]:
-    """Send four copies of each request of `size` bytes at once. Raises RuntimeError if the server is then not healthy."""
+    """Send four copies of each request of `size` bytes at once.
+
+    Raises RuntimeError if the server is not healthy afterwards.
+    """
     rows = []
     with _serving(folder) as server, on_cores(LOAD_CORES):
         neighbour = _Neighbour(server.running.port)
@@ -87,23 +90,6 @@ def _attacks(server: _Server, size: int) -> Iterator[tuple[str, Attack]]:
         call = channel.unary_unary(INFER, lambda message: message, lambda answer: answer)
         for name, build_message in HOSTILE_TO_FLOAT_MODEL.items():
             yield f"gRPC: {name}", partial(called, call, build_message("digits", size))
-
-
-def post(port: int, request: HostileRequest) -> int:
-    """Return the status; 0 if the server closed the connection before the whole body was sent and no answer came."""
-    connection = HTTPConnection("127.0.0.1", port, timeout=300)
-    try:
-        try:
-            connection.request("POST", request.path, request.body, request.headers)
-        except (BrokenPipeError, ConnectionResetError):
-            pass  # refused by its head: the answer may have arrived
-        answer = connection.getresponse()
-        answer.read()
-        return answer.status
-    except (ConnectionError, OSError):
-        return 0
-    finally:
-        connection.close()
 
 
 def called(call: Callable[..., object], message: bytes) -> str:

@@ -8,7 +8,9 @@ import gzip
 import itertools
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
+from http.client import HTTPConnection
 
 import orjson
 
@@ -85,6 +87,11 @@ def _binary_strings(size: int) -> HostileRequest:
     return HostileRequest("/v2/models/digits/infer", header + struct.pack("<I", 0) * count, headers)
 
 
+def _too_many_texts(size: int) -> int:
+    """Return the texts that fit, if they are more than one request may have; else a few: they would be embedded."""
+    return size // 4 if size // 4 > 100_000 else 8
+
+
 def _words(size: int) -> str:
     return "ab " * (size // 3)
 
@@ -123,10 +130,10 @@ HOSTILE_HTTP: dict[str, Builder] = {
     # Texts
     "one long word": lambda size: _text({"text": "x" * size}),
     "one long text": lambda size: _text({"text": _words(size)}),
-    "many texts": lambda size: _text({"text": ["a"] * (size // 4)}),
+    "many texts": lambda size: _text({"text": ["a"] * _too_many_texts(size)}),
     "a long text that may not be cut": lambda size: _text({"text": _words(size), "truncate": False}),
     "many documents": lambda size: HostileRequest(
-        "/v1/rerank", orjson.dumps({"model": "minilm-onnx", "query": "a", "documents": ["b"] * (size // 4)})
+        "/v1/rerank", orjson.dumps({"model": "minilm-onnx", "query": "a", "documents": ["b"] * _too_many_texts(size)})
     ),
     "token ids as embeddings input": lambda size: HostileRequest(
         "/v1/embeddings", _repeated(b'{"model":"minilm-onnx","input":[', b"1", b"]}", size)
@@ -159,12 +166,17 @@ HOSTILE_HTTP: dict[str, Builder] = {
 """Name → builder. Every request is answered below 500, or with 503 or 507."""
 
 
-def pipelined(request: bytes, size: int) -> bytes:
-    """Return as many copies of a request as fit."""
-    return request * max(1, size // len(request))
-
-
-def upgrade_requests(size: int) -> bytes:
-    """Return pipelined requests that each offer another protocol."""
-    offer = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n"
-    return pipelined(offer, size)
+def post(port: int, request: HostileRequest) -> int:
+    """Send a request to this machine; return the status, or 0 if the connection was closed without a response."""
+    connection = HTTPConnection("127.0.0.1", port, timeout=300)
+    try:
+        # A refusal by the head closes the connection before the body is sent; the response may have arrived.
+        with suppress(BrokenPipeError, ConnectionResetError):
+            connection.request("POST", request.path, request.body, request.headers)
+        response = connection.getresponse()
+        response.read()
+        return response.status
+    except OSError:
+        return 0
+    finally:
+        connection.close()
