@@ -124,7 +124,7 @@ class LongDocument:
         return np.concatenate(parts), (num_rows, *shapes.pop())
 
     def shapes_are_certain(self) -> bool:
-        """Return true, once everything is parsed that nobody has read. Raises InvalidJson, InvalidInput."""
+        """Parse each array that was not read, then return true. Raises InvalidJson, InvalidInput."""
         while unread := [array for array in self._arrays if not array.is_read]:
             for array in unread:
                 for _ in self._items(array):

@@ -104,7 +104,7 @@ def called(call: Callable[..., object], message: bytes) -> str:
 
 def _row(name: str, server: _Server, attack: Attack, alone_s: float) -> Row:
     process = Path(f"/proc/{server.running.process.pid}")
-    (process / "clear_refs").write_text("5")  # the peak of resident memory starts anew
+    (process / "clear_refs").write_text("5")  # this resets the peak of resident memory
     before_bytes = server.running.resident_bytes()
     neighbour = _Neighbour(server.running.port)
     server.held.reset()

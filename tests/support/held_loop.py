@@ -35,7 +35,7 @@ class HeldLoop:
         return float(seconds)
 
     def reset(self) -> None:
-        """Start anew."""
+        """Forget the longest hold."""
         self._map[:] = _VALUE.pack(0.0)
 
     async def watch(self) -> None:
