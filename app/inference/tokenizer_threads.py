@@ -4,18 +4,20 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
+from math import inf
 from typing import NamedTuple, TypeVar, TypeVarTuple
 
 from frameworks.generation.types import Conversation, Prompt
+from frameworks.settings import usable_cpus
 
 SHORT_CHARACTERS = 16 * 1024
 """Work up to this size takes about 20 ms."""
-_PIECE_CHARACTERS = 64 * 1024
+_PIECE_CHARACTERS = SHORT_CHARACTERS
 _MAX_COUNTED = 32 * 1024
 # Text after text, besides the characters of each.
 _CHARACTERS_PER_TEXT = 64
-LONG_THREADS = 2
-"""The long work of one request leaves a thread to that of another, and its memory is bounded."""
+LONG_THREADS = min(8, max(2, usable_cpus() // 2))
+"""A GPU needs several to keep up with it. More would leave too few CPUs to the models, and memory has a bound too."""
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
@@ -59,7 +61,7 @@ class TokenizerThreads:
             return [await self.run(piece.characters, work, piece.start, piece.stop)]
         results: list[Result] = []
         while running:
-            futures = [self.run(_PIECE_CHARACTERS, work, piece.start, piece.stop) for piece in running]
+            futures = [self.run(inf, work, piece.start, piece.stop) for piece in running]
             # All of them end, so that the first error in the order of the list is raised.
             for outcome in await asyncio.gather(*futures, return_exceptions=True):
                 if isinstance(outcome, BaseException):
