@@ -17,15 +17,17 @@ from frameworks.errors import InvalidInput
 Kind = TypeVar("Kind", bound=Body)
 
 MAX_DRAIN_S = 86_400
-DrainTimeout = Annotated[
-    int | float | None,
-    Field(
-        ge=0,
-        le=MAX_DRAIN_S,
-        description="Seconds after which requests in progress are ended with the error `draining`. Default: an unload "
-        "waits for all of them.",
-    ),
+_Seconds = Annotated[
+    int | float,
+    Field(ge=0, le=MAX_DRAIN_S),
     WithJsonSchema({"type": "number", "minimum": 0, "maximum": MAX_DRAIN_S}),
+]
+DrainTimeout = Annotated[
+    _Seconds | None,
+    Field(
+        description="Seconds after which requests in progress are ended with the error `draining`. Default: an unload "
+        "waits for all of them."
+    ),
 ]
 
 # Triton's asyncio clients declare this type for a body of JSON. Browsers send it only after a CORS preflight.
