@@ -116,7 +116,7 @@ def flatten(node: list[Any]) -> tuple[list[Any], tuple[int, ...]]:
     while list in (types := set(map(type, level))):
         lengths = set(map(len, level)) if types == {list} else set()
         if len(lengths) != 1:
-            raise RaggedArray(_ragged_at(len(shape), lengths))
+            raise RaggedArray(ragged_at(len(shape), lengths))
         shape.append(lengths.pop())
         if len(shape) > _MAX_DEPTH:
             raise RaggedArray(f"it has more than {_MAX_DEPTH} dimensions")
@@ -184,13 +184,13 @@ class _SimdDocument:
         while True:
             lengths = set(map(len, level))
             if len(lengths) != 1:
-                raise RaggedArray(_ragged_at(len(shape), lengths))
+                raise RaggedArray(ragged_at(len(shape), lengths))
             shape.append(lengths.pop())
             rows = [row for array in level for row in array] if self._is_nested(level[0]) else []
             if not rows:
                 break
             if not all(map(self.is_array, rows)):
-                raise RaggedArray(_ragged_at(len(shape), set()))
+                raise RaggedArray(ragged_at(len(shape), set()))
             if len(shape) >= _MAX_DEPTH:
                 raise RaggedArray(f"it has more than {_MAX_DEPTH} dimensions")
             self._brackets += len(rows)
@@ -313,7 +313,8 @@ def to_python(node: Node) -> Any:
     return node
 
 
-def _ragged_at(depth: int, lengths: set[int]) -> str:
+def ragged_at(depth: int, lengths: set[int]) -> str:
+    """Describe rows at a depth that have these lengths; none: some are no rows."""
     if len(lengths) > 1:
         return f"the rows at depth {depth} have lengths {', '.join(map(str, sorted(lengths)[:4]))}"
     return f"depth {depth} has both rows and single values"

@@ -18,6 +18,7 @@ from app.protocols.json_body import (
     parse,
     parse_exact,
     plain_numbers,
+    ragged_at,
     read_members,
     to_python,
 )
@@ -103,15 +104,17 @@ class LongDocument:
         return to_python(node)
 
     def numbers(self, node: Node, kind: NumberKind) -> tuple[Array, tuple[int, ...]]:
-        if not isinstance(node, LongArray):
-            return plain_numbers(to_python(node), kind)
+        return self._numbers(node, kind, 1) if isinstance(node, LongArray) else plain_numbers(to_python(node), kind)
+
+    def _numbers(self, node: LongArray, kind: NumberKind, level: int) -> tuple[Array, tuple[int, ...]]:
+        """As `numbers`. `level`: the dimension of the array's elements, for the message."""
         parts: list[Array] = []
         num_rows = 0
         shapes: set[tuple[int, ...]] = set()
         for start, end in node.pieces:
             element = self._long_value(start, end, node.depth)
             if isinstance(element, LongArray):
-                flat, row_shape = self.numbers(element, kind)
+                flat, row_shape = self._numbers(element, kind, level + 1)
                 shape = (1, *row_shape)
             else:
                 flat, shape = self._piece_numbers(start, end, kind)
@@ -119,17 +122,31 @@ class LongDocument:
             num_rows += shape[0]
             shapes.add(shape[1:])
             if len(shapes) > 1:
-                raise RaggedArray("the rows differ in length or depth")
+                raise _ragged(shapes, level)
         node.is_read = True
         return np.concatenate(parts), (num_rows, *shapes.pop())
 
     def shapes_are_certain(self) -> bool:
-        """Parse each array that was not read, then return true. Raises InvalidJson, InvalidInput."""
-        while unread := [array for array in self._arrays if not array.is_read]:
-            for array in unread:
-                for _ in self._items(array):
-                    pass
+        """Parse each array that was not read, then return true. Raises InvalidJson."""
+        for array in self._arrays:
+            if not array.is_read:
+                self._check(array)
         return True
+
+    def _check(self, node: LongArray | LongObject) -> None:
+        """Parse each piece of an array or object. Raises InvalidJson."""
+        for start, end in node.pieces:
+            if isinstance(node, LongObject):
+                long_nodes = list((self._long_member(start, end, node.depth) or {}).values())
+            else:
+                element = self._long_value(start, end, node.depth)
+                long_nodes = [] if element is None else [element]
+            if not long_nodes:
+                self._parse(b"{}" if isinstance(node, LongObject) else b"[]", start, end)
+            for each in long_nodes:
+                self._check(each)
+        if isinstance(node, LongArray):
+            node.is_read = True
 
     def _items(self, array: LongArray) -> Iterator[Node]:
         for start, end in array.pieces:
@@ -235,6 +252,15 @@ class LongDocument:
             raise InvalidInput(
                 "body", f"expected at most {MAX_VALUES} values besides numeric tensors, got more; send several requests"
             )
+
+
+def _ragged(shapes: set[tuple[int, ...]], level: int) -> RaggedArray:
+    """Return the error for rows of two shapes."""
+    one, other = sorted(shapes)
+    for depth, lengths in enumerate(zip(one, other, strict=False), level):
+        if lengths[0] != lengths[1]:
+            return RaggedArray(ragged_at(depth, set(lengths)))
+    return RaggedArray(ragged_at(level + min(len(one), len(other)), set()))
 
 
 def _error_in(text: bytes, start: int) -> tuple[str, int]:

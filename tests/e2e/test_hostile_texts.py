@@ -60,7 +60,7 @@ def test_request_for_too_much_is_refused(server: RunningServer, name: str) -> No
 
 
 @pytest.mark.parametrize("model", ["minilm", "minilm-onnx"])
-def test_embedding_of_long_text_is_that_of_its_beginning(server: RunningServer, model: str) -> None:
+def test_long_text_embedded_as_its_beginning(server: RunningServer, model: str) -> None:
     body = hostile_texts.long_text(model)
     vectors = [vector_of(server, text | {"model": model}) for text in (body, {"input": body["input"][:4000]})]
     np.testing.assert_array_equal(*vectors)
