@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from app.cli.commands import main
@@ -83,8 +84,10 @@ def test_signal_before_start_ends_process(tmp_path: Path) -> None:
     os.mkfifo(config)
     process = subprocess.Popen([sys.executable, "-m", "app", "serve", "--config", str(config)], cwd=ROOT)
     try:
-        # The open for writing returns when the process has opened the FIFO for reading.
+        # The open for writing returns when the process has opened the FIFO for reading. It sleeps when it reads: only
+        # then does a signal wake it.
         with config.open("wb"):
+            wait_until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_SLEEPING)
             process.send_signal(signal.SIGTERM)
             assert process.wait(WAIT_S) == 0
     finally:
