@@ -38,7 +38,7 @@ MAX_VALUES = 131_072
 """Values of a body that become Python objects: those of long arrays besides numeric tensors."""
 _LONG_BYTES = 3 * 1024 * 1024
 """From this length on a body is read in pieces, whatever it holds."""
-_FEW_VALUES_BYTES = 512 * 1024
+_FEW_VALUES_BYTES = 1536 * 1024
 _FEW_VALUES = 200_000
 """A body of _FEW_VALUES_BYTES or more is read in pieces if it has more commas: one parser would take 10 ms."""
 _MAX_DEPTH = 16

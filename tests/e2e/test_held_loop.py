@@ -25,7 +25,7 @@ LEAST_REQUEST_S = 100e-6
 _REQUESTS = 500
 _ATTEMPTS = 3
 KIB = 1024
-SIZES = (60 * KIB, 500 * KIB, 1500 * KIB, 4000 * KIB)
+SIZES = (60 * KIB, 500 * KIB, 1600 * KIB, 4000 * KIB)
 
 
 @dataclass(frozen=True, slots=True)
