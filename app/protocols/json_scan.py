@@ -78,11 +78,6 @@ def divide(text: bytes, start: int, end: int) -> tuple[list[Place], int]:
     raise UnclosedContainer
 
 
-def count_commas(text: bytes) -> int:
-    """Count the commas, also those in strings."""
-    return int(np.count_nonzero(np.frombuffer(text, np.uint8) == _COMMA))
-
-
 def count_values(text: bytes) -> int:
     """Return one more than the commas outside of strings: about the values in the text."""
     if not text:
