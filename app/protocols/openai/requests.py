@@ -24,7 +24,7 @@ from app.protocols.generation_fields import (
 from app.protocols.openai.field_policy import plain_messages
 from app.protocols.text_fields import MAX_TEXTS, Dimensions, Texts, Truncate
 
-MAX_TOKENS_DECODED = 1_000_000
+MAX_TOKENS_DECODED = 131_072
 _MAX_COMPLETION_LOGPROBS = 5
 
 _DOCUMENT_FIELDS = frozenset({"text"})
