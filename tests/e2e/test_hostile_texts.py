@@ -15,7 +15,7 @@ REFUSED = {
     "long prompts": ("/v1/completions", hostile_texts.long_prompts(MODEL), "prompt[0]: expected fewer than 512 tokens"),
     "long ids": (
         "/v1/completions",
-        {"model": MODEL, "prompt": [1] * 200_000},
+        {"model": MODEL, "prompt": [1] * 100_000},
         "prompt: expected fewer than 512 tokens",
     ),
     "conversation": (
