@@ -16,7 +16,7 @@ from app.http.responses import json_response
 from app.inference.lifecycle import Lifecycle
 from app.observability.metrics import Observer
 from app.protocols.bodies import Body
-from app.protocols.errors import Forbidden
+from app.auth.errors import Forbidden
 from app.protocols.native.fields import ErrorResponse
 from frameworks.errors import InvalidInput, InvalidModel, ModelFailed
 from frameworks.manager import MLFrameworkManager

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from starlette.types import Scope
 
 from app.protocols.codec import Header
-from app.protocols.errors import Forbidden
+from app.auth.errors import Forbidden
 from frameworks.errors import InvalidInput
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})

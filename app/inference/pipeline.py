@@ -149,7 +149,7 @@ class Pipeline:
         """Give the request a place at the server; its permit must be released. Raises Draining, Overloaded."""
         if self.lifecycle.is_draining:
             self.lifecycle.check_accepting()
-        return RequestContext(self.manager, record, Permit(self.bounds.requests))
+        return RequestContext(self.manager, record, Permit(self.bounds.requests, record.principal.tenant))
 
     def new_permit(self) -> Permit:
         """Return a place at the server for work that is no inference. Raises Draining, Overloaded."""

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import structlog
 
+from app.auth.principal import ANONYMOUS, Principal
 from frameworks.types import Timings
 
 log = structlog.get_logger("roundhouse.request")
@@ -164,6 +165,7 @@ class RequestRecord:
     status: int = 500
     code: str = ""
     timings: Timings = field(default_factory=Timings)
+    principal: Principal = ANONYMOUS
     fast_path: FastPath | None = None
     plain_host: bytes = b""
     """The only Host header, if no header says that a web page sends the request."""

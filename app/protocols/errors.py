@@ -3,6 +3,7 @@
 from math import ceil
 from typing import NamedTuple, Self
 
+from app.auth.errors import Forbidden, Unauthenticated
 from frameworks.errors import (
     DeadlineExceeded,
     Draining,
@@ -71,10 +72,6 @@ class UnsupportedMediaType(ProtocolError):
     """The server does not read the body's content-type or content-encoding."""
 
 
-class Forbidden(ProtocolError):
-    """The server's configuration forbids the request: a path, a Host, or the Origin of a page."""
-
-
 class NotSupported(ProtocolError):
     """The server does not implement this part of a protocol; the message names the alternative."""
 
@@ -91,6 +88,7 @@ _TABLE: tuple[tuple[type[RoundhouseError], int, str, str], ...] = (
     (InvalidInput, 400, "invalid_input", "INVALID_ARGUMENT"),
     (UnknownField, 400, "unknown_field", "INVALID_ARGUMENT"),
     (InvalidModel, 400, "invalid_input", "INVALID_ARGUMENT"),
+    (Unauthenticated, 401, "unauthenticated", "UNAUTHENTICATED"),
     (Forbidden, 403, "forbidden", "PERMISSION_DENIED"),
     (ModelNotFound, 404, "model_not_found", "NOT_FOUND"),
     (VersionNotFound, 404, "version_not_found", "NOT_FOUND"),
@@ -158,7 +156,9 @@ def is_refusal(status: int) -> bool:
 
 
 def extra_headers(error: BaseException) -> list[tuple[bytes, bytes]]:
-    """Return the headers of an error: Retry-After in whole seconds, Allow."""
+    """Return the headers of an error: Retry-After in whole seconds, Allow, WWW-Authenticate."""
+    if isinstance(error, Unauthenticated):
+        return [(b"www-authenticate", b'Bearer realm="roundhouse"')]
     if isinstance(error, Overloaded):
         return [(b"retry-after", str(max(1, ceil(error.retry_after_s))).encode())]
     if isinstance(error, ModelLoading):

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from frameworks.errors import Overloaded
 from frameworks.scheduling.byte_limit import ByteHold, ByteLimit
+from frameworks.tenants import DEFAULT_TENANT, Tenant
 
 # The drain rate is computed from this many of the latest responses.
 _RESPONSES_REMEMBERED = 64
@@ -109,9 +110,9 @@ class Permit:
     Each method of a request's usual path does its checks inline: this code runs for every request.
     """
 
-    __slots__ = ("_has_begun", "_is_suspended", "_model", "_places", "_server", "held", "held_bytes")
+    __slots__ = ("_has_begun", "_is_suspended", "_model", "_places", "_server", "held", "held_bytes", "tenant")
 
-    def __init__(self, server: RequestLimit) -> None:
+    def __init__(self, server: RequestLimit, tenant: Tenant = DEFAULT_TENANT) -> None:
         """Raises Overloaded if the server is full."""
         if server.waiting >= server.queue_bound or server.inflight >= server.concurrency_bound:
             server.check_room()
@@ -120,6 +121,7 @@ class Permit:
         else:
             server.acquire()
         self._server = server
+        self.tenant = tenant
         self._model: RequestLimit | None = None
         # Places in the queue that the request holds.
         self._places = 0

@@ -244,7 +244,7 @@ def _first_sentence(error: type[BaseException]) -> str:
 def _tree_lines(error: type[RoundhouseError], indent: str) -> Iterator[str]:
     yield f"{indent + error.__name__:32}{_first_sentence(error)}"
     for each in error.__subclasses__():
-        if each.__module__ in ("frameworks.errors", "app.protocols.errors"):
+        if each.__module__ in ("frameworks.errors", "app.auth.errors", "app.protocols.errors"):
             yield from _tree_lines(each, indent + "  ")
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.http.origins import OriginPolicy, OriginRules
-from app.protocols.errors import Forbidden
+from app.auth.errors import Forbidden
 from frameworks.errors import InvalidInput
 
 POLICY = OriginPolicy(

@@ -1,0 +1,1 @@
+"""Authenticate requests: keys, scopes and tenants. Nothing here reads a body."""

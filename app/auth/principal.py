@@ -1,0 +1,55 @@
+"""The authenticated sender of a request: its tenant, its key and what the key permits."""
+
+from collections.abc import Iterable
+from enum import StrEnum
+from fnmatch import fnmatchcase
+
+from frameworks.tenants import DEFAULT_TENANT, Tenant
+
+_MAX_REMEMBERED_NAMES = 4096
+
+
+class Scope(StrEnum):
+    """What a key permits. `INFER`: inference. `READ`: models, metrics, statistics. `MANAGE`: change models."""
+
+    INFER = "infer"
+    READ = "read"
+    MANAGE = "manage"
+
+
+class Principal:
+    """The sender of requests with one key. Immutable, and shared by all requests with that key."""
+
+    __slots__ = ("_by_name", "_patterns", "key_id", "scopes", "sees_all", "tenant")
+
+    def __init__(
+        self,
+        tenant: Tenant,
+        key_id: str = "",
+        scopes: frozenset[Scope] = frozenset(Scope),
+        patterns: Iterable[tuple[str, ...]] = (),
+    ) -> None:
+        """`patterns`: sets of glob patterns, of the tenant and of the key; a model has to match one of each set."""
+        self.tenant = tenant
+        self.key_id = key_id
+        self.scopes = scopes
+        self._patterns = tuple(patterns)
+        self.sees_all = all("*" in each for each in self._patterns)
+        """Whether every model may be used. Code for all requests checks it before `may_use`."""
+        # Names are the caller's: the number of remembered ones is bounded.
+        self._by_name: dict[str, bool] = {}
+
+    def may_use(self, model: str) -> bool:
+        """Whether a model may be used and seen. Case-sensitive."""
+        if self.sees_all:
+            return True
+        known = self._by_name.get(model)
+        if known is None:
+            known = all(any(fnmatchcase(model, pattern) for pattern in each) for each in self._patterns)
+            if len(self._by_name) < _MAX_REMEMBERED_NAMES and len(model) <= 256:
+                self._by_name[model] = known
+        return known
+
+
+ANONYMOUS = Principal(DEFAULT_TENANT)
+"""The sender of every request to a server without keys."""
