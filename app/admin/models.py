@@ -11,12 +11,12 @@ from pydantic import ConfigDict, Field, WithJsonSchema
 from app.admin.bodies import DrainTimeout, describe_body, describe_optional, read_object, read_optional
 from app.admin.model_descriptions import Deleted, ModelDetail, ModelList, describe, describe_in_detail
 from app.admin.registrations import ENTRY_EXAMPLE, entry_schema, read_entry
+from app.auth.errors import Forbidden
 from app.http.openapi import describe_responses
 from app.http.responses import json_response
 from app.inference.lifecycle import Lifecycle
 from app.observability.metrics import Observer
 from app.protocols.bodies import Body
-from app.auth.errors import Forbidden
 from app.protocols.native.fields import ErrorResponse
 from frameworks.errors import InvalidInput, InvalidModel, ModelFailed
 from frameworks.manager import MLFrameworkManager

@@ -1,4 +1,4 @@
-"""The authenticated sender of a request: its tenant, its key and what the key permits."""
+"""The authenticated sender of a request: its tenant, its key, and the permissions of the key."""
 
 from collections.abc import Iterable
 from enum import StrEnum
@@ -10,7 +10,7 @@ _MAX_REMEMBERED_NAMES = 4096
 
 
 class Scope(StrEnum):
-    """What a key permits. `INFER`: inference. `READ`: models, metrics, statistics. `MANAGE`: change models."""
+    """The permissions of a key. `INFER`: inference. `READ`: models, metrics, statistics. `MANAGE`: change models."""
 
     INFER = "infer"
     READ = "read"

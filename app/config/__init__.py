@@ -1,5 +1,6 @@
 """Load config.toml, environment variables and flags into settings, or report every issue with its line."""
 
+from app.config.auth_settings import AuthSettings, TenantSettings
 from app.config.environment import CONFIG_VARIABLE
 from app.config.issues import ConfigError, ConfigIssue, IssueKind
 from app.config.loading import (
@@ -15,6 +16,7 @@ from app.config.loading import (
 
 __all__ = [
     "CONFIG_VARIABLE",
+    "AuthSettings",
     "CacheSettings",
     "ConfigError",
     "ConfigIssue",
@@ -23,6 +25,7 @@ __all__ = [
     "LoggingSettings",
     "ServerSettings",
     "Settings",
+    "TenantSettings",
     "check_file",
     "load_settings",
     "parse_model_entry",

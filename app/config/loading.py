@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import structlog
 from pydantic import AfterValidator, BaseModel, Field, ValidationInfo
 
+from app.config.auth_settings import AuthSettings
 from app.config.checks import check_input_values, check_names, check_paths, validate
 from app.config.environment import find_setting, read_environment, set_from_text
 from app.config.issues import ConfigError, ConfigIssue, format_value, nearest
@@ -113,6 +114,7 @@ class Settings(BaseModel):
     scheduling: SchedulingSettings = SchedulingSettings()
     cache: CacheSettings = CacheSettings()
     logging: LoggingSettings = LoggingSettings()
+    auth: AuthSettings = AuthSettings()
 
 
 @dataclass(frozen=True, slots=True)

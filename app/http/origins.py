@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from starlette.types import Scope
 
-from app.protocols.codec import Header
 from app.auth.errors import Forbidden
+from app.protocols.codec import Header
 from frameworks.errors import InvalidInput
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})

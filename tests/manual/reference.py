@@ -19,6 +19,7 @@ from starlette.types import Message, Scope
 
 import app.protocols.errors as wire_errors
 from app.config import load_settings
+from app.config.auth_settings import TenantSettings
 from app.config.loading import Settings
 from app.server.build import build
 from frameworks.errors import RoundhouseError
@@ -56,12 +57,14 @@ def configuration() -> str:
         table = field.annotation
         assert isinstance(table, type)
         assert issubclass(table, BaseModel)
-        tables.append((f"[{name}]", table, {"onnx_models", "torch_models"}))
+        tables.append((f"[{name}]", table, {"onnx_models", "torch_models", "tenants"}))
         if name == "models":
             shared = set(ModelEntry.model_fields)
             tables.append(("[[models.onnx_models]] and [[models.torch_models]]", ModelEntry, set()))
             tables.append(("only [[models.onnx_models]]", OnnxModelEntry, shared))
             tables.append(("only [[models.torch_models]]", TorchModelEntry, shared))
+        if name == "auth":
+            tables.append(("[[auth.tenants]]", TenantSettings, set()))
     return "\n\n".join(_settings_table(*table) for table in tables)
 
 

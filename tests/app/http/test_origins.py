@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.http.origins import OriginPolicy, OriginRules
 from app.auth.errors import Forbidden
+from app.http.origins import OriginPolicy, OriginRules
 from frameworks.errors import InvalidInput
 
 POLICY = OriginPolicy(

@@ -1,0 +1,45 @@
+"""Settings of keys and tenants: `[auth]`."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, Field
+
+from memory.settings import SETTINGS_RULES
+
+TenantName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+Pattern = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class TenantSettings(BaseModel):
+    """`[[auth.tenants]]`: one group of callers."""
+
+    model_config = SETTINGS_RULES
+
+    name: TenantName
+    """Name in keys, metrics and logs: 1 to 64 letters, digits, dots, underscores and hyphens."""
+    weight: Annotated[float, Field(gt=0, le=1_000_000)] = 1.0
+    """Share of a busy model beside other tenants."""
+    models: Annotated[tuple[Pattern, ...], Field(strict=False)] = ("*",)
+    """Glob patterns of the models that the tenant may use and see."""
+
+
+def _unique_names(tenants: tuple[TenantSettings, ...]) -> tuple[TenantSettings, ...]:
+    names = [tenant.name for tenant in tenants]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f'expected unique names of tenants, got "{twice}" twice; choose another name')
+    return tenants
+
+
+class AuthSettings(BaseModel):
+    """`[auth]`: keys, and the tenants that they belong to."""
+
+    model_config = SETTINGS_RULES
+
+    mode: Literal["auto", "required", "off"] = "auto"
+    """Whether requests need a key. `auto`: unless the server listens on loopback only and has no key."""
+    keys_file: Path = Path("./keys.toml")
+    """File of hashed keys, written by `roundhouse keys`; read again when it changes."""
+    tenants: Annotated[tuple[TenantSettings, ...], AfterValidator(_unique_names), Field(strict=False)] = ()
+    """The tenants. If any is configured, keys of other tenants are not valid."""
