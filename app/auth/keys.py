@@ -1,0 +1,87 @@
+"""API keys: their text, and the members that the keys file holds."""
+
+import re
+import secrets
+import string
+from dataclasses import dataclass
+from hashlib import sha256
+
+from app.auth.principal import Scope
+
+ENVIRONMENT_ID = "environment"
+"""Id of a key of ROUNDHOUSE_API_KEY that is no text of `roundhouse keys create`."""
+ENVIRONMENT_TENANT = "default"
+"""Tenant of the key of ROUNDHOUSE_API_KEY. Valid with default settings where it is not configured."""
+MIN_ENVIRONMENT_KEY_CHARACTERS = 16
+MAX_ENVIRONMENT_KEY_CHARACTERS = 512
+
+_KEY = re.compile(rb"rh_([a-z0-9]{12})_([A-Za-z0-9_-]{43})")
+_ID_CHARACTERS = string.ascii_lowercase + string.digits
+_ID_LENGTH = 12
+_SECRET_BYTES = 32
+_VISIBLE = re.compile(r"[!-~]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One API key, without its secret. Times are Unix times in seconds.
+
+    `tenant`: its name. `models`: glob patterns. `secret_sha256`: the digest of the secret's ASCII characters, 32 bytes.
+    `expires_s`: None for a key without an end. `is_signed`: requests with this key carry a signature. `replaced_by`: id
+    of the key that a rotation made for it; "" without a rotation.
+    """
+
+    key_id: str
+    tenant: str
+    scopes: frozenset[Scope]
+    secret_sha256: bytes
+    created_s: float
+    models: tuple[str, ...] = ("*",)
+    expires_s: float | None = None
+    is_signed: bool = False
+    replaced_by: str = ""
+
+
+class InvalidEnvironmentKey(Exception):
+    """The text of ROUNDHOUSE_API_KEY cannot be a key. The message does not contain it."""
+
+
+def split_key(text: bytes) -> tuple[str, bytes] | None:
+    """Return the id and the secret of a presented key; None for a text that no key has.
+
+    A text of another form than `rh_<id>_<secret>` is the secret of ENVIRONMENT_ID.
+    """
+    parts = _KEY.fullmatch(text)
+    if parts is not None:
+        return parts[1].decode(), parts[2]
+    if MIN_ENVIRONMENT_KEY_CHARACTERS <= len(text) <= MAX_ENVIRONMENT_KEY_CHARACTERS:
+        return ENVIRONMENT_ID, text
+    return None
+
+
+def new_secret() -> tuple[str, str]:
+    """Return a random id (12 characters) and a random secret (43 characters)."""
+    key_id = "".join(secrets.choice(_ID_CHARACTERS) for _ in range(_ID_LENGTH))
+    return key_id, secrets.token_urlsafe(_SECRET_BYTES)
+
+
+def key_text(key_id: str, secret: str) -> str:
+    """Return the text that clients send."""
+    return f"rh_{key_id}_{secret}"
+
+
+def hash_secret(secret: bytes) -> bytes:
+    """Return the digest that the keys file holds, 32 bytes."""
+    return sha256(secret).digest()
+
+
+def environment_key(text: str) -> Key:
+    """Return the key of ROUNDHOUSE_API_KEY: all scopes, all models, no end. Raises InvalidEnvironmentKey."""
+    known = split_key(text.encode("utf-8", "replace")) if _VISIBLE.fullmatch(text) else None
+    if known is None:
+        raise InvalidEnvironmentKey(
+            f"ROUNDHOUSE_API_KEY: expected {MIN_ENVIRONMENT_KEY_CHARACTERS} to {MAX_ENVIRONMENT_KEY_CHARACTERS} "
+            f"visible ASCII characters, got {len(text)} characters; set the output of `openssl rand -hex 32`"
+        )
+    key_id, secret = known
+    return Key(key_id, ENVIRONMENT_TENANT, frozenset(Scope), hash_secret(secret), created_s=0.0)

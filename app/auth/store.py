@@ -1,0 +1,122 @@
+"""Hold the keys of the running server: those of the keys file, read again when it changes, and the environment's."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+import structlog
+
+from app.auth.key_file import FileVersion, InvalidKeysFile, file_version, read_keys
+from app.auth.keys import Key
+from app.auth.principal import Principal
+from app.config.auth_settings import AuthSettings, TenantSettings
+from frameworks.tenants import Tenant
+
+log = structlog.get_logger(__name__)
+
+_CHECK_PERIOD_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class StoredKey:
+    """A key and the principal of its requests."""
+
+    key: Key
+    principal: Principal
+
+
+class KeyStore:
+    """The valid keys and their tenants. Owned by the event loop; only the file is read in a thread.
+
+    A change of the file is applied as a whole. While the file cannot be used, the keys of the last good one stay valid.
+    """
+
+    def __init__(self, file: Path, settings: AuthSettings, environment_key: Key | None = None) -> None:
+        """`file`: absolute; it may be missing. `environment_key`: that of ROUNDHOUSE_API_KEY."""
+        self._file = file
+        self._mode = settings.mode
+        self._environment_key = environment_key
+        self._settings: dict[str, TenantSettings] = {tenant.name: tenant for tenant in settings.tenants}
+        self._has_tenants = bool(settings.tenants)
+        self._tenants = {tenant.name: Tenant(tenant.name, tenant.weight) for tenant in settings.tenants}
+        self._version: FileVersion | None = None
+        self._failure = ""
+        self._keys: dict[str, StoredKey] = {}
+        self.reloads: Counter[str] = Counter()
+        """Reads of a changed file, by outcome: `loaded`, `failed`."""
+        self.required = settings.mode == "required"
+        """Whether requests need a key. With `auto` true from the first key on, also after the last is revoked."""
+
+    @property
+    def tenants(self) -> Mapping[str, Tenant]:
+        """All tenants by name. An object stays the same while the process runs."""
+        return MappingProxyType(self._tenants)
+
+    def __len__(self) -> int:
+        """Return the number of keys, expired ones included."""
+        return len(self._keys)
+
+    def find(self, key_id: str) -> StoredKey | None:
+        """Return the key with this id, which may have expired; None without one."""
+        return self._keys.get(key_id)
+
+    def load(self) -> None:
+        """Read the file for the first time; a missing one has no keys. Raises InvalidKeysFile."""
+        keys, self._version = read_keys(self._file)
+        self._apply(keys.values())
+
+    async def watch(self) -> None:
+        """Read the file again when it changes, until cancelled. Looks once a second."""
+        while True:
+            await asyncio.sleep(_CHECK_PERIOD_S)
+            await self.refresh()
+
+    async def refresh(self) -> None:
+        """Apply the file if it changed. An error is logged and counted once for each version of the file."""
+        before = self._version
+        try:
+            keys = await asyncio.to_thread(self._read_changed)
+        except (InvalidKeysFile, OSError) as error:
+            if (str(error), self._version) != (self._failure, before):
+                self._failure = str(error)
+                self.reloads["failed"] += 1
+                log.error("keys file not loaded; the last good one stays valid", reason=self._failure)
+            return
+        self._failure = ""
+        if keys is not None:
+            self._apply(keys.values())
+            self.reloads["loaded"] += 1
+            log.info("keys file loaded", keys=len(keys))
+
+    def _read_changed(self) -> dict[str, Key] | None:
+        """Return the keys of a changed file; None for an unchanged one."""
+        version = file_version(self._file)
+        if version == self._version:
+            return None
+        self._version = version
+        if version is None:
+            raise InvalidKeysFile(f"{self._file}: expected a file, got none; restore it, or revoke keys one by one")
+        keys, self._version = read_keys(self._file)
+        return keys
+
+    def _apply(self, keys: Iterable[Key]) -> None:
+        known = self._keys
+        found: dict[str, StoredKey] = {}
+        for key in keys:
+            if not self._has_tenants or key.tenant in self._settings:
+                before = known.get(key.key_id)
+                found[key.key_id] = before if before is not None and before.key == key else self._store(key)
+        if self._environment_key is not None:
+            found[self._environment_key.key_id] = self._store(self._environment_key)
+        self._keys = found
+        if found and self._mode == "auto":
+            self.required = True
+
+    def _store(self, key: Key) -> StoredKey:
+        tenant = self._tenants.setdefault(key.tenant, Tenant(key.tenant))
+        settings = self._settings.get(key.tenant)
+        patterns = () if settings is None else (settings.models,)
+        return StoredKey(key, Principal(tenant, key.key_id, key.scopes, (*patterns, key.models)))
