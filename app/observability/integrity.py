@@ -1,10 +1,11 @@
 """Check, while the server is idle, that all leased memory was returned: a leak is found where it starts."""
 
 import asyncio
-import gc
 from collections.abc import Callable
 
 import structlog
+
+from memory.garbage import collect
 
 log = structlog.get_logger(__name__)
 
@@ -46,5 +47,5 @@ def _check_twice(check: Callable[[], None]) -> None:
     try:
         check()
     except AssertionError:
-        gc.collect()
+        collect()
         check()

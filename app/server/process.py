@@ -1,7 +1,6 @@
 """Run the server process: open its sockets, handle its signals, end it."""
 
 import asyncio
-import gc
 import os
 import signal
 import socket
@@ -22,6 +21,7 @@ from app.server.build import build
 from app.server.descriptors import connections_within_limit
 from frameworks.scheduling.byte_limit import ByteLimit
 from memory.allocator import keep_freed_memory
+from memory.garbage import shorten_collections
 
 if TYPE_CHECKING:
     from app.grpc.listener import GrpcListener
@@ -31,7 +31,6 @@ log = structlog.get_logger(__name__)
 # Clients and load balancers reuse connections. uvicorn's default of 5 s would often close one as it is reused.
 _KEEP_ALIVE_S = 75
 _BACKLOG = 2048
-_GC_THRESHOLD = 10_000
 _SWITCH_INTERVAL_S = 0.001
 
 
@@ -59,8 +58,7 @@ def serve(loaded: LoadedSettings, log_to_terminal: bool) -> int:
     """Serve until a signal arrives. Returns the exit status. Raises CannotListenError."""
     settings = loaded.settings
     keep_freed_memory()
-    # One iteration of the loop creates and drops about a thousand objects: collect less often than the default.
-    gc.set_threshold(_GC_THRESHOLD, 20, 20)
+    shorten_collections()
     # A thread that decodes a long body lets the event loop run after this time; Python's default is 5 ms.
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     configure_logging(settings.logging.level, settings.logging.format)

@@ -1,7 +1,6 @@
 """Load models in threads: estimate their memory, create and warm up their instances, measure their memory."""
 
 import asyncio
-import gc
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from frameworks.models.turns import Turns
 from frameworks.models.version import ModelVersion
 from frameworks.runtime import LoadedModel, Registry
 from memory.allocator import give_back_freed_memory, in_use_bytes
+from memory.garbage import collect, freeze
 from memory.host import mapped_bytes, resident_bytes
 
 # Loads run one at a time. Only one model then needs extra memory for reading, and the measurement is its own.
@@ -138,14 +138,13 @@ class Loader:
                 self._registries[framework] = self._make_registry[framework]()
                 # A framework has up to 200,000 permanent objects. Each collection would scan them, and stop the event
                 # loop for 35 ms.
-                gc.collect()
-                gc.freeze()
+                freeze()
             return self._registries[framework]
 
 
 def _reclaim_memory() -> None:
     """Collect the cycles of a closed model (frameworks are frozen, so this is quick), then return free pages."""
-    gc.collect()
+    collect()
     give_back_freed_memory()
 
 
