@@ -97,7 +97,7 @@ class GenerationService:
         if deadline_s is not None and loop.time() >= deadline_s:
             raise late
         assert model.spec.generation is not None
-        sequences = _sequences(request, prepared, model.spec.generation, context.priority, in_pieces)
+        sequences = _sequences(request, prepared, model.spec.generation, context, in_pieces)
         generation = GenerationStream(
             # The text that is still to be sent needs no model.
             dispatcher.open(sequences, context.permit.begin_text, context.permit.release_version),
@@ -202,7 +202,7 @@ def _field_of(prompts: tuple[Prompt, ...], index: int) -> str:
 
 
 def _sequences(
-    request: GenerateRequest, prepared: _PreparedPrompts, spec: GenerationSpec, priority: int, in_pieces: bool
+    request: GenerateRequest, prepared: _PreparedPrompts, spec: GenerationSpec, context: RunContext, in_pieces: bool
 ) -> list[SequenceRequest]:
     """Return one sequence for each choice, with ids in order of their index.
 
@@ -223,10 +223,11 @@ def _sequences(
             request.sampling,
             stop_token_ids,
             stopping.min_tokens,
-            priority=priority,
+            priority=context.priority,
             arrived_s=arrived_s,
             # A stop string is found in time only if each token is delivered at once.
             is_read_whole=not (in_pieces or stopping.strings),
+            tenant=context.permit.tenant,
         )
         sequences += [
             replace(

@@ -6,6 +6,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
+from frameworks.tenants import DEFAULT_TENANT, Tenant
+
 FinishReason = Literal["stop", "length"]
 """`stop`: at an end-of-text token, a stop token or a stop string. `length`: at max_tokens or at the context's end."""
 
@@ -127,7 +129,7 @@ class SequenceRequest:
     `sequence_id`: unique. `max_tokens`: at least 1, and within the context. `stop_token_ids`: includes the end-of-text
     tokens unless those are ignored; none of them is sampled before `min_tokens`. `sampling.seed` is set. `arrived_s`:
     time.perf_counter; a waiting request gains a level of `priority` as it ages. `is_read_whole`: the caller needs no
-    single tokens, so several may be delivered together.
+    single tokens, so several may be delivered together. `tenant`: is charged for the computed tokens.
     """
 
     sequence_id: int
@@ -140,6 +142,7 @@ class SequenceRequest:
     priority: int = field(kw_only=True)
     arrived_s: float = 0.0
     is_read_whole: bool = False
+    tenant: Tenant = DEFAULT_TENANT
 
 
 class GeneratedToken(NamedTuple):
