@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from frameworks.pytorch import kernels
+from frameworks.pytorch.generation.linear import PackedLinear
 from frameworks.pytorch.kernels import multiplies_bf16, packs
 
 pytestmark = pytest.mark.isa
@@ -52,10 +53,17 @@ class TestPacking:
         assert not packs(torch.float32)
         assert not multiplies_bf16()
 
-    def test_packed_weights_really_pack(self) -> None:
-        for dtype in (torch.float32, torch.bfloat16):
-            if packs(dtype):
-                kernels.pack(torch.zeros(4, 4, dtype=dtype))
+    @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
+    def test_packed_weights_give_same_product(self, dtype: torch.dtype, tolerance: float) -> None:
+        """Compared with the product in float64. A dtype that does not pay on this CPU may lack instructions."""
+        if not packs(dtype):
+            pytest.skip(f"weights of {dtype} are not packed on this CPU")
+        generator = torch.Generator().manual_seed(1)
+        weight = torch.randn(48, 40, generator=generator).to(dtype)
+        rows = torch.randn(3, 40, generator=generator).to(dtype)
+        product = PackedLinear(weight)(rows)
+        assert product.shape == (3, 48)
+        torch.testing.assert_close(product.double(), rows.double() @ weight.double().T, rtol=tolerance, atol=tolerance)
 
 
 class TestBfloat16:
