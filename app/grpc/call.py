@@ -3,8 +3,6 @@
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Protocol
 
-from app.auth.principal import Principal
-
 Header = tuple[bytes, bytes]
 
 
@@ -19,7 +17,7 @@ class GrpcError(Exception):
 
 class Call(Protocol):
     """One call. `left_s`: seconds until its deadline, None without a deadline. `headers`: its metadata. `peer`:
-    the client's address and port, the same for all calls on a connection. `principal`: the authenticated sender.
+    the client's address and port, the same for all calls on a connection.
     """
 
     @property
@@ -30,9 +28,6 @@ class Call(Protocol):
 
     @property
     def peer(self) -> str: ...
-
-    @property
-    def principal(self) -> Principal: ...
 
 
 Unary = Callable[[bytes, Call], Awaitable[bytes]]

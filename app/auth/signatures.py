@@ -1,0 +1,203 @@
+"""Read HTTP message signatures (RFC 9421) with `hmac-sha256`. The parser takes the canonical form only, within bounds.
+
+Source: RFC 9421, sections 2 (components and signature base), 3.2 (verification) and 4 (fields).
+"""
+
+import re
+from base64 import b64encode
+from collections.abc import Sequence
+from functools import lru_cache
+from hmac import compare_digest, digest
+from typing import NamedTuple
+
+from app.auth.errors import Unauthenticated
+
+Header = tuple[bytes, bytes]
+
+REQUIRED = (b"@method", b"@path", b"@query", b"content-digest")
+"""Components that every signature covers. `@authority` and header fields may be added."""
+MAX_INPUT_BYTES = 2048
+MAX_COMPONENTS = 16
+
+_DERIVED = frozenset({b"@method", b"@path", b"@query", b"@authority"})
+# A signature cannot cover itself.
+_NOT_COVERED = frozenset({b"signature", b"signature-input"})
+_MAX_CACHED_LISTS = 256
+
+_NAME = rb"\"@?[a-z0-9!#$%&'*+.^_`|~-]{1,64}\""
+_INPUT = re.compile(
+    rb"([a-z*][a-z0-9_.*-]{0,31})="  # the label
+    rb"((\(" + _NAME + rb"(?: " + _NAME + rb"){0,15}\))"  # the list of components
+    rb"((?:;[a-z]{1,8}=(?:0|[1-9][0-9]{0,14}|\"[ !#-\[\]-~]{0,256}\")){1,8}))"  # parameters
+)
+_PARAMETER = re.compile(rb";([a-z]+)=(?:([0-9]+)|\"([^\"]*)\")")
+_INTEGERS = frozenset({b"created", b"expires"})
+_STRINGS = frozenset({b"keyid", b"nonce", b"alg", b"tag"})
+_NONCE = re.compile(rb"[!#-\[\]-~]{16,128}")
+_DEFAULT_PORTS = {b"http": b":80", b"https": b":443"}
+
+
+class SignedRequest(NamedTuple):
+    """The parts of a request that a signature covers, as sent. `query`: without `?`. Header names are lower-case."""
+
+    method: bytes
+    path: bytes
+    query: bytes
+    headers: Sequence[Header]
+    scheme: bytes = b"http"
+
+
+class Signature(NamedTuple):
+    """One signature of a request: the parsed `signature-input`, and the base64 of `signature`.
+
+    `parameters`: the value of `@signature-params`, as sent. Times are in unix seconds.
+    """
+
+    components: tuple[bytes, ...]
+    parameters: bytes
+    key_id: str
+    created_s: int
+    expires_s: int | None
+    nonce: bytes
+    mac: bytes
+    content_digest: bytes
+
+    def is_made_with(self, secret: bytes, request: SignedRequest) -> bool:
+        """Whether the holder of `secret` signed this request. Raises Unauthenticated for an absent component."""
+        base = signature_base(self.components, self.parameters, request, self.content_digest)
+        return compare_digest(b64encode(digest(secret, base, "sha256")), self.mac)
+
+
+def read_signature(headers: Sequence[Header]) -> Signature:
+    """Return the only signature of a request, unverified. Raises Unauthenticated."""
+    given = mac = content_digest = None
+    for name, value in headers:
+        if name == b"signature-input":
+            given = _only(name, value, given)
+        elif name == b"signature":
+            mac = _only(name, value, mac)
+        elif name == b"content-digest":
+            content_digest = _only(name, value, content_digest)
+    for field, found in ((b"signature-input", given), (b"signature", mac), (b"content-digest", content_digest)):
+        if found is None:
+            raise _refusal(field.decode(), "expected the header of a signed request, got none")
+    assert given is not None
+    assert mac is not None
+    assert content_digest is not None
+    return _parse(given, mac, content_digest)
+
+
+def signature_base(
+    components: tuple[bytes, ...], parameters: bytes, request: SignedRequest, content_digest: bytes
+) -> bytes:
+    """Return the bytes that are signed (RFC 9421, section 2.5). Raises Unauthenticated for an absent component."""
+    values = {
+        b"@method": request.method,
+        b"@path": request.path or b"/",
+        b"@query": b"?" + request.query,
+        b"content-digest": content_digest,
+    }
+    lines = []
+    for name in components:
+        value = values[name] if name in values else _value_of(name, request)
+        lines.append(b'"%b": %b\n' % (name, value))
+    lines.append(b'"@signature-params": ' + parameters)
+    return b"".join(lines)
+
+
+def _parse(given: bytes, mac: bytes, content_digest: bytes) -> Signature:
+    match = _INPUT.fullmatch(given) if len(given) <= MAX_INPUT_BYTES else None
+    if match is None:
+        raise _refusal(
+            "signature-input",
+            'expected one member, label=("@method" "@path" …);created=…;keyid="…";nonce="…", in canonical form, '
+            "got another form",
+        )
+    label, parameters, names, texts = match.groups()
+    components = _components(names)
+    integers, strings = _parameters(texts)
+    if strings.get(b"alg", b"hmac-sha256") != b"hmac-sha256":
+        raise _refusal("signature-input", "alg: expected hmac-sha256, got another algorithm")
+    nonce = strings.get(b"nonce", b"")
+    if b"created" not in integers or b"keyid" not in strings or not _NONCE.fullmatch(nonce):
+        raise _refusal(
+            "signature-input",
+            "expected the parameters created, keyid and nonce (16 to 128 characters), got fewer or others",
+        )
+    if not mac.startswith(label + b"=:") or not mac.endswith(b":"):
+        raise _refusal("signature", "expected one member with the label of signature-input, got another form")
+    return Signature(
+        components,
+        parameters,
+        strings[b"keyid"].decode("ascii"),
+        integers[b"created"],
+        integers.get(b"expires"),
+        nonce,
+        mac[len(label) + 2 : -1],
+        content_digest,
+    )
+
+
+@lru_cache(maxsize=_MAX_CACHED_LISTS)
+def _components(names: bytes) -> tuple[bytes, ...]:
+    """Return the covered components of a list such as `("@method" "@path")`. Raises Unauthenticated."""
+    components = tuple(name[1:-1] for name in names[1:-1].split(b" "))
+    if len(components) > MAX_COMPONENTS or len(set(components)) < len(components):
+        raise _refusal("signature-input", f"expected at most {MAX_COMPONENTS} different components, got others")
+    absent = [name.decode() for name in REQUIRED if name not in components]
+    if absent:
+        raise _refusal("signature-input", f"expected also the components {', '.join(absent)}, got a list without them")
+    for name in components:
+        if name in _NOT_COVERED or (name.startswith(b"@") and name not in _DERIVED):
+            raise _refusal(
+                "signature-input",
+                "expected @method, @path, @query, @authority and header fields as components, "
+                f"got {name.decode('ascii')}",
+            )
+    return components
+
+
+def _parameters(texts: bytes) -> tuple[dict[bytes, int], dict[bytes, bytes]]:
+    """Return the integers and the strings among the parameters. Raises Unauthenticated."""
+    integers: dict[bytes, int] = {}
+    strings: dict[bytes, bytes] = {}
+    count = 0
+    for name, number, text in _PARAMETER.findall(texts):
+        count += 1
+        if number and name in _INTEGERS:
+            integers[name] = int(number)
+        elif not number and name in _STRINGS:
+            strings[name] = text
+        else:
+            count += 1  # more than were kept
+    if count != len(integers) + len(strings):
+        raise _refusal(
+            "signature-input",
+            "expected created and expires (integers), keyid, nonce, alg and tag (strings), each once, got others",
+        )
+    return integers, strings
+
+
+def _value_of(name: bytes, request: SignedRequest) -> bytes:
+    """Return the value of `@authority` or of a header field (RFC 9421, section 2.1). Raises Unauthenticated."""
+    wanted = b"host" if name == b"@authority" else name
+    values = [value.strip(b" \t") for header, value in request.headers if header == wanted]
+    if not values or (name == b"@authority" and len(values) > 1):
+        raise _refusal("signature-input", f"expected components of this request, got {name.decode('ascii')}")
+    if name == b"@authority":
+        return values[0].lower().removesuffix(_DEFAULT_PORTS.get(request.scheme, b""))
+    value = b", ".join(values)
+    # A line break would make one value look like several components.
+    if b"\n" in value or b"\r" in value:
+        raise _refusal("signature-input", f"expected a value of one line in {name.decode('ascii')}, got several")
+    return value
+
+
+def _only(name: bytes, value: bytes, before: bytes | None) -> bytes:
+    if before is not None:
+        raise _refusal(name.decode(), "expected one header with one signature, got several")
+    return value.strip(b" \t")
+
+
+def _refusal(field: str, reason: str) -> Unauthenticated:
+    return Unauthenticated(f"{field}: {reason}; see the manual, Security, Signatures")
