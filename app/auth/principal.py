@@ -20,7 +20,7 @@ class Scope(StrEnum):
 class Principal:
     """The sender of requests with one key. Immutable, and shared by all requests with that key."""
 
-    __slots__ = ("_by_name", "_patterns", "key_id", "scopes", "sees_all", "tenant")
+    __slots__ = ("_by_name", "_patterns", "counts_of", "key_id", "scopes", "sees_all", "tenant")
 
     def __init__(
         self,
@@ -28,14 +28,20 @@ class Principal:
         key_id: str = "",
         scopes: frozenset[Scope] = frozenset(Scope),
         patterns: Iterable[tuple[str, ...]] = (),
+        is_operator: bool = False,
     ) -> None:
-        """`patterns`: sets of glob patterns, of the tenant and of the key; a model has to match one of each set."""
+        """`patterns`: sets of glob patterns, of the tenant and of the key; a model has to match one of each set.
+
+        `is_operator`: the tenant sees the counts of all tenants.
+        """
         self.tenant = tenant
         self.key_id = key_id
         self.scopes = scopes
         self._patterns = tuple(patterns)
         self.sees_all = all("*" in each for each in self._patterns)
         """Whether every model may be used. Code for all requests checks it before `may_use`."""
+        self.counts_of = None if is_operator else tenant.name
+        """The tenant whose requests are counted in statistics and metrics; None: all tenants."""
         # Names are the caller's: the number of remembered ones is bounded.
         self._by_name: dict[str, bool] = {}
 
@@ -51,5 +57,8 @@ class Principal:
         return known
 
 
-ANONYMOUS = Principal(DEFAULT_TENANT)
+ANONYMOUS = Principal(DEFAULT_TENANT, is_operator=True)
 """The sender of every request to a server without keys."""
+
+UNAUTHENTICATED = Principal(DEFAULT_TENANT, scopes=frozenset(), patterns=[()])
+"""The sender of a request without a key to a server that requires keys. It sees no model."""

@@ -41,7 +41,7 @@ class KeyStore:
         self._environment_key = environment_key
         self._settings: dict[str, TenantSettings] = {tenant.name: tenant for tenant in settings.tenants}
         self._has_tenants = bool(settings.tenants)
-        self._tenants = {tenant.name: Tenant(tenant.name, tenant.weight) for tenant in settings.tenants}
+        self._tenants = {each.name: Tenant(each.name, each.weight, each.share_caches) for each in settings.tenants}
         self._version: FileVersion | None = None
         self._failure = ""
         self._keys: dict[str, StoredKey] = {}
@@ -119,4 +119,6 @@ class KeyStore:
         tenant = self._tenants.setdefault(key.tenant, Tenant(key.tenant))
         settings = self._settings.get(key.tenant)
         patterns = () if settings is None else (settings.models,)
-        return StoredKey(key, Principal(tenant, key.key_id, key.scopes, (*patterns, key.models)))
+        # The key of the environment is that of the server's operator: it has all scopes, too.
+        is_operator = key is self._environment_key or (settings is not None and settings.operator)
+        return StoredKey(key, Principal(tenant, key.key_id, key.scopes, (*patterns, key.models), is_operator))

@@ -22,6 +22,10 @@ class TenantSettings(BaseModel):
     """Share of a busy model beside other tenants."""
     models: Annotated[tuple[Pattern, ...], Field(strict=False)] = ("*",)
     """Glob patterns of the models that the tenant may use and see."""
+    share_caches: bool = False
+    """Whether the tenant uses the cached results and prompts of other tenants that share theirs, and they its own."""
+    operator: bool = False
+    """Whether statistics and metrics show the tenant the requests of all tenants, and of the whole server."""
 
 
 def _unique_names(tenants: tuple[TenantSettings, ...]) -> tuple[TenantSettings, ...]:

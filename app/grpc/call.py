@@ -3,6 +3,8 @@
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Protocol
 
+from app.auth.principal import Principal
+
 Header = tuple[bytes, bytes]
 
 
@@ -17,7 +19,7 @@ class GrpcError(Exception):
 
 class Call(Protocol):
     """One call. `left_s`: seconds until its deadline, None without a deadline. `headers`: its metadata. `peer`:
-    the client's address and port, the same for all calls on a connection.
+    the client's address and port, the same for all calls on a connection. `principal`: the authenticated sender.
     """
 
     @property
@@ -28,6 +30,9 @@ class Call(Protocol):
 
     @property
     def peer(self) -> str: ...
+
+    @property
+    def principal(self) -> Principal: ...
 
 
 Unary = Callable[[bytes, Call], Awaitable[bytes]]

@@ -10,6 +10,7 @@ from typing import Any, Generic, Never, TypeVar
 import grpc
 import structlog
 
+from app.auth.principal import ANONYMOUS, Principal
 from app.grpc.bridge.arrivals import Arrivals
 from app.grpc.bridge.loop_bridge import LoopBridge
 from app.grpc.bridge.threads import CallThreads
@@ -31,10 +32,11 @@ Handler = TypeVar("Handler")
 class ReceivedCall:
     """Implement Call of app/grpc/call.py with grpcio's context."""
 
-    __slots__ = ("_context",)
+    __slots__ = ("_context", "principal")
 
-    def __init__(self, context: grpc.ServicerContext) -> None:
+    def __init__(self, context: grpc.ServicerContext, principal: Principal = ANONYMOUS) -> None:
         self._context = context
+        self.principal = principal
 
     @property
     def left_s(self) -> float | None:

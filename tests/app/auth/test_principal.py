@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.auth.principal import ANONYMOUS, Principal, Scope
+from app.auth.principal import ANONYMOUS, UNAUTHENTICATED, Principal, Scope
 from frameworks.tenants import Tenant
 
 TENANT = Tenant("search", 3.0)
@@ -13,6 +13,18 @@ def test_anonymous_principal_may_use_everything() -> None:
     assert ANONYMOUS.sees_all
     assert ANONYMOUS.may_use("any")
     assert ANONYMOUS.scopes == set(Scope)
+
+
+def test_unauthenticated_principal_sees_nothing() -> None:
+    assert not UNAUTHENTICATED.sees_all
+    assert not UNAUTHENTICATED.may_use("any")
+    assert UNAUTHENTICATED.counts_of == ""
+
+
+def test_only_operators_see_all_counts() -> None:
+    assert ANONYMOUS.counts_of is None
+    assert Principal(TENANT, patterns=[("*",)]).counts_of == "search"
+    assert Principal(TENANT, patterns=[("a*",)], is_operator=True).counts_of is None
 
 
 def test_model_must_match_tenant_and_key() -> None:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import pytest
 from grpc_health.v1 import health_pb2
 
+from app.auth.principal import ANONYMOUS
 from app.grpc.call import GrpcError
 from app.grpc.services import HealthCalls, ReflectionCalls
 from tests.support.loops import in_loop
@@ -19,6 +20,7 @@ class FakeCall:
 
     left_s = None
     headers: ClassVar[list[tuple[bytes, bytes]]] = []
+    principal = ANONYMOUS
 
     def __init__(self, peer: str = "ipv4:127.0.0.1:40000") -> None:
         self.peer = peer
