@@ -8,6 +8,7 @@ from fastapi import APIRouter, Response
 
 from app.admin.metric_families import Family, counter, gauge, time_histogram
 from app.admin.model_metrics import batch_size_family, generation_families, model_families, time_families
+from app.auth.store import KeyStore
 from app.http.clocks import Connections
 from app.inference.response_cache import ResponseCache
 from app.observability.integrity import IntegrityMonitor
@@ -32,6 +33,7 @@ class StatsSources:
     integrity: IntegrityMonitor
     tensor_pool: TensorPool
     connections: Connections
+    keys: KeyStore
 
 
 class MetricsApi:
@@ -73,6 +75,7 @@ class _Collector:
         yield from self._requests()
         yield self._queue_limits()
         yield from self._connections()
+        yield from self._keys()
         yield from model_families(manager.slots, manager.residency.ledger.evictions)
         yield from time_families(observer.models)
         yield batch_size_family(manager.slots)
@@ -132,6 +135,16 @@ class _Collector:
             "Connections over HTTP that the server closed before the client did, by reason.",
             ["reason"],
             (([reason], count) for reason, count in connections.closed.items()),
+        )
+
+    def _keys(self) -> Iterator[Family]:
+        keys = self._sources.keys
+        yield gauge("auth_keys", "Keys of the server, expired ones included.", [], [([], len(keys))])
+        yield counter(
+            "auth_key_reloads",
+            "Changes of the keys file while the server ran, by outcome: `loaded`, or `failed`, with the old keys kept.",
+            ["outcome"],
+            (([outcome], keys.reloads[outcome]) for outcome in ("loaded", "failed")),
         )
 
     def _queue_limits(self) -> Family:

@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-import filelock
 import tomli
 from pydantic import AwareDatetime, BaseModel, Field, ValidationError
 
@@ -129,6 +128,8 @@ def editing(path: Path) -> Iterator[dict[str, Key]]:
     One process at a time is within the block. The file is replaced as a whole, with mode 0600: a reader sees the old or
     the new one. Raises InvalidKeysFile; the old file is then unchanged.
     """
+    import filelock  # not by the server
+
     path = Path(os.path.realpath(path))
     try:
         with filelock.FileLock(f"{path}.lock", timeout=LOCK_TIMEOUT_S, mode=0o600):

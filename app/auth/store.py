@@ -47,6 +47,8 @@ class KeyStore:
         self._keys: dict[str, StoredKey] = {}
         self.reloads: Counter[str] = Counter()
         """Reads of a changed file, by outcome: `loaded`, `failed`."""
+        self.ignored = 0
+        """Keys of the file whose tenants are not configured."""
         self.required = settings.mode == "required"
         """Whether requests need a key. With `auto` true from the first key on, also after the last is revoked."""
 
@@ -69,8 +71,8 @@ class KeyStore:
         self._apply(keys.values())
 
     async def watch(self) -> None:
-        """Read the file again when it changes, until cancelled. Looks once a second."""
-        while True:
+        """Read the file again when it changes, until cancelled. Looks once a second. With mode `off`: nothing."""
+        while self._mode != "off":
             await asyncio.sleep(_CHECK_PERIOD_S)
             await self.refresh()
 
@@ -105,10 +107,13 @@ class KeyStore:
     def _apply(self, keys: Iterable[Key]) -> None:
         known = self._keys
         found: dict[str, StoredKey] = {}
+        self.ignored = 0
         for key in keys:
             if not self._has_tenants or key.tenant in self._settings:
                 before = known.get(key.key_id)
                 found[key.key_id] = before if before is not None and before.key == key else self._store(key)
+            else:
+                self.ignored += 1
         if self._environment_key is not None:
             found[self._environment_key.key_id] = self._store(self._environment_key)
         self._keys = found

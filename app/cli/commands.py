@@ -116,7 +116,7 @@ def _add_url(parser: argparse.ArgumentParser) -> None:
 def _serve(options: argparse.Namespace) -> int:
     with _signals_end_process():
         from app.cli.model_paths import with_models
-        from app.config import ConfigError, load_settings
+        from app.config import API_KEY_VARIABLE, ConfigError, load_settings
         from app.server.process import CannotListenError, serve
 
         if not sys.stderr:
@@ -132,7 +132,9 @@ def _serve(options: argparse.Namespace) -> int:
         try:
             loaded = load_settings(_config_file(options), os.environ, overrides)
             loaded = replace(loaded, settings=with_models(loaded.settings, options.models))
-            return serve(loaded, log_to_terminal=sys.stderr.isatty())
+            # Removed, so that no child process inherits it.
+            api_key = os.environ.pop(API_KEY_VARIABLE, "")
+            return serve(loaded, api_key, log_to_terminal=sys.stderr.isatty())
         except (ConfigError, CannotListenError) as error:
             print(error, file=sys.stderr)
             return 2 if isinstance(error, ConfigError) else 1
@@ -164,9 +166,13 @@ def _config_file(options: argparse.Namespace) -> Path | None:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from app.config import check_file
+    from app.config import API_KEY_VARIABLE, check_file, load_settings
+    from app.server.keys import key_issues
 
     issues = check_file(options.file, os.environ)
+    if not any(issue.is_error for issue in issues):
+        loaded = load_settings(options.file, os.environ)
+        issues += key_issues(loaded, os.environ.get(API_KEY_VARIABLE, ""))
     for issue in issues:
         print(issue)
     if not issues:

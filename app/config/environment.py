@@ -14,6 +14,8 @@ from app.config.source import TABLE_ALIASES, Place, Source
 PREFIX = "ROUNDHOUSE_"
 CONFIG_VARIABLE = "ROUNDHOUSE_CONFIG"
 """Path of the config file. The command line reads it; it is not a setting."""
+API_KEY_VARIABLE = "ROUNDHOUSE_API_KEY"
+"""One key of a server, and the key of the command line's requests. Not a setting: settings are shown in messages."""
 
 # Variables that Kubernetes sets for a service named roundhouse, roundhouse-gpu and so on.
 _SERVICE_LINK = re.compile(r"ROUNDHOUSE_(\w+_)?(SERVICE_(HOST|PORT)(_\w+)?|PORT_[0-9]+_(TCP|UDP|SCTP)(_\w+)?)")
@@ -26,7 +28,7 @@ def read_environment(environ: Mapping[str, str], settings: type[BaseModel], sour
     for upper, same in groupby(ours, key=lambda variable: variable[0]):
         (_, name, text), *others = same
         is_address = upper.endswith("_PORT") and text.startswith(("tcp://", "udp://", "sctp://"))
-        if upper == CONFIG_VARIABLE or is_address or _SERVICE_LINK.fullmatch(upper):
+        if upper == CONFIG_VARIABLE or name == API_KEY_VARIABLE or is_address or _SERVICE_LINK.fullmatch(upper):
             continue
         if others:
             message = f"expected one variable, got {name} and {others[0][1]}; keep one"

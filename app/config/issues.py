@@ -21,7 +21,9 @@ IssueKind = Literal[
     "duplicate",  # one name for two models, one setting by two variables
     "not_found",  # a path without a file (`roundhouse check` only)
     "deprecated",  # an old name of a key: a warning, not an error
+    "unprotected",  # a server without keys beyond loopback: a warning
 ]
+_WARNINGS = ("deprecated", "unprotected")
 
 _MAX_VALUE_CHARACTERS = 60
 _EXPECTED = {
@@ -63,7 +65,7 @@ class ConfigIssue:
 
     @property
     def is_error(self) -> bool:
-        return self.kind != "deprecated"
+        return self.kind not in _WARNINGS
 
     def __str__(self) -> str:
         return _printable(": ".join(part for part in (self.place, self.key, self.message) if part))

@@ -17,6 +17,7 @@ from app.admin.open_inference.management import Management
 from app.admin.open_inference.routes import OpenInferenceApi
 from app.admin.openai_models import OpenAiModelsApi
 from app.admin.pages import PagesApi
+from app.auth.store import KeyStore
 from app.config import LoadedSettings, ServerSettings, Settings
 from app.http.app import Lifespan, build_app
 from app.http.clocks import ConnectionBounds, Connections
@@ -36,6 +37,7 @@ from app.protocols.open_inference.generate_codec import ROUTES as GENERATE_ROUTE
 from app.protocols.open_inference.infer_codec import routes as open_inference_routes
 from app.protocols.openai.routes import ROUTES as OPENAI_ROUTES
 from app.protocols.routes import RouteTable
+from app.server.keys import open_keys
 from app.server.manager import build_manager
 from frameworks.devices import DeviceManager, DeviceProbe, SystemProbe
 from frameworks.manager import MLFrameworkManager
@@ -85,22 +87,26 @@ def build(
     probe: DeviceProbe | None = None,
     grpc_listener: "GrpcListener | None" = None,
     connections: Connections | None = None,
+    keys: KeyStore | None = None,
 ) -> Server:
     """Wire the parts for these settings. Nothing is loaded before the application starts.
 
     `log_requests`: `all`, `slow_and_failed` or `none`. `probe`: finds the devices; None: those of this machine.
     `grpc_listener`: already open; it answers while the application runs. `connections`: those of the HTTP listener.
+    `keys`: None reads the keys file. Raises ConfigError.
     """
     observer = Observer(log_requests, loaded.settings.logging.slow_ms)
     if connections is None:
         connections = Connections(ConnectionBounds(), ByteLimit(loaded.settings.server.max_buffered_bytes))
+    if keys is None:
+        keys = open_keys(loaded, api_key="")
     inference = _build_inference(loaded, observer, probe or SystemProbe(), connections.byte_limit)
     monitors = _build_monitors(inference, observer)
     app = build_app(
         inference.pipeline,
         _build_routes(loaded.settings),
-        _build_routers(loaded, inference, monitors, connections),
-        _build_lifespan(loaded.settings, inference, monitors, grpc_listener),
+        _build_routers(loaded, inference, monitors, connections, keys),
+        _build_lifespan(loaded.settings, inference, monitors, keys, grpc_listener),
         _origin_rules(loaded.settings.server),
     )
     return Server(app, inference.pipeline.lifecycle)
@@ -146,7 +152,7 @@ def _build_routes(settings: Settings) -> RouteTable:
 
 
 def _build_routers(
-    loaded: LoadedSettings, inference: _Inference, monitors: _Monitors, connections: Connections
+    loaded: LoadedSettings, inference: _Inference, monitors: _Monitors, connections: Connections, keys: KeyStore
 ) -> list[APIRouter]:
     """Return the routes that change or describe the server."""
     manager, pipeline = inference.manager, inference.pipeline
@@ -162,6 +168,7 @@ def _build_routers(
         monitors.integrity,
         inference.pool,
         connections,
+        keys,
     )
     return [
         PagesApi().router(),
@@ -178,7 +185,11 @@ def _origin_rules(server: ServerSettings) -> OriginRules:
 
 
 def _build_lifespan(
-    settings: Settings, inference: _Inference, monitors: _Monitors, grpc_listener: "GrpcListener | None"
+    settings: Settings,
+    inference: _Inference,
+    monitors: _Monitors,
+    keys: KeyStore,
+    grpc_listener: "GrpcListener | None",
 ) -> Lifespan:
     """Return the context that starts the parts in order, and stops them in reverse after the listeners are closed."""
     manager, pipeline = inference.manager, inference.pipeline
@@ -187,6 +198,7 @@ def _build_lifespan(
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(background_task(monitors.loop_lag.run()))
+            await stack.enter_async_context(background_task(keys.watch()))
             stack.callback(inference.service.close)
             stack.callback(pipeline.close)
             # Only the ledger: an instance that was abandoned may still compute in its leases.

@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING
 import structlog
 import uvicorn
 
-from app.config import LoadedSettings, ServerSettings
+from app.auth.store import KeyStore
+from app.config import ConfigError, LoadedSettings, ServerSettings
 from app.http.clocks import ConnectionBounds, Connections
 from app.http.protocol import BoundedHttpProtocol
 from app.inference.lifecycle import Lifecycle
 from app.observability.logs import FLUSH_S, close_logs, configure_logging, flush_logs
 from app.server.build import build
 from app.server.descriptors import connections_within_limit
+from app.server.keys import open_keys
 from frameworks.scheduling.byte_limit import ByteLimit
 from memory.allocator import keep_freed_memory
 from memory.garbage import shorten_collections
@@ -54,8 +56,11 @@ class _DrainingServer(uvicorn.Server):
         self.should_exit = True
 
 
-def serve(loaded: LoadedSettings, log_to_terminal: bool) -> int:
-    """Serve until a signal arrives. Returns the exit status. Raises CannotListenError."""
+def serve(loaded: LoadedSettings, api_key: str, log_to_terminal: bool) -> int:
+    """Serve until a signal arrives. Returns the exit status. Raises CannotListenError and ConfigError.
+
+    `api_key`: the text of ROUNDHOUSE_API_KEY, or "".
+    """
     settings = loaded.settings
     keep_freed_memory()
     shorten_collections()
@@ -63,20 +68,21 @@ def serve(loaded: LoadedSettings, log_to_terminal: bool) -> int:
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     configure_logging(settings.logging.level, settings.logging.format)
     try:
-        return _serve(loaded, log_to_terminal)
+        return _serve(loaded, api_key, log_to_terminal)
     finally:
         close_logs(FLUSH_S)
 
 
-def _serve(loaded: LoadedSettings, log_to_terminal: bool) -> int:
+def _serve(loaded: LoadedSettings, api_key: str, log_to_terminal: bool) -> int:
     settings = loaded.settings
     log_requests = settings.logging.requests or ("all" if log_to_terminal else "slow_and_failed")
     listener = _listen(settings.server.host, settings.server.port)
+    keys = _open_keys(loaded, api_key, listener)
     grpc_listener = _open_grpc_listener(settings.server)
     for warning in loaded.warnings:
         log.warning("deprecated key", place=warning.place, key=warning.key, reason=warning.message)
     connections = _connections(settings.server)
-    server = build(loaded, log_requests, grpc_listener=grpc_listener, connections=connections)
+    server = build(loaded, log_requests, grpc_listener=grpc_listener, connections=connections, keys=keys)
     host, port = listener.getsockname()[:2]
     config = uvicorn.Config(
         server.app,
@@ -107,6 +113,15 @@ def _serve(loaded: LoadedSettings, log_to_terminal: bool) -> int:
         # A load or a batch outlived the drain timeout. A library that is unloaded while it computes aborts the process.
         os._exit(status)
     return status
+
+
+def _open_keys(loaded: LoadedSettings, api_key: str, listener: socket.socket) -> KeyStore:
+    """Return the keys. Raises ConfigError, with the listener closed."""
+    try:
+        return open_keys(loaded, api_key)
+    except ConfigError:
+        listener.close()
+        raise
 
 
 def _connections(settings: ServerSettings) -> Connections:

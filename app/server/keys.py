@@ -1,0 +1,81 @@
+"""Open the keys of the server, and check that a server beyond loopback has one."""
+
+import ipaddress
+import shlex
+import socket
+from pathlib import Path
+
+import structlog
+
+from app.auth.key_file import InvalidKeysFile
+from app.auth.keys import ENVIRONMENT_TENANT, InvalidEnvironmentKey, Key, environment_key
+from app.auth.store import KeyStore
+from app.config import ConfigError, ConfigIssue, LoadedSettings
+
+log = structlog.get_logger(__name__)
+
+
+def open_keys(loaded: LoadedSettings, api_key: str) -> KeyStore:
+    """Return the keys of a server with these settings.
+
+    `api_key`: the text of ROUNDHOUSE_API_KEY, or "". Raises ConfigError if the keys cannot be read, or if the server
+    needs a key and has none.
+    """
+    store, issues = _open(loaded, api_key)
+    errors = [issue for issue in issues if issue.is_error]
+    if errors:
+        raise ConfigError(errors)
+    for issue in issues:
+        log.warning("server without keys", key=issue.key, reason=issue.message)
+    return store
+
+
+def key_issues(loaded: LoadedSettings, api_key: str) -> tuple[ConfigIssue, ...]:
+    """Return the errors and warnings that `open_keys` has for these settings."""
+    return _open(loaded, api_key)[1]
+
+
+def _open(loaded: LoadedSettings, api_key: str) -> tuple[KeyStore, tuple[ConfigIssue, ...]]:
+    settings = loaded.settings.auth
+    file = loaded.resolve(settings.keys_file)
+    key: Key | None = None
+    try:
+        key = environment_key(api_key) if api_key else None
+        store = KeyStore(file, settings, key)
+        if settings.mode != "off":
+            store.load()
+    except InvalidEnvironmentKey as error:
+        return KeyStore(file, settings), (ConfigIssue("", None, "", str(error), "invalid"),)
+    except InvalidKeysFile as error:
+        return KeyStore(file, settings, key), (ConfigIssue("", None, "auth.keys_file", str(error), "unreadable"),)
+    issue = _issue(loaded, store, file)
+    return store, () if issue is None else (issue,)
+
+
+def _issue(loaded: LoadedSettings, store: KeyStore, file: Path) -> ConfigIssue | None:
+    mode, host = loaded.settings.auth.mode, loaded.settings.server.host
+    if mode == "off":
+        message = f'every caller has all scopes at server.host "{host}"; remove auth.mode = "off" to require keys'
+        return None if is_loopback(host) else ConfigIssue("", None, "auth.mode", message, "unprotected")
+    if len(store) or (mode == "auto" and is_loopback(host)):
+        return None
+    reason = f'server.host "{host}" is not loopback' if mode == "auto" else 'auth.mode is "required"'
+    unused = f" for the tenants of auth.tenants ({store.ignored} of others)" if store.ignored else ""
+    tenant = next(iter(store.tenants), ENVIRONMENT_TENANT)
+    create = f"roundhouse keys create --tenant {tenant} --scopes infer,read,manage --file {shlex.quote(str(file))}"
+    other = "`roundhouse serve --host 127.0.0.1`" if mode == "auto" else 'set auth.mode = "auto"'
+    message = f"expected a key, as {reason}, got none{unused}; run `{create}` or set ROUNDHOUSE_API_KEY, or {other}"
+    return ConfigIssue("", None, "auth", message, "missing")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether every address of a host name is loopback. False for a name without an address."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return False
+    return all(_is_loopback_address(str(address[0])) for *_, address in found)
+
+
+def _is_loopback_address(text: str) -> bool:
+    return ipaddress.ip_address(text.partition("%")[0]).is_loopback  # after %: the interface of an IPv6 address
