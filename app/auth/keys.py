@@ -9,7 +9,7 @@ from hashlib import sha256
 from app.auth.principal import Scope
 
 ENVIRONMENT_ID = "environment"
-"""Id of a key of ROUNDHOUSE_API_KEY that is no text of `roundhouse keys create`."""
+"""Id of the key of ROUNDHOUSE_API_KEY, unless its text is like that of `roundhouse keys create`."""
 ENVIRONMENT_TENANT = "default"
 """Tenant of the key of ROUNDHOUSE_API_KEY. Valid with default settings where it is not configured."""
 MIN_ENVIRONMENT_KEY_CHARACTERS = 16
