@@ -15,3 +15,12 @@ class Unauthenticated(RoundhouseError):
 
 class Forbidden(RoundhouseError):
     """The key or the server's configuration forbids the request: a scope, a path, a Host, or the Origin of a page."""
+
+
+class QuotaExceeded(RoundhouseError):
+    """The tenant has reached one of its limits; the server itself has room."""
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        """`retry_after_s`: seconds after which the request is accepted, if the tenant sends no other one."""
+        super().__init__(message)
+        self.retry_after_s = retry_after_s

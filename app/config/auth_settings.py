@@ -5,7 +5,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, Field
 
+from frameworks.settings import Count
 from memory.settings import SETTINGS_RULES
+from memory.sizes import Bytes
 
 TenantName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Pattern = Annotated[str, Field(min_length=1, max_length=256)]
@@ -26,6 +28,28 @@ class TenantSettings(BaseModel):
     """Whether the tenant uses the cached results and prompts of other tenants that share theirs, and they its own."""
     operator: bool = False
     """Whether statistics and metrics show the tenant the requests of all tenants, and of the whole server."""
+    max_concurrent_requests: Count | None = None
+    """Maximum inference requests of the tenant in progress; more are refused with 429. None: no limit."""
+    requests_per_minute: Count | None = None
+    """Inference requests in a minute, of which a tenth may arrive at once. None: no limit."""
+    tokens_per_minute: Count | None = None
+    """Tokens in a minute: of prompts, of generated text, and of texts that are embedded, classified or scored. None:
+    no limit."""
+    max_buffered_bytes: Annotated[Bytes, Field(gt=0)] | None = None
+    """Bytes of the bodies and responses of the tenant's requests in progress. None: only the server's limit."""
+    max_waiting_sequences: Count | None = None
+    """Maximum texts of the tenant that wait to be generated. None: no limit."""
+
+    @property
+    def has_limits(self) -> bool:
+        limits = (
+            self.max_concurrent_requests,
+            self.requests_per_minute,
+            self.tokens_per_minute,
+            self.max_buffered_bytes,
+            self.max_waiting_sequences,
+        )
+        return any(limit is not None for limit in limits)
 
 
 def _unique_names(tenants: tuple[TenantSettings, ...]) -> tuple[TenantSettings, ...]:

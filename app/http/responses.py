@@ -1,6 +1,7 @@
 """Responses with the headers that every response carries, and errors mapped to them."""
 
 import time
+from collections.abc import Sequence
 
 import orjson
 import structlog
@@ -11,6 +12,7 @@ from app.http.protocol import FAST_PATH
 from app.observability.metrics import RequestRecord, checked_id, server_timing, shown_path
 from app.protocols.codec import ErrorWriter, Header
 from app.protocols.errors import ErrorReply, TooLarge, extra_headers, to_http
+from app.protocols.openai.rate_limits import rate_limit_headers
 from frameworks.scheduling.admission import Permit
 from frameworks.scheduling.byte_limit import UNCOUNTED_BYTES
 
@@ -19,6 +21,7 @@ log = structlog.get_logger(__name__)
 PAGE_HEADERS = (b"origin", b"sec-fetch-site")
 """Headers by which a browser says which page sends a request."""
 
+_OPENAI_PATHS = "/v1/"
 _CLOSE = (b"connection", b"close")
 
 
@@ -43,6 +46,13 @@ def begin_record(scope: Scope) -> RequestRecord:
     return record
 
 
+def own_headers(record: RequestRecord) -> Sequence[Header]:
+    """Return the headers of the response that the record knows: those for web pages, and OpenAI's rate limits."""
+    if record.limits is None or not record.path.startswith(_OPENAI_PATHS):
+        return record.headers
+    return [*record.headers, *rate_limit_headers(record.limits)]
+
+
 async def send_body(
     send: Send,
     record: RequestRecord,
@@ -58,8 +68,8 @@ async def send_body(
     """
     record.status = status
     timing = server_timing(record.timings)
-    if record.headers:
-        headers = [*(headers or ()), *record.headers]
+    if record.headers or record.limits is not None:
+        headers = [*(headers or ()), *own_headers(record)]
     if record.fast_path is not None and (not headers or _CLOSE not in headers):
         lines = (
             f"content-type: {content_type.decode()}\r\ncontent-length: {len(body)}\r\n"

@@ -7,7 +7,7 @@ from asyncio import CancelledError
 from starlette.types import Send
 
 from app.http.disconnects import WatchedRequest
-from app.http.responses import map_error
+from app.http.responses import map_error, own_headers
 from app.inference.stream import read_in_time
 from app.observability.metrics import server_timing
 from app.protocols.codec import StreamWriter
@@ -89,7 +89,7 @@ class EventStream:
                     (b"cache-control", b"no-store"),
                     (b"x-request-id", record.request_id.encode()),
                     (b"server-timing", server_timing(record.timings).encode()),
-                    *record.headers,
+                    *own_headers(record),
                 ],
             }
         )

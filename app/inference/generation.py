@@ -79,7 +79,7 @@ class GenerationService:
         version, timings = context.version, context.timings
         model, dispatcher = version.generating()
         _check(request)
-        context.permit.queue(version.model.requests, len(request.prompts) * request.num_choices)
+        context.permit.queue_sequences(version.model.requests, len(request.prompts) * request.num_choices)
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         deadline_s = None if left_s is None else started_s + left_s
@@ -98,6 +98,9 @@ class GenerationService:
             raise late
         assert model.spec.generation is not None
         sequences = _sequences(request, prepared, model.spec.generation, context, in_pieces)
+        budget = context.permit.token_budget
+        if budget is not None:
+            budget.start(sum(map(len, prepared.prompts)))
         generation = GenerationStream(
             # The text that is still to be sent needs no model.
             dispatcher.open(sequences, context.permit.begin_text, context.permit.release_version),
@@ -108,6 +111,8 @@ class GenerationService:
             self._metrics(version.model.name),
             request.sampling.top_logprobs,
         )
+        if budget is not None:
+            generation.set_budget(budget)
         if deadline_s is not None:
             generation.set_deadline(deadline_s, late)
         return generation

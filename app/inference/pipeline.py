@@ -2,12 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
+from app.auth.quotas import LimitedPermit, TenantLimits
 from app.inference.context import RequestContext
 from app.inference.decoded_size import answer_bytes, decoded_bytes
 from app.inference.lifecycle import Lifecycle
@@ -113,11 +114,14 @@ class Exchange(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """`requests`: of the whole server. `default_timeout_ms`: of a request that names no deadline."""
+    """`requests`: of the whole server. `default_timeout_ms`: of a request that names no deadline. `tenants`: the
+    limits of those that have any, by name.
+    """
 
     requests: RequestLimit
     max_body_bytes: int
     default_timeout_ms: int | None
+    tenants: Mapping[str, TenantLimits] = field(default_factory=dict)
 
 
 class Pipeline:
@@ -146,10 +150,19 @@ class Pipeline:
         self._long_work.shutdown(wait=False, cancel_futures=True)
 
     def admit(self, record: RequestRecord) -> RequestContext:
-        """Give the request a place at the server; its permit must be released. Raises Draining, Overloaded."""
+        """Give the request a place at the server; its permit must be released.
+
+        Raises Draining, Overloaded, and QuotaExceeded for a limit of its tenant.
+        """
         if self.lifecycle.is_draining:
             self.lifecycle.check_accepting()
-        return RequestContext(self.manager, record, Permit(self.bounds.requests, record.principal.tenant))
+        bounds, tenant = self.bounds, record.principal.tenant
+        if bounds.tenants:
+            limits = bounds.tenants.get(tenant.name)
+            if limits is not None:
+                record.limits = limits
+                return RequestContext(self.manager, record, LimitedPermit(bounds.requests, tenant, limits))
+        return RequestContext(self.manager, record, Permit(bounds.requests, tenant))
 
     def new_permit(self) -> Permit:
         """Return a place at the server for work that is no inference. Raises Draining, Overloaded."""

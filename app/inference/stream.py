@@ -18,6 +18,7 @@ from frameworks.generation.types import (
     TokenText,
     Usage,
 )
+from frameworks.scheduling.admission import TokenBudget
 from frameworks.scheduling.steps.token_feed import ArrivedToken, TokenFeed
 from frameworks.types import Timings
 
@@ -63,6 +64,7 @@ class GenerationStream:
         self._num_choices = len(texts) // len(prompts)
         self._num_prompt_tokens = sum(map(len, prompts))
         self._num_generated = 0
+        self._budget: TokenBudget | None = None
         self._timings = timings
         self._metrics = metrics
         self._opened_s = time.perf_counter()
@@ -88,6 +90,10 @@ class GenerationStream:
         self.deadline_s = deadline_s
         self._deadline = asyncio.get_running_loop().call_at(deadline_s, self._feed.fail, late)
 
+    def set_budget(self, budget: TokenBudget) -> None:
+        """Count all generated tokens in this budget, also those after a stop string or for a reader that is gone."""
+        self._budget = budget
+
     def __aiter__(self) -> "GenerationStream":
         return self
 
@@ -101,6 +107,8 @@ class GenerationStream:
                     arrived = await self._feed.read()
                     if not arrived:
                         raise StopAsyncIteration
+                    if self._budget is not None:
+                        self._budget.use(len(arrived))
                     if len(arrived) > self._at_once:
                         self._unread.extend(arrived[self._at_once :])
                         del arrived[self._at_once :]
@@ -133,6 +141,8 @@ class GenerationStream:
     def close(self) -> None:
         self._pieces.clear()
         self._unread.clear()
+        if self._budget is not None and self._feed.num_unread:
+            self._budget.use(self._feed.num_unread)
         self._feed.close()
         if self._is_closed:
             return

@@ -1,7 +1,7 @@
 """Text requests: texts to tokens, tokens to rows of a model, rows to embeddings, labels or scores."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import TypeVar, TypeVarTuple
 
@@ -65,6 +65,7 @@ class TextService:
         if token_ids is None:
             token_ids = await self._tokenize_pieces(tokenizer, request)
         context.timings.decode_s += loop.time() - started_s
+        _count_tokens(context, token_ids)
         rows = await _rows(context, dispatcher, TokenBatch(token_ids))
         return await self._compute(rows.size, _finished, model.spec.task, text, request, rows, token_ids)
 
@@ -79,6 +80,7 @@ class TextService:
         if model.spec.task == "classify":
             assert model.tokenizer is not None
             tokens = await self._tokenized(model.tokenizer, request, context.timings)
+            _count_tokens(context, tokens.token_ids)
             rows = await _rows(context, dispatcher, tokens)
             return await self._compute(rows.size, probabilities, rows, tokens)
         pairs = await self._compute(_NUMBERS_PER_PAIR * len(request.pairs), distinct_texts, request)
@@ -145,6 +147,13 @@ def _size_of(request: TokenRequest) -> int:
     if isinstance(request, DetokenizeRequest):
         return len(request.token_ids)
     return size_of_prompt(request.prompt)
+
+
+def _count_tokens(context: RunContext, token_ids: Sequence[Sequence[int]]) -> None:
+    """Count the tokens that the model will read. Raises QuotaExceeded if the tenant has none left."""
+    budget = context.permit.token_budget
+    if budget is not None:
+        budget.start(sum(map(len, token_ids)))
 
 
 def _check_takes_token_ids(entry: ModelEntry) -> None:

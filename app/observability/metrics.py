@@ -12,6 +12,7 @@ from typing import Protocol
 import structlog
 
 from app.auth.principal import ANONYMOUS, Principal
+from app.auth.quotas import TenantLimits
 from frameworks.types import Timings
 
 log = structlog.get_logger("roundhouse.request")
@@ -166,6 +167,8 @@ class RequestRecord:
     code: str = ""
     timings: Timings = field(default_factory=Timings)
     principal: Principal = ANONYMOUS
+    limits: TenantLimits | None = None
+    """Of the request's tenant. Noted when the request is admitted or refused by them."""
     fast_path: FastPath | None = None
     plain_host: bytes = b""
     """The only Host header, if no header says that a web page sends the request."""

@@ -3,7 +3,7 @@
 from math import ceil
 from typing import NamedTuple, Self
 
-from app.auth.errors import Forbidden, Unauthenticated
+from app.auth.errors import Forbidden, QuotaExceeded, Unauthenticated
 from frameworks.errors import (
     DeadlineExceeded,
     Draining,
@@ -98,6 +98,7 @@ _TABLE: tuple[tuple[type[RoundhouseError], int, str, str], ...] = (
     (ModelExists, 409, "model_exists", "ALREADY_EXISTS"),
     (TooLarge, 413, "too_large", "RESOURCE_EXHAUSTED"),
     (UnsupportedMediaType, 415, "unsupported_media_type", "UNIMPLEMENTED"),
+    (QuotaExceeded, 429, "quota_exceeded", "RESOURCE_EXHAUSTED"),
     (NotSupported, 501, "not_supported", "UNIMPLEMENTED"),
     (Overloaded, 503, "overloaded", "RESOURCE_EXHAUSTED"),
     (ModelLoading, 503, "loading", "UNAVAILABLE"),
@@ -159,7 +160,7 @@ def extra_headers(error: BaseException) -> list[tuple[bytes, bytes]]:
     """Return the headers of an error: Retry-After in whole seconds, Allow, WWW-Authenticate."""
     if isinstance(error, Unauthenticated):
         return [(b"www-authenticate", b'Bearer realm="roundhouse"')]
-    if isinstance(error, Overloaded):
+    if isinstance(error, Overloaded | QuotaExceeded):
         return [(b"retry-after", str(max(1, ceil(error.retry_after_s))).encode())]
     if isinstance(error, ModelLoading):
         return [(b"retry-after", b"1")]

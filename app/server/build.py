@@ -17,6 +17,7 @@ from app.admin.open_inference.management import Management
 from app.admin.open_inference.routes import OpenInferenceApi
 from app.admin.openai_models import OpenAiModelsApi
 from app.admin.pages import PagesApi
+from app.auth.quotas import limits_by_tenant
 from app.auth.store import KeyStore
 from app.config import LoadedSettings, ServerSettings, Settings
 from app.http.app import Lifespan, build_app
@@ -132,7 +133,12 @@ def _build_inference(
         scheduling.max_concurrent_requests,
         byte_limit=byte_limit,
     )
-    bounds = Bounds(requests, settings.server.max_body_bytes, scheduling.default_timeout_ms)
+    bounds = Bounds(
+        requests,
+        settings.server.max_body_bytes,
+        scheduling.default_timeout_ms,
+        limits_by_tenant(settings.auth.tenants, byte_limit),
+    )
     pipeline = Pipeline(manager, service, shadowing, observer, lifecycle, bounds)
     return _Inference(manager, pool, response_cache, requests, service, shadowing, pipeline)
 

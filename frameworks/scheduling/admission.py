@@ -104,6 +104,18 @@ class Releasable(Protocol):
     def release(self, permit: "Permit") -> None: ...
 
 
+class TokenBudget(Protocol):
+    """The tokens that the tenant of a request may use."""
+
+    def start(self, tokens: int) -> None:
+        """Count the tokens of a request that is about to run. Raises the tenant's error if none are left."""
+        ...
+
+    def use(self, tokens: int) -> None:
+        """Count generated tokens."""
+        ...
+
+
 class Permit:
     """The place of one request at the server and at its model, from admission until the response is sent.
 
@@ -111,6 +123,9 @@ class Permit:
     """
 
     __slots__ = ("_has_begun", "_is_suspended", "_model", "_places", "_server", "held", "held_bytes", "tenant")
+
+    token_budget: TokenBudget | None = None
+    """Counts the request's tokens; None if its tenant has no limit of tokens."""
 
     def __init__(self, server: RequestLimit, tenant: Tenant = DEFAULT_TENANT) -> None:
         """Raises Overloaded if the server is full."""
@@ -178,6 +193,10 @@ class Permit:
         server.waiting += places
         model.waiting += places
 
+    def queue_sequences(self, model: RequestLimit, sequences: int) -> None:
+        """Queue a request for generated text, which holds a place for each of its sequences. See `queue`."""
+        self.queue(model, sequences)
+
     def begin(self) -> None:
         """Count the request as running instead of waiting. May be called again."""
         self._has_begun = True
@@ -208,7 +227,7 @@ class Permit:
     def release(self) -> None:
         """Give the place back: the response is sent, or the request was cancelled."""
         if self.held_bytes is not None:
-            self._server.byte_limit.release(self.held_bytes)
+            self.held_bytes.release()
         if self._is_suspended:
             return
         if self.held is not None:

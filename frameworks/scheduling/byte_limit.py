@@ -1,5 +1,6 @@
 """Count the bytes of all bodies in progress: received, decompressed, decoded, and responses that are not sent yet."""
 
+from collections.abc import Callable
 from math import inf
 from threading import Lock
 from types import TracebackType
@@ -14,17 +15,29 @@ _RETRY_AFTER_S = 1.0
 
 
 class ByteLimit:
-    """The bound over all requests, `[server] max_buffered_bytes`. Any thread may use it.
+    """The bound over all requests, or over those of a tenant within it. Any thread may use it.
 
-    Its lock is its own: a thread that decompresses a body grows its hold, as the event loop does.
+    Its lock is shared only with the limit around it: a thread that decompresses a body grows its hold, as the event
+    loop does.
     """
 
-    def __init__(self, max_bytes: int | None) -> None:
-        """None means no bound."""
+    def __init__(
+        self,
+        max_bytes: int | None,
+        name: str = "server.max_buffered_bytes",
+        refusal: Callable[[str, float], Exception] = Overloaded,
+        within: "ByteLimit | None" = None,
+    ) -> None:
+        """`max_bytes` None: no bound. `refusal`: makes the error of a refused hold, from its message and the seconds
+        until the next try. `within`: a limit that counts the same bytes.
+        """
         self.max_bytes = max_bytes
         self.held_bytes = 0
+        self.name = name
+        self.refusal = refusal
         self._bound = inf if max_bytes is None else max_bytes
-        self._lock = Lock()
+        self._lock: Lock = Lock() if within is None else within._lock
+        self._all: tuple[ByteLimit, ...] = (self,) if within is None else (self, *within._all)
 
     def hold(self) -> "ByteHold":
         """Return a count of 0 bytes, which belongs to one request or connection and must be released."""
@@ -38,19 +51,27 @@ class ByteLimit:
         with self._lock:
             if hold.is_released:
                 return False
-            is_alone = self.held_bytes == hold.held_bytes
-            if more > 0 and not is_forced and not is_alone and self.held_bytes + more > self._bound:
+            if more > 0 and not is_forced and self.full_limit(hold.held_bytes, more) is not None:
                 return False
-            self.held_bytes += more
+            for limit in self._all:
+                limit.held_bytes += more
             hold.held_bytes += more
             return True
 
     def release(self, hold: "ByteHold") -> None:
         """End a hold. Its next growth is refused: a thread may still work for a cancelled request."""
         with self._lock:
-            self.held_bytes -= hold.held_bytes
+            for limit in self._all:
+                limit.held_bytes -= hold.held_bytes
             hold.held_bytes = 0
             hold.is_released = True
+
+    def full_limit(self, own: int, more: int) -> "ByteLimit | None":
+        """Return the limit that `more` bytes do not fit, None if they fit. `own`: bytes that the hold has already."""
+        for limit in self._all:
+            if limit.held_bytes != own and limit.held_bytes + more > limit._bound:
+                return limit
+        return None
 
 
 class ByteHold:
@@ -73,10 +94,8 @@ class ByteHold:
 
     def check_room(self, more: int) -> None:
         """Raise Overloaded if `more` bytes do not fit now. They are not counted before they exist."""
-        limit = self._limit
-        others = limit.held_bytes - self.held_bytes
-        if limit.max_bytes is not None and others and limit.held_bytes + more > limit.max_bytes:
-            raise self._overloaded(more)
+        if self._limit.full_limit(self.held_bytes, more) is not None:
+            raise self._refused(more)
 
     def try_grow(self, more: int) -> bool:
         """Count `more` bytes, or return False if they do not fit."""
@@ -85,13 +104,13 @@ class ByteHold:
     def grow(self, more: int) -> None:
         """Count `more` bytes. Raises Overloaded if they do not fit."""
         if not self._limit.add(self, more, is_forced=False):
-            raise self._overloaded(more)
+            raise self._refused(more)
 
     def resize(self, total: int) -> None:
         """Count `total` bytes instead. Raises Overloaded if they are more and do not fit."""
         more = total - self.held_bytes
         if not self._limit.add(self, more, is_forced=False):
-            raise self._overloaded(more)
+            raise self._refused(more)
 
     def add(self, more: int) -> None:
         """Count `more` bytes, or fewer if it is negative, also beyond the bound: the bytes of a response exist."""
@@ -101,10 +120,11 @@ class ByteHold:
         """End the count. May be called again."""
         self._limit.release(self)
 
-    def _overloaded(self, more: int) -> Overloaded:
-        limit = self._limit
-        return Overloaded(
-            f"server.max_buffered_bytes: expected at most {limit.max_bytes} bytes of all bodies in progress, "
+    def _refused(self, more: int) -> Exception:
+        # Other holds may have ended meanwhile, and then no limit is full.
+        limit = self._limit.full_limit(self.held_bytes, more) or self._limit
+        return limit.refusal(
+            f"{limit.name}: expected at most {limit.max_bytes} bytes of all bodies in progress, "
             f"got {limit.held_bytes} and {more} more; try again in {_RETRY_AFTER_S:.0f} s",
             _RETRY_AFTER_S,
         )

@@ -46,6 +46,11 @@ class TokenFeed:
         """Whether every sequence has ended; unread tokens may remain."""
         return not self._aborts
 
+    @property
+    def num_unread(self) -> int:
+        """Number of tokens since the last read."""
+        return len(self._unread)
+
     async def read(self) -> list[ArrivedToken]:
         """Return the tokens since the last read; wait for at least one. Empty at the end. One reader at a time.
 

@@ -9,9 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from app.auth.errors import QuotaExceeded
+from app.auth.quotas import LimitedPermit, TenantLimits
+from app.config.auth_settings import TenantSettings
 from app.inference.texts import TextService
 from app.inference.tokenizer_threads import TokenizerThreads
 from frameworks.errors import InvalidInput
+from frameworks.scheduling.admission import Permit, RequestLimit
+from frameworks.scheduling.byte_limit import ByteLimit
+from frameworks.tenants import Tenant
 from frameworks.text.config import TextConfig
 from frameworks.text.tokenizer import TextTokenizer
 from frameworks.types import TEXT_OUTPUT, PairRequest, TextRequest, TextSpec, Timings, TokenBatch
@@ -45,7 +51,8 @@ def harness(tmp_path: Path) -> Iterator[Harness]:
     spec = SimpleNamespace(task="classify", text=TextSpec(16, labels=LABEL))
     model, dispatcher = SimpleNamespace(tokenizer=tokenizer, spec=spec), SimpleNamespace(submit=submit)
     version = SimpleNamespace(serving=lambda: (model, dispatcher))
-    context = SimpleNamespace(version=version, timings=Timings(), priority=5, permit=SimpleNamespace(begin=None))
+    permit = Permit(RequestLimit("the server", None, None))
+    context = SimpleNamespace(version=version, timings=Timings(), priority=5, permit=permit)
     yield Harness(TextService(threads), context, tokenizer, batches)
     threads.close()
 
@@ -80,3 +87,19 @@ async def test_text_beyond_characters_of_limit_is_refused_unread(harness: Harnes
     """The tokenizer drops spaces: the limit is 128 Ki characters."""
     with pytest.raises(InvalidInput, match=r"^text\[0\]: expected at most 16 tokens, got 3200000 characters, which"):
         await harness.service.answer(harness.context, TextRequest([" " * 3_200_000], truncate=False))
+
+
+@in_loop
+async def test_tokens_of_texts_and_pairs_are_charged(harness: Harness) -> None:
+    limits = TenantLimits(TenantSettings(name="t", tokens_per_minute=10_000), ByteLimit(None), lambda: 0.0)
+    harness.context.permit = LimitedPermit(RequestLimit("the server", None, None), Tenant("t"), limits)
+    assert limits.tokens is not None
+    await harness.service.answer(harness.context, TextRequest(["the cat", "sat"]))
+    await harness.service.score(harness.context, PairRequest([("the cat", "sat"), ("the mat", "sat on")]))
+    assert limits.tokens.left() == pytest.approx(
+        1000 - sum(map(len, (*harness.batches[0].token_ids, *harness.batches[1].token_ids)))
+    )
+    limits.use(1000)
+    with pytest.raises(QuotaExceeded, match="tokens_per_minute"):
+        await harness.service.answer(harness.context, TextRequest(["the cat"]))
+    assert len(harness.batches) == 2, "the refused text was not run"
