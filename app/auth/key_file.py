@@ -4,7 +4,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,6 +27,13 @@ _HEADER = "# Keys of Roundhouse, written by `roundhouse keys`. Of each secret th
 _TABLE = re.compile(r"^(?=\[\[keys\]\])", re.MULTILINE)
 # The parser holds the interpreter's lock: between pieces the event loop runs. 40 tables take about 1 ms.
 _TABLES_IN_PIECE = 40
+# Without the value: of a signed key the digest is the secret of its signatures.
+_EXPECTED: Mapping[str | int, str] = {
+    "id": "12 lowercase letters and digits",
+    "replaced_by": "12 lowercase letters and digits",
+    "tenant": "1 to 64 letters, digits, dots, underscores and hyphens",
+    "secret_sha256": "64 hexadecimal digits",
+}
 _KeyId = Annotated[str, Field(pattern=r"^[a-z0-9]{12}$")]
 
 
@@ -215,8 +222,8 @@ def _parse_table(table: Any, number: int) -> Key:
             message = "unknown key; remove it"
         elif error["type"] == "missing":
             message = "expected a value, got none; create the key again"
-        elif error["loc"] == ("secret_sha256",):
-            message = "expected 64 hexadecimal digits; create the key again"
+        elif error["loc"][0] in _EXPECTED:
+            message = f"expected {_EXPECTED[error['loc'][0]]}; create the key again"
         else:
             message = describe_error(error)
         raise ValueError(f"{place}: {message}") from None
@@ -247,7 +254,13 @@ def _format_key(key: Key) -> str:
 
 def _quote(text: str) -> str:
     """Return a TOML string. Escapes quotes, backslashes and all characters that TOML forbids in a string."""
-    return '"' + "".join(c if c.isprintable() and c not in '"\\' else f"\\U{ord(c):08X}" for c in text) + '"'
+    return '"' + "".join(map(_escape, text)) + '"'
+
+
+def _escape(character: str) -> str:
+    if character in '"\\':
+        return "\\" + character
+    return character if character.isprintable() else f"\\U{ord(character):08X}"
 
 
 def _format_time(time_s: float) -> str:

@@ -3,7 +3,7 @@
 import re
 import secrets
 import string
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 
 from app.auth.principal import Scope
@@ -11,7 +11,7 @@ from app.auth.principal import Scope
 ENVIRONMENT_ID = "environment"
 """Id of the key of ROUNDHOUSE_API_KEY, unless its text is like that of `roundhouse keys create`."""
 ENVIRONMENT_TENANT = "default"
-"""Tenant of the key of ROUNDHOUSE_API_KEY. Valid with default settings where it is not configured."""
+"""Tenant of the key of ROUNDHOUSE_API_KEY. Where it is not configured, it is the operator's, with default settings."""
 MIN_ENVIRONMENT_KEY_CHARACTERS = 16
 MAX_ENVIRONMENT_KEY_CHARACTERS = 512
 
@@ -59,15 +59,35 @@ def split_key(text: bytes) -> tuple[str, bytes] | None:
     return None
 
 
-def new_secret() -> tuple[str, str]:
-    """Return a random id (12 characters) and a random secret (43 characters)."""
+def with_new_secret(key: Key) -> tuple[Key, str]:
+    """Return the key with a random id and a random secret, and the text that clients send."""
     key_id = "".join(secrets.choice(_ID_CHARACTERS) for _ in range(_ID_LENGTH))
-    return key_id, secrets.token_urlsafe(_SECRET_BYTES)
+    secret = secrets.token_urlsafe(_SECRET_BYTES)
+    return replace(key, key_id=key_id, secret_sha256=hash_secret(secret.encode())), f"rh_{key_id}_{secret}"
 
 
-def key_text(key_id: str, secret: str) -> str:
-    """Return the text that clients send."""
-    return f"rh_{key_id}_{secret}"
+def create_key(
+    tenant: str,
+    scopes: frozenset[Scope],
+    now_s: float,
+    models: tuple[str, ...] = ("*",),
+    lifetime_s: float | None = None,
+    is_signed: bool = False,
+) -> tuple[Key, str]:
+    """Return a new key, and the text that clients send. `lifetime_s`: None for a key without an end."""
+    expires_s = None if lifetime_s is None else now_s + lifetime_s
+    return with_new_secret(Key("", tenant, scopes, b"", now_s, models, expires_s, is_signed))
+
+
+def rotate_key(key: Key, now_s: float, overlap_s: float) -> tuple[Key, Key, str]:
+    """Return the key with its end after `overlap_s`, a new key with the same rights, and the text of the new one.
+
+    The new key has the lifetime of the old one, from now on.
+    """
+    lifetime_s = None if key.expires_s is None else key.expires_s - key.created_s
+    new, text = create_key(key.tenant, key.scopes, now_s, key.models, lifetime_s, key.is_signed)
+    end_s = now_s + overlap_s if key.expires_s is None else min(key.expires_s, now_s + overlap_s)
+    return replace(key, expires_s=end_s, replaced_by=new.key_id), new, text
 
 
 def hash_secret(secret: bytes) -> bytes:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 import structlog
 
 from app.auth.key_file import FileVersion, InvalidKeysFile, file_version, read_keys
-from app.auth.keys import Key
+from app.auth.keys import ENVIRONMENT_TENANT, Key
 from app.auth.principal import Principal
 from app.config.auth_settings import AuthSettings, TenantSettings
 from frameworks.tenants import Tenant
@@ -124,6 +124,5 @@ class KeyStore:
         tenant = self._tenants.setdefault(key.tenant, Tenant(key.tenant))
         settings = self._settings.get(key.tenant)
         patterns = () if settings is None else (settings.models,)
-        # The key of the environment is that of the server's operator: it has all scopes, too.
-        is_operator = key is self._environment_key or (settings is not None and settings.operator)
+        is_operator = key.tenant == ENVIRONMENT_TENANT if settings is None else settings.operator
         return StoredKey(key, Principal(tenant, key.key_id, key.scopes, (*patterns, key.models), is_operator))

@@ -1,4 +1,4 @@
-"""Run the command line: serve, check, models, infer."""
+"""Run the command line: serve, check, models, infer, keys."""
 
 from app.cli.commands import main
 

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import re
 import urllib.error
 import urllib.request
 from typing import Any
@@ -9,12 +10,18 @@ from urllib.parse import quote
 
 # Long enough for any model. A server that is down is reported at once.
 _TIMEOUT_S = 600
+_HEADER_VALUE = re.compile("[!-~]+")
 
 
-def call(url: str, method: str, path: str, body: object = None) -> tuple[int, Any]:
-    """Return the status and the decoded response; status 0 with an error in the usual form if no server answers."""
+def call(url: str, method: str, path: str, body: object = None, api_key: str = "") -> tuple[int, Any]:
+    """Return the status and the decoded response; status 0 with an error in the usual form if no server answers.
+
+    `api_key`: sent as a bearer token, unless it is "".
+    """
     if not url.startswith(("http://", "https://")):
         return 0, _error("unreachable", f'--url: expected an http:// or https:// address, got "{url}"')
+    if api_key and not _HEADER_VALUE.fullmatch(api_key):
+        return 0, _error("invalid_key", "--api-key: expected visible ASCII characters, got others; copy it again")
     try:
         request = urllib.request.Request(  # noqa: S310 - checked above
             url.rstrip("/") + quote(path),
@@ -22,6 +29,9 @@ def call(url: str, method: str, path: str, body: object = None) -> tuple[int, An
             headers={"content-type": "application/json"},
             method=method,
         )
+        if api_key:
+            # Not sent to the target of a redirect.
+            request.add_unredirected_header("authorization", f"Bearer {api_key}")
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:  # noqa: S310
             return response.status, json.load(response)
     except urllib.error.HTTPError as error:

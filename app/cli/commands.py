@@ -1,4 +1,4 @@
-"""Run the command line: serve, check, models, infer."""
+"""Run the command line: serve, check, models, infer, keys."""
 
 import argparse
 import json
@@ -10,6 +10,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from app.cli.config_file import config_file
+from app.cli.keys import add_keys
+from app.cli.tables import print_table
 
 _DEFAULT_URL = "http://127.0.0.1:8080"
 
@@ -29,6 +33,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_check(commands)
     _add_models(commands)
     _add_infer(commands)
+    add_keys(commands, _command)
     return parser
 
 
@@ -67,7 +72,7 @@ def _add_models(commands: Any) -> None:
         commands, "models", "List the models of a running server.", "roundhouse models --url http://127.0.0.1:8080"
     )
     models.add_argument("--json", action="store_true", help="print the whole response")
-    _add_url(models)
+    _add_server(models)
     models.set_defaults(run=_models)
 
 
@@ -94,7 +99,7 @@ def _add_infer(commands: Any) -> None:
     infer.add_argument(
         "--max-tokens", type=int, metavar="N", help="with --prompt or --message: maximum generated tokens"
     )
-    _add_url(infer)
+    _add_server(infer)
     infer.set_defaults(run=_infer)
 
 
@@ -109,8 +114,17 @@ def _command(commands: Any, name: str, description: str, example: str) -> argpar
     return parser
 
 
-def _add_url(parser: argparse.ArgumentParser) -> None:
+def _add_server(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", default=_DEFAULT_URL, help="address of the server; default: %(default)s")
+    parser.add_argument("--api-key", metavar="KEY", help="default: ROUNDHOUSE_API_KEY, which other users cannot see")
+
+
+def _api_key(options: argparse.Namespace) -> str:
+    if options.api_key is not None:
+        return str(options.api_key)
+    from app.config import API_KEY_VARIABLE
+
+    return os.environ.get(API_KEY_VARIABLE, "")
 
 
 def _serve(options: argparse.Namespace) -> int:
@@ -130,7 +144,7 @@ def _serve(options: argparse.Namespace) -> int:
         if options.grpc_port is not None:
             overrides["server.grpc_port"] = options.grpc_port
         try:
-            loaded = load_settings(_config_file(options), os.environ, overrides)
+            loaded = load_settings(config_file(options.config, options.models), os.environ, overrides)
             loaded = replace(loaded, settings=with_models(loaded.settings, options.models))
             # Removed, so that no child process inherits it.
             api_key = os.environ.pop(API_KEY_VARIABLE, "")
@@ -154,17 +168,6 @@ def _signals_end_process() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _config_file(options: argparse.Namespace) -> Path | None:
-    if options.config is not None:
-        file: Path = options.config
-        return file
-    if named := os.environ.get("ROUNDHOUSE_CONFIG"):
-        return Path(named)
-    # With a model on the command line, a config.toml in this folder must not add other models.
-    here = Path("config.toml")
-    return here if here.is_file() and not options.models else None
-
-
 def _check(options: argparse.Namespace) -> int:
     from app.config import API_KEY_VARIABLE, check_file, load_settings
     from app.server.keys import key_issues
@@ -184,7 +187,7 @@ def _models(options: argparse.Namespace) -> int:
     from app.cli.client import call
     from memory.sizes import format_size
 
-    status, response = call(options.url, "GET", "/models")
+    status, response = call(options.url, "GET", "/models", api_key=_api_key(options))
     if status != 200 or options.json:
         print(json.dumps(response, indent=2))
         return 0 if status == 200 else 1
@@ -192,9 +195,7 @@ def _models(options: argparse.Namespace) -> int:
     for model in response["models"]:
         memory = format_size(model["memory_bytes"]) if model["memory_bytes"] is not None else "-"
         rows.append((*(model[key] or "-" for key in ("name", "framework", "task", "state", "device", "dtype")), memory))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    print_table(rows)
     return 0
 
 
@@ -216,7 +217,7 @@ def _infer(options: argparse.Namespace) -> int:
     except (OSError, ValueError) as error:
         print(f"cannot read JSON: {error}", file=sys.stderr)
         return 2
-    status, response = call(options.url, "POST", f"/models/{options.name}/infer", body)
+    status, response = call(options.url, "POST", f"/models/{options.name}/infer", body, _api_key(options))
     print(json.dumps(response))
     return 0 if status == 200 else 1
 

@@ -9,7 +9,8 @@ from frameworks.settings import Count
 from memory.settings import SETTINGS_RULES
 from memory.sizes import Bytes
 
-TenantName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+TENANT_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+TenantName = Annotated[str, Field(pattern=TENANT_NAME)]
 Pattern = Annotated[str, Field(min_length=1, max_length=256)]
 
 

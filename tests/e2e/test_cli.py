@@ -13,7 +13,7 @@ import pytest
 from app.cli.commands import main
 from tests.e2e.server import ROOT, RunningServer
 
-COMMANDS = ("serve", "check", "models", "infer")
+COMMANDS = ("serve", "check", "models", "infer", "keys", "keys create", "keys list", "keys revoke", "keys rotate")
 
 
 def output(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -> str:
@@ -33,7 +33,7 @@ def test_help_examples_parse(command: str, capsys: pytest.CaptureFixture[str]) -
     from app.cli.commands import _parser
 
     with pytest.raises(SystemExit) as ended:
-        main([command, "--help"])
+        main([*command.split(), "--help"])
     assert ended.value.code == 0
     _, _, examples = capsys.readouterr().out.partition("example:\n")
     lines = [line.strip() for line in examples.splitlines() if line.strip()]
