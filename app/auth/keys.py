@@ -63,7 +63,12 @@ def with_new_secret(key: Key) -> tuple[Key, str]:
     """Return the key with a random id and a random secret, and the text that clients send."""
     key_id = "".join(secrets.choice(_ID_CHARACTERS) for _ in range(_ID_LENGTH))
     secret = secrets.token_urlsafe(_SECRET_BYTES)
-    return replace(key, key_id=key_id, secret_sha256=hash_secret(secret.encode())), f"rh_{key_id}_{secret}"
+    return replace(key, key_id=key_id, secret_sha256=hash_secret(secret.encode())), key_text(key_id, secret)
+
+
+def key_text(key_id: str, secret: str) -> str:
+    """Return the text that clients send."""
+    return f"rh_{key_id}_{secret}"
 
 
 def create_key(

@@ -52,7 +52,7 @@ def test_found_key_has_principal_of_tenant(file: Path) -> None:
     principal = found.principal
     assert principal.tenant is store.tenants["search"]
     assert (principal.tenant.name, principal.tenant.weight) == ("search", 3.0)
-    assert (principal.key_id, principal.scopes) == (key.key_id, {Scope.INFER})
+    assert (principal.key_id, principal.scopes) == (key.key_id, frozenset({Scope.INFER}))
     allowed = [name for name in ("minilm-onnx", "minilm", "digits-onnx") if principal.may_use(name)]
     assert allowed == ["minilm-onnx"]
     assert store.find("000000000000") is None
@@ -152,12 +152,12 @@ def test_auto_requires_keys_from_first_on(file: Path) -> None:
     assert not store.required
     key = add_key(file)
     refresh(store)
-    assert store.required
+    states = [store.required]
     with editing(file) as keys:
         del keys[key.key_id]
     refresh(store)
+    assert [*states, store.required] == [True, True]
     assert len(store) == 0
-    assert store.required
 
 
 def test_watch_applies_change(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
