@@ -115,7 +115,7 @@ class _Collector:
         )
         yield counter(
             "rejected",
-            "Requests rejected because a queue was full or no model was ready.",
+            "Requests rejected because a queue was full, a tenant's limit was reached or no model was ready.",
             ["reason"],
             (([reason], count) for reason, count in observer.rejected.items()),
         )

@@ -29,7 +29,10 @@ _HEADER_NAMES = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~, \t-]{0,2048}")
 _MAX_KNOWN_HOSTS = 1024
 _MAX_AGE_S = b"600"
 _METHODS = b"GET, HEAD, POST, DELETE"
-_EXPOSED = b"x-request-id, server-timing, retry-after, inference-header-content-length"
+_RATE_LIMITS = [
+    b"x-ratelimit-%b-%b" % (of, unit) for unit in (b"requests", b"tokens") for of in (b"limit", b"remaining", b"reset")
+]
+_EXPOSED = b", ".join([b"x-request-id, server-timing, retry-after, inference-header-content-length", *_RATE_LIMITS])
 
 
 class OriginRules(NamedTuple):

@@ -76,9 +76,9 @@ async def opened(manager: MLFrameworkManager, held: Permit, name: str = "m", nam
 
 
 @contextmanager
-def permit() -> Iterator[Permit]:
-    """Yield the permit of a server without limits; release it at the end."""
-    held = Permit(RequestLimit("the server", None, None))
+def permit(limited: Permit | None = None) -> Iterator[Permit]:
+    """Yield this permit, or that of a server without limits; release it at the end."""
+    held = limited or Permit(RequestLimit("the server", None, None))
     try:
         yield held
     finally:

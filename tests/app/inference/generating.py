@@ -6,12 +6,15 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from app.auth.quotas import LimitedPermit, TenantLimits
 from app.inference.context import RunContext
 from app.inference.response_cache import ResponseCache
 from app.inference.service import InferenceService
 from app.observability.metrics import Observer
 from frameworks.generation.types import GenerateAnswer, GenerateRequest, Generation, Piece, Prompt, Sampling, Stopping
 from frameworks.manager import MLFrameworkManager
+from frameworks.scheduling.admission import RequestLimit
+from frameworks.tenants import Tenant
 from frameworks.types import Timings
 from memory.result_cache import ResultCache
 from tests.support.loops import soon
@@ -21,20 +24,24 @@ from tests.support.step_models import EchoModel, EchoRegistry
 
 @dataclass
 class Harness:
-    """A service and its parts. `models`: every instance of the model, in order of their loads."""
+    """A service and its parts. `models`: every instance of the model, in order of their loads. `limits`: of the tenant
+    of all requests; None: they have no tenant.
+    """
 
     manager: MLFrameworkManager
     service: InferenceService
     observer: Observer
     models: list[EchoModel]
     last_timings: Timings = field(default_factory=Timings)
+    limits: TenantLimits | None = None
 
     @asynccontextmanager
     async def begin(
         self, request: GenerateRequest, left_s: float | None = None, priority: int = 5, in_pieces: bool = True
     ) -> AsyncIterator[Generation]:
         """Generate as an endpoint does: select the model, hold a permit, close the generation."""
-        with permit() as held:
+        limited = self.limits and LimitedPermit(RequestLimit("the server", None, None), Tenant("t"), self.limits)
+        with permit(limited) as held:
             version = await opened(self.manager, held)
             self.last_timings = Timings()
             context = RunContext(held, self.last_timings, priority)
