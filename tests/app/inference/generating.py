@@ -13,7 +13,7 @@ from app.inference.service import InferenceService
 from app.observability.metrics import Observer
 from frameworks.generation.types import GenerateAnswer, GenerateRequest, Generation, Piece, Prompt, Sampling, Stopping
 from frameworks.manager import MLFrameworkManager
-from frameworks.scheduling.admission import RequestLimit
+from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.tenants import Tenant
 from frameworks.types import Timings
 from memory.result_cache import ResultCache
@@ -40,7 +40,9 @@ class Harness:
         self, request: GenerateRequest, left_s: float | None = None, priority: int = 5, in_pieces: bool = True
     ) -> AsyncIterator[Generation]:
         """Generate as an endpoint does: select the model, hold a permit, close the generation."""
-        limited = self.limits and LimitedPermit(RequestLimit("the server", None, None), Tenant("t"), self.limits)
+        limited: Permit | None = None
+        if self.limits is not None:
+            limited = LimitedPermit(RequestLimit("the server", None, None), Tenant("t"), self.limits)
         with permit(limited) as held:
             version = await opened(self.manager, held)
             self.last_timings = Timings()
