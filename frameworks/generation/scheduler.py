@@ -4,74 +4,13 @@ Pure: it touches no tensor and reads no clock. Continuous batching after Orca (Y
 in parts beside decoding sequences after Sarathi-Serve (Agrawal et al., OSDI 2024).
 """
 
-from dataclasses import dataclass, field
-
-from frameworks.generation.blocks import BlockPool, Chain, Copy
-from frameworks.generation.step_cost import MIN_PROMPT_TOKENS, StepCost
+from frameworks.generation.blocks import BlockPool
+from frameworks.generation.fair_step import FairStep
+from frameworks.generation.running import RunningSequences
+from frameworks.generation.sequence import Sequence, StepPart, StepPlan
+from frameworks.generation.step_cost import StepCost
+from frameworks.generation.tenant_queues import TenantQueue, TenantQueues
 from frameworks.generation.types import SequenceRequest
-from frameworks.generation.waiting import WaitingQueue
-
-# Bound of a part's tokens times the tokens they attend to: masks and sums of so many products are in memory at once.
-_MAX_ATTENTION_PAIRS = 1 << 22
-
-
-class Sequence:
-    """One text in progress. `token_ids`: the prompt and the generated tokens. `blocks` hold the keys and values of the
-    first `num_computed_tokens` of them.
-    """
-
-    __slots__ = ("blocks", "chain", "has_begun", "num_computed_tokens", "order", "request", "token_ids")
-
-    def __init__(self, request: SequenceRequest, order: float) -> None:
-        self.request = request
-        self.order = order
-        self.token_ids = list(request.prompt_ids)
-        self.num_computed_tokens = 0
-        self.blocks: list[int] = []
-        self.chain = Chain()
-        self.has_begun = False
-
-    @property
-    def sequence_id(self) -> int:
-        return self.request.sequence_id
-
-    @property
-    def num_uncomputed_tokens(self) -> int:
-        """Number of tokens to compute before the next one can be sampled; never 0."""
-        return len(self.token_ids) - self.num_computed_tokens
-
-    @property
-    def num_generated_tokens(self) -> int:
-        return len(self.token_ids) - len(self.request.prompt_ids)
-
-    def __lt__(self, other: "Sequence") -> bool:
-        return (self.order, self.sequence_id) < (other.order, other.sequence_id)
-
-
-@dataclass(frozen=True, slots=True)
-class StepPart:
-    """A step's share of one sequence: `num_tokens` tokens from `start` on."""
-
-    sequence: Sequence
-    start: int
-    num_tokens: int
-
-    @property
-    def completes(self) -> bool:
-        """Whether the next token can be sampled after this part."""
-        return self.start + self.num_tokens == len(self.sequence.token_ids)
-
-
-@dataclass(slots=True)
-class StepPlan:
-    """One step. `copies` are made first, in this order. `parts`: decodes, of one token each, come first.
-
-    `begun`: ids of the sequences that start for the first time, with the number of prompt tokens found in the cache.
-    """
-
-    copies: list[Copy] = field(default_factory=list)
-    parts: list[StepPart] = field(default_factory=list)
-    begun: list[tuple[int, int]] = field(default_factory=list)
 
 
 class StepScheduler:
@@ -79,58 +18,69 @@ class StepScheduler:
 
     Sequences wait in the order of their arrival; a level of priority counts as `ageing_s` seconds. The first one starts
     when there are blocks for its whole prompt. If a running sequence finds no block for its next token, the youngest is
-    preempted: it releases its blocks and waits again, in its old place.
+    preempted: it releases its blocks and waits again, in its old place. Several tenants share each step, see FairStep.
     """
 
     def __init__(
         self, pool: BlockPool, cost: StepCost, max_sequences: int, max_num_batched_tokens: int, ageing_s: float = 1.0
     ) -> None:
-        """`max_sequences`: running at once. `max_num_batched_tokens`: computed in one step, over all sequences."""
+        """`max_sequences`: in one step. `max_num_batched_tokens`: computed in one step, over all sequences."""
         self.pool = pool
         self.cost = cost
         self._max_sequences = max_sequences
         self._max_num_batched_tokens = max(max_num_batched_tokens, max_sequences)
         self._ageing_s = ageing_s
-        self.running: list[Sequence] = []
-        """The oldest first."""
-        self._waiting: WaitingQueue[Sequence] = WaitingQueue()
-        self._copies: list[Copy] = []
-        self.preemptions = 0
-        self.prompt_tokens = 0
-        self.prefix_hit_tokens = 0
+        self._running = RunningSequences(pool)
+        self._queues = TenantQueues()
+
+    @property
+    def running(self) -> list[Sequence]:
+        """The sequences that hold blocks, the oldest first. A step may pause some of them."""
+        return self._running.sequences
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return self._queues.num_waiting
+
+    @property
+    def preemptions(self) -> int:
+        return self._running.preemptions
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self._running.prompt_tokens
+
+    @property
+    def prefix_hit_tokens(self) -> int:
+        return self._running.prefix_hit_tokens
 
     def add(self, request: SequenceRequest) -> Sequence:
         sequence = Sequence(request, request.arrived_s + request.priority * self._ageing_s)
-        self._waiting.add(sequence)
+        self._queues.add(sequence)
         return sequence
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a sequence that is complete or cancelled."""
-        if sequence in self._waiting:
-            self._waiting.remove(sequence)
+        waiting = self._queues.of(sequence).waiting
+        if sequence in waiting:
+            waiting.remove(sequence)
         else:
-            self.running.remove(sequence)
-            self._release_blocks(sequence)
+            self._running.remove(sequence)
+        self._queues.forget(sequence)
 
     def plan(self) -> StepPlan:
         """Plan the next step. The plan is empty only if there is no sequence."""
         plan = StepPlan()
-        for sequence in list(self.running):
-            if sequence.num_uncomputed_tokens == 1 and sequence.blocks and self._has_block_for_next(sequence):
-                plan.parts.append(StepPart(sequence, sequence.num_computed_tokens, 1))
-        num_decodes = len(plan.parts)
-        budget = min(self._max_num_batched_tokens - num_decodes, self.cost.max_prompt_tokens(num_decodes))
-        for sequence in self.running:
-            if sequence.num_uncomputed_tokens > 1 and budget > 0:
-                budget -= self._schedule_part(plan, sequence, budget)
-        if budget > 0:
-            self._schedule_waiting(plan, budget)
+        queue = self._queues.only
+        if queue is not None:
+            self._plan_of_one_tenant(plan, queue)
+            self._queues.charge(plan.costs)
+        else:
+            limited = self._fair_step(plan).schedule()
+            self._queues.charge(plan.costs)
+            self._queues.level(limited)
         plan.parts.sort(key=lambda part: part.num_tokens > 1)
-        plan.copies, self._copies = self._copies, []
+        plan.copies = self._running.take_copies()
         return plan
 
     def advance(self, plan: StepPlan) -> None:
@@ -138,102 +88,71 @@ class StepScheduler:
         for part in plan.parts:
             sequence = part.sequence
             sequence.num_computed_tokens += part.num_tokens
-            self.pool.cache_full_blocks(
-                sequence.chain, sequence.token_ids, sequence.num_computed_tokens, sequence.blocks
-            )
+            self._running.cache_full_blocks(sequence)
             if not part.completes:
                 self.pool.unmark_pending(sequence.chain)
                 self.pool.mark_pending(sequence.chain, sequence.token_ids)
 
     def clear_cache(self) -> None:
         """Drop all cached content: after a failed step it is unknown what the blocks hold."""
-        self._copies.clear()
-        self.pool.clear_cache()
+        self._running.clear_cache()
 
     def check_integrity(self) -> None:
         """Raise AssertionError where blocks are lost or held twice."""
-        self.pool.check_integrity([block for sequence in self.running for block in sequence.blocks])
-        assert all(not sequence.blocks for sequence in self._waiting.sequences()), "a waiting sequence holds blocks"
+        self._running.check_integrity()
+        self._queues.check_integrity()
 
-    def _has_block_for_next(self, sequence: Sequence) -> bool:
+    def _plan_of_one_tenant(self, plan: StepPlan, queue: TenantQueue) -> None:
+        for sequence in list(self.running):
+            if sequence.num_uncomputed_tokens == 1 and sequence.blocks and self._has_block_for_next(sequence, queue):
+                plan.parts.append(StepPart(sequence, sequence.num_computed_tokens, 1))
+        num_decodes = len(plan.parts)
+        queue.blocked = None
+        budget = most = min(self._max_num_batched_tokens - num_decodes, self.cost.max_prompt_tokens(num_decodes))
+        for sequence in self.running:
+            if sequence.num_uncomputed_tokens > 1 and budget > 0:
+                budget -= plan.add_part(sequence, budget)
+        if budget > 0:
+            budget = self._schedule_waiting(plan, queue, budget)
+        prompt_tokens = most - budget
+        each = self.cost.prompt_token_cost(num_decodes) if prompt_tokens else 0.0
+        plan.costs[queue.share] = num_decodes + prompt_tokens * each
+
+    def _fair_step(self, plan: StepPlan) -> FairStep:
+        num_decodes = sum(sequence.num_uncomputed_tokens == 1 for sequence in self.running)
+        # A step with a prompt has at most so many decodes beside it.
+        num_decodes = min(num_decodes, self._max_sequences - 1)
+        budget = min(self._max_num_batched_tokens - num_decodes, self.cost.max_prompt_tokens(num_decodes))
+        each = self.cost.prompt_token_cost(num_decodes)
+        return FairStep(plan, self._running, self._queues.all(), self._max_sequences, budget, each)
+
+    def _has_block_for_next(self, sequence: Sequence, queue: TenantQueue) -> bool:
         """Allocate the block for the sequence's next token. Return False if the sequence itself was preempted."""
-        while sequence.num_computed_tokens == len(sequence.blocks) * self.pool.block_tokens:
-            taken = self.pool.allocate(1)
-            if taken is not None:
-                sequence.blocks += taken
-                break
+        while not self._running.extend(sequence):
             youngest = max(self.running)
-            self._preempt(youngest)
+            self._running.preempt(youngest, queue.waiting)
             if youngest is sequence:
                 return False
-        return bool(sequence.blocks)
+        return True
 
-    def _preempt(self, sequence: Sequence) -> None:
-        self.preemptions += 1
-        self.running.remove(sequence)
-        self._release_blocks(sequence)
-        self._waiting.add(sequence)
-
-    def _release_blocks(self, sequence: Sequence) -> None:
-        self.pool.unmark_pending(sequence.chain)
-        self._copies += self.pool.release(sequence.blocks)
-        sequence.blocks, sequence.chain, sequence.num_computed_tokens = [], Chain(), 0
-
-    def _schedule_part(self, plan: StepPlan, sequence: Sequence, budget: int) -> int:
-        most = max(MIN_PROMPT_TOKENS, _MAX_ATTENTION_PAIRS // len(sequence.token_ids))
-        count = min(sequence.num_uncomputed_tokens, budget, most)
-        plan.parts.append(StepPart(sequence, sequence.num_computed_tokens, count))
-        return count
-
-    def _schedule_waiting(self, plan: StepPlan, budget: int) -> None:
-        """Start waiting sequences in order, as far as the budget goes. A sequence whose next block is pending waits for
-        it; a step defers no more sequences than may run at once.
+    def _schedule_waiting(self, plan: StepPlan, queue: TenantQueue, budget: int) -> int:
+        """Start waiting sequences in order, as far as the budget goes; return the rest of it. A sequence whose next
+        block is pending waits for it; a step defers no more sequences than may run at once.
         """
         deferred: list[Sequence] = []
         while budget > 0 and len(self.running) < self._max_sequences and len(deferred) < self._max_sequences:
-            sequence = self._waiting.take()
+            sequence = queue.waiting.take()
             if sequence is None:
                 break
             cached = self.pool.match(sequence.token_ids)
             if cached.is_pending:
                 deferred.append(sequence)
                 continue
-            if not self._has_blocks(sequence, cached.blocks):
+            if not self._running.reserve(sequence, cached.blocks):
                 deferred.append(sequence)
                 break
-            self._start(plan, sequence, cached.blocks)
-            budget -= self._schedule_part(plan, sequence, budget)
+            self._running.start(plan, sequence, cached.blocks)
+            budget -= plan.add_part(sequence, budget)
         for sequence in deferred:
-            self._waiting.add(sequence)
-
-    def _has_blocks(self, sequence: Sequence, cached: list[int]) -> bool:
-        """Allocate blocks for all of the sequence's tokens, with one in reserve for each running sequence."""
-        needed = -(-len(sequence.token_ids) // self.pool.block_tokens)
-        if self.running and needed + len(self.running) > self.pool.num_free:
-            return False
-        blocks = self.pool.allocate(needed, keep=cached)
-        if blocks is None and not self.running:
-            # There is room if the cached prefix itself is evicted.
-            cached.clear()
-            blocks = self.pool.allocate(needed)
-        if blocks is None:
-            return False
-        sequence.blocks = blocks
-        return True
-
-    def _cache_full_blocks(self, sequence: Sequence) -> None:
-        computed = sequence.num_computed_tokens
-        self.pool.cache_full_blocks(sequence.chain, sequence.token_ids, computed, sequence.blocks)
-
-    def _start(self, plan: StepPlan, sequence: Sequence, cached: list[int]) -> None:
-        self._copies += [Copy(*pair) for pair in zip(cached, sequence.blocks, strict=False)]
-        sequence.num_computed_tokens = len(cached) * self.pool.block_tokens
-        self._cache_full_blocks(sequence)
-        self.pool.mark_pending(sequence.chain, sequence.token_ids)
-        if not sequence.has_begun:
-            sequence.has_begun = True
-            plan.begun.append((sequence.sequence_id, sequence.num_computed_tokens))
-            self.prompt_tokens += len(sequence.request.prompt_ids)
-            self.prefix_hit_tokens += sequence.num_computed_tokens
-        self.running.append(sequence)
-        self.running.sort()
+            queue.waiting.add(sequence)
+        return budget

@@ -28,6 +28,14 @@ class StepCost:
         fitting = int((_MAX_SLOWDOWN - 1) * without_s / self._prompt_token_s)
         return max(MIN_PROMPT_TOKENS, min(self._max_prompt_tokens, fitting))
 
+    def prompt_token_cost(self, texts: int) -> float:
+        """Return the cost of a prompt token beside `texts` decodes, if each decode costs 1; 1 before measurements."""
+        texts = max(1, texts)
+        without_s = self._seconds(texts)
+        if without_s is None or self._prompt_token_s is None:
+            return 1.0
+        return min(1.0, self._prompt_token_s * texts / without_s)
+
     def learn(self, texts: int, prompt_tokens: int, seconds: float) -> None:
         """Record a step of `texts` decodes and `prompt_tokens` that took `seconds`."""
         if seconds <= 0:

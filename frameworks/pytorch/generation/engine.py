@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 
 from frameworks.errors import InvalidModel, ModelFailed, RoundhouseError
-from frameworks.generation.scheduler import Sequence, StepPlan, StepScheduler
+from frameworks.generation.scheduler import StepScheduler
+from frameworks.generation.sequence import Sequence, StepPlan
 from frameworks.generation.tokenizer import GenerationTokenizer
 from frameworks.generation.types import (
     Constraint,

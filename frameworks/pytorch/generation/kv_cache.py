@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from frameworks.generation.blocks import Copy
-from frameworks.generation.scheduler import StepPart
+from frameworks.generation.sequence import StepPart
 
 BLOCK_TOKENS = 32
 """Tokens per block: prefixes are matched in such steps, and half a block per sequence is unused on average."""

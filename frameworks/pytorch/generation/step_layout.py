@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from frameworks.generation.scheduler import StepPart
+from frameworks.generation.sequence import StepPart
 from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, KeyValueCache, masked_bias
 from frameworks.pytorch.generation.linear import padded_rows
 

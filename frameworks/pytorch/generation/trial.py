@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from frameworks.errors import InvalidModel, OutOfMemory
-from frameworks.generation.scheduler import Sequence, StepPart
+from frameworks.generation.sequence import Sequence, StepPart
 from frameworks.generation.types import Sampling, SequenceRequest
 from frameworks.pytorch.device_errors import map_device_error
 from frameworks.pytorch.generation.decoder import Decoder

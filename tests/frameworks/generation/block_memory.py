@@ -1,6 +1,6 @@
 """A key/value cache whose places record all tokens up to their own."""
 
-from frameworks.generation.scheduler import Sequence, StepPart, StepPlan
+from frameworks.generation.sequence import Sequence, StepPart, StepPlan
 
 _Place = tuple[int, ...] | None
 

@@ -1,9 +1,11 @@
 """A scheduler with small blocks, and helpers to add sequences and run steps."""
 
 from frameworks.generation.blocks import BlockPool
-from frameworks.generation.scheduler import Sequence, StepPlan, StepScheduler
+from frameworks.generation.scheduler import StepScheduler
+from frameworks.generation.sequence import Sequence, StepPlan
 from frameworks.generation.step_cost import StepCost
 from frameworks.generation.types import Sampling, SequenceRequest
+from frameworks.tenants import DEFAULT_TENANT, Tenant
 from tests.frameworks.generation.block_memory import BlockMemory
 
 BLOCK = 4
@@ -29,12 +31,15 @@ def add(
     *,
     priority: int = 5,
     arrived_s: float = 0.0,
+    tenant: Tenant = DEFAULT_TENANT,
 ) -> Sequence:
     """`prompt`: the tokens, or their number; then no two sequences share a token."""
     if isinstance(prompt, int):
         prompt = tuple(1000 * (sequence_id + 1) + i for i in range(prompt))
     return scheduler.add(
-        SequenceRequest(sequence_id, prompt, max_tokens, Sampling(), priority=priority, arrived_s=arrived_s)
+        SequenceRequest(
+            sequence_id, prompt, max_tokens, Sampling(), priority=priority, arrived_s=arrived_s, tenant=tenant
+        )
     )
 
 

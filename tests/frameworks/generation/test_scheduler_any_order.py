@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frameworks.generation.blocks import BlockPool
-from frameworks.generation.scheduler import Sequence, StepPlan, StepScheduler
+from frameworks.generation.scheduler import StepScheduler
+from frameworks.generation.sequence import Sequence, StepPlan
 from frameworks.generation.step_cost import StepCost
 from frameworks.generation.types import Sampling, SequenceRequest
 from tests.frameworks.generation.block_memory import BlockMemory

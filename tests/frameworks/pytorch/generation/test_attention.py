@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frameworks.generation.scheduler import Sequence, StepPart
+from frameworks.generation.sequence import Sequence, StepPart
 from frameworks.generation.types import Sampling, SequenceRequest
 from frameworks.pytorch import kernels
 from frameworks.pytorch.generation import attention

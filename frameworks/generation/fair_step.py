@@ -1,0 +1,232 @@
+"""Divide one step among the tenants of a model. Pure.
+
+Start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996) over the cost of the computed tokens, as Sheng et al.,
+"Fairness in Serving Large Language Models", OSDI 2024, count them: a prompt token costs less than a decode.
+"""
+
+import heapq
+from collections import deque
+
+from frameworks.fairness import TenantShare
+from frameworks.generation.running import RunningSequences
+from frameworks.generation.sequence import Sequence, StepPart, StepPlan
+from frameworks.generation.tenant_queues import TenantQueue
+
+# A tenant without blocks displaces sequences of tenants that hold this many times as many blocks by weight.
+_DISPLACES_FROM = 2
+
+
+class _Turn:
+    """One tenant in a step. `time`: its virtual time after the parts that it has. `next`: its running sequences that
+    have no part yet: decodes first, then prompts, each the oldest first.
+    """
+
+    __slots__ = ("deferred", "held_blocks", "is_prefilling", "next", "num_parts", "queue", "time")
+
+    def __init__(self, queue: TenantQueue) -> None:
+        self.queue = queue
+        self.time = queue.share.time
+        self.next: deque[Sequence] = deque()
+        self.is_prefilling = False
+        self.held_blocks = 0
+        self.num_parts = 0
+        self.deferred: list[Sequence] = []
+
+    @property
+    def held_by_weight(self) -> float:
+        return self.held_blocks / self.queue.weight
+
+    def __lt__(self, other: "_Turn") -> bool:
+        # Of equal times, that of a tenant that runs nothing is first: it has just arrived.
+        return (self.time, self.held_blocks) < (other.time, other.held_blocks)
+
+
+class FairStep:
+    """Choose the parts of one step.
+
+    The tenant with the least virtual time is served first: its next decode, a part of its next prompt, or its next
+    waiting sequence. Running sequences that find no place are paused and keep their blocks. Places that one tenant does
+    not use are used by the others. If blocks run out, the tenant that holds most of them by weight is preempted.
+    """
+
+    def __init__(
+        self,
+        plan: StepPlan,
+        running: RunningSequences,
+        queues: list[TenantQueue],
+        max_sequences: int,
+        budget: int,
+        prompt_token_cost: float,
+    ) -> None:
+        """`budget`: prompt tokens of the step. `prompt_token_cost`: cost of a prompt token; that of a decode is 1."""
+        self._plan = plan
+        self._running = running
+        self._max_sequences = max_sequences
+        self._budget = budget
+        self._prompt_token_cost = prompt_token_cost
+        self._turns = {queue.share.tenant.name: _Turn(queue) for queue in queues}
+        self._planned: set[int] = set()
+        prompts: list[Sequence] = []
+        for sequence in running.sequences:
+            turn = self._turn_of(sequence)
+            turn.held_blocks += len(sequence.blocks)
+            if sequence.num_uncomputed_tokens == 1:
+                turn.next.append(sequence)
+            else:
+                turn.is_prefilling = True
+                prompts.append(sequence)
+        for sequence in prompts:
+            self._turn_of(sequence).next.append(sequence)
+
+    def schedule(self) -> list[TenantShare]:
+        """Add parts to the plan until it is full or no tenant has further work, and the cost of each tenant.
+
+        Return the shares of the tenants that have further work.
+        """
+        turns = list(self._turns.values())
+        heapq.heapify(turns)
+        while turns and len(self._plan.parts) < self._max_sequences:
+            turn = turns[0]
+            cost = self._serve(turn)
+            if cost is None:
+                heapq.heappop(turns)
+                continue
+            share = turn.queue.share
+            self._plan.costs[share] = self._plan.costs.get(share, 0.0) + cost
+            turn.time += cost / turn.queue.weight
+            turn.num_parts += 1
+            # Blocks that moved between tenants matter to ties only.
+            heapq.heapreplace(turns, turn)
+        for turn in self._turns.values():
+            for sequence in turn.deferred:
+                turn.queue.waiting.add(sequence)
+        return [turn.queue.share for turn in self._turns.values() if turn.num_parts < turn.queue.share.queued]
+
+    def _serve(self, turn: _Turn) -> float | None:
+        """Plan the tenant's next part and return its cost; None if it has none in this step."""
+        while turn.next:
+            sequence = turn.next.popleft()
+            if not sequence.blocks:
+                continue  # it was preempted in this step
+            if sequence.num_uncomputed_tokens > 1:
+                if self._budget > 0:
+                    return self._plan_prompt(sequence)
+            elif self._has_block_for_next(turn, sequence):
+                self._plan.parts.append(StepPart(sequence, sequence.num_computed_tokens, 1))
+                self._planned.add(sequence.sequence_id)
+                return 1.0
+        return self._start_next(turn)
+
+    def _start_next(self, turn: _Turn) -> float | None:
+        """Start the tenant's next waiting sequence. One whose next block the tenant itself computes waits for it."""
+        while self._budget > 0 and len(turn.deferred) < self._max_sequences:
+            sequence = turn.queue.waiting.take()
+            if sequence is None:
+                return None
+            cached = self._running.pool.match(sequence.token_ids)
+            if cached.is_pending and turn.is_prefilling:
+                turn.deferred.append(sequence)
+                continue
+            if not self._may_start(turn, sequence) or not self._reserve(turn, sequence, cached.blocks):
+                turn.deferred.append(sequence)
+                return None
+            return self._start(turn, sequence, cached.blocks)
+        return None
+
+    def _start(self, turn: _Turn, sequence: Sequence, cached: list[int]) -> float:
+        if turn.queue.blocked is sequence:
+            turn.queue.blocked = None
+        self._running.start(self._plan, sequence, cached)
+        turn.held_blocks += len(sequence.blocks)
+        turn.is_prefilling = True
+        return self._plan_prompt(sequence)
+
+    def _plan_prompt(self, sequence: Sequence) -> float:
+        count = self._plan.add_part(sequence, self._budget)
+        self._planned.add(sequence.sequence_id)
+        self._budget -= count
+        return count * self._prompt_token_cost
+
+    def _may_start(self, turn: _Turn, sequence: Sequence) -> bool:
+        """Return whether no sequence of another tenant has to start first, because it waits for blocks too long.
+
+        A tenant that runs nothing may be ahead by as many tokens as all blocks hold.
+        """
+        if not self._running.sequences:
+            return True
+        queue, pool = turn.queue, self._running.pool
+        start = queue.start_by if queue.blocked is sequence else turn.time
+        if not turn.held_blocks:
+            start -= pool.num_blocks * pool.block_tokens / queue.weight
+        return all(
+            start <= other.queue.start_by
+            for other in self._turns.values()
+            if other is not turn and other.queue.blocked is not None
+        )
+
+    def _reserve(self, turn: _Turn, sequence: Sequence, cached: list[int]) -> bool:
+        """Allocate the sequence's blocks. `cached` may change."""
+        if self._running.reserve(sequence, cached):
+            return True
+        victims = self._displaced_by(turn, sequence)
+        for victim in victims:
+            victim.was_displaced = True
+            self._preempt(victim)
+        if victims:
+            # The released blocks have moved.
+            cached[:] = self._running.pool.match(sequence.token_ids).blocks
+            if self._running.reserve(sequence, cached):
+                return True
+        turn.queue.block(sequence)
+        return False
+
+    def _displaced_by(self, turn: _Turn, sequence: Sequence) -> list[Sequence]:
+        """Return the sequences to preempt for the first one of a tenant that runs nothing; empty: it has to wait.
+
+        Each sequence is displaced once at most, so that all of them progress.
+        """
+        if turn.held_blocks:
+            return []
+        needed = self._running.num_needed(sequence)
+        least = _DISPLACES_FROM * needed / turn.queue.weight
+        candidates = [one for one in self._unplanned() if not one.was_displaced]
+        free, remaining = self._running.pool.num_free, len(self._running.sequences)
+        victims: list[Sequence] = []
+        held = {name: each.held_blocks for name, each in self._turns.items()}
+        while candidates and needed + remaining > free:
+            victim = max(candidates, key=lambda one: (self._by_weight(one, held), one))
+            if self._by_weight(victim, held) < least:
+                return []
+            candidates.remove(victim)
+            victims.append(victim)
+            held[victim.request.tenant.name] -= len(victim.blocks)
+            free += len(victim.blocks)
+            remaining -= 1
+        return victims if needed + remaining <= free else []
+
+    def _has_block_for_next(self, turn: _Turn, sequence: Sequence) -> bool:
+        """Allocate the block for the sequence's next token. Return False if the sequence itself was preempted."""
+        before = len(sequence.blocks)
+        while not self._running.extend(sequence):
+            victim = max(self._unplanned(), key=lambda one: (self._turn_of(one).held_by_weight, one))
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        turn.held_blocks += len(sequence.blocks) - before
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        turn = self._turn_of(sequence)
+        turn.held_blocks -= len(sequence.blocks)
+        self._running.preempt(sequence, turn.queue.waiting)
+
+    def _unplanned(self) -> list[Sequence]:
+        """Return the running sequences that this step does not compute yet."""
+        return [one for one in self._running.sequences if one.sequence_id not in self._planned]
+
+    def _turn_of(self, sequence: Sequence) -> _Turn:
+        return self._turns[sequence.request.tenant.name]
+
+    @staticmethod
+    def _by_weight(sequence: Sequence, held: dict[str, int]) -> float:
+        return held[sequence.request.tenant.name] / sequence.request.tenant.weight

@@ -1,0 +1,100 @@
+"""The running sequences of a model and the blocks that they hold. Pure."""
+
+from frameworks.generation.blocks import BlockPool, Chain, Copy
+from frameworks.generation.sequence import Sequence, StepPlan
+from frameworks.generation.waiting import WaitingQueue
+
+
+class RunningSequences:
+    """The sequences that hold blocks, the oldest first, and the copies of blocks that the next step has to make.
+
+    `preemptions`: sequences that returned their blocks before their end. `prompt_tokens`: of all sequences that began,
+    of which `prefix_hit_tokens` were cached.
+    """
+
+    def __init__(self, pool: BlockPool) -> None:
+        self.pool = pool
+        self.sequences: list[Sequence] = []
+        self.preemptions = 0
+        self.prompt_tokens = 0
+        self.prefix_hit_tokens = 0
+        self._copies: list[Copy] = []
+
+    def reserve(self, sequence: Sequence, cached: list[int]) -> bool:
+        """Allocate blocks for all of the sequence's tokens, with one in reserve for each running sequence.
+
+        Return False, and change nothing, if there are too few. `cached`: the blocks of its prefix; they are removed
+        from the list if they had to be evicted.
+        """
+        needed = self.num_needed(sequence)
+        if self.sequences and needed + len(self.sequences) > self.pool.num_free:
+            return False
+        blocks = self.pool.allocate(needed, keep=cached)
+        if blocks is None and not self.sequences:
+            # There is room if the cached prefix itself is evicted.
+            cached.clear()
+            blocks = self.pool.allocate(needed)
+        if blocks is None:
+            return False
+        sequence.blocks = blocks
+        return True
+
+    def start(self, plan: StepPlan, sequence: Sequence, cached: list[int]) -> None:
+        """Add a sequence whose blocks are reserved; `cached` are copied into the first of them."""
+        self._copies += [Copy(*pair) for pair in zip(cached, sequence.blocks, strict=False)]
+        sequence.num_computed_tokens = len(cached) * self.pool.block_tokens
+        self.cache_full_blocks(sequence)
+        self.pool.mark_pending(sequence.chain, sequence.token_ids)
+        if not sequence.has_begun:
+            sequence.has_begun = True
+            plan.begun.append((sequence.sequence_id, sequence.num_computed_tokens))
+            self.prompt_tokens += len(sequence.request.prompt_ids)
+            self.prefix_hit_tokens += sequence.num_computed_tokens
+        self.sequences.append(sequence)
+        self.sequences.sort()
+
+    def extend(self, sequence: Sequence) -> bool:
+        """Allocate the block for the sequence's next token if it needs one. Return False if there is none."""
+        if sequence.num_computed_tokens < len(sequence.blocks) * self.pool.block_tokens:
+            return True
+        taken = self.pool.allocate(1)
+        if taken is None:
+            return False
+        sequence.blocks += taken
+        return True
+
+    def remove(self, sequence: Sequence) -> None:
+        """Remove a sequence and release its blocks."""
+        self.sequences.remove(sequence)
+        self.pool.unmark_pending(sequence.chain)
+        self._copies += self.pool.release(sequence.blocks)
+        sequence.blocks, sequence.chain, sequence.num_computed_tokens = [], Chain(), 0
+
+    def preempt(self, sequence: Sequence, waiting: WaitingQueue[Sequence]) -> None:
+        """Release a sequence's blocks before its end; it waits again."""
+        self.preemptions += 1
+        self.remove(sequence)
+        waiting.add(sequence)
+
+    def cache_full_blocks(self, sequence: Sequence) -> None:
+        """Make the blocks matchable that the sequence has filled."""
+        computed = sequence.num_computed_tokens
+        self.pool.cache_full_blocks(sequence.chain, sequence.token_ids, computed, sequence.blocks)
+
+    def num_needed(self, sequence: Sequence) -> int:
+        """Return the number of blocks that all of its tokens take."""
+        return -(-len(sequence.token_ids) // self.pool.block_tokens)
+
+    def take_copies(self) -> list[Copy]:
+        """Return the copies to make before the next step; each is returned once."""
+        copies, self._copies = self._copies, []
+        return copies
+
+    def clear_cache(self) -> None:
+        """Drop all cached content and the copies that are due."""
+        self._copies.clear()
+        self.pool.clear_cache()
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError where blocks are lost or held twice."""
+        self.pool.check_integrity([block for sequence in self.sequences for block in sequence.blocks])

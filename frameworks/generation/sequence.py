@@ -1,0 +1,89 @@
+"""A sequence in progress, and what a step computes of it."""
+
+from dataclasses import dataclass, field
+
+from frameworks.fairness import TenantShare
+from frameworks.generation.blocks import Chain, Copy
+from frameworks.generation.step_cost import MIN_PROMPT_TOKENS
+from frameworks.generation.types import SequenceRequest
+
+# Bound of a part's tokens times the tokens they attend to: masks and sums of so many products are in memory at once.
+_MAX_ATTENTION_PAIRS = 1 << 22
+
+
+class Sequence:
+    """One text in progress. `token_ids`: the prompt and the generated tokens. `blocks` hold the keys and values of the
+    first `num_computed_tokens` of them. `was_displaced`: it was preempted so that another tenant could start.
+    """
+
+    __slots__ = (
+        "blocks",
+        "chain",
+        "has_begun",
+        "num_computed_tokens",
+        "order",
+        "request",
+        "token_ids",
+        "was_displaced",
+    )
+
+    def __init__(self, request: SequenceRequest, order: float) -> None:
+        self.request = request
+        self.order = order
+        self.token_ids = list(request.prompt_ids)
+        self.num_computed_tokens = 0
+        self.blocks: list[int] = []
+        self.chain = Chain()
+        self.has_begun = False
+        self.was_displaced = False
+
+    @property
+    def sequence_id(self) -> int:
+        return self.request.sequence_id
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Number of tokens to compute before the next one can be sampled; never 0."""
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def num_generated_tokens(self) -> int:
+        return len(self.token_ids) - len(self.request.prompt_ids)
+
+    def __lt__(self, other: "Sequence") -> bool:
+        return (self.order, self.sequence_id) < (other.order, other.sequence_id)
+
+
+@dataclass(frozen=True, slots=True)
+class StepPart:
+    """A step's share of one sequence: `num_tokens` tokens from `start` on."""
+
+    sequence: Sequence
+    start: int
+    num_tokens: int
+
+    @property
+    def completes(self) -> bool:
+        """Whether the next token can be sampled after this part."""
+        return self.start + self.num_tokens == len(self.sequence.token_ids)
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """One step. `copies` are made first, in this order. `parts`: decodes, of one token each, come first.
+
+    `begun`: ids of the sequences that start for the first time, with the number of prompt tokens found in the cache.
+    `costs`: of each tenant in the step; a decode costs 1.
+    """
+
+    copies: list[Copy] = field(default_factory=list)
+    parts: list[StepPart] = field(default_factory=list)
+    begun: list[tuple[int, int]] = field(default_factory=list)
+    costs: dict[TenantShare, float] = field(default_factory=dict)
+
+    def add_part(self, sequence: Sequence, budget: int) -> int:
+        """Add a part of at most `budget` tokens; return their number."""
+        most = max(MIN_PROMPT_TOKENS, _MAX_ATTENTION_PAIRS // len(sequence.token_ids))
+        count = min(sequence.num_uncomputed_tokens, budget, most)
+        self.parts.append(StepPart(sequence, sequence.num_computed_tokens, count))
+        return count
