@@ -119,6 +119,12 @@ class _Collector:
             ["reason"],
             (([reason], count) for reason, count in observer.rejected.items()),
         )
+        yield counter(
+            "auth_failures",
+            "Requests refused for their key: absent, not valid, without the scope, or in the query.",
+            ["reason"],
+            (([reason], count) for reason, count in observer.auth_failures.items()),
+        )
         yield gauge("inflight", "Requests to models that are in progress.", [], [([], observer.inflight)])
         yield gauge(
             "buffered_bytes",

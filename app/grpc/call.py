@@ -1,6 +1,6 @@
 """Define what the bridge and the handlers of calls share: a call, its handler and its error."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Protocol
 
 from app.auth.principal import Principal
@@ -39,3 +39,6 @@ Unary = Callable[[bytes, Call], Awaitable[bytes]]
 """Handler of one serialized request; returns one serialized response. Raises GrpcError."""
 Stream = Callable[[AsyncIterator[bytes], Call], AsyncIterator[bytes]]
 """Handler of any number of serialized requests; yields any number of serialized responses. Raises GrpcError."""
+Metadata = Iterable[tuple[str, str | bytes]]
+Check = Callable[[str, Metadata], Principal | Stream]
+"""Decide on a call by its full method name and metadata: its principal, or a handler that refuses it. Never raises."""

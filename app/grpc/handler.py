@@ -106,6 +106,7 @@ class GrpcHandler:
     async def run(self, inference: InferenceCall, call: Call, send_pieces: SendPieces | None = None) -> Any:
         """Return what `write` returns; None if the response is text that `send_pieces` has sent. Raises GrpcError."""
         record = RequestRecord(request_id(call.headers), "gRPC", inference.path, time.perf_counter())
+        record.principal = call.principal
         self._observer.inflight += 1
         try:
             context = self.pipeline.admit(record)

@@ -6,8 +6,10 @@ from contextlib import asynccontextmanager
 
 import structlog
 
+from app.auth.authenticator import Authenticator
 from app.config import ServerSettings
 from app.grpc.bridge.server import CannotListen, ConnectionBounds, GrpcServer
+from app.grpc.gate import CallGate
 from app.grpc.services import build_methods
 from app.inference.pipeline import Pipeline
 
@@ -31,12 +33,22 @@ class GrpcListener:
 
     @asynccontextmanager
     async def serving(
-        self, pipeline: Pipeline, default_model: str | None, drain_timeout_s: float
+        self,
+        pipeline: Pipeline,
+        default_model: str | None,
+        drain_timeout_s: float,
+        authenticator: Authenticator | None = None,
     ) -> AsyncIterator[None]:
         """Answer calls within the block. At its end refuse new calls, and complete the running ones within the rest of
-        the drain timeout.
+        the drain timeout. `authenticator`: exactly if the listener is checked.
         """
-        await self._server.start(*build_methods(pipeline, default_model), pipeline.bounds.requests.byte_limit)
+        unary, streams = build_methods(pipeline, default_model)
+        check = None
+        if authenticator is not None:
+            gate = CallGate(authenticator, pipeline.observer)
+            gate.with_scopes(unary, streams)
+            check = gate.check
+        await self._server.start(unary, streams, pipeline.bounds.requests.byte_limit, check)
         try:
             yield
         finally:
@@ -48,16 +60,16 @@ class GrpcListener:
             await self._server.stop(_IDLE_STREAMS_S)
 
 
-def open_listener(settings: ServerSettings) -> GrpcListener | None:
+def open_listener(settings: ServerSettings, is_checked: bool = False) -> GrpcListener | None:
     """Open the configured port, or the default port if none is configured.
 
     Returns None if the settings disable gRPC, or if the default port is in use: two servers on one machine are no
-    mistake. Raises CannotListen if the configured port is in use.
+    mistake. `is_checked`: calls may need a key. Raises CannotListen if the configured port is in use.
     """
     if settings.grpc_port == 0:
         return None
     connections = ConnectionBounds(age_s=settings.grpc_max_connection_age_s, grace_s=settings.grpc_max_connection_age_s)
-    server = GrpcServer(settings.max_body_bytes, _MAX_CALLS, connections)
+    server = GrpcServer(settings.max_body_bytes, _MAX_CALLS, connections, is_checked)
     try:
         port = server.bind(settings.host, settings.grpc_port or DEFAULT_PORT)
     except CannotListen as error:

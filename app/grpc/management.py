@@ -9,10 +9,12 @@ from google.protobuf.json_format import ParseDict
 from app.admin.open_inference.management import Management
 from app.admin.open_inference.metadata import server_metadata
 from app.admin.open_inference.schemas import RepositoryUnloadRequest
+from app.auth.access import GRPC_ACCESS
 from app.grpc import messages
 from app.grpc.call import Call, Unary
 from app.grpc.handler import as_grpc_error
 from app.grpc.messages import INFERENCE_SERVICE, Message, parse
+from app.observability.audit import log_outcome
 from app.observability.metrics import Observer, RequestRecord, request_id
 from app.protocols.bodies import read_body
 from app.protocols.errors import MAX_MANAGEMENT_BYTES, TooLarge
@@ -45,13 +47,19 @@ class ManagementCalls:
 
     def _handler(self, path: str, kind: Message, method: Method) -> Unary:
         """Return a handler that parses requests of class `kind`, logs the call and maps errors to statuses."""
+        access = GRPC_ACCESS.get(path)
+        action = "" if access is None else access.action
 
         async def handle(request: bytes, call: Call) -> bytes:
             record = RequestRecord(request_id(call.headers), "gRPC", path, time.perf_counter())
+            record.principal = call.principal
             try:
                 if len(request) > MAX_MANAGEMENT_BYTES:
                     raise TooLarge.for_management()
-                response: bytes = (await method(parse(kind, request))).SerializeToString()
+                message = parse(kind, request)
+                if action:
+                    record.model = message.model_name
+                response: bytes = (await method(message)).SerializeToString()
                 record.status = 200
                 return response
             except Exception as error:
@@ -59,6 +67,8 @@ class ManagementCalls:
             finally:
                 record.timings.compute_s = time.perf_counter() - record.started_s
                 self._observer.log_request(record, record.timings.compute_s)
+                if action:
+                    log_outcome(record, action)
 
         return handle
 

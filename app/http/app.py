@@ -11,7 +11,9 @@ from starlette.responses import Response
 from starlette.routing import Match
 
 from app import VERSION
+from app.auth.authenticator import Authenticator
 from app.http.endpoint import Endpoint
+from app.http.gate import HttpGate
 from app.http.middleware import AdminMiddleware
 from app.http.openapi import build_document
 from app.http.origins import OriginPolicy, OriginRules
@@ -31,8 +33,12 @@ def build_app(
     routers: list[APIRouter],
     lifespan: Lifespan,
     rules: OriginRules,
+    authenticator: Authenticator | None = None,
 ) -> Endpoint:
-    """Return the application. `table`: inference routes. `lifespan` starts and stops all parts."""
+    """Return the application. `table`: inference routes. `lifespan` starts and stops all parts.
+
+    `authenticator`: of every request; None: no request needs a key.
+    """
     # FastAPI's own documentation pages load scripts from a CDN.
     admin = FastAPI(
         title="Roundhouse",
@@ -52,7 +58,9 @@ def build_app(
     admin.state.byte_limit = pipeline.bounds.requests.byte_limit
     admin.openapi = lambda: build_document(admin, table.routes)  # type: ignore[method-assign]
     origins = OriginPolicy(rules)
-    return Endpoint(pipeline, table, AdminMiddleware(admin, pipeline.observer, table.error_writer, origins), origins)
+    middleware = AdminMiddleware(admin, pipeline.observer, table.error_writer, origins)
+    gate = None if authenticator is None else HttpGate(authenticator, pipeline.observer, table.error_writer, origins)
+    return Endpoint(pipeline, table, middleware, origins, gate)
 
 
 async def _error_response(request: Request, error: Exception) -> Response:

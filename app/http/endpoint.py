@@ -3,7 +3,7 @@
 import re
 import time
 from asyncio import CancelledError
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -12,15 +12,17 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.http.bodies import check_body, read_body
 from app.http.disconnects import DisconnectWatcher, WatchedRequest
+from app.http.gate import HttpGate
 from app.http.origins import OriginPolicy, is_preflight
 from app.http.responses import begin_record, send_body, send_error
 from app.http.sse import EventStream
 from app.inference.context import RequestContext
 from app.inference.pipeline import DecodedRequest, FindSpec, Pipeline
+from app.observability.metrics import RequestRecord
 from app.protocols.codec import AnswerContext, Codec, EncodedResponse, Target
 from app.protocols.compression import Grow
 from app.protocols.errors import STATUS_CLIENT_GONE, ClientGone, MethodNotAllowed
-from app.protocols.routes import RouteTable
+from app.protocols.routes import ResolvedRoute, RouteTable
 from frameworks.errors import Draining, ModelNotFound
 from frameworks.scheduling.admission import Permit
 from frameworks.scheduling.byte_limit import UNCOUNTED_BYTES
@@ -74,7 +76,15 @@ class Endpoint:
     Every outcome of an inference request is sent, counted and logged here.
     """
 
-    def __init__(self, pipeline: Pipeline, table: RouteTable, admin: ASGIApp, origins: OriginPolicy) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        table: RouteTable,
+        admin: ASGIApp,
+        origins: OriginPolicy,
+        gate: HttpGate | None = None,
+    ) -> None:
+        """`gate`: decides on every request before it is routed; None: all may call."""
         self._pipeline = pipeline
         self._observer = pipeline.observer
         self._max_body_bytes = pipeline.bounds.max_body_bytes
@@ -84,13 +94,27 @@ class Endpoint:
         self._origins = origins
         self._known_hosts = origins.known_hosts
         self._admin = admin
+        self._gate = gate
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        route = self._find_route(scope["path"]) if scope["type"] == "http" else None
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        if scope["type"] != "http":
+            return self._admin(scope, receive, send)
+        record = begin_record(scope)
+        if self._gate is not None:
+            refusal = self._gate.check(scope, record)
+            if refusal is not None:
+                return self._gate.refuse(refusal, scope, record, send)
+        route = self._find_route(scope["path"])
         if route is None or (scope["method"] == "OPTIONS" and is_preflight(scope["headers"])):
-            await self._admin(scope, receive, send)
-            return
-        record, observer = begin_record(scope), self._observer
+            scope["record"] = record
+            return self._admin(scope, receive, send)
+        return self._answer(route, record, scope, receive, send)
+
+    async def _answer(
+        self, route: ResolvedRoute, record: RequestRecord, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Answer an inference request."""
+        observer = self._observer
         exchange = HttpExchange(self._watcher, receive, record)
         observer.inflight += 1
         try:

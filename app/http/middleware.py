@@ -5,14 +5,16 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.auth.access import HttpAccess
 from app.http.origins import OriginPolicy
-from app.http.responses import begin_record, send_error
+from app.http.responses import send_error
+from app.observability.audit import log_action
 from app.observability.metrics import Observer, RequestRecord, server_timing
 from app.protocols.codec import ErrorWriter
 
 
 class AdminMiddleware:
-    """ASGI middleware. Handlers find the RequestRecord under `scope["record"]`."""
+    """ASGI middleware. Handlers find the RequestRecord, which the endpoint began, under `scope["record"]`."""
 
     def __init__(
         self, app: ASGIApp, observer: Observer, error_writer: Callable[[str], ErrorWriter], origins: OriginPolicy
@@ -22,16 +24,17 @@ class AdminMiddleware:
         self._observer = observer
         self._error_writer = error_writer
         self._origins = origins
+        self._access = HttpAccess()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        record = begin_record(scope)
+        record: RequestRecord = scope["record"]
         path = scope["path"]
         # The connection leaves out the body of a response to HEAD.
         method = "GET" if record.method == "HEAD" else record.method
-        scope = {**scope, "record": record, "method": method, "path": path.removesuffix("/") or path}
+        scope = {**scope, "method": method, "path": path.removesuffix("/") or path}
         head: Message | None = None
         started = False
 
@@ -66,6 +69,7 @@ class AdminMiddleware:
                 await send_error(send, record, error, self._error_writer(record.path))
         finally:
             self._observer.log_request(record, time.perf_counter() - record.started_s)
+            log_action(record, self._access.find(path))
 
 
 def _with_headers(message: Message, record: RequestRecord) -> Message:

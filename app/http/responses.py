@@ -8,6 +8,7 @@ import structlog
 from starlette.responses import Response
 from starlette.types import Scope, Send
 
+from app.auth.authenticator import CREDENTIAL_HEADERS
 from app.http.protocol import FAST_PATH
 from app.observability.metrics import RequestRecord, checked_id, server_timing, shown_path
 from app.protocols.codec import ErrorWriter, Header
@@ -23,13 +24,17 @@ PAGE_HEADERS = (b"origin", b"sec-fetch-site")
 
 _OPENAI_PATHS = "/v1/"
 _CLOSE = (b"connection", b"close")
+_READ_HEADERS = frozenset({b"host", b"x-request-id", *PAGE_HEADERS, *CREDENTIAL_HEADERS})
 
 
 def begin_record(scope: Scope) -> RequestRecord:
     """Return the record of a request that has just arrived."""
     given_id = host = b""
     is_plain = True
+    credentials: tuple[Header, ...] = ()
     for name, value in scope["headers"]:
+        if name not in _READ_HEADERS:
+            continue
         if name == b"host":
             is_plain = is_plain and not host
             host = value
@@ -37,9 +42,13 @@ def begin_record(scope: Scope) -> RequestRecord:
             given_id = given_id or value
         elif name in PAGE_HEADERS:
             is_plain = False
+        else:
+            credentials = (*credentials, (name, value))
     record = RequestRecord(checked_id(given_id), scope["method"], scope["path"], time.perf_counter())
     if is_plain:
         record.plain_host = host
+    if credentials:
+        record.credentials = credentials
     extensions = scope.get("extensions")
     if extensions is not None:
         record.fast_path = extensions.get(FAST_PATH)
@@ -121,10 +130,15 @@ def error_body(error: BaseException, record: RequestRecord, write: ErrorWriter) 
     return reply.status, write(reply, record.request_id)
 
 
-async def send_error(send: Send, record: RequestRecord, error: BaseException, write: ErrorWriter) -> None:
-    """Send an error response, and close the connection if its body was not read to the end."""
+async def send_error(
+    send: Send, record: RequestRecord, error: BaseException, write: ErrorWriter, is_unread: bool = False
+) -> None:
+    """Send an error response, and close the connection if the request's body was not read to the end.
+
+    `is_unread`: a part of the body is not read.
+    """
     status, body = error_body(error, record, write)
     headers = extra_headers(error)
-    if isinstance(error, TooLarge):
+    if is_unread or isinstance(error, TooLarge):
         headers.append(_CLOSE)
     await send_body(send, record, status, body, headers=headers)

@@ -169,6 +169,8 @@ class RequestRecord:
     principal: Principal = ANONYMOUS
     limits: TenantLimits | None = None
     """Of the request's tenant. Noted when the request is admitted or refused by them."""
+    credentials: tuple[tuple[bytes, bytes], ...] = field(default=(), repr=False)
+    """Headers that may hold a key. They are never logged."""
     fast_path: FastPath | None = None
     plain_host: bytes = b""
     """The only Host header, if no header says that a web page sends the request."""
@@ -196,6 +198,8 @@ class Observer:
         self.cache_misses: Counter[str] = Counter()
         self.shadow_outcomes: Counter[tuple[str, str, str]] = Counter()
         """By model, version and outcome."""
+        self.auth_failures: Counter[str] = Counter()
+        """Requests that were refused for their key, by reason."""
 
     def record_inference(self, record: RequestRecord, total_s: float) -> None:
         """Count one inference request."""
@@ -232,10 +236,12 @@ class Observer:
             return
         if record.path.startswith(_PROBES):
             return
-        timings = record.timings
+        timings, principal = record.timings, record.principal
         log.info(
             "request",
             request_id=record.request_id,
+            tenant=principal.tenant.name or None,
+            key_id=principal.key_id or None,
             method=record.method,
             path=shown_path(record.path),
             model=record.model or None,

@@ -17,6 +17,7 @@ from app.admin.open_inference.management import Management
 from app.admin.open_inference.routes import OpenInferenceApi
 from app.admin.openai_models import OpenAiModelsApi
 from app.admin.pages import PagesApi
+from app.auth.authenticator import Authenticator
 from app.auth.quotas import limits_by_tenant
 from app.auth.store import KeyStore
 from app.config import LoadedSettings, ServerSettings, Settings
@@ -101,14 +102,16 @@ def build(
         connections = Connections(ConnectionBounds(), ByteLimit(loaded.settings.server.max_buffered_bytes))
     if keys is None:
         keys = open_keys(loaded, api_key="")
+    authenticator = None if loaded.settings.auth.mode == "off" else Authenticator(keys)
     inference = _build_inference(loaded, observer, probe or SystemProbe(), connections.byte_limit)
     monitors = _build_monitors(inference, observer)
     app = build_app(
         inference.pipeline,
         _build_routes(loaded.settings),
         _build_routers(loaded, inference, monitors, connections, keys),
-        _build_lifespan(loaded.settings, inference, monitors, keys, grpc_listener),
+        _build_lifespan(loaded.settings, inference, monitors, keys, grpc_listener, authenticator),
         _origin_rules(loaded.settings.server),
+        authenticator,
     )
     return Server(app, inference.pipeline.lifecycle)
 
@@ -196,6 +199,7 @@ def _build_lifespan(
     monitors: _Monitors,
     keys: KeyStore,
     grpc_listener: "GrpcListener | None",
+    authenticator: Authenticator | None,
 ) -> Lifespan:
     """Return the context that starts the parts in order, and stops them in reverse after the listeners are closed."""
     manager, pipeline = inference.manager, inference.pipeline
@@ -216,7 +220,7 @@ def _build_lifespan(
             if grpc_listener is not None:
                 drain_timeout_s = settings.server.drain_timeout_s
                 await stack.enter_async_context(
-                    grpc_listener.serving(pipeline, settings.models.default_model, drain_timeout_s)
+                    grpc_listener.serving(pipeline, settings.models.default_model, drain_timeout_s, authenticator)
                 )
             log.info("devices", devices=[f"{d.id} ({d.name})" for d in manager.devices.devices()])
             yield

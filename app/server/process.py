@@ -13,7 +13,7 @@ import structlog
 import uvicorn
 
 from app.auth.store import KeyStore
-from app.config import ConfigError, LoadedSettings, ServerSettings
+from app.config import ConfigError, LoadedSettings, ServerSettings, Settings
 from app.http.clocks import ConnectionBounds, Connections
 from app.http.protocol import BoundedHttpProtocol
 from app.inference.lifecycle import Lifecycle
@@ -78,7 +78,7 @@ def _serve(loaded: LoadedSettings, api_key: str, log_to_terminal: bool) -> int:
     log_requests = settings.logging.requests or ("all" if log_to_terminal else "slow_and_failed")
     listener = _listen(settings.server.host, settings.server.port)
     keys = _open_keys(loaded, api_key, listener)
-    grpc_listener = _open_grpc_listener(settings.server)
+    grpc_listener = _open_grpc_listener(settings)
     for warning in loaded.warnings:
         log.warning("deprecated key", place=warning.place, key=warning.key, reason=warning.message)
     connections = _connections(settings.server)
@@ -131,18 +131,18 @@ def _connections(settings: ServerSettings) -> Connections:
     return Connections(bounds, ByteLimit(settings.max_buffered_bytes))
 
 
-def _open_grpc_listener(settings: ServerSettings) -> "GrpcListener | None":
+def _open_grpc_listener(settings: Settings) -> "GrpcListener | None":
     """Open the port of gRPC; None if it is switched off. Raises CannotListenError.
 
     grpcio is imported only for an open port: it takes memory and start-up time.
     """
-    if settings.grpc_port == 0:
+    if settings.server.grpc_port == 0:
         return None
     from app.grpc.bridge.server import CannotListen
     from app.grpc.listener import open_listener
 
     try:
-        return open_listener(settings)
+        return open_listener(settings.server, is_checked=settings.auth.mode != "off")
     except CannotListen as error:
         raise CannotListenError(f"server.grpc_port: {error}; choose another port, or 0 for no gRPC") from error
 

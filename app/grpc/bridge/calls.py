@@ -34,7 +34,7 @@ class ReceivedCall:
 
     __slots__ = ("_context", "principal")
 
-    def __init__(self, context: grpc.ServicerContext, principal: Principal = ANONYMOUS) -> None:
+    def __init__(self, context: grpc.ServicerContext, principal: Principal) -> None:
         self._context = context
         self.principal = principal
 
@@ -74,7 +74,9 @@ class UnaryMethod(_Method[Unary]):
         super().__init__(path, handler, bridge, threads)
         self._arrivals = arrivals
 
-    def answer(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+    def answer(
+        self, requests: Iterator[bytes], context: grpc.ServicerContext, principal: Principal = ANONYMOUS
+    ) -> bytes:
         """Return the response. Runs in the call's thread.
 
         For grpcio the client sends a stream: it hands over a stream's iterator before the first request has arrived.
@@ -84,7 +86,7 @@ class UnaryMethod(_Method[Unary]):
             if context.is_active():
                 _abort(GrpcError("UNIMPLEMENTED", "expected one request, got none"), context)
             return b""
-        state = _UnaryState(self, request, context)
+        state = _UnaryState(self, request, context, principal)
         # grpcio refuses the callback if the client has disconnected already.
         if not context.add_callback(state.on_end):
             return b""
@@ -98,9 +100,11 @@ class UnaryMethod(_Method[Unary]):
 class StreamMethod(_Method[Stream]):
     """A method in which either side may send any number of messages."""
 
-    def answer(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+    def answer(
+        self, requests: Iterator[bytes], context: grpc.ServicerContext, principal: Principal = ANONYMOUS
+    ) -> Iterator[bytes]:
         """Yield the responses; grpcio asks for the next one when the client can take it. Runs in the call's thread."""
-        state = _StreamState(self, requests, context)
+        state = _StreamState(self, requests, context, principal)
         # grpcio refuses the callback if the client has disconnected already.
         if context.add_callback(state.on_end):
             self.bridge.call_soon(state.start)
@@ -114,8 +118,8 @@ class _CallState(ABC):
 
     _method: UnaryMethod | StreamMethod
 
-    def __init__(self, context: grpc.ServicerContext) -> None:
-        self._call = ReceivedCall(context)
+    def __init__(self, context: grpc.ServicerContext, principal: Principal) -> None:
+        self._call = ReceivedCall(context, principal)
         self._task: asyncio.Task[None] | None = None
         self._is_done = False
         self._has_ended = False
@@ -176,8 +180,10 @@ class _UnaryState(_CallState):
 
     _method: UnaryMethod
 
-    def __init__(self, method: UnaryMethod, request: bytes, context: grpc.ServicerContext) -> None:
-        super().__init__(context)
+    def __init__(
+        self, method: UnaryMethod, request: bytes, context: grpc.ServicerContext, principal: Principal
+    ) -> None:
+        super().__init__(context, principal)
         self._method = method
         self._request = request
         self.response = b""
@@ -192,8 +198,10 @@ class _StreamState(_CallState):
 
     _method: StreamMethod
 
-    def __init__(self, method: StreamMethod, requests: Iterator[bytes], context: grpc.ServicerContext) -> None:
-        super().__init__(context)
+    def __init__(
+        self, method: StreamMethod, requests: Iterator[bytes], context: grpc.ServicerContext, principal: Principal
+    ) -> None:
+        super().__init__(context, principal)
         self._method = method
         self._requests = StreamRequests(requests, method.bridge, method.threads)
         self._unsent: deque[bytes] = deque()

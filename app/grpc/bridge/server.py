@@ -12,9 +12,10 @@ import structlog
 
 from app.grpc.bridge.arrivals import Arrivals
 from app.grpc.bridge.calls import StreamMethod, UnaryMethod
+from app.grpc.bridge.interceptor import CallInterceptor
 from app.grpc.bridge.loop_bridge import LoopBridge
 from app.grpc.bridge.threads import CallThreads
-from app.grpc.call import Stream, Unary
+from app.grpc.call import Check, Stream, Unary
 from frameworks.scheduling.byte_limit import ByteLimit
 
 log = structlog.get_logger(__name__)
@@ -76,10 +77,14 @@ class GrpcServer:
     handler runs on the event loop. grpcio's asyncio server would need twice the CPU per call.
     """
 
-    def __init__(self, max_message_bytes: int, max_calls: int, connections: ConnectionBounds) -> None:
+    def __init__(
+        self, max_message_bytes: int, max_calls: int, connections: ConnectionBounds, is_checked: bool = False
+    ) -> None:
         """`max_message_bytes`: of one request, compressed or not. `max_calls`: running at once, streams included; a
         call above it ends with RESOURCE_EXHAUSTED at once. A unary call takes one thread, a stream two.
+        `is_checked`: `start` gets a check of each call.
         """
+        self._interceptor = CallInterceptor() if is_checked else None
         self._threads = CallThreads()
         self._arrivals = Arrivals(connections.request_s)
         self._check_s = min(_CHECK_S, connections.request_s)
@@ -87,6 +92,7 @@ class GrpcServer:
             cast(ThreadPoolExecutor, self._threads),
             options=[*_OPTIONS, *connections.options(), ("grpc.max_receive_message_length", max_message_bytes)],
             maximum_concurrent_rpcs=max_calls,
+            interceptors=[self._interceptor] if self._interceptor is not None else None,
         )
 
     def bind(self, host: str, port: int) -> int:
@@ -102,13 +108,21 @@ class GrpcServer:
             raise CannotListen(f"cannot listen on {address}") from error
 
     async def start(
-        self, unary: Mapping[str, Unary], streams: Mapping[str, Stream], byte_limit: ByteLimit | None = None
+        self,
+        unary: Mapping[str, Unary],
+        streams: Mapping[str, Stream],
+        byte_limit: ByteLimit | None = None,
+        check: Check | None = None,
     ) -> None:
         """Answer calls from now on: full method name -> handler, which runs on this event loop.
 
-        `byte_limit`: counts the responses that the clients have not read.
+        `byte_limit`: counts the responses that the clients have not read. `check`: of each call, exactly if the server
+        is checked.
         """
         self._bridge = LoopBridge(asyncio.get_running_loop(), byte_limit)
+        assert (check is None) == (self._interceptor is None), "an unchecked server would answer every call"
+        if check is not None and self._interceptor is not None:
+            self._interceptor.start(check, self._bridge, self._threads)
         methods: dict[str, dict[str, grpc.RpcMethodHandler[Any, Any]]] = defaultdict(dict)
         for path, handler in unary.items():
             service, name = _split_path(path)

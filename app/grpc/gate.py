@@ -1,0 +1,105 @@
+"""Decide on each call before a message is read: its key, and the scope that its method needs.
+
+The bridge's interceptor calls `check` for every call, also of unknown methods. `with_scopes` checks again in front of
+each handler, so that a method without an entry in the table of permissions is denied.
+"""
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from typing import Any
+
+from app.auth.access import EXEMPT, GRPC_ACCESS
+from app.auth.authenticator import CREDENTIAL_HEADERS, Authenticator, check_scope, read_credentials
+from app.auth.errors import Forbidden, Unauthenticated
+from app.auth.principal import ANONYMOUS, Principal
+from app.grpc.call import Call, GrpcError, Header, Metadata, Stream, Unary
+from app.grpc.handler import as_grpc_error
+from app.observability.audit import log_outcome
+from app.observability.metrics import Observer, RequestRecord, request_id
+from app.protocols.errors import NotFound
+from frameworks.errors import RoundhouseError
+
+_NAMES = frozenset(name.decode() for name in CREDENTIAL_HEADERS)
+
+
+class CallGate:
+    """Decide on calls. Owned by the event loop, except `check`, which grpcio calls in its thread."""
+
+    def __init__(self, authenticator: Authenticator, observer: Observer) -> None:
+        self._authenticator = authenticator
+        self._observer = observer
+
+    def check(self, path: str, metadata: Metadata) -> Principal | Stream:
+        """Implement Check of app/grpc/call.py."""
+        access = GRPC_ACCESS.get(path)
+        if access is EXEMPT or not self._authenticator.required:
+            return ANONYMOUS
+        principal = ANONYMOUS
+        try:
+            presented = read_credentials(_credentials(metadata))
+            principal = self._authenticator.authenticate(presented).principal
+            if access is None or access.scope is None:
+                raise NotFound(f"method: expected a method of this server, got {path[:200]}; list them by reflection")
+            check_scope(principal, access.scope)
+        except RoundhouseError as error:
+            return partial(self._refuse, path, principal, error)
+        return principal
+
+    async def _refuse(
+        self, path: str, principal: Principal, error: RoundhouseError, requests: AsyncIterator[bytes], call: Call
+    ) -> AsyncIterator[bytes]:
+        """Count and log a refused call, and end it. As a handler of any number of requests, of which it reads none."""
+        for _ in ():
+            yield b""  # a handler of streams is a generator
+        record = RequestRecord(request_id(call.headers), "gRPC", path, time.perf_counter())
+        record.principal = principal
+        if isinstance(error, Unauthenticated):
+            self._observer.auth_failures[error.reason] += 1
+            if error.is_guess:
+                await self._authenticator.slowdown.wait(_address(call.peer))
+        elif isinstance(error, Forbidden):
+            self._observer.auth_failures["scope"] += 1
+        status = as_grpc_error(error, record)
+        self._observer.log_request(record, time.perf_counter() - record.started_s)
+        access = GRPC_ACCESS.get(path)
+        if access is not None and access.action and principal.key_id:
+            log_outcome(record, access.action)
+        raise status
+
+    def with_scopes(self, unary: dict[str, Unary], streams: dict[str, Stream]) -> None:
+        """Put a check of the scope in front of each handler."""
+        for path, handler in unary.items():
+            unary[path] = self._with_scope(path, handler)
+        for path, stream in streams.items():
+            streams[path] = self._with_scope(path, stream)
+
+    def _with_scope(self, path: str, handler: Callable[[Any, Call], Any]) -> Callable[[Any, Call], Any]:
+        access = GRPC_ACCESS.get(path)
+        if access is EXEMPT:
+            return handler
+        scope = None if access is None else access.scope
+
+        def handle(requests: Any, call: Call) -> Awaitable[bytes] | AsyncIterator[bytes]:
+            if self._authenticator.required and (call.principal is ANONYMOUS or scope not in call.principal.scopes):
+                raise GrpcError("PERMISSION_DENIED", f"method: expected a key with a scope of {path}, got none of it")
+            result: Awaitable[bytes] | AsyncIterator[bytes] = handler(requests, call)
+            return result
+
+        return handle
+
+
+def _credentials(metadata: Metadata) -> list[Header]:
+    return [
+        (name.encode(), value if isinstance(value, bytes) else value.encode())
+        for name, value in metadata
+        if name in _NAMES
+    ]
+
+
+def _address(peer: str) -> str:
+    """Return the address in grpcio's form of it: `ipv4:127.0.0.1:40000`, `ipv6:%5B::1%5D:40000`."""
+    kind, _, address = peer.partition(":")
+    if kind not in ("ipv4", "ipv6"):
+        return peer
+    return address.rpartition(":")[0].replace("%5B", "").replace("%5D", "").strip("[]")

@@ -1,0 +1,87 @@
+"""Decide on each HTTP request before it is routed: its key, and the scope that its path needs.
+
+A path or method that the table of permissions omits is denied, also where a router knows it.
+"""
+
+import time
+from collections.abc import Callable
+
+from starlette.types import Scope, Send
+
+from app.auth.access import EXEMPT, HttpAccess
+from app.auth.authenticator import Authenticator, check_query, check_scope, read_credentials
+from app.auth.errors import Forbidden, Unauthenticated
+from app.http.origins import OriginPolicy, is_preflight
+from app.http.responses import send_error
+from app.observability.audit import log_action
+from app.observability.metrics import Observer, RequestRecord
+from app.protocols.codec import ErrorWriter
+from app.protocols.errors import MethodNotAllowed, NotFound
+from frameworks.errors import RoundhouseError
+
+
+class HttpGate:
+    """Owned by the event loop."""
+
+    def __init__(
+        self,
+        authenticator: Authenticator,
+        observer: Observer,
+        error_writer: Callable[[str], ErrorWriter],
+        origins: OriginPolicy,
+    ) -> None:
+        """`error_writer`: for a path."""
+        self._authenticator = authenticator
+        self._observer = observer
+        self._error_writer = error_writer
+        self._origins = origins
+        self._find = HttpAccess().find
+
+    def check(self, scope: Scope, record: RequestRecord) -> RoundhouseError | None:
+        """Set the principal of the record; return the error that refuses the request."""
+        if not self._authenticator.required:
+            return None
+        try:
+            self._check(scope, record)
+        except RoundhouseError as error:
+            return error
+        return None
+
+    def _check(self, scope: Scope, record: RequestRecord) -> None:
+        """Raises Unauthenticated, Forbidden, NotFound, MethodNotAllowed."""
+        path, method = record.path, record.method
+        matched = self._find(path)
+        access = None if matched is None else matched.methods.get(method)
+        if access is EXEMPT:
+            return
+        if method == "OPTIONS" and is_preflight(scope["headers"]):
+            return  # a browser sends no key with it, and it is answered before the router
+        if scope["query_string"]:
+            check_query(scope["query_string"])
+        principal = self._authenticator.authenticate(read_credentials(record.credentials)).principal
+        record.principal = principal
+        if matched is None:
+            raise NotFound(f"there is nothing at {path[:200]}; GET /docs lists every route")
+        if access is None:
+            raise MethodNotAllowed(method, path[:200], ", ".join(sorted(matched.methods)))
+        if access.scope is not None and access.scope not in principal.scopes:
+            check_scope(principal, access.scope)
+
+    async def refuse(self, error: RoundhouseError, scope: Scope, record: RequestRecord, send: Send) -> None:
+        """Send the error, count and log the request. Its body is not read: the connection is closed if one is left."""
+        if isinstance(error, Unauthenticated):
+            self._observer.auth_failures[error.reason] += 1
+            if error.is_guess:
+                await self._authenticator.slowdown.wait(scope["client"][0] if scope.get("client") else "")
+        elif isinstance(error, Forbidden):
+            self._observer.auth_failures["scope"] += 1
+        try:
+            record.headers = self._origins.check(scope)
+        except RoundhouseError as foreign:
+            error = foreign
+        is_unread = record.fast_path is None or record.fast_path.take_body() is None
+        await send_error(send, record, error, self._error_writer(record.path), is_unread)
+        self._observer.log_request(record, time.perf_counter() - record.started_s)
+        # Without a known key there is no name to write: the request log has the attempt.
+        if record.principal.key_id:
+            log_action(record, self._find(record.path))
