@@ -4,18 +4,25 @@ import json
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from app.auth.key_file import editing
+from app.auth.keys import create_key
+from app.auth.principal import Scope
 from app.config import check_file
-from tests.e2e.server import GRPC_PORT, ROOT, Fork, RunningServer, free_port
+from tests.e2e.configs import DIGITS
+from tests.e2e.server import GRPC_PORT, ROOT, Fork, RunningServer, free_port, serving
 from tests.manual.pages import ANY, Example, blocks, examples
 
 SHELL = examples("sh", "json")
 PYTHON = examples("python", "text")
+KEY_VARIABLES = {"ROUNDHOUSE_API_KEY": False, "ROUNDHOUSE_SIGNED_KEY": True}
+"""Variables that examples of docs/security.md read a key from -> whether it is one for signed requests."""
 _VARIES = {"latency_ms"}
 
 
@@ -27,8 +34,29 @@ def server() -> Iterator[RunningServer]:
         yield running.wait_ready()
 
 
+@pytest.fixture(scope="module")
+def keyed_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """Start a server with one model and the keys of KEY_VARIABLES, which are set for the examples."""
+    folder = tmp_path_factory.mktemp("keyed")
+    texts = {}
+    with editing(folder / "keys.toml") as keys:
+        for variable, is_signed in KEY_VARIABLES.items():
+            key, texts[variable] = create_key("default", frozenset(Scope), time.time(), is_signed=is_signed)
+            keys[key.key_id] = key
+    with serving(folder, DIGITS, {GRPC_PORT: free_port()}) as running, pytest.MonkeyPatch.context() as patch:
+        for variable, text in texts.items():
+            patch.setenv(variable, text)
+        yield running.wait_ready()
+
+
+def server_of(example: Example, request: pytest.FixtureRequest) -> RunningServer:
+    found: RunningServer = request.getfixturevalue("keyed_server" if example.name.startswith("security-") else "server")
+    return found
+
+
 @pytest.mark.parametrize("example", SHELL, ids=lambda example: example.name)
-def test_shell_example_prints_expected_json(server: RunningServer, example: Example) -> None:
+def test_shell_example_prints_expected_json(request: pytest.FixtureRequest, example: Example) -> None:
+    server = server_of(example, request)
     assert "http://127.0.0.1:8080" in example.code
     words = ["sh", "-ec", example.code.replace("http://127.0.0.1:8080", server.url)]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
@@ -36,7 +64,8 @@ def test_shell_example_prints_expected_json(server: RunningServer, example: Exam
 
 
 @pytest.mark.parametrize("example", PYTHON, ids=lambda example: example.name)
-def test_python_example_prints_expected_text(server: RunningServer, example: Example) -> None:
+def test_python_example_prints_expected_text(request: pytest.FixtureRequest, example: Example) -> None:
+    server = server_of(example, request)
     assert "127.0.0.1:8080" in example.code or "127.0.0.1:8081" in example.code
     code = example.code.replace("127.0.0.1:8080", f"127.0.0.1:{server.port}")
     code = code.replace("127.0.0.1:8081", f"127.0.0.1:{server.grpc_port}")
