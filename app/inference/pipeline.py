@@ -205,7 +205,7 @@ class Pipeline:
         if exchange.is_long_to_encode(decoded, answer):
             # Until the response is sent: others may be encoded before it.
             context.permit.hold_bytes().add(answer_bytes(answer))
-            encoded = await self._in_thread(exchange.encode, decoded, answer)
+            encoded = await self._in_thread(_encode_and_free, exchange, decoded, answer)
         else:
             encoded = exchange.encode(decoded, answer)
         context.timings.encode_s += time.perf_counter() - started_s
@@ -302,6 +302,14 @@ class Pipeline:
     def _left_s(self, timeout_ms: float | None, context: RequestContext) -> float | None:
         """Return the seconds until the request's deadline, counted from its first byte; None if it has no deadline."""
         return None if timeout_ms is None else timeout_ms / 1000 - (time.perf_counter() - context.record.started_s)
+
+
+def _encode_and_free(exchange: Exchange, decoded: Any, answer: Any) -> Any:
+    """Encode a long response. Generated tokens are freed here: at the end of the request, the loop would be held."""
+    encoded = exchange.encode(decoded, answer)
+    if isinstance(answer, GenerateAnswer):
+        answer.drop_tokens()
+    return encoded
 
 
 def _late(version: ModelVersion) -> DeadlineExceeded:

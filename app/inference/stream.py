@@ -135,7 +135,7 @@ class GenerationStream:
         choices = []
         for parts, choice_tokens, reason in zip(texts, tokens, reasons, strict=True):
             assert reason is not None, "the feed ended before the choice did"
-            choices.append(Choice("".join(parts), reason, tuple(choice_tokens)))
+            choices.append(Choice("".join(parts), reason, choice_tokens))
         return GenerateAnswer(choices, self.usage)
 
     def close(self) -> None:

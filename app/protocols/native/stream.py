@@ -1,5 +1,6 @@
 """Write generated text in the native format: whole, or as events with the counts in the last one."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -63,7 +64,7 @@ def _describe_usage(usage: Usage) -> dict[str, int]:
     return {"tokens_generated": usage.tokens_generated, "prompt_tokens": usage.prompt_tokens}
 
 
-def _describe_tokens(tokens: tuple[TokenText, ...]) -> Any:
+def _describe_tokens(tokens: Sequence[TokenText]) -> Any:
     """Return the log probabilities of tokens and of the most likely tokens at their positions; null: impossible."""
     return list_to_json(tokens, _describe_token)
 

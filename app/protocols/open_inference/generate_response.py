@@ -4,6 +4,7 @@ Besides the extension's fields, a response and the last event have vLLM's `finis
 `num_output_tokens`. With several texts, these fields are lists with an element for each text.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -65,7 +66,7 @@ class StreamedText:
 
     def piece(self, piece: Piece) -> list[bytes]:
         texts = [""] * self._num_choices
-        tokens: list[tuple[TokenText, ...]] = [()] * self._num_choices
+        tokens: list[Sequence[TokenText]] = [()] * self._num_choices
         reasons: list[FinishReason | None] = [None] * self._num_choices
         texts[piece.index], tokens[piece.index], reasons[piece.index] = piece.text, piece.tokens, piece.finish_reason
         self._sums[piece.index] += _sum(piece.tokens)
@@ -117,7 +118,7 @@ class WholeTextEvent:
         pieces = self._pieces[index]
         reason = pieces[-1].finish_reason
         assert reason is not None
-        tokens = tuple(token for piece in pieces for token in piece.tokens)
+        tokens = [token for piece in pieces for token in piece.tokens]
         return Choice("".join(piece.text for piece in pieces), reason, tokens)
 
 
@@ -130,7 +131,7 @@ def _counts(usage: Usage) -> dict[str, int]:
     return {"num_input_tokens": usage.prompt_tokens, "num_output_tokens": usage.tokens_generated}
 
 
-def _logprobs(parsed: ParsedGenerate, tokens: list[tuple[TokenText, ...]], sums: list[float]) -> dict[str, Any]:
+def _logprobs(parsed: ParsedGenerate, tokens: Sequence[Sequence[TokenText]], sums: list[float]) -> dict[str, Any]:
     """Return the requested log probabilities; null for an impossible token. `sums`: of each choice, up to here."""
     fields: dict[str, Any] = {}
     if parsed.log_probs:
@@ -154,7 +155,7 @@ def _top_tokens(token: TokenText) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _sum(tokens: tuple[TokenText, ...]) -> float:
+def _sum(tokens: Sequence[TokenText]) -> float:
     return sum(token.logprob or 0.0 for token in tokens)
 
 

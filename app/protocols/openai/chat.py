@@ -1,5 +1,6 @@
 """/v1/chat/completions: answer a conversation."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -133,7 +134,7 @@ def _head(context: AnswerContext, kind: str) -> dict[str, Any]:
     }
 
 
-def _logprobs(decoded: OpenAiRequest, tokens: tuple[TokenText, ...]) -> dict[str, Any] | None:
+def _logprobs(decoded: OpenAiRequest, tokens: Sequence[TokenText]) -> dict[str, Any] | None:
     if decoded.request.sampling.top_logprobs is None:
         return None
     return {"content": list_to_json(tokens, _token_with_top), "refusal": None}

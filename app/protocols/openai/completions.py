@@ -1,6 +1,7 @@
 """/v1/completions: continue prompts."""
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -130,7 +131,7 @@ def _head(context: AnswerContext) -> dict[str, Any]:
     }
 
 
-def _logprobs(decoded: OpenAiRequest, tokens: tuple[TokenText, ...], offset: int) -> dict[str, Any] | None:
+def _logprobs(decoded: OpenAiRequest, tokens: Sequence[TokenText], offset: int) -> dict[str, Any] | None:
     """`offset`: number of characters before the first token."""
     if decoded.request.sampling.top_logprobs is None:
         return None

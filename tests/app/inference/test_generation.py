@@ -146,7 +146,7 @@ async def test_log_probabilities_accompany_tokens() -> None:
     async with generating() as harness:
         answer = await harness.collect(generate_request("ab", max_tokens=2, top_logprobs=1))
         top = ((0, "\0", -0.5),)
-        assert answer.choices[0].tokens == (TokenText(97, "a", -0.5, top), TokenText(98, "b", -0.5, top))
+        assert answer.choices[0].tokens == [TokenText(97, "a", -0.5, top), TokenText(98, "b", -0.5, top)]
 
 
 @in_loop

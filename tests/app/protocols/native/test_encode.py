@@ -137,7 +137,7 @@ LOGPROBS = TokenText(1, "a", -0.5, ((1, "a", -0.5), (2, "b", -1.5)))
         (ScoreAnswer([0.5] * 3, 1), 12),
         (TokenizeAnswer([1, 2, 3], None, 9), 3),
         (GenerateAnswer([Choice("a", "stop")] * 9, Usage(1, 9)), 0),
-        (GenerateAnswer([Choice("aa", "stop", (LOGPROBS,) * 2)] * 5, Usage(1, 10)), 32 * 5 * 2 * 3),
+        (GenerateAnswer([Choice("aa", "stop", [LOGPROBS] * 2)] * 5, Usage(1, 10)), 32 * 5 * 2 * 3),
     ],
 )
 def test_elements_of_counts_values(answer: Any, elements: int) -> None:

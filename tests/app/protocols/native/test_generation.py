@@ -139,7 +139,7 @@ def test_response_with_log_probabilities() -> None:
     token = TokenText(7, "a", -0.5, ((7, "a", -0.5), (8, "b", float("-inf"))))
     chosen = {"token": "a", "token_id": 7, "logprob": -0.5}
     impossible = {"token": "b", "token_id": 8, "logprob": None}
-    answer = GenerateAnswer([Choice("a", "length", (token,))], Usage(3, 1))
+    answer = GenerateAnswer([Choice("a", "length", [token])], Usage(3, 1))
     assert encoded(answer, logprobs=2)["logprobs"] == [chosen | {"top": [chosen, impossible]}]
     assert encoded(GenerateAnswer([Choice("", "stop")], Usage(3, 1)), logprobs=True)["logprobs"] == []
     assert "logprobs" not in encoded(GenerateAnswer([Choice("", "stop")], Usage(3, 1)))

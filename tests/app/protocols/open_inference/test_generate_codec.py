@@ -40,7 +40,7 @@ def refusal(codec: GenerateCodec = WHOLE, model: str = "generate", **body: Any) 
 
 def answer(*texts: str, **body: Any) -> Any:
     decoded = ask(**body)
-    choices = [Choice(text, "stop", TOKENS) for text in texts]
+    choices = [Choice(text, "stop", [*TOKENS]) for text in texts]
     content = orjson.loads(WHOLE.encode(decoded, GenerateAnswer(choices, USAGE), CONTEXT))
     GenerateTextResponse.model_validate(content, strict=True)
     return content

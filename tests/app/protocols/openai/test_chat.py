@@ -193,14 +193,14 @@ class TestResponse:
         assert completion.usage.prompt_tokens_details.cached_tokens == 4
 
     def test_logprobs(self) -> None:
-        given = GenerateAnswer([Choice("é\ufffd", "stop", TOKENS)], Usage(5, 2))
+        given = GenerateAnswer([Choice("é\ufffd", "stop", [*TOKENS])], Usage(5, 2))
         body = encode(CHAT_CODEC, chat(logprobs=True, top_logprobs=2), given)
         assert body["choices"][0]["logprobs"] == LOGPROBS
         check_is(ChatCompletion, body)
 
     def test_infinite_logprob_is_written_as_number(self) -> None:
         token = TokenText(7, "a", -0.5, ((7, "a", -0.5), (8, "b", -math.inf)))
-        given = GenerateAnswer([Choice("a", "stop", (token,))], Usage(5, 1))
+        given = GenerateAnswer([Choice("a", "stop", [token])], Usage(5, 1))
         body = encode(CHAT_CODEC, chat(logprobs=True, top_logprobs=2), given)
         (told,) = body["choices"][0]["logprobs"]["content"]
         assert [each["logprob"] for each in told["top_logprobs"]] == [-0.5, -9999.0]

@@ -224,7 +224,7 @@ class TestResponse:
         check_is(Completion, body)
 
     def test_logprobs(self) -> None:
-        given = GenerateAnswer([Choice("an ox", "stop", TOKENS)], Usage(5, 3, 4))
+        given = GenerateAnswer([Choice("an ox", "stop", [*TOKENS])], Usage(5, 3, 4))
         body = encode(COMPLETIONS_CODEC, completion(logprobs=2), given)
         assert body["choices"][0]["logprobs"] == {
             "tokens": ["an", " ox"],
@@ -237,7 +237,7 @@ class TestResponse:
 
     def test_infinite_logprob_is_written_as_number(self) -> None:
         token = TokenText(1, "x", -math.inf, ((1, "x", -math.inf), (2, "y", -math.inf)))
-        body = encode(COMPLETIONS_CODEC, completion(logprobs=2), GenerateAnswer([Choice("x", "stop", (token,))], USED))
+        body = encode(COMPLETIONS_CODEC, completion(logprobs=2), GenerateAnswer([Choice("x", "stop", [token])], USED))
         logprobs = body["choices"][0]["logprobs"]
         assert logprobs["token_logprobs"] == [-9999.0]
         assert logprobs["top_logprobs"] == [{"x": -9999.0, "y": -9999.0}]
