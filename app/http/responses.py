@@ -42,7 +42,8 @@ def begin_record(scope: Scope) -> RequestRecord:
             given_id = given_id or value
         elif name in PAGE_HEADERS:
             is_plain = False
-        else:
+        elif len(credentials) <= len(CREDENTIAL_HEADERS):
+            # One more than there are names shows that one is repeated.
             credentials = (*credentials, (name, value))
     record = RequestRecord(checked_id(given_id), scope["method"], scope["path"], time.perf_counter())
     if is_plain:

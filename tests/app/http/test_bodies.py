@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from app.auth.authenticator import read_credentials
+from app.auth.errors import Unauthenticated
 from app.http.bodies import read_body
 from app.http.responses import begin_record, send_error
 from app.protocols.codec import check_media_type
@@ -159,3 +161,12 @@ def test_beginning_of_body_is_checked_before_the_rest() -> None:
     # The receiver blocks after its messages: the refusal precedes the next receive.
     with pytest.raises(Overloaded):
         asyncio.run(read_glancing(part(b"no room", True)))
+
+
+@pytest.mark.parametrize("names", [(b"x-api-key",), (b"authorization", b"x-api-key")])
+def test_only_few_credentials_are_kept(names: tuple[bytes, ...]) -> None:
+    """A head has room for thousands; one too many is enough to refuse them."""
+    record = begin_record(scope(*((name, b"Bearer x") for name in names * 3000)))
+    assert len(record.credentials) <= 3
+    with pytest.raises(Unauthenticated, match="expected one header, got several"):
+        read_credentials(record.credentials)
