@@ -123,7 +123,7 @@ class FairStep:
             sequence = turn.queue.waiting.take()
             if sequence is None:
                 return None
-            cached = self._running.pool.match(sequence.token_ids)
+            cached = self._running.match(sequence)
             if cached.is_pending and turn.is_prefilling:
                 turn.deferred.append(sequence)
                 continue
@@ -174,7 +174,7 @@ class FairStep:
             self._preempt(victim)
         if victims:
             # The released blocks have moved.
-            cached[:] = self._running.pool.match(sequence.token_ids).blocks
+            cached[:] = self._running.match(sequence).blocks
             if self._running.reserve(sequence, cached):
                 return True
         turn.queue.block(sequence)

@@ -1,6 +1,6 @@
 """The running sequences of a model and the blocks that they hold. Pure."""
 
-from frameworks.generation.blocks import BlockPool, Chain, Copy
+from frameworks.generation.blocks import BlockPool, Chain, Copy, PrefixMatch
 from frameworks.generation.sequence import Sequence, StepPlan
 from frameworks.generation.waiting import WaitingQueue
 
@@ -19,6 +19,10 @@ class RunningSequences:
         self.prompt_tokens = 0
         self.prefix_hit_tokens = 0
         self._copies: list[Copy] = []
+
+    def match(self, sequence: Sequence) -> PrefixMatch:
+        """Find the longest cached prefix of a sequence."""
+        return self.pool.match(sequence.token_ids)
 
     def reserve(self, sequence: Sequence, cached: list[int]) -> bool:
         """Allocate blocks for all of the sequence's tokens, with one in reserve for each running sequence.

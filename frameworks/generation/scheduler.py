@@ -144,7 +144,7 @@ class StepScheduler:
             sequence = queue.waiting.take()
             if sequence is None:
                 break
-            cached = self.pool.match(sequence.token_ids)
+            cached = self._running.match(sequence)
             if cached.is_pending:
                 deferred.append(sequence)
                 continue

@@ -1,0 +1,50 @@
+"""Tenants share a real language model by their weights. Tokens are counted, not seconds."""
+
+import asyncio
+
+import pytest
+
+from app.embedded.copy_tiny_llama import COMMITTED
+from frameworks.tenants import Tenant
+from tests.support.generating_tenants import TenantsHarness, TextLengths, serving_tenants
+from tests.support.loops import in_loop, soon
+
+HEAVY, LIGHT, THIRD = Tenant("heavy", 3.0), Tenant("light"), Tenant("third")
+CALLERS = 24
+UNLIKE: tuple[TextLengths, ...] = ((3, 40), (60, 8), (17, 17), (30, 5), (5, 25))
+
+
+async def shared(harness: TenantsHarness, tokens: int, weights: tuple[Tenant, ...]) -> dict[str, int]:
+    """Return the generated tokens by tenant, of at least so many while all tenants are busy."""
+    before = dict(harness.tokens)
+    most = sum(harness.tokens.values()) + tokens
+    seen: dict[str, int] = {}
+
+    def is_over() -> bool:
+        if not seen and sum(harness.tokens.values()) >= most:
+            seen.update({name: count - before.get(name, 0) for name, count in harness.tokens.items()})
+        return bool(seen)
+
+    await asyncio.gather(*(harness.flood(tenant, CALLERS, UNLIKE, is_over) for tenant in weights))
+    return seen
+
+
+@in_loop
+async def test_generated_tokens_follow_tenant_weights() -> None:
+    async with serving_tenants(COMMITTED, max_batch_size=8) as harness:
+        await shared(harness, 500, (HEAVY, LIGHT))
+        tokens = await shared(harness, 3000, (HEAVY, LIGHT))
+    assert tokens["heavy"] / tokens["light"] == pytest.approx(3, rel=0.05)
+
+
+@in_loop
+async def test_rare_caller_is_served_beside_flood() -> None:
+    """Eight places are held by long texts. The third tenant's text is done before any of those."""
+    async with serving_tenants(COMMITTED, max_batch_size=8) as harness:
+        flood = asyncio.create_task(harness.flood(LIGHT, 8, [(5, 400)], lambda: harness.tokens["third"] >= 10))
+        await soon(lambda: harness.tokens["light"] >= 8 * 20)
+        before = harness.tokens["light"]
+        await harness.generate(THIRD, (5, 6, 7), 10)
+        assert harness.tokens["light"] - before < 8 * 60
+        await flood
+    assert harness.tokens["light"] == 8 * 400
