@@ -138,6 +138,8 @@ def editing(path: Path) -> Iterator[dict[str, Key]]:
     import filelock  # not by the server
 
     path = Path(os.path.realpath(path))
+    if not path.parent.is_dir():
+        raise InvalidKeysFile(f"{path}: expected a file in an existing folder, got none; create the folder")
     try:
         with filelock.FileLock(f"{path}.lock", timeout=LOCK_TIMEOUT_S, mode=0o600):
             keys, _ = read_keys(path)

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, Field
 
-from frameworks.settings import Count
+from frameworks.settings import Count, SettingsPath
 from memory.settings import SETTINGS_RULES
 from memory.sizes import Bytes
 
@@ -68,7 +68,7 @@ class AuthSettings(BaseModel):
 
     mode: Literal["auto", "required", "off"] = "auto"
     """Whether requests need a key. `auto`: unless the server listens on loopback only and has no key."""
-    keys_file: Path = Path("./keys.toml")
+    keys_file: SettingsPath = Path("./keys.toml")
     """File of hashed keys, written by `roundhouse keys`; read again when it changes."""
     tenants: Annotated[tuple[TenantSettings, ...], AfterValidator(_unique_names), Field(strict=False)] = ()
     """The tenants. If any is configured, keys of other tenants are not valid."""
