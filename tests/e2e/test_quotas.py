@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -19,6 +18,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from tests.e2e.configs import EMBEDDED, onnx_entries
 from tests.e2e.gates import RunGate
+from tests.e2e.load import slow_model, wait_for_inflight
 from tests.e2e.server import GRPC_PORT, RunningServer, assert_refused, free_port, serving, wait_until
 from tests.e2e.test_raw_sockets import connected, one_answer
 from tests.e2e.triton_clients import grpc_channel
@@ -37,13 +37,14 @@ LIMITS: dict[str, dict[str, Any]] = {
 
 INFER = "/models/m/infer"
 BODY = {"input_data": [1.0, 2.0]}
+SLOW = {"model_name": "slow", "input_data": [1.0, 2.0, 3.0, 4.0]}
 # An amount of one a minute is there again after a minute: more requests than these pass on no machine.
 MANY = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """A server, a key of each tenant, and the gate of its model "m"."""
+    """A server, a key of each tenant, and the gate of its model "slow"."""
 
     server: RunningServer
     keys: dict[str, MadeKey]
@@ -74,12 +75,13 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
         f'[[auth.tenants]]\nname = "{name}"\n' + "".join(f"{key} = {json.dumps(limits[key])}\n" for key in limits)
         for name, limits in LIMITS.items()
     )
-    models = EMBEDDED + onnx_entries(folder, {"m": onnx_graphs.identity("float32", ("n",))})
+    slow, gate = slow_model(folder)
+    models = EMBEDDED + slow + onnx_entries(folder, {"m": onnx_graphs.identity("float32", ("n",))})
     config = f'{models}[auth]\nkeys_file = "{folder / "keys.toml"}"\n{tenants}'
     with serving(folder, config, {GRPC_PORT: free_port()}, gated=True) as server:
         server.client.headers.update(keys["operator"].headers)
         server.wait_ready()
-        yield Shared(server, keys, RunGate(folder / "m"))
+        yield Shared(server, keys, gate)
         wait_until(lambda: server.sample("roundhouse_inflight") == 0)
         assert server.sample("roundhouse_buffered_bytes") == 0
 
@@ -198,19 +200,19 @@ def test_place_is_returned_by_every_end(shared: Shared) -> None:
     """A request runs; another is refused. After the first has ended or was cancelled, the next one is accepted."""
     with ThreadPoolExecutor(1) as threads:
         with shared.gate.closed():
-            running = threads.submit(shared.post, "one")
-            wait_until(lambda: shared.server.inflight("m") == 1)
+            running = threads.submit(shared.post, "one", "/infer", SLOW)
+            wait_for_inflight(shared.server, 1)
             answer = shared.post("one")
             assert_refused(answer, 429, "quota_exceeded", "max_concurrent_requests: expected at most 1", "got 1 and 1")
             assert int(answer.headers["retry-after"]) >= 1
         assert running.result().status_code == 200
-    body = json.dumps(BODY).encode()
+    body = json.dumps(SLOW).encode()
     with shared.gate.closed():
         with connected(shared.server) as connection:
-            connection.sendall(shared.head("one", len(body)) + body)
-            wait_until(lambda: shared.server.inflight("m") == 1)
+            connection.sendall(shared.head("one", len(body), "/infer") + body)
+            wait_for_inflight(shared.server, 1)
         # The run that began goes on: its caller is gone, and the place is free.
-        wait_until(lambda: shared.server.inflight("m") == 0)
+        wait_for_inflight(shared.server, 0)
         with connected(shared.server) as connection:
             connection.sendall(shared.head("one", 2))
             connection.sendall(b"{}")
@@ -224,8 +226,8 @@ def test_slow_body_holds_no_place(shared: Shared) -> None:
         connection.sendall(shared.head("one", len(body)) + body[:5])
         wait_until(lambda: shared.post("one").status_code == 200)
         with shared.gate.closed(), ThreadPoolExecutor(1) as threads:
-            running = threads.submit(shared.post, "one")
-            wait_until(lambda: shared.server.inflight("m") == 1)
+            running = threads.submit(shared.post, "one", "/infer", SLOW)
+            wait_for_inflight(shared.server, 1)
             connection.sendall(body[5:])
             status, _, refused = one_answer(connection)
             assert (status, json.loads(refused)["error"]["code"]) == (429, "quota_exceeded"), "no place when it is read"
