@@ -55,7 +55,7 @@ class Slowdown:
     """
 
     def __init__(self, failed: FailedKeys | None = None, delay_s: float = _DELAY_S) -> None:
-        self._failed = failed or FailedKeys()
+        self._failed = FailedKeys() if failed is None else failed
         self._delay_s = delay_s
         self._delayed = 0
 

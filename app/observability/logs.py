@@ -43,7 +43,9 @@ def configure_logging(level: str, log_format: str, stream: TextIO | None = None)
     ]
     last: list[Processor]
     if console:
-        last = [structlog.dev.ConsoleRenderer(colors=out.isatty(), sort_keys=False)]
+        # structlog's default shows the values of variables, and so the keys of requests.
+        plain = structlog.dev.plain_traceback
+        last = [structlog.dev.ConsoleRenderer(colors=out.isatty(), sort_keys=False, exception_formatter=plain)]
     else:
         last = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(serializer=_to_json)]
     structlog.configure(

@@ -33,7 +33,8 @@ def make_key(
     is_signed: bool = False,
 ) -> MadeKey:
     """Return a new key. No scope: all scopes. `lifetime_s`: from ten seconds ago on."""
-    return MadeKey(*create_key(tenant, frozenset(scopes or Scope), time.time() - 10, models, lifetime_s, is_signed))
+    created_s = int(time.time()) - 10  # the file holds whole seconds
+    return MadeKey(*create_key(tenant, frozenset(scopes or Scope), created_s, models, lifetime_s, is_signed))
 
 
 def write_keys(file: Path, *keys: MadeKey) -> None:

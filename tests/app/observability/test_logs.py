@@ -108,6 +108,19 @@ class FullDisk(io.StringIO):
         raise OSError(28, "No space left on device")
 
 
+def test_console_traceback_shows_no_values() -> None:
+    """Values of variables may hold the headers of a request, and so a key."""
+    stream = Terminal()
+    configure_logging("info", "auto", stream)
+    secret = "rh_" + "a" * 12
+    try:
+        _ = {"authorization": secret}["absent"]
+    except KeyError:
+        structlog.get_logger("x").exception("failed")
+    assert "KeyError" in stream.getvalue()
+    assert secret not in stream.getvalue()
+
+
 def test_failed_write_loses_only_its_line() -> None:
     closed = io.StringIO()
     closed.close()
