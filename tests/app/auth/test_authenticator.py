@@ -54,7 +54,7 @@ def reason_of(authenticator: Authenticator, text: str) -> str:
 def test_valid_key_has_its_principal(authenticator: Authenticator) -> None:
     stored = authenticator.authenticate(KEY.text.encode())
     assert stored.key == KEY.key
-    assert (stored.principal.tenant.name, stored.principal.scopes) == ("search", {Scope.READ})
+    assert (stored.principal.tenant.name, stored.principal.scopes) == ("search", frozenset({Scope.READ}))
 
 
 def test_every_changed_character_is_refused(authenticator: Authenticator) -> None:
