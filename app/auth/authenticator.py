@@ -11,6 +11,7 @@ from app.auth.errors import Forbidden, Unauthenticated
 from app.auth.keys import hash_secret, split_key
 from app.auth.principal import Principal, Scope
 from app.auth.store import KeyStore, StoredKey
+from app.auth.verifier import SignatureVerifier
 
 CREDENTIAL_HEADERS = (b"authorization", b"x-api-key")
 
@@ -32,6 +33,8 @@ class Authenticator:
         """`now_s`: Unix time in seconds, for the expiry of keys."""
         self.slowdown = slowdown or Slowdown()
         """For refused requests, on the event loop."""
+        self.signatures = SignatureVerifier(keys.find, now_s=now_s)
+        """For requests with a signature in place of a key."""
         self._keys = keys
         self._now_s = now_s
 

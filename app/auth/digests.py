@@ -12,6 +12,9 @@ _HASHES = {b"sha-256": hashlib.sha256, b"sha-512": hashlib.sha512}
 _MEMBER = re.compile(rb"(sha-256)=:([A-Za-z0-9+/]{43}=):|(sha-512)=:([A-Za-z0-9+/]{86}==):")
 _MAX_LENGTH = 256
 
+LONG_BYTES = 128 * 1024
+"""Hashing more takes longer than 0.1 ms: it is done in a thread, without the interpreter's lock."""
+
 
 class BodyDigest(NamedTuple):
     """The digests of one body, as sent: pairs of algorithm and base64."""
@@ -21,7 +24,7 @@ class BodyDigest(NamedTuple):
     def check(self, body: bytes | memoryview) -> None:
         """Raise Unauthenticated unless every digest is that of `body`. SHA-256 reads more than 1 GB/s.
 
-        Run it in a thread for long bodies; hashing does not hold the interpreter's lock.
+        Run it in a thread from LONG_BYTES on.
         """
         for algorithm, expected in self.members:
             digest = _HASHES[algorithm](body, usedforsecurity=True).digest()

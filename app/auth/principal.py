@@ -20,7 +20,7 @@ class Scope(StrEnum):
 class Principal:
     """The sender of requests with one key. Immutable, and shared by all requests with that key."""
 
-    __slots__ = ("_by_name", "_patterns", "counts_of", "key_id", "scopes", "sees_all", "tenant")
+    __slots__ = ("_by_name", "_patterns", "counts_of", "is_signed", "key_id", "scopes", "sees_all", "tenant")
 
     def __init__(
         self,
@@ -29,14 +29,16 @@ class Principal:
         scopes: frozenset[Scope] = frozenset(Scope),
         patterns: Iterable[tuple[str, ...]] = (),
         is_operator: bool = False,
+        is_signed: bool = False,
     ) -> None:
         """`patterns`: sets of glob patterns, of the tenant and of the key; a model has to match one of each set.
 
-        `is_operator`: the tenant sees the counts of all tenants.
+        `is_operator`: the tenant sees the counts of all tenants. `is_signed`: each request of the key has a signature.
         """
         self.tenant = tenant
         self.key_id = key_id
         self.scopes = scopes
+        self.is_signed = is_signed
         self._patterns = tuple(patterns)
         self.sees_all = all("*" in each for each in self._patterns)
         """Whether every model may be used. Code for all requests checks it before `may_use`."""

@@ -5,7 +5,7 @@ Source: RFC 9421, sections 2 (components and signature base), 3.2 (verification)
 
 import re
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from hmac import compare_digest, digest
 from typing import NamedTuple
@@ -66,6 +66,11 @@ class Signature(NamedTuple):
         """Whether the holder of `secret` signed this request. Raises Unauthenticated for an absent component."""
         base = signature_base(self.components, self.parameters, request, self.content_digest)
         return compare_digest(b64encode(digest(secret, base, "sha256")), self.mac)
+
+
+def is_signed(headers: Iterable[Header]) -> bool:
+    """Whether a request has a signature, valid or not."""
+    return any(name == b"signature-input" for name, _ in headers)
 
 
 def read_signature(headers: Sequence[Header]) -> Signature:

@@ -125,4 +125,5 @@ class KeyStore:
         settings = self._settings.get(key.tenant)
         patterns = () if settings is None else (settings.models,)
         is_operator = key.tenant == ENVIRONMENT_TENANT if settings is None else settings.operator
-        return StoredKey(key, Principal(tenant, key.key_id, key.scopes, (*patterns, key.models), is_operator))
+        principal = Principal(tenant, key.key_id, key.scopes, (*patterns, key.models), is_operator, key.is_signed)
+        return StoredKey(key, principal)

@@ -13,7 +13,9 @@ from app.auth.access import EXEMPT, GRPC_ACCESS
 from app.auth.authenticator import CREDENTIAL_HEADERS, Authenticator, check_scope, read_credentials
 from app.auth.errors import Forbidden, Unauthenticated
 from app.auth.principal import ANONYMOUS, Principal
+from app.auth.signatures import SignedRequest, is_signed
 from app.grpc.call import Call, GrpcError, Header, Metadata, Stream, Unary
+from app.grpc.digests import answer_signed, answer_signed_stream
 from app.grpc.handler import as_grpc_error
 from app.observability.audit import log_outcome
 from app.observability.metrics import Observer, RequestRecord, request_id
@@ -37,8 +39,7 @@ class CallGate:
             return ANONYMOUS
         principal = ANONYMOUS
         try:
-            presented = read_credentials(_credentials(metadata))
-            principal = self._authenticator.authenticate(presented).principal
+            principal = self._identify(path, metadata)
             if access is None or access.scope is None:
                 raise NotFound(f"method: expected a method of this server, got {path[:200]}; list them by reflection")
             check_scope(principal, access.scope)
@@ -46,12 +47,26 @@ class CallGate:
             return partial(self._refuse, path, principal, error)
         return principal
 
+    def _identify(self, path: str, metadata: Metadata) -> Principal:
+        """Return the sender of a call, by its key or its signature. Raises Unauthenticated, Overloaded."""
+        credentials = _headers(metadata, _NAMES)
+        if not credentials:
+            headers = _headers(metadata)
+            if is_signed(headers):
+                request = SignedRequest(b"POST", path.encode(), b"", headers)
+                return self._authenticator.signatures.verify(request).stored.principal
+        return self._authenticator.authenticate(read_credentials(credentials)).principal
+
     async def _refuse(
         self, path: str, principal: Principal, error: RoundhouseError, requests: AsyncIterator[bytes], call: Call
     ) -> AsyncIterator[bytes]:
-        """Count and log a refused call, and end it. As a handler of any number of requests, of which it reads none."""
+        """End a refused call. As a handler of any number of requests, of which it reads none."""
         for _ in ():
             yield b""  # a handler of streams is a generator
+        raise await self._note(path, principal, error, call)
+
+    async def _note(self, path: str, principal: Principal, error: RoundhouseError, call: Call) -> GrpcError:
+        """Count and log a refused call; return the error that ends it."""
         record = RequestRecord(request_id(call.headers), "gRPC", path, time.perf_counter())
         record.principal = principal
         if isinstance(error, Unauthenticated):
@@ -65,16 +80,19 @@ class CallGate:
         access = GRPC_ACCESS.get(path)
         if access is not None and access.action and principal.key_id:
             log_outcome(record, access.action)
-        raise status
+        return status
 
     def with_scopes(self, unary: dict[str, Unary], streams: dict[str, Stream]) -> None:
         """Put a check of the scope in front of each handler."""
         for path, handler in unary.items():
-            unary[path] = self._with_scope(path, handler)
+            unary[path] = self._with_scope(path, handler, answer_signed)
         for path, stream in streams.items():
-            streams[path] = self._with_scope(path, stream)
+            streams[path] = self._with_scope(path, stream, answer_signed_stream)
 
-    def _with_scope(self, path: str, handler: Callable[[Any, Call], Any]) -> Callable[[Any, Call], Any]:
+    def _with_scope(
+        self, path: str, handler: Callable[[Any, Call], Any], answer_checked: Callable[..., Any]
+    ) -> Callable[[Any, Call], Any]:
+        """`answer_checked`: runs the handler for a signed call."""
         access = GRPC_ACCESS.get(path)
         if access is EXEMPT:
             return handler
@@ -83,17 +101,22 @@ class CallGate:
         def handle(requests: Any, call: Call) -> Awaitable[bytes] | AsyncIterator[bytes]:
             if self._authenticator.required and (call.principal is ANONYMOUS or scope not in call.principal.scopes):
                 raise GrpcError("PERMISSION_DENIED", f"method: expected a key with a scope of {path}, got none of it")
-            result: Awaitable[bytes] | AsyncIterator[bytes] = handler(requests, call)
+            result: Awaitable[bytes] | AsyncIterator[bytes]
+            if call.principal.is_signed:
+                result = answer_checked(handler, partial(self._note, path, call.principal), requests, call)
+            else:
+                result = handler(requests, call)
             return result
 
         return handle
 
 
-def _credentials(metadata: Metadata) -> list[Header]:
+def _headers(metadata: Metadata, names: frozenset[str] | None = None) -> list[Header]:
+    """Return the metadata with these names, or all."""
     return [
         (name.encode(), value if isinstance(value, bytes) else value.encode())
         for name, value in metadata
-        if name in _NAMES
+        if names is None or name in names
     ]
 
 

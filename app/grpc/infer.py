@@ -123,9 +123,9 @@ class _Stream:
         while True:
             try:
                 return await next_request(requests, _IDLE_S)
-            except GrpcError:
+            except GrpcError as error:
                 # A text may be generated for longer.
-                if not tasks:
+                if error.code != "DEADLINE_EXCEEDED" or not tasks:
                     raise
 
     async def _answer(

@@ -58,7 +58,7 @@ def build_app(
     admin.state.byte_limit = pipeline.bounds.requests.byte_limit
     admin.openapi = lambda: build_document(admin, table.routes)  # type: ignore[method-assign]
     origins = OriginPolicy(rules)
-    middleware = AdminMiddleware(admin, pipeline.observer, table.error_writer, origins)
+    middleware = AdminMiddleware(admin, pipeline.observer, table.error_writer, origins, admin.state.byte_limit)
     gate = None if authenticator is None else HttpGate(authenticator, pipeline.observer, table.error_writer, origins)
     return Endpoint(pipeline, table, middleware, origins, gate)
 

@@ -11,6 +11,7 @@ from typing import Any
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.http.bodies import check_body, read_body
+from app.http.digests import check_digest
 from app.http.disconnects import DisconnectWatcher, WatchedRequest
 from app.http.gate import HttpGate
 from app.http.origins import OriginPolicy, is_preflight
@@ -131,6 +132,8 @@ class Endpoint:
                 body = record.fast_path.take_body() if record.fast_path is not None else None
                 if body is None or codec.lead_bytes or not 0 < len(body) <= self._uncounted_bytes:
                     body = await self._complete_body(body, scope, exchange, context, route.target, codec.lead_bytes)
+                if record.digest is not None:
+                    await check_digest(record, body, observer, codec.lead_bytes)
                 exchange.open(codec, route.target, body, send, context.permit)
                 del body
                 encoded = await self._pipeline.run(context, exchange)

@@ -11,6 +11,8 @@ from starlette.types import Scope, Send
 from app.auth.access import EXEMPT, HttpAccess
 from app.auth.authenticator import Authenticator, check_query, check_scope, read_credentials
 from app.auth.errors import Forbidden, Unauthenticated
+from app.auth.principal import Principal
+from app.auth.signatures import SignedRequest, is_signed
 from app.http.origins import OriginPolicy, is_preflight
 from app.http.responses import send_error
 from app.observability.audit import log_action
@@ -48,7 +50,7 @@ class HttpGate:
         return None
 
     def _check(self, scope: Scope, record: RequestRecord) -> None:
-        """Raises Unauthenticated, Forbidden, NotFound, MethodNotAllowed."""
+        """Raises Unauthenticated, Forbidden, NotFound, MethodNotAllowed, Overloaded."""
         path, method = record.path, record.method
         matched = self._find(path)
         access = None if matched is None else matched.methods.get(method)
@@ -58,7 +60,10 @@ class HttpGate:
             return  # a browser sends no key with it, and it is answered before the router
         if scope["query_string"]:
             check_query(scope["query_string"])
-        principal = self._authenticator.authenticate(read_credentials(record.credentials)).principal
+        if record.credentials or not is_signed(scope["headers"]):
+            principal = self._authenticator.authenticate(read_credentials(record.credentials)).principal
+        else:
+            principal = self._verify(scope, record)
         record.principal = principal
         if matched is None:
             raise NotFound(f"there is nothing at {path[:200]}; GET /docs lists every route")
@@ -66,6 +71,20 @@ class HttpGate:
             raise MethodNotAllowed(method, path[:200], ", ".join(sorted(matched.methods)))
         if access.scope is not None and access.scope not in principal.scopes:
             check_scope(principal, access.scope)
+
+    def _verify(self, scope: Scope, record: RequestRecord) -> Principal:
+        """Return the sender of a signed request, and set the digest of its body. Raises Unauthenticated, Overloaded."""
+        verified = self._authenticator.signatures.verify(
+            SignedRequest(
+                record.method.encode(),
+                scope["raw_path"],
+                scope["query_string"],
+                scope["headers"],
+                scope["scheme"].encode(),
+            )
+        )
+        record.digest = verified.digest
+        return verified.stored.principal
 
     async def refuse(self, error: RoundhouseError, scope: Scope, record: RequestRecord, send: Send) -> None:
         """Send the error, count and log the request. Its body is not read: the connection is closed if one is left."""

@@ -6,25 +6,33 @@ from collections.abc import Callable
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.auth.access import HttpAccess
+from app.http.digests import receive_checked
 from app.http.origins import OriginPolicy
 from app.http.responses import send_error
 from app.observability.audit import log_action
 from app.observability.metrics import Observer, RequestRecord, server_timing
 from app.protocols.codec import ErrorWriter
+from frameworks.scheduling.byte_limit import ByteLimit
 
 
 class AdminMiddleware:
     """ASGI middleware. Handlers find the RequestRecord, which the endpoint began, under `scope["record"]`."""
 
     def __init__(
-        self, app: ASGIApp, observer: Observer, error_writer: Callable[[str], ErrorWriter], origins: OriginPolicy
+        self,
+        app: ASGIApp,
+        observer: Observer,
+        error_writer: Callable[[str], ErrorWriter],
+        origins: OriginPolicy,
+        byte_limit: ByteLimit,
     ) -> None:
-        """`error_writer`: for a path."""
+        """`error_writer`: for a path. `byte_limit`: counts the bodies of signed requests."""
         self._app = app
         self._observer = observer
         self._error_writer = error_writer
         self._origins = origins
         self._access = HttpAccess()
+        self._byte_limit = byte_limit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -63,6 +71,7 @@ class AdminMiddleware:
                 await send_with_headers({"type": "http.response.start", "status": 204, "headers": []})
                 await send_with_headers({"type": "http.response.body", "body": b""})
                 return
+            receive = await receive_checked(scope, receive, record, self._observer, self._byte_limit)
             await self._app(scope, receive, send_with_headers)
         except Exception as error:  # noqa: BLE001 - the last handler before the client
             if not started:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import structlog
 
+from app.auth.digests import BodyDigest
 from app.auth.principal import ANONYMOUS, Principal
 from app.auth.quotas import TenantLimits
 from frameworks.types import Timings
@@ -171,6 +172,8 @@ class RequestRecord:
     """Of the request's tenant. Noted when the request is admitted or refused by them."""
     credentials: tuple[tuple[bytes, bytes], ...] = field(default=(), repr=False)
     """Headers that may hold a key. They are never logged."""
+    digest: BodyDigest | None = field(default=None, repr=False)
+    """That of the body of a signed request. The body is used after it was checked."""
     fast_path: FastPath | None = None
     plain_host: bytes = b""
     """The only Host header, if no header says that a web page sends the request."""
