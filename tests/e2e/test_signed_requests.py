@@ -5,6 +5,7 @@ import json
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import grpc
 import httpx
@@ -204,16 +205,15 @@ def call(
 
 def call_with(server: RunningServer, method: str, messages: list[bytes], headers: dict[str, str]) -> list[bytes]:
     with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
-        send_all = channel.stream_stream(f"{SERVICE}/{method}")
+        send_all: Any = channel.stream_stream(f"{SERVICE}/{method}")
         return list(send_all(iter(messages), metadata=tuple(headers.items()), timeout=WAIT_S))
 
 
 def refusal(server: RunningServer, *arguments: object) -> str:
     with pytest.raises(grpc.RpcError) as refused:
         call(server, *arguments)  # type: ignore[arg-type]
-    assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED  # type: ignore[attr-defined]
-    details: str = refused.value.details()  # type: ignore[attr-defined]
-    return details
+    assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
+    return str(refused.value.details())
 
 
 def test_signed_call_is_answered(server: RunningServer) -> None:
