@@ -27,6 +27,7 @@ DIGIT = {
     ]
 }  # fmt: skip
 """A handwritten 3."""
+KEY = "a-key-of-the-environment"
 ONE_MODEL = "/opt/roundhouse/embedded/digits"
 NOT_IN_AN_IMAGE = ("gcc", "cc", "c++", "make", "git")
 PARTS = ("torch", "nvidia", "triton", "transformers", "sympy", "onnxruntime", "onnx", "numpy")
@@ -40,7 +41,7 @@ class Image:
         """`inspected`: the output of `buildah inspect`."""
         self.root = root
         self.config: dict[str, Any] = inspected["Docker"]["config"]
-        self.environment: list[str] = self.config["Env"]
+        self.environment: list[str] = [*self.config["Env"], f"ROUNDHOUSE_API_KEY={KEY}"]
         self.user, _, self.group = self.config["User"].partition(":")
 
     def mount(self) -> None:
@@ -71,6 +72,13 @@ class Image:
         kind, *words = self.config["Healthcheck"]["Test"]
         assert kind == "CMD", kind
         return subprocess.run(self.command(words), stdout=subprocess.DEVNULL, check=False).returncode == 0
+
+    def check_refusal(self) -> None:
+        """Check that a server without a key refuses to start, as it listens beyond loopback."""
+        words = ["env", "--unset=ROUNDHOUSE_API_KEY", *self.config["Entrypoint"], *self.config["Cmd"]]
+        done = subprocess.run(self.command(words), capture_output=True, text=True, timeout=READY_WITHIN_S, check=False)
+        assert done.returncode == 2, done.stderr
+        assert "roundhouse keys create" in done.stderr, done.stderr
 
     def check_contents(self) -> None:
         """Check that the image holds no build tools and no caches, and that its modules are compiled."""
@@ -134,7 +142,8 @@ class Container:
         The request must be answered, and the exit status must be 0.
         """
         body = json.dumps(DIGIT).encode()
-        head = b"POST /models/digits/infer HTTP/1.1\r\nhost: roundhouse\r\ncontent-length: %d\r\n\r\n" % len(body)
+        head = b"POST /models/digits/infer HTTP/1.1\r\nhost: roundhouse\r\nx-api-key: %s\r\ncontent-length: %d\r\n\r\n"
+        head %= (KEY.encode(), len(body))
         with socket.create_connection(("127.0.0.1", 8080), timeout=10) as half_sent:
             half_sent.sendall(head + body[:20])
             time.sleep(0.1)
@@ -172,6 +181,7 @@ def main(variant: str, inputs: str, root: str, inspected: str, record: str) -> i
     image.check_contents()
     found: dict[str, Any] = {"inputs": inputs, "checked_on": time.strftime("%Y-%m-%d"), **image.sizes_mb()}
     image.mount()
+    image.check_refusal()
     found |= try_all_models(image)
     found["ready_with_all_models_s"] = round(median(start_once(image, []) for _ in range(STARTS)), 2)
     found["ready_with_one_onnx_model_s"] = round(
@@ -238,12 +248,13 @@ def ask(method: str, path: str, body: object = None) -> tuple[int, Any]:
     """Return the status and the decoded response of the server at the image's port. Raises OSError without a server."""
     connection = http.client.HTTPConnection("127.0.0.1", 8080, timeout=30)
     try:
-        connection.request(method, path, body=None if body is None else json.dumps(body))
+        text = None if body is None else json.dumps(body)
+        connection.request(method, path, body=text, headers={"x-api-key": KEY})
         answer = connection.getresponse()
-        text = answer.read()
+        content = answer.read()
     finally:
         connection.close()
-    return answer.status, json.loads(text) if text.startswith((b"{", b"[")) else text.decode()
+    return answer.status, json.loads(content) if content.startswith((b"{", b"[")) else content.decode()
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ from tests.support.models import onnx_costly_graphs
 
 CALLERS = 12
 QUEUE_BOUND = 4
+_KEY = "a-key-of-the-environment"
+_VARIABLES = {"ROUNDHOUSE_API_KEY": _KEY}
 _MISSING = '[[models.onnx_models]]\nname = "missing"\npath = "./nowhere"\n'
 _LLAMA = f'[[models.torch_models]]\nname = "tiny-llama"\npath = "{MODELS / "tiny-llama"}"\n'
 
@@ -42,14 +44,15 @@ def watched_servers(folder: Path) -> Iterator[Watched]:
         each.mkdir()
     slow = onnx_entries(folders[0], {"slow": onnx_costly_graphs.slow(20, rows=1)}) + f"max_queue_size = {QUEUE_BOUND}\n"
     with ExitStack() as stack:
-        busy = stack.enter_context(serving(folders[0], DIGITS + "cache = true\n" + _LLAMA + slow))
-        failed = stack.enter_context(serving(folders[1], _MISSING))
+        busy = stack.enter_context(serving(folders[0], DIGITS + "cache = true\n" + _LLAMA + slow, _VARIABLES))
+        failed = stack.enter_context(serving(folders[1], _MISSING, _VARIABLES))
+        busy.client.headers["x-api-key"] = _KEY
         busy.wait_ready()
         failed.wait_for_log("model failed to load", model="missing")
         with socket.create_server(("127.0.0.1", 0)) as free:
             gone = f"127.0.0.1:{free.getsockname()[1]}"
         targets = [f"127.0.0.1:{server.port}" for server in (busy, failed)]
-        prometheus = stack.enter_context(running_prometheus(folders[2], [*targets, gone]))
+        prometheus = stack.enter_context(running_prometheus(folders[2], [*targets, gone], _KEY))
         # Prometheus sees a change of a counter only after its first scrape.
         wait_until(lambda: len(prometheus.query("roundhouse_inflight")) == len(targets))
         stack.enter_context(overload(busy))
@@ -66,7 +69,10 @@ def overload(server: RunningServer) -> Iterator[None]:
     over = Event()
 
     def ask() -> None:
-        with httpx.Client(base_url=server.url, timeout=WAIT_S, trust_env=False, verify=False) as client:
+        headers = {"x-api-key": _KEY}
+        with httpx.Client(
+            base_url=server.url, headers=headers, timeout=WAIT_S, trust_env=False, verify=False
+        ) as client:
             while not over.is_set():
                 answer = client.post("/models/slow/infer", json={"input_data": [1, 2, 3, 4]})
                 assert answer.status_code in (200, 503), answer.text

@@ -70,15 +70,17 @@ class RunningPrometheus:
 
 
 @contextmanager
-def running_prometheus(folder: Path, targets: Sequence[str]) -> Iterator[RunningPrometheus]:
-    """Run one with docker/prometheus.yml and docker/alerts.yml that scrapes these `host:port`s.
+def running_prometheus(folder: Path, targets: Sequence[str], key: str) -> Iterator[RunningPrometheus]:
+    """Run one with docker/prometheus.yml and docker/alerts.yml that scrapes these `host:port`s with an API key.
 
     Its minutes are seconds, and it scrapes twice a second.
     """
     config = dict(read_yaml("prometheus.yml"))
     config["global"] = dict.fromkeys(config["global"], "500ms")
     (job,) = config["scrape_configs"]
-    config["scrape_configs"] = [job | {"static_configs": [{"targets": list(targets)}]}]
+    (folder / "key").write_text(key + "\n", encoding="ascii")
+    authorization = job["authorization"] | {"credentials_file": str(folder / "key")}
+    config["scrape_configs"] = [job | {"static_configs": [{"targets": list(targets)}], "authorization": authorization}]
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config), encoding="utf-8")
     rules = json.dumps(read_yaml("alerts.yml"))
     hurried = re.sub(r"\b(\d+)m\b", r"\1s", re.sub(r"\b(\d+)h\b", r"\1m", rules))
