@@ -2,14 +2,14 @@
 
 import asyncio
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 
+from app.admin.views import Views
 from app.http.openapi import describe_responses
 from app.http.responses import json_response
 from app.inference.lifecycle import Lifecycle
-from app.observability.metrics import Observer
 from app.protocols.bodies import ResponseBody
-from frameworks.manager import MLFrameworkManager
+from frameworks.devices import DeviceManager
 from frameworks.models.slot import ModelState
 from memory.host import resident_bytes
 
@@ -36,9 +36,9 @@ class Health(ResponseBody):
 class HealthApi:
     """Handlers of the routes."""
 
-    def __init__(self, manager: MLFrameworkManager, observer: Observer, lifecycle: Lifecycle) -> None:
-        self._manager = manager
-        self._observer = observer
+    def __init__(self, views: Views, devices: DeviceManager, lifecycle: Lifecycle) -> None:
+        self._views = views
+        self._devices = devices
         self._lifecycle = lifecycle
 
     def router(self) -> APIRouter:
@@ -51,20 +51,22 @@ class HealthApi:
             responses={503: {"description": "The server loads start-up models, or it drains."}})  # fmt: skip
         return router
 
-    async def health(self) -> Response:
-        """Show the state of the server, its models and its devices."""
+    async def health(self, request: Request) -> Response:
+        """Show the state of the server, its devices, and the models and requests that the key may see."""
         # In a thread: a GPU's driver may be slow to report free memory.
-        devices = await asyncio.to_thread(self._manager.devices.devices)
-        states = {slot.name: slot.state.value for slot in self._manager.slots}
-        requests = self._observer.requests
+        devices = await asyncio.to_thread(self._devices.devices)
+        models, counts = self._views.for_request(request)
+        slots = models.slots
+        states = {slot.name: slot.state.value for slot in slots}
+        requests = list(counts.requests())
         return json_response(
             {
-                "status": self._lifecycle.status(),
+                "status": self._lifecycle.status(slots),
                 "models": states,
                 "metrics": {
-                    "requests_total": requests.total(),
-                    "requests_failed_total": sum(count for (_, _, status), count in requests.items() if status >= 400),
-                    "inflight": self._observer.inflight,
+                    "requests_total": sum(count for _, count in requests),
+                    "requests_failed_total": sum(count for (_, _, status, _), count in requests if status >= 400),
+                    "inflight": self._views.inflight if counts.are_of_server else counts.in_flight(slots),
                     "models_ready": sum(state == ModelState.READY for state in states.values()),
                     "resident_memory_bytes": resident_bytes(),
                 },
@@ -85,9 +87,14 @@ class HealthApi:
         """Return 200 while the process is alive."""
         return json_response({"status": "live"})
 
-    async def ready(self) -> Response:
-        """Return 200 when every start-up model is ready; 503 before, and during the drain."""
+    async def ready(self, request: Request) -> Response:
+        """Return 200 when every start-up model is ready; 503 before, and during the drain.
+
+        Only models that the key may use are named.
+        """
         pending = self._lifecycle.pending_models()
         if self._lifecycle.is_draining or pending:
-            return json_response({"status": self._lifecycle.status(), "waits_for": pending}, 503)
+            models = self._views.for_request(request).models
+            named = [name for name in pending if models.get(name) is not None]
+            return json_response({"status": self._lifecycle.status(), "waits_for": named}, 503)
         return json_response({"status": "ready"})

@@ -14,6 +14,19 @@ Samples = Iterable[tuple[Sequence[str], float]]
 """Pairs of label values and value."""
 
 
+def by_tenant(
+    labels: Sequence[str], samples: Iterable[tuple[Sequence[str], str, float]]
+) -> tuple[Sequence[str], Samples]:
+    """Return labels and samples, with the label `tenant` if any sample names one.
+
+    `samples`: label values, tenant, value. Without keys no request has a tenant.
+    """
+    found = list(samples)
+    if not any(tenant for _, tenant, _ in found):
+        return labels, [(values, value) for values, _, value in found]
+    return [*labels, "tenant"], [([*values, tenant], value) for values, tenant, value in found]
+
+
 def counter(name: str, documentation: str, labels: Sequence[str], samples: Samples) -> Family:
     """`name`: without `roundhouse_` and `_total`."""
     from prometheus_client.core import CounterMetricFamily

@@ -1,13 +1,14 @@
-"""Serve GET /metrics: convert the plain counters of the server to Prometheus families at each scrape."""
+"""Serve GET /metrics: convert the plain counters that the key may see to Prometheus families at each scrape."""
 
 import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 
-from app.admin.metric_families import Family, counter, gauge, time_histogram
-from app.admin.model_metrics import batch_size_family, generation_families, model_families, time_families
+from app.admin.metric_families import Family, by_tenant, counter, gauge, time_histogram
+from app.admin.model_metrics import batch_families, generation_families, model_families, time_families
+from app.admin.views import View, Views
 from app.auth.store import KeyStore
 from app.http.clocks import Connections
 from app.inference.response_cache import ResponseCache
@@ -15,8 +16,8 @@ from app.observability.integrity import IntegrityMonitor
 from app.observability.logs import lost_lines
 from app.observability.loop_lag import LoopLagMonitor
 from app.observability.metrics import Observer
-from frameworks.devices import Device
-from frameworks.manager import MLFrameworkManager
+from frameworks.devices import Device, DeviceManager
+from frameworks.models.ledger import MemoryLedger
 from frameworks.scheduling.admission import RequestLimit
 from memory.tensor_pool import TensorPool
 
@@ -25,7 +26,8 @@ from memory.tensor_pool import TensorPool
 class StatsSources:
     """The parts of the server that hold statistics. `request_limit`: of the whole server."""
 
-    manager: MLFrameworkManager
+    devices: DeviceManager
+    ledger: MemoryLedger
     request_limit: RequestLimit
     observer: Observer
     response_cache: ResponseCache
@@ -39,8 +41,9 @@ class StatsSources:
 class MetricsApi:
     """Handler of the route."""
 
-    def __init__(self, sources: StatsSources) -> None:
+    def __init__(self, sources: StatsSources, views: Views) -> None:
         self._sources = sources
+        self._views = views
 
     def router(self) -> APIRouter:
         router = APIRouter(tags=["metrics"])
@@ -53,48 +56,77 @@ class MetricsApi:
         )
         return router
 
-    async def metrics(self) -> Response:
-        """Show all metrics in Prometheus' text format."""
+    async def metrics(self, request: Request) -> Response:
+        """Show metrics in Prometheus' text format: those of the models, the tenant and the machine.
+
+        An operator also gets those of all tenants and of the parts that tenants share.
+        """
         # Imported at the first scrape, so that it does not delay the start.
         from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-        devices = await asyncio.to_thread(self._sources.manager.devices.devices)
-        page = generate_latest(_Collector(self._sources, devices))
+        devices = await asyncio.to_thread(self._sources.devices.devices)
+        page = generate_latest(_Collector(self._sources, self._views.for_request(request), devices))
         return Response(page, headers={"content-type": CONTENT_TYPE_LATEST})
 
 
 class _Collector:
     """Stand in for prometheus_client's registry: `collect` yields the families with their current values."""
 
-    def __init__(self, sources: StatsSources, devices: list[Device]) -> None:
+    def __init__(self, sources: StatsSources, view: View, devices: list[Device]) -> None:
         self._sources = sources
+        self._counts = view.counts
+        self._slots = view.models.slots
         self._devices = devices
 
     def collect(self) -> Iterator[Family]:
-        manager, observer = self._sources.manager, self._sources.observer
+        counts, slots = self._counts, self._slots
         yield from self._requests()
         yield self._queue_limits()
-        yield from self._connections()
-        yield from self._keys()
-        yield from model_families(manager.slots, manager.residency.ledger.evictions)
-        yield from time_families(observer.models)
-        yield batch_size_family(manager.slots)
-        yield from generation_families(manager.slots, observer.generations)
+        yield from model_families(slots, self._sources.ledger.evictions, counts)
+        yield from time_families(counts.times())
+        if counts.tenant is None:
+            yield from batch_families(slots)
+        yield from generation_families(slots, counts)
         yield from self._cache()
-        yield from self._tensor_pool()
+        yield from self._machine()
+        if counts.are_of_server:
+            yield from self._shared()
+
+    def _requests(self) -> Iterator[Family]:
+        counts = self._counts
+        yield counter(
+            "requests",
+            "Completed requests to models, by HTTP status.",
+            *by_tenant(
+                ["model", "version", "code"],
+                (
+                    ([model, version, str(status)], tenant, n)
+                    for (model, version, status, tenant), n in counts.requests()
+                ),
+            ),
+        )
+        yield counter(
+            "rejected",
+            "Requests rejected because a queue was full, a tenant's limit was reached or no model was ready.",
+            *by_tenant(["reason"], (([reason], tenant, n) for (reason, tenant), n in counts.rejected())),
+        )
+        inflight = self._sources.observer.inflight if counts.are_of_server else counts.in_flight(self._slots)
+        yield gauge("inflight", "Requests to models that are in progress.", [], [([], inflight)])
+
+    def _machine(self) -> Iterator[Family]:
+        """Yield the families of process and devices, which show no requests."""
         yield time_histogram(
             "event_loop_lag_seconds",
             "Delay of the event loop's periodic timer.",
             [],
             [([], self._sources.loop_lag.lag_seconds)],
         )
-        yield from self._memory()
-        yield counter(
-            "shadow_requests",
-            "Requests copied to a shadow version, by the comparison of its response.",
-            ["model", "version", "outcome"],
-            observer.shadow_outcomes.items(),
-        )
+        sizes = [
+            ([device.id, kind], size)
+            for device in self._devices
+            for kind, size in (("total", device.total_bytes), ("free", device.free_bytes))
+        ]
+        yield gauge("device_memory_bytes", "Memory of a device.", ["device", "kind"], sizes)
         yield counter(
             "log_lines_dropped", "Log lines lost because their reader was too slow.", [], [([], lost_lines())]
         )
@@ -105,32 +137,32 @@ class _Collector:
             [([], self._sources.integrity.failures)],
         )
 
-    def _requests(self) -> Iterator[Family]:
-        observer = self._sources.observer
-        yield counter(
-            "requests",
-            "Completed requests to models, by HTTP status.",
-            ["model", "version", "code"],
-            (([model, version, str(status)], count) for (model, version, status), count in observer.requests.items()),
-        )
-        yield counter(
-            "rejected",
-            "Requests rejected because a queue was full, a tenant's limit was reached or no model was ready.",
-            ["reason"],
-            (([reason], count) for reason, count in observer.rejected.items()),
-        )
-        yield counter(
-            "auth_failures",
-            "Requests refused for their key: absent, not valid, without the scope, or in the query.",
-            ["reason"],
-            (([reason], count) for reason, count in observer.auth_failures.items()),
-        )
-        yield gauge("inflight", "Requests to models that are in progress.", [], [([], observer.inflight)])
+    def _shared(self) -> Iterator[Family]:
+        """Yield the families of parts that all tenants share."""
+        cache = self._sources.response_cache
         yield gauge(
             "buffered_bytes",
             "Size of the bodies in progress: received, decompressed, decoded or not yet sent.",
             [],
             [([], self._sources.request_limit.byte_limit.held_bytes)],
+        )
+        yield counter(
+            "auth_failures",
+            "Requests refused for their key: absent, not valid, without the scope, or in the query.",
+            ["reason"],
+            (([reason], count) for reason, count in self._sources.observer.auth_failures.items()),
+        )
+        yield from self._keys()
+        yield from self._connections()
+        yield gauge("cache_bytes", "Size of the cached requests and responses.", [], [([], cache.size_bytes)])
+        yield counter("cache_evictions", "Cached responses evicted to free memory.", [], [([], cache.evictions)])
+        yield from self._tensor_pool()
+        yield self._model_budget()
+        yield counter(
+            "shadow_requests",
+            "Requests copied to a shadow version, by the comparison of its response.",
+            ["model", "version", "outcome"],
+            self._sources.observer.shadow_outcomes.items(),
         )
 
     def _connections(self) -> Iterator[Family]:
@@ -155,7 +187,7 @@ class _Collector:
 
     def _queue_limits(self) -> Family:
         limits = {"": self._sources.request_limit}
-        limits |= {slot.name: slot.requests for slot in self._sources.manager.slots}
+        limits |= {slot.name: slot.requests for slot in self._slots}
         return gauge(
             "queue_limit",
             'Maximum number of queued requests: of a model with its own limit, and with model="" of all models.',
@@ -164,21 +196,18 @@ class _Collector:
         )
 
     def _cache(self) -> Iterator[Family]:
-        cache, observer = self._sources.response_cache, self._sources.observer
         yield counter(
             "cache_hits",
             "Requests answered from the cache, or by the run of an equal request.",
             ["model"],
-            (([model], count) for model, count in observer.cache_hits.items()),
+            (([model], count) for model, count in self._counts.cache_hits().items()),
         )
         yield counter(
             "cache_misses",
             "Requests that the cache could not answer.",
             ["model"],
-            (([model], count) for model, count in observer.cache_misses.items()),
+            (([model], count) for model, count in self._counts.cache_misses().items()),
         )
-        yield gauge("cache_bytes", "Size of the cached requests and responses.", [], [([], cache.size_bytes)])
-        yield counter("cache_evictions", "Cached responses evicted to free memory.", [], [([], cache.evictions)])
 
     def _tensor_pool(self) -> Iterator[Family]:
         stats = self._sources.tensor_pool.stats()
@@ -196,20 +225,14 @@ class _Collector:
         ):
             yield counter(name, documentation, [], [([], total)])
 
-    def _memory(self) -> Iterator[Family]:
-        sizes = [
-            ([device.id, kind], size)
-            for device in self._devices
-            for kind, size in (("total", device.total_bytes), ("free", device.free_bytes))
-        ]
-        yield gauge("device_memory_bytes", "Memory of a device.", ["device", "kind"], sizes)
-        budget = self._sources.manager.residency.ledger.budget
+    def _model_budget(self) -> Family:
+        budget = self._sources.ledger.budget
         reservations = [
             ([device, kind], size)
             for device in budget.devices
             for kind, size in (("limit", budget.limit(device)), ("reserved", budget.used(device)))
         ]
-        yield gauge(
+        return gauge(
             "model_budget_bytes",
             "Memory of a device that models may use, and the part that is reserved.",
             ["device", "kind"],

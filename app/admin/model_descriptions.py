@@ -1,12 +1,12 @@
 """Describe models for /models: the response schemas, and the functions that fill them."""
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pydantic import Field
 
+from app.observability.counts import Counts
 from app.protocols.bodies import ResponseBody
 from frameworks.models.slot import ModelSlot
 from frameworks.models.traffic import Share
@@ -54,7 +54,7 @@ class Quantization(ResponseBody):
 
 
 class RequestCounts(ResponseBody):
-    """Requests to the model since the server's start."""
+    """Requests to the model since the server's start: those of the key's tenant, or for an operator all."""
 
     total: int
     failed: int
@@ -78,7 +78,7 @@ class ModelDescription(ResponseBody):
     warm_up: str | None = Field(description="done, or the reason why the model was not run at warm-up.")
     inputs: list[TensorDescription] | None
     outputs: list[TensorDescription] | None
-    last_used: str | None = Field(description="Time of the last request: ISO 8601, UTC.")
+    last_used: str | None = Field(description="Time of the last counted request: ISO 8601, UTC.")
     requests: RequestCounts
 
 
@@ -125,7 +125,7 @@ class ModelDetail(ModelDescription):
 
 
 class ModelList(ResponseBody):
-    """All registered models."""
+    """The registered models that the key may use."""
 
     models: list[ModelDescription]
 
@@ -136,11 +136,11 @@ class Deleted(ResponseBody):
     deleted: str
 
 
-def describe(slot: ModelSlot, requests: Mapping[tuple[str, str, int], int]) -> dict[str, Any]:
-    """Return the fields of ModelDescription. `requests`: completed requests by model, version and HTTP status."""
+def describe(slot: ModelSlot, counts: Counts) -> dict[str, Any]:
+    """Return the fields of ModelDescription. `counts`: those that the reader may see."""
     spec = slot.spec
-    unused_s = slot.seconds_unused
-    counts = {status: count for (name, _, status), count in requests.items() if name == slot.name}
+    unused_s = counts.seconds_unused(slot)
+    total, failed = counts.completed(slot.name)
     return {
         "name": slot.name,
         "framework": slot.framework,
@@ -158,21 +158,21 @@ def describe(slot: ModelSlot, requests: Mapping[tuple[str, str, int], int]) -> d
         "outputs": _tensors(spec.outputs) if spec else None,
         "last_used": None if unused_s is None else (datetime.now(UTC) - timedelta(seconds=unused_s)).isoformat(),
         "requests": {
-            "total": sum(counts.values()),
-            "failed": sum(count for status, count in counts.items() if status >= 400),
-            "inflight": slot.requests.inflight,
+            "total": total,
+            "failed": failed,
+            "inflight": counts.in_flight([slot]),
         },
     }
 
 
-def describe_in_detail(slot: ModelSlot, requests: Mapping[tuple[str, str, int], int]) -> dict[str, Any]:
+def describe_in_detail(slot: ModelSlot, counts: Counts) -> dict[str, Any]:
     """Return the fields of ModelDetail: those of `describe`, and the versions."""
-    return describe(slot, requests) | {
+    return describe(slot, counts) | {
         "active_version": slot.version,
         "previous_version": slot.previous.version if slot.previous else None,
         "canary": _share(slot.canary),
         "shadow": _share(slot.shadow),
-        "version_details": {name: _version_detail(slot, version) for name, version in slot.versions.items()},
+        "version_details": {name: _version_detail(slot, version, counts) for name, version in slot.versions.items()},
     }
 
 
@@ -180,7 +180,7 @@ def _share(share: Share | None) -> dict[str, Any] | None:
     return {"version": share.version, "percent": share.percent} if share else None
 
 
-def _version_detail(slot: ModelSlot, version: ModelVersion) -> dict[str, Any]:
+def _version_detail(slot: ModelSlot, version: ModelVersion, counts: Counts) -> dict[str, Any]:
     spec = version.spec
     text, generation = (spec.text, spec.generation) if spec else (None, None)
     max_tokens = generation.max_context_tokens if generation else text.max_tokens if text else None
@@ -199,7 +199,7 @@ def _version_detail(slot: ModelSlot, version: ModelVersion) -> dict[str, Any]:
         "padding": (spec.sequence.unpadded_because or "on") if spec and spec.sequence else None,
         "max_batch_size": slot.limits.max_rows,
         "instances": slot.entry.instances,
-        "queue_depth": slot.queue_depth,
+        "queue_depth": counts.queue_depth(slot),
         "path": _printable(_path_of(slot, version)),
     }
 

@@ -2,22 +2,25 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from app.admin.metric_families import Family, counter, gauge, histogram, time_histogram
-from app.observability.metrics import GenerationMetrics, ModelMetrics
+from app.admin.metric_families import Family, by_tenant, counter, gauge, histogram, time_histogram
+from app.observability.counts import Counts
+from app.observability.metrics import ModelMetrics
 from frameworks.models.slot import ModelSlot, ModelState
+from frameworks.scheduling.steps.token_feed import TenantTokens
+from frameworks.scheduling.steps.worker import StepCounts
 
 BATCH_SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 _MODEL = ["model"]
 
 
-def model_families(slots: Sequence[ModelSlot], evictions: Mapping[str, int]) -> Iterator[Family]:
-    """Yield the families of all registered models. `evictions`: by model."""
+def model_families(slots: Sequence[ModelSlot], evictions: Mapping[str, int], counts: Counts) -> Iterator[Family]:
+    """Yield the families of visible models. `evictions`: by model."""
     yield gauge(
         "queue_depth",
         "Decoded requests in the queue; a request for n texts counts as n.",
         _MODEL,
-        (([slot.name], slot.queue_depth) for slot in slots),
+        (([slot.name], counts.queue_depth(slot)) for slot in slots),
     )
     yield gauge(
         "model_state",
@@ -38,6 +41,11 @@ def model_families(slots: Sequence[ModelSlot], evictions: Mapping[str, int]) -> 
         _MODEL,
         (([slot.name], evictions[slot.name]) for slot in slots),
     )
+
+
+def batch_families(slots: Sequence[ModelSlot]) -> Iterator[Family]:
+    """Yield the families of batches, which mix tenants."""
+    yield histogram("batch_size", "Rows of executed batches.", _MODEL, map(_batch_sizes, slots))
     yield counter(
         "batches_split",
         "Batches that exceeded the memory and were split in half.",
@@ -68,26 +76,13 @@ def time_families(metrics: Mapping[str, ModelMetrics]) -> Iterator[Family]:
     )
 
 
-def batch_size_family(slots: Iterable[ModelSlot]) -> Family:
-    return histogram("batch_size", "Rows of executed batches.", _MODEL, map(_batch_sizes, slots))
-
-
-def generation_families(slots: Iterable[ModelSlot], metrics: Mapping[str, GenerationMetrics]) -> Iterator[Family]:
-    """Yield the families of models that generate text. `metrics`: by model; a model without tokens has none."""
+def generation_families(slots: Iterable[ModelSlot], counts: Counts) -> Iterator[Family]:
+    """Yield the families of visible models that generate text."""
     slots = [slot for slot in slots if slot.generates]
-    yield from _token_families(slots)
-    yield gauge(
-        "sequences",
-        "Texts that are running, and texts that are waiting in the queue.",
-        ["model", "state"],
-        [sample for slot in slots for sample in _sequences(slot)],
-    )
-    yield gauge(
-        "kv_cache_bytes",
-        "Memory of the KV cache: used by running texts, cached from earlier texts, and free.",
-        ["model", "kind"],
-        [sample for slot in slots for sample in _kv_cache(slot)],
-    )
+    yield from _token_families(slots, counts.tenant)
+    if counts.tenant is None:
+        yield from _sequence_families(slots)
+    metrics = counts.generations()
     yield time_histogram(
         "time_to_first_token_seconds",
         "Time from the first byte of a request to the first token of its text.",
@@ -102,17 +97,21 @@ def generation_families(slots: Iterable[ModelSlot], metrics: Mapping[str, Genera
     )
 
 
-def _token_families(slots: Sequence[ModelSlot]) -> Iterator[Family]:
+def _sequence_families(slots: Sequence[ModelSlot]) -> Iterator[Family]:
+    """Yield the families of sequences and of the KV cache, which all tenants share."""
+    yield gauge(
+        "sequences",
+        "Texts that are running, and texts that are waiting in the queue.",
+        ["model", "state"],
+        [sample for slot in slots for sample in _sequences(slot)],
+    )
+    yield gauge(
+        "kv_cache_bytes",
+        "Memory of the KV cache: used by running texts, cached from earlier texts, and free.",
+        ["model", "kind"],
+        [sample for slot in slots for sample in _kv_cache(slot)],
+    )
     counts = [(slot.name, slot.generated) for slot in slots]
-    yield counter(
-        "tokens_generated",
-        "Generated tokens, including the token that ends a text.",
-        _MODEL,
-        (([name], each.tokens) for name, each in counts),
-    )
-    yield counter(
-        "prompt_tokens", "Tokens of the prompts.", _MODEL, (([name], each.prompt_tokens) for name, each in counts)
-    )
     yield counter(
         "prefix_cache_hit_tokens",
         "Prompt tokens found in the prefix cache.",
@@ -125,6 +124,34 @@ def _token_families(slots: Sequence[ModelSlot]) -> Iterator[Family]:
         _MODEL,
         (([name], each.preemptions) for name, each in counts),
     )
+
+
+def _token_families(slots: Sequence[ModelSlot], tenant: str | None) -> Iterator[Family]:
+    """Yield the families of tokens by tenant. `tenant` None: all of them."""
+    tokens = [
+        ([slot.name], name, each)
+        for slot in slots
+        for name, each in _tenant_tokens(slot.generated).items()
+        if tenant is None or name == tenant
+    ]
+    yield counter(
+        "tokens_generated",
+        "Generated tokens, including the token that ends a text.",
+        *by_tenant(_MODEL, [(model, name, each.generated) for model, name, each in tokens]),
+    )
+    yield counter(
+        "prompt_tokens",
+        "Tokens of the prompts.",
+        *by_tenant(_MODEL, [(model, name, each.prompt) for model, name, each in tokens]),
+    )
+
+
+def _tenant_tokens(counts: StepCounts) -> dict[str, TenantTokens]:
+    """Return the tokens by tenant; "" has those of no named tenant."""
+    named = counts.tenants
+    prompt = counts.prompt_tokens - sum(each.prompt for each in named.values())
+    generated = counts.tokens - sum(each.generated for each in named.values())
+    return {"": TenantTokens(prompt, generated), **named}
 
 
 def _batch_sizes(slot: ModelSlot) -> tuple[list[str], list[tuple[str, float]], float]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Request, Response
 from pydantic import ConfigDict, Field, WithJsonSchema
@@ -11,15 +11,14 @@ from pydantic import ConfigDict, Field, WithJsonSchema
 from app.admin.bodies import DrainTimeout, describe_body, describe_optional, read_object, read_optional
 from app.admin.model_descriptions import Deleted, ModelDetail, ModelList, describe, describe_in_detail
 from app.admin.registrations import ENTRY_EXAMPLE, entry_schema, read_entry
+from app.admin.views import Views
 from app.auth.errors import Forbidden
 from app.http.openapi import describe_responses
 from app.http.responses import json_response
 from app.inference.lifecycle import Lifecycle
-from app.observability.metrics import Observer
 from app.protocols.bodies import Body
 from app.protocols.native.fields import ErrorResponse
 from frameworks.errors import InvalidInput, InvalidModel, ModelFailed
-from frameworks.manager import MLFrameworkManager
 from frameworks.models.slot import ModelSlot
 from frameworks.models.traffic import Share
 
@@ -59,20 +58,18 @@ class LoadRequest(Body):
 
 
 class ModelsApi:
-    """Handlers of the routes; the manager does the work."""
+    """Handlers of the routes; the manager does the work, on the models that the sender may use."""
 
     def __init__(
         self,
-        manager: MLFrameworkManager,
-        observer: Observer,
+        views: Views,
         lifecycle: Lifecycle,
         base_dir: Path,
         roots: tuple[Path, ...],
         max_body_bytes: int,
     ) -> None:
         """`base_dir`: base of relative paths in a registration. `roots`: absolute folders with models."""
-        self._manager = manager
-        self._observer = observer
+        self._views = views
         self._lifecycle = lifecycle
         self._base_dir = base_dir
         self._roots = roots
@@ -100,62 +97,70 @@ class ModelsApi:
                 responses=describe_responses(ModelDetail, ErrorResponse), openapi_extra=body)  # fmt: skip
         return router
 
-    async def list_models(self) -> Response:
-        """List all registered models."""
-        return json_response({"models": [describe(slot, self._observer.requests) for slot in self._manager.slots]})
+    async def list_models(self, request: Request) -> Response:
+        """List the models that the key may use."""
+        models, counts = self._views.for_request(request)
+        return json_response({"models": [describe(slot, counts) for slot in models.slots]})
 
-    async def show_model(self, name: str) -> Response:
+    async def show_model(self, name: str, request: Request) -> Response:
         """Show one model and its versions."""
-        return json_response(self._detail(self._manager.slot(name)))
+        return self._detail(self._views.for_request(request).models.slot(name), request)
 
     async def add_model(self, request: Request) -> Response:
-        """Register and load a model. The body has `framework` and the keys of a `[[models.…]]` entry of config.toml."""
+        """Register and load a model. The body has `framework` and the keys of a `[[models.…]]` entry of config.toml.
+
+        A name that the key may not use is refused with 403.
+        """
         self._lifecycle.check_accepting()
         body = await read_object(request, self._max_body_bytes)
         entry = read_entry(body)
-        slot = await self._manager.add(body["framework"], entry, self._allowed_path(entry.path))
-        return json_response(self._detail(slot), 201)
+        models = self._views.for_request(request).models
+        models.check_may_register(entry.name)
+        slot = await models.add(body["framework"], entry, self._allowed_path(entry.path))
+        return self._detail(slot, request, 201)
 
     async def load_model(self, name: str, request: Request) -> Response:
         """Load a model or one version. The response follows when the version is ready, the traffic has switched to it,
         and the old version is unloaded. With `canary` or `shadow`, a version gets a share of the traffic instead.
         """
         self._lifecycle.check_accepting()
-        self._manager.slot(name)
+        models = self._views.for_request(request).models
+        models.slot(name)
         body = await read_optional(LoadRequest, request, self._max_body_bytes)
         kinds = [kind for kind in ("canary", "shadow") if kind in body.model_fields_set]
         if len(body.model_fields_set) > 1:
             raise InvalidInput(kinds[0], "expected as the only field, got others too; send one at a time")
         with as_failed_model(name):
             if kinds:
-                slot = await self._manager.split(name, kinds[0], _share(body.canary or body.shadow))
+                slot = await models.split(name, kinds[0], _share(body.canary or body.shadow))
             else:
-                slot = await self._manager.load(name, body.version)
-        return json_response(self._detail(slot))
+                slot = await models.load(name, body.version)
+        return self._detail(slot, request)
 
-    async def roll_model_back(self, name: str) -> Response:
+    async def roll_model_back(self, name: str, request: Request) -> Response:
         """Switch the traffic back to the previous version. The response follows when the other one is unloaded."""
         self._lifecycle.check_accepting()
         with as_failed_model(name):
-            return json_response(self._detail(await self._manager.rollback(name)))
+            return self._detail(await self._views.for_request(request).models.rollback(name), request)
 
     async def unload_model(self, name: str, request: Request) -> Response:
         """Unload a model or one version. The response follows when its running requests have completed.
 
         After `drain_timeout_s` they are ended; only batches that are being computed are still answered.
         """
-        self._manager.slot(name)
+        models = self._views.for_request(request).models
+        models.slot(name)
         body = await read_optional(UnloadRequest, request, self._max_body_bytes)
-        return json_response(self._detail(await self._manager.unload(name, body.version, body.drain_timeout_s)))
+        return self._detail(await models.unload(name, body.version, body.drain_timeout_s), request)
 
-    async def delete_model(self, name: str) -> Response:
+    async def delete_model(self, name: str, request: Request) -> Response:
         """Unload a model and remove it from the list."""
-        await self._manager.remove(name)
-        self._observer.forget(name)
+        await self._views.for_request(request).models.remove(name)
+        self._views.forget(name)
         return json_response({"deleted": name})
 
-    def _detail(self, slot: ModelSlot) -> dict[str, Any]:
-        return describe_in_detail(slot, self._observer.requests)
+    def _detail(self, slot: ModelSlot, request: Request, status: int = 200) -> Response:
+        return json_response(describe_in_detail(slot, self._views.for_request(request).counts), status)
 
     def _allowed_path(self, path: Path) -> Path:
         """Return the absolute path with symbolic links resolved.

@@ -3,15 +3,15 @@
 import time
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
+from app.admin.views import Views
 from app.http.openapi import describe_responses
 from app.http.responses import json_response
 from app.protocols.bodies import ResponseBody
 from app.protocols.openai.responses import OpenAiErrorResponse
-from frameworks.manager import MLFrameworkManager
 from frameworks.models.slot import ModelSlot
 
 
@@ -37,8 +37,8 @@ class OpenAiModelList(ResponseBody):
 class OpenAiModelsApi:
     """Handlers of the routes."""
 
-    def __init__(self, manager: MLFrameworkManager) -> None:
-        self._manager = manager
+    def __init__(self, views: Views) -> None:
+        self._views = views
         self._created_s = int(time.time())
 
     def router(self) -> APIRouter:
@@ -53,13 +53,14 @@ class OpenAiModelsApi:
         )  # fmt: skip
         return router
 
-    async def list_openai_models(self) -> Response:
-        """List all registered models in the format of the OpenAI API."""
-        return json_response({"object": "list", "data": [self._describe(slot) for slot in self._manager.slots]})
+    async def list_openai_models(self, request: Request) -> Response:
+        """List the models that the key may use, in the format of the OpenAI API."""
+        slots = self._views.for_request(request).models.slots
+        return json_response({"object": "list", "data": [self._describe(slot) for slot in slots]})
 
-    async def show_openai_model(self, name: str) -> Response:
+    async def show_openai_model(self, name: str, request: Request) -> Response:
         """Show one model in the format of the OpenAI API."""
-        return json_response(self._describe(self._manager.slot(name)))
+        return json_response(self._describe(self._views.for_request(request).models.slot(name)))
 
     def _describe(self, slot: ModelSlot) -> dict[str, Any]:
         model = {"id": slot.name, "object": "model", "created": self._created_s, "owned_by": "roundhouse"}

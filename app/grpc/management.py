@@ -9,6 +9,7 @@ from google.protobuf.json_format import ParseDict
 from app.admin.open_inference.management import Management
 from app.admin.open_inference.metadata import server_metadata
 from app.admin.open_inference.schemas import RepositoryUnloadRequest
+from app.admin.views import View, Views
 from app.auth.access import GRPC_ACCESS
 from app.grpc import messages
 from app.grpc.call import Call, Unary
@@ -19,14 +20,16 @@ from app.observability.metrics import Observer, RequestRecord, request_id
 from app.protocols.bodies import read_body
 from app.protocols.errors import MAX_MANAGEMENT_BYTES, TooLarge
 
-Method = Callable[[Message], Awaitable[Message]]
+Method = Callable[[Message, View], Awaitable[Message]]
+"""Takes the request and the view of its sender."""
 
 
 class ManagementCalls:
     """Owned by the event loop."""
 
-    def __init__(self, management: Management, observer: Observer) -> None:
+    def __init__(self, management: Management, views: Views, observer: Observer) -> None:
         self._management = management
+        self._views = views
         self._observer = observer
 
     def methods(self) -> dict[str, Unary]:
@@ -59,7 +62,8 @@ class ManagementCalls:
                 message = parse(kind, request)
                 if action:
                     record.model = message.model_name
-                response: bytes = (await method(message)).SerializeToString()
+                answer = await method(message, self._views.of(call.principal))
+                response: bytes = answer.SerializeToString()
                 record.status = 200
                 return response
             except Exception as error:
@@ -72,43 +76,43 @@ class ManagementCalls:
 
         return handle
 
-    async def _server_live(self, _: Message) -> Message:
+    async def _server_live(self, _: Message, view: View) -> Message:
         return messages.ServerLiveResponse(live=True)
 
-    async def _server_ready(self, _: Message) -> Message:
-        return messages.ServerReadyResponse(ready=self._management.why_not_ready() is None)
+    async def _server_ready(self, _: Message, view: View) -> Message:
+        return messages.ServerReadyResponse(ready=self._management.why_not_ready(view) is None)
 
-    async def _model_ready(self, request: Message) -> Message:
-        error = self._management.why_model_not_ready(request.name, request.version)
+    async def _model_ready(self, request: Message, view: View) -> Message:
+        error = self._management.why_model_not_ready(view, request.name, request.version)
         return messages.ModelReadyResponse(ready=error is None)
 
-    async def _server_metadata(self, _: Message) -> Message:
+    async def _server_metadata(self, _: Message, view: View) -> Message:
         return _fill(messages.ServerMetadataResponse, server_metadata())
 
-    async def _model_metadata(self, request: Message) -> Message:
-        metadata = await self._management.model_metadata(request.name, request.version)
+    async def _model_metadata(self, request: Message, view: View) -> Message:
+        metadata = await self._management.model_metadata(view, request.name, request.version)
         return _fill(messages.ModelMetadataResponse, metadata)
 
-    async def _model_config(self, request: Message) -> Message:
-        configuration = await self._management.model_configuration(request.name, request.version)
+    async def _model_config(self, request: Message, view: View) -> Message:
+        configuration = await self._management.model_configuration(view, request.name, request.version)
         return _fill(messages.ModelConfigResponse, {"config": configuration})
 
-    async def _model_statistics(self, request: Message) -> Message:
-        statistics = self._management.model_statistics(request.name, request.version)
+    async def _model_statistics(self, request: Message, view: View) -> Message:
+        statistics = self._management.model_statistics(view, request.name, request.version)
         return _fill(messages.ModelStatisticsResponse, statistics)
 
-    async def _repository_index(self, request: Message) -> Message:
-        index = self._management.repository_index(request.ready)
+    async def _repository_index(self, request: Message, view: View) -> Message:
+        index = self._management.repository_index(view, request.ready)
         return _fill(messages.RepositoryIndexResponse, {"models": index})
 
-    async def _load(self, request: Message) -> Message:
-        await self._management.load(request.model_name, request.parameters)
+    async def _load(self, request: Message, view: View) -> Message:
+        await self._management.load(view, request.model_name, request.parameters)
         return messages.RepositoryModelLoadResponse()
 
-    async def _unload(self, request: Message) -> Message:
+    async def _unload(self, request: Message, view: View) -> Message:
         parameters = {name: _value_of(parameter) for name, parameter in request.parameters.items()}
         body = read_body(RepositoryUnloadRequest, {"parameters": parameters})
-        await self._management.unload(request.model_name, body.parameters.drain_timeout_s)
+        await self._management.unload(view, request.model_name, body.parameters.drain_timeout_s)
         return messages.RepositoryModelUnloadResponse()
 
 

@@ -6,6 +6,7 @@ from math import prod
 
 import numpy as np
 
+from app.auth.principal import Principal
 from app.grpc.call import Call
 from app.grpc.handler import GrpcHandler, InferenceCall
 from app.grpc.messages import PREDICT_SERVICE, PredictResponse
@@ -39,7 +40,7 @@ class PredictCalls:
     """Owned by the event loop."""
 
     def __init__(self, handler: GrpcHandler, default_model: str | None) -> None:
-        """`default_model`: for a request without `model_name`; None: the only registered model."""
+        """`default_model`: for a request without `model_name`; None: the only model that the sender may use."""
         self._handler = handler
         self._default_model = default_model
 
@@ -56,7 +57,7 @@ class PredictCalls:
         """Decode a PredictRequest. Raises InvalidInput, and the errors of `find_spec`."""
         message = received.message
         timeout_ms = None if call.left_s is None else max(call.left_s * 1e3, 0.001)
-        spec = find_spec(message.model_name or self._default_name(), None, lambda: timeout_ms)
+        spec = find_spec(message.model_name or self._default_name(call.principal), None, lambda: timeout_ms)
         sole = spec.sole_input
         if spec.text is not None or spec.generation is not None:
             raise InvalidInput("model_name", f"expected a tensor model, got task {spec.task}; use ModelInfer")
@@ -74,10 +75,11 @@ class PredictCalls:
         check_shape(numbers.shape, sole.type.shape, "shape")
         return DecodedPredict(TensorBatch({sole.name: numbers}, spec.first_output), spec, timeout_ms)
 
-    def _default_name(self) -> str:
-        if self._default_model:
+    def _default_name(self, principal: Principal) -> str:
+        """Return the default model, or the only one if the sender may not use the default model."""
+        if self._default_model and principal.may_use(self._default_model):
             return self._default_model
-        names = [slot.name for slot in self._handler.pipeline.manager.slots]
+        names = [slot.name for slot in self._handler.pipeline.models_of(principal).slots]
         if len(names) == 1:
             return names[0]
         known = ", ".join(names[:10]) or "none is registered"

@@ -8,6 +8,7 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from app.admin.open_inference.management import Management
+from app.admin.views import Views
 from app.grpc.call import Call, GrpcError, Stream, Unary
 from app.grpc.handler import GrpcHandler
 from app.grpc.infer import InferCalls
@@ -40,14 +41,14 @@ def build_methods(pipeline: Pipeline, default_model: str | None) -> tuple[dict[s
     """
     handler, management = GrpcHandler(pipeline), Management(pipeline)
     infer = InferCalls(handler)
-    health = HealthCalls(_SERVICES, lambda: management.why_not_ready() is None)
+    health = HealthCalls(_SERVICES, lambda: pipeline.lifecycle.is_ready)
     reflection_calls = ReflectionCalls(_SERVICES)
     unary: dict[str, Unary] = {
         f"/{INFERENCE_SERVICE}/ModelInfer": infer.model_infer,
         f"/{PREDICT_SERVICE}/Predict": PredictCalls(handler, default_model).predict,
         f"/{_HEALTH_SERVICE}/Check": health.check,
     }
-    for name, method in ManagementCalls(management, pipeline.observer).methods().items():
+    for name, method in ManagementCalls(management, Views(pipeline), pipeline.observer).methods().items():
         unary[f"/{INFERENCE_SERVICE}/{name}"] = method
     streams: dict[str, Stream] = {
         f"/{INFERENCE_SERVICE}/ModelStreamInfer": infer.model_stream_infer,

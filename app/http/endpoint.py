@@ -4,7 +4,6 @@ import re
 import time
 from asyncio import CancelledError
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -24,7 +23,7 @@ from app.protocols.codec import AnswerContext, Codec, EncodedResponse, Target
 from app.protocols.compression import Grow
 from app.protocols.errors import STATUS_CLIENT_GONE, ClientGone, MethodNotAllowed
 from app.protocols.routes import ResolvedRoute, RouteTable
-from frameworks.errors import Draining, ModelNotFound
+from frameworks.errors import Draining
 from frameworks.scheduling.admission import Permit
 from frameworks.scheduling.byte_limit import UNCOUNTED_BYTES
 
@@ -177,19 +176,19 @@ class Endpoint:
             if len(body) > UNCOUNTED_BYTES:
                 hold.grow(len(body))
             return bytes(lead_bytes) + body if lead_bytes else body
-        early_reject = self._early_reject if target.model is None else None
+        early_reject = partial(_early_reject, context) if target.model is None else None
         fast_path = exchange.record.fast_path
         context.permit.suspend()
         body = await read_body(scope, exchange.receive, self._max_body_bytes, hold, early_reject, fast_path, lead_bytes)
         context.permit.resume()
         return body
 
-    def _early_reject(self, beginning: bytes) -> None:
-        """Refuse a long body for a model that has no room, before all of it is read. Raises Overloaded.
 
-        The bytes `"model"` cannot stand inside a JSON string, where quotes are escaped.
-        """
-        named = _MODEL_NAME.search(beginning[:_EARLY_REJECT_BYTES])
-        if named is not None:
-            with suppress(ModelNotFound):
-                self._pipeline.manager.slot(named[1].decode("utf-8", "replace")).requests.check_room()
+def _early_reject(context: RequestContext, beginning: bytes) -> None:
+    """Refuse a long body for a model that has no room, before all of it is read. Raises Overloaded.
+
+    The bytes `"model"` cannot stand inside a JSON string, where quotes are escaped.
+    """
+    named = _MODEL_NAME.search(beginning[:_EARLY_REJECT_BYTES])
+    if named is not None:
+        context.check_queue_of(named[1].decode("utf-8", "replace"))

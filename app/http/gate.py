@@ -11,7 +11,7 @@ from starlette.types import Scope, Send
 from app.auth.access import EXEMPT, HttpAccess
 from app.auth.authenticator import Authenticator, check_query, check_scope, read_credentials
 from app.auth.errors import Forbidden, Unauthenticated
-from app.auth.principal import Principal
+from app.auth.principal import UNAUTHENTICATED, Principal
 from app.auth.signatures import SignedRequest, is_signed
 from app.http.origins import OriginPolicy, is_preflight
 from app.http.responses import send_error
@@ -54,6 +54,7 @@ class HttpGate:
         path, method = record.path, record.method
         matched = self._find(path)
         access = None if matched is None else matched.methods.get(method)
+        record.principal = UNAUTHENTICATED
         if access is EXEMPT:
             return
         if method == "OPTIONS" and is_preflight(scope["headers"]):

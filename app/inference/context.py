@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from app.inference.model_view import ModelView
 from app.observability.metrics import RequestRecord
 from frameworks.errors import InvalidInput, ModelUnloaded
 from frameworks.manager import MLFrameworkManager
@@ -43,12 +44,20 @@ class RequestContext(RunContext):
         self.shadowed: ModelSlot | None = None
         """The model, if the response to this request is compared with that of a shadow version."""
 
+    @property
+    def models(self) -> ModelView:
+        """The models that the sender of the request may use."""
+        return ModelView(self._manager, self.record.principal)
+
     def check_available(self, name: str, version: str | None) -> None:
         """Raise what keeps the model from answering, before the body is read.
 
         The version is not chosen yet: another one may serve when the body has arrived.
         """
-        slot = self._manager.slot(name)
+        principal = self.record.principal
+        slot = self._manager.slots_by_name.get(name) if principal.sees_all or principal.may_use(name) else None
+        if slot is None:
+            slot = self.models.slot(name)  # raises
         self.record.model, self.record.version = slot.name, slot.active.version
         chosen = slot.default_version if version is None else slot.version_named(version)
         try:
@@ -67,7 +76,10 @@ class RequestContext(RunContext):
         if self._is_routed:
             chosen = self.version
         else:
-            slot = self._manager.slots_by_name.get(name) or self._manager.slot(name or self._only_generator())
+            principal = self.record.principal
+            slot = self._manager.slots_by_name.get(name) if principal.sees_all or principal.may_use(name) else None
+            if slot is None:
+                slot = self.models.slot(name or self._only_generator())
             self.record.model, self.record.version = slot.name, slot.active.version
             if version is not None:
                 chosen = slot.version_named(version)
@@ -86,7 +98,7 @@ class RequestContext(RunContext):
                 # A cached response is sent even if the queue is full.
                 self.permit.check_room(chosen.model.requests)
         except ModelUnloaded:
-            if version is None and self._manager.slot(chosen.model.name).default_version is not chosen:
+            if version is None and self.models.slot(chosen.model.name).default_version is not chosen:
                 # It was unloaded between two readings of a long body, on a thread; its successor answers.
                 self._is_routed = False
                 return self.find_spec(chosen.model.name, version, read_timeout_ms)
@@ -96,6 +108,12 @@ class RequestContext(RunContext):
             self.timeout_ms = read_timeout_ms()
             raise
         return spec
+
+    def check_queue_of(self, name: str) -> None:
+        """Raise Overloaded if a model has no room; does nothing for an unknown name."""
+        slot = self.models.get(name)
+        if slot is not None:
+            slot.requests.check_room()
 
     def reroute(self) -> None:
         """Route the request again: the version that was chosen no longer answers."""
@@ -110,7 +128,7 @@ class RequestContext(RunContext):
 
     def _only_generator(self) -> str:
         """Return the name of the only model that generates text. Raises InvalidInput if there is none, or several."""
-        names = [slot.name for slot in self._manager.slots if slot.spec is not None and slot.spec.task == "generate"]
+        names = [slot.name for slot in self.models.slots if slot.spec is not None and slot.spec.task == "generate"]
         if len(names) != 1:
             found = f"{', '.join(names)} generate text" if names else "no model that generates text is loaded"
             raise InvalidInput("model_name", f"expected a model name, got none, and {found}; name one")

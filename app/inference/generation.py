@@ -63,10 +63,10 @@ class GenerationService:
         self,
         threads: TokenizerThreads,
         constraint_threads: ThreadPoolExecutor,
-        metrics: Callable[[str], GenerationMetrics],
+        metrics: Callable[[str, str], GenerationMetrics],
     ) -> None:
-        """`threads`: prepare long prompts. `constraint_threads`: compile constraints. `metrics(model)`: the histograms
-        that record the times of its tokens.
+        """`threads`: prepare long prompts. `constraint_threads`: compile constraints. `metrics(model, tenant)`: the
+        histograms that record the times of its tokens.
         """
         self._threads = threads
         self._constraint_threads = constraint_threads
@@ -108,7 +108,7 @@ class GenerationService:
             _choice_texts(request, prepared, model),
             prepared.prompts,
             timings,
-            self._metrics(version.model.name),
+            self._metrics(version.model.name, context.permit.tenant.name),
             request.sampling.top_logprobs,
         )
         if budget is not None:

@@ -1,10 +1,11 @@
 """Hold the state of the server: starting, serving or draining. The process sets it; health and requests read it."""
 
 import time
+from collections.abc import Iterable
 
 from frameworks.errors import Draining
 from frameworks.manager import MLFrameworkManager
-from frameworks.models.slot import ModelState
+from frameworks.models.slot import ModelSlot, ModelState
 
 
 class Lifecycle:
@@ -36,14 +37,22 @@ class Lifecycle:
         if self.is_draining:
             raise Draining(Draining.REFUSED)
 
-    def status(self) -> str:
-        """Return `draining`, `starting` (a start-up model is loading), `degraded` (a model failed) or `healthy`."""
+    def status(self, slots: Iterable[ModelSlot] | None = None) -> str:
+        """Return `draining`, `starting` (a start-up model is loading), `degraded` (a model failed) or `healthy`.
+
+        `slots`: the models that count; None: all.
+        """
         if self.is_draining:
             return "draining"
-        slots = self._manager.slots
+        slots = self._manager.slots if slots is None else list(slots)
         if any(slot.is_awaited for slot in slots if slot.name in self._startup_models):
             return "starting"
         return "degraded" if any(slot.state is ModelState.FAILED for slot in slots) else "healthy"
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the server accepts requests and every start-up model is ready."""
+        return not self.is_draining and not self.pending_models()
 
     def pending_models(self) -> list[str]:
         """Return the start-up models that keep the server from being ready.

@@ -8,10 +8,12 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
+from app.auth.principal import Principal
 from app.auth.quotas import LimitedPermit, TenantLimits
 from app.inference.context import RequestContext
 from app.inference.decoded_size import answer_bytes, decoded_bytes
 from app.inference.lifecycle import Lifecycle
+from app.inference.model_view import ModelView
 from app.inference.service import InferenceService
 from app.inference.shadowing import ShadowTraffic
 from app.observability.metrics import Observer, RequestRecord
@@ -20,6 +22,7 @@ from frameworks.generation.types import GenerateAnswer, GenerateRequest, Generat
 from frameworks.manager import MLFrameworkManager
 from frameworks.models.version import ModelVersion, VersionNotLoaded
 from frameworks.scheduling.admission import Permit, RequestLimit
+from frameworks.tenants import Tenant
 from frameworks.types import ModelSpec
 
 FindSpec = Callable[[str, str | None, Callable[[], float | None]], ModelSpec]
@@ -136,7 +139,7 @@ class Pipeline:
         lifecycle: Lifecycle,
         bounds: Bounds,
     ) -> None:
-        self.manager = manager
+        self._manager = manager
         self.observer = observer
         self.lifecycle = lifecycle
         self.bounds = bounds
@@ -161,13 +164,17 @@ class Pipeline:
             limits = bounds.tenants.get(tenant.name)
             if limits is not None:
                 record.limits = limits
-                return RequestContext(self.manager, record, LimitedPermit(bounds.requests, tenant, limits))
-        return RequestContext(self.manager, record, Permit(bounds.requests, tenant))
+                return RequestContext(self._manager, record, LimitedPermit(bounds.requests, tenant, limits))
+        return RequestContext(self._manager, record, Permit(bounds.requests, tenant))
 
-    def new_permit(self) -> Permit:
+    def models_of(self, principal: Principal) -> ModelView:
+        """Return the models that a principal may use."""
+        return ModelView(self._manager, principal)
+
+    def new_permit(self, tenant: Tenant) -> Permit:
         """Return a place at the server for work that is no inference. Raises Draining, Overloaded."""
         self.lifecycle.check_accepting()
-        return Permit(self.bounds.requests)
+        return Permit(self.bounds.requests, tenant)
 
     async def run(self, context: RequestContext, exchange: Exchange) -> Any:
         """Run an admitted request and return the encoded response; None if it was sent in pieces.
@@ -200,7 +207,7 @@ class Pipeline:
                 if disconnected is not None:
                     await disconnected
             if context.shadowed is not None:
-                self._shadowing.copy(context.shadowed, decoded.request, answer)
+                self._shadowing.copy(context.shadowed, decoded.request, answer, context.permit.tenant)
         started_s = time.perf_counter()
         if exchange.is_long_to_encode(decoded, answer):
             # Until the response is sent: others may be encoded before it.
@@ -252,7 +259,7 @@ class Pipeline:
         exchange.watch()
         try:
             async with asyncio.timeout(None if left_s is None else max(0.0, left_s)):
-                await self.manager.wait_for(version, permit)
+                await self._manager.wait_for(version, permit)
         except TimeoutError:
             raise DeadlineExceeded(
                 f"{version} was not loaded within timeout_ms; allow more time, or load it before the first request"

@@ -1,4 +1,4 @@
-"""The response cache: an equal request is answered from memory, or waits for the run of the first one."""
+"""The response cache: an equal request of the same tenant is answered from memory, or waits for the first one's run."""
 
 import asyncio
 from collections import Counter
@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Hashable
 
 import numpy as np
 
+from frameworks.tenants import Tenant
 from frameworks.types import (
     Answer,
     Array,
@@ -47,10 +48,15 @@ class _PendingRun:
 
 
 class ResponseCache:
-    """Cached responses, and the runs that several equal requests share. Owned by the event loop."""
+    """Cached responses, and the runs that several equal requests share. Owned by the event loop.
 
-    def __init__(self, cache: ResultCache[Answer], hits: Counter[str], misses: Counter[str]) -> None:
-        """`hits`, `misses`: by model, counted there. A request that waits for another's run is a hit."""
+    Tenants share neither, unless both have `shares_caches`.
+    """
+
+    def __init__(
+        self, cache: ResultCache[Answer], hits: Counter[tuple[str, str]], misses: Counter[tuple[str, str]]
+    ) -> None:
+        """`hits`, `misses`: by model and tenant, counted there. A request that waits for another's run is a hit."""
         self._cache = cache
         self._pending: dict[Hashable, _PendingRun] = {}
         self._hits = hits
@@ -66,6 +72,7 @@ class ResponseCache:
 
     async def get_or_run(
         self,
+        tenant: Tenant,
         model: str,
         serving_id: Hashable,
         request: CacheableRequest,
@@ -78,13 +85,14 @@ class ResponseCache:
         one. If a caller whose run others wait for is cancelled, the next of them runs it. Raises what `run` raises, to
         all of them.
         """
-        key, key_bytes = _key_of(model, serving_id, request)
+        key, key_bytes = _key_of((tenant.cache_scope, model, serving_id), request)
         if key is None:
             return await run()
+        counted = model, tenant.name
         while True:
             cached = self._cache.get(key)
             if cached is not None:
-                self._hits[model] += 1
+                self._hits[counted] += 1
                 return cached
             pending = self._pending.get(key)
             if pending is None:
@@ -94,10 +102,10 @@ class ResponseCache:
             on_wait()
             answer = await asyncio.shield(pending.future)
             if answer is not None:
-                self._hits[model] += 1
+                self._hits[counted] += 1
                 return answer
 
-        self._misses[model] += 1
+        self._misses[counted] += 1
         pending = self._pending[key] = _PendingRun()
         try:
             answer = _owning_its_memory(await run())
@@ -115,21 +123,24 @@ class ResponseCache:
         self._cache.drop(model)
 
 
-def _key_of(model: str, serving_id: Hashable, request: CacheableRequest) -> tuple[tuple[Hashable, ...] | None, int]:
-    """Return all that the response depends on, every byte of it, and its size; None for inputs with lists or maps."""
+def _key_of(owner: tuple[Hashable, ...], request: CacheableRequest) -> tuple[tuple[Hashable, ...] | None, int]:
+    """Return all that the response depends on, every byte of it, and its size; None for inputs with lists or maps.
+
+    `owner`: the tenants that may share the response, the model and its load.
+    """
     if isinstance(request, TextRequest):
         texts = tuple(request.texts)
         size_bytes = _CHARACTER_BYTES * sum(map(len, texts)) + _OBJECT_BYTES * len(texts)
         options = request.normalize, request.truncate, request.top_k, request.dimensions
         if request.token_ids is None:
-            return (model, serving_id, texts, *options), size_bytes
+            return (*owner, texts, *options), size_bytes
         token_ids = tuple(map(tuple, request.token_ids))
         size_bytes = _OBJECT_BYTES * (len(token_ids) + sum(map(len, token_ids)))
-        return (model, serving_id, token_ids, *options), size_bytes
+        return (*owner, token_ids, *options), size_bytes
     if isinstance(request, PairRequest):
         size_bytes = sum(_CHARACTER_BYTES * (len(one) + len(other)) + 3 * _OBJECT_BYTES for one, other in request.pairs)
-        return (model, serving_id, tuple(request.pairs), request.truncate), size_bytes
-    key: list[Hashable] = [model, serving_id, request.output_names]
+        return (*owner, tuple(request.pairs), request.truncate), size_bytes
+    key: list[Hashable] = [*owner, request.output_names]
     size_bytes = 0
     for name, value in request.inputs.items():
         if not isinstance(value, np.ndarray):

@@ -20,8 +20,10 @@ CONSTRAINT_THREADS = 4
 class InferenceService:
     """Answer decoded requests. The caller holds the server's permit; the model's place is taken here."""
 
-    def __init__(self, response_cache: ResponseCache, generation_metrics: Callable[[str], GenerationMetrics]) -> None:
-        """`generation_metrics(model)`: where the token times of a model are recorded."""
+    def __init__(
+        self, response_cache: ResponseCache, generation_metrics: Callable[[str, str], GenerationMetrics]
+    ) -> None:
+        """`generation_metrics(model, tenant)`: where the token times of a model and tenant are recorded."""
         self._response_cache = response_cache
         self._tokenizer_threads = TokenizerThreads()
         self._texts = TextService(self._tokenizer_threads)
@@ -51,8 +53,9 @@ class InferenceService:
             timings.cache_hit = False
             return self._run(context, request)
 
+        permit = context.permit
         return self._response_cache.get_or_run(
-            version.model.name, version.serving_id, request, run, context.permit.begin
+            permit.tenant, version.model.name, version.serving_id, request, run, permit.begin
         )
 
     async def generate(

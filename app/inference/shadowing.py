@@ -14,6 +14,7 @@ from frameworks.errors import RoundhouseError
 from frameworks.models.slot import ModelSlot
 from frameworks.models.version import ModelVersion
 from frameworks.scheduling.admission import Permit, RequestLimit
+from frameworks.tenants import DEFAULT_TENANT, Tenant
 from frameworks.text.tokens import TokenAnswer, TokenRequest
 from frameworks.types import (
     LAST_PRIORITY,
@@ -49,8 +50,17 @@ class ShadowTraffic:
         """Copies in flight."""
         return len(self._copies)
 
-    def copy(self, slot: ModelSlot, request: CacheableRequest | TokenRequest, answer: Answer | TokenAnswer) -> None:
-        """Run the request on the shadow version too, if it belongs to the shadow's share of the traffic."""
+    def copy(
+        self,
+        slot: ModelSlot,
+        request: CacheableRequest | TokenRequest,
+        answer: Answer | TokenAnswer,
+        tenant: Tenant = DEFAULT_TENANT,
+    ) -> None:
+        """Run the request on the shadow version too, if it belongs to the shadow's share of the traffic.
+
+        `tenant`: of the request; it is charged for the copy, and the copy's result is cached for it.
+        """
         share = slot.shadow
         if share is None or not share.takes_next():
             return
@@ -58,7 +68,7 @@ class ShadowTraffic:
         if version is None or not version.is_ready or len(self._copies) >= _MAX_COPIES:
             self._outcomes[slot.name, share.version, "dropped"] += 1
             return
-        copy = asyncio.get_running_loop().create_task(self._run(version, request, answer))
+        copy = asyncio.get_running_loop().create_task(self._run(version, request, answer, tenant))
         self._copies.add(copy)
         copy.add_done_callback(self._copies.discard)
 
@@ -70,9 +80,13 @@ class ShadowTraffic:
             await asyncio.gather(*self._copies, return_exceptions=True)
 
     async def _run(
-        self, version: ModelVersion, request: CacheableRequest | TokenRequest, answer: Answer | TokenAnswer
+        self,
+        version: ModelVersion,
+        request: CacheableRequest | TokenRequest,
+        answer: Answer | TokenAnswer,
+        tenant: Tenant,
     ) -> None:
-        permit = Permit(self._limit)
+        permit = Permit(self._limit, tenant)
         outcome = "failed"
         try:
             permit.queue(self._limit)

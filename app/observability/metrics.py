@@ -5,9 +5,9 @@ import secrets
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from math import inf
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 
@@ -56,6 +56,11 @@ class Histogram:
         self.counts[bisect_left(SECONDS_BUCKETS, value)] += 1
         self.total += value
 
+    def merge(self, other: "Histogram") -> None:
+        """Add the observations of another histogram."""
+        self.counts = [one + two for one, two in zip(self.counts, other.counts, strict=True)]
+        self.total += other.total
+
     def cumulated(self) -> list[tuple[str, float]]:
         """Return Prometheus buckets: each bound and the number of observations up to it."""
         bounds = (*map(str, SECONDS_BUCKETS), "+Inf")
@@ -64,7 +69,7 @@ class Histogram:
 
 @dataclass(slots=True)
 class ModelMetrics:
-    """The three histograms of one model."""
+    """The three histograms of one model and tenant."""
 
     request_seconds: Histogram = field(default_factory=Histogram)
     queue_seconds: Histogram = field(default_factory=Histogram)
@@ -81,10 +86,16 @@ class ModelMetrics:
             histogram.counts[bisect_left(SECONDS_BUCKETS, value)] += 1
             histogram.total += value
 
+    def merge(self, other: "ModelMetrics") -> None:
+        """Add the observations of another tenant."""
+        self.request_seconds.merge(other.request_seconds)
+        self.queue_seconds.merge(other.queue_seconds)
+        self.compute_seconds.merge(other.compute_seconds)
+
 
 @dataclass(slots=True)
 class VersionRequests:
-    """The requests to one version of a model, and their seconds.
+    """The requests of one tenant to one version of a model, and their seconds.
 
     `answered` requests succeeded; of those, `cache_hits` were cached and `cache_misses` were run although the model has
     a cache. Seconds of queue, decode, compute and encode are those of requests that ran. `last_s`: when the latest
@@ -119,15 +130,27 @@ class VersionRequests:
         self.compute_s += timings.compute_s
         self.encode_s += timings.encode_s
 
+    def merge(self, other: "VersionRequests") -> None:
+        """Add the requests of another tenant."""
+        last_s = max(self.last_s, other.last_s)
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+        self.last_s = last_s
+
 
 @dataclass(slots=True)
 class GenerationMetrics:
-    """The histograms of one model that generates text: from a request's first byte to its first token, and between
-    the tokens of one text.
+    """The histograms of one model that generates text, for one tenant: from a request's first byte to its first token,
+    and between the tokens of one text.
     """
 
     time_to_first_token_seconds: Histogram = field(default_factory=Histogram)
     inter_token_seconds: Histogram = field(default_factory=Histogram)
+
+    def merge(self, other: "GenerationMetrics") -> None:
+        """Add the observations of another tenant."""
+        self.time_to_first_token_seconds.merge(other.time_to_first_token_seconds)
+        self.inter_token_seconds.merge(other.inter_token_seconds)
 
 
 class FastPath(Protocol):
@@ -182,23 +205,30 @@ class RequestRecord:
 
 
 class Observer:
-    """Count and log requests. Owned by the event loop."""
+    """Count and log requests. Owned by the event loop.
+
+    Counts are kept by tenant, "" without keys; `app.observability.counts` adds up those that a principal may see.
+    """
 
     def __init__(self, log_requests: str, slow_ms: float) -> None:
         """`log_requests`: `all`, `slow_and_failed` or `none`."""
         self._log_requests = log_requests
         # Successful requests that take longer than this are logged.
         self._slow_s = {"all": -1.0, "none": inf}.get(log_requests, slow_ms / 1000)
-        self.requests: Counter[tuple[str, str, int]] = Counter()
-        """By model, version and HTTP status."""
-        self.rejected: Counter[str] = Counter()
-        self.models: dict[str, ModelMetrics] = {}
-        self.versions: dict[tuple[str, str], VersionRequests] = {}
-        """By model and version."""
-        self.generations: dict[str, GenerationMetrics] = {}
+        self.requests: Counter[tuple[str, str, int, str]] = Counter()
+        """By model, version, HTTP status and tenant."""
+        self.rejected: Counter[tuple[str, str]] = Counter()
+        """By code and tenant."""
+        self.models: dict[tuple[str, str], ModelMetrics] = {}
+        """By model and tenant."""
+        self.versions: dict[tuple[str, str, str], VersionRequests] = {}
+        """By model, version and tenant."""
+        self.generations: dict[tuple[str, str], GenerationMetrics] = {}
+        """By model and tenant."""
         self.inflight = 0
-        self.cache_hits: Counter[str] = Counter()
-        self.cache_misses: Counter[str] = Counter()
+        self.cache_hits: Counter[tuple[str, str]] = Counter()
+        """By model and tenant, as `cache_misses`."""
+        self.cache_misses: Counter[tuple[str, str]] = Counter()
         self.shadow_outcomes: Counter[tuple[str, str, str]] = Counter()
         """By model, version and outcome."""
         self.auth_failures: Counter[str] = Counter()
@@ -207,21 +237,22 @@ class Observer:
     def record_inference(self, record: RequestRecord, total_s: float) -> None:
         """Count one inference request."""
         model, status, timings = record.model, record.status, record.timings
-        self.requests[model, record.version, status] += 1
+        tenant = record.principal.tenant.name
+        self.requests[model, record.version, status, tenant] += 1
         if status in REJECTED_STATUSES:
-            self.rejected[record.code] += 1
+            self.rejected[record.code, tenant] += 1
         # A response that began with 200 and then failed has a code.
         succeeded = status == 200 and not record.code
         if succeeded:
-            metrics = self.models.get(model)
+            metrics = self.models.get((model, tenant))
             if metrics is None:
-                metrics = self.models[model] = ModelMetrics()
+                metrics = self.models[model, tenant] = ModelMetrics()
             metrics.observe(total_s, timings)
         # A request for a version that does not exist counts for no version.
         if model and status != 404:
-            requests = self.versions.get((model, record.version))
+            requests = self.versions.get((model, record.version, tenant))
             if requests is None:
-                requests = self.versions[model, record.version] = VersionRequests()
+                requests = self.versions[model, record.version, tenant] = VersionRequests()
             requests.last_s = record.started_s
             if succeeded:
                 requests.add(timings, total_s)
@@ -258,23 +289,20 @@ class Observer:
             total_ms=_ms(total_s),
         )
 
-    def generation_metrics(self, model: str) -> GenerationMetrics:
-        """Return where the token times of a model are recorded."""
-        metrics = self.generations.get(model)
+    def generation_metrics(self, model: str, tenant: str) -> GenerationMetrics:
+        """Return where the token times of a model and tenant are recorded."""
+        metrics = self.generations.get((model, tenant))
         if metrics is None:
-            metrics = self.generations[model] = GenerationMetrics()
+            metrics = self.generations[model, tenant] = GenerationMetrics()
         return metrics
 
     def forget(self, model: str) -> None:
         """Drop the series of a deleted model, so that they do not pile up."""
-        self.models.pop(model, None)
-        self.generations.pop(model, None)
-        del self.cache_hits[model], self.cache_misses[model]
-        for version in [key for key in self.versions if key[0] == model]:
-            del self.versions[version]
-        for counter in (self.requests, self.shadow_outcomes):
-            for key in [key for key in counter if key[0] == model]:
-                del counter[key]
+        by_model: list[dict[Any, Any]] = [self.models, self.generations, self.versions]
+        by_model += [self.requests, self.cache_hits, self.cache_misses, self.shadow_outcomes]
+        for each in by_model:
+            for key in [key for key in each if key[0] == model]:
+                del each[key]
 
 
 def shown_path(path: str) -> str:

@@ -17,6 +17,7 @@ from app.admin.open_inference.management import Management
 from app.admin.open_inference.routes import OpenInferenceApi
 from app.admin.openai_models import OpenAiModelsApi
 from app.admin.pages import PagesApi
+from app.admin.views import Views
 from app.auth.authenticator import Authenticator
 from app.auth.quotas import limits_by_tenant
 from app.auth.store import KeyStore
@@ -165,13 +166,14 @@ def _build_routers(
 ) -> list[APIRouter]:
     """Return the routes that change or describe the server."""
     manager, pipeline = inference.manager, inference.pipeline
-    observer, lifecycle = pipeline.observer, pipeline.lifecycle
+    lifecycle = pipeline.lifecycle
     max_body_bytes = loaded.settings.server.max_body_bytes
     roots = tuple(loaded.resolve(root) for root in loaded.settings.models.roots)
     sources = StatsSources(
-        manager,
+        manager.devices,
+        manager.residency.ledger,
         inference.requests,
-        observer,
+        pipeline.observer,
         inference.response_cache,
         monitors.loop_lag,
         monitors.integrity,
@@ -179,13 +181,14 @@ def _build_routers(
         connections,
         keys,
     )
+    views = Views(pipeline)
     return [
         PagesApi().router(),
-        ModelsApi(manager, observer, lifecycle, loaded.base_dir, roots, max_body_bytes).router(),
-        OpenAiModelsApi(manager).router(),
-        OpenInferenceApi(Management(pipeline), max_body_bytes).router(),
-        HealthApi(manager, observer, lifecycle).router(),
-        MetricsApi(sources).router(),
+        ModelsApi(views, lifecycle, loaded.base_dir, roots, max_body_bytes).router(),
+        OpenAiModelsApi(views).router(),
+        OpenInferenceApi(Management(pipeline), views, max_body_bytes).router(),
+        HealthApi(views, manager.devices, lifecycle).router(),
+        MetricsApi(sources, views).router(),
     ]
 
 

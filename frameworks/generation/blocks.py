@@ -1,9 +1,10 @@
 """Track which block of the key/value cache holds what. Pure book-keeping: no tensor is touched.
 
 A block holds the keys and values of `block_tokens` consecutive tokens. A full block is identified by its tokens and by
-the block before it. A sequence with the same prefix copies such blocks instead of computing them. Allocated blocks grow
-from the bottom, so that the blocks in use lie together and are read in one piece. Blocks cached after their sequence
-has ended lie at the top, and the least recently used is evicted when room is needed.
+the block before it; the first one by its tokens and by a scope, so that tenants share no blocks. A sequence with the
+same scope and prefix copies such blocks instead of computing them. Allocated blocks grow from the bottom, so that the
+blocks in use lie together and are read in one piece. Blocks cached after their sequence has ended lie at the top, and
+the least recently used is evicted when room is needed.
 """
 
 import heapq
@@ -12,8 +13,10 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-Key = tuple[int, tuple[int, ...]]
-"""The block before (0: none), and the tokens in this one."""
+Node = int | str
+"""A block; the scope stands for the block before the first one."""
+Key = tuple[Node, tuple[int, ...]]
+"""The block before, and the tokens in this one."""
 
 
 class Copy(NamedTuple):
@@ -76,10 +79,13 @@ class BlockPool:
             self._evict(next(iter(self._cached)))
         return [heapq.heappop(self._free) for _ in range(count)]
 
-    def match(self, token_ids: Sequence[int]) -> PrefixMatch:
-        """Find the longest cached prefix of a prompt, in full blocks. Its last token is never part of it."""
+    def match(self, token_ids: Sequence[int], scope: str = "") -> PrefixMatch:
+        """Find the longest prefix of a prompt that is cached in the scope, in full blocks.
+
+        The prompt's last token is never part of it.
+        """
         blocks: list[int] = []
-        node = 0
+        node: Node = scope
         is_pending = False
         for start in range(0, len(token_ids) - self.block_tokens, self.block_tokens):
             key = (node, tuple(token_ids[start : start + self.block_tokens]))
@@ -88,7 +94,7 @@ class BlockPool:
                 is_pending = key in self._pending
                 break
             node = known
-            blocks.append(self._block_of_node[node])
+            blocks.append(self._block_of_node[known])
         # Every match of a longer prefix needs its beginning, so the beginning is evicted last.
         for block in reversed(blocks):
             if block in self._cached:
@@ -191,9 +197,11 @@ class BlockPool:
 class Chain:
     """How far one sequence's blocks are matchable: the last such block, and the number of tokens up to its end."""
 
-    __slots__ = ("node", "pending", "tokens")
+    __slots__ = ("node", "pending", "scope", "tokens")
 
-    def __init__(self) -> None:
-        self.node = 0
+    def __init__(self, scope: str = "") -> None:
+        """`scope`: only sequences of the same scope match the blocks."""
+        self.scope = scope
+        self.node: Node = scope
         self.tokens = 0
         self.pending: Key | None = None

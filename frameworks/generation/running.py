@@ -21,8 +21,8 @@ class RunningSequences:
         self._copies: list[Copy] = []
 
     def match(self, sequence: Sequence) -> PrefixMatch:
-        """Find the longest cached prefix of a sequence."""
-        return self.pool.match(sequence.token_ids)
+        """Find the longest prefix of a sequence that is cached for its tenant."""
+        return self.pool.match(sequence.token_ids, sequence.chain.scope)
 
     def reserve(self, sequence: Sequence, cached: list[int]) -> bool:
         """Allocate blocks for all of the sequence's tokens, with one in reserve for each running sequence.
@@ -72,7 +72,7 @@ class RunningSequences:
         self.sequences.remove(sequence)
         self.pool.unmark_pending(sequence.chain)
         self._copies += self.pool.release(sequence.blocks)
-        sequence.blocks, sequence.chain, sequence.num_computed_tokens = [], Chain(), 0
+        sequence.blocks, sequence.chain, sequence.num_computed_tokens = [], Chain(sequence.chain.scope), 0
 
     def preempt(self, sequence: Sequence, waiting: WaitingQueue[Sequence]) -> None:
         """Release a sequence's blocks before its end; it waits again."""

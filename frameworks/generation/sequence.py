@@ -33,7 +33,7 @@ class Sequence:
         self.token_ids = list(request.prompt_ids)
         self.num_computed_tokens = 0
         self.blocks: list[int] = []
-        self.chain = Chain()
+        self.chain = Chain(request.tenant.cache_scope)
         self.has_begun = False
         self.was_displaced = False
 

@@ -105,6 +105,12 @@ class ModelSlot:
         """The number of places in the queue that requests hold; a request for texts holds one for each of them."""
         return self.requests.waiting
 
+    def requests_of(self, tenant: str) -> tuple[int, int]:
+        """Return the number of a tenant's requests in flight, and of the places in the queue that they hold."""
+        permits = [each for version in self.versions.values() for each in version.permits()]
+        places = [permit.places for permit in permits if permit.tenant.name == tenant]
+        return len(places), sum(places)
+
     @property
     def served(self) -> list[str]:
         """The versions, oldest first, that version_policy selects; its last version where no folder matches."""

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
 
@@ -144,6 +144,11 @@ class ModelVersion:
     def references(self) -> int:
         """The number of requests that hold a reference."""
         return len(self._holders) + len(self._awaiting_load)
+
+    def permits(self) -> Iterator[Permit]:
+        """Yield the permits of the requests that hold a reference."""
+        yield from self._holders
+        yield from self._awaiting_load
 
     def is_held_by(self, permit: Permit) -> bool:
         """Whether the request holds a reference to the loaded instances."""

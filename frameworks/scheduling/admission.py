@@ -147,6 +147,11 @@ class Permit:
         self.held_bytes: ByteHold | None = None
         """The count of the request's bodies; None while they are too small to be counted."""
 
+    @property
+    def places(self) -> int:
+        """The number of places in the queue that the request holds."""
+        return self._places
+
     def hold_bytes(self) -> ByteHold:
         """Return the count of the request's bodies, which is released with the permit."""
         if self.held_bytes is None:

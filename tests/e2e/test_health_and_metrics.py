@@ -17,6 +17,9 @@ from tests.support.models import onnx_graphs
 FAMILIES = {
     "roundhouse_requests": "counter",
     "roundhouse_rejected": "counter",
+    "roundhouse_auth_failures": "counter",
+    "roundhouse_auth_keys": "gauge",
+    "roundhouse_auth_key_reloads": "counter",
     "roundhouse_inflight": "gauge",
     "roundhouse_queue_depth": "gauge",
     "roundhouse_queue_limit": "gauge",

@@ -9,6 +9,7 @@ from typing import Any
 from app.admin.models import as_failed_model
 from app.admin.open_inference.metadata import VersionInfo, model_configuration, model_metadata
 from app.admin.open_inference.statistics import version_statistics, versions_with_statistics
+from app.admin.views import View
 from app.inference.pipeline import Pipeline
 from app.protocols.errors import NotSupported
 from frameworks.errors import ModelLoading, ModelUnloaded, RoundhouseError
@@ -20,16 +21,17 @@ _ON_DEMAND = "not in memory; the next request loads it"
 
 
 class Management:
-    """Owned by the event loop. Where a version may be named, "" is the active version."""
+    """Owned by the event loop. Where a version may be named, "" is the active version.
+
+    `view`: the models and counts that the sender of the request may see.
+    """
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
-        self._manager = pipeline.manager
-        self._observer = pipeline.observer
         self._lifecycle = pipeline.lifecycle
 
-    def why_not_ready(self) -> RoundhouseError | None:
-        """Return the error that keeps the server from being ready; None if it is ready."""
+    def why_not_ready(self, view: View) -> RoundhouseError | None:
+        """Return the error that keeps the server from being ready; None if it is ready. It names visible models."""
         try:
             self._lifecycle.check_accepting()
         except RoundhouseError as error:
@@ -37,78 +39,78 @@ class Management:
         pending = self._lifecycle.pending_models()
         if not pending:
             return None
-        return ModelLoading(f"the server is not ready: it waits for {', '.join(pending)}; try again later")
+        visible = [name for name in pending if view.models.get(name) is not None]
+        return ModelLoading(f"the server is not ready: it waits for {', '.join(visible) or 'models'}; try again later")
 
-    def why_model_not_ready(self, name: str, version: str = "") -> RoundhouseError | None:
+    def why_model_not_ready(self, view: View, name: str, version: str = "") -> RoundhouseError | None:
         """Return the error that a request to the model would get; None if it would be answered.
 
         A lazy or evicted model is ready, because the next request loads it.
         """
         try:
             self._lifecycle.check_accepting()
-            self._find(name, version)[1].known_spec()
+            _find(view, name, version)[1].known_spec()
         except RoundhouseError as error:
             return error
         return None
 
-    async def model_metadata(self, name: str, version: str = "", may_load: bool = True) -> dict[str, Any]:
+    async def model_metadata(self, view: View, name: str, version: str = "", may_load: bool = True) -> dict[str, Any]:
         """Return the fields of ModelMetadataResponse.
 
         Loads a model that was never loaded, or raises ModelLoading; the metadata of an evicted model is known without
         a load. Raises the error that a request to the model would get.
         """
-        info = await self._version_info(name, version, may_load)
+        info = await self._version_info(view, name, version, may_load)
         return model_metadata(info, [version] if version else info.slot.answering)
 
-    async def model_configuration(self, name: str, version: str = "", may_load: bool = True) -> dict[str, Any]:
+    async def model_configuration(
+        self, view: View, name: str, version: str = "", may_load: bool = True
+    ) -> dict[str, Any]:
         """Return the fields of ModelConfig. Loads and raises as `model_metadata`."""
-        info = await self._version_info(name, version, may_load)
+        info = await self._version_info(view, name, version, may_load)
         return model_configuration(info, self._pipeline.bounds.default_timeout_ms)
 
-    def model_statistics(self, name: str = "", version: str = "") -> dict[str, Any]:
+    def model_statistics(self, view: View, name: str = "", version: str = "") -> dict[str, Any]:
         """Return the fields of ModelStatisticsResponse: of a version, of a model's versions, or of all models.
 
         Raises ModelNotFound, VersionNotFound.
         """
+        models, counts = view
         if name and version:
-            slot = self._manager.slot(name)
+            slot = models.slot(name)
             counted = [(slot, slot.find(version))]
         else:
-            slots = [self._manager.slot(name)] if name else self._manager.slots
-            counted = [(slot, each) for slot in slots for each in versions_with_statistics(slot, self._observer)]
-        return {"model_stats": [version_statistics(slot, each, self._observer) for slot, each in counted]}
+            slots = [models.slot(name)] if name else models.slots
+            counted = [(slot, each) for slot in slots for each in versions_with_statistics(slot, counts)]
+        return {"model_stats": [version_statistics(slot, each, counts) for slot, each in counted]}
 
-    def repository_index(self, ready_only: bool = False) -> list[dict[str, str]]:
+    def repository_index(self, view: View, ready_only: bool = False) -> list[dict[str, str]]:
         """Return the `models` of RepositoryIndexResponse: all versions, or only those that accept requests."""
-        versions = [(slot, version) for slot in self._manager.slots for version in slot.versions.values()]
+        versions = [(slot, version) for slot in view.models.slots for version in slot.versions.values()]
         entries = [_index_entry(slot, version) for slot, version in versions]
         return [entry for entry in entries if entry["state"] == _READY or not ready_only]
 
-    async def load(self, name: str, parameters: Mapping[str, Any]) -> None:
+    async def load(self, view: View, name: str, parameters: Mapping[str, Any]) -> None:
         """Load a model, including a version that was added to its folder; return when it is ready.
 
         Raises NotSupported, and as MLFrameworkManager.load; invalid model files are a ModelFailed.
         """
         self._lifecycle.check_accepting()
-        self._manager.slot(name)
+        view.models.slot(name)
         _check_load_parameters(parameters)
         with as_failed_model(name):
-            await self._manager.load(name)
+            await view.models.load(name)
 
-    async def unload(self, name: str, drain_timeout_s: float | None = None) -> None:
+    async def unload(self, view: View, name: str, drain_timeout_s: float | None = None) -> None:
         """Unload a model after its running requests; `drain_timeout_s` as MLFrameworkManager.unload.
 
         Raises ModelNotFound.
         """
-        await self._manager.unload(name, drain_timeout_s=drain_timeout_s)
+        await view.models.unload(name, drain_timeout_s=drain_timeout_s)
 
-    def _find(self, name: str, version: str) -> tuple[ModelSlot, ModelVersion]:
-        slot = self._manager.slot(name)
-        return slot, slot.version_named(version) if version else slot.default_version
-
-    async def _version_info(self, name: str, version: str, may_load: bool) -> VersionInfo:
+    async def _version_info(self, view: View, name: str, version: str, may_load: bool) -> VersionInfo:
         while True:
-            slot, found = self._find(name, version)
+            slot, found = _find(view, name, version)
             spec = found.known_spec()
             if spec is not None:
                 return VersionInfo(slot, found, spec)
@@ -117,12 +119,17 @@ class Management:
                     f'model "{name}" was never loaded, and GET loads no model; its first request loads it, or POST '
                     f"/v2/repository/models/{name}/load"
                 )
-            permit = self._pipeline.new_permit()
+            permit = self._pipeline.new_permit(view.models.principal.tenant)
             try:
                 permit.queue(slot.requests)
-                await self._manager.wait_for(found, permit)
+                await view.models.wait_for(found, permit)
             finally:
                 permit.release()
+
+
+def _find(view: View, name: str, version: str) -> tuple[ModelSlot, ModelVersion]:
+    slot = view.models.slot(name)
+    return slot, slot.version_named(version) if version else slot.default_version
 
 
 def _check_load_parameters(parameters: Mapping[str, Any]) -> None:

@@ -11,14 +11,15 @@ from app.admin.bodies import describe_optional, read_optional
 from app.admin.open_inference import schemas
 from app.admin.open_inference.management import Management
 from app.admin.open_inference.metadata import EXTENSIONS, server_metadata
+from app.admin.views import View, Views
 from app.http.openapi import Responses, describe_responses
 from app.http.responses import json_response
 from app.protocols.bodies import Body
 from app.protocols.errors import NotSupported
 from app.protocols.open_inference.errors import OpenInferenceErrorResponse
 
-Describe = Callable[[str, str], Awaitable[dict[str, Any]]]
-"""Model and version, "" for the active version -> the body of the response."""
+Describe = Callable[[View, str, str], Awaitable[dict[str, Any]]]
+"""View of the sender, model and version ("" for the active one) -> body of the response."""
 
 # Paths below /v2 that Triton's clients call and that this server does not support.
 _UNSUPPORTED = ("systemsharedmemory", "cudasharedmemory", "trace", "logging", "models/{model}/trace")
@@ -27,8 +28,9 @@ _UNSUPPORTED = ("systemsharedmemory", "cudasharedmemory", "trace", "logging", "m
 class OpenInferenceApi:
     """Handlers of the routes; Management computes the responses."""
 
-    def __init__(self, management: Management, max_body_bytes: int) -> None:
+    def __init__(self, management: Management, views: Views, max_body_bytes: int) -> None:
         self._management = management
+        self._view = views.for_request
         self._max_body_bytes = max_body_bytes
 
     def router(self) -> APIRouter:
@@ -56,8 +58,8 @@ class OpenInferenceApi:
             ("/config", "Configuration of a model", self._model_configuration, schemas.ModelConfiguration),
             ("/stats", "Statistics of a model", self._model_statistics, schemas.ModelStatisticsList),
         ):
-            get(f"/v2/models/{{name}}{path}", _of_model(describe), summary, response)
-            get(f"/v2/models/{{name}}/versions/{{version}}{path}", _of_version(describe), summary, response)
+            get(f"/v2/models/{{name}}{path}", self._of_model(describe), summary, response)
+            get(f"/v2/models/{{name}}/versions/{{version}}{path}", self._of_version(describe), summary, response)
 
     def _add_repository(self, router: APIRouter) -> None:
         def post(path: str, handler: Callable[..., Any], summary: str, responses: Responses, body: type[Body]) -> None:
@@ -79,25 +81,26 @@ class OpenInferenceApi:
     async def show_live(self) -> Response:
         return json_response({"live": True})
 
-    async def show_ready(self) -> Response:
+    async def show_ready(self, request: Request) -> Response:
         """Return 200 when every start-up model is ready; 503 before, and during the drain."""
-        error = self._management.why_not_ready()
+        error = self._management.why_not_ready(self._view(request))
         if error is not None:
             raise error
         return json_response({"ready": True})
 
-    async def show_statistics(self) -> Response:
-        return json_response(self._management.model_statistics())
+    async def show_statistics(self, request: Request) -> Response:
+        """Show the counts of the key's tenant, or for an operator those of all tenants."""
+        return json_response(self._management.model_statistics(self._view(request)))
 
     async def show_index(self, request: Request) -> Response:
-        """List the versions of all models. With `ready`, list only versions that accept requests."""
+        """List the versions of the models that the key may use. With `ready`: only those that accept requests."""
         body = await read_optional(schemas.RepositoryIndexRequest, request, self._max_body_bytes, True)
-        return json_response(self._management.repository_index(body.ready))
+        return json_response(self._management.repository_index(self._view(request), body.ready))
 
     async def load(self, name: str, request: Request) -> Response:
         """Load a model. The response follows when the model is ready."""
         body = await read_optional(schemas.RepositoryLoadRequest, request, self._max_body_bytes, True)
-        await self._management.load(name, body.parameters)
+        await self._management.load(self._view(request), name, body.parameters)
         return json_response({})
 
     async def unload(self, name: str, request: Request) -> Response:
@@ -106,37 +109,35 @@ class OpenInferenceApi:
         After `drain_timeout_s` they are ended; only batches that are being computed are still answered.
         """
         body = await read_optional(schemas.RepositoryUnloadRequest, request, self._max_body_bytes, True)
-        await self._management.unload(name, body.parameters.drain_timeout_s)
+        await self._management.unload(self._view(request), name, body.parameters.drain_timeout_s)
         return json_response({})
 
-    async def _model_ready(self, name: str, version: str) -> dict[str, Any]:
-        error = self._management.why_model_not_ready(name, version)
+    async def _model_ready(self, view: View, name: str, version: str) -> dict[str, Any]:
+        error = self._management.why_model_not_ready(view, name, version)
         if error is not None:
             raise error
         return {"name": name, "ready": True}
 
-    async def _model_metadata(self, name: str, version: str) -> dict[str, Any]:
-        return await self._management.model_metadata(name, version, may_load=False)
+    async def _model_metadata(self, view: View, name: str, version: str) -> dict[str, Any]:
+        return await self._management.model_metadata(view, name, version, may_load=False)
 
-    async def _model_configuration(self, name: str, version: str) -> dict[str, Any]:
-        return await self._management.model_configuration(name, version, may_load=False)
+    async def _model_configuration(self, view: View, name: str, version: str) -> dict[str, Any]:
+        return await self._management.model_configuration(view, name, version, may_load=False)
 
-    async def _model_statistics(self, name: str, version: str) -> dict[str, Any]:
-        return self._management.model_statistics(name, version)
+    async def _model_statistics(self, view: View, name: str, version: str) -> dict[str, Any]:
+        return self._management.model_statistics(view, name, version)
 
+    def _of_model(self, describe: Describe) -> Callable[[str, Request], Awaitable[Response]]:
+        async def of_model(name: str, request: Request) -> Response:
+            return json_response(await describe(self._view(request), name, ""))
 
-def _of_model(describe: Describe) -> Callable[[str], Awaitable[Response]]:
-    async def of_model(name: str) -> Response:
-        return json_response(await describe(name, ""))
+        return of_model
 
-    return of_model
+    def _of_version(self, describe: Describe) -> Callable[[str, str, Request], Awaitable[Response]]:
+        async def of_version(name: str, version: str, request: Request) -> Response:
+            return json_response(await describe(self._view(request), name, version))
 
-
-def _of_version(describe: Describe) -> Callable[[str, str], Awaitable[Response]]:
-    async def of_version(name: str, version: str) -> Response:
-        return json_response(await describe(name, version))
-
-    return of_version
+        return of_version
 
 
 async def _refuse(request: Request) -> Response:

@@ -4,7 +4,8 @@ import time
 from typing import Any
 
 from app.admin.open_inference.metadata import device_of
-from app.observability.metrics import Observer, VersionRequests
+from app.observability.counts import Counts
+from app.observability.metrics import VersionRequests
 from frameworks.models.identity import RunCounts
 from frameworks.models.slot import ModelSlot
 from frameworks.models.version import ModelVersion
@@ -14,33 +15,36 @@ Duration = dict[str, int]
 """`count`, and `ns` in total."""
 
 
-def versions_with_statistics(slot: ModelSlot, observer: Observer) -> list[ModelVersion]:
+def versions_with_statistics(slot: ModelSlot, counts: Counts) -> list[ModelVersion]:
     """Return the versions that accept requests, and those with any request or batch since the start."""
     answering = slot.answering
+    run = slot.identity.runs if counts.tenant is None else ()
     return [
         version
         for name, version in slot.versions.items()
-        if name in answering or name in slot.identity.runs or (slot.name, name) in observer.versions
+        if name in answering or name in run or counts.of_version(slot.name, name) is not None
     ]
 
 
-def version_statistics(slot: ModelSlot, version: ModelVersion, observer: Observer) -> dict[str, Any]:
+def version_statistics(slot: ModelSlot, version: ModelVersion, counts: Counts) -> dict[str, Any]:
     """Return the fields of ModelStatistics.
 
     `compute_input` is the decoding of a request, `compute_output` the encoding of its response; within a batch the two
     are part of `compute_infer`. `inference_count` counts rows or generated texts, `execution_count` batches or, for a
-    model that generates, steps.
+    model that generates, steps. Batches mix tenants: for a single tenant both count its requests that were computed,
+    and there are no `batch_stats`.
     """
-    requests = observer.versions.get((slot.name, version.version)) or VersionRequests()
-    runs = slot.identity.runs.get(version.version) or RunCounts()
+    requests = counts.of_version(slot.name, version.version) or VersionRequests()
+    runs = RunCounts() if counts.tenant is not None else slot.identity.runs.get(version.version) or RunCounts()
     executions = BatchCounts.total([runs.batches, runs.generated.steps])
     rows = sum(size * count for size, count in runs.batches.sizes.items())
+    computed = 0 if counts.tenant is None else requests.answered - requests.cache_hits
     return {
         "name": slot.name,
         "version": version.version,
         "last_inference": _epoch_ms(requests.last_s) if requests.answered or requests.failed else 0,
-        "inference_count": rows + runs.generated.texts,
-        "execution_count": executions.sizes.total(),
+        "inference_count": rows + runs.generated.texts + computed,
+        "execution_count": executions.sizes.total() + computed,
         "inference_stats": _of_requests(requests),
         "batch_stats": [_of_batches(size, executions) for size in sorted(executions.sizes)],
         "memory_usage": _memory(version),

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from frameworks.errors import Overloaded
@@ -18,6 +19,14 @@ class ArrivedToken(NamedTuple):
 
     arrived_s: float
     token: GeneratedToken
+
+
+@dataclass(slots=True)
+class TenantTokens:
+    """The tokens of one tenant's sequences: of their prompts, and generated ones."""
+
+    prompt: int = 0
+    generated: int = 0
 
 
 class TokenFeed:
@@ -38,6 +47,8 @@ class TokenFeed:
         self._waiter: asyncio.Future[None] | None = None
         self.begun_s: float | None = None
         """time.perf_counter when the first sequence began to be computed; None before."""
+        self.tenant_tokens: TenantTokens | None = None
+        """Where the tokens of the request are counted for its tenant; None: only for the model."""
         self.cached_tokens: dict[int, int] = {}
         """Sequence id → number of cached prompt tokens, of sequences that have begun, in that order."""
 

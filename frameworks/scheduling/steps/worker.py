@@ -16,7 +16,7 @@ from frameworks.runtime import StepModel
 from frameworks.scheduling.batch.request import BatchCounts
 from frameworks.scheduling.batch.worker import without_frames
 from frameworks.scheduling.idle import next_message
-from frameworks.scheduling.steps.token_feed import TokenFeed
+from frameworks.scheduling.steps.token_feed import TenantTokens, TokenFeed
 
 log = structlog.get_logger(__name__)
 
@@ -41,6 +41,8 @@ class StepCounts:
     preemptions: int = 0
     texts: int = 0
     steps: BatchCounts = field(default_factory=BatchCounts, compare=False)
+    tenants: dict[str, TenantTokens] = field(default_factory=dict, compare=False)
+    """The part of `prompt_tokens` and `tokens` of each named tenant, without those of cancelled sequences."""
 
     def add(self, result: StepResult, before: StepStats, compute_s: float) -> None:
         """Add the result of a step. `before`: the stats of the step before it."""
@@ -66,6 +68,10 @@ class StepCounts:
             total.preemptions += each.preemptions
             total.texts += each.texts
             total.steps.merge(each.steps)
+            for tenant, tokens in each.tenants.items():
+                merged = total.tenants.setdefault(tenant, TenantTokens())
+                merged.prompt += tokens.prompt
+                merged.generated += tokens.generated
         return total
 
 
@@ -90,6 +96,8 @@ class StepWorker:
         self._name = name
         self._counts = counts
         self._feeds: dict[int, TokenFeed] = {}
+        # Of the sequences of named tenants that have not begun.
+        self._prompt_lengths: dict[int, int] = {}
         # The messages sent to the thread, and the number that it had processed at its last report.
         self._num_sent = 0
         self._num_processed = 0
@@ -116,6 +124,9 @@ class StepWorker:
         if self.is_dead or self._is_closing:
             raise ModelFailed.thread_ended(self._name)
         self._feeds[request.sequence_id] = feed
+        if request.tenant.name:
+            feed.tenant_tokens = self._counts.tenants.setdefault(request.tenant.name, TenantTokens())
+            self._prompt_lengths[request.sequence_id] = len(request.prompt_ids)
         feed.attach(request.sequence_id, self._abort_sequence)
         self._send(request)
 
@@ -156,20 +167,26 @@ class StepWorker:
         feeds = self._feeds
         for sequence_id, num_cached_tokens in result.begun:
             if (feed := feeds.get(sequence_id)) is not None:
+                if feed.tenant_tokens is not None:
+                    feed.tenant_tokens.prompt += self._prompt_lengths.pop(sequence_id)
                 feed.mark_begun(sequence_id, num_cached_tokens, started_s)
         for token in result.tokens:
             if (feed := feeds.get(token.sequence_id)) is not None:
+                if feed.tenant_tokens is not None:
+                    feed.tenant_tokens.generated += 1
                 if token.finish_reason is not None:
                     del feeds[token.sequence_id]
                 feed.push(token, ended_s)
         for sequence_id, error in result.failed:
             if (feed := feeds.pop(sequence_id, None)) is not None:
+                self._prompt_lengths.pop(sequence_id, None)
                 feed.fail_sequence(sequence_id, error)
 
     def _fail(self, sequence_ids: Iterable[int], error: Exception, num_processed: int) -> None:
         self._num_processed = num_processed
         for sequence_id in sequence_ids:
             if (feed := self._feeds.pop(sequence_id, None)) is not None:
+                self._prompt_lengths.pop(sequence_id, None)
                 feed.fail_sequence(sequence_id, error)
 
     def _end(self) -> None:
@@ -182,6 +199,7 @@ class StepWorker:
 
     def _abort_sequence(self, sequence_id: int) -> None:
         del self._feeds[sequence_id]
+        self._prompt_lengths.pop(sequence_id, None)
         self._send(sequence_id)
 
     def _send(self, message: Message) -> None:

@@ -6,6 +6,8 @@ from typing import Any
 
 from app.admin.model_descriptions import describe_in_detail
 from app.admin.model_metrics import generation_families
+from app.auth.principal import ANONYMOUS
+from app.observability.counts import Counts
 from app.observability.metrics import Observer
 from frameworks.manager import MLFrameworkManager
 from tests.app.inference.generating import generate_request, generating
@@ -19,7 +21,7 @@ KV_TOTAL = 4 * CONTEXT * KV_BYTES_PER_TOKEN
 
 def scrape(manager: MLFrameworkManager, observer: Observer) -> dict[tuple[str, str], float]:
     """Return (name, value of the last label) -> value; of histograms only counts and sums."""
-    families: list[Any] = list(generation_families(manager.slots, observer.generations))
+    families: list[Any] = list(generation_families(manager.slots, Counts(observer, ANONYMOUS)))
     samples = [sample for family in families for sample in family.samples if not sample.name.endswith("_bucket")]
     assert {sample.labels["model"] for sample in samples} <= {"m"}
     return {
@@ -77,7 +79,7 @@ async def test_gauges_show_running_and_waiting_sequences() -> None:
 async def test_batch_model_has_no_generation_series() -> None:
     async with serving(FakeRegistry()) as manager:
         await ask(manager)
-        families: list[Any] = list(generation_families(manager.slots, {}))
+        families: list[Any] = list(generation_families(manager.slots, Counts(Observer("none", 1000), ANONYMOUS)))
         assert len(families) == 8
         assert [family.samples for family in families] == [[]] * 8
 
@@ -85,6 +87,6 @@ async def test_batch_model_has_no_generation_series() -> None:
 @in_loop
 async def test_version_detail_shows_maximum_tokens() -> None:
     async with generating() as served:
-        detail = describe_in_detail(served.manager.slot("m"), {})
+        detail = describe_in_detail(served.manager.slot("m"), Counts(served.observer, ANONYMOUS))
         assert detail["task"] == "generate"
         assert detail["version_details"]["1"]["max_tokens"] == CONTEXT

@@ -13,10 +13,10 @@ import pytest
 import structlog
 
 from app.config import LoadedSettings, Settings
+from app.inference.model_view import ModelView
 from app.observability.logs import configure_logging
 from app.server.build import build
 from frameworks.devices import Device
-from frameworks.manager import MLFrameworkManager
 from tests.support.fake_probe import FakeProbe
 
 
@@ -93,7 +93,7 @@ def test_exception_in_model_is_internal_error(
     def broken(self: object, name: str) -> None:
         raise RuntimeError("secret of the server")
 
-    monkeypatch.setattr(MLFrameworkManager, "slot", broken)
+    monkeypatch.setattr(ModelView, "slot", broken)
     check_internal_error(send_request(method, path), log)
 
 

@@ -85,7 +85,7 @@ async def test_connection_carries_several_streams() -> None:
             assert events[-1] == "[DONE]"
             whole = await client.post(PATH, json={"prompt": "a"})
             assert whole.json()["finish_reason"] == "stop"
-    assert harness.observer.requests == {("writer", "1", 200): 6}
+    assert harness.observer.requests == {("writer", "1", 200, ""): 6}
 
 
 @in_loop

@@ -301,7 +301,7 @@ async def test_token_times_are_observed() -> None:
         started_s = time.perf_counter()
         await harness.collect(generate_request("abc", "xyz", n=2, max_tokens=6))
         took_s = time.perf_counter() - started_s
-        metrics = harness.observer.generations["m"]
+        metrics = harness.observer.generations["m", ""]
         assert sum(metrics.time_to_first_token_seconds.counts) == 1
         assert sum(metrics.inter_token_seconds.counts) == 4 * 5
         assert 0.002 <= metrics.time_to_first_token_seconds.total < took_s

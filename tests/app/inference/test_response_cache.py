@@ -8,9 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from app.inference.response_cache import CacheableRequest, ResponseCache, _key_of
 from frameworks.errors import InvalidInput, OutOfMemory
+from frameworks.tenants import DEFAULT_TENANT, Tenant
 from frameworks.types import (
     Answer,
     ClassifyAnswer,
@@ -47,24 +50,29 @@ class CacheHarness:
     """A response cache and its counters."""
 
     def __init__(self, max_bytes: int = 10**6) -> None:
-        self.hits: Counter[str] = Counter()
-        self.misses: Counter[str] = Counter()
+        self.hits: Counter[tuple[str, str]] = Counter()
+        self.misses: Counter[tuple[str, str]] = Counter()
         self.cache: ResultCache[Answer] = ResultCache(max_bytes, None)
         self.responses = ResponseCache(self.cache, self.hits, self.misses)
         self.joined = 0
 
     def send(
-        self, model: Model, request: CacheableRequest, name: str = "m", serving: object = 1
+        self,
+        model: Model,
+        request: CacheableRequest,
+        name: str = "m",
+        serving: object = 1,
+        tenant: Tenant = DEFAULT_TENANT,
     ) -> "asyncio.Task[Any]":
         def joined() -> None:
             self.joined += 1
 
-        return task(self.responses.get_or_run(name, (serving,), request, model, joined))
+        return task(self.responses.get_or_run(tenant, name, (serving,), request, model, joined))
 
     @property
     def counts(self) -> tuple[int, int]:
         """Return the hits and misses of m."""
-        return self.hits["m"], self.misses["m"]
+        return self.hits["m", ""], self.misses["m", ""]
 
     def check_idle(self) -> None:
         assert not self.responses._pending
@@ -240,12 +248,49 @@ class TestKeys:
             for serving in (("1", 1), ("1", 2), ("2", 1)):
                 await outcomes(harness.send(model, tensor(1), name, serving))
         assert (model.num_runs, harness.hits.total()) == (6, 0)
-        assert harness.misses == {"m": 3, "n": 3}
+        assert harness.misses == {("m", ""): 3, ("n", ""): 3}
+
+    @in_loop
+    async def test_tenants_share_neither_results_nor_runs(self) -> None:
+        harness, model = CacheHarness(), Model()
+        one, other = Tenant("one"), Tenant("other")
+        tasks = [harness.send(model, tensor(1), tenant=tenant) for tenant in (one, other, one)]
+        await rounds()
+        assert (model.num_runs, harness.joined) == (2, 1)
+        model.gate.set()
+        await outcomes(*tasks)
+        await outcomes(harness.send(model, tensor(1), tenant=Tenant("third")))
+        assert model.num_runs == 3
+        assert harness.hits == {("m", "one"): 1}
+        assert harness.misses == {("m", "one"): 1, ("m", "other"): 1, ("m", "third"): 1}
+
+    @in_loop
+    async def test_sharing_tenants_share_results_and_runs(self) -> None:
+        harness, model = CacheHarness(), Model()
+        one, other = Tenant("one", shares_caches=True), Tenant("other", shares_caches=True)
+        tasks = [harness.send(model, tensor(1), tenant=tenant) for tenant in (one, other)]
+        await rounds()
+        model.gate.set()
+        await outcomes(*tasks, harness.send(model, tensor(1), tenant=other))
+        assert (model.num_runs, harness.joined) == (1, 1)
+        assert harness.hits == {("m", "other"): 2}
+
+    @given(st.data())
+    def test_keys_are_equal_only_for_equal_owners(self, data: st.DataObject) -> None:
+        owners = st.tuples(st.sampled_from(["", "a", "b", "am"]), st.sampled_from(["m", "n", "a"]), st.integers(1, 2))
+        requests: st.SearchStrategy[CacheableRequest] = st.one_of(
+            st.lists(st.sampled_from(["", "a", "m"]), max_size=2).map(TextRequest),
+            st.lists(st.tuples(st.sampled_from("am"), st.sampled_from("am")), max_size=2).map(PairRequest),
+            st.lists(st.integers(0, 2), max_size=2).map(lambda x: tensor(*x)),
+        )
+        one, other = data.draw(owners), data.draw(owners)
+        request = data.draw(requests)
+        assert (_key_of(one, request) == _key_of(other, request)) == (one == other)
 
     def test_key_is_independent_of_memory_layout(self) -> None:
         contiguous = np.arange(12, dtype="f4").reshape(3, 4)
         for same in (contiguous.copy(), np.asfortranarray(contiguous), np.repeat(contiguous, 2, axis=0)[::2]):
-            assert _key_of("m", 1, TensorBatch({"x": same})) == _key_of("m", 1, TensorBatch({"x": contiguous}))
+            assert _key_of(("m",), TensorBatch({"x": same})) == _key_of(("m",), TensorBatch({"x": contiguous}))
 
     @in_loop
     @pytest.mark.parametrize("value", [[1, 2], [np.ones(2)], {"a": 1}, None])
@@ -330,4 +375,4 @@ class TestCachedAnswers:
         harness.responses.drop("m")
         for name in ("m", "n"):
             await outcomes(harness.send(model, tensor(1), name))
-        assert (harness.misses, harness.hits) == ({"m": 2, "n": 1}, {"n": 1})
+        assert (harness.misses, harness.hits) == ({("m", ""): 2, ("n", ""): 1}, {("n", ""): 1})

@@ -56,9 +56,9 @@ def test_requests_are_counted_by_model_version_status() -> None:
     observer = Observer("none", 1000)
     for status in (200, 200, 400, 503):
         observer.record_inference(record(status), 0.1)
-    assert observer.requests == {("m", "1", 200): 2, ("m", "1", 400): 1, ("m", "1", 503): 1}
-    assert observer.rejected == {"": 1}
-    metrics = observer.models["m"]
+    assert observer.requests == {("m", "1", 200, ""): 2, ("m", "1", 400, ""): 1, ("m", "1", 503, ""): 1}
+    assert observer.rejected == {("", ""): 1}
+    metrics = observer.models["m", ""]
     # Only answered requests are timed: fast refusals would hide a slow model.
     assert [sum(h.counts) for h in (metrics.request_seconds, metrics.queue_seconds, metrics.compute_seconds)] == [2] * 3
     assert metrics.queue_seconds.total == pytest.approx(0.4)
@@ -66,12 +66,12 @@ def test_requests_are_counted_by_model_version_status() -> None:
     failed_later = record(200)
     failed_later.code = "model_failed"
     observer.record_inference(failed_later, 0.1)
-    assert observer.requests["m", "1", 200] == 3
+    assert observer.requests["m", "1", 200, ""] == 3
     assert sum(metrics.request_seconds.counts) == 2
     observer.record_inference(record(200, model="other"), 0.1)
     observer.forget("m")
-    assert observer.requests == {("other", "1", 200): 1}
-    assert observer.models.keys() == {"other"}
+    assert observer.requests == {("other", "1", 200, ""): 1}
+    assert observer.models.keys() == {("other", "")}
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ class EndpointHarness:
 
     def check_completed(self, status: int) -> None:
         """Check that one request was counted, with this status, and that it holds no resource."""
-        assert self.observer.requests == {("writer", "1", status): 1}
+        assert self.observer.requests == {("writer", "1", status, ""): 1}
         assert self.observer.inflight == 0
         assert self.requests.inflight == 0
         assert not self.version.references

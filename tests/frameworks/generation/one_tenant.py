@@ -112,7 +112,7 @@ class OneTenantScheduler:
     def _release_blocks(self, sequence: Sequence) -> None:
         self.pool.unmark_pending(sequence.chain)
         self._copies += self.pool.release(sequence.blocks)
-        sequence.blocks, sequence.chain, sequence.num_computed_tokens = [], Chain(), 0
+        sequence.blocks, sequence.chain, sequence.num_computed_tokens = [], Chain(sequence.chain.scope), 0
 
     def _schedule_part(self, plan: StepPlan, sequence: Sequence, budget: int) -> int:
         most = max(MIN_PROMPT_TOKENS, _MAX_ATTENTION_PAIRS // len(sequence.token_ids))
@@ -129,7 +129,7 @@ class OneTenantScheduler:
             sequence = self._waiting.take()
             if sequence is None:
                 break
-            cached = self.pool.match(sequence.token_ids)
+            cached = self.pool.match(sequence.token_ids, sequence.chain.scope)
             if cached.is_pending:
                 deferred.append(sequence)
                 continue

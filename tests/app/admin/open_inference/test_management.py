@@ -1,5 +1,6 @@
 """Test readiness, metadata, statistics, loads and unloads through Management."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -7,6 +8,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from app.admin.open_inference.management import Management
+from app.admin.views import Views
+from app.auth.principal import ANONYMOUS
 from app.inference.lifecycle import Lifecycle
 from app.inference.pipeline import Bounds, Pipeline
 from app.observability.metrics import Observer
@@ -31,20 +34,32 @@ from tests.support.loops import in_loop, soon, task
 from tests.support.managing import make_manager, register
 
 
+class AnonymousManagement:
+    """Calls the methods of Management with the view of a server without keys."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._management = Management(pipeline)
+        self._view = Views(pipeline).of(ANONYMOUS)
+
+    def __getattr__(self, method: str) -> Any:
+        return partial(getattr(self._management, method), self._view)
+
+
 def management_of(
     manager: MLFrameworkManager, startup_models: tuple[str, ...] = (), max_concurrent_requests: int | None = None
-) -> Management:
+) -> AnonymousManagement:
     limit = RequestLimit("the server", None, max_concurrent_requests)
     nothing: Any = None
     lifecycle = Lifecycle(manager, startup_models)
-    return Management(Pipeline(manager, nothing, nothing, Observer("none", 1000), lifecycle, Bounds(limit, 1000, None)))
+    bounds = Bounds(limit, 1000, None)
+    return AnonymousManagement(Pipeline(manager, nothing, nothing, Observer("none", 1000), lifecycle, bounds))
 
 
-def drain(management: Management) -> None:
-    cast(Any, management)._lifecycle.drain()
+def drain(management: AnonymousManagement) -> None:
+    cast(Any, management)._management._lifecycle.drain()
 
 
-def index(management: Management, ready_only: bool = False) -> dict[str, tuple[str, str]]:
+def index(management: AnonymousManagement, ready_only: bool = False) -> dict[str, tuple[str, str]]:
     entries = management.repository_index(ready_only)
     check_message("RepositoryIndexResponse", {"models": entries})
     return {f"{each['name']}/{each['version']}": (each["state"], each["reason"]) for each in entries}

@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.admin.open_inference.statistics import version_statistics, versions_with_statistics
+from app.auth.principal import ANONYMOUS
+from app.observability.counts import Counts
 from app.observability.metrics import Observer, RequestRecord
 from frameworks.models.identity import ModelIdentity
 from frameworks.models.slot import ModelSlot
@@ -36,7 +38,7 @@ def complete(observer: Observer, total_s: float, timings: Timings, status: int =
 
 def test_statistics_of_unused_version_are_zero(tmp_path: Path) -> None:
     slot = slot_at(tmp_path)
-    statistics = version_statistics(slot, slot.active, Observer("none", 1000))
+    statistics = version_statistics(slot, slot.active, Counts(Observer("none", 1000), ANONYMOUS))
     assert statistics["inference_stats"] == {part: {"count": 0, "ns": 0} for part in PARTS}
     assert (statistics["last_inference"], statistics["inference_count"], statistics["execution_count"]) == (0, 0, 0)
     assert (statistics["batch_stats"], statistics["memory_usage"]) == ([], [])
@@ -52,7 +54,7 @@ def test_requests_are_counted_by_outcome(tmp_path: Path, monkeypatch: pytest.Mon
     complete(observer, 0.5, Timings(0.1, 0.0, 0.0, 0.2, cache_hit=True))
     complete(observer, 0.25, Timings(0.1), status=400)
     complete(observer, 0.25, Timings(0.1), status=503)
-    statistics = version_statistics(slot, slot.active, observer)
+    statistics = version_statistics(slot, slot.active, Counts(observer, ANONYMOUS))
     seconds = {part: (each["count"], each["ns"] / 1e9) for part, each in statistics["inference_stats"].items()}
     assert seconds == {
         "success": (3, pytest.approx(3.5)),
@@ -75,8 +77,8 @@ def test_aborted_response_fails_and_unknown_version_is_ignored(tmp_path: Path) -
     observer.record_inference(aborted, 0.5)
     complete(observer, 0.1, Timings(), status=404)
     observer.record_inference(RequestRecord("id", "POST", "/", 0.0, status=404), 0.1)
-    assert observer.versions.keys() == {("m", "1")}
-    statistics = version_statistics(slot, slot.active, observer)["inference_stats"]
+    assert observer.versions.keys() == {("m", "1", "")}
+    statistics = version_statistics(slot, slot.active, Counts(observer, ANONYMOUS))["inference_stats"]
     assert (statistics["success"]["count"], statistics["fail"]) == (0, {"count": 1, "ns": 500_000_000})
     observer.forget("m")
     assert observer.versions == {}
@@ -87,7 +89,7 @@ def test_batches_are_counted_by_size(ran: list[tuple[int, float]]) -> None:
     slot = slot_at(Path("files"))
     for rows, seconds in ran:
         slot.identity.runs["1"].batches.ran(rows, seconds)
-    statistics = version_statistics(slot, slot.active, Observer("none", 1000))
+    statistics = version_statistics(slot, slot.active, Counts(Observer("none", 1000), ANONYMOUS))
     assert statistics["inference_count"] == sum(rows for rows, _ in ran)
     assert statistics["execution_count"] == len(ran)
     assert [each["batch_size"] for each in statistics["batch_stats"]] == sorted({rows for rows, _ in ran})
@@ -105,7 +107,7 @@ def test_generate_model_counts_steps_and_texts() -> None:
     for sequences in (1, 2, 2, 1):
         generated.steps.ran(sequences, 0.5)
     generated.texts = 2
-    statistics = version_statistics(slot, slot.active, Observer("none", 1000))
+    statistics = version_statistics(slot, slot.active, Counts(Observer("none", 1000), ANONYMOUS))
     assert (statistics["inference_count"], statistics["execution_count"]) == (2, 4)
     (one, two) = as_message("ModelStatisticsResponse", {"model_stats": [statistics]}).model_stats[0].batch_stats
     assert (one.batch_size, one.compute_infer.count, one.compute_infer.ns) == (1, 2, 10**9)
@@ -118,7 +120,12 @@ def test_versions_with_statistics_are_active_or_used(tmp_path: Path) -> None:
     slot, observer = slot_at(tmp_path), Observer("none", 1000)
     complete(observer, 0.1, Timings(), version="1")
     slot.identity.runs["3"].batches.ran(1, 0.1)
-    assert [version.version for version in versions_with_statistics(slot, observer)] == ["1", "3", "4"]
-    assert version_statistics(slot, slot.versions["1"], observer)["inference_stats"]["success"]["count"] == 1
-    assert version_statistics(slot, slot.versions["4"], observer)["inference_stats"]["success"]["count"] == 0
-    assert version_statistics(slot, slot.versions["3"], observer)["execution_count"] == 1
+    counts = Counts(observer, ANONYMOUS)
+    assert [version.version for version in versions_with_statistics(slot, counts)] == [
+        "1",
+        "3",
+        "4",
+    ]
+    assert version_statistics(slot, slot.versions["1"], counts)["inference_stats"]["success"]["count"] == 1
+    assert version_statistics(slot, slot.versions["4"], counts)["inference_stats"]["success"]["count"] == 0
+    assert version_statistics(slot, slot.versions["3"], counts)["execution_count"] == 1

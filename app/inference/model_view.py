@@ -1,0 +1,100 @@
+"""The models that a principal may use. Any other model is answered as one that does not exist."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from app.auth.errors import Forbidden
+from app.auth.principal import Principal
+from frameworks.errors import MAX_SHOWN_CHARACTERS, ModelNotFound
+from frameworks.manager import MLFrameworkManager
+from frameworks.models.slot import ModelSlot
+from frameworks.models.traffic import Share
+from frameworks.models.version import ModelVersion
+from frameworks.runtime import ModelEntry
+from frameworks.scheduling.admission import Permit
+
+
+class ModelView:
+    """A manager as one principal sees it. Every handler of a request finds models here, never at the manager."""
+
+    __slots__ = ("_manager", "principal")
+
+    def __init__(self, manager: MLFrameworkManager, principal: Principal) -> None:
+        self._manager = manager
+        self.principal = principal
+
+    @property
+    def slots(self) -> list[ModelSlot]:
+        """The visible models, in order of registration."""
+        principal, slots = self.principal, self._manager.slots
+        return slots if principal.sees_all else [slot for slot in slots if principal.may_use(slot.name)]
+
+    def get(self, name: str) -> ModelSlot | None:
+        """Return a model; None for an unknown name."""
+        slot = self._manager.slots_by_name.get(name)
+        return slot if slot is not None and self.principal.may_use(name) else None
+
+    def slot(self, name: str) -> ModelSlot:
+        """Return a model. Raises ModelNotFound, which lists similar names of visible models."""
+        slot = self.get(name)
+        if slot is None:
+            raise self._not_found(name)
+        return slot
+
+    async def wait_for(self, version: ModelVersion, permit: Permit) -> None:
+        """Load a version of a visible model for a request; see `ModelResidency.wait_for`."""
+        await self._manager.wait_for(version, permit)
+
+    async def load(self, name: str, version: str | None = None) -> ModelSlot:
+        """Load a model; see `MLFrameworkManager.load`."""
+        with self._visible(name):
+            return await self._manager.load(name, version)
+
+    async def unload(self, name: str, version: str | None = None, drain_timeout_s: float | None = None) -> ModelSlot:
+        """Unload a model; see `MLFrameworkManager.unload`."""
+        with self._visible(name):
+            return await self._manager.unload(name, version, drain_timeout_s)
+
+    async def rollback(self, name: str) -> ModelSlot:
+        """Activate the version that was active before; see `MLFrameworkManager.rollback`."""
+        with self._visible(name):
+            return await self._manager.rollback(name)
+
+    async def split(self, name: str, kind: str, share: Share | None) -> ModelSlot:
+        """Give a version a share of the traffic; see `MLFrameworkManager.split`."""
+        with self._visible(name):
+            return await self._manager.split(name, kind, share)
+
+    async def remove(self, name: str) -> None:
+        """Unload a model and forget its name; see `MLFrameworkManager.remove`."""
+        with self._visible(name):
+            await self._manager.remove(name)
+
+    async def add(self, framework: str, entry: ModelEntry, path: Path) -> ModelSlot:
+        """Register a model; see `MLFrameworkManager.add`. Raises Forbidden for a name outside the patterns."""
+        self.check_may_register(entry.name)
+        with self._visible(entry.name, is_new=True):
+            return await self._manager.add(framework, entry, path)
+
+    def check_may_register(self, name: str) -> None:
+        """Raise Forbidden for a name outside the patterns, registered or not."""
+        if not self.principal.may_use(name):
+            raise Forbidden(
+                f'name: expected a name that the patterns of the key allow, got "{name[:MAX_SHOWN_CHARACTERS]}"; '
+                "choose another one"
+            )
+
+    @contextmanager
+    def _visible(self, name: str, is_new: bool = False) -> Iterator[None]:
+        """Raise ModelNotFound for a name that is not visible, or not registered any more when the block runs."""
+        if not is_new:
+            self.slot(name)
+        try:
+            yield
+        except ModelNotFound:
+            # The manager's error lists the names of all models.
+            raise self._not_found(name) from None
+
+    def _not_found(self, name: str) -> ModelNotFound:
+        return ModelNotFound(name, [slot.name for slot in self.slots])
