@@ -12,15 +12,17 @@ from frameworks.tenants import Tenant
 class TenantShare:
     """One tenant on one clock. Its clock is the only writer.
 
-    `time`: the start tag of the tenant's next run, its cost so far divided by its weight. `queued`, `running`: units of
-    work, in whatever unit the callers of the clock count. `last_run`: the number of the run that it was in last.
+    `time`: the start tag of the tenant's next run, its cost so far divided by its weight. `pending`: the part of it
+    that is expected of runs in progress. `queued`, `running`: units of work, as the callers of the clock count them.
+    `last_run`: the number of the run that it was in last.
     """
 
-    __slots__ = ("last_run", "queued", "running", "tenant", "time")
+    __slots__ = ("last_run", "pending", "queued", "running", "tenant", "time")
 
     def __init__(self, tenant: Tenant) -> None:
         self.tenant = tenant
         self.time = 0.0
+        self.pending = 0.0
         self.queued = 0
         self.running = 0
         self.last_run = 0
@@ -39,22 +41,19 @@ class FairClock:
 
     The caller always runs work of the tenant that is `first`, and reports work that is queued, runs and ends. Costs are
     in one unit, such as device seconds or tokens. While two tenants always have queued work, their costs divided by
-    their weights differ by at most one run of each. A tenant without queued work saves up nothing: its next work starts
-    at the virtual time, which is the start tag of the run that started last.
+    their weights differ by at most one run of each, and the error of the estimates of runs in progress. A tenant
+    without queued work saves up nothing: its next work starts at the virtual time. That is the least start tag among
+    the tenants with queued work; of a tenant in a run, the tag of that run.
     """
 
     def __init__(self) -> None:
         self._shares: dict[str, TenantShare] = {}
         self._active: dict[str, TenantShare] = {}
         self._num_runs = 0
-        self._virtual = 0.0
         # The largest time of any tenant: where the next busy period starts.
         self._latest = 0.0
-
-    @property
-    def num_active(self) -> int:
-        """The number of tenants with queued or running work."""
-        return len(self._active)
+        self.num_active = 0
+        """The number of tenants with queued or running work. An attribute, as it is read for each short run."""
 
     def share(self, tenant: Tenant) -> TenantShare:
         """Return the share of a tenant on this clock, always the same object."""
@@ -66,9 +65,9 @@ class FairClock:
     def queue(self, share: TenantShare) -> None:
         """Note a unit of queued work. The first one starts at the virtual time, or at the tenant's own later time."""
         if not share.queued:
-            share.time = max(share.time, self._virtual)
-            self._active[share.tenant.name] = share
+            self._advance(share)
         share.queued += 1
+        self._note_active(share)
 
     def unqueue(self, share: TenantShare) -> None:
         """Note that a unit is not queued any more: it was cancelled, or `start` was called with it."""
@@ -77,19 +76,14 @@ class FairClock:
         self._forget_inactive(share)
 
     def start(self, costs: Mapping[TenantShare, float]) -> None:
-        """Note that a run starts, and charge each tenant of it the expected cost. Call it before `unqueue`.
-
-        The virtual time becomes the least start tag of the run.
-        """
-        if not costs:
-            return
-        self._virtual = max(self._virtual, min(share.time for share in costs))
+        """Note that a run starts, and charge each tenant of it the expected cost. Call it before `unqueue`."""
         self._num_runs += 1
         for share, cost in costs.items():
-            self._active[share.tenant.name] = share
             share.running += 1
             share.last_run = self._num_runs
+            share.pending += cost / share.tenant.weight
             self.charge(share, cost)
+            self._note_active(share)
 
     def finish(self, costs: Mapping[TenantShare, float], actual: Mapping[TenantShare, float]) -> None:
         """Note that a run ended. `costs`: as passed to `start`. `actual`: the cost to charge instead, absent: none."""
@@ -97,6 +91,8 @@ class FairClock:
             assert share.running > 0, f"unit was not running: {share}"
             self.charge(share, actual.get(share, 0.0) - cost)
             share.running -= 1
+            # Exactly zero without a run, as the differences of floats add up.
+            share.pending = share.pending - cost / share.tenant.weight if share.running else 0.0
             self._forget_inactive(share)
 
     def charge(self, share: TenantShare, cost: float) -> None:
@@ -113,10 +109,21 @@ class FairClock:
         """Return the share with the least time; of equal ones that of the least recent run. Needs at least one."""
         return min(shares, key=lambda share: (share.time, share.last_run))
 
+    def _advance(self, share: TenantShare) -> None:
+        """Move a tenant that had no queued work to the virtual time."""
+        others = [each for each in self._active.values() if each is not share]
+        if others:
+            backlogged = [each for each in others if each.queued] or others
+            share.time = max(share.time, min(each.time - each.pending for each in backlogged))
+        elif not share.running:
+            # A busy period begins: no tenant is ahead of another.
+            share.time = self._latest
+
+    def _note_active(self, share: TenantShare) -> None:
+        self._active[share.tenant.name] = share
+        self.num_active = len(self._active)
+
     def _forget_inactive(self, share: TenantShare) -> None:
-        if share.is_active:
-            return
-        del self._active[share.tenant.name]
-        if not self._active:
-            # The busy period ends: no tenant is ahead of another in the next one.
-            self._virtual = self._latest
+        if not share.is_active:
+            del self._active[share.tenant.name]
+            self.num_active = len(self._active)

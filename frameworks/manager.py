@@ -30,6 +30,7 @@ from frameworks.models.watcher import FolderWatcher
 from frameworks.runtime import ModelEntry, Registry
 from frameworks.scheduling.admission import Permit
 from frameworks.scheduling.batch.batcher import BatchLimits
+from frameworks.scheduling.device_clock import SharedDevices
 from frameworks.settings import PerformanceSettings, SchedulingSettings
 from memory.budget import Budget
 from memory.pooled_arrays import PooledArrays
@@ -56,7 +57,7 @@ class MLFrameworkManager:
         limit for all models on each device; None: 80 % of its free memory at entry. `arrays`: pool for large batches.
         """
         self.devices = devices
-        self._arrays = arrays
+        self._shared_devices = SharedDevices(arrays)
         self._performance = performance
         self._scheduling = scheduling
         self._drain_timeout_s = drain_timeout_s
@@ -92,7 +93,7 @@ class MLFrameworkManager:
             max_tokens=entry.max_batch_tokens,
             max_delay_s=entry.max_queue_delay_ms / 1000,
         )
-        identity = ModelIdentity(framework, entry, limits, self._scheduling.ageing_ms / 1000, self._arrays)
+        identity = ModelIdentity(framework, entry, limits, self._scheduling.ageing_ms / 1000, self._shared_devices)
         slot = ModelSlot(identity, path)
         self._slots[entry.name] = slot
         if self._is_open:

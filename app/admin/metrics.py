@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from fastapi import APIRouter, Request, Response
 
 from app.admin.metric_families import Family, by_tenant, counter, gauge, time_histogram
-from app.admin.model_metrics import batch_families, generation_families, model_families, time_families
+from app.admin.model_metrics import (
+    batch_families,
+    generation_families,
+    model_families,
+    tenant_family,
+    time_families,
+)
 from app.admin.views import View, Views
 from app.auth.store import KeyStore
 from app.http.clocks import Connections
@@ -86,6 +92,7 @@ class _Collector:
         yield from time_families(counts.times())
         if counts.tenant is None:
             yield from batch_families(slots)
+        yield tenant_family(slots, counts.tenant)
         yield from generation_families(slots, counts)
         yield from self._cache()
         yield from self._machine()

@@ -6,6 +6,7 @@ from app.admin.metric_families import Family, by_tenant, counter, gauge, histogr
 from app.observability.counts import Counts
 from app.observability.metrics import ModelMetrics
 from frameworks.models.slot import ModelSlot, ModelState
+from frameworks.scheduling.batch.request import BatchCounts
 from frameworks.scheduling.steps.token_feed import TenantTokens
 from frameworks.scheduling.steps.worker import StepCounts
 
@@ -51,6 +52,16 @@ def batch_families(slots: Sequence[ModelSlot]) -> Iterator[Family]:
         "Batches that exceeded the memory and were split in half.",
         _MODEL,
         (([slot.name], slot.batches.split.total()) for slot in slots),
+    )
+
+
+def tenant_family(slots: Iterable[ModelSlot], tenant: str | None) -> Family:
+    """Return what each tenant has used of the devices. `tenant`: the only one that is shown; None: all."""
+    return counter(
+        "tenant_device_seconds",
+        "Device seconds that a tenant was charged: its rows' part of each batch. No name: requests without a key.",
+        ["tenant", "model"],
+        [sample for slot in slots for sample in _tenant_seconds(slot, tenant)],
     )
 
 
@@ -163,6 +174,13 @@ def _batch_sizes(slot: ModelSlot) -> tuple[list[str], list[tuple[str, float]], f
     ]
     buckets.append(("+Inf", float(sizes.total())))
     return [slot.name], buckets, sum(rows * count for rows, count in sizes.items())
+
+
+def _tenant_seconds(slot: ModelSlot, only: str | None) -> Iterator[tuple[list[str], float]]:
+    totals = BatchCounts.total([slot.batches, slot.generated.steps]).tenant_seconds
+    for tenant, seconds in sorted(totals.items()):
+        if only in (None, tenant):
+            yield [tenant, slot.name], seconds
 
 
 def _sequences(slot: ModelSlot) -> Iterator[tuple[list[str], int]]:

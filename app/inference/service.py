@@ -41,7 +41,7 @@ class InferenceService:
         if type(request) is TensorBatch and not is_cached:
             permit = context.permit
             permit.queue(version.model.requests)
-            return version.serving().dispatcher.submit(request, context.priority, permit.begin, timings)
+            return version.serving().dispatcher.submit(request, context.priority, permit.begin, timings, permit.tenant)
         if isinstance(request, TokenizeRequest | DetokenizeRequest):
             return self._texts.answer_token_request(context, request)
         if not is_cached:
@@ -83,4 +83,4 @@ class InferenceService:
         if isinstance(request, PairRequest):
             return self._texts.score(context, request)
         _, dispatcher = context.version.serving()
-        return dispatcher.submit(request, context.priority, permit.begin, context.timings)
+        return dispatcher.submit(request, context.priority, permit.begin, context.timings, permit.tenant)

@@ -169,7 +169,9 @@ def _check_takes_token_ids(entry: ModelEntry) -> None:
 
 async def _rows(context: RunContext, dispatcher: Dispatcher, tokens: TokenBatch) -> Array:
     """Return the model's rows for the tokens of each text or pair: [texts, embedding size or labels]."""
-    rows = (await dispatcher.submit(tokens, context.priority, context.permit.begin, context.timings))[TEXT_OUTPUT]
+    permit = context.permit
+    outputs = await dispatcher.submit(tokens, context.priority, permit.begin, context.timings, permit.tenant)
+    rows = outputs[TEXT_OUTPUT]
     assert isinstance(rows, np.ndarray)
     return rows
 

@@ -7,8 +7,8 @@ from frameworks.runtime import ModelEntry
 from frameworks.scheduling.admission import RequestLimit
 from frameworks.scheduling.batch.batcher import BatchLimits
 from frameworks.scheduling.batch.request import BatchCounts
+from frameworks.scheduling.device_clock import SharedDevices
 from frameworks.scheduling.steps.worker import StepCounts
-from memory.pooled_arrays import PooledArrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +23,15 @@ class RunCounts:
 class ModelIdentity:
     """The settings and counts that all versions of a model share.
 
-    `ageing_s`: a waiting request gains a priority level after so many seconds. `arrays`: the pool for large batches;
-    None: numpy allocates them.
+    `ageing_s`: a waiting request gains a priority level after so many seconds. `devices`: the clocks of the devices and
+    the pool for large batches, which all models share.
     """
 
     framework: str
     entry: ModelEntry
     limits: BatchLimits
     ageing_s: float
-    arrays: PooledArrays | None = None
+    devices: SharedDevices = field(default_factory=SharedDevices)
     name: str = field(init=False)
     requests: RequestLimit = field(init=False)
     loads: Counter[str] = field(default_factory=Counter)

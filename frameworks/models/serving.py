@@ -45,6 +45,6 @@ def start_serving(model: ModelIdentity, version: str, instances: LoadedModel) ->
             model.limits,
             model.ageing_s,
             runs.batches,
-            model.arrays,
+            model.devices.of(answering[0].spec.device),
         ),
     )

@@ -39,6 +39,7 @@ FAMILIES = {
     "roundhouse_compute_seconds": "histogram",
     "roundhouse_batch_size": "histogram",
     "roundhouse_batches_split": "counter",
+    "roundhouse_tenant_device_seconds": "counter",
     "roundhouse_tokens_generated": "counter",
     "roundhouse_prompt_tokens": "counter",
     "roundhouse_prefix_cache_hit_tokens": "counter",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable
 
 from frameworks.batches.rows import BatchSignature, follow_rows, merge, split_outputs
 from frameworks.errors import InvalidInput, ModelFailed, OutOfMemory
+from frameworks.scheduling.batch.charging import shared_costs
 from frameworks.scheduling.batch.request import BatchCounts, Outputs, Request
 from frameworks.scheduling.batch.splitting import BatchCeiling
 from frameworks.scheduling.batch.worker import BatchWorker, without_frames
@@ -77,8 +78,8 @@ class InlineExecutor:
         ceiling: BatchCeiling,
         counts: BatchCounts,
     ) -> None:
-        """`idle_worker`: a worker that neither runs nor is waited for. `enqueue`: the path of all other requests;
-        `split`: for requests whose batch did not fit in memory.
+        """`idle_worker`: a worker that neither runs nor is waited for; None while another tenant uses the device.
+        `enqueue`: the path of all other requests; `split`: for requests whose batch did not fit in memory.
         """
         self.policy = InlinePolicy()
         self._max_rows = max_rows
@@ -88,6 +89,7 @@ class InlineExecutor:
         self._ceiling = ceiling
         self._counts = counts
         self._collected: list[Request] = []
+        self._has_other_tenants = False
         # A single client that sends one request after the other is answered at once. A second request in the same
         # round ends that, as several requests are faster together.
         self._is_alone = False
@@ -113,6 +115,10 @@ class InlineExecutor:
             self._round = self._loop.call_soon(self._run_round)
         return True
 
+    def note_other_tenant(self) -> None:
+        """Note that the next request is not of the tenant of the last one."""
+        self._has_other_tenants = bool(self._collected)
+
     def abort(self, error: Exception) -> None:
         """Fail all requests that wait for the end of the round."""
         for request in self._collected:
@@ -126,6 +132,7 @@ class InlineExecutor:
         self._collected = []
         worker = self._idle_worker()
         if worker is None:
+            self._has_other_tenants = False
             for request in requests:
                 self._enqueue(request)
             return
@@ -136,9 +143,18 @@ class InlineExecutor:
             batch, requests = self._first_batch(requests)
             self._run(worker, batch)
             if requests and time.perf_counter() > until_s:
-                self._collected = requests
-                self._round = self._loop.call_soon(self._run_round)
-                return
+                self._defer(requests)
+                break
+        self._has_other_tenants = False
+
+    def _defer(self, requests: list[Request]) -> None:
+        """Run the requests in the next round. Those of several tenants are queued, which shares the device fairly."""
+        if self._has_other_tenants:
+            for request in requests:
+                self._enqueue(request)
+            return
+        self._collected = requests
+        self._round = self._loop.call_soon(self._run_round)
 
     def _first_batch(self, requests: list[Request]) -> tuple[list[Request], list[Request]]:
         """Return the first request with those that may share its batch, and the others."""
@@ -160,13 +176,13 @@ class InlineExecutor:
         counts = [request.signature.rows for request in requests]
         started_s, thread_started_s = time.perf_counter(), time.thread_time()
         failure: Exception | None = None
-        shares: list[Outputs] | None = None
+        own_outputs: list[Outputs] | None = None
         try:
             outputs = worker.model.infer(merge([request.batch for request in requests]))
             compute_s, thread_s = time.perf_counter() - started_s, time.thread_time() - thread_started_s
             # The number of rows that a graph returns may depend on the values, which its trial did not show.
             if len(counts) == 1 or follow_rows(outputs, sum(counts)):
-                shares = split_outputs(outputs, counts)
+                own_outputs = split_outputs(outputs, counts)
         except (OutOfMemory, MemoryError) as error:
             failure = without_frames(error)
         except Exception as error:  # noqa: BLE001 - handed to the callers
@@ -174,14 +190,18 @@ class InlineExecutor:
         except BaseException as error:  # noqa: BLE001
             # A SystemExit on a future would end the loop; a CancelledError would look as if the caller had cancelled.
             failure = ModelFailed(f"the model raised {type(error).__name__}")
-        if shares is None:
+        if own_outputs is None:
             self._handle_failure(worker, requests, failure)
             return
         rows = sum(counts)
         self._counts.sizes[rows] += 1
         self._counts.seconds[rows] += compute_s
+        if self._has_other_tenants:
+            self._counts.charge(shared_costs([(request, request.signature.rows) for request in requests], compute_s))
+        else:
+            self._counts.tenant_seconds[requests[0].share.tenant.name] += compute_s
         self._learn(requests[0].signature, rows, thread_s)
-        for request, own in zip(requests, shares, strict=True):
+        for request, own in zip(requests, own_outputs, strict=True):
             request.begin()
             request.timings.queue_s += started_s - request.arrived_s
             request.timings.compute_s += compute_s

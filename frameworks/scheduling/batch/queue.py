@@ -1,4 +1,4 @@
-"""The queue of one model: its order, and entries that may share a batch. It runs nothing and reads no clock."""
+"""The queue of one tenant at one model: its order, and entries that may share a batch. Reads no clock."""
 
 from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterator
@@ -7,17 +7,20 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Any
 
+from frameworks.fairness import TenantShare
+
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class QueueEntry:
     """Rows of one request that run in one batch. Entries of one `group` may share a batch.
 
-    `work`: the caller's object for these rows; the queue does not use it. `length`: tokens or elements of the longest
-    row, from which the cost is computed. `shares`: whether its group may have other entries. `is_closed`: whether its
-    group accepts no new entries. The queue sets `order`, `serial` and `is_queued`.
+    `work`: the caller's object for these rows; the queue does not use it. `share`: of its tenant. `length`: tokens or
+    elements of the longest row, from which the cost is computed. `shares`: whether its group may have other entries.
+    `is_closed`: whether its group accepts no new entries. The queue sets `order`, `serial` and `is_queued`.
     """
 
     work: Any
+    share: TenantShare
     rows: int
     length: int
     group: Hashable
@@ -83,12 +86,15 @@ class RequestQueue:
         return None
 
     def group_size(self, entry: QueueEntry) -> int:
-        """Return the number of queued entries in the group of this one, itself included."""
-        return len(self._by_length[entry.group])
+        """Return the number of queued entries in the group of this one, itself included if it is queued here."""
+        return len(self._by_length.get(entry.group, ()))
 
     def shorter(self, entry: QueueEntry) -> Iterator[QueueEntry]:
-        """Yield the shorter entries of its group, the longest first; equal lengths in the order of the queue."""
-        group = self._by_length[entry.group]
+        """Yield the shorter entries of its group, the longest first; equal lengths in the order of the queue.
+
+        The entry may be queued elsewhere, here as in `longer`.
+        """
+        group = self._by_length.get(entry.group, [])
         end = bisect_left(group, (entry.length, entry.order, entry.serial))
         while end:
             start = bisect_left(group, (group[end - 1][0],))
@@ -98,6 +104,7 @@ class RequestQueue:
 
     def longer(self, entry: QueueEntry) -> Iterator[QueueEntry]:
         """Return the later entries of its group by length and order, the shortest first."""
-        group = self._by_length[entry.group]
+        group = self._by_length.get(entry.group, [])
         at = bisect_left(group, (entry.length, entry.order, entry.serial))
-        return (group[i][3] for i in range(at + 1, len(group)))
+        at += at < len(group) and group[at][3] is entry
+        return (group[i][3] for i in range(at, len(group)))

@@ -3,10 +3,11 @@
 import asyncio
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from frameworks.batches.rows import BatchSignature, Part, ResultAssembler
+from frameworks.fairness import TenantShare
 from frameworks.scheduling.batch.queue import QueueEntry
 from frameworks.scheduling.batch.worker import fail
 from frameworks.types import Batch, Timings, Value
@@ -19,17 +20,24 @@ Outputs = dict[str, Value]
 class BatchCounts:
     """Batches that have run, by number of rows. `split`: batches that did not fit in memory and were halved.
 
-    `seconds`: compute time of all batches with that many rows.
+    `seconds`: compute time of all batches with that many rows. `tenant_seconds`: the part of it that each tenant paid,
+    by its name.
     """
 
     sizes: Counter[int] = field(default_factory=Counter)
     split: Counter[int] = field(default_factory=Counter)
     seconds: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
+    tenant_seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def ran(self, rows: int, compute_s: float) -> None:
         """Count a batch that was computed."""
         self.sizes[rows] += 1
         self.seconds[rows] += compute_s
+
+    def charge(self, costs: Mapping[TenantShare, float]) -> None:
+        """Count what each tenant paid for a batch, in seconds."""
+        for share, seconds in costs.items():
+            self.tenant_seconds[share.tenant.name] += seconds
 
     @classmethod
     def total(cls, counts: "Iterable[BatchCounts]") -> "BatchCounts":
@@ -45,6 +53,8 @@ class BatchCounts:
         self.split.update(other.split)
         for rows, seconds in other.seconds.items():
             self.seconds[rows] += seconds
+        for tenant, seconds in other.tenant_seconds.items():
+            self.tenant_seconds[tenant] += seconds
 
 
 class Progress:
@@ -69,11 +79,13 @@ class Progress:
 class Request:
     """The rows of one request, and the future that its caller awaits.
 
-    `begin` is called when a part of it starts to run. `timings`: queue and compute seconds are added there.
+    `share`: of its tenant, on the clock of the device. `begin` is called when a part of it starts to run. `timings`:
+    queue and compute seconds are added there.
     """
 
     batch: Batch
     signature: BatchSignature
+    share: TenantShare
     priority: int
     begin: Callable[[], None]
     timings: Timings

@@ -13,6 +13,7 @@ from frameworks.scheduling.batch.batcher import BatchLimits
 from frameworks.scheduling.batch.dispatcher import Dispatcher
 from frameworks.scheduling.batch.request import BatchCounts
 from frameworks.scheduling.batch.worker import BatchWorker
+from frameworks.scheduling.device_clock import SharedDevice
 from frameworks.settings import OnnxModelEntry, PerformanceSettings
 from frameworks.types import Array, SequenceSpec, TensorBatch
 from memory.pooled_arrays import PAYS_FROM_BYTES, PooledArrays
@@ -40,7 +41,9 @@ async def test_steady_state_batch_allocates_no_tensor(tmp_path: Path) -> None:
     sizes: Counter[int] = Counter()
     # A batch waits for all callers, so that all batches are equal.
     limits = BatchLimits(CALLERS, max_delay_s=5.0)
-    dispatcher = Dispatcher("m", [BatchWorker("m", model)], model.spec, limits, 1.0, BatchCounts(sizes), arrays)
+    dispatcher = Dispatcher(
+        "m", [BatchWorker("m", model)], model.spec, limits, 1.0, BatchCounts(sizes), SharedDevice(arrays)
+    )
     dispatcher._cost = fixed_cost()
     session = onnx_graphs.session(path)
     requests = [{name: row(2 * caller + i) for i, name in enumerate("ab")} for caller in range(CALLERS)]
@@ -73,7 +76,9 @@ async def test_answer_stays_valid_while_caller_keeps_it(tmp_path: Path) -> None:
     model = placed(registry, OnnxModelEntry(name="m", path=path), path, devices)
     model.warm_up()
     limits = BatchLimits(CALLERS, max_delay_s=5.0)
-    dispatcher = Dispatcher("m", [BatchWorker("m", model)], model.spec, limits, 1.0, BatchCounts(), PooledArrays(pool))
+    dispatcher = Dispatcher(
+        "m", [BatchWorker("m", model)], model.spec, limits, 1.0, BatchCounts(), SharedDevice(PooledArrays(pool))
+    )
     dispatcher._cost = fixed_cost()
     kept: list[tuple[Array, float]] = []
     try:

@@ -3,9 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from frameworks.fairness import FairClock
 from frameworks.scheduling.batch.batcher import BatchLimits, BatchPlan, next_batch
 from frameworks.scheduling.batch.cost import CostModel
-from frameworks.scheduling.batch.queue import QueueEntry, RequestQueue
+from frameworks.scheduling.batch.fair_queue import FairQueue
+from frameworks.scheduling.batch.queue import QueueEntry
+from frameworks.tenants import DEFAULT_TENANT
 from tests.frameworks.scheduling.batch.costs import cost_of_terms
 
 sizes = st.lists(
@@ -15,15 +18,16 @@ limits = st.builds(BatchLimits, max_rows=st.integers(1, 16), max_tokens=st.none(
 terms = st.tuples(st.floats(1e-6, 1.0), st.floats(0, 1e-2), st.floats(0, 1e-4), st.just(0.0) | st.floats(0, 1e-4))
 
 
-def queue_of(*shapes: tuple[int, int, str, int]) -> RequestQueue:
+def queue_of(*shapes: tuple[int, int, str, int]) -> FairQueue:
     """Return entries of (rows, length, group, priority), one per millisecond."""
-    queue = RequestQueue(1.0)
+    clock = FairClock()
+    queue, share = FairQueue(1.0, clock), clock.share(DEFAULT_TENANT)
     for i, (rows, length, group, priority) in enumerate(shapes):
-        queue.add(QueueEntry(i, rows, length, group), priority, now_s=i / 1000)
+        queue.add(QueueEntry(i, share, rows, length, group), priority, now_s=i / 1000)
     return queue
 
 
-def plan_of(queue: RequestQueue, cost: CostModel, limits: BatchLimits) -> BatchPlan:
+def plan_of(queue: FairQueue, cost: CostModel, limits: BatchLimits) -> BatchPlan:
     plan = next_batch(queue, cost, limits)
     assert plan is not None
     return plan

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frameworks.errors import InvalidInput
-from frameworks.scheduling.batch.dispatcher import _MAX_QUEUED_PARTS
+from frameworks.scheduling.batch.part_queue import _MAX_QUEUED_PARTS
 from frameworks.types import TEXT_OUTPUT, Timings, TokenBatch
 from tests.frameworks.scheduling.batch.dispatching import (
     BAD,

@@ -6,14 +6,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, MultipleResults, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
+from frameworks.fairness import TenantShare
 from frameworks.scheduling.batch.queue import QueueEntry, RequestQueue
+from frameworks.tenants import DEFAULT_TENANT
 
 AGEING_S = 0.5
+SHARE = TenantShare(DEFAULT_TENANT)
 groups = st.sampled_from(["a", "b"])
 
 
 def entry(rows: int = 1, length: int = 1, group: str = "a") -> QueueEntry:
-    return QueueEntry(None, rows, length, group)
+    return QueueEntry(None, SHARE, rows, length, group)
 
 
 class QueueMachine(RuleBasedStateMachine):

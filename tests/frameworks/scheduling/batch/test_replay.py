@@ -10,9 +10,12 @@ from itertools import islice
 
 import pytest
 
+from frameworks.fairness import FairClock
 from frameworks.scheduling.batch.batcher import BatchLimits, next_batch
 from frameworks.scheduling.batch.cost import CostModel
-from frameworks.scheduling.batch.queue import QueueEntry, RequestQueue
+from frameworks.scheduling.batch.fair_queue import FairQueue
+from frameworks.scheduling.batch.queue import QueueEntry
+from frameworks.tenants import DEFAULT_TENANT
 
 Law = Callable[[int, int], float]
 TEXTS = 2000
@@ -42,12 +45,13 @@ def sorted_eights_s(law: Law, lengths: list[int]) -> float:
 
 def replayed_s(law: Law, lengths: list[int], callers: int, rng: random.Random) -> float:
     """Return the device's seconds for all texts of closed-loop callers."""
-    queue, cost, now_s = RequestQueue(ageing_s=1.0), CostModel(), 0.0
+    clock, cost, now_s = FairClock(), CostModel(), 0.0
+    queue, share = FairQueue(1.0, clock), clock.share(DEFAULT_TENANT)
 
     def add(texts: Iterator[int]) -> int:
         num_added = 0
         for length in texts:
-            queue.add(QueueEntry(None, 1, length, "texts"), 5, now_s)
+            queue.add(QueueEntry(None, share, 1, length, "texts"), 5, now_s)
             num_added += 1
         return num_added
 

@@ -1,0 +1,55 @@
+"""The two ends of a batch: join the rows of its requests, and hand each request its own outputs."""
+
+from collections.abc import Sequence
+
+from frameworks.batches.rows import merge, split_outputs
+from frameworks.errors import InvalidInput, OutOfMemory
+from frameworks.scheduling.batch.request import Outputs
+from frameworks.scheduling.batch.splitting import BatchItem
+from frameworks.scheduling.batch.worker import BatchResult
+from frameworks.types import Batch, SequenceSpec, TensorBatch
+from memory.pooled_arrays import PooledArrays
+
+
+class AllCancelled(Exception):
+    """Every caller of a batch was cancelled before it began."""
+
+
+def assemble(
+    items: list[BatchItem], running: list[BatchItem], sequence: SequenceSpec | None, arrays: PooledArrays | None
+) -> Batch:
+    """Join the items whose callers still wait, and add them to `running`. Raises AllCancelled if there are none.
+
+    Called on the worker's thread, when the batch is about to run.
+    """
+    running += [item for item in items if not item.request.future.done()]
+    if not running:
+        raise AllCancelled
+    return merge([item.part.batch for item in running], sequence, arrays)
+
+
+def distribute(items: Sequence[BatchItem], sent_s: float, result: BatchResult, sequence: SequenceSpec | None) -> None:
+    """Hand each item its rows of the outputs. `sent_s`: when the batch was handed to the worker."""
+    sequence = sequence if isinstance(items[0].part.batch, TensorBatch) else None
+    counts, lengths = [item.part.rows for item in items], [item.part.length for item in items]
+    for item, outputs in zip(items, split_outputs(result.outputs, counts, lengths, sequence), strict=True):
+        _add_result(item, outputs, sent_s, result)
+
+
+def _add_result(item: BatchItem, outputs: Outputs, sent_s: float, result: BatchResult) -> None:
+    """Add the outputs of one part to its request, and complete the request after its last part."""
+    request, progress = item.request, item.progress
+    if progress.queue_s < 0.0:
+        progress.queue_s = max(0.0, sent_s + result.queue_s - request.arrived_s)
+    progress.compute_s += result.compute_s
+    progress.num_pending -= 1
+    try:
+        assembled = progress.assembler.add(item.part, outputs)
+    except InvalidInput as error:
+        request.fail(error)
+        return
+    except MemoryError as error:
+        request.fail(OutOfMemory(f"the response does not fit into memory: {error}"))
+        return
+    if not progress.num_pending:
+        request.complete(assembled, progress.queue_s, progress.compute_s)
