@@ -20,6 +20,7 @@ class TokenBucket:
         self.burst = max(1.0, per_minute * _BURST_SHARE)
         self._clock = clock
         self._seconds_each = _MINUTE_S / per_minute
+        self._slack_s = (self.burst - 1.0) * self._seconds_each
         self._full_at_s = clock()
 
     def charge(self, amount: float) -> None:
@@ -28,7 +29,8 @@ class TokenBucket:
 
     def wait_s(self) -> float:
         """Return the seconds until the bucket has 1, if nothing is charged meanwhile; 0 if it has it now."""
-        return max(0.0, self.reset_s() - (self.burst - 1.0) * self._seconds_each)
+        wait_s = self._full_at_s - self._clock() - self._slack_s
+        return wait_s if wait_s > 0.0 else 0.0
 
     def left(self) -> float:
         """Return the amount in the bucket; 0 while it has a debt."""

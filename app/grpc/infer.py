@@ -91,7 +91,7 @@ class _Stream:
         # A slow reader blocks the responses of its stream, and then the reading of its requests.
         self.responses: asyncio.Queue[bytes | GrpcError | None] = asyncio.Queue(_MAX_UNREAD_RESPONSES)
         """Ends with None after a success, or with the error of the call."""
-        self.unread = handler.pipeline.bounds.requests.byte_limit.hold()
+        self.unread = handler.pipeline.bounds.byte_limit_of(call.principal.tenant).hold()
         """The bytes of `responses`."""
 
     async def read(self, requests: AsyncIterator[bytes]) -> None:

@@ -22,6 +22,7 @@ from frameworks.generation.types import GenerateAnswer, GenerateRequest, Generat
 from frameworks.manager import MLFrameworkManager
 from frameworks.models.version import ModelVersion, VersionNotLoaded
 from frameworks.scheduling.admission import Permit, RequestLimit
+from frameworks.scheduling.byte_limit import ByteLimit
 from frameworks.tenants import Tenant
 from frameworks.types import ModelSpec
 
@@ -125,6 +126,11 @@ class Bounds:
     max_body_bytes: int
     default_timeout_ms: int | None
     tenants: Mapping[str, TenantLimits] = field(default_factory=dict)
+
+    def byte_limit_of(self, tenant: Tenant) -> ByteLimit:
+        """Return the limit that counts the bytes of a tenant."""
+        limits = self.tenants.get(tenant.name)
+        return self.requests.byte_limit if limits is None else limits.byte_limit
 
 
 class Pipeline:
