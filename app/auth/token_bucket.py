@@ -30,7 +30,7 @@ class TokenBucket:
     def wait_s(self) -> float:
         """Return the seconds until the bucket has 1, if nothing is charged meanwhile; 0 if it has it now."""
         wait_s = self._full_at_s - self._clock() - self._slack_s
-        return wait_s if wait_s > 0.0 else 0.0
+        return max(0.0, wait_s)
 
     def left(self) -> float:
         """Return the amount in the bucket; 0 while it has a debt."""

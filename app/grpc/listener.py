@@ -48,7 +48,7 @@ class GrpcListener:
             gate = CallGate(authenticator, pipeline.observer)
             gate.with_scopes(unary, streams)
             check = gate.check
-        await self._server.start(unary, streams, pipeline.bounds.requests.byte_limit, check)
+        await self._server.start(unary, streams, pipeline.bounds.byte_limit_of, check)
         try:
             yield
         finally:

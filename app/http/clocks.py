@@ -67,6 +67,12 @@ class ClockedCycle(RequestResponseCycle):
     """Parts of the body that are not left to ASGI's messages."""
     is_late = False
     body_timeout_s = 0.0
+    unread_limit: ByteLimit | None = None
+    """Counts the bytes of the response that its reader has not taken; None: the server's limit."""
+
+    def count_unread(self, limit: ByteLimit) -> None:
+        """Implement FastPath.count_unread."""
+        self.unread_limit = limit
 
     def bytes_left(self) -> int:
         """Return how many bytes of the body are missing by its content-length, which the parser has checked."""
@@ -107,7 +113,7 @@ class ClockedProtocol(HttpToolsProtocol):
     # Bytes that the reader had not taken at the last check, while the buffer is full, or at the end of the connection.
     _unread_bytes = 0
     _stall_timer: asyncio.TimerHandle | None = None
-    # The count of those bytes; None until the reader was behind for the first time.
+    # The count of those bytes.
     _unread_hold: ByteHold | None = None
 
     def refuse_connection(self) -> None:
@@ -225,8 +231,8 @@ class ClockedProtocol(HttpToolsProtocol):
         self.forget_reader()
         self._unread_bytes = self.transport.get_write_buffer_size()
         if self._unread_bytes:
-            if self._unread_hold is None:
-                self._unread_hold = self.limits.byte_limit.hold()
+            own = None if self.cycle is None else self.cycle.unread_limit
+            self._unread_hold = (own or self.limits.byte_limit).hold()
             self._unread_hold.add(self._unread_bytes)
             self._stall_timer = self.loop.call_later(STALL_S, self._abort_if_stalled)
 
@@ -236,7 +242,8 @@ class ClockedProtocol(HttpToolsProtocol):
             self._stall_timer.cancel()
             self._stall_timer = None
         if self._unread_hold is not None:
-            self._unread_hold.add(-self._unread_hold.held_bytes)
+            self._unread_hold.release()
+            self._unread_hold = None
 
     def _abort_if_stalled(self) -> None:
         if self.transport.get_write_buffer_size() + LEAST_READ_BYTES > self._unread_bytes:

@@ -169,7 +169,7 @@ class Pipeline:
         if bounds.tenants:
             limits = bounds.tenants.get(tenant.name)
             if limits is not None:
-                record.limits = limits
+                record.set_limits(limits)
                 return RequestContext(self._manager, record, LimitedPermit(bounds.requests, tenant, limits))
         return RequestContext(self._manager, record, Permit(bounds.requests, tenant))
 

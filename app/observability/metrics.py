@@ -14,6 +14,7 @@ import structlog
 from app.auth.digests import BodyDigest
 from app.auth.principal import ANONYMOUS, Principal
 from app.auth.quotas import TenantLimits
+from frameworks.scheduling.byte_limit import ByteLimit
 from frameworks.types import Timings
 
 log = structlog.get_logger("roundhouse.request")
@@ -172,6 +173,10 @@ class FastPath(Protocol):
         """Send a whole response, or return False. `header_lines` end in CRLF each and are valid."""
         ...
 
+    def count_unread(self, limit: ByteLimit) -> None:
+        """Count the bytes of the response that its reader has not taken in this limit, of the request's tenant."""
+        ...
+
     def abort(self) -> None:
         """Close the connection, with what its reader has not taken."""
         ...
@@ -202,6 +207,12 @@ class RequestRecord:
     """The only Host header, if no header says that a web page sends the request."""
     headers: tuple[tuple[bytes, bytes], ...] = ()
     """Further headers of the response, for web pages."""
+
+    def set_limits(self, limits: TenantLimits) -> None:
+        """Note the limits of the request's tenant, which count the bytes of its response until they are read."""
+        self.limits = limits
+        if self.fast_path is not None:
+            self.fast_path.count_unread(limits.byte_limit)
 
 
 class Observer:

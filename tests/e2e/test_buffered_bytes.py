@@ -5,7 +5,7 @@ import json
 import socket
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -294,9 +294,9 @@ class Http2Connection:
         """Let the server send `size` bytes of each response."""
         self._send(self._SETTINGS, 0, 0, struct.pack(">HI", self._INITIAL_WINDOW, size))
 
-    def call(self, stream: int, path: str, message: bytes) -> None:
+    def call(self, stream: int, path: str, message: bytes, metadata: Iterable[tuple[str, str]] = ()) -> None:
         names = {":method": "POST", ":scheme": "http", ":path": path, ":authority": "x", "te": "trailers",
-                 "content-type": "application/grpc"}  # fmt: skip
+                 "content-type": "application/grpc", **dict(metadata)}  # fmt: skip
         # Literals without Huffman coding, as RFC 7541 has them in section 6.2.2.
         texts = [text.encode() for pair in names.items() for text in pair]
         parts = [bytes([len(text)]) + text for text in texts]

@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from tests.e2e.configs import EMBEDDED, onnx_entries
 from tests.e2e.gates import RunGate
 from tests.e2e.load import slow_model, wait_for_inflight
 from tests.e2e.server import GRPC_PORT, RunningServer, assert_refused, free_port, serving, wait_until
+from tests.e2e.test_buffered_bytes import Http2Connection, slow_reader, zeros
 from tests.e2e.test_raw_sockets import connected, one_answer
 from tests.e2e.triton_clients import grpc_channel
 from tests.support.keyring import MadeKey, make_key, write_keys
@@ -31,7 +33,7 @@ LIMITS: dict[str, dict[str, Any]] = {
     **{name: {"tokens_per_minute": 1} for name in ("tokens-a", "tokens-b", "tokens-c")},
     "both": {"requests_per_minute": 600, "tokens_per_minute": 60_000},
     "one": {"max_concurrent_requests": 1},
-    "bytes": {"max_buffered_bytes": 64 * 1024},
+    **{name: {"max_buffered_bytes": 64 * 1024} for name in ("bytes", "unread")},
 }
 """Each test uses up the limits of a tenant of its own."""
 
@@ -76,7 +78,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
         for name, limits in LIMITS.items()
     )
     slow, gate = slow_model(folder)
-    models = EMBEDDED + slow + onnx_entries(folder, {"m": onnx_graphs.identity("float32", ("n",))})
+    graphs = {"m": onnx_graphs.identity("float32", ("n",)), "wide": onnx_graphs.identity("float32", ("n", "m"))}
+    models = EMBEDDED + slow + onnx_entries(folder, graphs)
     config = f'{models}[auth]\nkeys_file = "{folder / "keys.toml"}"\n{tenants}'
     with serving(folder, config, {GRPC_PORT: free_port()}, gated=True) as server:
         server.client.headers.update(keys["operator"].headers)
@@ -260,3 +263,33 @@ def test_tokenizing_uses_no_tokens(shared: Shared) -> None:
     assert shared.post("tokens-c", "/models/minilm/infer", {"text": "a b c"}).status_code == 200
     refused = shared.post("tokens-c", "/v1/tokenize", {"model": "tiny-llama", "prompt": "a b c d"})
     assert_refused(refused, 429, "quota_exceeded", "tokens_per_minute")
+
+
+def assert_unread_bytes_count(shared: Shared, least: int) -> None:
+    """Check that the tenant "unread" has no bytes left, while its request is over."""
+    gauge = "roundhouse_buffered_bytes"
+    wait_until(lambda: shared.server.sample(gauge) > least and shared.server.sample("roundhouse_inflight") == 0)
+    numbers = {"input_data": [1.0] * 10_000}
+    assert_refused(shared.post("unread", body=numbers), 429, "quota_exceeded", "max_buffered_bytes")
+    assert shared.post("operator", body=numbers).status_code == 200, "other tenants are not affected"
+
+
+def test_unread_http_response_counts_for_tenant(shared: Shared) -> None:
+    body = zeros(3 * 2**20)
+    with slow_reader(shared.server) as connection:
+        head = shared.head("unread", len(body), "/v2/models/wide/infer")
+        connection.sendall(head.replace(b"\r\n\r\n", b"\r\ninference-header-content-length: 400\r\n\r\n") + body)
+        assert_unread_bytes_count(shared, 2**20)
+    wait_until(lambda: shared.post("unread", body={"input_data": [1.0] * 10_000}).status_code == 200)
+
+
+@pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
+def test_unread_grpc_response_counts_for_tenant(method: str, shared: Shared) -> None:
+    message = service_pb2.ModelInferRequest(model_name="wide", raw_input_contents=[bytes(60_000)])
+    message.inputs.add(name="x", datatype="FP32", shape=[1, 15_000])
+    with socket.create_connection(("127.0.0.1", shared.server.grpc_port)) as connection:
+        client = Http2Connection(connection)
+        path = f"/inference.GRPCInferenceService/{method}"
+        client.call(1, path, message.SerializeToString(), shared.keys["unread"].metadata)
+        assert_unread_bytes_count(shared, 59_000)
+    wait_until(lambda: shared.post("unread", body={"input_data": [1.0] * 10_000}).status_code == 200)

@@ -160,7 +160,7 @@ class _CallState(ABC):
         if len(response) <= UNCOUNTED_BYTES:
             return
         if self._unsent_bytes is None:
-            self._unsent_bytes = self._method.bridge.byte_limit.hold()
+            self._unsent_bytes = self._method.bridge.byte_limit_of(self._call.principal.tenant).hold()
         self._unsent_bytes.add(len(response))
         if self._has_ended:
             # The call may have ended before the count was there to be released.

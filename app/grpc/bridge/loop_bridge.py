@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from frameworks.scheduling.byte_limit import ByteLimit
+from frameworks.tenants import Tenant
 
 _yield_cpu = getattr(os, "sched_yield", partial(time.sleep, 0))
 
@@ -17,9 +18,9 @@ _yield_cpu = getattr(os, "sched_yield", partial(time.sleep, 0))
 class LoopBridge:
     """Run the handlers of calls on the event loop. One per server; the event loop owns the tasks."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, byte_limit: ByteLimit | None = None) -> None:
-        """`byte_limit`: of the responses that are not sent; None: unlimited."""
-        self.byte_limit = byte_limit or ByteLimit(None)
+    def __init__(self, loop: asyncio.AbstractEventLoop, byte_limit_of: Callable[[Tenant], ByteLimit]) -> None:
+        """`byte_limit_of`: returns the limit that counts a tenant's responses that are not sent."""
+        self.byte_limit_of = byte_limit_of
         self._loop = loop
         self._callbacks: deque[Callable[[], object]] = deque()
         self._is_scheduled = False

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, cast
@@ -17,6 +17,7 @@ from app.grpc.bridge.loop_bridge import LoopBridge
 from app.grpc.bridge.threads import CallThreads
 from app.grpc.call import Check, Stream, Unary
 from frameworks.scheduling.byte_limit import ByteLimit
+from frameworks.tenants import Tenant
 
 log = structlog.get_logger(__name__)
 
@@ -111,15 +112,17 @@ class GrpcServer:
         self,
         unary: Mapping[str, Unary],
         streams: Mapping[str, Stream],
-        byte_limit: ByteLimit | None = None,
+        byte_limit_of: Callable[[Tenant], ByteLimit] | None = None,
         check: Check | None = None,
     ) -> None:
         """Answer calls from now on: full method name -> handler, which runs on this event loop.
 
-        `byte_limit`: counts the responses that the clients have not read. `check`: of each call, exactly if the server
+        `byte_limit_of`: returns the limit that counts a tenant's responses that the clients have not read; None: they
+        have no limit. `check`: of each call, exactly if the server
         is checked.
         """
-        self._bridge = LoopBridge(asyncio.get_running_loop(), byte_limit)
+        unlimited = ByteLimit(None)
+        self._bridge = LoopBridge(asyncio.get_running_loop(), byte_limit_of or (lambda _: unlimited))
         assert (check is None) == (self._interceptor is None), "an unchecked server would answer every call"
         if check is not None and self._interceptor is not None:
             self._interceptor.start(check, self._bridge, self._threads)
