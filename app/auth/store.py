@@ -28,8 +28,17 @@ class StoredKey:
     principal: Principal
 
 
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """The keys of one version of the file. `tenants`: those of its keys. `ignored`: keys of unconfigured tenants."""
+
+    keys: dict[str, StoredKey]
+    tenants: dict[str, Tenant]
+    ignored: int
+
+
 class KeyStore:
-    """The valid keys and their tenants. Owned by the event loop; only the file is read in a thread.
+    """The valid keys and their tenants. Owned by the event loop; any thread may call `find`.
 
     A change of the file is applied as a whole. While the file cannot be used, the keys of the last good one stay valid.
     """
@@ -40,7 +49,6 @@ class KeyStore:
         self._mode = settings.mode
         self._environment_key = environment_key
         self._settings: dict[str, TenantSettings] = {tenant.name: tenant for tenant in settings.tenants}
-        self._has_tenants = bool(settings.tenants)
         self._tenants = {each.name: Tenant(each.name, each.weight, each.share_caches) for each in settings.tenants}
         self._version: FileVersion | None = None
         self._failure = ""
@@ -68,7 +76,7 @@ class KeyStore:
     def load(self) -> None:
         """Read the file for the first time; a missing one has no keys. Raises InvalidKeysFile."""
         keys, self._version = read_keys(self._file)
-        self._apply(keys.values())
+        self._apply(self._content(keys.values()))
 
     async def watch(self) -> None:
         """Read the file again when it changes, until cancelled. Looks once a second. With mode `off`: nothing."""
@@ -80,7 +88,7 @@ class KeyStore:
         """Apply the file if it changed. An error is logged and counted once for each version of the file."""
         before = self._version
         try:
-            keys = await asyncio.to_thread(self._read_changed)
+            content = await asyncio.to_thread(self._read_changed)
         except (InvalidKeysFile, OSError) as error:
             if (str(error), self._version) != (self._failure, before):
                 self._failure = str(error)
@@ -88,40 +96,47 @@ class KeyStore:
                 log.error("keys file not loaded; the last good one stays valid", reason=self._failure)
             return
         self._failure = ""
-        if keys is not None:
-            self._apply(keys.values())
+        if content is not None:
+            self._apply(content)
             self.reloads["loaded"] += 1
-            log.info("keys file loaded", keys=len(keys))
+            log.info("keys file loaded", keys=len(self), ignored=content.ignored)
 
-    def _read_changed(self) -> dict[str, Key] | None:
-        """Return the keys of a changed file; None for an unchanged one."""
+    def _read_changed(self) -> _Content | None:
+        """Return the content of a changed file; None for an unchanged one. Changes only `_version`."""
         version = file_version(self._file)
         if version == self._version:
             return None
         self._version = version
-        if version is None:
-            raise InvalidKeysFile(f"{self._file}: expected a file, got none; restore it, or revoke keys one by one")
         keys, self._version = read_keys(self._file)
-        return keys
+        if self._version is None:
+            raise InvalidKeysFile(f"{self._file}: expected a file, got none; restore it, or revoke keys one by one")
+        return self._content(keys.values())
 
-    def _apply(self, keys: Iterable[Key]) -> None:
-        known = self._keys
+    def _content(self, keys: Iterable[Key]) -> _Content:
+        """Return the stored keys. Those that did not change are the same objects as before."""
         found: dict[str, StoredKey] = {}
-        self.ignored = 0
+        tenants = dict(self._tenants)
+        ignored = 0
         for key in keys:
-            if not self._has_tenants or key.tenant in self._settings:
-                before = known.get(key.key_id)
-                found[key.key_id] = before if before is not None and before.key == key else self._store(key)
+            if not self._settings or key.tenant in self._settings:
+                before = self._keys.get(key.key_id)
+                if before is None or before.key != key:
+                    before = self._store(key, tenants)
+                found[key.key_id] = before
             else:
-                self.ignored += 1
+                ignored += 1
         if self._environment_key is not None:
-            found[self._environment_key.key_id] = self._store(self._environment_key)
-        self._keys = found
-        if found and self._mode == "auto":
+            found[self._environment_key.key_id] = self._store(self._environment_key, tenants)
+        return _Content(found, tenants, ignored)
+
+    def _apply(self, content: _Content) -> None:
+        self._tenants.update(content.tenants)
+        self._keys, self.ignored = content.keys, content.ignored
+        if content.keys and self._mode == "auto":
             self.required = True
 
-    def _store(self, key: Key) -> StoredKey:
-        tenant = self._tenants.setdefault(key.tenant, Tenant(key.tenant))
+    def _store(self, key: Key, tenants: dict[str, Tenant]) -> StoredKey:
+        tenant = tenants.setdefault(key.tenant, Tenant(key.tenant))
         settings = self._settings.get(key.tenant)
         patterns = () if settings is None else (settings.models,)
         is_operator = key.tenant == ENVIRONMENT_TENANT if settings is None else settings.operator

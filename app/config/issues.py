@@ -21,7 +21,7 @@ IssueKind = Literal[
     "duplicate",  # one name for two models, one setting by two variables
     "not_found",  # a path without a file (`roundhouse check` only)
     "deprecated",  # an old name of a key: a warning, not an error
-    "unprotected",  # a server without keys beyond loopback: a warning
+    "unprotected",  # a server without keys beyond loopback, a keys file that other users can read: a warning
 ]
 _WARNINGS = ("deprecated", "unprotected")
 

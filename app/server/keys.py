@@ -1,8 +1,10 @@
 """Open the keys of the server, and check that a server beyond loopback has one."""
 
 import ipaddress
+import os
 import shlex
 import socket
+import stat
 from pathlib import Path
 
 import structlog
@@ -26,7 +28,7 @@ def open_keys(loaded: LoadedSettings, api_key: str) -> KeyStore:
     if errors:
         raise ConfigError(errors)
     for issue in issues:
-        log.warning("server without keys", key=issue.key, reason=issue.message)
+        log.warning("insecure configuration", key=issue.key, reason=issue.message)
     return store
 
 
@@ -48,11 +50,18 @@ def _open(loaded: LoadedSettings, api_key: str) -> tuple[KeyStore, tuple[ConfigI
         return KeyStore(file, settings), (ConfigIssue("", None, "", str(error), "invalid"),)
     except InvalidKeysFile as error:
         return KeyStore(file, settings, key), (ConfigIssue("", None, "auth.keys_file", str(error), "unreadable"),)
-    issue = _issue(loaded, store, file)
-    return store, () if issue is None else (issue,)
+    found = (_missing_key(loaded, store, file), _open_mode(file) if len(store) else None)
+    return store, tuple(issue for issue in found if issue is not None)
 
 
-def _issue(loaded: LoadedSettings, store: KeyStore, file: Path) -> ConfigIssue | None:
+def _open_mode(file: Path) -> ConfigIssue | None:
+    """Return a warning for a file that other users can read: the digest of a signed key signs requests."""
+    mode = stat.S_IMODE(file.stat().st_mode) if file.exists() and os.name != "nt" else 0o600
+    message = f"expected mode 0600, got {mode:04o}; run `chmod 600 {shlex.quote(str(file))}`"
+    return ConfigIssue("", None, "auth.keys_file", message, "unprotected") if mode & 0o077 else None
+
+
+def _missing_key(loaded: LoadedSettings, store: KeyStore, file: Path) -> ConfigIssue | None:
     mode, host = loaded.settings.auth.mode, loaded.settings.server.host
     if mode == "off":
         message = f'every caller has all scopes at server.host "{host}"; remove auth.mode = "off" to require keys'

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.auth.key_file import InvalidKeysFile, editing
+from app.auth.key_file import FileVersion, InvalidKeysFile, editing, file_version
 from app.auth.keys import Key, create_key, environment_key
 from app.auth.principal import Scope
 from app.auth.store import KeyStore
@@ -139,6 +139,31 @@ def test_unreadable_path_keeps_last_good_keys(file: Path) -> None:
     refresh(store, times=3)
     assert store.find(key.key_id)
     assert store.reloads == {"failed": 1}
+
+
+def test_file_removed_during_read_keeps_keys(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = add_key(file)
+    store = loaded_store(file)
+    add_key(file)
+
+    def version_and_remove(path: Path) -> FileVersion | None:
+        version = file_version(path)
+        path.unlink(missing_ok=True)
+        return version
+
+    monkeypatch.setattr("app.auth.store.file_version", version_and_remove)
+    refresh(store, times=2)
+    assert store.find(key.key_id)
+    assert store.reloads == {"failed": 1}
+
+
+def test_ten_thousand_keys_are_read(file: Path) -> None:
+    made = [create_key(f"tenant-{number % 100}", frozenset({Scope.INFER}), 0.0)[0] for number in range(10_000)]
+    with editing(file) as keys:
+        keys |= {key.key_id: key for key in made}
+    store = loaded_store(file)
+    assert (len(store), len(store.tenants)) == (10_000, 100)
+    assert all(store.find(key.key_id) for key in made)
 
 
 def test_broken_file_stops_start(file: Path) -> None:

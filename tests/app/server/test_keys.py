@@ -91,3 +91,14 @@ def test_unusable_keys_are_reported(tmp_path: Path) -> None:
     (tmp_path / "keys.toml").write_text("[[")
     (issue,) = key_issues(settings_of(tmp_path, "127.0.0.1"), "")
     assert str(issue).startswith(f"auth.keys_file: {tmp_path}/keys.toml: invalid TOML from keys[0] on")
+
+
+def test_file_that_others_read_is_reported(tmp_path: Path) -> None:
+    add_key(tmp_path, "search")
+    loaded = settings_of(tmp_path, "0.0.0.0")
+    assert not key_issues(loaded, "")
+    (tmp_path / "keys.toml").chmod(0o640)
+    (issue,) = key_issues(loaded, "")
+    assert not issue.is_error
+    assert str(issue) == f"auth.keys_file: expected mode 0600, got 0640; run `chmod 600 {tmp_path}/keys.toml`"
+    assert open_keys(loaded, "").required
