@@ -16,6 +16,7 @@ from pathlib import Path
 from tests.bench.calls import measure_calls
 from tests.bench.connections import measure_connections
 from tests.bench.cores import ALL_CORES
+from tests.bench.fairness_generation import measure_fairness_generation
 from tests.bench.generation import measure_generation
 from tests.bench.generation_on_gpu import measure_generation_on_gpu
 from tests.bench.grpc_requests import measure_grpc
@@ -80,6 +81,7 @@ def _parts(folder: Path) -> dict[str, list[Callable[[], list[Row]]]]:
         "isolation": [lambda: measure_isolation(vector, _MODELS / "minilm-onnx")],
         "isolation-generation": [lambda: measure_isolation_generation(folder, vector, _MODELS / "minilm-onnx")],
         "generation": [lambda: measure_generation(folder), lambda: measure_generation_on_gpu(folder)],
+        "fairness": [lambda: measure_fairness_generation(folder)],
         "neighbours": [lambda: measure_neighbours(folder, _MODELS / "minilm")],
         "streams": [lambda: measure_streams(folder)],
         "soak": [lambda: measure_soak(folder)],

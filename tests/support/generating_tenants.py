@@ -61,6 +61,11 @@ class TenantsHarness:
                 generation.close()
         return first_s
 
+    def step_seconds(self) -> tuple[int, float]:
+        """Return the number of the model's steps, and their seconds."""
+        steps = self._manager.slot("m").generated.steps
+        return steps.sizes.total(), sum(steps.seconds.values())
+
     async def flood(
         self, tenant: Tenant, callers: int, lengths: Iterable[TextLengths], until: Callable[[], bool]
     ) -> None:

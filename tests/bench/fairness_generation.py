@@ -1,0 +1,153 @@
+"""Measure how tenants share a language model, in this process and without HTTP."""
+
+import asyncio
+import gc
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from statistics import mean, median
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+from frameworks.pytorch.generation import loading
+from frameworks.tenants import Tenant
+from tests.bench.language_models import SMALL, save_llama
+from tests.bench.rounds import in_turn, ratio
+from tests.bench.table import Row, percent
+from tests.frameworks.generation.one_tenant import OneTenantScheduler
+from tests.support.generating_tenants import TenantsHarness, TextLengths, serving_tenants
+
+_CALLERS = 32
+_SECONDS = 10.0
+_BEFORE_S = 2.0
+_ROUNDS = 3
+_ALONE_ROUNDS = 7
+_ALONE_SECONDS = 4.0
+_HEAVY, _LIGHT, _THIRD = Tenant("heavy", 3.0), Tenant("light"), Tenant("third")
+_UNLIKE: tuple[TextLengths, ...] = ((10, 120), (150, 10), (40, 60), (80, 30), (20, 200), (5, 5))
+_SHORT: TextLengths = (20, 1)
+
+
+def measure_fairness_generation(folder: Path) -> list[Row]:
+    """Measure the shares of two floods, the delay of a third tenant beside them, and the cost for a single tenant."""
+    llama = save_llama(folder / "fairness", SMALL)
+    gc.disable()
+    try:
+        shares = [_run(llama, _shares) for _ in range(_ROUNDS)]
+        delays = _run(llama, _delays)
+        alone = in_turn(
+            {
+                "now": lambda: _run(llama, _tokens_alone),
+                "before": lambda: _run(llama, _tokens_alone, _without_tenants()),
+            },
+            _ALONE_ROUNDS,
+        )
+    finally:
+        gc.enable()
+    return [_share_row(shares), _delay_row(delays), _alone_row(alone["now"], alone["before"])]
+
+
+def _without_tenants() -> AbstractContextManager[Any]:
+    return patch.object(loading, "StepScheduler", OneTenantScheduler)
+
+
+def _run(
+    llama: Path, measure: Callable[[TenantsHarness], Any], patched: AbstractContextManager[Any] | None = None
+) -> Any:
+    async def run() -> Any:
+        async with serving_tenants(llama) as harness:
+            return await measure(harness)
+
+    with patched or nullcontext():
+        return asyncio.run(run())
+
+
+async def _shares(harness: TenantsHarness) -> Counter[str]:
+    """Return the generated tokens of both tenants."""
+    floods = asyncio.gather(*_floods(harness, (_HEAVY, _LIGHT), time.perf_counter() + _BEFORE_S + _SECONDS))
+    await asyncio.sleep(_BEFORE_S)
+    before = harness.tokens.copy()
+    await asyncio.sleep(_SECONDS)
+    counted = harness.tokens - before
+    await floods
+    return counted
+
+
+class _Delays(NamedTuple):
+    """Seconds until the third tenant's first token, beside the floods and alone. `steps`: of the model meanwhile."""
+
+    beside_s: list[float]
+    alone_s: list[float]
+    steps: list[int]
+    step_s: float
+
+
+async def _delays(harness: TenantsHarness) -> _Delays:
+    alone = [await harness.generate(_THIRD, harness.prompt(_SHORT[0]), _SHORT[1]) for _ in range(50)]
+    beside: list[float] = []
+    steps: list[int] = []
+    ends_s = time.perf_counter() + _BEFORE_S + 3 * _SECONDS
+
+    async def ask() -> float:
+        await asyncio.sleep(_BEFORE_S)
+        before = harness.step_seconds()
+        for _ in range(int(3 * _SECONDS)):
+            await asyncio.sleep(1.0)
+            first = harness.step_seconds()[0]
+            beside.append(await harness.generate(_THIRD, harness.prompt(_SHORT[0]), _SHORT[1]))
+            steps.append(harness.step_seconds()[0] - first)
+        after = harness.step_seconds()
+        return (after[1] - before[1]) / (after[0] - before[0])
+
+    floods = asyncio.gather(*_floods(harness, (_HEAVY, _LIGHT), ends_s))
+    step_s = await ask()
+    await floods
+    return _Delays(beside, alone, steps, step_s)
+
+
+async def _tokens_alone(harness: TenantsHarness) -> float:
+    """Return the tokens of one tenant per second of CPU time, which other processes influence least."""
+    started_s = time.process_time()
+    await asyncio.gather(*_floods(harness, (_LIGHT,), time.perf_counter() + _ALONE_SECONDS))
+    return harness.tokens.total() / (time.process_time() - started_s)
+
+
+def _floods(harness: TenantsHarness, tenants: Sequence[Tenant], ends_s: float) -> list[Any]:
+    return [harness.flood(tenant, _CALLERS, _UNLIKE, lambda: time.perf_counter() >= ends_s) for tenant in tenants]
+
+
+def _share_row(rounds: list[Counter[str]]) -> Row:
+    ratios = [counted["heavy"] / counted["light"] for counted in rounds]
+    return Row(
+        f"two tenants of weights 3 and 1, each with {_CALLERS} callers and texts of unlike lengths to the "
+        f"{SMALL.label}: ratio of their tokens over {_SECONDS:.0f} s",
+        f"{median(ratios):.2f}",
+        "2.85 to 3.15",
+        f"rounds {', '.join(f'{each:.2f}' for each in ratios)}; "
+        f"{mean(counted.total() for counted in rounds) / _SECONDS:.0f} tokens/s together",
+    )
+
+
+def _delay_row(delays: _Delays) -> Row:
+    p99_ms = sorted(delays.beside_s)[math.ceil(len(delays.beside_s) * 0.99) - 1] * 1e3
+    alone_s = median(delays.alone_s)
+    bound_ms = (2 * delays.step_s + alone_s) * 1e3
+    return Row(
+        "a third tenant that asks once a second beside both: first token, p99",
+        f"{p99_ms:.1f} ms, {max(delays.steps)} steps at most",
+        f"≤ {bound_ms:.1f} ms (2 steps + alone)",
+        f"a step {delays.step_s * 1e3:.1f} ms, alone {alone_s * 1e3:.1f} ms, "
+        f"median {median(delays.beside_s) * 1e3:.1f} ms and {median(delays.steps):.0f} steps",
+    )
+
+
+def _alone_row(now: list[float], before: list[float]) -> Row:
+    return Row(
+        f"one tenant with {_CALLERS} callers, against a scheduler without tenants",
+        percent(ratio(now, before)),
+        "≥ 98 %",
+        f"{median(now):.0f} against {median(before):.0f} tokens per second of CPU time",
+    )
