@@ -4,7 +4,7 @@ import json
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,17 +14,26 @@ from tests.bench.servers import RunningServer
 MISSING = "wrk is not installed (apt-get install wrk, brew install wrk)"
 
 _JSON = {"content-type": "application/json"}
-_SCRIPT = """
+_REQUEST = """
 local file = io.open("{body}", "rb")
 wrk.method = "POST"
 wrk.body = file:read("*a")
 {headers}
 file:close()
+"""
+# Each request once: a file of whole requests, each behind its length in 8 digits.
+_REQUESTS = """
+local file = io.open("{body}", "rb")
 
+function request()
+    return file:read(tonumber(file:read(8)))
+end
+"""
+_DONE = """
 function done(summary, latency)
     local errors = summary.errors
     io.write(string.format(
-        '\\nFIGURES {{"requests": %d, "duration_us": %d, "failed": %d, "p50_us": %d, "p99_us": %d}}\\n',
+        '\\nFIGURES {"requests": %d, "duration_us": %d, "failed": %d, "p50_us": %d, "p99_us": %d}\\n',
         summary.requests, summary.duration,
         errors.connect + errors.read + errors.write + errors.status + errors.timeout,
         latency:percentile(50), latency:percentile(99)))
@@ -51,12 +60,22 @@ def press(
     server: RunningServer, path: str, body: bytes, connections: int, seconds: int, headers: Mapping[str, str] = _JSON
 ) -> Load:
     """Post the body over all connections, each after its last answer. Raises unless every answer is 2xx."""
+    lines = "\n".join(f'wrk.headers["{name}"] = "{value}"' for name, value in headers.items())
+    return _press(server, path, _REQUEST.replace("{headers}", lines), body, connections, seconds)
+
+
+def press_each(server: RunningServer, requests: Iterable[bytes], connections: int, seconds: int) -> Load:
+    """Send each whole request once. Raises unless every answer is 2xx; `requests` must last for the time."""
+    body = b"".join(b"%08d%b" % (len(request), request) for request in requests)
+    return _press(server, "/", _REQUESTS, body, connections, seconds)
+
+
+def _press(server: RunningServer, path: str, script: str, body: bytes, connections: int, seconds: int) -> Load:
     with tempfile.TemporaryDirectory() as folder, on_cores(LOAD_CORES):
-        script, body_file = Path(folder) / "post.lua", Path(folder) / "body"
+        script_file, body_file = Path(folder) / "post.lua", Path(folder) / "body"
         body_file.write_bytes(body)
-        lines = "\n".join(f'wrk.headers["{name}"] = "{value}"' for name, value in headers.items())
-        script.write_text(_SCRIPT.format(body=body_file, headers=lines), encoding="utf-8")
-        command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--timeout", "30s", "-s", str(script)]
+        script_file.write_text(script.replace("{body}", str(body_file)) + _DONE, encoding="utf-8")
+        command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--timeout", "30s", "-s", str(script_file)]
         before_s = server.cpu_s()
         output = subprocess.run(
             [*command, f"http://127.0.0.1:{server.port}{path}"], check=True, capture_output=True, text=True
