@@ -38,6 +38,9 @@ class BodyDigest(NamedTuple):
 
 def parse_digest(value: bytes) -> BodyDigest:
     """Parse a content-digest of `sha-256`, `sha-512` or both. Raises Unauthenticated."""
+    only = _MEMBER.fullmatch(value)
+    if only is not None:
+        return BodyDigest(((only[1] or only[3], only[2] or only[4]),))
     texts = value.split(b",") if len(value) <= _MAX_LENGTH else []
     matches = [_MEMBER.fullmatch(text.strip(b" \t")) for text in texts]
     members = tuple((match[1] or match[3], match[2] or match[4]) for match in matches if match)

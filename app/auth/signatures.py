@@ -19,6 +19,9 @@ REQUIRED = (b"@method", b"@path", b"@query", b"content-digest")
 MAX_INPUT_BYTES = 2048
 MAX_COMPONENTS = 16
 
+_FIELDS = (b"signature-input", b"signature", b"content-digest")
+# That of the required components alone, in this order.
+_USUAL_BASE = b'"@method": %b\n"@path": %b\n"@query": ?%b\n"content-digest": %b\n"@signature-params": %b'
 _DERIVED = frozenset({b"@method", b"@path", b"@query", b"@authority"})
 # A signature cannot cover itself.
 _NOT_COVERED = frozenset({b"signature", b"signature-input"})
@@ -75,30 +78,28 @@ def is_signed(headers: Iterable[Header]) -> bool:
 
 def read_signature(headers: Sequence[Header]) -> Signature:
     """Return the only signature of a request, unverified. Raises Unauthenticated."""
-    given = mac = content_digest = None
+    found: dict[bytes, bytes] = {}
     for name, value in headers:
-        if name == b"signature-input":
-            given = _only(name, value, given)
-        elif name == b"signature":
-            mac = _only(name, value, mac)
-        elif name == b"content-digest":
-            content_digest = _only(name, value, content_digest)
-    for field, found in ((b"signature-input", given), (b"signature", mac), (b"content-digest", content_digest)):
-        if found is None:
-            raise _refusal(field.decode(), "expected the header of a signed request, got none")
-    assert given is not None
-    assert mac is not None
-    assert content_digest is not None
-    return _parse(given, mac, content_digest)
+        if name in _FIELDS:
+            if name in found:
+                raise _refusal(name.decode(), "expected one header with one signature, got several")
+            found[name] = value.strip(b" \t")
+    if len(found) < len(_FIELDS):
+        absent = next(name for name in _FIELDS if name not in found)
+        raise _refusal(absent.decode(), "expected the header of a signed request, got none")
+    return _parse(found[b"signature-input"], found[b"signature"], found[b"content-digest"])
 
 
 def signature_base(
     components: tuple[bytes, ...], parameters: bytes, request: SignedRequest, content_digest: bytes
 ) -> bytes:
     """Return the bytes that are signed (RFC 9421, section 2.5). Raises Unauthenticated for an absent component."""
+    path = request.path or b"/"
+    if components == REQUIRED:
+        return _USUAL_BASE % (request.method, path, request.query, content_digest, parameters)
     values = {
         b"@method": request.method,
-        b"@path": request.path or b"/",
+        b"@path": path,
         b"@query": b"?" + request.query,
         b"content-digest": content_digest,
     }
@@ -196,12 +197,6 @@ def _value_of(name: bytes, request: SignedRequest) -> bytes:
     if b"\n" in value or b"\r" in value:
         raise _refusal("signature-input", f"expected a value of one line in {name.decode('ascii')}, got several")
     return value
-
-
-def _only(name: bytes, value: bytes, before: bytes | None) -> bytes:
-    if before is not None:
-        raise _refusal(name.decode(), "expected one header with one signature, got several")
-    return value.strip(b" \t")
 
 
 def _refusal(field: str, reason: str) -> Unauthenticated:
