@@ -1,7 +1,7 @@
 """Serve GET /metrics: convert the plain counters that the key may see to Prometheus families at each scrape."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from fastapi import APIRouter, Request, Response
@@ -15,6 +15,7 @@ from app.admin.model_metrics import (
     time_families,
 )
 from app.admin.views import View, Views
+from app.auth.quotas import TenantLimits
 from app.auth.store import KeyStore
 from app.http.clocks import Connections
 from app.inference.response_cache import ResponseCache
@@ -30,7 +31,9 @@ from memory.tensor_pool import TensorPool
 
 @dataclass(frozen=True, slots=True)
 class StatsSources:
-    """The parts of the server that hold statistics. `request_limit`: of the whole server."""
+    """The parts of the server that hold statistics. `request_limit`: of the whole server. `tenants`: the limits of
+    those that have any, by name.
+    """
 
     devices: DeviceManager
     ledger: MemoryLedger
@@ -42,6 +45,7 @@ class StatsSources:
     tensor_pool: TensorPool
     connections: Connections
     keys: KeyStore
+    tenants: Mapping[str, TenantLimits]
 
 
 class MetricsApi:
@@ -87,6 +91,7 @@ class _Collector:
     def collect(self) -> Iterator[Family]:
         counts, slots = self._counts, self._slots
         yield from self._requests()
+        yield self._tenant_inflight()
         yield self._queue_limits()
         yield from model_families(slots, self._sources.ledger.evictions, counts)
         yield from time_families(counts.times())
@@ -119,6 +124,15 @@ class _Collector:
         )
         inflight = self._sources.observer.inflight if counts.are_of_server else counts.in_flight(self._slots)
         yield gauge("inflight", "Requests to models that are in progress.", [], [([], inflight)])
+
+    def _tenant_inflight(self) -> Family:
+        tenants, visible = self._sources.tenants, self._counts.tenant
+        return gauge(
+            "tenant_inflight",
+            "Requests that count towards the max_concurrent_requests of a tenant. Only tenants with limits.",
+            ["tenant"],
+            (([name], each.places.inflight) for name, each in tenants.items() if visible in (None, name)),
+        )
 
     def _machine(self) -> Iterator[Family]:
         """Yield the families of process and devices, which show no requests."""

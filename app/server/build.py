@@ -180,6 +180,7 @@ def _build_routers(
         inference.pool,
         connections,
         keys,
+        pipeline.bounds.tenants,
     )
     views = Views(pipeline)
     return [

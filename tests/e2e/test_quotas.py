@@ -86,7 +86,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
         server.wait_ready()
         yield Shared(server, keys, gate)
         wait_until(lambda: server.sample("roundhouse_inflight") == 0)
-        assert server.sample("roundhouse_buffered_bytes") == 0
+        assert server.sample("roundhouse_tenant_inflight") == server.sample("roundhouse_buffered_bytes") == 0
 
 
 def first_refused(ask: Callable[[], httpx.Response]) -> httpx.Response:
@@ -208,6 +208,7 @@ def test_place_is_returned_by_every_end(shared: Shared) -> None:
             answer = shared.post("one")
             assert_refused(answer, 429, "quota_exceeded", "max_concurrent_requests: expected at most 1", "got 1 and 1")
             assert int(answer.headers["retry-after"]) >= 1
+            assert shared.server.sample("roundhouse_tenant_inflight", tenant="one") == 1
         assert running.result().status_code == 200
     body = json.dumps(SLOW).encode()
     with shared.gate.closed():
