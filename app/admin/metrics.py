@@ -175,6 +175,7 @@ class _Collector:
         )
         yield from self._keys()
         yield from self._connections()
+        yield from self._tls()
         yield gauge("cache_bytes", "Size of the cached requests and responses.", [], [([], cache.size_bytes)])
         yield counter("cache_evictions", "Cached responses evicted to free memory.", [], [([], cache.evictions)])
         yield from self._tensor_pool()
@@ -204,6 +205,21 @@ class _Collector:
             "Changes of the keys file while the server ran, by outcome: `loaded`, or `failed`, with the old keys kept.",
             ["outcome"],
             (([outcome], keys.reloads[outcome]) for outcome in ("loaded", "failed")),
+        )
+
+    def _tls(self) -> Iterator[Family]:
+        tls = self._sources.connections.tls
+        yield counter(
+            "tls_reloads",
+            "Reads of changed TLS files, by outcome: `loaded`, or `failed`, with the last good files kept.",
+            ["outcome"],
+            [] if tls is None else (([outcome], count) for outcome, count in tls.reloads.items()),
+        )
+        yield gauge(
+            "tls_certificate_expiry_timestamp_seconds",
+            "When the server's certificate expires, as Unix time.",
+            [],
+            [] if tls is None else [([], tls.material.expires_s)],
         )
 
     def _queue_limits(self) -> Family:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 from app.config.environment import find_setting, nested_model, setting_names
 from app.config.issues import Location, describe_error, format_location, format_value, nearest
 from app.config.source import Source
+from app.config.tls_files import TlsFileError, TlsFiles, read_material
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -91,6 +92,15 @@ def check_input_values(source: Source, resolve: Callable[[Path], Path]) -> None:
         if has_graph and _path_kind(folder / values) != "file":
             message = f"expected a file in the folder of the graph, got {folder / values}; correct the name"
             source.add_issue((*location, "input_values"), message, "not_found")
+
+
+def check_tls(source: Source, files: TlsFiles | None) -> None:
+    """Add an issue for the first of the TLS files that cannot be used."""
+    try:
+        if files is not None:
+            read_material(files)
+    except TlsFileError as error:
+        source.add_issue(("server", error.key), error.message, "invalid")
 
 
 def _path_kind(path: Path) -> str:

@@ -12,16 +12,18 @@ import structlog
 from pydantic import AfterValidator, BaseModel, Field, ValidationInfo
 
 from app.config.auth_settings import AuthSettings
-from app.config.checks import check_input_values, check_names, check_paths, validate
+from app.config.checks import check_input_values, check_names, check_paths, check_tls, validate
 from app.config.environment import find_setting, read_environment, set_from_text
 from app.config.issues import ConfigError, ConfigIssue, format_value, nearest
 from app.config.source import Place, Source, read_toml
+from app.config.tls_files import TlsFiles
 from app.config.web_names import HostPattern, WebOrigin
 from frameworks.settings import (
     ModelsSettings,
     OnnxModelEntry,
     PerformanceSettings,
     SchedulingSettings,
+    SettingsPath,
     TorchModelEntry,
 )
 from memory.settings import SETTINGS_RULES, MemorySettings
@@ -40,6 +42,21 @@ def _holds_one_body(max_buffered_bytes: int, info: ValidationInfo) -> int:
     if max_buffered_bytes < max_body_bytes:
         raise ValueError(f"expected at least max_body_bytes, {max_body_bytes}; raise it or lower max_body_bytes")
     return max_buffered_bytes
+
+
+def _fits_certificate(key: Path | None, info: ValidationInfo) -> Path | None:
+    if "tls_certificate" not in info.data:
+        return key  # reported already
+    certificate = info.data["tls_certificate"]
+    if certificate is not None and key is None:
+        raise ValueError("expected the key of tls_certificate, got none; set server.tls_key")
+    return _needs_certificate(key, info)
+
+
+def _needs_certificate(file: Path | None, info: ValidationInfo) -> Path | None:
+    if file is not None and info.data.get("tls_certificate", file) is None:
+        raise ValueError("expected server.tls_certificate beside it, got none; set it or remove this key")
+    return file
 
 
 class ServerSettings(BaseModel):
@@ -66,8 +83,16 @@ class ServerSettings(BaseModel):
     max_buffered_bytes: Annotated[Bytes, AfterValidator(_holds_one_body), Field(validate_default=True)] = 512 * 1024**2
     """Maximum bytes of all bodies in progress: received, decompressed, decoded or not yet sent. Further requests are
     refused with 503. At least `max_body_bytes`."""
+    tls_certificate: SettingsPath | None = None
+    """PEM file of the certificate and its intermediate ones, for HTTP and gRPC. Read again when it changes. None: no
+    TLS."""
+    tls_key: Annotated[SettingsPath | None, AfterValidator(_fits_certificate), Field(validate_default=True)] = None
+    """PEM file of the certificate's private key, without a password. Read again when it changes."""
+    tls_client_ca: Annotated[SettingsPath | None, AfterValidator(_needs_certificate)] = None
+    """PEM file of certificates. Each client must then have a certificate that one of them signed, also for
+    `/health`. Read again when it changes."""
     max_connections: Annotated[int, Field(ge=1, le=2**31 - 1)] = 20_000
-    """Maximum open connections over HTTP; more are refused with 503."""
+    """Maximum open connections over HTTP; more are refused with 503, over TLS without an answer."""
     header_timeout_s: Annotated[float, Field(gt=0, le=86_400)] = 10.0
     """Maximum time for the head of a request, from its first byte or from the start of the connection."""
     body_timeout_s: Annotated[float, Field(gt=0, le=86_400)] = 30.0
@@ -131,6 +156,14 @@ class LoadedSettings:
         """Return a path of the settings as an absolute one. Symbolic links are kept."""
         return self.base_dir / os.path.expanduser(path)  # not Path's own: that one raises for an unknown ~user
 
+    def tls_files(self) -> TlsFiles | None:
+        """Return the files of `[server]`; None without TLS."""
+        server = self.settings.server
+        if server.tls_certificate is None or server.tls_key is None:
+            return None
+        client_ca = None if server.tls_client_ca is None else self.resolve(server.tls_client_ca)
+        return TlsFiles(self.resolve(server.tls_certificate), self.resolve(server.tls_key), client_ca)
+
 
 _NOTHING: Mapping[str, object] = MappingProxyType({})
 
@@ -154,10 +187,11 @@ def load_settings(
 def check_file(file: Path, environ: Mapping[str, str]) -> tuple[ConfigIssue, ...]:
     """Return the errors and warnings of load_settings for a config file, and those of its paths."""
     source = _read(file, environ, _NOTHING)
-    validate(Settings, source, all_settings=Settings)
-    resolve = LoadedSettings(Settings(), _base_dir(file)).resolve
-    check_paths(source, resolve)
-    check_input_values(source, resolve)
+    settings = validate(Settings, source, all_settings=Settings)
+    loaded = LoadedSettings(settings or Settings(), _base_dir(file))
+    check_paths(source, loaded.resolve)
+    check_input_values(source, loaded.resolve)
+    check_tls(source, loaded.tls_files())
     return source.sorted_issues()
 
 

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 import structlog
 
 from app.auth.authenticator import Authenticator
+from app.auth.tls import ServerTls
 from app.config import ServerSettings
 from app.grpc.bridge.server import CannotListen, ConnectionBounds, GrpcServer
 from app.grpc.gate import CallGate
@@ -60,18 +61,21 @@ class GrpcListener:
             await self._server.stop(_IDLE_STREAMS_S)
 
 
-def open_listener(settings: ServerSettings, is_checked: bool = False) -> GrpcListener | None:
+def open_listener(
+    settings: ServerSettings, is_checked: bool = False, tls: ServerTls | None = None
+) -> GrpcListener | None:
     """Open the configured port, or the default port if none is configured.
 
     Returns None if the settings disable gRPC, or if the default port is in use: two servers on one machine are no
-    mistake. `is_checked`: calls may need a key. Raises CannotListen if the configured port is in use.
+    mistake. `is_checked`: calls may need a key. `tls`: None for plain connections. Raises CannotListen if the
+    configured port is in use.
     """
     if settings.grpc_port == 0:
         return None
     connections = ConnectionBounds(age_s=settings.grpc_max_connection_age_s, grace_s=settings.grpc_max_connection_age_s)
     server = GrpcServer(settings.max_body_bytes, _MAX_CALLS, connections, is_checked)
     try:
-        port = server.bind(settings.host, settings.grpc_port or DEFAULT_PORT)
+        port = server.bind(settings.host, settings.grpc_port or DEFAULT_PORT, tls)
     except CannotListen as error:
         if settings.grpc_port is not None:
             raise

@@ -8,6 +8,7 @@ import orjson
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from app.auth.tls import ServerTls
 from app.observability.metrics import request_id, server_timing
 from frameworks.scheduling.byte_limit import ByteHold, ByteLimit
 from frameworks.types import Timings
@@ -24,7 +25,8 @@ LEAST_READ_BYTES = 16 * 1024
 """A reader that is behind and takes no more than this in STALL_S loses its connection: unread bytes take memory."""
 
 MAX_CONNECTIONS, HEADER, BODY, IDLE, READER = "max_connections", "header_timeout", "body_timeout", "idle", "slow_reader"
-CLOSE_REASONS = (MAX_CONNECTIONS, HEADER, BODY, IDLE, READER)
+TLS_HANDSHAKE = "tls_handshake"
+CLOSE_REASONS = (MAX_CONNECTIONS, HEADER, BODY, IDLE, READER, TLS_HANDSHAKE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +44,13 @@ class Connections:
     Owned by the event loop.
     """
 
-    def __init__(self, bounds: ConnectionBounds, byte_limit: ByteLimit | None = None) -> None:
-        """`byte_limit`: of all bodies in progress; None: unlimited."""
+    def __init__(
+        self, bounds: ConnectionBounds, byte_limit: ByteLimit | None = None, tls: ServerTls | None = None
+    ) -> None:
+        """`byte_limit`: of all bodies in progress; None: unlimited. `tls`: None for plain HTTP."""
         self.bounds = bounds
         self.byte_limit = byte_limit or ByteLimit(None)
+        self.tls = tls
         self.open = 0
         self.closed = Counter(dict.fromkeys(CLOSE_REASONS, 0))
         """By reason; only those that the server closed."""

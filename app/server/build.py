@@ -21,6 +21,7 @@ from app.admin.views import Views
 from app.auth.authenticator import Authenticator
 from app.auth.quotas import limits_by_tenant
 from app.auth.store import KeyStore
+from app.auth.tls import ServerTls
 from app.config import LoadedSettings, ServerSettings, Settings
 from app.http.app import Lifespan, build_app
 from app.http.clocks import ConnectionBounds, Connections
@@ -110,7 +111,7 @@ def build(
         inference.pipeline,
         _build_routes(loaded.settings),
         _build_routers(loaded, inference, monitors, connections, keys),
-        _build_lifespan(loaded.settings, inference, monitors, keys, grpc_listener, authenticator),
+        _build_lifespan(loaded.settings, inference, monitors, keys, connections.tls, grpc_listener, authenticator),
         _origin_rules(loaded.settings.server),
         authenticator,
     )
@@ -202,6 +203,7 @@ def _build_lifespan(
     inference: _Inference,
     monitors: _Monitors,
     keys: KeyStore,
+    tls: ServerTls | None,
     grpc_listener: "GrpcListener | None",
     authenticator: Authenticator | None,
 ) -> Lifespan:
@@ -213,6 +215,8 @@ def _build_lifespan(
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(background_task(monitors.loop_lag.run()))
             await stack.enter_async_context(background_task(keys.watch()))
+            if tls is not None:
+                await stack.enter_async_context(background_task(tls.watch()))
             stack.callback(inference.service.close)
             stack.callback(pipeline.close)
             # Only the ledger: an instance that was abandoned may still compute in its leases.

@@ -7,15 +7,18 @@ import socket
 import sys
 import threading
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 import uvicorn
 
 from app.auth.store import KeyStore
-from app.config import ConfigError, LoadedSettings, ServerSettings, Settings
+from app.auth.tls import ServerTls
+from app.config import ConfigError, ConfigIssue, LoadedSettings, ServerSettings, Settings
+from app.config.tls_files import TlsFileError
 from app.http.clocks import ConnectionBounds, Connections
 from app.http.protocol import BoundedHttpProtocol
+from app.http.tls import tls_protocol
 from app.inference.lifecycle import Lifecycle
 from app.observability.logs import FLUSH_S, close_logs, configure_logging, flush_logs
 from app.server.build import build
@@ -78,16 +81,17 @@ def _serve(loaded: LoadedSettings, api_key: str, log_to_terminal: bool) -> int:
     log_requests = settings.logging.requests or ("all" if log_to_terminal else "slow_and_failed")
     listener = _listen(settings.server.host, settings.server.port)
     keys = _open_keys(loaded, api_key, listener)
-    grpc_listener = _open_grpc_listener(settings)
+    tls = _server_tls(loaded, listener)
+    grpc_listener = _open_grpc_listener(settings, tls)
     for warning in loaded.warnings:
         log.warning("deprecated key", place=warning.place, key=warning.key, reason=warning.message)
-    connections = _connections(settings.server)
+    connections = _connections(settings.server, tls)
     server = build(loaded, log_requests, grpc_listener=grpc_listener, connections=connections, keys=keys)
     host, port = listener.getsockname()[:2]
     config = uvicorn.Config(
         server.app,
         loop="uvloop" if os.name != "nt" else "asyncio",
-        http=type("HttpProtocol", (BoundedHttpProtocol,), {"limits": connections}),
+        http=_http_class(connections),
         interface="asgi3",
         ws="none",
         lifespan="on",
@@ -124,14 +128,30 @@ def _open_keys(loaded: LoadedSettings, api_key: str, listener: socket.socket) ->
         raise
 
 
-def _connections(settings: ServerSettings) -> Connections:
+def _http_class(connections: Connections) -> Any:
+    """Return the class of connections for uvicorn.Config."""
+    http = type("HttpProtocol", (BoundedHttpProtocol,), {"limits": connections})
+    return http if connections.tls is None else tls_protocol(http, connections.tls, connections)
+
+
+def _server_tls(loaded: LoadedSettings, listener: socket.socket) -> ServerTls | None:
+    """Read the certificate; None without TLS. Raises ConfigError, with the listener closed."""
+    files = loaded.tls_files()
+    try:
+        return None if files is None else ServerTls(files)
+    except TlsFileError as error:
+        listener.close()
+        raise ConfigError([ConfigIssue("config", None, f"server.{error.key}", error.message, "invalid")]) from error
+
+
+def _connections(settings: ServerSettings, tls: ServerTls | None) -> Connections:
     """Return the bounds of connections, as far as the limit on file descriptors permits."""
     most = connections_within_limit(settings.max_connections)
     bounds = ConnectionBounds(settings.header_timeout_s, settings.body_timeout_s, most)
-    return Connections(bounds, ByteLimit(settings.max_buffered_bytes))
+    return Connections(bounds, ByteLimit(settings.max_buffered_bytes), tls)
 
 
-def _open_grpc_listener(settings: Settings) -> "GrpcListener | None":
+def _open_grpc_listener(settings: Settings, tls: ServerTls | None) -> "GrpcListener | None":
     """Open the port of gRPC; None if it is switched off. Raises CannotListenError.
 
     grpcio is imported only for an open port: it takes memory and start-up time.
@@ -142,7 +162,7 @@ def _open_grpc_listener(settings: Settings) -> "GrpcListener | None":
     from app.grpc.listener import open_listener
 
     try:
-        return open_listener(settings.server, is_checked=settings.auth.mode != "off")
+        return open_listener(settings.server, is_checked=settings.auth.mode != "off", tls=tls)
     except CannotListen as error:
         raise CannotListenError(f"server.grpc_port: {error}; choose another port, or 0 for no gRPC") from error
 

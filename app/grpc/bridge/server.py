@@ -10,6 +10,7 @@ from typing import Any, cast
 import grpc
 import structlog
 
+from app.auth.tls import ServerTls, grpc_credentials
 from app.grpc.bridge.arrivals import Arrivals
 from app.grpc.bridge.calls import StreamMethod, UnaryMethod
 from app.grpc.bridge.interceptor import CallInterceptor
@@ -96,14 +97,16 @@ class GrpcServer:
             interceptors=[self._interceptor] if self._interceptor is not None else None,
         )
 
-    def bind(self, host: str, port: int) -> int:
+    def bind(self, host: str, port: int, tls: ServerTls | None = None) -> int:
         """Open the port and return its number; with 0 the system chooses it. Clients that connect now are answered
-        after `start`.
+        after `start`. `tls`: None for plain connections.
 
         Raises CannotListen.
         """
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
+            if tls is not None:
+                return self._server.add_secure_port(address, grpc_credentials(tls))
             return self._server.add_insecure_port(address)
         except RuntimeError as error:
             raise CannotListen(f"cannot listen on {address}") from error
