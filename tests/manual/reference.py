@@ -1,30 +1,28 @@
-"""Write the generated parts of the manual: configuration keys, errors, metrics, the tree of the code.
+"""Write the generated parts of the manual: configuration keys, errors, metrics, scopes, the tree of the code.
 
 `python -m tests.manual.reference` rewrites them in docs/; a test compares them with the code.
 """
 
 import ast
-import asyncio
 import inspect
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
-from unittest.mock import patch
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
-from starlette.types import Message, Scope
 
 import app.protocols.errors as wire_errors
-from app.config import load_settings
+from app.auth.access import GRPC_ACCESS, HTTP_ACCESS
+from app.auth.principal import Scope
 from app.config.auth_settings import TenantSettings
 from app.config.loading import Settings
-from app.server.build import build
 from frameworks.errors import RoundhouseError
 from frameworks.settings import ModelEntry, OnnxModelEntry, TorchModelEntry
 from memory.sizes import format_size, parse_size
+from tests.manual.scrape import metric_families
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -36,18 +34,6 @@ _TYPES_WITHOUT_SCHEMA = {
     "warm_up": "list of tables of values",
 }
 _LARGEST_COUNT = 2**31 - 1
-_METRICS_SCOPE: Scope = {
-    "type": "http",
-    "http_version": "1.1",
-    "method": "GET",
-    "scheme": "http",
-    "path": "/metrics",
-    "raw_path": b"/metrics",
-    "query_string": b"",
-    "headers": [(b"host", b"127.0.0.1")],
-    "client": ("127.0.0.1", 1),
-    "server": ("127.0.0.1", 8080),
-}
 
 
 def configuration() -> str:
@@ -93,7 +79,7 @@ def metrics() -> str:
     rows = [
         f"| `{family.name}{'_total' if family.type == 'counter' else ''}` | {family.type} "
         f"| {', '.join(_code(label) for label in family._labelnames)} | {_cell(family.documentation)} |"
-        for family in sorted(_metric_families(), key=lambda family: str(family.name))
+        for family in sorted(metric_families(), key=lambda family: str(family.name))
     ]
     return "\n".join(["| metric | type | labels | meaning |", "|---|---|---|---|", *rows])
 
@@ -112,11 +98,25 @@ def tree() -> str:
     return "\n".join(["```text", *lines, "```"])
 
 
+def access() -> str:
+    """Return the table of the scope that each route and each gRPC method needs."""
+    needs = [
+        (f"{method} {path}", each.scope) for path, methods in HTTP_ACCESS.items() for method, each in methods.items()
+    ]
+    needs += [(path.removeprefix("/"), each.scope) for path, each in GRPC_ACCESS.items()]
+    rows = [
+        f"| {_code(scope or '') or 'no key'} | {', '.join(_code(name) for name, needed in needs if needed == scope)} |"
+        for scope in (None, *Scope)
+    ]
+    return "\n".join(["| scope | routes and gRPC methods |", "|---|---|", *rows])
+
+
 PARTS: Mapping[str, tuple[str, Callable[[], str]]] = {
     "configuration": ("configuration.md", configuration),
     "errors": ("errors.md", errors),
     "error-tree": ("errors.md", error_tree),
     "metrics": ("metrics.md", metrics),
+    "access": ("security.md", access),
     "tree": ("architecture.md", tree),
 }
 """Name of each generated part -> its page and the function that writes it."""
@@ -249,29 +249,6 @@ def _tree_lines(error: type[RoundhouseError], indent: str) -> Iterator[str]:
     for each in error.__subclasses__():
         if each.__module__ in ("frameworks.errors", "app.auth.errors", "app.protocols.errors"):
             yield from _tree_lines(each, indent + "  ")
-
-
-def _metric_families() -> list[Any]:
-    """Return the families of prometheus_client that a scrape of a server without models collects."""
-    families: list[Any] = []
-
-    def capture(registry: Any) -> bytes:
-        families.extend(registry.collect())
-        return b""
-
-    async def receive() -> Message:
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    async def send(message: Message) -> None:
-        assert message.get("status", 200) == 200
-
-    async def scrape() -> None:
-        await build(load_settings(None, {}), "none").app(_METRICS_SCOPE, receive, send)
-
-    with patch("prometheus_client.generate_latest", capture):
-        asyncio.run(scrape())
-    assert families
-    return families
 
 
 def _code(text: str) -> str:
