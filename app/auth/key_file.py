@@ -35,6 +35,9 @@ _EXPECTED: Mapping[str | int, str] = {
     "secret_sha256": "64 hexadecimal digits",
 }
 _KeyId = Annotated[str, Field(pattern=r"^[a-z0-9]{12}$")]
+# Other times would have no year from 1 to 9999 in UTC, in which they are written.
+_FIRST, _LAST = datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
+_Time = Annotated[AwareDatetime, Field(ge=_FIRST, le=_LAST)]
 
 
 class InvalidKeysFile(Exception):
@@ -59,8 +62,8 @@ class _Row(BaseModel):
     scopes: Annotated[tuple[Annotated[Scope, Field(strict=False)], ...], Field(strict=False, min_length=1)]
     models: Annotated[tuple[Pattern, ...], Field(strict=False, min_length=1)] = ("*",)
     secret_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    created: AwareDatetime
-    expires: AwareDatetime | None = None
+    created: _Time
+    expires: _Time | None = None
     signed: bool = False
     replaced_by: _KeyId | None = None
 
@@ -229,8 +232,6 @@ def _parse_table(table: Any, number: int) -> Key:
         else:
             message = describe_error(error)
         raise ValueError(f"{place}: {message}") from None
-    except (OverflowError, OSError) as error:
-        raise ValueError(f"keys[{number}]: expected times from year 1 to 9999; create the key again") from error
 
 
 def _format_key(key: Key) -> str:

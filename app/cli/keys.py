@@ -117,7 +117,10 @@ def _create(options: argparse.Namespace) -> None:
 def _list(options: argparse.Namespace) -> None:
     from app.auth.key_file import read_keys
 
-    keys, _ = read_keys(_file(options)[0])
+    file, _ = _file(options)
+    keys, version = read_keys(file)
+    if version is None:
+        print(f"{file}: no such file; `roundhouse keys create` makes it", file=sys.stderr)
     if options.json:
         print(json.dumps([_as_json(key) for key in keys.values()], indent=2))
         return

@@ -75,6 +75,8 @@ def test_parse_of_any_text_raises_valueerror_only(text: str) -> None:
         (("0" * 64, "0" * 63), "keys[1].secret_sha256: expected 64 hexadecimal digits; create the key again"),
         (("0" * 64, "g" * 64), "keys[1].secret_sha256: expected 64 hexadecimal digits"),
         (("16:00:00Z", "16:00:00"), "keys[1].created: expected"),
+        (("2026-11-22T16:00:00Z", "1969-12-31T23:59:59Z"), "keys[1].created: expected at least 1970-01-01"),
+        (("2026-11-22T16:00:00Z", "9999-12-31T23:59:59-12:00"), "keys[1].created: expected at most 9999-12-31"),
         (("created", "expires"), "keys[1].created: expected a value, got none"),
         (("tenant", "secret"), "keys[1].tenant: expected a value, got none"),
         (("tenant =", "signed = 1\ntenant ="), "keys[1].signed: expected true or false, got 1"),

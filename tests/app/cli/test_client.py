@@ -1,5 +1,6 @@
 """The client of the command line against servers other than Roundhouse."""
 
+import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -18,9 +19,16 @@ RESPONSES = {
 
 
 class OtherServer(BaseHTTPRequestHandler):
-    """Sends the response of RESPONSES for the path."""
+    """Sends the response of RESPONSES for the path, or its `authorization` header; `/moved` is elsewhere."""
 
     def do_GET(self) -> None:
+        if self.path == "/moved":
+            self.send_response(302)
+            self.send_header("location", "/authorization")
+            self.end_headers()
+            return
+        if self.path == "/authorization":
+            RESPONSES[self.path] = (200, json.dumps(self.headers["authorization"]).encode())
         status, body = RESPONSES[self.path]
         self.send_response(status)
         self.send_header("content-length", str(len(body)))
@@ -50,6 +58,19 @@ def test_call_decodes_json_and_reports_other_bodies(url: str) -> None:
     assert (status, response["error"]["message"]) == (500, "\ufffd" * 500)
     status, response = call(url, "GET", "/broken")
     assert (status, response["error"]["code"]) == (0, "unreachable")
+
+
+def test_call_sends_key_to_this_server_only(url: str) -> None:
+    assert call(url, "GET", "/authorization", api_key="rh_key") == (200, "Bearer rh_key")
+    assert call(url, "GET", "/authorization") == (200, None)
+    assert call(url, "GET", "/moved", api_key="rh_key") == (200, None)
+
+
+@pytest.mark.parametrize("key", ["a b", "a\r\nx: y", "schlüssel"])
+def test_invalid_key_is_not_sent(url: str, key: str) -> None:
+    status, response = call(url, "GET", "/authorization", api_key=key)
+    assert (status, response["error"]["code"]) == (0, "invalid_key")
+    assert key not in response["error"]["message"]
 
 
 def test_call_without_server_returns_unreachable() -> None:

@@ -158,6 +158,13 @@ def test_variable_in_two_spellings_is_an_issue() -> None:
     assert "roundhouse_server__port" in str(issue)
 
 
+def test_api_key_is_no_setting() -> None:
+    assert load_settings(None, {"ROUNDHOUSE_API_KEY": "a secret"}).settings == Settings()
+    with pytest.raises(ConfigError, match="roundhouse_api_key: unknown variable") as refused:
+        load_settings(None, {"roundhouse_api_key": "a secret"})
+    assert "a secret" not in str(refused.value)
+
+
 def test_kubernetes_service_variables_are_ignored() -> None:
     kubernetes = {
         "ROUNDHOUSE_SERVICE_HOST": "10.0.0.1",
