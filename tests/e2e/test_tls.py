@@ -160,7 +160,9 @@ def test_new_certificate_is_used_without_lost_requests(tmp_path: Path) -> None:
     with tls_serving(tmp_path) as server:
         stop = threading.Event()
         failures: list[object] = []
-        threads = [threading.Thread(target=_keep_asking, args=(server, stop, failures, kept)) for kept in (True, False)]
+        threads = [
+            threading.Thread(target=_send_requests, args=(server, stop, failures, kept)) for kept in (True, False)
+        ]
         for thread in threads:
             thread.start()
         for _ in range(3):
@@ -176,7 +178,7 @@ def test_new_certificate_is_used_without_lost_requests(tmp_path: Path) -> None:
         assert server.reloads("loaded") >= 3
 
 
-def _keep_asking(server: TlsServer, stop: threading.Event, failures: list[object], is_kept: bool) -> None:
+def _send_requests(server: TlsServer, stop: threading.Event, failures: list[object], is_kept: bool) -> None:
     context = server.context()
     headers = {} if is_kept else {"connection": "close"}
     with httpx.Client(base_url=server.url, verify=context, trust_env=False, timeout=120) as client:
