@@ -13,25 +13,31 @@ _TIMEOUT_S = 600
 _HEADER_VALUE = re.compile("[!-~]+")
 
 
-def call(url: str, method: str, path: str, body: object = None, api_key: str = "") -> tuple[int, Any]:
+def call(
+    url: str, method: str, path: str, body: object = None, api_key: str = "", is_signed: bool = False
+) -> tuple[int, Any]:
     """Return the status and the decoded response; status 0 with an error in the usual form if no server answers.
 
-    `api_key`: sent as a bearer token, unless it is "".
+    `api_key`: sent as a bearer token, unless it is ""; with `is_signed` it signs the request and is not sent.
     """
     if not url.startswith(("http://", "https://")):
         return 0, _error("unreachable", f'--url: expected an http:// or https:// address, got "{url}"')
-    if api_key and not _HEADER_VALUE.fullmatch(api_key):
-        return 0, _error("invalid_key", "--api-key: expected visible ASCII characters, got others; copy it again")
+    address = url.rstrip("/") + quote(path)
+    data = b"" if body is None else json.dumps(body).encode()
+    try:
+        credentials = _credentials(method, address, data, api_key, is_signed)
+    except ValueError as error:
+        return 0, _error("invalid_key", f"--api-key: {error}")
     try:
         request = urllib.request.Request(  # noqa: S310 - checked above
-            url.rstrip("/") + quote(path),
-            data=None if body is None else json.dumps(body).encode(),
+            address,
+            data=data or None,
             headers={"content-type": "application/json"},
             method=method,
         )
-        if api_key:
+        for name, value in credentials.items():
             # Not sent to the target of a redirect.
-            request.add_unredirected_header("authorization", f"Bearer {api_key}")
+            request.add_unredirected_header(name, value)
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:  # noqa: S310
             return response.status, json.load(response)
     except urllib.error.HTTPError as error:
@@ -39,6 +45,17 @@ def call(url: str, method: str, path: str, body: object = None, api_key: str = "
             return error.code, _decode(error.read())
     except (OSError, ValueError, http.client.HTTPException) as error:
         return 0, _error("unreachable", f"--url: expected a Roundhouse server at {url}, got {error}")
+
+
+def _credentials(method: str, url: str, body: bytes, api_key: str, is_signed: bool) -> dict[str, str]:
+    """Return the headers that authenticate a request. Raises ValueError for a key that cannot be sent."""
+    if is_signed:
+        from app.cli.signing import signature_headers
+
+        return signature_headers(api_key, method, url, body)
+    if api_key and not _HEADER_VALUE.fullmatch(api_key):
+        raise ValueError("expected visible ASCII characters, got others; copy it again")
+    return {"authorization": f"Bearer {api_key}"} if api_key else {}
 
 
 def _decode(content: bytes) -> Any:

@@ -117,6 +117,9 @@ def _command(commands: Any, name: str, description: str, example: str) -> argpar
 def _add_server(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", default=_DEFAULT_URL, help="address of the server; default: %(default)s")
     parser.add_argument("--api-key", metavar="KEY", help="default: ROUNDHOUSE_API_KEY, which other users cannot see")
+    parser.add_argument(
+        "--sign", action="store_true", help="sign the request, for a key that was created with --signed"
+    )
 
 
 def _api_key(options: argparse.Namespace) -> str:
@@ -187,7 +190,7 @@ def _models(options: argparse.Namespace) -> int:
     from app.cli.client import call
     from memory.sizes import format_size
 
-    status, response = call(options.url, "GET", "/models", api_key=_api_key(options))
+    status, response = call(options.url, "GET", "/models", api_key=_api_key(options), is_signed=options.sign)
     if status != 200 or options.json:
         print(json.dumps(response, indent=2))
         return 0 if status == 200 else 1
@@ -217,7 +220,7 @@ def _infer(options: argparse.Namespace) -> int:
     except (OSError, ValueError) as error:
         print(f"cannot read JSON: {error}", file=sys.stderr)
         return 2
-    status, response = call(options.url, "POST", f"/models/{options.name}/infer", body, _api_key(options))
+    status, response = call(options.url, "POST", f"/models/{options.name}/infer", body, _api_key(options), options.sign)
     print(json.dumps(response))
     return 0 if status == 200 else 1
 

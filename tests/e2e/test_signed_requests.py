@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import random
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from app.auth.principal import Scope
+from app.cli import main
 from tests.e2e.configs import onnx_entries
 from tests.e2e.server import GRPC_PORT, WAIT_S, RunningServer, free_port, serving
 from tests.support.keyring import make_key, write_keys
@@ -22,6 +24,7 @@ from tests.support.signing import signed_headers
 SIGNED = make_key("search", is_signed=True)
 READER = make_key("search", Scope.READ, is_signed=True)
 PLAIN = make_key("search")
+OPERATOR = make_key("default")
 PATH = "/models/vector/infer"
 BODY = b'{"inputs": {"x": [1.5, 2.5]}}'
 SERVICE = "/inference.GRPCInferenceService"
@@ -30,7 +33,7 @@ SERVICE = "/inference.GRPCInferenceService"
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("signed")
-    write_keys(folder / "keys.toml", SIGNED, READER, PLAIN)
+    write_keys(folder / "keys.toml", SIGNED, READER, PLAIN, OPERATOR)
     config = onnx_entries(folder, {"vector": onnx_graphs.identity("float32", None)})
     config += '[auth]\nmode = "required"\n[server]\nmax_body_bytes = "64MiB"\n'
     with serving(folder, config, {GRPC_PORT: free_port()}) as running:
@@ -186,6 +189,53 @@ def test_covered_header_is_checked(server: RunningServer) -> None:
     assert send(server, headers).status_code == 200
     headers = signed_headers(SIGNED.text, "POST", PATH, BODY, further=further)
     assert_unauthenticated(send(server, headers | {"content-type": "application/jsonl"}), "signature: expected")
+
+
+def test_command_line_signs(server: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--url", server.url, "--api-key", SIGNED.text, "--sign"]
+    assert main(["models", *options]) == 0
+    assert "vector" in capsys.readouterr().out
+    assert main(["infer", "vector", "--inputs", '{"x": [1.5]}', *options]) == 0
+    assert json.loads(capsys.readouterr().out)["outputs"]["y"]["data"] == [1.5]
+
+
+@pytest.mark.parametrize("key", ["", "k" * 20, "rh_abc_def", "rh_abcdefghijk1_\xe4"])
+def test_command_line_needs_key_to_sign(key: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "--url", "http://127.0.0.1:1", "--api-key", key, "--sign"]) == 1
+    assert "--api-key: expected rh_" in capsys.readouterr().out
+
+
+def test_mutated_credentials_are_refused(server: RunningServer) -> None:
+    source = random.Random(0)
+
+    def mutated() -> dict[str, str]:
+        headers = signed_headers(SIGNED.text, "POST", PATH, BODY)
+        name = source.choice(sorted(headers))
+        value = headers[name]
+        start = source.randrange(len(value))
+        added = source.choice(["", "!", '"', ";a=1", ", b=:AAAA:", "=" * 2000])
+        headers[name] = value[:start] + added + value[start + source.randrange(1, 5) :]
+        return headers
+
+    # Refusals of an address with many of them are delayed.
+    with ThreadPoolExecutor(32) as threads:
+        statuses = list(threads.map(lambda headers: send(server, headers).status_code, [mutated() for _ in range(200)]))
+    assert set(statuses) == {401}
+
+
+def test_refusals_are_counted(server: RunningServer) -> None:
+    def num_refused() -> float:
+        page = server.client.get("/metrics", headers=OPERATOR.headers).text
+        name = 'roundhouse_auth_failures_total{reason="signature"} '
+        return float(next(line for line in page.splitlines() if line.startswith(name)).removeprefix(name))
+
+    send(server, signed_headers(SIGNED.text, "POST", PATH, BODY, created=1))
+    before = num_refused()
+    send(server, signed_headers(SIGNED.text, "POST", PATH, BODY, created=1))
+    send(server, signed_headers(SIGNED.text, "POST", PATH, BODY), body=BODY + b" ")
+    send(server, signed_headers(SIGNED.text, "POST", "/models", b"{}"), target="/models", body=b"{ }")
+    refusal(server, "ModelInfer", [infer_message(2.5)], infer_message(1.5))
+    assert num_refused() == before + 4
 
 
 def infer_message(value: float) -> bytes:
