@@ -86,16 +86,16 @@ def test_signed_key_without_signature_is_refused(authenticator: Authenticator) -
 
 
 @pytest.mark.parametrize(
-    ("headers", "presented"),
+    "headers",
     [
-        ([(b"authorization", BEARER)], KEY.text),
-        ([(b"authorization", b"bearer " + KEY.text.encode())], KEY.text),
-        ([(b"x-api-key", KEY.text.encode())], KEY.text),
-        ([(b"x-api-key", KEY.text.encode()), (b"authorization", BEARER)], KEY.text),
+        [(b"authorization", BEARER)],
+        [(b"authorization", b"bearer " + KEY.text.encode())],
+        [(b"x-api-key", KEY.text.encode())],
+        [(b"x-api-key", KEY.text.encode()), (b"authorization", BEARER)],
     ],
 )
-def test_credentials_have_two_forms(headers: list[tuple[bytes, bytes]], presented: str) -> None:
-    assert read_credentials(headers) == presented.encode()
+def test_credentials_have_two_forms(headers: list[tuple[bytes, bytes]]) -> None:
+    assert read_credentials(headers) == KEY.text.encode()
 
 
 @pytest.mark.parametrize(
@@ -123,6 +123,7 @@ def test_unclear_credentials_are_refused(headers: list[tuple[bytes, bytes]], rea
         "api_key=a", "key=a", "a=b&key=", "access_token=a", "a&API-KEY=a", "x-api-key=1", "token=a", "apikey=a",
         "api%5Fkey=a", "%6bey=a", f"a={KEY.text}", f"{KEY.text}", f"a=%72{KEY.text[1:]}", "a=b;key=c",
     ],
+    ids=range(14),  # the keys differ from process to process
 )  # fmt: skip
 def test_key_in_query_is_refused(query: str) -> None:
     with pytest.raises(Unauthenticated) as raised:
