@@ -16,6 +16,7 @@ from pathlib import Path
 from tests.bench.calls import measure_calls
 from tests.bench.connections import measure_connections
 from tests.bench.cores import ALL_CORES
+from tests.bench.fairness import measure_fairness
 from tests.bench.fairness_generation import measure_fairness_generation
 from tests.bench.generation import measure_generation
 from tests.bench.generation_on_gpu import measure_generation_on_gpu
@@ -71,6 +72,10 @@ def _parts(folder: Path) -> dict[str, list[Callable[[], list[Row]]]]:
     image, vector = folder / "image.onnx", folder / "vector.onnx"
     write_image_model(image)
     write_vector_model(vector)
+    fairness = [
+        lambda: measure_fairness(folder, _MODELS / "minilm-onnx"),
+        lambda: measure_fairness_generation(folder),
+    ]
     return {
         "startup": [lambda: measure_startup(vector)],
         "calls": [lambda: measure_calls(folder, _MODELS)],
@@ -81,7 +86,6 @@ def _parts(folder: Path) -> dict[str, list[Callable[[], list[Row]]]]:
         "isolation": [lambda: measure_isolation(vector, _MODELS / "minilm-onnx")],
         "isolation-generation": [lambda: measure_isolation_generation(folder, vector, _MODELS / "minilm-onnx")],
         "generation": [lambda: measure_generation(folder), lambda: measure_generation_on_gpu(folder)],
-        "fairness": [lambda: measure_fairness_generation(folder)],
         "neighbours": [lambda: measure_neighbours(folder, _MODELS / "minilm")],
         "streams": [lambda: measure_streams(folder)],
         "soak": [lambda: measure_soak(folder)],
@@ -89,6 +93,8 @@ def _parts(folder: Path) -> dict[str, list[Callable[[], list[Row]]]]:
         "overload": [lambda: measure_overload(folder)],
         "connections": [lambda: measure_connections(folder, vector)],
         "lending": [lambda: measure_lending(folder, _MODELS), lambda: measure_swaps(folder, _MODELS)],
+        "fairness": fairness,
+        "auth": fairness,
         "loads": [lambda: measure_loads(folder, _MODELS)],
     }
 

@@ -28,6 +28,8 @@ class Connection:
         self._writer = writer
         self.body = b""
         """The body of the last answer."""
+        self.head = b""
+        """Its head, in small letters."""
 
     @classmethod
     async def to(cls, port: int) -> "Connection":
@@ -37,7 +39,7 @@ class Connection:
         """Return the status of the complete answer. Raises TimeoutError if it hangs."""
         async with asyncio.timeout(_LIMIT_S):
             self._writer.write(request)
-            head = (await self._reader.readuntil(b"\r\n\r\n")).lower()
+            self.head = head = (await self._reader.readuntil(b"\r\n\r\n")).lower()
             length = head.partition(b"content-length:")[2].partition(b"\r\n")[0]
             self.body = await self._reader.readexactly(int(length))
         return int(head[9:12])
@@ -46,10 +48,12 @@ class Connection:
         self._writer.close()
 
 
-def request_of(path: str, body: bytes) -> bytes:
-    """Return the bytes of a POST."""
+def request_of(path: str, body: bytes, key: str | None = None) -> bytes:
+    """Return the bytes of a POST, with a key if the server requires one."""
+    authorization = "" if key is None else f"authorization: Bearer {key}\r\n"
     head = (
-        f"POST {path} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        f"POST {path} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n{authorization}"
+        f"content-length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
 
