@@ -49,6 +49,8 @@ def watched_servers(folder: Path) -> Iterator[Watched]:
         busy.client.headers["x-api-key"] = _KEY
         busy.wait_ready()
         failed.wait_for_log("model failed to load", model="missing")
+        # The counters of a tenant's tokens exist from its first text on.
+        busy.infer("tiny-llama", prompt="A list is", max_tokens=8)
         with socket.create_server(("127.0.0.1", 0)) as free:
             gone = f"127.0.0.1:{free.getsockname()[1]}"
         targets = [f"127.0.0.1:{server.port}" for server in (busy, failed)]
