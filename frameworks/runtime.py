@@ -1,6 +1,6 @@
 """Define the contract of a framework: Registry, BatchModel and StepModel. The layers above know only these."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -81,8 +81,10 @@ class StepModel(Protocol):
         """End a sequence. Does nothing for an unknown id."""
         ...
 
-    def step(self) -> StepResult:
+    def step(self, held: Collection[str] = ()) -> StepResult:
         """Compute one step: the next token of each running sequence, and a part of the prompts of new sequences.
+
+        `held`: names of tenants whose sequences are left out, unless the step would be empty.
 
         Without sequences, at the start and after the last abort, the step only reports stats. An error of one sequence
         is part of the result. Raises OutOfMemory or ModelFailed for all sequences; the caller then aborts them.

@@ -59,7 +59,7 @@ def tenant_family(slots: Iterable[ModelSlot], tenant: str | None) -> Family:
     """Return what each tenant has used of the devices. `tenant`: the only one that is shown; None: all."""
     return counter(
         "tenant_device_seconds",
-        "Device seconds that a tenant was charged: its rows' part of each batch. No name: requests without a key.",
+        "Device seconds that a tenant was charged: its part of each batch and step. No name: requests without a key.",
         ["tenant", "model"],
         [sample for slot in slots for sample in _tenant_seconds(slot, tenant)],
     )

@@ -6,6 +6,7 @@ Start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996) over the cost of the 
 
 import heapq
 from collections import deque
+from collections.abc import Collection, Iterable
 
 from frameworks.fairness import TenantShare
 from frameworks.generation.running import RunningSequences
@@ -78,12 +79,24 @@ class FairStep:
         for sequence in prompts:
             self._turn_of(sequence).next.append(sequence)
 
-    def schedule(self) -> list[TenantShare]:
+    def schedule(self, held: Collection[str] = ()) -> list[TenantShare]:
         """Add parts to the plan until it is full or no tenant has further work, and the cost of each tenant.
 
-        Return the shares of the tenants that have further work.
+        `held`: names of tenants that are left out, unless nothing else can be computed. Return the shares of the other
+        tenants that have further work.
         """
-        turns = list(self._turns.values())
+        others = [turn for name, turn in self._turns.items() if name not in held]
+        self._serve_all(others)
+        if not self._plan.parts:
+            # Their paused sequences may hold the blocks that the others need.
+            self._serve_all(turn for name, turn in self._turns.items() if name in held)
+        for turn in self._turns.values():
+            for sequence in turn.deferred:
+                turn.queue.waiting.add(sequence)
+        return [turn.queue.share for turn in others if turn.num_parts < turn.queue.share.queued]
+
+    def _serve_all(self, turns: Iterable[_Turn]) -> None:
+        turns = list(turns)
         heapq.heapify(turns)
         while turns and len(self._plan.parts) < self._max_sequences:
             turn = turns[0]
@@ -97,10 +110,6 @@ class FairStep:
             turn.num_parts += 1
             # Blocks that moved between tenants matter to ties only.
             heapq.heapreplace(turns, turn)
-        for turn in self._turns.values():
-            for sequence in turn.deferred:
-                turn.queue.waiting.add(sequence)
-        return [turn.queue.share for turn in self._turns.values() if turn.num_parts < turn.queue.share.queued]
 
     def _serve(self, turn: _Turn) -> float | None:
         """Plan the tenant's next part and return its cost; None if it has none in this step."""

@@ -4,6 +4,8 @@ Pure: it touches no tensor and reads no clock. Continuous batching after Orca (Y
 in parts beside decoding sequences after Sarathi-Serve (Agrawal et al., OSDI 2024).
 """
 
+from collections.abc import Collection
+
 from frameworks.generation.blocks import BlockPool
 from frameworks.generation.fair_step import FairStep
 from frameworks.generation.running import RunningSequences
@@ -68,15 +70,18 @@ class StepScheduler:
             self._running.remove(sequence)
         self._queues.forget(sequence)
 
-    def plan(self) -> StepPlan:
-        """Plan the next step. The plan is empty only if there is no sequence."""
+    def plan(self, held: Collection[str] = ()) -> StepPlan:
+        """Plan the next step. The plan is empty only if there is no sequence.
+
+        `held`: names of tenants that are left out if others have work.
+        """
         plan = StepPlan()
         queue = self._queues.only
         if queue is not None:
             self._plan_of_one_tenant(plan, queue)
             self._queues.charge(plan.costs)
         else:
-            limited = self._fair_step(plan).schedule()
+            limited = self._fair_step(plan).schedule(held)
             self._queues.charge(plan.costs)
             self._queues.level(limited)
         plan.parts.sort(key=lambda part: part.num_tokens > 1)

@@ -181,13 +181,14 @@ class StepStats:
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """Outcome of a step. `begun`: sequences computed for the first time, with the number of their prompt tokens found
-    in the cache. `failed`: sequences that end with an error.
+    in the cache. `failed`: sequences that end with an error. `costs`: of each tenant in the step, in any unit.
     """
 
     tokens: list[GeneratedToken]
     begun: list[tuple[int, int]]
     failed: list[tuple[int, Exception]]
     stats: StepStats
+    costs: tuple[tuple[Tenant, float], ...] = ()
 
 
 class TokenText(NamedTuple):

@@ -33,7 +33,8 @@ def start_serving(model: ModelIdentity, version: str, instances: LoadedModel) ->
     runs = model.runs[version]
     if instances[0].spec.task == "generate":
         generating = cast("Sequence[StepModel]", instances)
-        workers = [StepWorker(model.name, instance, runs.generated) for instance in generating]
+        clock = model.devices.of(instances[0].spec.device).clock
+        workers = [StepWorker(model.name, instance, runs.generated, clock) for instance in generating]
         return StepServing(generating[0], StepDispatcher(model.name, workers))
     answering = cast("Sequence[BatchModel]", instances)
     return BatchServing(

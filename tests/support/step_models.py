@@ -2,7 +2,8 @@
 
 import codecs
 import threading
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -205,30 +206,33 @@ class EchoModel:
         self.running.pop(sequence_id, None)
         self.waiting.pop(sequence_id, None)
 
-    def step(self) -> StepResult:
+    def step(self, held: Collection[str] = ()) -> StepResult:
         self._users += 1
         try:
             assert self._users == 1, "one thread at a time uses a model"
             assert not self.is_closed, "called after close"
-            return self._step()
+            return self._step(held)
         finally:
             self._users -= 1
 
-    def _step(self) -> StepResult:
+    def _step(self, held: Collection[str]) -> StepResult:
         preempted = self._preempt()
         while self.waiting and len(self.running) < self.slots:
             first = min(self.waiting, key=lambda i: self.waiting[i].request.priority)
             self.running[first] = self.waiting.pop(first)
-        if self.running:
-            self.steps.append([*self.running])
+        computed = {i: each for i, each in self.running.items() if each.request.tenant.name not in held}
+        computed = computed or dict(self.running)
+        if computed:
+            self.steps.append([*computed])
         else:
             self.empty_steps += 1
         if self.behaviour and self.given:
-            self.behaviour([self.tokenizer.decode(each.request.prompt_ids) for each in self.running.values()])
-        begun = [(i, self._begin(each)) for i, each in self.running.items() if not each.has_begun]
+            self.behaviour([self.tokenizer.decode(each.request.prompt_ids) for each in computed.values()])
+        begun = [(i, self._begin(each)) for i, each in computed.items() if not each.has_begun]
+        costs = Counter(each.request.tenant for each in computed.values())
         tokens = []
         failed: list[tuple[int, Exception]] = []
-        for sequence_id, sequence in list(self.running.items()):
+        for sequence_id, sequence in computed.items():
             token = _next_token(sequence)
             if token.token_id == FAILING:
                 failed.append((sequence_id, InvalidInput("prompt", "came to nothing")))
@@ -237,7 +241,7 @@ class EchoModel:
             if token.token_id == FAILING or token.finish_reason is not None:
                 del self.running[sequence_id]
         self._stats = self._collect_stats(begun, preempted)
-        return StepResult(tokens, begun, failed, self._stats)
+        return StepResult(tokens, begun, failed, self._stats, tuple(costs.items()))
 
     def warm_up(self) -> None:
         self.warm_ups += 1

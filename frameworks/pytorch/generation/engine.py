@@ -1,6 +1,7 @@
 """A generating model's step: schedule, compute, sample."""
 
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -85,7 +86,7 @@ class GeneratingModel:
         if known is not None:
             self._open_parts.scheduler.remove(known[0])
 
-    def step(self) -> StepResult:
+    def step(self, held: Collection[str] = ()) -> StepResult:
         """As StepModel.step."""
         parts = self._open_parts
         if torch.get_num_threads() != self._intra_op_threads:
@@ -96,7 +97,7 @@ class GeneratingModel:
         plan = StepPlan()
         if self._sequences:
             started_s = time.perf_counter()
-            plan = parts.scheduler.plan()
+            plan = parts.scheduler.plan(held)
             texts = sum(part.num_tokens == 1 for part in plan.parts)
             sampled = self._compute(parts, plan)
             parts.scheduler.advance(plan)
@@ -109,7 +110,8 @@ class GeneratingModel:
                     failed.append((sequence.sequence_id, chosen))
             prompt_tokens = sum(part.num_tokens for part in plan.parts) - texts
             parts.scheduler.cost.learn(texts, prompt_tokens, time.perf_counter() - started_s)
-        return StepResult(tokens, plan.begun, failed, self._stats(parts))
+        costs = tuple((share.tenant, cost) for share, cost in plan.costs.items())
+        return StepResult(tokens, plan.begun, failed, self._stats(parts), costs)
 
     def warm_up(self) -> None:
         """Run two short sequences to their ends, and read the vocabulary for constrained texts, which would delay the

@@ -15,7 +15,9 @@ from frameworks.generation.types import SequenceRequest, StepResult, StepStats
 from frameworks.runtime import StepModel
 from frameworks.scheduling.batch.request import BatchCounts
 from frameworks.scheduling.batch.worker import without_frames
+from frameworks.scheduling.device_clock import DeviceClock
 from frameworks.scheduling.idle import next_message
+from frameworks.scheduling.steps.charging import StepCharges
 from frameworks.scheduling.steps.token_feed import TenantTokens, TokenFeed
 
 log = structlog.get_logger(__name__)
@@ -23,8 +25,8 @@ log = structlog.get_logger(__name__)
 # Maximum delay before buffered tokens are delivered; the stats of a step are old by then.
 _MAX_DELIVERY_DELAY_S = 0.05
 
-Message = SequenceRequest | int | None
-"""A sequence to add, the id of a sequence to abort, or None: no more messages follow."""
+Message = SequenceRequest | int | frozenset[str] | None
+"""A sequence to add, the id of a sequence to abort, the names of the held tenants, or None: no more messages follow."""
 
 
 @dataclass(slots=True)
@@ -91,8 +93,10 @@ class StepWorker:
     When the thread dies, every feed fails, so that no reader hangs.
     """
 
-    def __init__(self, name: str, model: StepModel, counts: StepCounts) -> None:
-        """Start the thread. `counts`: the worker adds each step to it."""
+    def __init__(self, name: str, model: StepModel, counts: StepCounts, clock: DeviceClock | None = None) -> None:
+        """Start the thread. `counts`: the worker adds each step to it. `clock`: of the device, which other models may
+        use too.
+        """
         self._name = name
         self._counts = counts
         self._feeds: dict[int, TokenFeed] = {}
@@ -108,6 +112,8 @@ class StepWorker:
         self._has_stats = False
         self.is_dead = False
         self._thread = _StepThread(name, model, on_steps=self._deliver, on_failed=self._fail, on_ended=self._end)
+        # A hold needs no answer, so it does not count as sent.
+        self._charges = StepCharges(clock or DeviceClock(), counts.steps, self._thread.send)
 
     @property
     def num_sequences(self) -> int:
@@ -128,6 +134,7 @@ class StepWorker:
             feed.tenant_tokens = self._counts.tenants.setdefault(request.tenant.name, TenantTokens())
             self._prompt_lengths[request.sequence_id] = len(request.prompt_ids)
         feed.attach(request.sequence_id, self._abort_sequence)
+        self._charges.open(request.sequence_id, request.tenant)
         self._send(request)
 
     def close(self) -> asyncio.Future[None]:
@@ -164,6 +171,7 @@ class StepWorker:
         # The totals before the first step belong to the warm-up.
         self._counts.add(result, self.stats if self._has_stats else result.stats, ended_s - started_s)
         self.stats, self._has_stats = result.stats, True
+        self._charges.charge(result.costs, ended_s - started_s)
         feeds = self._feeds
         for sequence_id, num_cached_tokens in result.begun:
             if (feed := feeds.get(sequence_id)) is not None:
@@ -176,17 +184,18 @@ class StepWorker:
                     feed.tenant_tokens.generated += 1
                 if token.finish_reason is not None:
                     del feeds[token.sequence_id]
+                    self._charges.end(token.sequence_id)
                 feed.push(token, ended_s)
         for sequence_id, error in result.failed:
             if (feed := feeds.pop(sequence_id, None)) is not None:
-                self._prompt_lengths.pop(sequence_id, None)
+                self._forget(sequence_id)
                 feed.fail_sequence(sequence_id, error)
 
     def _fail(self, sequence_ids: Iterable[int], error: Exception, num_processed: int) -> None:
         self._num_processed = num_processed
         for sequence_id in sequence_ids:
             if (feed := self._feeds.pop(sequence_id, None)) is not None:
-                self._prompt_lengths.pop(sequence_id, None)
+                self._forget(sequence_id)
                 feed.fail_sequence(sequence_id, error)
 
     def _end(self) -> None:
@@ -199,8 +208,12 @@ class StepWorker:
 
     def _abort_sequence(self, sequence_id: int) -> None:
         del self._feeds[sequence_id]
-        self._prompt_lengths.pop(sequence_id, None)
+        self._forget(sequence_id)
         self._send(sequence_id)
+
+    def _forget(self, sequence_id: int) -> None:
+        self._prompt_lengths.pop(sequence_id, None)
+        self._charges.end(sequence_id)
 
     def _send(self, message: Message) -> None:
         self._num_sent += 1
@@ -230,9 +243,10 @@ class _StepThread:
         self._loop = asyncio.get_running_loop()
         self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._num_processed = 0
-        # The sequences of the model that have not ended, and those of them whose reader waits for each token.
-        self._active: set[int] = set()
+        # The tenants of the sequences that have not ended, and those sequences whose reader waits for each token.
+        self._active: dict[int, str] = {}
         self._streamed: set[int] = set()
+        self._held: frozenset[str] = frozenset()
         self._undelivered: list[CompletedStep] = []
         self._is_stats_due = False
         self._is_ending = False
@@ -260,8 +274,11 @@ class _StepThread:
 
     def _process_messages(self) -> bool:
         """Process the queued messages; wait for one where there is nothing to do. Returns False to end the thread."""
-        while not self._messages.empty() or not (self._active or self._is_stats_due or self._is_ending):
+        while not self._messages.empty() or self._has_to_wait():
             message = next_message(self._messages, self._model.on_idle)
+            if isinstance(message, frozenset):
+                self._held = message
+                continue
             self._num_processed += 1
             if message is None:
                 self._is_ending = True
@@ -270,11 +287,21 @@ class _StepThread:
                 self._forget({message})
                 self._abort(message)
             else:
-                self._active.add(message.sequence_id)
+                self._active[message.sequence_id] = message.tenant.name
                 if not message.is_read_whole:
                     self._streamed.add(message.sequence_id)
                 self._add(message)
         return bool(self._active) or (self._is_stats_due and not self._is_ending)
+
+    def _has_to_wait(self) -> bool:
+        """Whether there is nothing to compute, or only sequences of held tenants."""
+        if self._is_stats_due or self._is_ending:
+            return False
+        if self._active and not (self._held and self._held.issuperset(self._active.values())):
+            return False
+        # A hold ends only after its steps are charged.
+        self._report_steps()
+        return True
 
     def _add(self, request: SequenceRequest) -> None:
         try:
@@ -292,7 +319,7 @@ class _StepThread:
         self._is_stats_due = False
         started_s = time.perf_counter()
         try:
-            result = self._model.step()
+            result = self._model.step(self._held)
             ended_s = time.perf_counter()
             ended = {token.sequence_id for token in result.tokens if token.finish_reason is not None}
             ended.update(sequence_id for sequence_id, _ in result.failed)
@@ -301,14 +328,15 @@ class _StepThread:
             return
         self._forget(ended)
         self._undelivered.append(CompletedStep(result, started_s, ended_s, self._num_processed))
-        is_urgent = self._streamed or ended or result.begun or not self._active
+        is_urgent = self._streamed or ended or result.begun or self._held or not self._active
         if is_urgent or ended_s - self._undelivered[0].ended_s > _MAX_DELIVERY_DELAY_S:
             self._report_steps()
         if self._active and not self._model.has_work:
             self._fail(list(self._active), RuntimeError("the model has lost its sequences"))
 
     def _forget(self, sequence_ids: set[int]) -> None:
-        self._active -= sequence_ids
+        for sequence_id in sequence_ids:
+            self._active.pop(sequence_id, None)
         self._streamed -= sequence_ids
 
     def _fail(self, sequence_ids: list[int], error: Exception) -> None:

@@ -3,10 +3,13 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from frameworks.generation.types import GeneratedToken, Sampling, SequenceRequest
+from frameworks.scheduling.device_clock import DeviceClock
 from frameworks.scheduling.steps.token_feed import TokenFeed
 from frameworks.scheduling.steps.worker import StepCounts, StepWorker
+from frameworks.tenants import DEFAULT_TENANT, Tenant
 from tests.support.batch_models import Gate
 from tests.support.loops import HANGS_AFTER_S, soon
 from tests.support.step_models import END, EchoModel
@@ -18,7 +21,8 @@ class WorkerHarness:
     def __init__(self, model: EchoModel) -> None:
         self.model = model
         self.counts = StepCounts()
-        self.worker = StepWorker("m", model, self.counts)
+        self.clock = DeviceClock()
+        self.worker = StepWorker("m", model, self.counts, self.clock)
         self.begun: list[int] = []
         self._last_id = 0
 
@@ -29,11 +33,13 @@ class WorkerHarness:
         priority: int = 5,
         feed: TokenFeed | None = None,
         is_read_whole: bool = False,
+        tenant: Tenant = DEFAULT_TENANT,
     ) -> TokenFeed:
         self._last_id += 1
         sequence_id = self._last_id
         feed = feed or TokenFeed(lambda: self.begun.append(sequence_id))
-        self.worker.open(sequence_request(sequence_id, prompt, max_tokens, priority, is_read_whole), feed)
+        request = sequence_request(sequence_id, prompt, max_tokens, priority, is_read_whole)
+        self.worker.open(replace(request, tenant=tenant), feed)
         return feed
 
 
@@ -61,6 +67,7 @@ async def running_worker(model: EchoModel) -> AsyncIterator[WorkerHarness]:
         await soon(lambda: not harness.worker.is_running)
         assert not model.has_work
         harness.worker.check_integrity()
+        assert not harness.clock.num_active, "a tenant without sequences is active"
     finally:
         await asyncio.wait_for(harness.worker.close(), 60)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import weakref
+from collections.abc import Collection
 from copy import copy
 from typing import Any
 
@@ -108,8 +109,8 @@ async def test_worker_runs_until_stats_after_failure() -> None:
 @in_loop
 async def test_lost_sequences_fail_their_readers() -> None:
     class Forgetful(EchoModel):
-        def step(self) -> StepResult:
-            result = super().step()
+        def step(self, held: Collection[str] = ()) -> StepResult:
+            result = super().step(held)
             self.running.clear()
             return result
 

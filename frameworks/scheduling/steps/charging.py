@@ -1,0 +1,74 @@
+"""Charge tenants for the steps of one model: on the clock of its device, and in the counts of its version."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from frameworks.fairness import TenantShare
+from frameworks.scheduling.batch.request import BatchCounts
+from frameworks.scheduling.device_clock import DeviceClock
+from frameworks.tenants import Tenant
+
+# A tenant may be this many steps ahead of another: a step runs while the charge of the one before it arrives.
+_STEPS_AHEAD = 2
+_NEWEST_WEIGHT = 0.2
+
+
+class StepCharges:
+    """The tenants that have sequences at one model. A tenant counts as one unit of queued work on the clock.
+
+    Tenants that are ahead of other tenants of the device are held: steps leave their sequences out. Owned by the event
+    loop.
+    """
+
+    def __init__(self, clock: DeviceClock, counts: BatchCounts, hold: Callable[[frozenset[str]], None]) -> None:
+        """`hold` is called with the names of all held tenants, whenever they change."""
+        self._clock = clock
+        self._counts = counts
+        self._hold = hold
+        self._share_of: dict[int, TenantShare] = {}
+        self._num_sequences: Counter[TenantShare] = Counter()
+        self._held: frozenset[str] = frozenset()
+        # Moving average of the seconds of a step.
+        self._step_s = 0.0
+
+    def open(self, sequence_id: int, tenant: Tenant) -> None:
+        """Note a new sequence."""
+        share = self._share_of[sequence_id] = self._clock.share(tenant)
+        self._num_sequences[share] += 1
+        if self._num_sequences[share] == 1:
+            self._clock.queue(share)
+
+    def end(self, sequence_id: int) -> None:
+        """Note that a sequence has ended. Does nothing where that is known."""
+        share = self._share_of.pop(sequence_id, None)
+        if share is None:
+            return
+        self._num_sequences[share] -= 1
+        if not self._num_sequences[share]:
+            del self._num_sequences[share]
+            self._clock.unqueue(share)
+            self._update()
+
+    def charge(self, costs: Iterable[tuple[Tenant, float]], seconds: float) -> None:
+        """Divide the seconds of a step by its costs, also among tenants whose sequences have ended since."""
+        shares = {self._clock.share(tenant): cost for tenant, cost in costs}
+        total = sum(shares.values())
+        if not total:
+            return
+        paid = {share: seconds * cost / total for share, cost in shares.items()}
+        self._clock.start(paid)
+        self._clock.finish(paid, paid)
+        self._counts.charge(paid)
+        self._step_s += (_NEWEST_WEIGHT if self._step_s else 1.0) * (seconds - self._step_s)
+        if self._held or self._clock.num_active > 1:
+            self._update()
+
+    def _update(self) -> None:
+        """Hold the tenants that are too far ahead, until the clock changes."""
+        bound_s = _STEPS_AHEAD * self._step_s
+        held = frozenset(share.tenant.name for share in self._num_sequences if self._clock.is_held(share, bound_s))
+        if held:
+            self._clock.hold(self._update)
+        if held != self._held:
+            self._held = held
+            self._hold(held)
