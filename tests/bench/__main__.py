@@ -33,6 +33,7 @@ from tests.bench.overload import measure_overload
 from tests.bench.quantization import measure_quantization
 from tests.bench.requests_cpu import measure_requests
 from tests.bench.servers import ROOT
+from tests.bench.signatures import measure_signatures
 from tests.bench.soak import measure_soak
 from tests.bench.startup import measure_startup
 from tests.bench.streams import measure_streams
@@ -80,6 +81,7 @@ def _parts(folder: Path) -> dict[str, list[Callable[[], list[Row]]]]:
         "startup": [lambda: measure_startup(vector)],
         "calls": [lambda: measure_calls(folder, _MODELS)],
         "requests": [lambda: measure_throughput(image, vector), lambda: measure_requests(image, vector)],
+        "auth": [lambda: measure_signatures(vector)],
         "open-inference": [lambda: measure_open_inference(image, vector), lambda: measure_grpc(vector)],
         "texts": [lambda: measure_text_throughput(_MODELS), lambda: measure_texts(_MODELS)],
         "quantization": [lambda: measure_quantization(_MODELS)],
