@@ -81,7 +81,6 @@ def _parts(folder: Path) -> dict[str, list[Callable[[], list[Row]]]]:
         "startup": [lambda: measure_startup(vector)],
         "calls": [lambda: measure_calls(folder, _MODELS)],
         "requests": [lambda: measure_throughput(image, vector), lambda: measure_requests(image, vector)],
-        "auth": [lambda: measure_signatures(vector)],
         "open-inference": [lambda: measure_open_inference(image, vector), lambda: measure_grpc(vector)],
         "texts": [lambda: measure_text_throughput(_MODELS), lambda: measure_texts(_MODELS)],
         "quantization": [lambda: measure_quantization(_MODELS)],
@@ -96,7 +95,7 @@ def _parts(folder: Path) -> dict[str, list[Callable[[], list[Row]]]]:
         "connections": [lambda: measure_connections(folder, vector)],
         "lending": [lambda: measure_lending(folder, _MODELS), lambda: measure_swaps(folder, _MODELS)],
         "fairness": fairness,
-        "auth": fairness,
+        "auth": [*fairness, lambda: measure_signatures(vector)],
         "loads": [lambda: measure_loads(folder, _MODELS)],
     }
 
