@@ -26,8 +26,8 @@ class DeviceClock(FairClock):
         """Call `wake` once, at the next change that may end a hold."""
         self._held.add(wake)
 
-    def start(self, costs: Mapping[TenantShare, float]) -> None:
-        super().start(costs)
+    def charge(self, share: TenantShare, cost: float) -> None:
+        super().charge(share, cost)
         self._wake_held()
 
     def finish(self, costs: Mapping[TenantShare, float], actual: Mapping[TenantShare, float]) -> None:
