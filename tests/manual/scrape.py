@@ -6,8 +6,11 @@ from unittest.mock import patch
 
 from starlette.types import Message, Scope
 
+from app.auth.principal import Principal
 from app.config import load_settings
+from app.observability.metrics import RequestRecord
 from app.server.build import build
+from frameworks.tenants import Tenant
 
 _METRICS_SCOPE: Scope = {
     "type": "http",
@@ -24,7 +27,10 @@ _METRICS_SCOPE: Scope = {
 
 
 def metric_families() -> list[Any]:
-    """Return the families of prometheus_client that a scrape of a server without models collects."""
+    """Return the families of prometheus_client that a scrape of a server without models collects.
+
+    A tenant's request was rejected before, so that the families have the label `tenant`.
+    """
     families: list[Any] = []
 
     def capture(registry: Any) -> bytes:
@@ -38,7 +44,10 @@ def metric_families() -> list[Any]:
         assert message.get("status", 200) == 200
 
     async def scrape() -> None:
-        await build(load_settings(None, {}), "none").app(_METRICS_SCOPE, receive, send)
+        app = build(load_settings(None, {}), "none").app
+        tenant = Principal(Tenant("search"))
+        app._observer.record_inference(RequestRecord("id", "POST", "/infer", 0.0, status=503, principal=tenant), 0.0)
+        await app(_METRICS_SCOPE, receive, send)
 
     with patch("prometheus_client.generate_latest", capture):
         asyncio.run(scrape())

@@ -1,11 +1,20 @@
 """The comparison of two versions' answers."""
 
+from collections import Counter
+from typing import Any
+
 import numpy as np
 import pytest
 
-from app.inference.shadowing import is_same
+from app.inference.context import RunContext
+from app.inference.shadowing import ShadowTraffic, is_same
+from frameworks.models.traffic import Share
+from frameworks.tenants import Tenant
 from frameworks.text.tokens import DetokenizeAnswer, TokenAnswer, TokenizeAnswer
 from frameworks.types import Answer, ClassifyAnswer, EmbedAnswer, ScoreAnswer
+from tests.support.batch_models import FakeRegistry, numbers
+from tests.support.loops import in_loop, soon
+from tests.support.managing import serving
 
 ROWS = np.array([[0.6, 0.8]], np.float32)
 
@@ -31,3 +40,26 @@ ROWS = np.array([[0.6, 0.8]], np.float32)
 )
 def test_shadow_outcome_compares_answers(one: Answer | TokenAnswer, other: Answer | TokenAnswer, same: bool) -> None:
     assert is_same(one, other) == same
+
+
+@in_loop
+async def test_copy_runs_for_tenant_of_request() -> None:
+    tenants: list[Tenant] = []
+
+    class Service:
+        async def infer(self, context: RunContext, _: object) -> Answer:
+            tenants.append(context.permit.tenant)
+            return {"y": ROWS}
+
+    outcomes: Counter[tuple[str, str, str]] = Counter()
+    service: Any = Service()
+    shadowing = ShadowTraffic(service, outcomes)
+    async with serving(FakeRegistry()) as manager:
+        slot = manager.slot("m")
+        slot.shadow = Share(slot.version, 100)
+        tenant = Tenant("one")
+        shadowing.copy(slot, numbers(1), {"y": ROWS}, tenant)
+        await soon(lambda: not shadowing.copies)
+        assert tenants == [tenant]
+        assert outcomes == {("m", slot.version, "same"): 1}
+        await shadowing.close()

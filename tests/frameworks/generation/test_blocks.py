@@ -206,6 +206,28 @@ class TestRelease:
         assert BlockPool(2, 2).release([]) == []
 
 
+class TestScopes:
+    def test_block_is_matched_in_its_scope_only(self) -> None:
+        pool = BlockPool(6, 2)
+        blocks: dict[str, list[int]] = {}
+        for scope in ("", "a", "b"):
+            taken = pool.allocate(2)
+            assert taken is not None
+            pool.cache_full_blocks(Chain(scope), (*A, *B), 4, taken)
+            blocks[scope] = taken
+        for scope, own in blocks.items():
+            assert pool.match((*A, *B, 0), scope) == PrefixMatch(own, is_pending=False)
+        assert pool.match((*A, *B, 0), "c") == PrefixMatch([], is_pending=False)
+        pool.check_integrity([block for own in blocks.values() for block in own])
+
+    def test_pending_block_is_seen_in_its_scope_only(self) -> None:
+        pool, chain = BlockPool(4, 2), Chain("a")
+        pool.mark_pending(chain, (*A, 0))
+        assert [pool.match((*A, 9), scope).is_pending for scope in ("a", "b", "")] == [True, False, False]
+        pool.unmark_pending(chain)
+        assert not pool.match((*A, 9), "a").is_pending
+
+
 class TestPending:
     def test_match_reports_pending_block(self) -> None:
         pool, chain = BlockPool(4, 2), Chain()

@@ -8,8 +8,9 @@ import pytest
 
 from frameworks.errors import Overloaded
 from frameworks.scheduling.steps import token_feed
-from frameworks.scheduling.steps.token_feed import TokenFeed
+from frameworks.scheduling.steps.token_feed import TenantTokens, TokenFeed
 from frameworks.scheduling.steps.worker import StepCounts
+from frameworks.tenants import Tenant
 from tests.frameworks.scheduling.steps.harness import read_all, running_worker, text_of, wait_for_arrival
 from tests.support.batch_models import Gate
 from tests.support.loops import HANGS_AFTER_S, in_loop, soon, task
@@ -222,3 +223,27 @@ async def test_feed_has_times_of_begin_and_arrival() -> None:
         assert 0 <= first.begun_s - started_s < arrived[0]
         assert 0.04 <= second.begun_s - started_s <= arrived[1] - 0.02
         await read_all(second)
+
+
+@in_loop
+async def test_tokens_are_counted_by_tenant() -> None:
+    async with running_worker(EchoModel()) as harness:
+        texts = (("", "abc", 5), ("one", "ab", 4), ("two", "abcd", 3), ("one", "a", 2))
+        feeds = [harness.open(prompt, most, tenant=Tenant(name)) for name, prompt, most in texts]
+        await asyncio.gather(*map(read_all, feeds))
+        counts = StepCounts.total([harness.counts, harness.counts])
+        assert counts.tenants == {"one": TenantTokens(2 * 3, 2 * 6), "two": TenantTokens(2 * 4, 2 * 3)}
+        assert (counts.prompt_tokens, counts.tokens) == (2 * 10, 2 * 14)
+        assert not harness.worker._prompt_lengths
+
+
+@in_loop
+async def test_cancelled_sequence_leaves_no_prompt_length() -> None:
+    gate = Gate()
+    async with running_worker(EchoModel(gate, slots=1)) as harness:
+        running, waiting = (harness.open("abc", 5, tenant=Tenant("one")) for _ in range(2))
+        waiting.close()
+        gate.open()
+        await read_all(running)
+        assert harness.counts.tenants == {"one": TenantTokens(3, 5)}
+        assert not harness.worker._prompt_lengths

@@ -1,0 +1,120 @@
+"""Test which models a principal finds, and that errors name no others."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from app.auth.errors import Forbidden
+from app.auth.principal import ANONYMOUS, UNAUTHENTICATED, Principal
+from app.inference.context import RequestContext
+from app.inference.model_view import ModelView
+from app.observability.metrics import RequestRecord
+from frameworks.errors import ModelNotFound, Overloaded
+from frameworks.manager import MLFrameworkManager
+from frameworks.models.traffic import Share
+from frameworks.scheduling.admission import Permit, RequestLimit
+from frameworks.tenants import Tenant
+from tests.support.batch_models import FakeRegistry
+from tests.support.loops import in_loop, soon, task
+from tests.support.managing import make_manager, register
+
+RED = Principal(Tenant("red"), patterns=[("red-*",)])
+BLUE = Principal(Tenant("blue"), patterns=[("blue-*",)])
+
+
+def manager_of(*names: str, **settings: Any) -> MLFrameworkManager:
+    manager = make_manager(FakeRegistry())
+    for name in names:
+        register(manager, name, **settings)
+    return manager
+
+
+def message_of(view: ModelView, name: str) -> str:
+    with pytest.raises(ModelNotFound) as raised:
+        view.slot(name)
+    return raised.value.message
+
+
+@in_loop
+async def test_view_has_only_models_of_patterns() -> None:
+    manager = manager_of("red-a", "blue-a", "red-b")
+    for principal, expected in (
+        (ANONYMOUS, ["red-a", "blue-a", "red-b"]), (RED, ["red-a", "red-b"]), (BLUE, ["blue-a"]), (UNAUTHENTICATED, []),
+    ):  # fmt: skip
+        view = ModelView(manager, principal)
+        assert [slot.name for slot in view.slots] == expected
+        assert [name for name in ("red-a", "blue-a", "red-b", "red-c") if view.get(name) is not None] == sorted(
+            expected, key=["red-a", "blue-a", "red-b"].index
+        )
+
+
+@in_loop
+async def test_hidden_model_has_error_of_absent_one() -> None:
+    for name in ("red-a", "blue", "blue-ab", ""):
+        with_red, without = manager_of("red-a", "red-ab", "blue-a"), manager_of("blue-a")
+        assert message_of(ModelView(with_red, BLUE), name) == message_of(ModelView(without, BLUE), name)
+    assert message_of(ModelView(with_red, UNAUTHENTICATED), "red-a").endswith("no model is registered")
+
+
+@in_loop
+async def test_commands_to_hidden_models_are_refused() -> None:
+    async with make_manager(FakeRegistry()) as manager:
+        register(manager, "red-a")
+        await manager.load("red-a")
+        view = ModelView(manager, BLUE)
+        for command in (
+            view.load("red-a"), view.load("red-a", "1"), view.unload("red-a"), view.rollback("red-a"),
+            view.split("red-a", "canary", Share("2", 5)), view.remove("red-a"),
+        ):  # fmt: skip
+            with pytest.raises(ModelNotFound, match="no model is registered"):
+                await command
+        assert manager.slot("red-a").active.is_ready
+        assert manager.slot("red-a").loads == 1
+
+
+@in_loop
+async def test_error_of_deleted_model_names_no_hidden_one() -> None:
+    async with make_manager(FakeRegistry()) as manager:
+        for name in ("red-a", "blue-a", "blue-b"):
+            register(manager, name)
+        async with manager.slot("blue-a").lock:
+            waiting = task(ModelView(manager, BLUE).load("blue-a"))
+            await asyncio.sleep(0)
+            del manager._slots["blue-a"]
+        await soon(waiting.done)
+        error = waiting.exception()
+        assert isinstance(error, ModelNotFound)
+        assert "blue-b" in error.message
+        assert "red-a" not in error.message
+
+
+@in_loop
+async def test_names_outside_patterns_cannot_be_registered() -> None:
+    manager = manager_of("red-a")
+    ModelView(manager, RED).check_may_register("red-new")
+    for name in ("red-a", "red-new"):
+        with pytest.raises(Forbidden, match="name: expected a name that the patterns"):
+            ModelView(manager, BLUE).check_may_register(name)
+
+
+@in_loop
+async def test_full_hidden_model_refuses_as_absent() -> None:
+    manager = manager_of("red-a", max_concurrent_requests=1)
+    limit = RequestLimit("the server", None, None)
+    manager.slot("red-a").requests.acquire()
+
+    def context(principal: Principal) -> RequestContext:
+        record = RequestRecord("id", "POST", "/", 0.0, principal=principal)
+        return RequestContext(manager, record, Permit(limit, principal.tenant))
+
+    with pytest.raises(Overloaded):
+        context(RED).check_queue_of("red-a")
+    context(BLUE).check_queue_of("red-a")
+    for name in ("red-a", "red-absent"):
+        blue = context(BLUE)
+        with pytest.raises(ModelNotFound):
+            blue.check_available(name, None)
+        with pytest.raises(ModelNotFound):
+            blue.find_spec(name, None, lambda: None)
+        assert (blue.record.model, blue.record.version) == ("", "")
