@@ -35,6 +35,8 @@ class Authenticator:
         """For refused requests, on the event loop."""
         self.signatures = SignatureVerifier(keys.find, now_s=now_s)
         """For requests with a signature in place of a key."""
+        self.certificates = keys.certificates
+        """For connections with a client certificate."""
         self._keys = keys
         self._now_s = now_s
 

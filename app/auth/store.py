@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 import structlog
 
+from app.auth.client_certificates import CERTIFICATE_KEY_ID, CERTIFICATE_SCOPES, ClientCertificates
 from app.auth.key_file import FileVersion, InvalidKeysFile, file_version, read_keys
 from app.auth.keys import ENVIRONMENT_TENANT, Key
 from app.auth.principal import Principal
@@ -50,6 +51,8 @@ class KeyStore:
         self._environment_key = environment_key
         self._settings: dict[str, TenantSettings] = {tenant.name: tenant for tenant in settings.tenants}
         self._tenants = {each.name: Tenant(each.name, each.weight, each.share_caches) for each in settings.tenants}
+        self.certificates = self._certificates()
+        """The tenants that client certificates name."""
         self._version: FileVersion | None = None
         self._failure = ""
         self._keys: dict[str, StoredKey] = {}
@@ -128,6 +131,14 @@ class KeyStore:
         if self._environment_key is not None:
             found[self._environment_key.key_id] = self._store(self._environment_key, tenants)
         return _Content(found, tenants, ignored)
+
+    def _certificates(self) -> ClientCertificates:
+        principals: dict[str, Principal] = {}
+        for each in self._settings.values():
+            tenant = self._tenants[each.name]
+            principal = Principal(tenant, CERTIFICATE_KEY_ID, CERTIFICATE_SCOPES, (each.models,), each.operator)
+            principals.update(dict.fromkeys(each.client_certificates, principal))
+        return ClientCertificates(principals)
 
     def _apply(self, content: _Content) -> None:
         self._tenants.update(content.tenants)

@@ -3,8 +3,10 @@
 import http.client
 import json
 import re
+import ssl
 import urllib.error
 import urllib.request
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
@@ -13,12 +15,30 @@ _TIMEOUT_S = 600
 _HEADER_VALUE = re.compile("[!-~]+")
 
 
+@dataclass(frozen=True, slots=True)
+class TlsOptions:
+    """PEM files. `authorities`: that the server is checked with, in place of the system's. `certificate`: of the
+    client; `key`: None if the certificate's file has it.
+    """
+
+    authorities: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+
+
 def call(
-    url: str, method: str, path: str, body: object = None, api_key: str = "", is_signed: bool = False
+    url: str,
+    method: str,
+    path: str,
+    body: object = None,
+    api_key: str = "",
+    is_signed: bool = False,
+    tls: TlsOptions | None = None,
 ) -> tuple[int, Any]:
     """Return the status and the decoded response; status 0 with an error in the usual form if no server answers.
 
     `api_key`: sent as a bearer token, unless it is ""; with `is_signed` it signs the request and is not sent.
+    `tls`: for https; None: the authorities of the system.
     """
     if not url.startswith(("http://", "https://")):
         return 0, _error("unreachable", f'--url: expected an http:// or https:// address, got "{url}"')
@@ -38,7 +58,8 @@ def call(
         for name, value in credentials.items():
             # Not sent to the target of a redirect.
             request.add_unredirected_header(name, value)
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:  # noqa: S310
+        context = _context(tls) if tls is not None and url.startswith("https://") else None
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=context) as response:  # noqa: S310
             return response.status, json.load(response)
     except urllib.error.HTTPError as error:
         with error:
@@ -56,6 +77,14 @@ def _credentials(method: str, url: str, body: bytes, api_key: str, is_signed: bo
     if api_key and not _HEADER_VALUE.fullmatch(api_key):
         raise ValueError("expected visible ASCII characters, got others; copy it again")
     return {"authorization": f"Bearer {api_key}"} if api_key else {}
+
+
+def _context(tls: TlsOptions) -> ssl.SSLContext:
+    """Raises OSError for a file that cannot be read or used."""
+    context = ssl.create_default_context(cafile=tls.authorities)
+    if tls.certificate is not None:
+        context.load_cert_chain(tls.certificate, tls.key)
+    return context
 
 
 def _decode(content: bytes) -> Any:

@@ -6,14 +6,17 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from app.cli.config_file import config_file
 from app.cli.keys import add_keys
 from app.cli.tables import print_table
+
+if TYPE_CHECKING:
+    from app.config import LoadedSettings
 
 _DEFAULT_URL = "http://127.0.0.1:8080"
 
@@ -56,6 +59,9 @@ def _add_serve(commands: Any) -> None:
     serve.add_argument("--host", help="overrides server.host")
     serve.add_argument("--port", type=int, help="overrides server.port; 0 takes any free port")
     serve.add_argument("--grpc-port", type=int, help="overrides server.grpc_port; 0 switches gRPC off")
+    serve.add_argument(
+        "--self-signed", action="store_true", help="serve over TLS with a new certificate, to try it out"
+    )
     serve.set_defaults(run=_serve)
 
 
@@ -116,10 +122,21 @@ def _command(commands: Any, name: str, description: str, example: str) -> argpar
 
 def _add_server(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", default=_DEFAULT_URL, help="address of the server; default: %(default)s")
+    parser.add_argument("--cacert", metavar="FILE", help="PEM file of the authorities for https; default: the system's")
+    parser.add_argument("--cert", metavar="FILE", help="PEM file of your own certificate, for server.tls_client_ca")
+    parser.add_argument("--cert-key", metavar="FILE", help="PEM file of its key; default: the file of --cert")
     parser.add_argument("--api-key", metavar="KEY", help="default: ROUNDHOUSE_API_KEY, which other users cannot see")
     parser.add_argument(
         "--sign", action="store_true", help="sign the request, for a key that was created with --signed"
     )
+
+
+def _access(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments of `call` that give access to the server."""
+    from app.cli.client import TlsOptions
+
+    tls = TlsOptions(options.cacert, options.cert, options.cert_key)
+    return {"api_key": _api_key(options), "is_signed": options.sign, "tls": tls}
 
 
 def _api_key(options: argparse.Namespace) -> str:
@@ -151,10 +168,26 @@ def _serve(options: argparse.Namespace) -> int:
             loaded = replace(loaded, settings=with_models(loaded.settings, options.models))
             # Removed, so that no child process inherits it.
             api_key = os.environ.pop(API_KEY_VARIABLE, "")
-            return serve(loaded, api_key, log_to_terminal=sys.stderr.isatty())
+            with ExitStack() as stack:
+                if options.self_signed:
+                    loaded = _with_certificate(loaded, stack)
+                return serve(loaded, api_key, log_to_terminal=sys.stderr.isatty())
         except (ConfigError, CannotListenError) as error:
             print(error, file=sys.stderr)
             return 2 if isinstance(error, ConfigError) else 1
+
+
+def _with_certificate(loaded: "LoadedSettings", stack: ExitStack) -> "LoadedSettings":
+    """Return the settings with a new certificate, and print how clients check it. Raises ConfigError."""
+    from app.cli.self_signed import self_signed
+
+    made = stack.enter_context(self_signed(loaded))
+    print(
+        f"self-signed certificate: {made.certificate}\nSHA-256 fingerprint: {made.fingerprint}\n"
+        f"clients: curl --cacert {made.certificate}, roundhouse models --cacert {made.certificate}",
+        file=sys.stderr,
+    )
+    return made.loaded
 
 
 @contextmanager
@@ -190,7 +223,7 @@ def _models(options: argparse.Namespace) -> int:
     from app.cli.client import call
     from memory.sizes import format_size
 
-    status, response = call(options.url, "GET", "/models", api_key=_api_key(options), is_signed=options.sign)
+    status, response = call(options.url, "GET", "/models", **_access(options))
     if status != 200 or options.json:
         print(json.dumps(response, indent=2))
         return 0 if status == 200 else 1
@@ -220,7 +253,7 @@ def _infer(options: argparse.Namespace) -> int:
     except (OSError, ValueError) as error:
         print(f"cannot read JSON: {error}", file=sys.stderr)
         return 2
-    status, response = call(options.url, "POST", f"/models/{options.name}/infer", body, _api_key(options), options.sign)
+    status, response = call(options.url, "POST", f"/models/{options.name}/infer", body, **_access(options))
     print(json.dumps(response))
     return 0 if status == 200 else 1
 

@@ -14,6 +14,9 @@ TenantName = Annotated[str, Field(pattern=TENANT_NAME)]
 Pattern = Annotated[str, Field(min_length=1, max_length=256)]
 
 
+SubjectName = Annotated[str, Field(min_length=1, max_length=256)]
+
+
 class TenantSettings(BaseModel):
     """`[[auth.tenants]]`: one group of callers."""
 
@@ -25,6 +28,9 @@ class TenantSettings(BaseModel):
     """Share of a busy model beside other tenants."""
     models: Annotated[tuple[Pattern, ...], Field(strict=False)] = ("*",)
     """Glob patterns of the models that the tenant may use and see."""
+    client_certificates: Annotated[tuple[SubjectName, ...], Field(strict=False)] = ()
+    """Common names, DNS names or URIs of client certificates whose requests need no key, with
+    `server.tls_client_ca`."""
     share_caches: bool = False
     """Whether the tenant uses the cached results and prompts of other tenants that share theirs, and they its own."""
     operator: bool = False
@@ -58,6 +64,10 @@ def _unique_names(tenants: tuple[TenantSettings, ...]) -> tuple[TenantSettings, 
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ValueError(f'expected unique names of tenants, got "{twice}" twice; choose another name')
+    subjects = [subject for tenant in tenants for subject in tenant.client_certificates]
+    twice = next((subject for subject in subjects if subjects.count(subject) > 1), None)
+    if twice is not None:
+        raise ValueError(f'expected each client certificate once, got "{twice}" twice; remove one of them')
     return tenants
 
 

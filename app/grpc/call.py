@@ -40,5 +40,6 @@ Unary = Callable[[bytes, Call], Awaitable[bytes]]
 Stream = Callable[[AsyncIterator[bytes], Call], AsyncIterator[bytes]]
 """Handler of any number of serialized requests; yields any number of serialized responses. Raises GrpcError."""
 Metadata = Iterable[tuple[str, str | bytes]]
-Check = Callable[[str, Metadata], Principal | Stream]
-"""Decide on a call by its full method name and metadata: its principal, or a handler that refuses it. Never raises."""
+Check = Callable[[str, Metadata, tuple[str, ...]], Principal | Stream]
+"""Decide on a call by its full method name, its metadata and the names in the client's certificate: its principal, or
+a handler that refuses it. Never raises."""

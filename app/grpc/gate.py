@@ -11,6 +11,7 @@ from typing import Any
 
 from app.auth.access import EXEMPT, GRPC_ACCESS
 from app.auth.authenticator import CREDENTIAL_HEADERS, Authenticator, check_scope, read_credentials
+from app.auth.client_certificates import check_same_tenant
 from app.auth.errors import Forbidden, Unauthenticated
 from app.auth.principal import ANONYMOUS, Principal
 from app.auth.signatures import SignedRequest, is_signed
@@ -32,14 +33,14 @@ class CallGate:
         self._authenticator = authenticator
         self._observer = observer
 
-    def check(self, path: str, metadata: Metadata) -> Principal | Stream:
+    def check(self, path: str, metadata: Metadata, names: tuple[str, ...] = ()) -> Principal | Stream:
         """Implement Check of app/grpc/call.py."""
         access = GRPC_ACCESS.get(path)
         if access is EXEMPT or not self._authenticator.required:
             return ANONYMOUS
         principal = ANONYMOUS
         try:
-            principal = self._identify(path, metadata)
+            principal = self._identify(path, metadata, names)
             if access is None or access.scope is None:
                 raise NotFound(f"method: expected a method of this server, got {path[:200]}; list them by reflection")
             check_scope(principal, access.scope)
@@ -47,15 +48,23 @@ class CallGate:
             return partial(self._refuse, path, principal, error)
         return principal
 
-    def _identify(self, path: str, metadata: Metadata) -> Principal:
-        """Return the sender of a call, by its key or its signature. Raises Unauthenticated, Overloaded."""
+    def _identify(self, path: str, metadata: Metadata, names: tuple[str, ...]) -> Principal:
+        """Return the sender of a call, by key, signature or client certificate. Raises Unauthenticated, Overloaded."""
+        certificate = self._authenticator.certificates.find(names) if names else None
+        principal = None
         credentials = _headers(metadata, _NAMES)
         if not credentials:
             headers = _headers(metadata)
             if is_signed(headers):
                 request = SignedRequest(b"POST", path.encode(), b"", headers)
-                return self._authenticator.signatures.verify(request).stored.principal
-        return self._authenticator.authenticate(read_credentials(credentials)).principal
+                principal = self._authenticator.signatures.verify(request).stored.principal
+            elif certificate is not None:
+                return certificate
+        if principal is None:
+            principal = self._authenticator.authenticate(read_credentials(credentials)).principal
+        if certificate is not None:
+            check_same_tenant(principal, certificate)
+        return principal
 
     async def _refuse(
         self, path: str, principal: Principal, error: RoundhouseError, requests: AsyncIterator[bytes], call: Call

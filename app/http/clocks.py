@@ -29,6 +29,10 @@ TLS_HANDSHAKE = "tls_handshake"
 CLOSE_REASONS = (MAX_CONNECTIONS, HEADER, BODY, IDLE, READER, TLS_HANDSHAKE)
 
 
+CERTIFICATE_NAMES = "certificate_names"
+"""What a transport with TLS knows of its client's certificate, by this name: `certificate_names`."""
+
+
 @dataclass(frozen=True, slots=True)
 class ConnectionBounds:
     """The bounds of `[server]` that a connection has to keep."""

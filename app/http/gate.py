@@ -10,6 +10,7 @@ from starlette.types import Scope, Send
 
 from app.auth.access import EXEMPT, HttpAccess
 from app.auth.authenticator import Authenticator, check_query, check_scope, read_credentials
+from app.auth.client_certificates import check_same_tenant
 from app.auth.errors import Forbidden, Unauthenticated
 from app.auth.principal import UNAUTHENTICATED, Principal
 from app.auth.signatures import SignedRequest, is_signed
@@ -61,10 +62,7 @@ class HttpGate:
             return  # a browser sends no key with it, and it is answered before the router
         if scope["query_string"]:
             check_query(scope["query_string"])
-        if record.credentials or not is_signed(scope["headers"]):
-            principal = self._authenticator.authenticate(read_credentials(record.credentials)).principal
-        else:
-            principal = self._verify(scope, record)
+        principal = self._identify(scope, record)
         record.principal = principal
         if matched is None:
             raise NotFound(f"there is nothing at {path[:200]}; GET /docs lists every route")
@@ -72,6 +70,20 @@ class HttpGate:
             raise MethodNotAllowed(method, path[:200], ", ".join(sorted(matched.methods)))
         if access.scope is not None and access.scope not in principal.scopes:
             check_scope(principal, access.scope)
+
+    def _identify(self, scope: Scope, record: RequestRecord) -> Principal:
+        """Return the sender, by key, signature or client certificate. Raises Unauthenticated, Overloaded."""
+        names = () if record.fast_path is None else record.fast_path.certificate_names
+        certificate = self._authenticator.certificates.find(names) if names else None
+        if not record.credentials and is_signed(scope["headers"]):
+            principal = self._verify(scope, record)
+        elif not record.credentials and certificate is not None:
+            return certificate
+        else:
+            principal = self._authenticator.authenticate(read_credentials(record.credentials)).principal
+        if certificate is not None:
+            check_same_tenant(principal, certificate)
+        return principal
 
     def _verify(self, scope: Scope, record: RequestRecord) -> Principal:
         """Return the sender of a signed request, and set the digest of its body. Raises Unauthenticated, Overloaded."""

@@ -9,7 +9,7 @@ import httptools
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from app.http.clocks import BODY_PART_BYTES, ClockedCycle, HeldFlow
+from app.http.clocks import BODY_PART_BYTES, CERTIFICATE_NAMES, ClockedCycle, HeldFlow
 from app.http.parsing import MAX_HEAD_BYTES, MAX_PIPELINED, SLICE_BYTES, ParsingProtocol
 from app.protocols.errors import RequestTimeout
 from frameworks.scheduling.byte_limit import UNCOUNTED_BYTES
@@ -218,6 +218,12 @@ class Cycle(ClockedCycle):
             if self.has_news:
                 self.event.set()
         return self.event
+
+    @property
+    def certificate_names(self) -> tuple[str, ...]:
+        """The names in the client's certificate; empty without one."""
+        names: tuple[str, ...] = self.transport.get_extra_info(CERTIFICATE_NAMES, ())
+        return names
 
     async def receive(self) -> "ASGIReceiveEvent":
         """As RequestResponseCycle.receive. Raises RequestTimeout."""

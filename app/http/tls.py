@@ -13,8 +13,9 @@ from typing import Any
 
 from uvicorn.server import ServerState
 
+from app.auth.client_certificates import certificate_names
 from app.auth.tls import ServerTls
-from app.http.clocks import MAX_CONNECTIONS, TLS_HANDSHAKE, Connections
+from app.http.clocks import CERTIFICATE_NAMES, MAX_CONNECTIONS, TLS_HANDSHAKE, Connections
 from frameworks.scheduling.byte_limit import UNCOUNTED_BYTES
 
 _RECORD_BYTES = 16 * 1024
@@ -124,6 +125,7 @@ class TlsConnection(asyncio.Protocol, asyncio.Transport):
             return False
         self._flush()
         self._end_handshake()
+        self._names = certificate_names(self._tls.getpeercert())
         self._limits.open -= 1  # the protocol counts itself
         self._app = self._make_protocol()
         self._app.connection_made(self)
@@ -301,6 +303,6 @@ class TlsConnection(asyncio.Protocol, asyncio.Transport):
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         if name == "sslcontext":
             return self._context
-        if name == "ssl_object":
-            return self._tls
+        if name == CERTIFICATE_NAMES:
+            return self._names
         return self._tcp.get_extra_info(name, default)

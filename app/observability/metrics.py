@@ -157,6 +157,11 @@ class GenerationMetrics:
 class FastPath(Protocol):
     """Optional methods of a connection beside ASGI's messages."""
 
+    @property
+    def certificate_names(self) -> tuple[str, ...]:
+        """The names in the client's certificate; empty without one."""
+        ...
+
     def take_body(self) -> bytes | None:
         """Return the whole body, once, if all of it has arrived."""
         ...

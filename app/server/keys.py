@@ -46,11 +46,17 @@ def _open(loaded: LoadedSettings, api_key: str) -> tuple[KeyStore, tuple[ConfigI
         store = KeyStore(file, settings, key)
         if settings.mode != "off":
             store.load()
+            # Certificates that name tenants serve as keys.
+            store.required = store.required or _accepts_certificates(loaded)
     except InvalidEnvironmentKey as error:
         return KeyStore(file, settings), (ConfigIssue("", None, "", str(error), "invalid"),)
     except InvalidKeysFile as error:
         return KeyStore(file, settings, key), (ConfigIssue("", None, "auth.keys_file", str(error), "unreadable"),)
-    found = (_missing_key(loaded, store, file), _open_mode(file) if len(store) else None)
+    found = (
+        _missing_key(loaded, store, file),
+        _open_mode(file) if len(store) else None,
+        _unused_certificates(loaded, store),
+    )
     return store, tuple(issue for issue in found if issue is not None)
 
 
@@ -66,7 +72,7 @@ def _missing_key(loaded: LoadedSettings, store: KeyStore, file: Path) -> ConfigI
     if mode == "off":
         message = f'every caller has all scopes at server.host "{host}"; remove auth.mode = "off" to require keys'
         return None if is_loopback(host) else ConfigIssue("", None, "auth.mode", message, "unprotected")
-    if len(store) or (mode == "auto" and is_loopback(host)):
+    if len(store) or _accepts_certificates(loaded) or (mode == "auto" and is_loopback(host)):
         return None
     reason = f'server.host "{host}" is not loopback' if mode == "auto" else 'auth.mode is "required"'
     unused = f" for the tenants of auth.tenants ({store.ignored} of others)" if store.ignored else ""
@@ -75,6 +81,19 @@ def _missing_key(loaded: LoadedSettings, store: KeyStore, file: Path) -> ConfigI
     other = "`roundhouse serve --host 127.0.0.1`" if mode == "auto" else 'set auth.mode = "auto"'
     message = f"expected a key, as {reason}, got none{unused}; run `{create}` or set ROUNDHOUSE_API_KEY, or {other}"
     return ConfigIssue("", None, "auth", message, "missing")
+
+
+def _accepts_certificates(loaded: LoadedSettings) -> bool:
+    """Whether a client without a key may have a certificate that names its tenant."""
+    has_names = any(tenant.client_certificates for tenant in loaded.settings.auth.tenants)
+    return has_names and loaded.settings.server.tls_client_ca is not None
+
+
+def _unused_certificates(loaded: LoadedSettings, store: KeyStore) -> ConfigIssue | None:
+    if not len(store.certificates) or loaded.settings.server.tls_client_ca is not None:
+        return None
+    message = "expected server.tls_client_ca beside client_certificates, got none; set it, or these tenants need keys"
+    return ConfigIssue("", None, "auth.tenants", message, "unprotected")
 
 
 def is_loopback(host: str) -> bool:

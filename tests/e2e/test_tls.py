@@ -1,8 +1,10 @@
 """TLS over real sockets: curl, httpx and grpcio talk to a real server, which reads changed files again."""
 
+import hashlib
 import http.client
 import ssl
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +17,7 @@ import httpx
 import pytest
 
 from tests.e2e.configs import onnx_entries
-from tests.e2e.server import GRPC_PORT, RunningServer, free_port, serving, wait_until
+from tests.e2e.server import GRPC_PORT, Fork, RunningServer, free_port, serving, wait_until
 from tests.support.certificates import Authority, Pair, server_pair
 from tests.support.models import onnx_graphs
 
@@ -58,11 +60,11 @@ class TlsServer:
         with grpc.secure_channel(f"localhost:{self.server.grpc_port}", credentials, options) as channel:
             yield channel
 
-    def call(self, pair: Pair | None = None) -> bytes:
+    def call(self, pair: Pair | None = None, *metadata: tuple[str, str]) -> bytes:
         """Call ServerLive on a connection of its own. Raises grpc.RpcError."""
         with self.channel(pair) as channel:
             call: Any = channel.unary_unary(_HEALTH)
-            answer: bytes = call(b"", timeout=60)
+            answer: bytes = call(b"", timeout=60, metadata=metadata)
             return answer
 
     def serial(self) -> bytes:
@@ -77,7 +79,7 @@ class TlsServer:
 
 
 @contextmanager
-def tls_serving(folder: Path, client_ca: Authority | None = None) -> Iterator[TlsServer]:
+def tls_serving(folder: Path, client_ca: Authority | None = None, more: str = "") -> Iterator[TlsServer]:
     authority = Authority()
     server_pair(authority).write(folder, "server")
     lines = [f'tls_certificate = "{folder}/server.pem"', f'tls_key = "{folder}/server.key"']
@@ -87,7 +89,7 @@ def tls_serving(folder: Path, client_ca: Authority | None = None) -> Iterator[Tl
     config = (
         "[server]\n" + "\n".join(lines) + "\n" + onnx_entries(folder, {"echo": onnx_graphs.identity("float32", ("n",))})
     )
-    with serving(folder, config, {GRPC_PORT: free_port()}) as server:
+    with serving(folder, config + more, {GRPC_PORT: free_port()}) as server:
         yield TlsServer(server, folder, authority)
 
 
@@ -248,3 +250,113 @@ def _assert_refused(server: TlsServer, pair: Pair | None) -> None:
     with pytest.raises(grpc.RpcError) as refused:
         server.call(pair)
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+_TENANTS = """
+[auth]
+keys_file = "keys.toml"
+[[auth.tenants]]
+name = "search"
+client_certificates = ["search", "spiffe://example.org/search"]
+models = ["echo"]
+[[auth.tenants]]
+name = "chat"
+client_certificates = ["chat.example.org"]
+models = ["nothing"]
+"""
+
+
+@pytest.fixture(scope="module")
+def tenants(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TlsServer, Authority, str]]:
+    """A server whose clients are known by their certificates, their authority, and a key of the tenant `search`."""
+    folder = tmp_path_factory.mktemp("tenants")
+    clients = Authority("clients")
+    create = ["keys", "create", "--tenant", "search", "--scopes", "infer,manage", "--file", f"{folder}/keys.toml"]
+    done = subprocess.run([sys.executable, "-m", "app", *create], capture_output=True, text=True, check=True)
+    with tls_serving(folder, clients, _TENANTS) as server:
+        yield server, clients, next(word for word in done.stdout.split() if word.startswith("rh_"))
+
+
+@pytest.mark.parametrize("names", [("search",), ("robot", "spiffe://example.org/search")], ids=["subject", "uri"])
+def test_certificate_names_tenant(tenants: tuple[TlsServer, Authority, str], names: tuple[str, ...]) -> None:
+    server, clients, _ = tenants
+    pair = clients.issue(*names)
+    with server.client(pair) as client:
+        listed = client.get("/models").json()["models"]
+        assert [model["name"] for model in listed] == ["echo"]
+        assert client.post("/models/echo/unload").status_code == 403
+    assert server.call(pair) == b"\x08\x01"
+
+
+def test_certificate_of_other_tenant_sees_no_model(tenants: tuple[TlsServer, Authority, str]) -> None:
+    server, clients, _ = tenants
+    with server.client(clients.issue("robot", "chat.example.org")) as client:
+        assert client.get("/models").json()["models"] == []
+
+
+@pytest.mark.parametrize("names", [("robot",), ("search", "chat.example.org")], ids=["no tenant", "two tenants"])
+def test_certificate_without_one_tenant_needs_key(
+    tenants: tuple[TlsServer, Authority, str], names: tuple[str, ...]
+) -> None:
+    server, clients, key = tenants
+    pair = clients.issue(*names)
+    with server.client(pair) as client:
+        assert client.get("/health/live").status_code == 200
+        assert client.get("/models").status_code == 401
+        assert client.post("/models/echo/unload", headers={"x-api-key": key}).status_code == 200
+    with pytest.raises(grpc.RpcError) as refused:
+        server.call(pair)
+    assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_key_of_same_tenant_replaces_certificate(tenants: tuple[TlsServer, Authority, str]) -> None:
+    server, clients, key = tenants
+    with server.client(clients.issue("search")) as client:
+        assert client.post("/models/echo/unload", headers={"x-api-key": key}).status_code == 200
+
+
+def test_key_of_other_tenant_is_refused(tenants: tuple[TlsServer, Authority, str]) -> None:
+    server, clients, key = tenants
+    pair = clients.issue("robot", "chat.example.org")
+    with server.client(pair) as client:
+        answer = client.post("/models/echo/unload", headers={"x-api-key": key})
+    assert answer.status_code == 401
+    assert "client certificate" in answer.json()["error"]["message"]
+    with pytest.raises(grpc.RpcError) as refused:
+        server.call(pair, ("x-api-key", key))
+    assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_unknown_grpc_method_is_refused(tenants: tuple[TlsServer, Authority, str]) -> None:
+    server, clients, _ = tenants
+    with server.channel(clients.issue("search")) as channel:
+        call: Any = channel.unary_unary("/inference.GRPCInferenceService/Nothing")
+        with pytest.raises(grpc.RpcError) as refused:
+            call(b"", timeout=60)
+    assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_command_line_shows_certificate(tenants: tuple[TlsServer, Authority, str]) -> None:
+    server, clients, _ = tenants
+    certificate, key = clients.issue("search").write(server.folder, "cli")
+    (server.folder / "ca.pem").write_bytes(server.authority.pem)
+    options = ["--cacert", f"{server.folder}/ca.pem", "--cert", str(certificate), "--cert-key", str(key)]
+    command = [sys.executable, "-m", "app", "models", "--url", server.url, *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "echo" in done.stdout
+
+
+def test_self_signed_certificate_is_printed_and_removed(tmp_path: Path) -> None:
+    with RunningServer(["--self-signed", "--port", "0"], cwd=tmp_path, fork=Fork(needs_torch=False)) as server:
+        printed = dict(line.split(": ", 1) for line in server.lines if line.startswith(("self-signed", "SHA-256")))
+        file = Path(printed["self-signed certificate"])
+        assert file.stat().st_mode & 0o777 == 0o600
+        context = ssl.create_default_context(cafile=file)
+        answer = httpx.get(f"https://localhost:{server.port}/health/live", verify=context, trust_env=False)
+        assert answer.status_code == 200
+        shown = ssl.get_server_certificate(("127.0.0.1", server.port))
+        assert (
+            hashlib.sha256(ssl.PEM_cert_to_DER_cert(shown)).digest().hex(":").upper() == printed["SHA-256 fingerprint"]
+        )
+    assert not file.parent.exists()

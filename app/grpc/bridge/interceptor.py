@@ -1,6 +1,6 @@
 """Ask a check about every call that grpcio receives, before a message is read."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,8 @@ from app.grpc.bridge.loop_bridge import LoopBridge
 from app.grpc.bridge.threads import CallThreads
 from app.grpc.call import Check
 
+_NAME_PROPERTIES = ("x509_common_name", "peer_dns", "peer_uri")
+
 Handler = Any
 """A grpc.RpcMethodHandler, which is no generic class at run time."""
 
@@ -21,6 +23,8 @@ class CallInterceptor(grpc.ServerInterceptor):
 
     def __init__(self) -> None:
         self._check: Check | None = None
+        self.reads_certificates = False
+        """Whether clients have certificates. grpcio shows them to the handler of a call only."""
 
     def start(self, check: Check, bridge: LoopBridge, threads: CallThreads) -> None:
         """Ask `check` about each call from now on."""
@@ -34,7 +38,9 @@ class CallInterceptor(grpc.ServerInterceptor):
         """Return the handler of a call. Runs in grpcio's thread; if it raises, grpcio refuses the call."""
         if self._check is None:
             raise RuntimeError("calls are answered after `start`")
-        decision = self._check(details.method, details.invocation_metadata)
+        if self.reads_certificates:
+            return self._check_within(continuation(details), details)
+        decision = self._check(details.method, details.invocation_metadata, ())
         if not isinstance(decision, Principal):
             refusing = StreamMethod(details.method, decision, self._bridge, self._threads)
             return grpc.stream_stream_rpc_method_handler(refusing.answer)
@@ -44,3 +50,29 @@ class CallInterceptor(grpc.ServerInterceptor):
         if handler.response_streaming:
             return grpc.stream_stream_rpc_method_handler(partial(handler.stream_stream, principal=decision))
         return grpc.stream_unary_rpc_method_handler(partial(handler.stream_unary, principal=decision))
+
+    def _check_within(self, handler: Handler | None, details: grpc.HandlerCallDetails) -> Handler:
+        """Return a handler that checks its call before it reads a message."""
+        check = self._check
+        assert check is not None
+
+        def answer(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+            decision = check(details.method, details.invocation_metadata, _certificate_names(context))
+            if not isinstance(decision, Principal):
+                yield from StreamMethod(details.method, decision, self._bridge, self._threads).answer(requests, context)
+                return
+            if handler is None:
+                context.abort(grpc.StatusCode.UNIMPLEMENTED, "expected a method of this server, got an unknown one")
+            known = {} if decision is ANONYMOUS else {"principal": decision}
+            if handler.response_streaming:
+                yield from handler.stream_stream(requests, context, **known)
+            else:
+                yield handler.stream_unary(requests, context, **known)
+
+        return grpc.stream_stream_rpc_method_handler(answer)
+
+
+def _certificate_names(context: grpc.ServicerContext) -> tuple[str, ...]:
+    """Return the common name, DNS names and URIs of the client's certificate."""
+    shown: Any = context.auth_context()
+    return tuple(value.decode("utf-8", "replace") for key in _NAME_PROPERTIES for value in shown.get(key, ()))

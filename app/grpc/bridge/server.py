@@ -106,6 +106,8 @@ class GrpcServer:
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
             if tls is not None:
+                if self._interceptor is not None:
+                    self._interceptor.reads_certificates = tls.material.client_ca is not None
                 return self._server.add_secure_port(address, grpc_credentials(tls))
             return self._server.add_insecure_port(address)
         except RuntimeError as error:
