@@ -14,10 +14,11 @@ _NEWEST_WEIGHT = 0.2
 
 
 class StepCharges:
-    """The tenants that have sequences at one model. A tenant counts as one unit of queued work on the clock.
+    """The tenants that have sequences at one model.
 
-    Tenants that are ahead of other tenants of the device are held: steps leave their sequences out. Owned by the event
-    loop.
+    A tenant counts as one unit of queued work on the clock while steps compute its sequences. Sequences that wait for
+    memory do not: no other model can help them. Tenants that are ahead of other tenants of the device are held: steps
+    leave their sequences out. Owned by the event loop.
     """
 
     def __init__(self, clock: DeviceClock, counts: BatchCounts, hold: Callable[[frozenset[str]], None]) -> None:
@@ -27,6 +28,8 @@ class StepCharges:
         self._hold = hold
         self._share_of: dict[int, TenantShare] = {}
         self._num_sequences: Counter[TenantShare] = Counter()
+        # The tenants that count on the clock.
+        self._active: set[TenantShare] = set()
         self._held: frozenset[str] = frozenset()
         # Moving average of the seconds of a step.
         self._step_s = 0.0
@@ -35,8 +38,6 @@ class StepCharges:
         """Note a new sequence."""
         share = self._share_of[sequence_id] = self._clock.share(tenant)
         self._num_sequences[share] += 1
-        if self._num_sequences[share] == 1:
-            self._clock.queue(share)
 
     def end(self, sequence_id: int) -> None:
         """Note that a sequence has ended. Does nothing where that is known."""
@@ -46,7 +47,7 @@ class StepCharges:
         self._num_sequences[share] -= 1
         if not self._num_sequences[share]:
             del self._num_sequences[share]
-            self._clock.unqueue(share)
+            self._deactivate({share} & self._active)
             self._update()
 
     def charge(self, costs: Iterable[tuple[Tenant, float]], seconds: float) -> None:
@@ -56,17 +57,27 @@ class StepCharges:
         if not total:
             return
         paid = {share: seconds * cost / total for share, cost in shares.items()}
+        for share in paid:
+            if share in self._num_sequences and share not in self._active:
+                self._active.add(share)
+                self._clock.queue(share)
         self._clock.start(paid)
         self._clock.finish(paid, paid)
+        self._deactivate({share for share in self._active - paid.keys() if share.tenant.name not in self._held})
         self._counts.charge(paid)
         self._step_s += (_NEWEST_WEIGHT if self._step_s else 1.0) * (seconds - self._step_s)
         if self._held or self._clock.num_active > 1:
             self._update()
 
+    def _deactivate(self, shares: set[TenantShare]) -> None:
+        self._active -= shares
+        for share in shares:
+            self._clock.unqueue(share)
+
     def _update(self) -> None:
         """Hold the tenants that are too far ahead, until the clock changes."""
         bound_s = _STEPS_AHEAD * self._step_s
-        held = frozenset(share.tenant.name for share in self._num_sequences if self._clock.is_held(share, bound_s))
+        held = frozenset(share.tenant.name for share in self._active if self._clock.is_held(share, bound_s))
         if held:
             self._clock.hold(self._update)
         if held != self._held:

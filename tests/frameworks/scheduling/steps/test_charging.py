@@ -46,6 +46,22 @@ def test_tenant_of_ended_sequence_is_charged() -> None:
     assert charged.clock.num_active == 0
 
 
+def test_tenant_without_computed_sequence_holds_none() -> None:
+    """Its sequence waits for memory."""
+    charged = Charged()
+    charged.charges.open(1, OTHER)
+    charged.charges.open(2, LIGHT)
+    for _ in range(9):
+        charged.charges.charge([(LIGHT, 1.0)], 0.5)
+    assert charged.clock.num_active == 1
+    charged.charges.charge([(LIGHT, 1.0), (OTHER, 1.0)], 0.5)
+    assert charged.clock.num_active == 2
+    assert charged.clock.lead(charged.clock.share(LIGHT)) == 0
+    charged.charges.charge([(LIGHT, 1.0)], 0.5)
+    assert charged.clock.num_active == 1
+    assert charged.holds == []
+
+
 def test_tenant_ahead_of_device_is_held() -> None:
     charged = Charged()
     other = charged.clock.share(OTHER)
