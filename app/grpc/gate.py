@@ -45,7 +45,8 @@ class CallGate:
                 raise NotFound(f"method: expected a method of this server, got {path[:200]}; list them by reflection")
             check_scope(principal, access.scope)
         except RoundhouseError as error:
-            return partial(self._refuse, path, principal, error)
+            # Its traceback refers to the frames that keep it: they would keep the call until garbage is collected.
+            return partial(self._refuse, path, principal, error.with_traceback(None))
         return principal
 
     def _identify(self, path: str, metadata: Metadata, names: tuple[str, ...]) -> Principal:

@@ -47,7 +47,8 @@ class HttpGate:
         try:
             self._check(scope, record)
         except RoundhouseError as error:
-            return error
+            # Its traceback refers to the frames that keep it: they would live until garbage is collected.
+            return error.with_traceback(None)
         return None
 
     def _check(self, scope: Scope, record: RequestRecord) -> None:
@@ -107,13 +108,18 @@ class HttpGate:
                 await self._authenticator.slowdown.wait(scope["client"][0] if scope.get("client") else "")
         elif isinstance(error, Forbidden):
             self._observer.auth_failures["scope"] += 1
-        try:
-            record.headers = self._origins.check(scope)
-        except RoundhouseError as foreign:
-            error = foreign
+        error = self._check_origin(scope, record) or error
         is_unread = record.fast_path is None or record.fast_path.take_body() is None
         await send_error(send, record, error, self._error_writer(record.path), is_unread)
         self._observer.log_request(record, time.perf_counter() - record.started_s)
         # Without a known key there is no name to write: the request log has the attempt.
         if record.principal.key_id:
             log_action(record, self._find(record.path))
+
+    def _check_origin(self, scope: Scope, record: RequestRecord) -> RoundhouseError | None:
+        """Set the headers of the response, so that a page of an allowed origin can read it."""
+        try:
+            record.headers = self._origins.check(scope)
+        except RoundhouseError as error:
+            return error.with_traceback(None)
+        return None

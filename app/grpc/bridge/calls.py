@@ -141,6 +141,9 @@ class _CallState(ABC):
     def _on_done(self, task: asyncio.Task[None]) -> None:
         method = self._method
         self.error = _error_of(task, method.path)
+        # The task and the error keep a traceback, which refers to this state. A circle of them would keep the call's
+        # place on its connection until garbage is collected.
+        self._task = None
         method.bridge.finish(task)
         self._is_done = True
         method.bridge.wake_soon(self.changed)
@@ -308,8 +311,10 @@ def _error_of(task: asyncio.Task[Any], path: str) -> GrpcError | None:
     if task.cancelled():
         return GrpcError("CANCELLED", "the call was cancelled")
     error = task.exception()
-    if error is None or isinstance(error, GrpcError):
-        return error
+    if isinstance(error, GrpcError):
+        return error.with_traceback(None)
+    if error is None:
+        return None
     log.error("gRPC handler failed", path=path, exc_info=error)
     return GrpcError("INTERNAL", "internal error; see the server's log")
 

@@ -1,6 +1,7 @@
 """Test the bounds of connections, over real sockets."""
 
 import asyncio
+import gc
 import struct
 from collections.abc import Iterator
 from functools import partial
@@ -12,6 +13,7 @@ import pytest
 
 from app.grpc.bridge.arrivals import Arrivals
 from app.grpc.bridge.server import ConnectionBounds
+from app.grpc.call import Call, GrpcError
 from tests.app.grpc.bridge.serving import UNARY, Gate, connect, serving, status_of, unary_client
 from tests.support.loops import in_loop, soon
 
@@ -174,3 +176,21 @@ def test_only_late_calls_are_cancelled() -> None:
     first: Any = Context("first")
     assert arrivals.receive(requests("first"), first) == b"1"
     assert arrivals.num_waiting == 0
+
+
+@in_loop
+async def test_failed_calls_free_their_places() -> None:
+    """Also without the garbage collector, which a server that only refuses calls would not run."""
+
+    async def fail(request: bytes, call: Call) -> bytes:
+        raise GrpcError("NOT_FOUND", "absent")
+
+    async with serving(fail, connections=ConnectionBounds(max_calls=4)) as (_, address), unary_client(address) as call:
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(20):
+                with pytest.raises(grpc.aio.AioRpcError, match="absent"):
+                    await asyncio.wait_for(answered(call, b""), 60)
+        finally:
+            gc.enable()
