@@ -19,7 +19,8 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("keyed")
     write_keys(folder / "keys.toml", *KEYS.in_file)
     config = onnx_entries(folder, {"vector": onnx_graphs.identity("float32", None)})
-    with serving(folder, config + '[logging]\nrequests = "none"\n', {GRPC_PORT: free_port()}) as server:
+    config += '[logging]\nrequests = "none"\n[[auth.tenants]]\nname = "search"\noperator = true\n'
+    with serving(folder, config, {GRPC_PORT: free_port()}) as server:
         yield server.wait_ready()
 
 

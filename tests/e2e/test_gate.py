@@ -39,6 +39,7 @@ def keyed(folder: Path) -> Iterator[RunningServer]:
     write_keys(folder / "keys.toml", KEY, READER, EXPIRED)
     config = onnx_entries(folder, {"vector": onnx_graphs.identity("float32", None)})
     config += '[logging]\nrequests = "all"\n[server]\ncors_origins = ["https://app.example.org"]\n'
+    config += '[[auth.tenants]]\nname = "search"\noperator = true\n'
     with serving(folder, config, {GRPC_PORT: free_port()}) as server:
         yield server.wait_ready()
         server.check_log()
