@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
 from frameworks.generation.types import GeneratedToken, Sampling, SequenceRequest
 from frameworks.scheduling.device_clock import DeviceClock
@@ -38,13 +37,17 @@ class WorkerHarness:
         self._last_id += 1
         sequence_id = self._last_id
         feed = feed or TokenFeed(lambda: self.begun.append(sequence_id))
-        request = sequence_request(sequence_id, prompt, max_tokens, priority, is_read_whole)
-        self.worker.open(replace(request, tenant=tenant), feed)
+        self.worker.open(sequence_request(sequence_id, prompt, max_tokens, priority, is_read_whole, tenant), feed)
         return feed
 
 
 def sequence_request(
-    sequence_id: int, prompt: str, max_tokens: int, priority: int = 5, is_read_whole: bool = False
+    sequence_id: int,
+    prompt: str,
+    max_tokens: int,
+    priority: int = 5,
+    is_read_whole: bool = False,
+    tenant: Tenant = DEFAULT_TENANT,
 ) -> SequenceRequest:
     """Return a request that ends at an END byte, else at max_tokens."""
     return SequenceRequest(
@@ -55,6 +58,7 @@ def sequence_request(
         frozenset({END}),
         priority=priority,
         is_read_whole=is_read_whole,
+        tenant=tenant,
     )
 
 
