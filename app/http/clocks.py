@@ -30,7 +30,7 @@ CLOSE_REASONS = (MAX_CONNECTIONS, HEADER, BODY, IDLE, READER, TLS_HANDSHAKE)
 
 
 CERTIFICATE_NAMES = "certificate_names"
-"""What a transport with TLS knows of its client's certificate, by this name: `certificate_names`."""
+"""Name under which a transport with TLS holds the names of its client's certificate."""
 
 
 @dataclass(frozen=True, slots=True)
