@@ -12,6 +12,10 @@ from statistics import mean, median
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+from frameworks.generation.blocks import BlockPool
+from frameworks.generation.scheduler import StepScheduler
+from frameworks.generation.step_cost import StepCost
+from frameworks.generation.types import Sampling, SequenceRequest
 from frameworks.pytorch.generation import loading
 from frameworks.tenants import Tenant
 from tests.bench.language_models import SMALL, save_llama
@@ -47,7 +51,19 @@ def measure_fairness_generation(folder: Path) -> list[Row]:
         )
     finally:
         gc.enable()
-    return [_share_row(shares), _delay_row(delays), _alone_row(alone["now"], alone["before"])]
+    planned = in_turn(
+        {"now": lambda: _planning_us(StepScheduler), "before": lambda: _planning_us(OneTenantScheduler)}, 9
+    )
+    return [
+        _share_row(shares),
+        _delay_row(delays),
+        _alone_row(alone["now"], alone["before"]),
+        Row(
+            f"CPU time to plan a step of {_CALLERS} decodes of one tenant",
+            f"{median(planned['now']):.0f} µs",
+            compared=f"{median(planned['before']):.0f} µs without tenants",
+        ),
+    ]
 
 
 def _without_tenants() -> AbstractContextManager[Any]:
@@ -63,6 +79,23 @@ def _run(
 
     with patched or nullcontext():
         return asyncio.run(run())
+
+
+def _planning_us(make: type[StepScheduler] | type[OneTenantScheduler]) -> float:
+    """Return the microseconds of a step's plan and of its record."""
+    scheduler = make(BlockPool(4096, 16), StepCost(512), _CALLERS, 512)
+    for number in range(_CALLERS):
+        scheduler.add(SequenceRequest(number, (number,) * 20, 10**6, Sampling(), priority=5, arrived_s=float(number)))
+    steps, started_s = 400, 0.0
+    for step in range(steps + 50):
+        if step == 50:
+            started_s = time.process_time()
+        plan = scheduler.plan()
+        scheduler.advance(plan)
+        for part in plan.parts:
+            if part.completes:
+                part.sequence.token_ids.append(number)
+    return (time.process_time() - started_s) / steps * 1e6
 
 
 async def _shares(harness: TenantsHarness) -> Counter[str]:

@@ -1,5 +1,7 @@
 """The scheduler for one tenant alone, as it was before tenants shared steps: the reference for its decisions."""
 
+from collections.abc import Collection
+
 from frameworks.generation.blocks import BlockPool, Chain, Copy
 from frameworks.generation.sequence import Sequence, StepPart, StepPlan
 from frameworks.generation.step_cost import MIN_PROMPT_TOKENS, StepCost
@@ -51,7 +53,7 @@ class OneTenantScheduler:
             self.running.remove(sequence)
             self._release_blocks(sequence)
 
-    def plan(self) -> StepPlan:
+    def plan(self, _: Collection[str] = ()) -> StepPlan:
         """Plan the next step. The plan is empty only if there is no sequence."""
         plan = StepPlan()
         for sequence in list(self.running):
