@@ -87,6 +87,10 @@ class _GrowingBatch:
         self._entries = [head]
         self._rows = head.rows
         self._length = head.length
+        self._seconds = cost.seconds(head.rows, head.length)
+        # Neighbours are often equal: (rows, length) of the last candidate, and its seconds if it does not join.
+        self._last_shape = (0, 0)
+        self._last_later_s = 0.0
         self._is_full = self._rows >= self._max_rows or not head.shares
 
     def plan(self) -> BatchPlan:
@@ -132,6 +136,7 @@ class _GrowingBatch:
         entry = best.take()
         self._entries.append(entry)
         self._rows, self._length = self._rows + entry.rows, max(self._length, entry.length)
+        self._seconds = self._cost.seconds(self._rows, self._length)
         self._is_full = self._rows >= self._max_rows
         return True
 
@@ -141,16 +146,17 @@ class _GrowingBatch:
         joint_rows, joint_length = self._rows + candidate.rows, max(self._length, candidate.length)
         if joint_rows > self._max_rows or (limits.max_tokens and joint_rows * joint_length > limits.max_tokens):
             return None
-        # Later it would hardly run alone, so it costs a share of a batch of equal entries. A row that fills the caches
-        # by itself costs less alone.
-        later = self._later_entries
-        share_s = cost.seconds(candidate.rows * later, candidate.length) / later
-        later_s = min(share_s, cost.seconds(candidate.rows, candidate.length))
-        return cost.seconds(self._rows, self._length) + later_s - cost.seconds(joint_rows, joint_length)
+        shape = (candidate.rows, candidate.length)
+        if shape != self._last_shape:
+            # Later it would hardly run alone, so it costs a share of a batch of equal entries. A row that fills the
+            # caches by itself costs less alone.
+            share_s = cost.seconds(candidate.rows * self._later_entries, candidate.length) / self._later_entries
+            self._last_shape, self._last_later_s = shape, min(share_s, cost.seconds(*shape))
+        return self._seconds + self._last_later_s - cost.seconds(joint_rows, joint_length)
 
     def _charged(self, turn: tuple[float, int], entry: QueueEntry) -> tuple[float, int]:
         """Return the time of a tenant with this entry, which pays for its rows in the batch as it is now."""
-        seconds = self._cost.seconds(self._rows, self._length) * entry.rows / max(1, self._rows)
+        seconds = self._seconds * entry.rows / max(1, self._rows)
         return turn[0] + seconds / entry.share.tenant.weight, turn[1] + 1
 
 
