@@ -7,6 +7,8 @@ from fnmatch import fnmatchcase
 from frameworks.tenants import DEFAULT_TENANT, Tenant
 
 _MAX_REMEMBERED_NAMES = 4096
+# No model has a longer one, and matching takes longer for long names.
+_MAX_NAME_CHARACTERS = 128
 
 
 class Scope(StrEnum):
@@ -53,8 +55,10 @@ class Principal:
             return True
         known = self._by_name.get(model)
         if known is None:
+            if len(model) > _MAX_NAME_CHARACTERS:
+                return False
             known = all(any(fnmatchcase(model, pattern) for pattern in each) for each in self._patterns)
-            if len(self._by_name) < _MAX_REMEMBERED_NAMES and len(model) <= 256:
+            if len(self._by_name) < _MAX_REMEMBERED_NAMES:
                 self._by_name[model] = known
         return known
 

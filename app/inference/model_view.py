@@ -32,8 +32,10 @@ class ModelView:
 
     def get(self, name: str) -> ModelSlot | None:
         """Return a model; None for an unknown name."""
-        slot = self._manager.slots_by_name.get(name)
-        return slot if slot is not None and self.principal.may_use(name) else None
+        # First, so that a hidden name takes as long as an unknown one.
+        if not self.principal.may_use(name):
+            return None
+        return self._manager.slots_by_name.get(name)
 
     def slot(self, name: str) -> ModelSlot:
         """Return a model. Raises ModelNotFound, which lists similar names of visible models."""

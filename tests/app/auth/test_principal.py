@@ -42,6 +42,12 @@ def test_remembered_names_are_bounded() -> None:
     assert len(principal._by_name) <= 4096
 
 
+def test_long_names_are_not_matched() -> None:
+    principal = Principal(TENANT, patterns=[("a*",)])
+    assert principal.may_use("a" * 128)
+    assert not principal.may_use("a" * 129)
+
+
 @given(st.text(max_size=300), st.lists(st.text(alphabet="ab*?", max_size=4), max_size=3))
 def test_second_answer_equals_first(name: str, patterns: list[str]) -> None:
     principal = Principal(TENANT, patterns=[tuple(patterns)])
