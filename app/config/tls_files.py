@@ -140,7 +140,7 @@ def _require_client_certificates(context: ssl.SSLContext, client_ca: bytes) -> N
     try:
         context.load_verify_locations(cadata=client_ca.decode("ascii", "ignore"))  # comments may hold any text
         is_empty = not context.cert_store_stats()["x509"]
-    except ssl.SSLError:
+    except (ssl.SSLError, ValueError):  # ValueError: an empty file
         is_empty = True
     if is_empty:
         raise TlsFileError(

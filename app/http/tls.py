@@ -64,8 +64,6 @@ class TlsConnection(asyncio.Protocol, asyncio.Transport):
         self._high_bytes = UNCOUNTED_BYTES
         self._is_tcp_full = self._is_app_paused = self._is_closing = self._is_sending = False
 
-    # From the socket.
-
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._tcp = transport
         limits = self._limits
@@ -111,8 +109,6 @@ class TlsConnection(asyncio.Protocol, asyncio.Transport):
         self._is_tcp_full = False
         self._send_unsent()
 
-    # The handshake.
-
     def _shake_hands(self) -> bool:
         """Continue the handshake with what has arrived. Returns whether it is complete."""
         try:
@@ -155,8 +151,6 @@ class TlsConnection(asyncio.Protocol, asyncio.Transport):
         """End a handshake: the server stops. uvicorn calls it for all connections."""
         self.abort()
 
-    # Received bytes.
-
     def _read(self) -> None:
         """Decrypt all that has arrived, and hand it over at once."""
         incoming, tls = self._incoming, self._tls
@@ -171,8 +165,6 @@ class TlsConnection(asyncio.Protocol, asyncio.Transport):
                 parts.append(part)
         except ssl.SSLWantReadError:
             pass
-        except ssl.SSLZeroReturnError:
-            is_end = True
         except ssl.SSLError:
             self._flush()
             self.abort()
@@ -194,8 +186,6 @@ class TlsConnection(asyncio.Protocol, asyncio.Transport):
 
     def is_reading(self) -> bool:
         return self._tcp.is_reading()
-
-    # Sent bytes.
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if self._is_closing:
@@ -266,8 +256,6 @@ class TlsConnection(asyncio.Protocol, asyncio.Transport):
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         self._high_bytes = high if high is not None else _CHUNK_BYTES
         self._tcp.set_write_buffer_limits(high, low)
-
-    # The end.
 
     def is_closing(self) -> bool:
         return self._is_closing
