@@ -2,14 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from app.auth.principal import Principal
-from app.auth.quotas import LimitedPermit, TenantLimits
+from app.auth.quotas import LimitedPermit
+from app.inference.bounds import Bounds
 from app.inference.context import RequestContext
 from app.inference.decoded_size import answer_bytes, decoded_bytes
 from app.inference.lifecycle import Lifecycle
@@ -21,8 +21,7 @@ from frameworks.errors import DeadlineExceeded
 from frameworks.generation.types import GenerateAnswer, GenerateRequest, Generation
 from frameworks.manager import MLFrameworkManager
 from frameworks.models.version import ModelVersion, VersionNotLoaded
-from frameworks.scheduling.admission import Permit, RequestLimit
-from frameworks.scheduling.byte_limit import ByteLimit
+from frameworks.scheduling.admission import Permit
 from frameworks.tenants import Tenant
 from frameworks.types import ModelSpec
 
@@ -114,23 +113,6 @@ class Exchange(Protocol):
     def unwatch(self) -> Awaitable[None] | None:
         """End `watch`. Awaiting the result raises ClientGone if the client has disconnected; None: it has not."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """`requests`: of the whole server. `default_timeout_ms`: of a request that names no deadline. `tenants`: the
-    limits of those that have any, by name.
-    """
-
-    requests: RequestLimit
-    max_body_bytes: int
-    default_timeout_ms: int | None
-    tenants: Mapping[str, TenantLimits] = field(default_factory=dict)
-
-    def byte_limit_of(self, tenant: Tenant) -> ByteLimit:
-        """Return the limit that counts the bytes of a tenant."""
-        limits = self.tenants.get(tenant.name)
-        return self.requests.byte_limit if limits is None else limits.byte_limit
 
 
 class Pipeline:

@@ -27,8 +27,9 @@ from app.http.app import Lifespan, build_app
 from app.http.clocks import ConnectionBounds, Connections
 from app.http.endpoint import Endpoint
 from app.http.origins import OriginRules
+from app.inference.bounds import Bounds
 from app.inference.lifecycle import Lifecycle
-from app.inference.pipeline import Bounds, Pipeline
+from app.inference.pipeline import Pipeline
 from app.inference.response_cache import ResponseCache
 from app.inference.service import InferenceService
 from app.inference.shadowing import ShadowTraffic

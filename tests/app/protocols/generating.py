@@ -8,7 +8,8 @@ from typing import Any, cast
 
 from app.http.endpoint import Endpoint
 from app.http.origins import OriginPolicy, OriginRules
-from app.inference.pipeline import Bounds, Pipeline
+from app.inference.bounds import Bounds
+from app.inference.pipeline import Pipeline
 from app.observability.metrics import Observer
 from app.protocols.native.codec import ROUTES
 from app.protocols.routes import Route, RouteTable

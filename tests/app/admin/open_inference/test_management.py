@@ -10,8 +10,9 @@ from structlog.testing import capture_logs
 from app.admin.open_inference.management import Management
 from app.admin.views import Views
 from app.auth.principal import ANONYMOUS
+from app.inference.bounds import Bounds
 from app.inference.lifecycle import Lifecycle
-from app.inference.pipeline import Bounds, Pipeline
+from app.inference.pipeline import Pipeline
 from app.observability.metrics import Observer
 from app.protocols.errors import NotSupported
 from frameworks.errors import (
