@@ -6,7 +6,7 @@ prometheus_client is imported at the first scrape, so that it does not delay the
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from app.observability.metrics import Histogram
+from app.observability.tallies import Histogram
 
 Family = Any
 """A metric family of prometheus_client, which has no types for it."""

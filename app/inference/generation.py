@@ -14,7 +14,7 @@ from itertools import chain
 from app.inference.context import RunContext
 from app.inference.stream import GenerationStream
 from app.inference.tokenizer_threads import TokenizerThreads, size_of_prompt
-from app.observability.metrics import GenerationMetrics
+from app.observability.tallies import GenerationMetrics
 from frameworks.errors import DeadlineExceeded, InvalidInput
 from frameworks.generation.stop_strings import StopStrings
 from frameworks.generation.text_stream import ChoiceText

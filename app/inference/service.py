@@ -8,7 +8,7 @@ from app.inference.generation import GenerationService
 from app.inference.response_cache import CacheableRequest, ResponseCache
 from app.inference.texts import TextService
 from app.inference.tokenizer_threads import TokenizerThreads
-from app.observability.metrics import GenerationMetrics
+from app.observability.tallies import GenerationMetrics
 from frameworks.generation.types import GenerateRequest, Generation
 from frameworks.text.tokens import DetokenizeRequest, TokenAnswer, TokenizeRequest, TokenRequest
 from frameworks.types import Answer, PairRequest, TensorBatch, TextRequest

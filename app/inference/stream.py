@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from app.observability.metrics import GenerationMetrics
+from app.observability.tallies import GenerationMetrics
 from frameworks.errors import DeadlineExceeded
 from frameworks.generation.text_stream import ChoiceText
 from frameworks.generation.types import (

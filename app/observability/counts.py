@@ -6,7 +6,8 @@ from functools import cached_property
 from typing import Protocol, Self, TypeVar
 
 from app.auth.principal import Principal
-from app.observability.metrics import GenerationMetrics, ModelMetrics, Observer, VersionRequests
+from app.observability.metrics import Observer
+from app.observability.tallies import GenerationMetrics, ModelMetrics, VersionRequests
 from frameworks.models.slot import ModelSlot
 
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from app.observability.metrics import Histogram
+from app.observability.tallies import Histogram
 
 # With requests in progress, every block of the loop longer than this is seen. An idle process is rarely woken.
 _BUSY_INTERVAL_S = 0.01

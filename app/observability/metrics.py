@@ -2,9 +2,8 @@
 
 import itertools
 import secrets
-from bisect import bisect_left
 from collections import Counter
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
@@ -14,13 +13,10 @@ from app.auth.digests import BodyDigest
 from app.auth.principal import ANONYMOUS, Principal
 from app.auth.quotas import TenantLimits
 from app.observability.fast_path import FastPath
+from app.observability.tallies import GenerationMetrics, ModelMetrics, VersionRequests
 from frameworks.types import Timings
 
 log = structlog.get_logger("roundhouse.request")
-
-SECONDS_BUCKETS = (
-    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
-)  # fmt: skip
 
 REJECTED_STATUSES = frozenset({429, 503, 507})
 """HTTP statuses of requests that were refused as there was no room, or no model was ready."""
@@ -43,114 +39,6 @@ def checked_id(given: bytes) -> str:
     if given and len(given) <= _MAX_ID_LENGTH and _VALID_ID_CHARACTERS.issuperset(given):
         return given.decode("ascii")
     return f"{_prefix}-{next(_ids):08x}"
-
-
-@dataclass(slots=True)
-class Histogram:
-    """Observations in seconds. `counts`: per bucket of SECONDS_BUCKETS, not cumulated; the last is for all above."""
-
-    counts: list[int] = field(default_factory=lambda: [0] * (len(SECONDS_BUCKETS) + 1))
-    total: float = 0.0
-
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(SECONDS_BUCKETS, value)] += 1
-        self.total += value
-
-    def merge(self, other: "Histogram") -> None:
-        """Add the observations of another histogram."""
-        self.counts = [one + two for one, two in zip(self.counts, other.counts, strict=True)]
-        self.total += other.total
-
-    def cumulated(self) -> list[tuple[str, float]]:
-        """Return Prometheus buckets: each bound and the number of observations up to it."""
-        bounds = (*map(str, SECONDS_BUCKETS), "+Inf")
-        return list(zip(bounds, itertools.accumulate(self.counts), strict=True))
-
-
-@dataclass(slots=True)
-class ModelMetrics:
-    """The three histograms of one model and tenant."""
-
-    request_seconds: Histogram = field(default_factory=Histogram)
-    queue_seconds: Histogram = field(default_factory=Histogram)
-    compute_seconds: Histogram = field(default_factory=Histogram)
-
-    def observe(self, total_s: float, timings: Timings) -> None:
-        """Record one request that succeeded."""
-        for histogram, value in (
-            (self.request_seconds, total_s),
-            (self.queue_seconds, timings.queue_s),
-            (self.compute_seconds, timings.compute_s),
-        ):
-            # As Histogram.observe, without three calls for each request.
-            histogram.counts[bisect_left(SECONDS_BUCKETS, value)] += 1
-            histogram.total += value
-
-    def merge(self, other: "ModelMetrics") -> None:
-        """Add the observations of another tenant."""
-        self.request_seconds.merge(other.request_seconds)
-        self.queue_seconds.merge(other.queue_seconds)
-        self.compute_seconds.merge(other.compute_seconds)
-
-
-@dataclass(slots=True)
-class VersionRequests:
-    """The requests of one tenant to one version of a model, and their seconds.
-
-    `answered` requests succeeded; of those, `cache_hits` were cached and `cache_misses` were run although the model has
-    a cache. Seconds of queue, decode, compute and encode are those of requests that ran. `last_s`: when the latest
-    request began (time.perf_counter).
-    """
-
-    answered: int = 0
-    answered_s: float = 0.0
-    queue_s: float = 0.0
-    decode_s: float = 0.0
-    compute_s: float = 0.0
-    encode_s: float = 0.0
-    failed: int = 0
-    failed_s: float = 0.0
-    cache_hits: int = 0
-    cache_hits_s: float = 0.0
-    cache_misses: int = 0
-    last_s: float = 0.0
-
-    def add(self, timings: Timings, total_s: float) -> None:
-        """Count a request that succeeded."""
-        self.answered += 1
-        self.answered_s += total_s
-        if timings.cache_hit:
-            self.cache_hits += 1
-            self.cache_hits_s += total_s - timings.decode_s - timings.encode_s
-            return
-        if timings.cache_hit is not None:
-            self.cache_misses += 1
-        self.queue_s += timings.queue_s
-        self.decode_s += timings.decode_s
-        self.compute_s += timings.compute_s
-        self.encode_s += timings.encode_s
-
-    def merge(self, other: "VersionRequests") -> None:
-        """Add the requests of another tenant."""
-        last_s = max(self.last_s, other.last_s)
-        for each in fields(self):
-            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
-        self.last_s = last_s
-
-
-@dataclass(slots=True)
-class GenerationMetrics:
-    """The histograms of one model that generates text, for one tenant: from a request's first byte to its first token,
-    and between the tokens of one text.
-    """
-
-    time_to_first_token_seconds: Histogram = field(default_factory=Histogram)
-    inter_token_seconds: Histogram = field(default_factory=Histogram)
-
-    def merge(self, other: "GenerationMetrics") -> None:
-        """Add the observations of another tenant."""
-        self.time_to_first_token_seconds.merge(other.time_to_first_token_seconds)
-        self.inter_token_seconds.merge(other.inter_token_seconds)
 
 
 @dataclass(slots=True)

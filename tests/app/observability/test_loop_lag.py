@@ -6,7 +6,7 @@ from bisect import bisect_left
 
 from app.observability.background import background_task
 from app.observability.loop_lag import LoopLagMonitor
-from app.observability.metrics import SECONDS_BUCKETS, Histogram
+from app.observability.tallies import SECONDS_BUCKETS, Histogram
 
 
 def at_least(lag: Histogram, seconds: float) -> int:

@@ -7,7 +7,8 @@ import pytest
 import structlog
 from structlog.testing import LogCapture
 
-from app.observability.metrics import SECONDS_BUCKETS, Histogram, Observer, RequestRecord, request_id, server_timing
+from app.observability.metrics import Observer, RequestRecord, request_id, server_timing
+from app.observability.tallies import SECONDS_BUCKETS, Histogram
 from frameworks.types import Timings
 
 
