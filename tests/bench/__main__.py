@@ -13,6 +13,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
+from tests.bench.auth import measure_keys, measure_refusals
 from tests.bench.calls import measure_calls
 from tests.bench.connections import measure_connections
 from tests.bench.cores import ALL_CORES
@@ -95,7 +96,12 @@ def _parts(folder: Path) -> dict[str, list[Callable[[], list[Row]]]]:
         "connections": [lambda: measure_connections(folder, vector)],
         "lending": [lambda: measure_lending(folder, _MODELS), lambda: measure_swaps(folder, _MODELS)],
         "fairness": fairness,
-        "auth": [*fairness, lambda: measure_signatures(vector)],
+        "auth": [
+            lambda: measure_keys(vector),
+            lambda: measure_refusals(vector),
+            lambda: measure_signatures(vector),
+            *fairness,
+        ],
         "loads": [lambda: measure_loads(folder, _MODELS)],
     }
 
