@@ -18,6 +18,8 @@ from frameworks.scheduling.batch.dispatcher import Dispatcher
 from frameworks.scheduling.batch.inline import LIGHT_S
 from frameworks.scheduling.batch.request import BatchCounts, Outputs
 from frameworks.scheduling.batch.worker import BatchWorker
+from frameworks.scheduling.device_clock import SharedDevice
+from frameworks.tenants import DEFAULT_TENANT, Tenant
 from frameworks.text.tokenizer import TextTokenizer
 from frameworks.types import TEXT_OUTPUT, Batch, ModelSpec, TensorBatch, Timings, TokenBatch, Value
 from tests.frameworks.scheduling.batch.costs import fixed_cost
@@ -101,6 +103,7 @@ class Harness:
     workers: list[BatchWorker]
     batch_sizes: Counter[int]
     batches_split: Counter[int]
+    device: SharedDevice
 
     def allow_inline(self, *, most_rows: int = 10**6, width: int = 1) -> None:
         """Record that runs of up to this many rows are fast enough for the event loop."""
@@ -117,12 +120,14 @@ class Harness:
     ) -> Outputs:
         return await self.dispatcher.submit(batch, priority, begin, timings)
 
-    def send(self, *x: int, priority: int = 5, width: int = 1) -> "asyncio.Task[list[int]]":
+    def send(
+        self, *x: int, priority: int = 5, width: int = 1, tenant: Tenant = DEFAULT_TENANT
+    ) -> "asyncio.Task[list[int]]":
         """Send a request of the rows x; return the task whose result is x again."""
 
         async def answer() -> list[int]:
             timings = Timings()
-            result = await self.dispatcher.submit(rows(*x, width=width), priority, timings=timings)
+            result = await self.dispatcher.submit(rows(*x, width=width), priority, timings=timings, tenant=tenant)
             y, items = result["y"], result["items"]
             assert isinstance(y, np.ndarray)
             assert isinstance(items, list)
@@ -146,6 +151,7 @@ async def running_dispatcher(
     inputs: Sequence[str] = ("x",),
     runs_by_shape: bool = False,
     knows_cost: bool = True,
+    device: SharedDevice | None = None,
 ) -> AsyncIterator[Harness]:
     """Run a dispatcher; check at the end that its queue is empty and no task is left, and close the workers.
 
@@ -156,11 +162,12 @@ async def running_dispatcher(
     split: Counter[int] = Counter()
     spec = replace(models[0].spec, batched_inputs=frozenset(inputs), runs_by_shape=runs_by_shape)
     limits = BatchLimits(max_rows, max_delay_s=max_delay_s)
-    dispatcher = Dispatcher("m", workers, spec, limits, ageing_s, BatchCounts(sizes, split))
+    device = device or SharedDevice()
+    dispatcher = Dispatcher("m", workers, spec, limits, ageing_s, BatchCounts(sizes, split), device)
     if knows_cost:
         dispatcher._cost = fixed_cost()
     try:
-        yield Harness(dispatcher, workers, sizes, split)
+        yield Harness(dispatcher, workers, sizes, split, device)
         assert dispatcher.queue_depth == 0
         assert asyncio.all_tasks() == {asyncio.current_task()}
     finally:
