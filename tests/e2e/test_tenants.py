@@ -227,9 +227,18 @@ class TestHiddenModels:
         assert {each["name"] for each in listed} == {"red-vector", "red-llama"}
         assert ask(shared, RED_ONLY, "POST", "/infer", {"model_name": "common-vector", "input_data": [1]})[0] == 404
 
-    def test_health_without_key_names_no_model(self, shared: RunningServer, late: dict[str, Any]) -> None:
+
+def test_readiness_without_key_names_no_model(tmp_path: Path) -> None:
+    write_keys(tmp_path / "keys.toml", OPERATOR)
+    config = f'[[models.onnx_models]]\nname = "broken"\npath = "{tmp_path / "absent"}"\n[auth]\nmode = "required"\n'
+    with serving(tmp_path, config) as server:
+        server.wait_for_log("model failed to load")
         for path in ("/health/ready", "/v2/health/ready"):
-            assert "red-" not in shared.client.get(path).text
+            page = server.client.get(path)
+            assert page.status_code == 503
+            assert "broken" not in page.text
+        health = server.client.get("/health", headers=OPERATOR.headers).json()
+        assert (health["status"], health["models"]) == ("degraded", {"broken": "failed"})
 
 
 class TestDefaults:
