@@ -181,13 +181,15 @@ class StepStats:
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """Outcome of a step. `begun`: sequences computed for the first time, with the number of their prompt tokens found
-    in the cache. `failed`: sequences that end with an error. `costs`: of each tenant in the step, in any unit.
+    in the cache. `failed`: sequences that end with an error. `num_sequences`: that were computed. `costs`: of each
+    tenant in the step, in any unit.
     """
 
     tokens: list[GeneratedToken]
     begun: list[tuple[int, int]]
     failed: list[tuple[int, Exception]]
     stats: StepStats
+    num_sequences: int = 0
     costs: tuple[tuple[Tenant, float], ...] = ()
 
 

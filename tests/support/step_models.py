@@ -241,7 +241,7 @@ class EchoModel:
             if token.token_id == FAILING or token.finish_reason is not None:
                 del self.running[sequence_id]
         self._stats = self._collect_stats(begun, preempted)
-        return StepResult(tokens, begun, failed, self._stats, tuple(costs.items()))
+        return StepResult(tokens, begun, failed, self._stats, len(computed), tuple(costs.items()))
 
     def warm_up(self) -> None:
         self.warm_ups += 1

@@ -111,7 +111,7 @@ class GeneratingModel:
             prompt_tokens = sum(part.num_tokens for part in plan.parts) - texts
             parts.scheduler.cost.learn(texts, prompt_tokens, time.perf_counter() - started_s)
         costs = tuple((share.tenant, cost) for share, cost in plan.costs.items())
-        return StepResult(tokens, plan.begun, failed, self._stats(parts), costs)
+        return StepResult(tokens, plan.begun, failed, self._stats(parts), len(plan.parts), costs)
 
     def warm_up(self) -> None:
         """Run two short sequences to their ends, and read the vocabulary for constrained texts, which would delay the

@@ -50,9 +50,8 @@ class StepCounts:
         """Add the result of a step. `before`: the stats of the step before it."""
         after = result.stats
         texts = sum(token.finish_reason is not None for token in result.tokens)
-        # The sequences that ended in the step are not running any more.
-        if sequences := after.running + texts + len(result.failed):
-            self.steps.ran(sequences, compute_s)
+        if result.num_sequences:
+            self.steps.ran(result.num_sequences, compute_s)
         self.texts += texts
         self.tokens += len(result.tokens)
         self.prompt_tokens += after.prompt_tokens - before.prompt_tokens
