@@ -98,6 +98,16 @@ GRPC = {
 }
 """The methods that reflection lists, and the scope of each."""
 
+OPENAI_BODIES: dict[str, dict[str, Any]] = {
+    "completions": {"prompt": "a"},
+    "chat/completions": {"messages": [{"role": "user", "content": "a"}]},
+    "embeddings": {"input": "a"},
+    "rerank": {"query": "a", "documents": ["a"]},
+    "score": {"text_1": "a", "text_2": "a"},
+    "tokenize": {"prompt": "a"},
+    "detokenize": {"tokens": [1]},
+}
+
 HIDDEN_GRPC = {"grpc.reflection.v1.ServerReflection/ServerReflectionInfo": "read"}
 
 KEYS = {scope: make_key("search", scope) for scope in Scope}
@@ -118,10 +128,10 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         server.check_log()
 
 
-def send(server: RunningServer, route: str, key: MadeKey | None, model: str = "absent") -> int:
+def send(server: RunningServer, route: str, key: MadeKey | None) -> int:
     """Send a request with an empty body. No model is named `absent`, so that allowed requests change nothing."""
     method, path = route.split()
-    path = path.format(name=model, version="1")
+    path = path.format(name="absent", version="1")
     return server.client.request(method, path, headers={} if key is None else key.headers).status_code
 
 
@@ -199,6 +209,50 @@ def test_method_needs_a_key_with_its_scope(keyed: RunningServer, method: str, sc
         status = call(keyed, method, key)
         assert (status == "PERMISSION_DENIED") == (each != scope), (each, status)
         assert status != "UNAUTHENTICATED"
+
+
+@pytest.mark.parametrize("route", HTTP)
+def test_another_tenants_key_sees_no_model(keyed: RunningServer, route: str) -> None:
+    """Whether the path or the body names it, a model of another tenant does not exist."""
+    method, path = route.split()
+    body: dict[str, Any] = {"model": "vector", **OPENAI_BODIES.get(path.removeprefix("/v1/"), {})}
+    if path in ("/infer", "/inference"):
+        body = {"model_name": "vector", "input_data": [1.0]}
+    answer = keyed.client.request(
+        method,
+        path.format(name="vector", version="1"),
+        headers=FOREIGN.headers,
+        json=body if HTTP[route] == "infer" else None,
+    )
+    if "{name}" in path or HTTP[route] == "infer":
+        assert answer.status_code == 404, answer.text
+    else:
+        assert answer.status_code in (200, 400), answer.text
+        assert '"vector"' not in answer.text
+
+
+NAMED = [method for method in GRPC if "Model" in method or "Predict" in method]
+
+
+@pytest.mark.parametrize("method", NAMED)
+def test_another_tenants_key_calls_no_model(keyed: RunningServer, method: str) -> None:
+    """The message has one field, the name of the model."""
+    numbers = {"Predict": 3, "RepositoryModelLoad": 2, "RepositoryModelUnload": 2}
+    number = numbers.get(method.partition("/")[2], 1)
+    content = bytes([number << 3 | 2, 6]) + b"vector"
+    with grpc.insecure_channel(f"127.0.0.1:{keyed.grpc_port}") as channel:
+        send_one: Any = channel.unary_unary(f"/{method}")
+        if method.endswith("ModelStreamInfer"):
+            # The errors of its requests are responses.
+            assert b'"vector"' in send_one(content, metadata=FOREIGN.metadata)
+            return
+        if method.endswith("ModelReady"):
+            assert send_one(content, metadata=FOREIGN.metadata) == b""  # not ready
+            assert send_one(content, metadata=EVERY.metadata) == b"\x08\x01"
+            return
+        with pytest.raises(grpc.RpcError) as raised:
+            send_one(content, metadata=FOREIGN.metadata)
+        assert raised.value.code() is grpc.StatusCode.NOT_FOUND
 
 
 def test_unknown_paths_need_any_key(keyed: RunningServer) -> None:

@@ -24,6 +24,7 @@ _MAX_REQUESTS_ON_CONNECTION = 12
 _METHODS = ("GET", "GET", "POST", "POST", "POST", "DELETE", "HEAD", "OPTIONS", "PUT", "PATCH", "TRACE", "get")
 _PATHS = [path.format_map({"name": MODEL, "version": "1", "file": "swagger-ui.css", "rest": "a"}) for path in
           (path.replace("rest:path", "rest") for path in HTTP_ACCESS)]  # fmt: skip
+_HOSTS = (*["localhost"] * 10, "127.0.0.1", "[::1]:8080", "a.example.org")
 _INFER_BODY = b'{"input_data": [1.0, 2.0]}'
 
 
@@ -138,7 +139,7 @@ class Requests:
         """Return a request as bytes, and whether a server that refuses it can keep the connection."""
         choose = self._random
         method, target = choose.choice(_METHODS), self.target()
-        lines = [f"{method} {target} HTTP/1.1", f"host: {choose.choice(('localhost', '127.0.0.1', 'a.example.org'))}"]
+        lines = [f"{method} {target} HTTP/1.1", f"host: {choose.choice(_HOSTS)}"]
         lines += [f"{name}: {value}" for name, value in self.credentials()]
         way = choose.randrange(8)
         body = b""
