@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from tests.e2e.configs import onnx_entries
-from tests.e2e.server import GRPC_PORT, Fork, RunningServer, free_port, serving, wait_until
+from tests.e2e.server import GRPC_PORT, ROOT, Fork, RunningServer, free_port, serving, wait_until
 from tests.support.certificates import Authority, Pair, server_pair
 from tests.support.models import onnx_graphs
 
@@ -79,8 +79,10 @@ class TlsServer:
 
 
 @contextmanager
-def tls_serving(folder: Path, client_ca: Authority | None = None, more: str = "") -> Iterator[TlsServer]:
-    authority = Authority()
+def tls_serving(
+    folder: Path, client_ca: Authority | None = None, more: str = "", authority: Authority | None = None
+) -> Iterator[TlsServer]:
+    authority = authority or Authority()
     server_pair(authority).write(folder, "server")
     lines = [f'tls_certificate = "{folder}/server.pem"', f'tls_key = "{folder}/server.key"']
     if client_ca is not None:
@@ -142,6 +144,36 @@ def test_plain_http_is_told_to_use_tls(plain: TlsServer) -> None:
 
 def test_grpc_call_is_answered(plain: TlsServer) -> None:
     assert plain.call() == b"\x08\x01"
+
+
+def test_triton_client_is_answered(plain: TlsServer) -> None:
+    from tritonclient.grpc import InferenceServerClient
+
+    ca = plain.folder / "ca.pem"
+    ca.write_bytes(plain.authority.pem)
+    address = f"localhost:{plain.server.grpc_port}"
+    client = InferenceServerClient(address, ssl=True, root_certificates=str(ca))
+    assert client.is_server_live()
+    client.close()
+
+
+@pytest.mark.parametrize("has_client_ca", [False, True], ids=["server only", "client certificates"])
+def test_health_check_of_container_uses_tls(tmp_path: Path, has_client_ca: bool) -> None:
+    authority = Authority()
+    with tls_serving(tmp_path, authority if has_client_ca else None, authority=authority) as server:
+        environ = {
+            "ROUNDHOUSE_SERVER__PORT": str(server.server.port),
+            "ROUNDHOUSE_SERVER__TLS_CERTIFICATE": f"{tmp_path}/server.pem",
+            "ROUNDHOUSE_SERVER__TLS_KEY": f"{tmp_path}/server.key",
+        }
+        if has_client_ca:
+            environ["ROUNDHOUSE_SERVER__TLS_CLIENT_CA"] = f"{tmp_path}/clients.pem"
+        command = [sys.executable, "-I", "docker/healthcheck.py"]
+
+        def status() -> int:
+            return subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, check=False).returncode
+
+        wait_until(lambda: status() == 0)
 
 
 def test_expiry_is_reported(plain: TlsServer) -> None:
