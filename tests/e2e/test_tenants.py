@@ -345,6 +345,17 @@ class TestCounts:
         seen = {each.labels["tenant"] for each in metrics(shared, OPERATOR)["roundhouse_requests_total"]}
         assert seen <= {"red", "blue", "green", "lime", "ops", ""}
 
+    def test_device_seconds_are_charged_to_tenant(self, shared: RunningServer) -> None:
+        name = "roundhouse_tenant_device_seconds_total"
+        labels = {"tenant": "blue", "model": "blue-vector"}
+        before = {key: total(shared, key, name, **labels) for key in (BLUE, OPERATOR)}
+        post(shared, BLUE, "/models/blue-vector/infer", input_data=[1])
+        used = [total(shared, key, name, **labels) - seconds for key, seconds in before.items()]
+        assert used[0] == used[1] > 0
+        assert total(shared, RED, name, **labels) == 0
+        post(shared, LIME, "/v1/completions", model="common-llama", prompt="a b", max_tokens=2)
+        wait_until(lambda: total(shared, OPERATOR, name, tenant="lime", model="common-llama") > 0)
+
     def test_page_of_tenant_has_no_shared_series(self, shared: RunningServer) -> None:
         operators, tenants = metrics(shared, OPERATOR), metrics(shared, BLUE)
         left_out = {name for name in operators if name not in tenants and not name.endswith("_created")}
