@@ -154,7 +154,7 @@ def _refusals_row(outcomes: list[Outcome]) -> Row:
     for allowed in [each for outcome in outcomes for each in outcome.allowed][:10]:
         print(f"not refused: {allowed}", file=sys.stderr)
     return Row(
-        "random requests without, with wrong, revoked, expired and cut keys, over all routes and methods: answered",
+        "random requests without, with wrong, revoked, expired, cut and replayed credentials: answered",
         f"{sum(len(outcome.allowed) for outcome in outcomes)} of {statuses.total():,}",
         "0",
         ", ".join(f"{status}: {count:,}" for status, count in statuses.most_common()),

@@ -14,6 +14,7 @@ import grpc.aio
 
 from app.auth.access import GRPC_ACCESS, HTTP_ACCESS
 from tests.support.keyring import MadeKey, make_key
+from tests.support.signing import signed_headers
 
 HEALTH_BODIES = (b'{"status":"live"}', b'{"status":"ready"}', b'{"live":true}', b'{"ready":true}')
 HEALTH_METHODS = ("/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch")
@@ -24,6 +25,10 @@ _MAX_REQUESTS_ON_CONNECTION = 12
 _METHODS = ("GET", "GET", "POST", "POST", "POST", "DELETE", "HEAD", "OPTIONS", "PUT", "PATCH", "TRACE", "get")
 _PATHS = [path.format_map({"name": MODEL, "version": "1", "file": "swagger-ui.css", "rest": "a"}) for path in
           (path.replace("rest:path", "rest") for path in HTTP_ACCESS)]  # fmt: skip
+_SIGNED_CALL = "/inference.GRPCInferenceService/ServerLive"
+REPLAYS = 20
+"""Signed requests that are valid once."""
+_REPLAYED = 0.05
 _HOSTS = (*["localhost"] * 10, "127.0.0.1", "[::1]:8080", "a.example.org")
 _INFER_BODY = b'{"input_data": [1.0, 2.0]}'
 
@@ -60,6 +65,11 @@ class Requests:
     def __init__(self, keys: Keys, seed: int) -> None:
         self._keys = keys
         self._random = random.Random(seed)
+        signed = [_sign(keys, "POST", f"/models/{MODEL}/infer", _INFER_BODY) for _ in range(REPLAYS)]
+        self.signed = [_request("POST", f"/models/{MODEL}/infer", headers, _INFER_BODY) for headers in signed]
+        """Valid requests: each is answered once, and then refused as a replay."""
+        self.signed_calls = [(_SIGNED_CALL, list(_sign(keys, "POST", _SIGNED_CALL).items())) for _ in range(REPLAYS)]
+        """Valid calls, as `signed`."""
 
     def text(self) -> str:
         """Return a text that is no valid key: wrong, revoked, expired, cut, doubled, or encoded in an odd way."""
@@ -92,7 +102,7 @@ class Requests:
         return choose.choice(ways)()
 
     def credentials(self) -> list[tuple[str, str]]:
-        """Return headers that allow nothing."""
+        """Return headers that allow nothing: also signatures of other requests, and old ones."""
         choose, valid = self._random, self._keys.valid.text
         scheme = choose.choice(("Bearer ", "bearer ", "BEARER ", "Bearer  ", "Bearer\t", "Basic ", "Token ", ""))
         other = self.text()
@@ -110,6 +120,8 @@ class Requests:
             [("cookie", f"authorization=Bearer {valid}; x-api-key={valid}")],
             [("proxy-authorization", f"Bearer {valid}")],
             [("api-key", valid), ("x-goog-api-key", valid), ("x_api_key", valid), ("x-auth-token", valid)],
+            list(_sign(self._keys, "GET", "/absent").items()),
+            list(_sign(self._keys, "GET", "/models", created=1).items()),
             [("x-forwarded-authorization", f"Bearer {valid}"), ("x-original-url", "/health/live")],
         ]
         return choose.choice(ways)
@@ -138,6 +150,8 @@ class Requests:
     def http(self) -> tuple[bytes, bool]:
         """Return a request as bytes, and whether a server that refuses it can keep the connection."""
         choose = self._random
+        if choose.random() < _REPLAYED:
+            return choose.choice(self.signed), True
         method, target = choose.choice(_METHODS), self.target()
         lines = [f"{method} {target} HTTP/1.1", f"host: {choose.choice(_HOSTS)}"]
         lines += [f"{name}: {value}" for name, value in self.credentials()]
@@ -161,6 +175,8 @@ class Requests:
     def call(self) -> tuple[str, list[tuple[str, str]]]:
         """Return a full method name and metadata."""
         choose, path = self._random, self._random.choice(list(GRPC_ACCESS))
+        if choose.random() < _REPLAYED:
+            return choose.choice(self.signed_calls)
         ways = [
             path, path, path, path + "/", path.upper(), path.replace(".", "/", 1), path + "x", f"/{path}",
             "/absent.Service/Call", path.replace("inference.", ""), "/grpc.health.v1.Health/Absent",
@@ -172,11 +188,27 @@ class Requests:
         return choose.choice(ways), metadata
 
 
+def _sign(keys: Keys, method: str, path: str, body: bytes = b"", created: int | None = None) -> dict[str, str]:
+    return signed_headers(keys.signed.text, method, path, body, created=created)
+
+
+def _request(method: str, path: str, headers: dict[str, str], body: bytes) -> bytes:
+    lines = [f"{method} {path} HTTP/1.1", "host: localhost", "content-type: application/json"]
+    lines += [f"content-length: {len(body)}", *(f"{name}: {value}" for name, value in headers.items())]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
 async def fuzz_http(port: int, keys: Keys, count: int, seed: int, connections: int = 32) -> Outcome:
     """Send `count` requests over connections from many addresses of loopback; return what the server answered."""
     requests, outcome = Requests(keys, seed), Outcome()
     left = count
     addresses = random.Random(seed)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    first = Outcome()
+    for request in requests.signed:
+        assert await _exchange(reader, writer, request, first), "a signed request is answered once"
+    writer.close()
+    assert first.statuses == {"200": REPLAYS}, first.allowed
 
     async def client() -> None:
         nonlocal left
@@ -239,6 +271,8 @@ async def fuzz_grpc(port: int, keys: Keys, count: int, seed: int, concurrent: in
                 outcome.allowed.append(f"{path} {metadata}: {status}")
 
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel, asyncio.TaskGroup() as group:
+        for path, metadata in requests.signed_calls:
+            assert await _status_of(channel, path, metadata) == "OK", "a signed call is answered once"
         for number in range(concurrent):
             group.create_task(client(channel, len(range(number, count, concurrent))))
     return outcome
