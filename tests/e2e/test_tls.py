@@ -2,6 +2,8 @@
 
 import hashlib
 import http.client
+import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.e2e.gates import RunGate
 from tests.e2e.server import ROOT, Fork, RunningServer, wait_until
 from tests.e2e.tls_server import TlsServer, tls_serving
 from tests.support.certificates import Authority, server_pair
@@ -132,6 +135,29 @@ def test_new_certificate_is_used_without_lost_requests(tmp_path: Path) -> None:
             thread.join()
         assert not failures
         assert server.reloads("loaded") >= 3
+
+
+def test_stop_answers_running_request(tmp_path: Path) -> None:
+    statuses: list[int] = []
+
+    def send() -> None:
+        with server.client() as client:
+            statuses.append(client.post("/models/echo/infer", json={"input_data": [1.0]}).status_code)
+
+    with tls_serving(tmp_path, is_gated=True) as server:
+        with server.client() as client, socket.create_connection(("localhost", server.server.port)) as silent:
+            wait_until(lambda: client.get("/health/ready").status_code == 200)
+            with RunGate(tmp_path / "echo").closed():
+                sender = threading.Thread(target=send)
+                sender.start()
+                wait_until(lambda: client.get("/models/echo").json()["requests"]["inflight"] == 1)
+                server.server.process.send_signal(signal.SIGTERM)
+                silent.settimeout(120)
+                assert silent.recv(1) == b""
+                assert not statuses
+            sender.join()
+        server.server.wait_stopped(0)
+    assert statuses == [200]
 
 
 def _send_requests(server: TlsServer, stop: threading.Event, failures: list[object], is_kept: bool) -> None:

@@ -75,7 +75,11 @@ class TlsServer:
 
 @contextmanager
 def tls_serving(
-    folder: Path, client_ca: Authority | None = None, more: str = "", authority: Authority | None = None
+    folder: Path,
+    client_ca: Authority | None = None,
+    more: str = "",
+    authority: Authority | None = None,
+    is_gated: bool = False,
 ) -> Iterator[TlsServer]:
     authority = authority or Authority()
     server_pair(authority).write(folder, "server")
@@ -86,5 +90,5 @@ def tls_serving(
     config = (
         "[server]\n" + "\n".join(lines) + "\n" + onnx_entries(folder, {"echo": onnx_graphs.identity("float32", ("n",))})
     )
-    with serving(folder, config + more, {GRPC_PORT: free_port()}) as server:
+    with serving(folder, config + more, {GRPC_PORT: free_port()}, is_gated) as server:
         yield TlsServer(server, folder, authority)
