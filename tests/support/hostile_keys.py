@@ -30,7 +30,7 @@ REPLAYS = 20
 """Signed requests that are valid once."""
 _REPLAYED = 0.05
 _HOSTS = (*["localhost"] * 10, "127.0.0.1", "[::1]:8080", "a.example.org")
-_INFER_BODY = b'{"input_data": [1.0, 2.0]}'
+_INFER_BODY = b'{"input_data": [%b]}' % b", ".join([b"0.5"] * 16)
 
 
 @dataclass(frozen=True, slots=True)
