@@ -7,8 +7,8 @@ from app.observability.counts import Counts
 from app.observability.tallies import ModelMetrics
 from frameworks.models.slot import ModelSlot, ModelState
 from frameworks.scheduling.batch.request import BatchCounts
+from frameworks.scheduling.steps.counts import StepCounts
 from frameworks.scheduling.steps.token_feed import TenantTokens
-from frameworks.scheduling.steps.worker import StepCounts
 
 BATCH_SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 

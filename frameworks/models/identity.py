@@ -8,7 +8,7 @@ from frameworks.scheduling.admission import RequestLimit
 from frameworks.scheduling.batch.batcher import BatchLimits
 from frameworks.scheduling.batch.request import BatchCounts
 from frameworks.scheduling.device_clock import SharedDevices
-from frameworks.scheduling.steps.worker import StepCounts
+from frameworks.scheduling.steps.counts import StepCounts
 
 
 @dataclass(frozen=True, slots=True)

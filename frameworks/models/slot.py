@@ -11,7 +11,7 @@ from frameworks.models.traffic import Share
 from frameworks.models.version import ModelState, ModelVersion
 from frameworks.models.version_folders import find_versions, served_versions
 from frameworks.scheduling.batch.request import BatchCounts
-from frameworks.scheduling.steps.worker import StepCounts
+from frameworks.scheduling.steps.counts import StepCounts
 from frameworks.types import ModelSpec
 
 __all__ = ["ModelSlot", "ModelState"]

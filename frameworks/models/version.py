@@ -147,8 +147,7 @@ class ModelVersion:
 
     def permits(self) -> Iterator[Permit]:
         """Yield the permits of the requests that hold a reference."""
-        yield from self._holders
-        yield from self._awaiting_load
+        yield from (*self._holders, *self._awaiting_load)
 
     def is_held_by(self, permit: Permit) -> bool:
         """Whether the request holds a reference to the loaded instances."""

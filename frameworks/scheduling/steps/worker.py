@@ -5,7 +5,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import structlog
@@ -13,11 +12,11 @@ import structlog
 from frameworks.errors import Draining, ModelFailed, OutOfMemory, RoundhouseError
 from frameworks.generation.types import SequenceRequest, StepResult, StepStats
 from frameworks.runtime import StepModel
-from frameworks.scheduling.batch.request import BatchCounts
 from frameworks.scheduling.batch.worker import without_frames
 from frameworks.scheduling.device_clock import DeviceClock
 from frameworks.scheduling.idle import next_message
 from frameworks.scheduling.steps.charging import StepCharges
+from frameworks.scheduling.steps.counts import StepCounts
 from frameworks.scheduling.steps.token_feed import TenantTokens, TokenFeed
 
 log = structlog.get_logger(__name__)
@@ -27,53 +26,6 @@ _MAX_DELIVERY_DELAY_S = 0.05
 
 Message = SequenceRequest | int | frozenset[str] | None
 """A sequence to add, the id of a sequence to abort, the names of the held tenants, or None: no more messages follow."""
-
-
-@dataclass(slots=True)
-class StepCounts:
-    """Totals over all steps of a model.
-
-    `prompt_tokens`: tokens of prompts, of which `prefix_hit_tokens` were cached. `preemptions`: sequences that returned
-    to the queue for lack of memory. `texts`: sequences that ended. `steps`: steps by their number of sequences.
-    """
-
-    tokens: int = 0
-    prompt_tokens: int = 0
-    prefix_hit_tokens: int = 0
-    preemptions: int = 0
-    texts: int = 0
-    steps: BatchCounts = field(default_factory=BatchCounts, compare=False)
-    tenants: dict[str, TenantTokens] = field(default_factory=dict, compare=False)
-    """The part of `prompt_tokens` and `tokens` of each named tenant, without those of cancelled sequences."""
-
-    def add(self, result: StepResult, before: StepStats, compute_s: float) -> None:
-        """Add the result of a step. `before`: the stats of the step before it."""
-        after = result.stats
-        texts = sum(token.finish_reason is not None for token in result.tokens)
-        if result.num_sequences:
-            self.steps.ran(result.num_sequences, compute_s)
-        self.texts += texts
-        self.tokens += len(result.tokens)
-        self.prompt_tokens += after.prompt_tokens - before.prompt_tokens
-        self.prefix_hit_tokens += after.prefix_hit_tokens - before.prefix_hit_tokens
-        self.preemptions += after.preemptions - before.preemptions
-
-    @classmethod
-    def total(cls, counts: "Iterable[StepCounts]") -> "StepCounts":
-        """Return the current sum of several counts."""
-        total = cls()
-        for each in counts:
-            total.tokens += each.tokens
-            total.prompt_tokens += each.prompt_tokens
-            total.prefix_hit_tokens += each.prefix_hit_tokens
-            total.preemptions += each.preemptions
-            total.texts += each.texts
-            total.steps.merge(each.steps)
-            for tenant, tokens in each.tenants.items():
-                merged = total.tenants.setdefault(tenant, TenantTokens())
-                merged.prompt += tokens.prompt
-                merged.generated += tokens.generated
-        return total
 
 
 class CompletedStep(NamedTuple):

@@ -10,7 +10,7 @@ from frameworks.errors import Draining, InvalidModel, ModelFailed
 from frameworks.generation.types import GeneratedToken, SequenceRequest
 from frameworks.manager import MLFrameworkManager
 from frameworks.models.slot import ModelState
-from frameworks.scheduling.steps.worker import StepCounts
+from frameworks.scheduling.steps.counts import StepCounts
 from tests.frameworks.scheduling.steps.harness import read_all, sequence_request, text_of, wait_for_arrival
 from tests.support.batch_models import FakeRegistry, Gate
 from tests.support.loops import in_loop, soon, task

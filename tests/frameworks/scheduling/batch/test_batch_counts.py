@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frameworks.scheduling.batch.request import BatchCounts
-from frameworks.scheduling.steps.worker import StepCounts
+from frameworks.scheduling.steps.counts import StepCounts
 
 RUNS = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 64), st.floats(0, 10)))
 

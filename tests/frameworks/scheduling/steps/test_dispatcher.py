@@ -10,8 +10,9 @@ from structlog.testing import capture_logs
 
 from frameworks.errors import Draining, ModelFailed
 from frameworks.generation.types import Sampling, SequenceRequest
+from frameworks.scheduling.steps.counts import StepCounts
 from frameworks.scheduling.steps.dispatcher import StepDispatcher
-from frameworks.scheduling.steps.worker import StepCounts, StepWorker
+from frameworks.scheduling.steps.worker import StepWorker
 from tests.frameworks.scheduling.steps.harness import read_all, text_of, wait_for_arrival
 from tests.support.batch_models import Gate
 from tests.support.loops import in_loop, soon, task

@@ -11,8 +11,9 @@ from frameworks.scheduling.batch.dispatcher import Dispatcher
 from frameworks.scheduling.batch.request import BatchCounts
 from frameworks.scheduling.batch.worker import BatchWorker
 from frameworks.scheduling.device_clock import SharedDevice
+from frameworks.scheduling.steps.counts import StepCounts
 from frameworks.scheduling.steps.token_feed import TokenFeed
-from frameworks.scheduling.steps.worker import StepCounts, StepWorker
+from frameworks.scheduling.steps.worker import StepWorker
 from frameworks.tenants import Tenant
 from tests.frameworks.scheduling.batch.dispatching import RowModel, rows
 from tests.frameworks.scheduling.steps.harness import read_all, sequence_request

@@ -8,8 +8,8 @@ import pytest
 
 from frameworks.errors import Overloaded
 from frameworks.scheduling.steps import token_feed
+from frameworks.scheduling.steps.counts import StepCounts
 from frameworks.scheduling.steps.token_feed import TenantTokens, TokenFeed
-from frameworks.scheduling.steps.worker import StepCounts
 from frameworks.tenants import Tenant
 from tests.frameworks.scheduling.steps.harness import read_all, running_worker, text_of, wait_for_arrival
 from tests.support.batch_models import Gate

@@ -16,9 +16,10 @@ from structlog.testing import capture_logs
 from frameworks.errors import Draining, InvalidInput, ModelFailed, OutOfMemory, Overloaded
 from frameworks.generation.types import GeneratedToken
 from frameworks.scheduling.steps import token_feed
+from frameworks.scheduling.steps.counts import StepCounts
 from frameworks.scheduling.steps.dispatcher import StepDispatcher
 from frameworks.scheduling.steps.token_feed import TokenFeed
-from frameworks.scheduling.steps.worker import StepCounts, StepWorker
+from frameworks.scheduling.steps.worker import StepWorker
 from tests.frameworks.scheduling.steps.harness import sequence_request
 from tests.support.loops import soon, worker_threads_end
 from tests.support.step_models import END, EchoModel, echo

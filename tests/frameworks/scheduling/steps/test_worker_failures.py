@@ -12,7 +12,8 @@ from structlog.testing import capture_logs
 
 from frameworks.errors import Draining, InvalidInput, ModelFailed, OutOfMemory
 from frameworks.generation.types import SequenceRequest, StepResult, StepStats
-from frameworks.scheduling.steps.worker import StepCounts, StepWorker
+from frameworks.scheduling.steps.counts import StepCounts
+from frameworks.scheduling.steps.worker import StepWorker
 from tests.frameworks.scheduling.steps.harness import WorkerHarness, read_all, running_worker, text_of, wait_for_arrival
 from tests.support.batch_models import Gate
 from tests.support.loops import in_loop, soon, task, worker_threads_end
