@@ -37,13 +37,14 @@ class Authenticator:
         """For requests with a signature in place of a key."""
         self.certificates = keys.certificates
         """For connections with a client certificate."""
-        self._keys = keys
+        self.keys = keys
+        """All keys, and whether requests need one."""
         self._now_s = now_s
 
     @property
     def required(self) -> bool:
         """Whether requests need a key."""
-        return self._keys.required
+        return self.keys.required
 
     def authenticate(self, presented: bytes) -> StoredKey:
         """Return the key with this text. Raises Unauthenticated.
@@ -54,7 +55,7 @@ class Authenticator:
         if parts is None:
             raise Unauthenticated(f"key: {_EXPECTED}, got another text; send a whole key", "malformed", True)
         key_id, secret = parts
-        stored = self._keys.find(key_id)
+        stored = self.keys.find(key_id)
         digest = _NO_DIGEST if stored is None else stored.key.secret_sha256
         is_equal = hmac.compare_digest(hash_secret(secret), digest)
         if stored is None or not is_equal:

@@ -100,10 +100,11 @@ class Endpoint:
         if scope["type"] != "http":
             return self._admin(scope, receive, send)
         record = begin_record(scope)
-        if self._gate is not None:
-            refusal = self._gate.check(scope, record)
+        gate = self._gate
+        if gate is not None and gate.keys.required:
+            refusal = gate.check(scope, record)
             if refusal is not None:
-                return self._gate.refuse(refusal, scope, record, send)
+                return gate.refuse(refusal, scope, record, send)
         route = self._find_route(scope["path"])
         if route is None or (scope["method"] == "OPTIONS" and is_preflight(scope["headers"])):
             scope["record"] = record

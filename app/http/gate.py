@@ -34,6 +34,8 @@ class HttpGate:
         origins: OriginPolicy,
     ) -> None:
         """`error_writer`: for a path."""
+        self.keys = authenticator.keys
+        """`keys.required`: whether requests are checked. Read by the endpoint for each of them."""
         self._authenticator = authenticator
         self._observer = observer
         self._error_writer = error_writer
@@ -41,9 +43,7 @@ class HttpGate:
         self._find = HttpAccess().find
 
     def check(self, scope: Scope, record: RequestRecord) -> RoundhouseError | None:
-        """Set the principal of the record; return the error that refuses the request."""
-        if not self._authenticator.required:
-            return None
+        """Set the principal of the record; return the error that refuses the request. Only if keys are required."""
         try:
             self._check(scope, record)
         except RoundhouseError as error:
