@@ -13,6 +13,7 @@ from app.auth.principal import Scope
 from app.grpc import messages
 from tests.e2e.configs import onnx_entries
 from tests.e2e.server import GRPC_PORT, MODELS, RunningServer, free_port, serving, wait_until
+from tests.e2e.tenant_requests import GRPC_CALLS, HTTP_REQUESTS, LATE, SERVICE
 from tests.support.keyring import MadeKey, make_key, write_keys
 from tests.support.models import onnx_graphs
 
@@ -21,88 +22,6 @@ RED, BLUE, GREEN, LIME = (make_key(name) for name in ("red", "blue", "green", "l
 RED_ONLY = make_key("red", models=("red-*",))
 BLUE_VECTOR = make_key("blue", models=("blue-v*",))
 NOTHING = make_key("blue", models=("nothing",))
-
-LATE = "red-late"
-"""A model that is registered during a test, for tenant red."""
-
-INPUTS = [{"name": "x", "shape": [1], "datatype": "FP32", "data": [1]}]
-HTTP_REQUESTS: list[tuple[str, str, Any]] = [
-    ("GET", "/models/{name}", None),
-    ("GET", "/v1/models/{name}", None),
-    ("GET", "/v2/models/{name}", None),
-    ("GET", "/v2/models/{name}/ready", None),
-    ("GET", "/v2/models/{name}/config", None),
-    ("GET", "/v2/models/{name}/stats", None),
-    ("GET", "/v2/models/{name}/versions/1", None),
-    ("GET", "/v2/models/{name}/versions/1/ready", None),
-    ("GET", "/v2/models/{name}/versions/1/config", None),
-    ("GET", "/v2/models/{name}/versions/1/stats", None),
-    ("POST", "/infer", {"model_name": "{name}", "input_data": [1]}),
-    ("POST", "/infer", {"model_name": "{name}", "version": "9", "input_data": [1]}),
-    ("POST", "/infer", {"model_name": "{name}", "input_data": [1] * 400_000}),
-    ("POST", "/inference", {"model_name": "{name}", "prompt": "a"}),
-    ("POST", "/models/{name}/infer", {"input_data": [1]}),
-    ("POST", "/models/{name}/versions/1/infer", {"input_data": [1]}),
-    ("POST", "/models/{name}/versions/9/infer", {"input_data": [1]}),
-    ("POST", "/v1/completions", {"model": "{name}", "prompt": "a"}),
-    ("POST", "/v1/chat/completions", {"model": "{name}", "messages": [{"role": "user", "content": "a"}]}),
-    ("POST", "/v1/embeddings", {"model": "{name}", "input": "a"}),
-    ("POST", "/v1/rerank", {"model": "{name}", "query": "a", "documents": ["b"]}),
-    ("POST", "/v1/score", {"model": "{name}", "text_1": "a", "text_2": "b"}),
-    ("POST", "/v1/tokenize", {"model": "{name}", "prompt": "a"}),
-    ("POST", "/v1/detokenize", {"model": "{name}", "tokens": [1]}),
-    ("POST", "/v2/models/{name}/infer", {"inputs": INPUTS}),
-    ("POST", "/v2/models/{name}/versions/1/infer", {"inputs": INPUTS}),
-    ("POST", "/v2/models/{name}/generate", {"text_input": "a"}),
-    ("POST", "/v2/models/{name}/versions/1/generate_stream", {"text_input": "a"}),
-    ("POST", "/models/{name}/load", None),
-    ("POST", "/models/{name}/load", {"canary": {"version": "2", "percent": 5}}),
-    ("POST", "/models/{name}/load", {"shadow": {"version": "2"}}),
-    ("POST", "/models/{name}/unload", None),
-    ("POST", "/models/{name}/rollback", None),
-    ("DELETE", "/models/{name}", None),
-    ("POST", "/v2/repository/models/{name}/load", None),
-    ("POST", "/v2/repository/models/{name}/unload", None),
-]
-
-_SERVICE = f"/{messages.INFERENCE_SERVICE}/"
-_INPUT = {"name": "x", "datatype": "FP32", "shape": [1], "contents": {"fp32_contents": [1]}}
-GRPC_CALLS: list[tuple[str, Any, Any, dict[str, Any]]] = [
-    (_SERVICE + "ModelMetadata", messages.ModelMetadataRequest, messages.ModelMetadataResponse, {"name": LATE}),
-    (_SERVICE + "ModelReady", messages.ModelReadyRequest, messages.ModelReadyResponse, {"name": LATE}),
-    (_SERVICE + "ModelConfig", messages.ModelConfigRequest, messages.ModelConfigResponse, {"name": LATE}),
-    (_SERVICE + "ModelStatistics", messages.ModelStatisticsRequest, messages.ModelStatisticsResponse, {"name": LATE}),
-    (
-        _SERVICE + "RepositoryModelLoad",
-        messages.RepositoryModelLoadRequest,
-        messages.RepositoryModelLoadResponse,
-        {"model_name": LATE},
-    ),
-    (
-        _SERVICE + "RepositoryModelUnload",
-        messages.RepositoryModelUnloadRequest,
-        messages.RepositoryModelUnloadResponse,
-        {"model_name": LATE},
-    ),
-    (
-        _SERVICE + "ModelInfer",
-        messages.ModelInferRequest,
-        messages.ModelInferResponse,
-        {"model_name": LATE, "inputs": [_INPUT]},
-    ),
-    (
-        _SERVICE + "ModelStreamInfer",
-        messages.ModelInferRequest,
-        messages.ModelStreamInferResponse,
-        {"model_name": LATE, "inputs": [_INPUT]},
-    ),
-    (
-        f"/{messages.PREDICT_SERVICE}/Predict",
-        messages.PredictRequest,
-        messages.PredictResponse,
-        {"model_name": LATE, "data": [1]},
-    ),
-]
 
 LISTS = ("/models", "/v1/models", "/v2/models/stats", "/health", "/metrics", "/", "/openapi.json")
 
@@ -211,7 +130,7 @@ class TestHiddenModels:
             }  # fmt: skip
         for method in ("RepositoryIndex", "ModelStatistics"):
             request, response = (getattr(messages, f"{method}{kind}") for kind in ("Request", "Response"))
-            (listed,), _, _ = call(shared, BLUE, _SERVICE + method, request, response, {})
+            (listed,), _, _ = call(shared, BLUE, SERVICE + method, request, response, {})
             assert "red-" not in str(listed)
             assert "blue-vector" in str(listed)
 
