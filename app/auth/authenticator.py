@@ -3,12 +3,13 @@
 import hmac
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
+from hashlib import sha256
 from urllib.parse import unquote_to_bytes
 
 from app.auth.abuse import Slowdown
 from app.auth.errors import Forbidden, Unauthenticated
-from app.auth.keys import hash_secret, split_key
+from app.auth.keys import split_key
 from app.auth.principal import Principal, Scope
 from app.auth.store import KeyStore, StoredKey
 from app.auth.verifier import SignatureVerifier
@@ -55,9 +56,9 @@ class Authenticator:
         if parts is None:
             raise Unauthenticated(f"key: {_EXPECTED}, got another text; send a whole key", "malformed", True)
         key_id, secret = parts
-        stored = self.keys.find(key_id)
+        stored = self.keys.by_id.get(key_id)
         digest = _NO_DIGEST if stored is None else stored.key.secret_sha256
-        is_equal = hmac.compare_digest(hash_secret(secret), digest)
+        is_equal = hmac.compare_digest(sha256(secret).digest(), digest)
         if stored is None or not is_equal:
             raise Unauthenticated(
                 "key: expected a valid key, got an unknown or revoked one; create one with `roundhouse keys create`",
@@ -72,8 +73,10 @@ class Authenticator:
         return stored
 
 
-def read_credentials(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+def read_credentials(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
     """Return the text of the presented key. `headers`: only those of CREDENTIAL_HEADERS. Raises Unauthenticated."""
+    if len(headers) == 1 and headers[0][0] == b"authorization" and headers[0][1][:7] == _BEARER:
+        return headers[0][1][7:]  # as most clients send it
     found: dict[bytes, bytes] = {}
     for name, value in headers:
         if name in found:

@@ -55,7 +55,8 @@ class KeyStore:
         """The tenants that client certificates name."""
         self._version: FileVersion | None = None
         self._failure = ""
-        self._keys: dict[str, StoredKey] = {}
+        self.by_id: Mapping[str, StoredKey] = {}
+        """The keys by their ids, expired ones included. A reload replaces it."""
         self.reloads: Counter[str] = Counter()
         """Reads of a changed file, by outcome: `loaded`, `failed`."""
         self.ignored = 0
@@ -70,11 +71,11 @@ class KeyStore:
 
     def __len__(self) -> int:
         """Return the number of keys, expired ones included."""
-        return len(self._keys)
+        return len(self.by_id)
 
     def find(self, key_id: str) -> StoredKey | None:
         """Return the key with this id, which may have expired; None without one."""
-        return self._keys.get(key_id)
+        return self.by_id.get(key_id)
 
     def load(self) -> None:
         """Read the file for the first time; a missing one has no keys. Raises InvalidKeysFile."""
@@ -122,7 +123,7 @@ class KeyStore:
         ignored = 0
         for key in keys:
             if not self._settings or key.tenant in self._settings:
-                before = self._keys.get(key.key_id)
+                before = self.by_id.get(key.key_id)
                 if before is None or before.key != key:
                     before = self._store(key, tenants)
                 found[key.key_id] = before
@@ -142,7 +143,7 @@ class KeyStore:
 
     def _apply(self, content: _Content) -> None:
         self._tenants.update(content.tenants)
-        self._keys, self.ignored = content.keys, content.ignored
+        self.by_id, self.ignored = content.keys, content.ignored
         if content.keys and self._mode == "auto":
             self.required = True
 

@@ -37,6 +37,7 @@ class HttpGate:
         self.keys = authenticator.keys
         """`keys.required`: whether requests are checked. Read by the endpoint for each of them."""
         self._authenticator = authenticator
+        self._certificates = authenticator.certificates
         self._observer = observer
         self._error_writer = error_writer
         self._origins = origins
@@ -74,8 +75,9 @@ class HttpGate:
 
     def _identify(self, scope: Scope, record: RequestRecord) -> Principal:
         """Return the sender, by key, signature or client certificate. Raises Unauthenticated, Overloaded."""
-        names = () if record.fast_path is None else record.fast_path.certificate_names
-        certificate = self._authenticator.certificates.find(names) if names else None
+        certificate = None
+        if self._certificates and record.fast_path is not None:
+            certificate = self._certificates.find(record.fast_path.certificate_names)
         if not record.credentials and is_signed(scope["headers"]):
             principal = self._verify(scope, record)
         elif not record.credentials and certificate is not None:
