@@ -7,11 +7,17 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
+from app.auth.access import EXEMPT, HTTP_ACCESS
 from app.protocols.errors import ERROR_CODES
 from app.protocols.routes import Route
 
 # Codes that only the routes of the models, or no route at all, answer with.
 _NOT_OF_INFERENCE = {"model_exists", "not_found", "not_supported"}
+
+_KEYS = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "An API key. A server without keys needs none."},
+    "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "The same key."},
+}
 
 Responses = dict[int | str, dict[str, Any]]
 """`responses` of a FastAPI route: descriptions by status."""
@@ -48,6 +54,11 @@ def build_document(admin: FastAPI, routes: Sequence[Route]) -> dict[str, Any]:
             if isinstance(described, _Description):
                 _add_schema(schemas, described.model)
         document["paths"] = {route.path: {"post": _operation(route)} for route in routes} | document["paths"]
+        document["components"]["securitySchemes"] = _KEYS
+        document["security"] = [{"bearer": []}, {"x-api-key": []}, {}]
+        for path, methods in HTTP_ACCESS.items():
+            for method in (method for method, access in methods.items() if access is EXEMPT):
+                document["paths"][path][method.lower()]["security"] = []
         admin.openapi_schema = document
     return admin.openapi_schema
 

@@ -237,3 +237,16 @@ def test_docs_styles_load_nothing_foreign(server: RunningServer) -> None:
     styles = server.client.get("/docs/swagger-ui.css").text
     assert "@import" not in styles
     assert all(target.lstrip("\"'").startswith(("data:", "#")) for target in re.findall(r"url\(([^)]*)", styles))
+
+
+def test_document_describes_keys(document: Any) -> None:
+    schemes = document["components"]["securitySchemes"]
+    assert {name for each in document["security"] for name in each} == schemes.keys()
+    assert (schemes["bearer"]["scheme"], schemes["x-api-key"]["name"]) == ("bearer", "x-api-key")
+    open_paths = {
+        path
+        for path, operations in document["paths"].items()
+        for operation in operations.values()
+        if operation.get("security") == []
+    }
+    assert open_paths == {"/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready"}

@@ -1,5 +1,7 @@
 """OpenAI's `x-ratelimit-*` headers: what a tenant may use, and when all of it is there again."""
 
+from math import ceil
+
 from app.auth.quotas import TenantLimits
 from app.auth.token_bucket import TokenBucket
 
@@ -23,7 +25,8 @@ def _headers_of(bucket: TokenBucket, unit: bytes) -> list[tuple[bytes, bytes]]:
 
 def format_duration(seconds: float) -> str:
     """Return a duration as OpenAI writes it, rounded up to milliseconds: `0s`, `12ms`, `7.66s`, `6m0s`, `1h0m2s`."""
-    total_ms = -int(-seconds * 1000 // 1)
+    # A rounding error of the seconds is no millisecond.
+    total_ms = ceil(round(seconds * 1000, 6))
     if total_ms < 1000:
         return f"{total_ms}ms" if total_ms else "0s"
     minutes, ms = divmod(total_ms, 60_000)
