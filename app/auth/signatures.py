@@ -7,14 +7,18 @@ import re
 from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from hmac import compare_digest, digest
-from typing import NamedTuple
+from hashlib import sha256
+from hmac import compare_digest
+from typing import TYPE_CHECKING, NamedTuple
 
 from app.auth.errors import Unauthenticated
 
+if TYPE_CHECKING:
+    from hashlib import _Hash as Hash
+
 Header = tuple[bytes, bytes]
 
-REQUIRED = (b"@method", b"@path", b"@query", b"content-digest")
+REQUIRED: tuple[bytes, ...] = (b"@method", b"@path", b"@query", b"content-digest")
 """Components that every signature covers. `@authority` and header fields may be added."""
 MAX_INPUT_BYTES = 2048
 MAX_COMPONENTS = 16
@@ -26,12 +30,24 @@ _DERIVED = frozenset({b"@method", b"@path", b"@query", b"@authority"})
 # A signature cannot cover itself.
 _NOT_COVERED = frozenset({b"signature", b"signature-input"})
 _MAX_CACHED_LISTS = 256
+_MAX_CACHED_SECRETS = 1024
+
+# RFC 2104: the bytes by which a key is changed for the two hashes, as tables for bytes.translate.
+_HASH_BLOCK_BYTES = 64
+_INNER = bytes(byte ^ 0x36 for byte in range(256))
+_OUTER = bytes(byte ^ 0x5C for byte in range(256))
 
 _NAME = rb"\"@?[a-z0-9!#$%&'*+.^_`|~-]{1,64}\""
 _INPUT = re.compile(
     rb"([a-z*][a-z0-9_.*-]{0,31})="  # the label
     rb"((\(" + _NAME + rb"(?: " + _NAME + rb"){0,15}\))"  # the list of components
     rb"((?:;[a-z]{1,8}=(?:0|[1-9][0-9]{0,14}|\"[ !#-\[\]-~]{0,256}\")){1,8}))"  # parameters
+)
+# The form of most clients: one match in place of the parameters' parser.
+_USUAL_INPUT = re.compile(
+    rb"([a-z*][a-z0-9_.*-]{0,31})="
+    rb"(\(\"@method\" \"@path\" \"@query\" \"content-digest\"\);created=(0|[1-9][0-9]{0,14})"
+    rb";keyid=\"([ !#-\[\]-~]{0,256})\";nonce=\"([!#-\[\]-~]{16,128})\"(?:;alg=\"hmac-sha256\")?)"
 )
 _PARAMETER = re.compile(rb";([a-z]+)=(?:([0-9]+)|\"([^\"]*)\")")
 _INTEGERS = frozenset({b"created", b"expires"})
@@ -68,12 +84,27 @@ class Signature(NamedTuple):
     def is_made_with(self, secret: bytes, request: SignedRequest) -> bool:
         """Whether the holder of `secret` signed this request. Raises Unauthenticated for an absent component."""
         base = signature_base(self.components, self.parameters, request, self.content_digest)
-        return compare_digest(b64encode(digest(secret, base, "sha256")), self.mac)
+        return compare_digest(b64encode(hmac_sha256(secret, base)), self.mac)
+
+
+def hmac_sha256(secret: bytes, message: bytes) -> bytes:
+    """Return the MAC, 32 bytes. `secret`: at most 64 bytes. The hashed halves of recent secrets are kept.
+
+    Source: RFC 2104. hmac.digest sets up both halves again for each message, which takes three times as long.
+    """
+    keyed_inner, keyed_outer = _halves(secret)
+    inner, outer = keyed_inner.copy(), keyed_outer.copy()
+    inner.update(message)
+    outer.update(inner.digest())
+    return outer.digest()
 
 
 def is_signed(headers: Iterable[Header]) -> bool:
     """Whether a request has a signature, valid or not."""
-    return any(name == b"signature-input" for name, _ in headers)
+    for name, _ in headers:  # noqa: SIM110 - a generator takes three times as long, for each request without a key
+        if name == b"signature-input":
+            return True
+    return False
 
 
 def read_signature(headers: Sequence[Header]) -> Signature:
@@ -111,7 +142,40 @@ def signature_base(
     return b"".join(lines)
 
 
+@lru_cache(maxsize=_MAX_CACHED_SECRETS)
+def _halves(secret: bytes) -> tuple["Hash", "Hash"]:
+    assert len(secret) <= _HASH_BLOCK_BYTES
+    padded = secret.ljust(_HASH_BLOCK_BYTES, b"\0")
+    return sha256(padded.translate(_INNER)), sha256(padded.translate(_OUTER))
+
+
 def _parse(given: bytes, mac: bytes, content_digest: bytes) -> Signature:
+    usual = _USUAL_INPUT.fullmatch(given) if len(given) <= MAX_INPUT_BYTES else None
+    if usual is not None:
+        label, parameters, created, key_id, nonce = usual.groups()
+        components, created_s, expires_s = REQUIRED, int(created), None
+    else:
+        label, parameters, components, integers, strings = _parse_input(given)
+        created_s, expires_s = integers[b"created"], integers.get(b"expires")
+        key_id, nonce = strings[b"keyid"], strings[b"nonce"]
+    if not mac.startswith(label + b"=:") or not mac.endswith(b":"):
+        raise _refusal("signature", "expected one member with the label of signature-input, got another form")
+    return Signature(
+        components,
+        parameters,
+        key_id.decode("ascii"),
+        created_s,
+        expires_s,
+        nonce,
+        mac[len(label) + 2 : -1],
+        content_digest,
+    )
+
+
+def _parse_input(
+    given: bytes,
+) -> tuple[bytes, bytes, tuple[bytes, ...], dict[bytes, int], dict[bytes, bytes]]:
+    """Return the label, the value, the components, the integers and the strings. Raises Unauthenticated."""
     match = _INPUT.fullmatch(given) if len(given) <= MAX_INPUT_BYTES else None
     if match is None:
         raise _refusal(
@@ -130,18 +194,7 @@ def _parse(given: bytes, mac: bytes, content_digest: bytes) -> Signature:
             "signature-input",
             "expected the parameters created, keyid and nonce (16 to 128 characters), got fewer or others",
         )
-    if not mac.startswith(label + b"=:") or not mac.endswith(b":"):
-        raise _refusal("signature", "expected one member with the label of signature-input, got another form")
-    return Signature(
-        components,
-        parameters,
-        strings[b"keyid"].decode("ascii"),
-        integers[b"created"],
-        integers.get(b"expires"),
-        nonce,
-        mac[len(label) + 2 : -1],
-        content_digest,
-    )
+    return label, parameters, components, integers, strings
 
 
 @lru_cache(maxsize=_MAX_CACHED_LISTS)

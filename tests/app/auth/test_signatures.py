@@ -3,14 +3,25 @@
 import base64
 import hashlib
 import hmac
+import re
 from typing import NamedTuple
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.auth import signatures
 from app.auth.errors import Unauthenticated
-from app.auth.signatures import MAX_INPUT_BYTES, Header, SignedRequest, read_signature, signature_base
+from app.auth.signatures import (
+    MAX_INPUT_BYTES,
+    Header,
+    Signature,
+    SignedRequest,
+    hmac_sha256,
+    read_signature,
+    signature_base,
+)
 from tests.support.signing import signed_headers
 
 KEY = "rh_abcdefghijk1_" + "s" * 43
@@ -54,8 +65,33 @@ def test_mac_agrees_with_rfc_vector() -> None:
         b'"date": Tue, 20 Apr 2021 02:07:55 GMT\n"@authority": example.com\n"content-type": application/json\n'
         b'"@signature-params": ("date" "@authority" "content-type");created=1618884473;keyid="test-shared-secret"'
     )
-    mac = hmac.digest(key, base, "sha256")
+    mac = hmac_sha256(key, base)
     assert base64.b64encode(mac) == b"pxcQw6G3AjtMBQjwo8XzkZf/bws5LelbaMk5rGIGtE8="
+
+
+@given(secret=st.binary(max_size=64), message=st.binary(max_size=300))
+def test_mac_agrees_with_library(secret: bytes, message: bytes) -> None:
+    assert hmac_sha256(secret, message) == hmac.digest(secret, message, "sha256")
+
+
+@given(
+    created=st.from_regex(r"[0-9]{1,16}", fullmatch=True),
+    key_id=st.text('a1 "\\;é', max_size=6),
+    nonce=st.text('aZ0 "\\;', min_size=14, max_size=20),
+    end=st.sampled_from(["", ';alg="hmac-sha256"', ';alg="hmac-sha512"', ";expires=5", ' ;tag="t"', "\n"]),
+)
+def test_usual_input_reads_as_any_other(created: str, key_id: str, nonce: str, end: str) -> None:
+    text = with_parameters(f';created={created};keyid="{key_id}";nonce="{nonce}"{end}')
+    usual = _outcome(headers(signature_input=text))
+    with patch.object(signatures, "_USUAL_INPUT", re.compile(b"(?!)")):
+        assert _outcome(headers(signature_input=text)) == usual
+
+
+def _outcome(given: list[Header]) -> Signature | str:
+    try:
+        return read_signature(given)
+    except Unauthenticated as error:
+        return str(error)
 
 
 def test_base_agrees_with_rfc_example() -> None:
