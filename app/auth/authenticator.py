@@ -3,7 +3,7 @@
 import hmac
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from urllib.parse import unquote_to_bytes
 
@@ -26,7 +26,7 @@ _EXPECTED = 'expected "Authorization: Bearer rh_<id>_<secret>" or "x-api-key: rh
 
 
 class Authenticator:
-    """Check keys. Any thread may call its methods; nothing of a request is kept."""
+    """Check keys. Any thread may call its methods; of a request only the text of a valid key is kept."""
 
     def __init__(
         self, keys: KeyStore, slowdown: Slowdown | None = None, now_s: Callable[[], float] = time.time
@@ -41,6 +41,9 @@ class Authenticator:
         self.keys = keys
         """All keys, and whether requests need one."""
         self._now_s = now_s
+        # The keys of one version of the keys file, and those of them that were presented, by their texts. A hit saves
+        # the digest, whose code takes a request 6 µs beside all the other code of a request.
+        self._known: tuple[Mapping[str, StoredKey], dict[bytes, StoredKey]] = (keys.by_id, {})
 
     @property
     def required(self) -> bool:
@@ -52,25 +55,37 @@ class Authenticator:
 
         An unknown id takes the same steps as a wrong secret, and has the same message.
         """
-        parts = split_key(presented)
-        if parts is None:
-            raise Unauthenticated(f"key: {_EXPECTED}, got another text; send a whole key", "malformed", True)
-        key_id, secret = parts
-        stored = self.keys.by_id.get(key_id)
-        digest = _NO_DIGEST if stored is None else stored.key.secret_sha256
-        is_equal = hmac.compare_digest(sha256(secret).digest(), digest)
-        if stored is None or not is_equal:
-            raise Unauthenticated(
-                "key: expected a valid key, got an unknown or revoked one; create one with `roundhouse keys create`",
-                "unknown",
-                True,
-            )
+        by_id, by_text = self._known
+        if by_id is not self.keys.by_id:
+            by_id, by_text = self._known = (self.keys.by_id, {})
+        # A text is compared only with one of the same hash, which has a secret seed: the time tells nothing of others.
+        stored = by_text.get(presented)
+        if stored is None:
+            stored = by_text[presented] = _find(presented, by_id)
         expires_s = stored.key.expires_s
         if expires_s is not None and expires_s <= self._now_s():
             raise Unauthenticated("key: expected a valid key, got an expired one; rotate it", "expired")
         if stored.key.is_signed:
             raise Unauthenticated("signature: expected a signed request, got none; sign it, or use another key")
         return stored
+
+
+def _find(presented: bytes, by_id: Mapping[str, StoredKey]) -> StoredKey:
+    """Return the key with this text, which may have expired. Raises Unauthenticated."""
+    parts = split_key(presented)
+    if parts is None:
+        raise Unauthenticated(f"key: {_EXPECTED}, got another text; send a whole key", "malformed", True)
+    key_id, secret = parts
+    stored = by_id.get(key_id)
+    digest = _NO_DIGEST if stored is None else stored.key.secret_sha256
+    is_equal = hmac.compare_digest(sha256(secret).digest(), digest)
+    if stored is None or not is_equal:
+        raise Unauthenticated(
+            "key: expected a valid key, got an unknown or revoked one; create one with `roundhouse keys create`",
+            "unknown",
+            True,
+        )
+    return stored
 
 
 def read_credentials(headers: Sequence[tuple[bytes, bytes]]) -> bytes:

@@ -37,46 +37,45 @@ class HttpGate:
         self.keys = authenticator.keys
         """`keys.required`: whether requests are checked. Read by the endpoint for each of them."""
         self._authenticator = authenticator
-        self._certificates = authenticator.certificates
+        self._certificates = authenticator.certificates or None
         self._observer = observer
         self._error_writer = error_writer
         self._origins = origins
         self._find = HttpAccess().find
 
     def check(self, scope: Scope, record: RequestRecord) -> RoundhouseError | None:
-        """Set the principal of the record; return the error that refuses the request. Only if keys are required."""
-        try:
-            self._check(scope, record)
-        except RoundhouseError as error:
-            # Its traceback refers to the frames that keep it: they would live until garbage is collected.
-            return error.with_traceback(None)
-        return None
+        """Set the principal of the record; return the error that refuses the request. Only if keys are required.
 
-    def _check(self, scope: Scope, record: RequestRecord) -> None:
-        """Raises Unauthenticated, Forbidden, NotFound, MethodNotAllowed, Overloaded."""
+        The errors: Unauthenticated, Forbidden, NotFound, MethodNotAllowed, Overloaded.
+        """
         path, method = record.path, record.method
         matched = self._find(path)
         access = None if matched is None else matched.methods.get(method)
         record.principal = UNAUTHENTICATED
         if access is EXEMPT:
-            return
+            return None
         if method == "OPTIONS" and is_preflight(scope["headers"]):
-            return  # a browser sends no key with it, and it is answered before the router
-        if scope["query_string"]:
-            check_query(scope["query_string"])
-        principal = self._identify(scope, record)
-        record.principal = principal
-        if matched is None:
-            raise NotFound(f"there is nothing at {path[:200]}; GET /docs lists every route")
-        if access is None:
-            raise MethodNotAllowed(method, path[:200], ", ".join(sorted(matched.methods)))
-        if access.scope is not None and access.scope not in principal.scopes:
-            check_scope(principal, access.scope)
+            return None  # a browser sends no key with it, and it is answered before the router
+        try:
+            if scope["query_string"]:
+                check_query(scope["query_string"])
+            principal = self._identify(scope, record)
+            record.principal = principal
+            if matched is None:
+                raise NotFound(f"there is nothing at {path[:200]}; GET /docs lists every route")
+            if access is None:
+                raise MethodNotAllowed(method, path[:200], ", ".join(sorted(matched.methods)))
+            if access.scope is not None and access.scope not in principal.scopes:
+                check_scope(principal, access.scope)
+        except RoundhouseError as error:
+            # Its traceback refers to the frames that keep it: they would live until garbage is collected.
+            return error.with_traceback(None)
+        return None
 
     def _identify(self, scope: Scope, record: RequestRecord) -> Principal:
         """Return the sender, by key, signature or client certificate. Raises Unauthenticated, Overloaded."""
         certificate = None
-        if self._certificates and record.fast_path is not None:
+        if self._certificates is not None and record.fast_path is not None:
             certificate = self._certificates.find(record.fast_path.certificate_names)
         if not record.credentials and is_signed(scope["headers"]):
             principal = self._verify(scope, record)

@@ -1,11 +1,11 @@
 """Measure the server CPU of a key, with few keys and many, and send requests that no key allows."""
 
 import asyncio
+import signal
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from functools import partial
 from itertools import cycle, islice
 from math import inf
@@ -24,13 +24,13 @@ from app.http.responses import begin_record
 from app.observability.metrics import Observer
 from tests.bench import wrk
 from tests.bench.rounds import in_turn
-from tests.bench.servers import RunningServer, free_port, roundhouse
+from tests.bench.servers import RunningServer, free_port, roundhouse, started
 from tests.bench.table import Row
 from tests.support.hostile_keys import Keys, Outcome, fuzz_grpc, fuzz_http
 from tests.support.keyring import MadeKey, make_key, write_keys
 
 # Many short ones: the CPU time of a request varies by 30 % from one round to the next.
-_ROUNDS = 31
+_ROUNDS = 41
 _SECONDS = 1
 _CONNECTIONS = 32
 # More than a server answers in a round.
@@ -55,19 +55,15 @@ def _request_rows(vector: Path, many: list[MadeKey], folder: Path) -> list[Row]:
         print(wrk.MISSING, file=sys.stderr)
         return [Row("a key: server CPU a request", "-", "≤ 5 µs", wrk.MISSING)]
     one = make_key("default")
-    write_keys(folder / "one.toml", one)
-    write_keys(folder / "many.toml", *many)
-    ways: dict[str, tuple[dict[str, str], Sequence[MadeKey | None]]] = {
-        "off": ({"ROUNDHOUSE_AUTH__MODE": "off"}, [None]),
-        "one": (_settings(folder / "one.toml"), [one]),
-        "many": (_settings(folder / "many.toml"), many),
-    }
-    with ExitStack() as stack:
-        presses = {}
-        for name, (environment, keys) in ways.items():
-            server = stack.enter_context(roundhouse([str(vector)], environment=environment))
-            server.pause()
-            presses[name] = partial(_press, server, [_request(server, key) for key in keys])
+    file = folder / "many.toml"
+    write_keys(file, one, *many)
+    ways: dict[str, Sequence[MadeKey | None]] = {"off": [None], "one": [one], "many": many}
+    command = [sys.executable, "-m", "tests.bench.keyed_server", str(vector), "--port", "{port}"]
+    with started(command, "/health/ready", environment=_settings(file)) as server:
+        presses = {
+            name: partial(_press, server, name != "off", [_request(server, key) for key in keys])
+            for name, keys in ways.items()
+        }
         for press in presses.values():
             press()
         loads = in_turn(presses, _ROUNDS)
@@ -83,7 +79,7 @@ def _key_row(what: str, name: str, loads: dict[str, list[wrk.Load]]) -> Row:
         f"{what}, {_CONNECTIONS} connections: server CPU a request",
         f"{cpu_us[name] - cpu_us['off']:+.1f} µs",
         "≤ 5 µs",
-        f'{cpu_us[name]:.1f} µs with it, {cpu_us["off"]:.1f} µs with mode = "off"',
+        f"{cpu_us[name]:.1f} µs with it, {cpu_us['off']:.1f} µs by the same process without the check",
     )
 
 
@@ -102,10 +98,9 @@ def _request(server: RunningServer, key: MadeKey | None) -> bytes:
     return f"POST {_PATH} HTTP/1.1\r\n{head}\r\n".encode() + _BODY
 
 
-def _press(server: RunningServer, requests: list[bytes]) -> wrk.Load:
-    with server.awake():
-        enough = islice(cycle(requests), _MAX_PER_SECOND * _SECONDS)
-        return wrk.press_each(server, enough, _CONNECTIONS, _SECONDS)
+def _press(server: RunningServer, is_checked: bool, requests: list[bytes]) -> wrk.Load:
+    server.process.send_signal(signal.SIGUSR2 if is_checked else signal.SIGUSR1)
+    return wrk.press_each(server, islice(cycle(requests), _MAX_PER_SECOND * _SECONDS), _CONNECTIONS, _SECONDS)
 
 
 def _check_row(many: list[MadeKey], folder: Path) -> Row:

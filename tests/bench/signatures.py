@@ -25,7 +25,7 @@ from tests.bench.table import Row
 from tests.support.signing import content_digest, signed_headers
 
 # Many short ones: the CPU time of a request varies by 30 % from one round to the next.
-_ROUNDS = 31
+_ROUNDS = 41
 _SECONDS = 1
 _HASH_ROUNDS = 5
 _CONNECTIONS = 32

@@ -1,5 +1,6 @@
 """Keys that are accepted, and the reasons for which others are refused."""
 
+import asyncio
 import time
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from app.auth.authenticator import Authenticator, check_query, check_scope, read_credentials
 from app.auth.errors import Forbidden, Unauthenticated
+from app.auth.keys import split_key
 from app.auth.principal import Principal, Scope
 from app.auth.store import KeyStore
 from app.config import AuthSettings
@@ -79,6 +81,31 @@ def test_key_is_refused_from_its_end_on(authenticator: Authenticator, clock: Clo
     assert authenticator.authenticate(EXPIRING.text.encode()).key == EXPIRING.key
     clock.later_s = 86_400
     assert reason_of(authenticator, EXPIRING.text) == "expired"
+
+
+def test_used_key_is_refused_after_revocation(tmp_path: Path, authenticator: Authenticator) -> None:
+    text = KEY.text.encode()
+    first = authenticator.authenticate(text)
+    assert authenticator.authenticate(text) is first
+    write_keys(tmp_path / "keys.toml", EXPIRING)
+    asyncio.run(authenticator.keys.refresh())
+    assert reason_of(authenticator, KEY.text) == "unknown"
+
+
+def test_key_revoked_during_comparison_is_forgotten(
+    tmp_path: Path, authenticator: Authenticator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def split_and_revoke(text: bytes) -> tuple[str, bytes] | None:
+        monkeypatch.undo()
+        write_keys(tmp_path / "keys.toml", EXPIRING)
+        asyncio.run(authenticator.keys.refresh())
+        # As a request on another thread would.
+        authenticator.authenticate(EXPIRING.text.encode())
+        return split_key(text)
+
+    monkeypatch.setattr("app.auth.authenticator.split_key", split_and_revoke)
+    authenticator.authenticate(KEY.text.encode())
+    assert reason_of(authenticator, KEY.text) == "unknown"
 
 
 def test_signed_key_without_signature_is_refused(authenticator: Authenticator) -> None:
