@@ -9,6 +9,7 @@ from typing import Self
 import structlog
 
 from frameworks.devices import DeviceManager
+from frameworks.engine.threads import EngineThreads
 from frameworks.errors import (
     Draining,
     EvictionNeeded,
@@ -58,6 +59,7 @@ class MLFrameworkManager:
         """
         self.devices = devices
         self._shared_devices = SharedDevices(arrays)
+        self._engine_threads = EngineThreads()
         self._performance = performance
         self._scheduling = scheduling
         self._drain_timeout_s = drain_timeout_s
@@ -93,7 +95,9 @@ class MLFrameworkManager:
             max_tokens=entry.max_batch_tokens,
             max_delay_s=entry.max_queue_delay_ms / 1000,
         )
-        identity = ModelIdentity(framework, entry, limits, self._scheduling.ageing_ms / 1000, self._shared_devices)
+        identity = ModelIdentity(
+            framework, entry, limits, self._scheduling.ageing_ms / 1000, self._shared_devices, self._engine_threads
+        )
         slot = ModelSlot(identity, path)
         self._slots[entry.name] = slot
         if self._is_open:
@@ -296,6 +300,7 @@ class MLFrameworkManager:
         for version in versions:
             version.abort(Draining.UNANSWERED)
         self._loader.close()
+        self._engine_threads.close()
 
     async def _scan_folder(self, slot: ModelSlot) -> list[str]:
         """Update the versions from the folder, and return the new ones. In a thread: the disk may be slow."""

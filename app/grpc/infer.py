@@ -17,12 +17,12 @@ from app.grpc.responses import serialize_response, serialize_stream_response
 from app.grpc.streams import StreamPlaces, next_request
 from app.grpc.tensors import is_typed, parse_request
 from app.inference.pipeline import FindSpec
-from app.inference.stream import read_in_time
 from app.observability.metrics import RequestRecord
 from app.protocols.open_inference.infer_request import check_request
 from app.protocols.open_inference.infer_response import output_tensors
 from app.protocols.open_inference.infer_types import InferRequest, OutputTensor, ParsedRequest
 from app.protocols.open_inference.signature import GENERATED_OUTPUT, STREAM_INPUT
+from frameworks.engine.stream import read_in_time
 from frameworks.generation.types import Generation
 from frameworks.types import Answer
 

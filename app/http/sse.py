@@ -8,10 +8,10 @@ from starlette.types import Send
 
 from app.http.disconnects import WatchedRequest
 from app.http.responses import map_error, own_headers
-from app.inference.stream import read_in_time
 from app.observability.metrics import server_timing
 from app.protocols.codec import StreamWriter
 from app.protocols.errors import ClientGone
+from frameworks.engine.stream import read_in_time
 from frameworks.errors import Draining
 from frameworks.generation.types import Generation, Piece
 

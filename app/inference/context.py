@@ -4,26 +4,21 @@ from collections.abc import Callable
 
 from app.inference.model_view import ModelView
 from app.observability.metrics import RequestRecord
+from frameworks.engine.contract import Run
 from frameworks.errors import InvalidInput, ModelUnloaded
 from frameworks.manager import MLFrameworkManager
 from frameworks.models.slot import ModelSlot
 from frameworks.models.version import ModelVersion, VersionNotLoaded
 from frameworks.scheduling.admission import Permit
-from frameworks.types import DEFAULT_PRIORITY, ModelSpec, Timings
+from frameworks.types import ModelSpec
 
 
-class RunContext:
-    """The state of a run of a decoded request. The run adds its times to `timings`. `priority`: 1 is first."""
+class RunContext(Run):
+    """A run and the version that answers it. `version` is set when it is known; the permit holds a reference to it."""
 
-    __slots__ = ("permit", "priority", "timings", "version")
+    __slots__ = ("version",)
 
     version: ModelVersion
-
-    def __init__(self, permit: Permit, timings: Timings, priority: int = DEFAULT_PRIORITY) -> None:
-        """`version` is set when it is known. The permit holds a reference to it."""
-        self.permit = permit
-        self.timings = timings
-        self.priority = priority
 
 
 class RequestContext(RunContext):

@@ -113,6 +113,14 @@ class GenerationMetrics:
     time_to_first_token_seconds: Histogram = field(default_factory=Histogram)
     inter_token_seconds: Histogram = field(default_factory=Histogram)
 
+    def observe_first(self, seconds: float) -> None:
+        """As TokenTimes.observe_first."""
+        self.time_to_first_token_seconds.observe(seconds)
+
+    def observe_next(self, seconds: float) -> None:
+        """As TokenTimes.observe_next."""
+        self.inter_token_seconds.observe(seconds)
+
     def merge(self, other: "GenerationMetrics") -> None:
         """Add the observations of another tenant."""
         self.time_to_first_token_seconds.merge(other.time_to_first_token_seconds)

@@ -218,7 +218,6 @@ def _build_lifespan(
             await stack.enter_async_context(background_task(keys.watch()))
             if tls is not None:
                 await stack.enter_async_context(background_task(tls.watch()))
-            stack.callback(inference.service.close)
             stack.callback(pipeline.close)
             # Only the ledger: an instance that was abandoned may still compute in its leases.
             stack.callback(monitors.integrity.check, manager.residency.ledger.check_integrity)

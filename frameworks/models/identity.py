@@ -3,20 +3,12 @@
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
+from frameworks.engine.contract import EngineSettings, RunCounts
+from frameworks.engine.threads import EngineThreads
 from frameworks.runtime import ModelEntry
 from frameworks.scheduling.admission import RequestLimit
 from frameworks.scheduling.batch.batcher import BatchLimits
-from frameworks.scheduling.batch.request import BatchCounts
 from frameworks.scheduling.device_clock import SharedDevices
-from frameworks.scheduling.steps.counts import StepCounts
-
-
-@dataclass(frozen=True, slots=True)
-class RunCounts:
-    """The batches of one version over all its loads, or the steps of a generating one."""
-
-    batches: BatchCounts = field(default_factory=BatchCounts)
-    generated: StepCounts = field(default_factory=StepCounts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +16,7 @@ class ModelIdentity:
     """The settings and counts that all versions of a model share.
 
     `ageing_s`: a waiting request gains a priority level after so many seconds. `devices`: the clocks of the devices and
-    the pool for large batches, which all models share.
+    the pool for large batches, which all models share. `threads`: of all engines in this process.
     """
 
     framework: str
@@ -32,6 +24,7 @@ class ModelIdentity:
     limits: BatchLimits
     ageing_s: float
     devices: SharedDevices = field(default_factory=SharedDevices)
+    threads: EngineThreads = field(default_factory=EngineThreads)
     name: str = field(init=False)
     requests: RequestLimit = field(init=False)
     loads: Counter[str] = field(default_factory=Counter)
@@ -44,3 +37,8 @@ class ModelIdentity:
         limit = RequestLimit(f'model "{entry.name}"', entry.max_queue_size, entry.max_concurrent_requests)
         object.__setattr__(self, "name", entry.name)
         object.__setattr__(self, "requests", limit)
+
+    @property
+    def engine_settings(self) -> EngineSettings:
+        """How an engine schedules the requests of a version."""
+        return EngineSettings(self.name, self.limits, self.ageing_s, self.entry.token_ids is not None)

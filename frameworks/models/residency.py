@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 import structlog
 
 from frameworks.devices import DeviceManager
+from frameworks.engine.contract import Engine
+from frameworks.engine.local import start_local_engine
 from frameworks.errors import (
     Draining,
     EvictionNeeded,
@@ -221,7 +223,7 @@ class ModelResidency:
             self._fail(version, InvalidModel(kind))
             raise InvalidModel(f"{version} cannot be loaded: {kind}") from error
         version.files = loaded.files
-        version.start(loaded.instances, loaded.load_s)
+        version.start(_start_engine(version, loaded), loaded.load_s)
         self.ledger.notify()
         _log_ready(version, loaded)
 
@@ -285,6 +287,12 @@ class ModelResidency:
     def _report_unloaded(self, version: ModelVersion) -> None:
         for callback in self._on_unloaded:
             callback(version.model.name)
+
+
+def _start_engine(version: ModelVersion, loaded: Loaded) -> Engine:
+    model, instances = version.model, loaded.instances
+    counts, device = model.runs[version.version], model.devices.of(instances[0].spec.device)
+    return start_local_engine(model.engine_settings, instances, counts, device, model.threads)
 
 
 def _log_ready(version: ModelVersion, loaded: Loaded) -> None:

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import structlog
 
+from frameworks.engine.contract import Engine
 from frameworks.errors import ModelFailed, ModelLoading, ModelUnloaded, OutOfMemory, RoundhouseError
 from frameworks.generation.types import StepStats
 from frameworks.models.files_state import FilesState
 from frameworks.models.identity import ModelIdentity
-from frameworks.models.serving import BatchServing, Serving, StepServing, start_serving
-from frameworks.runtime import BatchModel, LoadedModel, StepModel
 from frameworks.scheduling.admission import Permit
 from frameworks.types import ModelSpec
 
@@ -75,7 +74,7 @@ class ModelVersion:
         # Times of the clock.
         self.last_used_s: float | None = None
         self.ready_since_s = 0.0
-        self._serving: Serving | None = None
+        self._engine: Engine | None = None
         self._last_spec: ModelSpec | None = None
         self._holders: set[Permit] = set()
         # They become holders when the version is loaded: draining the old instances must not wait for them.
@@ -107,23 +106,23 @@ class ModelVersion:
     @property
     def has_died(self) -> bool:
         """Whether the device threads of all instances have ended."""
-        return self._state is ModelState.READY and self._serving is not None and self._serving.dispatcher.is_dead
+        return self._state is ModelState.READY and self._engine is not None and self._engine.is_dead
 
     @property
     def is_ready(self) -> bool:
         """Whether the version is loaded and accepts requests."""
-        serving = self._serving
-        return serving is not None and self._state is ModelState.READY and not serving.dispatcher.is_dead
+        engine = self._engine
+        return engine is not None and self._state is ModelState.READY and not engine.is_dead
 
     @property
     def is_running(self) -> bool:
         """Whether an instance is computing."""
-        return self._serving is not None and self._serving.dispatcher.is_running
+        return self._engine is not None and self._engine.is_running
 
     @property
     def spec(self) -> ModelSpec | None:
         """The spec of the loaded version; None while it is not loaded."""
-        return self._serving.model.spec if self._serving else None
+        return self._engine.model.spec if self._engine else None
 
     @property
     def loads(self) -> int:
@@ -158,10 +157,10 @@ class ModelVersion:
 
         Raises VersionNotLoaded where the request has to wait for a load, and the errors of `check_may_load`.
         """
-        serving = self._serving
-        is_alive = serving is not None and not serving.dispatcher.is_dead
-        if serving is not None and is_alive and (self._state is ModelState.READY or permit in self._holders):
-            return serving.model.spec
+        engine = self._engine
+        is_alive = engine is not None and not engine.is_dead
+        if engine is not None and is_alive and (self._state is ModelState.READY or permit in self._holders):
+            return engine.model.spec
         self.check_may_load()
         raise VersionNotLoaded(self)
 
@@ -176,10 +175,10 @@ class ModelVersion:
 
     def acquire(self, permit: Permit, spec: ModelSpec) -> bool:
         """Give the request a reference. Returns False where the instances of `spec` do not accept requests any more."""
-        serving = self._serving
-        if serving is None or serving.model.spec is not spec:
+        engine = self._engine
+        if engine is None or engine.model.spec is not spec:
             return False
-        if serving.dispatcher.is_dead or (self._state is not ModelState.READY and permit not in self._holders):
+        if engine.is_dead or (self._state is not ModelState.READY and permit not in self._holders):
             return False
         self._holders.add(permit)
         if permit.held is None:
@@ -207,34 +206,23 @@ class ModelVersion:
         """Note a use of the version."""
         self.last_used_s = self._clock()
 
-    def serving(self) -> BatchServing:
-        """Return model and dispatcher for a request with tensors or texts. Raises ModelFailed for a dead version."""
-        serving = self._serving
-        if serving is None or serving.dispatcher.is_dead:
+    def engine(self) -> Engine:
+        """Return the engine for a request. Raises ModelFailed for a dead version."""
+        engine = self._engine
+        if engine is None or engine.is_dead:
             raise ModelFailed.thread_ended(self.model.name)
         self.last_used_s = self._clock()
-        assert isinstance(serving, BatchServing), "the request was decoded with its spec"
-        return serving
-
-    def generating(self) -> StepServing:
-        """Return model and dispatcher for a request with a prompt. Raises ModelFailed for a dead version."""
-        serving = self._in_service()
-        assert isinstance(serving, StepServing), "the request was decoded with its spec"
-        return serving
-
-    def loaded_model(self) -> BatchModel | StepModel:
-        """Return the model, for a request that uses only its tokenizer. Raises ModelFailed for a dead version."""
-        return self._in_service().model
+        return engine
 
     @property
     def step_stats(self) -> list[StepStats]:
         """The stats of each instance of a generating model; empty for other models."""
-        return self._serving.dispatcher.stats if isinstance(self._serving, StepServing) else []
+        return self._engine.stats if self._engine is not None else []
 
     def check_integrity(self) -> None:
         """Raise AssertionError where an idle instance holds sequences or memory of requests."""
-        if isinstance(self._serving, StepServing):
-            self._serving.dispatcher.check_integrity()
+        if self._engine is not None:
+            self._engine.check_integrity()
 
     def check_may_load(self) -> None:
         """Raise the error that prevents a load for a request.
@@ -275,18 +263,18 @@ class ModelVersion:
 
     def end_requests(self) -> None:
         """Fail the requests that wait or generate with Draining. Batches that are being computed are answered."""
-        if self._serving is not None and not self._serving.dispatcher.has_ended_requests:
+        if self._engine is not None and not self._engine.has_ended_requests:
             log.warning("unload ends requests", model=self.model.name, version=self.version, requests=self.references)
-            self._serving.dispatcher.end_requests()
+            self._engine.end_requests()
 
     def begin_load(self) -> None:
         """Enter the state `loading`."""
         self._state = ModelState.LOADING
 
-    def start(self, instances: LoadedModel, load_s: float) -> None:
-        """Start to serve with instances that are warmed up, each on a thread of its own."""
-        self._serving = start_serving(self.model, self.version, instances)
-        self._last_spec = self._serving.model.spec
+    def start(self, engine: Engine, load_s: float) -> None:
+        """Start to serve with an engine whose model is warmed up."""
+        self._engine = engine
+        self._last_spec = self._engine.model.spec
         self._holders |= self._awaiting_load
         self._awaiting_load.clear()
         self.load_s = load_s
@@ -318,28 +306,21 @@ class ModelVersion:
 
     def resume(self) -> None:
         """Return to service after a cancelled drain."""
-        if self._serving is not None:
+        if self._engine is not None:
             self._state = ModelState.READY
 
     async def close(self) -> None:
         """Close the instances, which no request uses any more."""
-        serving, self._serving = self._serving, None
-        if serving is not None:
-            await serving.dispatcher.close()
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await engine.close()
 
     def abort(self, message: str) -> None:
         """Close the instances without waiting; their requests fail with Draining."""
-        serving, self._serving = self._serving, None
+        engine, self._engine = self._engine, None
         self._state, self._next_state, self._failure = ModelState.UNLOADED, ModelState.UNLOADED, None
-        if serving is not None:
-            serving.dispatcher.abort(message)
-
-    def _in_service(self) -> Serving:
-        serving = self._serving
-        if serving is None or serving.dispatcher.is_dead:
-            raise ModelFailed.thread_ended(self.model.name)
-        self.last_used_s = self._clock()
-        return serving
+        if engine is not None:
+            engine.abort(message)
 
     def _record_failure(self, failure: RoundhouseError) -> None:
         """Note a failure and the time of the next retry; the death of a thread is noted once."""

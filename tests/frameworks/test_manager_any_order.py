@@ -113,7 +113,7 @@ class AnyOrder(RuleBasedStateMachine):
         with permit() as held:
             version = await opened(self.manager, held, name)
             held.queue(version.model.requests)
-            result = await version.serving()[1].submit(numbers(x), begin=held.begin)
+            result = await version.engine().submit(numbers(x), begin=held.begin)
             await asyncio.sleep(0)  # send the response
             return result["y"]
 

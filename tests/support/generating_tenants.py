@@ -101,11 +101,8 @@ async def serving_tenants(folder: Path, threads: int = 1, **entry: Any) -> Async
         HANGS_AFTER_S,
         None,
     )
-    try:
-        async with manager:
-            settings = TorchModelEntry(name="m", path=folder, **{"dtype": "f32"} | entry)
-            manager.register("pytorch", settings, folder)
-            await manager.load("m")
-            yield TenantsHarness(manager, service)
-    finally:
-        service.close()
+    async with manager:
+        settings = TorchModelEntry(name="m", path=folder, **{"dtype": "f32"} | entry)
+        manager.register("pytorch", settings, folder)
+        await manager.load("m")
+        yield TenantsHarness(manager, service)

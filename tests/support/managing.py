@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from frameworks.devices import DeviceManager
+from frameworks.engine.local import LocalEngine
 from frameworks.manager import MLFrameworkManager
 from frameworks.models.slot import ModelSlot
 from frameworks.models.version import ModelVersion, VersionNotLoaded
 from frameworks.runtime import Registry
 from frameworks.scheduling.admission import Permit, RequestLimit
+from frameworks.scheduling.steps.dispatcher import StepDispatcher
 from frameworks.settings import OnnxModelEntry, PerformanceSettings, SchedulingSettings
 from tests.support.batch_models import numbers
 from tests.support.fake_probe import FakeProbe
@@ -58,7 +60,7 @@ async def ask(manager: MLFrameworkManager, x: object = 1, name: str = "m") -> An
     with permit() as held:
         version = await opened(manager, held, name)
         held.queue(version.model.requests)
-        return (await version.serving()[1].submit(numbers(x), begin=held.begin))["y"]
+        return (await version.engine().submit(numbers(x), begin=held.begin))["y"]
 
 
 async def opened(manager: MLFrameworkManager, held: Permit, name: str = "m", named: str | None = None) -> ModelVersion:
@@ -73,6 +75,14 @@ async def opened(manager: MLFrameworkManager, held: Permit, name: str = "m", nam
             continue
         if version.acquire(held, spec):
             return version
+
+
+def step_dispatcher(version: ModelVersion) -> StepDispatcher:
+    """Return the dispatcher of a loaded model that generates text in this process."""
+    engine = version.engine()
+    assert isinstance(engine, LocalEngine)
+    assert isinstance(engine.dispatcher, StepDispatcher)
+    return engine.dispatcher
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from typing import Any
 from app.admin.open_inference.metadata import device_of
 from app.observability.counts import Counts
 from app.observability.tallies import VersionRequests
-from frameworks.models.identity import RunCounts
+from frameworks.engine.contract import RunCounts
 from frameworks.models.slot import ModelSlot
 from frameworks.models.version import ModelVersion
 from frameworks.scheduling.batch.request import BatchCounts

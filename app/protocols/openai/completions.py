@@ -6,7 +6,6 @@ from typing import Any
 
 import orjson
 
-from app.inference.generation import MAX_SEQUENCES
 from app.protocols.codec import AnswerContext
 from app.protocols.errors import ErrorReply
 from app.protocols.generation_fields import check_token_ids, to_sampling, to_stopping
@@ -23,6 +22,7 @@ from app.protocols.openai.generation import (
     usage_of,
 )
 from app.protocols.openai.requests import CompletionsRequest
+from frameworks.engine.generation import MAX_SEQUENCES
 from frameworks.errors import InvalidInput
 from frameworks.generation.types import GenerateAnswer, GenerateRequest, Piece, Prompt, TokenText, Usage
 from frameworks.types import ModelSpec

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from app.inference.generation import MAX_SEQUENCES
 from app.protocols.constraint_fields import to_constraint, to_structured_constraint
 from app.protocols.openai.requests import GenerationBody
+from frameworks.engine.generation import MAX_SEQUENCES
 from frameworks.errors import InvalidInput
 from frameworks.generation.types import Constraint, GenerationSpec, Usage
 from frameworks.types import ModelSpec

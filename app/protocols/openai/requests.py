@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from app.inference.generation import MAX_SEQUENCES
 from app.protocols.bodies import MAX_INT32, Body, OnlyFalse, Priority, TimeoutMs
 from app.protocols.constraint_fields import ConstraintFields, StructuredOutputs
 from app.protocols.generation_fields import (
@@ -23,6 +22,7 @@ from app.protocols.generation_fields import (
 )
 from app.protocols.openai.field_policy import plain_messages
 from app.protocols.text_fields import MAX_TEXTS, Dimensions, Texts, Truncate
+from frameworks.engine.generation import MAX_SEQUENCES
 
 MAX_TOKENS_DECODED = 131_072
 _MAX_COMPLETION_LOGPROBS = 5

@@ -2,12 +2,12 @@
 
 import orjson
 
-from app.inference.scoring import PAIR_FIELD
 from app.protocols.codec import AnswerContext
 from app.protocols.openai.codec import OpenAiCodec, OpenAiRequest
 from app.protocols.openai.field_policy import RERANK
 from app.protocols.openai.requests import RerankRequest, ScoreRequest
 from app.protocols.text_fields import to_texts
+from frameworks.engine.scoring import PAIR_FIELD
 from frameworks.errors import InvalidInput
 from frameworks.types import ModelSpec, PairRequest, ScoreAnswer
 

@@ -73,7 +73,9 @@ class Dispatcher:
         if spec.learns_batching:
             self._learner = LearningRuns(name, spec, limits.max_rows, self._sent, self._note_learned)
         self.is_dead = False
-        """Whether the thread of every worker has ended. An attribute, as it is read several times for each request."""
+        """Whether the thread of every worker has ended."""
+        self.on_death: Callable[[], None] = lambda: None
+        """Called after `is_dead` has become true."""
         for worker in self._workers:
             worker.on_death = self._note_death
         # A graph whose run time depends on the values never runs on the loop, nor one with a batching delay. Nor does
@@ -139,6 +141,8 @@ class Dispatcher:
 
     def _note_death(self) -> None:
         self.is_dead = all(worker.is_dead for worker in self._workers)
+        if self.is_dead:
+            self.on_death()
 
     def _switch_tenant(self, tenant: Tenant) -> TenantShare:
         share = self._clock.share(tenant)

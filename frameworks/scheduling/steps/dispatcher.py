@@ -15,6 +15,10 @@ class StepDispatcher:
     def __init__(self, name: str, workers: Sequence[StepWorker]) -> None:
         self._name = name
         self._workers = list(workers)
+        for worker in self._workers:
+            worker.on_death = self._note_death
+        self.on_death: Callable[[], None] = lambda: None
+        """Called after `is_dead` has become true."""
         self.has_ended_requests = False
         """Whether `end_requests` was called; further requests are refused."""
 
@@ -38,6 +42,10 @@ class StepDispatcher:
                 raise ModelFailed.thread_ended(self._name)
             min(workers, key=lambda worker: worker.num_sequences).open(request, feed)
         return feed
+
+    def _note_death(self) -> None:
+        if self.is_dead:
+            self.on_death()
 
     @property
     def is_dead(self) -> bool:

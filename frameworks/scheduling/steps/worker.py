@@ -62,6 +62,8 @@ class StepWorker:
         """As of the last step."""
         self._has_stats = False
         self.is_dead = False
+        self.on_death: Callable[[], None] = lambda: None
+        """Called in the event loop after `is_dead` has become true."""
         self._thread = _StepThread(name, model, on_steps=self._deliver, on_failed=self._fail, on_ended=self._end)
         # A hold needs no answer, so it does not count as sent.
         self._charges = StepCharges(clock or DeviceClock(), counts.steps, self._thread.send)
@@ -153,6 +155,7 @@ class StepWorker:
         """Fail every feed; the thread has ended."""
         self.is_dead = True
         self.stats = StepStats()
+        self.on_death()
         self._fail(list(self._feeds), ModelFailed.thread_ended(self._name), self._num_sent)
         if not self._ended.done():
             self._ended.set_result(None)

@@ -71,16 +71,13 @@ async def generating(
     registry = registry or EchoRegistry(behaviour)
     observer = Observer("none", 1000)
     service = InferenceService(ResponseCache(ResultCache(0, None), Counter(), Counter()), observer.generation_metrics)
-    try:
-        async with serving(registry, **settings) as manager:
-            yield Harness(manager, service, observer, registry.made)
-            await soon(lambda: manager.residency.is_idle)
-            await soon(lambda: not any(model.has_work and not model.is_closed for model in registry.made))
-            manager.residency.check_integrity()
-            requests = manager.slot("m").requests
-            assert (requests.inflight, requests.waiting) == (0, 0)
-    finally:
-        service.close()
+    async with serving(registry, **settings) as manager:
+        yield Harness(manager, service, observer, registry.made)
+        await soon(lambda: manager.residency.is_idle)
+        await soon(lambda: not any(model.has_work and not model.is_closed for model in registry.made))
+        manager.residency.check_integrity()
+        requests = manager.slot("m").requests
+        assert (requests.inflight, requests.waiting) == (0, 0)
 
 
 async def read(generation: Generation, texts: list[str]) -> None:

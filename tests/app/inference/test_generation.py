@@ -276,7 +276,7 @@ async def test_many_stop_characters_are_prepared_in_thread(monkeypatch: pytest.M
         names.append(threading.current_thread().name)
         return StopStrings(strings)
 
-    monkeypatch.setattr("app.inference.generation.StopStrings", record)
+    monkeypatch.setattr("frameworks.engine.generation.StopStrings", record)
     async with generating() as harness:
         for stop in ("b" * 256, "b" * 257):
             request = GenerateRequest(("abc" + stop,), stopping=Stopping(999, strings=(stop,)))
@@ -303,7 +303,7 @@ async def test_number_of_log_probabilities_is_bounded(num_prompts: int, n: int, 
 
 @in_loop
 async def test_text_without_max_tokens_ends_at_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.inference.generation.MAX_LOGPROBS", 24)
+    monkeypatch.setattr("frameworks.engine.generation.MAX_LOGPROBS", 24)
     async with generating() as harness:
         for max_tokens in (None, 100):
             request = generate_request("abcdefghij", n=2, max_tokens=max_tokens, top_logprobs=1)

@@ -102,7 +102,7 @@ async def infer(manager: MLFrameworkManager, name: str = "m", x: object = 1, nam
     with permit() as held:
         version = await opened(manager, held, name, named)
         held.queue(version.model.requests)
-        result = await version.serving()[1].submit(numbers(x), begin=held.begin)
+        result = await version.engine().submit(numbers(x), begin=held.begin)
         assert result["y"] == [x * 2 if isinstance(x, int) else None]
         return version.version
 

@@ -14,7 +14,7 @@ from frameworks.models.version import ModelVersion
 from tests.frameworks.models.test_generating_versions import generate, request
 from tests.support.batch_models import FakeRegistry, Gate, numbers
 from tests.support.loops import HANGS_AFTER_S, in_loop, pass_time, settle, soon, task
-from tests.support.managing import ask, opened, permit, serving
+from tests.support.managing import ask, opened, permit, serving, step_dispatcher
 from tests.support.step_models import EchoRegistry, StepGate
 
 
@@ -23,7 +23,7 @@ async def stream_of(manager: MLFrameworkManager) -> list[GeneratedToken]:
     with permit() as held:
         version = await opened(manager, held)
         held.queue(version.model.requests)
-        dispatcher = version.generating().dispatcher
+        dispatcher = step_dispatcher(version)
         feed = dispatcher.open([request("abc", 4000)], held.begin_text, held.release_version)
         tokens: list[GeneratedToken] = []
         while arrived := await feed.read():
@@ -103,9 +103,9 @@ async def begin(version: ModelVersion) -> None:
     """Start the work of a request that holds a reference."""
     assert version.spec is not None
     if version.spec.task == "generate":
-        version.generating().dispatcher.open([request("abc", 5)])
+        step_dispatcher(version).open([request("abc", 5)])
     else:
-        await version.serving().dispatcher.submit(numbers(1))
+        await version.engine().submit(numbers(1))
 
 
 @in_loop
@@ -168,10 +168,10 @@ async def test_light_runs_of_the_round_are_ended() -> None:
     async with serving(FakeRegistry(lambda _: threads.add(threading.current_thread().name))) as manager:
         for _ in range(3):
             await ask(manager)
-        dispatcher = manager.slot("m").active.serving().dispatcher
-        waiting = [dispatcher.submit(numbers(x)) for x in range(3)]
-        dispatcher.end_requests()
-        late = dispatcher.submit(numbers(3))
+        engine = manager.slot("m").active.engine()
+        waiting = [engine.submit(numbers(x)) for x in range(3)]
+        engine.end_requests()
+        late = engine.submit(numbers(3))
         outcomes = await asyncio.gather(*waiting, late, return_exceptions=True)
         assert isinstance(outcomes[-1], Draining)
         assert all(isinstance(outcome, Draining | dict) for outcome in outcomes)

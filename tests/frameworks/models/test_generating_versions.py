@@ -6,15 +6,18 @@ from itertools import count
 import pytest
 from structlog.testing import capture_logs
 
-from frameworks.errors import Draining, InvalidModel, ModelFailed
-from frameworks.generation.types import GeneratedToken, SequenceRequest
+from app.observability.tallies import GenerationMetrics
+from frameworks.engine.contract import Run
+from frameworks.errors import Draining, InvalidInput, InvalidModel, ModelFailed
+from frameworks.generation.types import GeneratedToken, GenerateRequest, SequenceRequest
 from frameworks.manager import MLFrameworkManager
 from frameworks.models.slot import ModelState
 from frameworks.scheduling.steps.counts import StepCounts
+from frameworks.types import Timings
 from tests.frameworks.scheduling.steps.harness import read_all, sequence_request, text_of, wait_for_arrival
 from tests.support.batch_models import FakeRegistry, Gate
 from tests.support.loops import in_loop, soon, task
-from tests.support.managing import ask, make_manager, opened, permit, register, serving
+from tests.support.managing import ask, make_manager, opened, permit, register, serving, step_dispatcher
 from tests.support.step_models import EchoRegistry, StepGate
 
 _ids = count(1)
@@ -25,7 +28,7 @@ async def generate(manager: MLFrameworkManager, prompt: str = "abc", max_tokens:
     with permit() as held:
         version = await opened(manager, held)
         held.queue(version.model.requests)
-        feed = version.generating().dispatcher.open([request(prompt, max_tokens)], held.begin)
+        feed = step_dispatcher(version).open([request(prompt, max_tokens)], held.begin)
         assert version.model.requests.waiting >= 1
         try:
             return await read_all(feed)
@@ -126,12 +129,13 @@ async def test_settings_without_effect_log_warnings() -> None:
 @in_loop
 async def test_batch_and_generating_models_reject_wrong_requests() -> None:
     async with serving(FakeRegistry()) as manager:
-        with pytest.raises(AssertionError):
-            await generate(manager)
+        engine, times = manager.slot("m").active.engine(), GenerationMetrics()
+        with permit() as held, pytest.raises(InvalidInput, match="generates text"):
+            await engine.generate(Run(held, Timings()), GenerateRequest(("a",)), times, None, in_pieces=False)
         assert manager.slot("m").active.step_stats == []
         manager.residency.check_integrity()
     async with serving(EchoRegistry()) as manager:
-        with pytest.raises(AssertionError):
+        with pytest.raises(InvalidInput, match="expected a prompt"):
             await ask(manager)
 
 

@@ -1,18 +1,19 @@
 """Text requests: texts to tokens, tokens to rows of a model, rows to embeddings, labels or scores."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import chain
 from typing import TypeVar, TypeVarTuple
 
 import numpy as np
 
-from app.inference.context import RunContext
-from app.inference.scoring import cosines, distinct_texts, name_pair, probabilities
-from app.inference.tokenizer_threads import TokenizerThreads, size_of_prompt
+from frameworks.engine.contract import Run
+from frameworks.engine.scoring import cosines, distinct_texts, name_pair, probabilities
+from frameworks.engine.tokenizer_threads import TokenizerThreads, size_of_prompt
 from frameworks.errors import InvalidInput
-from frameworks.runtime import ModelEntry
-from frameworks.scheduling.batch.dispatcher import Dispatcher
+from frameworks.runtime import BatchModel, StepModel
+from frameworks.scheduling.batch.request import Outputs
+from frameworks.tenants import Tenant
 from frameworks.text.tokenizer import TextTokenizer, normalize_rows, scores
 from frameworks.text.tokens import DetokenizeRequest, TokenAnswer, TokenRequest, answer_token_request
 from frameworks.types import (
@@ -31,6 +32,7 @@ from frameworks.types import (
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
+Submit = Callable[[TokenBatch, int, Callable[[], None], Timings, Tenant], Awaitable[Outputs]]
 
 # From this size on the arithmetic of a response would block the loop for about a millisecond: it runs on a thread.
 _MANY_NUMBERS = 64 * 1024
@@ -40,16 +42,27 @@ _NO_ROWS = np.empty((0, 0), dtype=np.float32)
 
 
 class TextService:
-    """Owned by the event loop. Adds to the timings of the context; raises as InferenceService.infer."""
+    """Answer the text requests of one model. Owned by the event loop.
 
-    def __init__(self, threads: TokenizerThreads) -> None:
-        """`threads`: tokenize long texts, and compute responses of many numbers."""
+    Adds to the timings of the run; raises as Engine.answer.
+    """
+
+    def __init__(
+        self, model: BatchModel | StepModel, submit: Submit, takes_token_ids: bool, threads: TokenizerThreads
+    ) -> None:
+        """`submit`: queues tokens, as Dispatcher.submit. `takes_token_ids`: texts may be token ids. `threads`: tokenize
+        long texts, and compute long responses.
+        """
+        self._model = model
+        self._submit = submit
+        self._takes_token_ids = takes_token_ids
         self._threads = threads
 
-    async def answer(self, context: RunContext, request: TextRequest) -> EmbedAnswer | ClassifyAnswer:
-        model, dispatcher = context.version.serving()
+    async def answer(self, run: Run, request: TextRequest) -> EmbedAnswer | ClassifyAnswer:
+        """Embed or classify texts."""
+        model = self._model
         tokenizer, text = model.tokenizer, model.spec.text
-        if tokenizer is None or text is None:
+        if not isinstance(tokenizer, TextTokenizer) or text is None:
             raise InvalidInput("text", "expected a model that reads text, got one that reads tensors; send tensors")
         if not request.texts and request.token_ids is None:
             return ClassifyAnswer([]) if model.spec.task == "classify" else EmbedAnswer(_NO_ROWS, tokens=0)
@@ -57,46 +70,45 @@ class TextService:
         started_s = loop.time()
         token_ids: list[list[int]] | None
         if request.token_ids is not None:
-            _check_takes_token_ids(context.version.model.entry)
+            self._check_takes_token_ids()
             size = sum(map(len, request.token_ids))
             token_ids = await self._threads.run(size, tokenizer.read_ids, request.token_ids, request.truncate)
         else:
             token_ids = tokenizer.tokenize_at_once(request.texts, request.truncate)
         if token_ids is None:
             token_ids = await self._tokenize_pieces(tokenizer, request)
-        context.timings.decode_s += loop.time() - started_s
-        _count_tokens(context, token_ids)
-        rows = await _rows(context, dispatcher, TokenBatch(token_ids))
+        run.timings.decode_s += loop.time() - started_s
+        _count_tokens(run, token_ids)
+        rows = await _rows(run, self._submit, TokenBatch(token_ids))
         return await self._compute(rows.size, _finished, model.spec.task, text, request, rows, token_ids)
 
-    async def score(self, context: RunContext, request: PairRequest) -> ScoreAnswer:
+    async def score(self, run: Run, request: PairRequest) -> ScoreAnswer:
         """Score pairs by a cross-encoder, which reads both texts at once, or by the cosine of two embeddings.
 
-        Raises InvalidInput; its field is a PAIR_FIELD of app/inference/scoring.py.
+        Raises InvalidInput; its field is a PAIR_FIELD of frameworks/engine/scoring.py.
         """
-        model, dispatcher = context.version.serving()
+        model = self._model
         if not request.pairs:
             return ScoreAnswer([], tokens=0)
         if model.spec.task == "classify":
-            assert model.tokenizer is not None
-            tokens = await self._tokenized(model.tokenizer, request, context.timings)
-            _count_tokens(context, tokens.token_ids)
-            rows = await _rows(context, dispatcher, tokens)
+            assert isinstance(model.tokenizer, TextTokenizer)
+            tokens = await self._tokenized(model.tokenizer, request, run.timings)
+            _count_tokens(run, tokens.token_ids)
+            rows = await _rows(run, self._submit, tokens)
             return await self._compute(rows.size, probabilities, rows, tokens)
         pairs = await self._compute(_NUMBERS_PER_PAIR * len(request.pairs), distinct_texts, request)
         texts = TextRequest(pairs.texts, normalize=True, truncate=request.truncate)
         try:
-            embedded = await self.answer(context, texts)
+            embedded = await self.answer(run, texts)
         except InvalidInput as error:
             raise pairs.name_pair(error) from None
         assert isinstance(embedded, EmbedAnswer)
         return await self._compute(embedded.embeddings.size, cosines, pairs, embedded)
 
-    async def answer_token_request(self, context: RunContext, request: TokenRequest) -> TokenAnswer:
+    async def answer_token_request(self, run: Run, request: TokenRequest) -> TokenAnswer:
         """Tokenize or detokenize. The request does not wait in the queue, as the model does not run."""
-        context.permit.queue(context.version.model.requests)
-        model = context.version.loaded_model()
-        context.permit.begin()
+        model = self._model
+        run.permit.begin()
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         try:
@@ -104,7 +116,7 @@ class TextService:
                 _size_of(request), answer_token_request, model.tokenizer, model.spec.max_tokens, request
             )
         finally:
-            context.timings.compute_s += loop.time() - started_s
+            run.timings.compute_s += loop.time() - started_s
 
     async def _tokenize_pieces(self, tokenizer: TextTokenizer, request: TextRequest) -> list[list[int]]:
         texts, truncate = request.texts, request.truncate
@@ -135,6 +147,16 @@ class TextService:
         ids = list(chain.from_iterable(piece.token_ids for piece in pieces))
         return TokenBatch(ids, list(chain.from_iterable(types)) if types else None)
 
+    def _check_takes_token_ids(self) -> None:
+        """Raise InvalidInput unless the model's entry accepts token ids."""
+        if not self._takes_token_ids:
+            raise InvalidInput(
+                "text",
+                "expected a string or a list of strings, got token ids, which mean other words in another tokenizer; "
+                "send text (LangChain's OpenAIEmbeddings: check_embedding_ctx_length=False), or send ids of "
+                '/v1/tokenize and set token_ids = "own" for this model',
+            )
+
     async def _compute(self, numbers: int, work: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
         """Return `work(*arguments)`, computed on a thread if it handles many numbers."""
         if numbers < _MANY_NUMBERS:
@@ -149,28 +171,17 @@ def _size_of(request: TokenRequest) -> int:
     return size_of_prompt(request.prompt)
 
 
-def _count_tokens(context: RunContext, token_ids: Sequence[Sequence[int]]) -> None:
+def _count_tokens(run: Run, token_ids: Sequence[Sequence[int]]) -> None:
     """Count the tokens that the model will read. Raises QuotaExceeded if the tenant has none left."""
-    budget = context.permit.token_budget
+    budget = run.permit.token_budget
     if budget is not None:
         budget.start(sum(map(len, token_ids)))
 
 
-def _check_takes_token_ids(entry: ModelEntry) -> None:
-    """Raise InvalidInput unless the model's entry accepts token ids."""
-    if entry.token_ids is None:
-        raise InvalidInput(
-            "text",
-            "expected a string or a list of strings, got token ids, which mean other words in another tokenizer; send "
-            "text (LangChain's OpenAIEmbeddings: check_embedding_ctx_length=False), or send ids of /v1/tokenize and "
-            'set token_ids = "own" for this model',
-        )
-
-
-async def _rows(context: RunContext, dispatcher: Dispatcher, tokens: TokenBatch) -> Array:
+async def _rows(run: Run, submit: Submit, tokens: TokenBatch) -> Array:
     """Return the model's rows for the tokens of each text or pair: [texts, embedding size or labels]."""
-    permit = context.permit
-    outputs = await dispatcher.submit(tokens, context.priority, permit.begin, context.timings, permit.tenant)
+    permit = run.permit
+    outputs = await submit(tokens, run.priority, permit.begin, run.timings, permit.tenant)
     rows = outputs[TEXT_OUTPUT]
     assert isinstance(rows, np.ndarray)
     return rows

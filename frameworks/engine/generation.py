@@ -5,16 +5,14 @@ import itertools
 import secrets
 import sys
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 
-from app.inference.context import RunContext
-from app.inference.stream import GenerationStream
-from app.inference.tokenizer_threads import TokenizerThreads, size_of_prompt
-from app.observability.tallies import GenerationMetrics
+from frameworks.engine.contract import Run, TokenTimes
+from frameworks.engine.stream import GenerationStream
+from frameworks.engine.threads import EngineThreads
+from frameworks.engine.tokenizer_threads import size_of_prompt
 from frameworks.errors import DeadlineExceeded, InvalidInput
 from frameworks.generation.stop_strings import StopStrings
 from frameworks.generation.text_stream import ChoiceText
@@ -28,6 +26,7 @@ from frameworks.generation.types import (
     TokenMatcher,
 )
 from frameworks.runtime import StepModel
+from frameworks.scheduling.steps.dispatcher import StepDispatcher
 from frameworks.text_lengths import TextLimit
 
 MAX_SEQUENCES = 128
@@ -57,35 +56,25 @@ class _PreparedPrompts:
 
 
 class GenerationService:
-    """Owned by the event loop."""
+    """Begin the texts of one model. Owned by the event loop."""
 
-    def __init__(
-        self,
-        threads: TokenizerThreads,
-        constraint_threads: ThreadPoolExecutor,
-        metrics: Callable[[str, str], GenerationMetrics],
-    ) -> None:
-        """`threads`: prepare long prompts. `constraint_threads`: compile constraints. `metrics(model, tenant)`: the
-        histograms that record the times of its tokens.
-        """
+    def __init__(self, model: StepModel, dispatcher: StepDispatcher, name: str, threads: EngineThreads) -> None:
+        """`threads`: prepare long prompts, and compile constraints."""
+        self._model = model
+        self._dispatcher = dispatcher
+        self._name = name
         self._threads = threads
-        self._constraint_threads = constraint_threads
-        self._metrics = metrics
 
     async def begin(
-        self, context: RunContext, request: GenerateRequest, left_s: float | None, in_pieces: bool
+        self, run: Run, request: GenerateRequest, times: TokenTimes, left_s: float | None, in_pieces: bool
     ) -> GenerationStream:
-        """Begin to generate text, see InferenceService.generate."""
-        version, timings = context.version, context.timings
-        model, dispatcher = version.generating()
-        _check(request)
-        context.permit.queue_sequences(version.model.requests, len(request.prompts) * request.num_choices)
+        """Begin to generate text for a request that `check_request` accepted, see Engine.generate."""
+        model, timings = self._model, run.timings
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         deadline_s = None if left_s is None else started_s + left_s
         late = DeadlineExceeded(
-            f'model "{version.model.name}" did not complete the text within timeout_ms; '
-            "allow more time or ask for fewer tokens"
+            f'model "{self._name}" did not complete the text within timeout_ms; allow more time or ask for fewer tokens'
         )
         try:
             async with asyncio.timeout_at(deadline_s):
@@ -97,18 +86,18 @@ class GenerationService:
         if deadline_s is not None and loop.time() >= deadline_s:
             raise late
         assert model.spec.generation is not None
-        sequences = _sequences(request, prepared, model.spec.generation, context, in_pieces)
-        budget = context.permit.token_budget
+        sequences = _sequences(request, prepared, model.spec.generation, run, in_pieces)
+        budget = run.permit.token_budget
         if budget is not None:
             budget.start(sum(map(len, prepared.prompts)))
         generation = GenerationStream(
             # The text that is still to be sent needs no model.
-            dispatcher.open(sequences, context.permit.begin_text, context.permit.release_version),
+            self._dispatcher.open(sequences, run.permit.begin_text, run.permit.release_version),
             sequences[0].sequence_id,
             _choice_texts(request, prepared, model),
             prepared.prompts,
             timings,
-            self._metrics(version.model.name, context.permit.tenant.name),
+            times,
             request.sampling.top_logprobs,
         )
         if budget is not None:
@@ -129,17 +118,20 @@ class GenerationService:
         else:
             _refuse_long(prompts, limit)
             encode = partial(_encode, tokenizer, prompts, limit)
-            ids = list(chain.from_iterable(await self._threads.run_pieces(map(size_of_prompt, prompts), encode)))
+            ids = list(
+                chain.from_iterable(await self._threads.tokenizers.run_pieces(map(size_of_prompt, prompts), encode))
+            )
         matcher: TokenMatcher | None = None
         if constraint is not None:
             loop = asyncio.get_running_loop()
-            matcher = await loop.run_in_executor(self._constraint_threads, model.constrain, constraint)
+            matcher = await loop.run_in_executor(self._threads.constraints, model.constrain, constraint)
         if sum(map(len, stops)) <= _MAX_SHORT_STOPS:
             return _PreparedPrompts(ids, matcher, StopStrings(stops))
-        return _PreparedPrompts(ids, matcher, await self._threads.run(0, StopStrings, stops))
+        return _PreparedPrompts(ids, matcher, await self._threads.tokenizers.run(0, StopStrings, stops))
 
 
-def _check(request: GenerateRequest) -> None:
+def check_request(request: GenerateRequest) -> None:
+    """Raise InvalidInput for a request that no model accepts."""
     if request.constraint is not None and request.stopping.ignore_eos:
         raise InvalidInput("ignore_eos", "expected false with a constraint, got true; leave it out")
     num_prompts = len(request.prompts)
@@ -207,7 +199,7 @@ def _field_of(prompts: tuple[Prompt, ...], index: int) -> str:
 
 
 def _sequences(
-    request: GenerateRequest, prepared: _PreparedPrompts, spec: GenerationSpec, context: RunContext, in_pieces: bool
+    request: GenerateRequest, prepared: _PreparedPrompts, spec: GenerationSpec, run: Run, in_pieces: bool
 ) -> list[SequenceRequest]:
     """Return one sequence for each choice, with ids in order of their index.
 
@@ -228,11 +220,11 @@ def _sequences(
             request.sampling,
             stop_token_ids,
             stopping.min_tokens,
-            priority=context.priority,
+            priority=run.priority,
             arrived_s=arrived_s,
             # A stop string is found in time only if each token is delivered at once.
             is_read_whole=not (in_pieces or stopping.strings),
-            tenant=context.permit.tenant,
+            tenant=run.permit.tenant,
         )
         sequences += [
             replace(

@@ -12,8 +12,9 @@ import pytest
 from app.auth.errors import QuotaExceeded
 from app.auth.quotas import LimitedPermit, TenantLimits
 from app.config.auth_settings import TenantSettings
-from app.inference.texts import TextService
-from app.inference.tokenizer_threads import TokenizerThreads
+from frameworks.engine.contract import Run
+from frameworks.engine.texts import TextService
+from frameworks.engine.tokenizer_threads import TokenizerThreads
 from frameworks.errors import InvalidInput
 from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.scheduling.byte_limit import ByteLimit
@@ -32,7 +33,7 @@ class Harness:
     """A service over one model. `batches`: what the model was given."""
 
     service: TextService
-    context: Any
+    run: Run
     tokenizer: TextTokenizer
     batches: list[TokenBatch] = field(default_factory=list)
 
@@ -49,18 +50,16 @@ def harness(tmp_path: Path) -> Iterator[Harness]:
         return {TEXT_OUTPUT: np.zeros((tokens.rows, 1), np.float32)}
 
     spec = SimpleNamespace(task="classify", text=TextSpec(16, labels=LABEL))
-    model, dispatcher = SimpleNamespace(tokenizer=tokenizer, spec=spec), SimpleNamespace(submit=submit)
-    version = SimpleNamespace(serving=lambda: (model, dispatcher))
-    permit = Permit(RequestLimit("the server", None, None))
-    context = SimpleNamespace(version=version, timings=Timings(), priority=5, permit=permit)
-    yield Harness(TextService(threads), context, tokenizer, batches)
+    model: Any = SimpleNamespace(tokenizer=tokenizer, spec=spec)
+    run = Run(Permit(RequestLimit("the server", None, None)), Timings())
+    yield Harness(TextService(model, submit, False, threads), run, tokenizer, batches)
     threads.close()
 
 
 @in_loop
 async def test_pieces_of_long_list_equal_whole(harness: Harness) -> None:
     texts = [f"the cat sat on {'the mat ' * (i % 90)}" for i in range(1500)]
-    await harness.service.answer(harness.context, TextRequest(texts))
+    await harness.service.answer(harness.run, TextRequest(texts))
     [batch] = harness.batches
     assert batch.token_ids == harness.tokenizer.tokenize(texts, truncate=True)
 
@@ -68,7 +67,7 @@ async def test_pieces_of_long_list_equal_whole(harness: Harness) -> None:
 @in_loop
 async def test_pieces_of_pairs_equal_whole(harness: Harness) -> None:
     pairs = [("the cat", "sat on " * (i % 70)) for i in range(1500)]
-    await harness.service.score(harness.context, PairRequest(pairs))
+    await harness.service.score(harness.run, PairRequest(pairs))
     assert harness.batches == [harness.tokenizer.tokenize_pairs(pairs, truncate=True)]
 
 
@@ -76,9 +75,9 @@ async def test_pieces_of_pairs_equal_whole(harness: Harness) -> None:
 async def test_error_in_later_piece_names_text(harness: Harness) -> None:
     texts = ["the cat"] * 1400 + ["the cat " * 99] * 2
     with pytest.raises(InvalidInput, match=r"^text\[1400\]: expected at most 16 tokens, got 200; "):
-        await harness.service.answer(harness.context, TextRequest(texts, truncate=False))
+        await harness.service.answer(harness.run, TextRequest(texts, truncate=False))
     with pytest.raises(InvalidInput, match=r"^pairs\[1400\]: expected at most 16 tokens, got "):
-        await harness.service.score(harness.context, PairRequest([(text, "cat") for text in texts], truncate=False))
+        await harness.service.score(harness.run, PairRequest([(text, "cat") for text in texts], truncate=False))
     assert harness.batches == []
 
 
@@ -86,20 +85,20 @@ async def test_error_in_later_piece_names_text(harness: Harness) -> None:
 async def test_text_beyond_characters_of_limit_is_refused_unread(harness: Harness) -> None:
     """The tokenizer drops spaces: the limit is 128 Ki characters."""
     with pytest.raises(InvalidInput, match=r"^text\[0\]: expected at most 16 tokens, got 3200000 characters, which"):
-        await harness.service.answer(harness.context, TextRequest([" " * 3_200_000], truncate=False))
+        await harness.service.answer(harness.run, TextRequest([" " * 3_200_000], truncate=False))
 
 
 @in_loop
 async def test_tokens_of_texts_and_pairs_are_charged(harness: Harness) -> None:
     limits = TenantLimits(TenantSettings(name="t", tokens_per_minute=10_000), ByteLimit(None), lambda: 0.0)
-    harness.context.permit = LimitedPermit(RequestLimit("the server", None, None), Tenant("t"), limits)
+    harness.run.permit = LimitedPermit(RequestLimit("the server", None, None), Tenant("t"), limits)
     assert limits.tokens is not None
-    await harness.service.answer(harness.context, TextRequest(["the cat", "sat"]))
-    await harness.service.score(harness.context, PairRequest([("the cat", "sat"), ("the mat", "sat on")]))
+    await harness.service.answer(harness.run, TextRequest(["the cat", "sat"]))
+    await harness.service.score(harness.run, PairRequest([("the cat", "sat"), ("the mat", "sat on")]))
     assert limits.tokens.left() == pytest.approx(
         1000 - sum(map(len, (*harness.batches[0].token_ids, *harness.batches[1].token_ids)))
     )
     limits.use(1000)
     with pytest.raises(QuotaExceeded, match="tokens_per_minute"):
-        await harness.service.answer(harness.context, TextRequest(["the cat"]))
+        await harness.service.answer(harness.run, TextRequest(["the cat"]))
     assert len(harness.batches) == 2, "the refused text was not run"

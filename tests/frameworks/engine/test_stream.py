@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from app.inference.stream import GenerationStream
 from app.observability.tallies import GenerationMetrics
+from frameworks.engine.stream import GenerationStream
 from frameworks.generation.stop_strings import StopStrings
 from frameworks.generation.text_stream import ChoiceText
 from frameworks.generation.types import GeneratedToken

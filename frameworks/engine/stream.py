@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from app.observability.tallies import GenerationMetrics
+from frameworks.engine.contract import TokenTimes
 from frameworks.errors import DeadlineExceeded
 from frameworks.generation.text_stream import ChoiceText
 from frameworks.generation.types import (
@@ -52,11 +52,11 @@ class GenerationStream:
         texts: list[ChoiceText],
         prompts: list[tuple[int, ...]],
         timings: Timings,
-        metrics: GenerationMetrics,
+        times: TokenTimes,
         top_logprobs: int | None = None,
     ) -> None:
         """`first_id`: sequence id of choice 0; choice i has `first_id` + i. `prompts`: token ids. Reading tokens
-        fills `timings` and `metrics`. `top_logprobs`: alternatives to each token, whose texts are looked up.
+        fills `timings` and `times`. `top_logprobs`: alternatives to each token, whose texts are looked up.
         """
         self._feed = feed
         self._first_id = first_id
@@ -66,7 +66,7 @@ class GenerationStream:
         self._num_generated = 0
         self._budget: TokenBudget | None = None
         self._timings = timings
-        self._metrics = metrics
+        self._times = times
         self._opened_s = time.perf_counter()
         self._last_token_s: list[float | None] = [None] * len(texts)
         self._pieces: deque[Piece] = deque()
@@ -165,12 +165,12 @@ class GenerationStream:
         if text.is_over:
             return  # a stop string ended the text before this token
         if not self._num_generated:
-            self._metrics.time_to_first_token_seconds.observe(generated_s - self._timings.started_s)
+            self._times.observe_first(generated_s - self._timings.started_s)
         self._num_generated += 1
         previous_s = self._last_token_s[index]
         self._last_token_s[index] = generated_s
         if previous_s is not None:
-            self._metrics.inter_token_seconds.observe(generated_s - previous_s)
+            self._times.observe_next(generated_s - previous_s)
         piece = text.push(token)
         if piece.finish_reason is not None and token.finish_reason is None:
             self._feed.abort(token.sequence_id)

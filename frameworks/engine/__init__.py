@@ -1,0 +1,1 @@
+"""Run loaded models: in this process or in processes of their own."""

@@ -1,0 +1,150 @@
+"""Define the contract of an engine: where a loaded model runs. The pipeline and the model's versions know only this."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from frameworks.generation.types import GenerateRequest, Generation, StepStats
+from frameworks.scheduling.admission import Permit
+from frameworks.scheduling.batch.batcher import BatchLimits
+from frameworks.scheduling.batch.request import BatchCounts, Outputs
+from frameworks.scheduling.steps.counts import StepCounts
+from frameworks.tenants import DEFAULT_TENANT, Tenant
+from frameworks.text.tokens import TokenAnswer, TokenRequest
+from frameworks.types import DEFAULT_PRIORITY, Answer, Batch, ModelSpec, PairRequest, TensorBatch, TextRequest, Timings
+
+EngineRequest = TensorBatch | TextRequest | PairRequest | TokenRequest
+"""A request with one answer."""
+
+
+class Run:
+    """The state of a run of a decoded request, which adds its times to `timings`. `priority`: 1 is first."""
+
+    __slots__ = ("permit", "priority", "timings")
+
+    def __init__(self, permit: Permit, timings: Timings, priority: int = DEFAULT_PRIORITY) -> None:
+        """The permit holds a reference to the model, and has its place in the queue."""
+        self.permit = permit
+        self.timings = timings
+        self.priority = priority
+
+
+@dataclass(frozen=True, slots=True)
+class RunCounts:
+    """The batches of one version over all its loads, or the steps of a generating one."""
+
+    batches: BatchCounts = field(default_factory=BatchCounts)
+    generated: StepCounts = field(default_factory=StepCounts)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """How the requests of one model are scheduled. `ageing_s`: a waiting request gains a priority level after so many
+    seconds. `takes_token_ids`: texts may be sent as token ids.
+    """
+
+    name: str
+    limits: BatchLimits
+    ageing_s: float
+    takes_token_ids: bool = False
+
+
+class TokenTimes(Protocol):
+    """Where the times of a model's generated tokens are recorded, in seconds."""
+
+    def observe_first(self, seconds: float) -> None:
+        """From the first byte of a request to its first token."""
+        ...
+
+    def observe_next(self, seconds: float) -> None:
+        """Between two tokens of one text."""
+        ...
+
+
+class Described(Protocol):
+    """The description of a loaded model, wherever it runs."""
+
+    @property
+    def spec(self) -> ModelSpec:
+        """Another object when requests have shown how their rows may share a batch."""
+        ...
+
+
+class Engine(Protocol):
+    """One loaded version of a model: it queues requests, forms batches or steps, and computes them.
+
+    Owned by the event loop. All methods may be called until `close` or `abort`.
+    """
+
+    @property
+    def model(self) -> Described: ...
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether it will never answer again. Read several times for each request."""
+        ...
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it computes, even if all callers were cancelled."""
+        ...
+
+    @property
+    def has_ended_requests(self) -> bool:
+        """Whether `end_requests` was called; further requests are refused."""
+        ...
+
+    @property
+    def stats(self) -> list[StepStats]:
+        """The stats of each instance of a generating model; empty for other models."""
+        ...
+
+    def submit(
+        self,
+        batch: Batch,
+        priority: int = DEFAULT_PRIORITY,
+        begin: Callable[[], None] = ...,
+        timings: Timings | None = None,
+        tenant: Tenant = DEFAULT_TENANT,
+    ) -> Awaitable[Outputs]:
+        """Queue the rows of a request and return the awaitable of its outputs.
+
+        `begin` is called when a part of it begins to run, perhaps again later. `tenant`: pays for the rows. If the
+        awaitable is cancelled, parts that have not begun never run. Raises InvalidInput, OutOfMemory, ModelFailed,
+        Draining.
+        """
+        ...
+
+    def answer(self, run: Run, request: EngineRequest) -> Awaitable[Answer | TokenAnswer]:
+        """Answer a request for tensors, texts, pairs of texts or tokens. As `submit` for the run's permit.
+
+        Raises also QuotaExceeded where the tenant has no tokens left.
+        """
+        ...
+
+    async def generate(
+        self, run: Run, request: GenerateRequest, times: TokenTimes, left_s: float | None, in_pieces: bool
+    ) -> Generation:
+        """Begin to generate text; return when the prompts are tokenized.
+
+        `times`: where the times of tokens are recorded. `left_s`: seconds until the deadline. `in_pieces`: the
+        generation will be iterated, so each piece is delivered at once. The caller closes the generation. Raises
+        InvalidInput, DeadlineExceeded, and as `answer`.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End after the requests that it has, and release the model."""
+        ...
+
+    def end_requests(self) -> None:
+        """Fail all queued requests and generations with Draining, and all later ones. Batches that run are answered."""
+        ...
+
+    def abort(self, message: str) -> None:
+        """Fail all requests with Draining, without waiting for those that run."""
+        ...
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError where an idle model holds sequences or memory of requests."""
+        ...

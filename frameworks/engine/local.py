@@ -1,0 +1,111 @@
+"""Run a model in this process: each instance on a worker thread, behind one dispatcher."""
+
+from collections.abc import Awaitable, Sequence
+from typing import cast
+
+from frameworks.engine.contract import EngineRequest, EngineSettings, Run, RunCounts, TokenTimes
+from frameworks.engine.generation import GenerationService
+from frameworks.engine.texts import TextService
+from frameworks.engine.threads import EngineThreads
+from frameworks.errors import InvalidInput
+from frameworks.generation.types import GenerateRequest, Generation, StepStats
+from frameworks.runtime import BatchModel, LoadedModel, StepModel
+from frameworks.scheduling.batch.dispatcher import Dispatcher
+from frameworks.scheduling.batch.request import Outputs
+from frameworks.scheduling.batch.worker import BatchWorker
+from frameworks.scheduling.device_clock import SharedDevice
+from frameworks.scheduling.steps.dispatcher import StepDispatcher
+from frameworks.scheduling.steps.worker import StepWorker
+from frameworks.text.tokens import DetokenizeRequest, TokenAnswer, TokenizeRequest
+from frameworks.types import Answer, PairRequest, TextRequest
+
+
+class LocalEngine:
+    """Implement Engine. The first instance stands for what all instances share."""
+
+    def __init__(
+        self,
+        model: BatchModel | StepModel,
+        dispatcher: Dispatcher | StepDispatcher,
+        settings: EngineSettings,
+        threads: EngineThreads,
+    ) -> None:
+        self.model = model
+        self.dispatcher = dispatcher
+        # An attribute, as it is read several times for each request.
+        self.is_dead = False
+        dispatcher.on_death = self._note_death
+        # The dispatcher's own function: a call in between would take its time for each request for tensors.
+        self.submit = dispatcher.submit if isinstance(dispatcher, Dispatcher) else _refuse_rows
+        self._texts = TextService(model, self.submit, settings.takes_token_ids, threads.tokenizers)
+        self._generation: GenerationService | None = None
+        if isinstance(dispatcher, StepDispatcher):
+            self._generation = GenerationService(cast("StepModel", model), dispatcher, settings.name, threads)
+
+    @property
+    def is_running(self) -> bool:
+        return self.dispatcher.is_running
+
+    @property
+    def has_ended_requests(self) -> bool:
+        return self.dispatcher.has_ended_requests
+
+    @property
+    def stats(self) -> list[StepStats]:
+        return self.dispatcher.stats if isinstance(self.dispatcher, StepDispatcher) else []
+
+    def answer(self, run: Run, request: EngineRequest) -> Awaitable[Answer | TokenAnswer]:
+        if isinstance(request, TokenizeRequest | DetokenizeRequest):
+            return self._texts.answer_token_request(run, request)
+        if isinstance(request, TextRequest):
+            return self._texts.answer(run, request)
+        if isinstance(request, PairRequest):
+            return self._texts.score(run, request)
+        permit = run.permit
+        return self.submit(request, run.priority, permit.begin, run.timings, permit.tenant)
+
+    async def generate(
+        self, run: Run, request: GenerateRequest, times: TokenTimes, left_s: float | None, in_pieces: bool
+    ) -> Generation:
+        if self._generation is None:
+            raise InvalidInput("prompt", "expected a model that generates text, got another one; name another model")
+        return await self._generation.begin(run, request, times, left_s, in_pieces)
+
+    async def close(self) -> None:
+        await self.dispatcher.close()
+
+    def end_requests(self) -> None:
+        self.dispatcher.end_requests()
+
+    def abort(self, message: str) -> None:
+        self.dispatcher.abort(message)
+
+    def check_integrity(self) -> None:
+        if isinstance(self.dispatcher, StepDispatcher):
+            self.dispatcher.check_integrity()
+
+    def _note_death(self) -> None:
+        self.is_dead = True
+
+
+def _refuse_rows(*_: object, **__: object) -> Awaitable[Outputs]:
+    raise InvalidInput("inputs", "expected a prompt for a model that generates text, got tensors; send a prompt")
+
+
+def start_local_engine(
+    settings: EngineSettings, instances: LoadedModel, counts: RunCounts, device: SharedDevice, threads: EngineThreads
+) -> LocalEngine:
+    """Start the workers of instances that are warmed up. Call it in the event loop.
+
+    `counts`: batches and steps are added there. `device`: that of the instances, with the models that share it.
+    """
+    model, name = instances[0], settings.name
+    dispatcher: Dispatcher | StepDispatcher
+    if model.spec.task == "generate":
+        generating = cast("Sequence[StepModel]", instances)
+        steps = [StepWorker(name, instance, counts.generated, device.clock) for instance in generating]
+        dispatcher = StepDispatcher(name, steps)
+    else:
+        batches = [BatchWorker(name, instance) for instance in cast("Sequence[BatchModel]", instances)]
+        dispatcher = Dispatcher(name, batches, model.spec, settings.limits, settings.ageing_s, counts.batches, device)
+    return LocalEngine(model, dispatcher, settings, threads)

@@ -1,0 +1,21 @@
+"""The threads that the engines of one process share."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+from frameworks.engine.tokenizer_threads import TokenizerThreads
+
+# A model compiles one constraint at a time, for up to seconds; the other threads are for constraints that are cached.
+CONSTRAINT_THREADS = 4
+
+
+class EngineThreads:
+    """`tokenizers`: tokenize long texts, and compute responses of many numbers. `constraints`: compile constraints."""
+
+    def __init__(self) -> None:
+        self.tokenizers = TokenizerThreads()
+        self.constraints = ThreadPoolExecutor(CONSTRAINT_THREADS, thread_name_prefix="constrain")
+
+    def close(self) -> None:
+        """End the threads; queued texts and constraints are dropped."""
+        self.tokenizers.close()
+        self.constraints.shutdown(wait=False, cancel_futures=True)
