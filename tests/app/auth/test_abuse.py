@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.auth.abuse import FailedKeys, Slowdown, network_of
-from tests.app.auth.clocks import Clock
+from tests.support.clocks import Clock
 from tests.support.loops import in_loop
 
 ADDRESSES = st.sampled_from(["127.0.0.1", "10.0.0.1", "2001:db8::1", "2001:db8::2", "2001:db8:0:1::1"])

@@ -24,7 +24,7 @@ from frameworks.errors import Overloaded
 from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.scheduling.byte_limit import ByteLimit
 from frameworks.tenants import Tenant
-from tests.app.auth.clocks import Clock
+from tests.support.clocks import Clock
 
 TENANT = Tenant("search")
 optional_bounds = st.none() | st.integers(1, 4)

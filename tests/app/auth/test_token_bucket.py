@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.auth.token_bucket import TokenBucket
-from tests.app.auth.clocks import Clock
+from tests.support.clocks import Clock
 
 amounts = st.integers(1, 100_000)
 pauses_s = st.lists(st.floats(0, 90), min_size=1, max_size=200)

@@ -6,7 +6,7 @@ from app.auth.quotas import TenantLimits
 from app.config.auth_settings import TenantSettings
 from app.protocols.openai.rate_limits import format_duration, rate_limit_headers
 from frameworks.scheduling.byte_limit import ByteLimit
-from tests.app.auth.clocks import Clock
+from tests.support.clocks import Clock
 
 
 @pytest.mark.parametrize(

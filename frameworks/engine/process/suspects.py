@@ -1,0 +1,83 @@
+"""Remember which requests crash their process, and refuse them for a while."""
+
+import time
+from collections.abc import Callable
+from hashlib import blake2b
+from typing import Any
+
+from frameworks.engine.process.elapsed import Elapsed
+
+REFUSED_S = 60.0
+"""Time after its last crash for which a request is refused."""
+
+CRASHES_TO_REFUSE = 2
+
+MAX_SUSPECTS = 1024
+"""Limit of the requests that are remembered; the one whose crash is the longest ago is forgotten first."""
+
+# Two crashes with more time between them have other causes than the request that they have in common.
+_FORGOTTEN_S = 600.0
+
+
+def digest_of(*parts: "bytes | bytearray | memoryview[Any]") -> bytes:
+    """Return 16 bytes that identify a request. `parts`: its encoded bytes, and the contiguous bytes of its tensors."""
+    digest = blake2b(digest_size=16)
+    for part in parts:
+        # The lengths keep apart what has the same bytes in other parts.
+        digest.update(memoryview(part).nbytes.to_bytes(8, "little"))
+        digest.update(part)
+    return digest.digest()
+
+
+class _Suspect:
+    __slots__ = ("crashes", "last_crash")
+
+    def __init__(self) -> None:
+        self.crashes = 0
+        self.last_crash: Elapsed
+
+
+class Suspects:
+    """Digests of requests that were the only ones in execution when their process crashed. Owned by the event loop."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, max_suspects: int = MAX_SUSPECTS) -> None:
+        """`clock`: seconds; it may jump."""
+        self._clock = clock
+        self._max_suspects = max_suspects
+        # The suspect of the latest crash is the last one.
+        self._suspects: dict[bytes, _Suspect] = {}
+        self._last_refusal: Elapsed | None = None
+
+    def __len__(self) -> int:
+        return len(self._suspects)
+
+    @property
+    def refuses_any(self) -> bool:
+        """Whether a request may be refused. Only then is the digest of a request needed."""
+        return self._last_refusal is not None and self._last_refusal.seconds() < REFUSED_S
+
+    def crashed(self, digest: bytes) -> bool:
+        """Note a crash with one request in execution. Returns whether the request is refused from now on."""
+        suspect = self._suspects.pop(digest, None)
+        if suspect is None or suspect.last_crash.seconds() >= _FORGOTTEN_S:
+            suspect = _Suspect()
+        suspect.crashes += 1
+        suspect.last_crash = Elapsed(self._clock)
+        if len(self._suspects) >= self._max_suspects:
+            del self._suspects[next(iter(self._suspects))]
+        self._suspects[digest] = suspect
+        if suspect.crashes < CRASHES_TO_REFUSE:
+            return False
+        self._last_refusal = suspect.last_crash
+        return True
+
+    def completed(self, digest: bytes) -> None:
+        """Forget a request that was answered when it ran alone."""
+        self._suspects.pop(digest, None)
+
+    def refused_for_s(self, digest: bytes) -> float:
+        """Return the seconds for which the request is still refused; 0.0 where it is accepted."""
+        suspect = self._suspects.get(digest)
+        if suspect is None or suspect.crashes < CRASHES_TO_REFUSE:
+            return 0.0
+        return max(0.0, REFUSED_S - suspect.last_crash.seconds())

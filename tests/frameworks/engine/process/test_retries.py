@@ -1,0 +1,127 @@
+"""Retries after a crash: which requests fail, which run alone, and which run together."""
+
+from frameworks.engine.process.retries import InFlight, RetryQueue
+from frameworks.engine.process.suspects import Suspects, digest_of
+from tests.support.clocks import Clock
+
+
+def digest(request_id: int) -> bytes:
+    return digest_of(b"%d" % request_id)
+
+
+def queue(suspects: Suspects | None = None) -> RetryQueue:
+    return RetryQueue(suspects or Suspects(Clock()), digest)
+
+
+def begun(*ids: int, is_idempotent: bool = True, has_streamed: bool = False) -> list[InFlight]:
+    return [InFlight(each, True, is_idempotent, has_streamed) for each in ids]
+
+
+def sent(*ids: int) -> list[InFlight]:
+    return [InFlight(each, False, True, False) for each in ids]
+
+
+def test_empty_queue_has_nothing_due() -> None:
+    retries = queue()
+    assert retries.is_empty
+    assert (retries.due(), retries.crashed([]), retries.give_up()) == ([], [], [])
+    assert retries.is_empty
+
+
+def test_suspects_run_alone_before_others() -> None:
+    retries = queue()
+    assert retries.crashed([*begun(1, 2), *sent(3, 4)]) == []
+    retries.hold(5)
+    assert retries.due() == [1]
+    assert retries.due() == []
+    retries.ended(1, is_completed=True)
+    assert retries.due() == [2]
+    retries.ended(2, is_completed=True)
+    assert not retries.is_empty
+    assert retries.due() == [3, 4, 5]
+    assert retries.is_empty
+
+
+def test_request_that_streamed_fails() -> None:
+    retries = queue()
+    assert retries.crashed([*begun(1, has_streamed=True), *begun(2)]) == [1]
+    assert retries.due() == [2]
+
+
+def test_only_begun_request_must_be_idempotent() -> None:
+    retries = queue()
+    waiting = InFlight(2, has_begun=False, is_idempotent=False, has_streamed=False)
+    assert retries.crashed([*begun(1, is_idempotent=False), waiting]) == [1]
+    assert retries.due() == [2]
+
+
+def test_request_fails_after_second_run() -> None:
+    retries = queue()
+    assert retries.crashed(begun(1, 2)) == []
+    assert retries.due() == [1]
+    assert retries.crashed(begun(1)) == [1]
+    assert retries.due() == [2]
+
+
+def test_unreported_run_makes_all_suspects() -> None:
+    retries = queue()
+    assert retries.crashed(sent(1, 2)) == []
+    assert retries.due() == [1]
+    assert retries.crashed(sent(1)) == [1]
+
+
+def test_equal_request_fails_in_first_run() -> None:
+    suspects = Suspects(Clock())
+    retries = RetryQueue(suspects, lambda request_id: digest(request_id % 10))
+    assert retries.crashed(begun(1, 2)) == []
+    assert retries.due() == [1]
+    assert retries.crashed(begun(1)) == [1]
+    assert retries.due() == [2]
+    retries.ended(2, is_completed=True)
+    # The second crash in which it was the only suspect, and its first run.
+    assert retries.crashed(begun(11)) == [11]
+    assert suspects.refused_for_s(digest(1)) == 60
+
+
+def test_crash_of_idle_process_suspects_nothing() -> None:
+    suspects = Suspects(Clock())
+    assert RetryQueue(suspects, digest).crashed([]) == []
+    assert len(suspects) == 0
+
+
+def test_completed_suspect_is_forgotten() -> None:
+    suspects = Suspects(Clock())
+    retries = RetryQueue(suspects, digest)
+    retries.crashed(begun(1))
+    assert len(suspects) == 1
+    retries.due()
+    retries.ended(1, is_completed=True)
+    assert len(suspects) == 0
+
+
+def test_cancelled_suspect_stays_in_record() -> None:
+    suspects = Suspects(Clock())
+    retries = RetryQueue(suspects, digest)
+    retries.crashed(begun(1))
+    retries.due()
+    retries.ended(1, is_completed=False)
+    assert len(suspects) == 1
+    assert retries.is_empty
+
+
+def test_held_request_may_end_before_its_retry() -> None:
+    retries = queue()
+    retries.crashed([*begun(1, 2), *sent(3)])
+    for request_id in (1, 3, 2):
+        retries.ended(request_id, is_completed=False)
+    assert retries.is_empty
+    assert retries.due() == []
+
+
+def test_failed_start_returns_all_held() -> None:
+    retries = queue()
+    retries.crashed([*begun(1, 2), *sent(3)])
+    retries.hold(4)
+    assert retries.give_up() == [1, 2, 3, 4]
+    assert retries.is_empty
+    assert retries.due() == []
