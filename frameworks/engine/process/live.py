@@ -1,0 +1,35 @@
+"""The engine processes that run: the server ends them all when it ends, in whatever way."""
+
+from typing import Protocol
+
+
+class Killable(Protocol):
+    """A process that can be ended at once."""
+
+    def kill(self, reason: str) -> None:
+        """End the process; harmless if it has ended."""
+        ...
+
+
+_live: set[Killable] = set()
+
+
+def add(process: Killable) -> None:
+    """Record a process that has started."""
+    _live.add(process)
+
+
+def remove(process: Killable) -> None:
+    """Forget a process that has ended and was reaped."""
+    _live.discard(process)
+
+
+def count() -> int:
+    """Return the number of processes that have not been reaped."""
+    return len(_live)
+
+
+def kill_all(reason: str) -> None:
+    """End all engine processes at once, without a wait for their end. A signal handler may call it."""
+    for process in tuple(_live):
+        process.kill(reason)

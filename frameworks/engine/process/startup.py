@@ -1,0 +1,104 @@
+"""The first steps of an engine process, before a framework is imported: its name, its limits, its end."""
+
+import ctypes
+import faulthandler
+import os
+import resource
+import signal
+import sys
+from collections.abc import Sequence
+
+from frameworks.engine.process.arguments import StartArguments
+from memory.allocator import keep_freed_memory
+from memory.garbage import shorten_collections
+
+# From the kernel's prctl.h.
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_SWITCH_INTERVAL_S = 0.001
+
+
+def prepare(words: Sequence[str]) -> StartArguments:
+    """Prepare this process, which `launch` has started with the arguments `words`; return them.
+
+    Call it on the main thread before other threads start, and before torch or onnxruntime is imported: they size their
+    thread pools by the CPUs of the process. Raises OSError if the CPUs are not those of this machine.
+    """
+    arguments = StartArguments.from_words(words)
+    _end_with_parent(arguments.parent_pid)
+    _ignore_stop_signals()
+    faulthandler.enable()
+    _set_name(f"rh:{arguments.model}")
+    warnings = _set_limits(arguments)
+    keep_freed_memory()
+    shorten_collections()
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    _log(arguments.log_level, warnings)
+    return arguments
+
+
+def _end_with_parent(parent_pid: int) -> None:
+    """Let the kernel end this process with the server, also if SIGKILL ends the server.
+
+    Without prctl the process ends when the control socket is closed.
+    """
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        # The server ended before the call.
+        os._exit(1)
+
+
+def _ignore_stop_signals() -> None:
+    """Ignore the signals that stop the server. It ends this process when the requests in flight are answered."""
+    stop = (signal.SIGINT, signal.SIGTERM)
+    for number in stop:
+        signal.signal(number, signal.SIG_IGN)
+    # `launch` has held them back until here.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, stop)
+
+
+def _set_name(name: str) -> None:
+    """Name the process in `top` and `ps -o comm`. Linux keeps 15 bytes."""
+    _prctl(_PR_SET_NAME, ctypes.create_string_buffer(name.encode()))
+
+
+def _set_limits(arguments: StartArguments) -> list[str]:
+    """Set priority, CPUs, memory, and no core dump: that of a model takes longer than its restart.
+
+    Returns a warning for each limit that this system does not have.
+    """
+    warnings = []
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.nice(arguments.niceness)
+    if arguments.cpus is not None and not _set_cpus(arguments.cpus):
+        warnings.append("cpus: this system does not bind processes to CPUs; the setting has no effect")
+    limit = arguments.max_process_memory_bytes
+    if limit is not None:
+        # The kernel counts private writable memory. Model files that are mapped, and shared memory, are not counted.
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+        if sys.platform != "linux":
+            warnings.append("max_process_memory: this system does not hold the limit; the setting has no effect")
+    return warnings
+
+
+def _set_cpus(cpus: frozenset[int]) -> bool:
+    if not hasattr(os, "sched_setaffinity"):
+        return False
+    os.sched_setaffinity(0, cpus)
+    return True
+
+
+def _log(level: str, warnings: list[str]) -> None:
+    # structlog takes most of the time of this module, and the limits must hold for it too.
+    import structlog
+
+    from frameworks.engine.process.logs import configure_logging
+
+    configure_logging(level)
+    for warning in warnings:
+        structlog.get_logger(__name__).warning(warning)
+
+
+def _prctl(option: int, value: object) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
