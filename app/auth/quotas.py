@@ -55,7 +55,7 @@ class TenantLimits:
             to_complete = min(waiting + sequences - most, self.places.inflight)
             raise self._refusal(self.places.seconds_to_drain(to_complete), reason)
 
-    def start(self, tokens: int) -> None:
+    async def start(self, tokens: int) -> None:
         """Count the tokens of a request that is about to run. Raises QuotaExceeded if the tenant has none left."""
         assert self.tokens is not None
         wait_s = self.tokens.wait_s()

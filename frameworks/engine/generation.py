@@ -89,7 +89,7 @@ class GenerationService:
         sequences = _sequences(request, prepared, model.spec.generation, run, in_pieces)
         budget = run.permit.token_budget
         if budget is not None:
-            budget.start(sum(map(len, prepared.prompts)))
+            await budget.start(sum(map(len, prepared.prompts)))
         generation = GenerationStream(
             # The text that is still to be sent needs no model.
             self._dispatcher.open(sequences, run.permit.begin_text, run.permit.release_version),

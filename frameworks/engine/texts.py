@@ -78,7 +78,7 @@ class TextService:
         if token_ids is None:
             token_ids = await self._tokenize_pieces(tokenizer, request)
         run.timings.decode_s += loop.time() - started_s
-        _count_tokens(run, token_ids)
+        await _count_tokens(run, token_ids)
         rows = await _rows(run, self._submit, TokenBatch(token_ids))
         return await self._compute(rows.size, _finished, model.spec.task, text, request, rows, token_ids)
 
@@ -93,7 +93,7 @@ class TextService:
         if model.spec.task == "classify":
             assert isinstance(model.tokenizer, TextTokenizer)
             tokens = await self._tokenized(model.tokenizer, request, run.timings)
-            _count_tokens(run, tokens.token_ids)
+            await _count_tokens(run, tokens.token_ids)
             rows = await _rows(run, self._submit, tokens)
             return await self._compute(rows.size, probabilities, rows, tokens)
         pairs = await self._compute(_NUMBERS_PER_PAIR * len(request.pairs), distinct_texts, request)
@@ -171,11 +171,11 @@ def _size_of(request: TokenRequest) -> int:
     return size_of_prompt(request.prompt)
 
 
-def _count_tokens(run: Run, token_ids: Sequence[Sequence[int]]) -> None:
+async def _count_tokens(run: Run, token_ids: Sequence[Sequence[int]]) -> None:
     """Count the tokens that the model will read. Raises QuotaExceeded if the tenant has none left."""
     budget = run.permit.token_budget
     if budget is not None:
-        budget.start(sum(map(len, token_ids)))
+        await budget.start(sum(map(len, token_ids)))
 
 
 async def _rows(run: Run, submit: Submit, tokens: TokenBatch) -> Array:

@@ -107,8 +107,11 @@ class Releasable(Protocol):
 class TokenBudget(Protocol):
     """The tokens that the tenant of a request may use."""
 
-    def start(self, tokens: int) -> None:
-        """Count the tokens of a request that is about to run. Raises the tenant's error if none are left."""
+    async def start(self, tokens: int) -> None:
+        """Count the tokens of a request that is about to run. Raises the tenant's error if none are left.
+
+        An engine process waits for the server here.
+        """
         ...
 
     def use(self, tokens: int) -> None:

@@ -25,6 +25,7 @@ from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.scheduling.byte_limit import ByteLimit
 from frameworks.tenants import Tenant
 from tests.support.clocks import Clock
+from tests.support.loops import in_loop
 
 TENANT = Tenant("search")
 optional_bounds = st.none() | st.integers(1, 4)
@@ -267,18 +268,19 @@ def test_refused_request_is_not_charged() -> None:
     assert limits.places.inflight == 1
 
 
-def test_prompt_refused_once_others_used_tokens() -> None:
+@in_loop
+async def test_prompt_refused_once_others_used_tokens() -> None:
     """Several requests were admitted before the tokens of the first were known."""
     clock = Clock()
     limits = limits_of(clock, tokens_per_minute=600)
     first, second = admit(limits), admit(limits)
     assert first.token_budget is not None
     assert second.token_budget is not None
-    first.token_budget.start(500)
+    await first.token_budget.start(500)
     with pytest.raises(QuotaExceeded, match="tokens_per_minute") as refused:
-        second.token_budget.start(1)
+        await second.token_budget.start(1)
     clock.now_s += refused.value.retry_after_s
-    second.token_budget.start(1)
+    await second.token_budget.start(1)
 
 
 def test_limit_of_tenant_spares_others() -> None:
