@@ -1,0 +1,221 @@
+"""Define the messages between the server and an engine process.
+
+A message travels as a msgpack array: its tag, which is the name of its class, then its fields. Requests, answers and
+specs are plain values of frameworks.engine.process.plain. Times are of time.perf_counter, one clock for all processes
+of a machine.
+"""
+
+from typing import Any
+
+from msgspec import Struct
+
+from frameworks.errors import RoundhouseError
+from frameworks.generation.types import Piece, StepStats, Usage
+
+
+class ProtocolError(RoundhouseError):
+    """The peer sent bytes that are no valid message; its later bytes cannot be trusted."""
+
+
+class MessageTooLarge(RoundhouseError):
+    """A message of this process is above the bound of a frame; nothing of it was sent."""
+
+
+class ChannelLost(RoundhouseError):
+    """The channel has ended, so the message was not sent."""
+
+
+# No message refers to itself, so the garbage collector need not look for cycles.
+class EngineMessage(Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """A message of either side."""
+
+
+class Free(EngineMessage, frozen=True):
+    """The blocks of the receiver's arena are read and can be leased again."""
+
+    blocks: list[int]
+
+
+class Load(EngineMessage, frozen=True):
+    """Load the model. Answered by Loaded or LoadFailed.
+
+    `entry` and `settings`: of the pydantic models, as JSON values.
+    """
+
+    framework: str
+    entry: dict[str, Any]
+    path: str
+    device: str
+    settings: dict[str, Any]
+
+
+class Infer(EngineMessage, frozen=True):
+    """Run a request. Answered by Answer or Failed.
+
+    `tenant`: name, weight, whether it shares caches. `is_metered`: the engine sends Counted, and waits for Proceed.
+    """
+
+    id: int
+    request: Any
+    priority: int
+    tenant: tuple[str, float, bool]
+    arrived_s: float
+    is_metered: bool = False
+
+
+class Generate(EngineMessage, frozen=True):
+    """Generate texts. Answered by Pieces, the last of which is over, or by Failed.
+
+    `left_s`: seconds to the deadline; None without one. `in_pieces`: deliver text as it is generated.
+    """
+
+    id: int
+    request: Any
+    priority: int
+    tenant: tuple[str, float, bool]
+    arrived_s: float
+    left_s: float | None
+    in_pieces: bool
+    is_metered: bool = False
+
+
+class Cancel(EngineMessage, frozen=True):
+    """End a request. It has no answer; one that was sent before is ignored."""
+
+    id: int
+
+
+class Proceed(EngineMessage, frozen=True):
+    """Run a metered request whose tokens were accepted."""
+
+    id: int
+
+
+class Ping(EngineMessage, frozen=True):
+    """Ask for a Pong of the same number."""
+
+    number: int
+
+
+class EndRequests(EngineMessage, frozen=True):
+    """Fail all requests that have not been answered."""
+
+
+class Close(EngineMessage, frozen=True):
+    """Unload the model and end. Answered by Closed."""
+
+
+class ErrorState(Struct, frozen=True, array_like=True, gc=False):
+    """An error: the name of its class, its message, and the attributes that its class has."""
+
+    name: str
+    message: str
+    field: str | None = None
+    reason: str | None = None
+    retry_after_s: float | None = None
+
+
+class Loaded(EngineMessage, frozen=True):
+    """The model is loaded and warm."""
+
+    spec: Any
+    memory_bytes: int
+    load_s: float
+    warm_up_s: float
+
+
+class LoadFailed(EngineMessage, frozen=True):
+    """The model cannot be loaded."""
+
+    error: ErrorState
+
+
+class Counted(EngineMessage, frozen=True):
+    """A metered request has so many tokens; it waits for Proceed or Cancel."""
+
+    id: int
+    tokens: int
+
+
+class Begun(EngineMessage, frozen=True):
+    """The requests are part of a run that begins now."""
+
+    ids: list[int]
+    at_s: float
+
+
+class Answer(EngineMessage, frozen=True):
+    """The answer to a request, and its phases in seconds."""
+
+    id: int
+    answer: Any
+    queue_s: float
+    compute_s: float
+    decode_s: float = 0.0
+
+
+class Failed(EngineMessage, frozen=True):
+    """A request ended with an error."""
+
+    id: int
+    error: ErrorState
+
+
+class Pieces(EngineMessage, frozen=True):
+    """Further text of a generation.
+
+    `first_s`: seconds to its first token, once. `token_s`: seconds between later tokens. `begun`: texts that began
+    since the last message. `is_over`: every choice has ended.
+    """
+
+    id: int
+    pieces: list[Piece]
+    usage: Usage
+    first_s: float | None = None
+    token_s: list[float] = []
+    begun: int = 0
+    is_over: bool = False
+
+
+class BatchDeltas(Struct, frozen=True, array_like=True, gc=False):
+    """Growth of the BatchCounts since the last message, by number of rows and by tenant."""
+
+    sizes: dict[int, int] = {}
+    split: dict[int, int] = {}
+    seconds: dict[int, float] = {}
+    tenant_seconds: dict[str, float] = {}
+
+
+class StepDeltas(Struct, frozen=True, array_like=True, gc=False):
+    """Growth of the StepCounts since the last message. `tenants`: prompt and generated tokens by name."""
+
+    tokens: int = 0
+    prompt_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    preemptions: int = 0
+    texts: int = 0
+    steps: BatchDeltas = BatchDeltas()
+    tenants: dict[str, tuple[int, int]] = {}
+
+
+class Counts(EngineMessage, frozen=True):
+    """Growth of the engine's counts, and its state after the last step; None where nothing has changed."""
+
+    batches: BatchDeltas | None = None
+    steps: StepDeltas | None = None
+    stats: StepStats | None = None
+
+
+class Pong(EngineMessage, frozen=True):
+    """Answer to a Ping. `running_s`: of the longest run in progress; 0.0 when idle."""
+
+    number: int
+    running_s: float
+
+
+class Closed(EngineMessage, frozen=True):
+    """The model is unloaded; the process ends."""
+
+
+ToEngine = Load | Infer | Generate | Cancel | Proceed | Free | Ping | EndRequests | Close
+FromEngine = Loaded | LoadFailed | Counted | Begun | Answer | Failed | Pieces | Free | Counts | Pong | Closed

@@ -1,0 +1,224 @@
+"""Generate values of every class that travels between the server and an engine process."""
+
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as numpy_st
+
+from frameworks.engine.process.plain import SentAnswer, SentRequest
+from frameworks.generation.types import (
+    Constraint,
+    Conversation,
+    GenerateRequest,
+    GenerationSpec,
+    Message,
+    Piece,
+    Sampling,
+    StepStats,
+    Stopping,
+    TokenText,
+    Usage,
+)
+from frameworks.tenants import Tenant
+from frameworks.text.tokens import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest
+from frameworks.types import (
+    NUMPY_DTYPES,
+    Array,
+    ClassifyAnswer,
+    EmbedAnswer,
+    KernelTrial,
+    MapType,
+    ModelSpec,
+    OptionalType,
+    PairRequest,
+    QuantizationReport,
+    ScoreAnswer,
+    SequenceSpec,
+    SequenceType,
+    TensorBatch,
+    TensorType,
+    TextRequest,
+    TextSpec,
+    TokenBatch,
+    Value,
+    ValueSpec,
+    ValueType,
+)
+
+texts = st.text(max_size=8)
+names = st.text(min_size=1, max_size=4)
+counts = st.integers(0, 2**40)
+token_ids = st.integers(0, 2**31)
+reals = st.floats(allow_nan=False)
+tenants = st.builds(Tenant, names, st.floats(0.01, 100.0), st.booleans())
+
+_numeric = st.sampled_from([dtype for dtype in NUMPY_DTYPES.values() if dtype != np.dtype(object)])
+_shapes = numpy_st.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)
+
+
+@st.composite
+def arrays(draw: st.DrawFn) -> Array:
+    """An array of any dtype: in C order, in Fortran order, or with gaps; a scalar, or empty."""
+    shape = draw(_shapes)
+    if draw(st.integers(0, 3)) == 0:
+        array: Array = np.empty(shape, dtype=object)
+        array.flat = draw(st.lists(texts, min_size=array.size, max_size=array.size))
+        return array
+    array = draw(numpy_st.arrays(draw(_numeric), shape))
+    form = draw(st.sampled_from(["C", "F", "gaps", "reversed"]))
+    if form == "gaps" and array.ndim:
+        return array[..., ::2]
+    if form == "reversed":
+        return array[::-1] if array.ndim else array
+    return np.asarray(array, order="F" if form == "F" else "C")
+
+
+scalars = st.one_of(texts, st.integers(-(2**63), 2**63 - 1), st.floats())
+values: st.SearchStrategy[Value] = st.one_of(
+    arrays(),
+    st.none(),
+    st.lists(arrays(), max_size=3),
+    st.lists(st.dictionaries(st.integers(-(2**63), 2**63 - 1), st.floats(), max_size=3), max_size=3),
+    st.dictionaries(texts, scalars, max_size=3),
+    st.dictionaries(st.integers(-5, 5), arrays(), max_size=2),
+)
+tensors = st.dictionaries(texts, values, max_size=3)
+
+conversations = st.lists(st.builds(Message, texts, texts), max_size=3).map(lambda turns: Conversation(tuple(turns)))
+prompts = st.one_of(texts, st.lists(token_ids, max_size=4).map(tuple), conversations)
+samplings = st.builds(
+    Sampling,
+    repetition_penalty=reals,
+    logit_bias=st.dictionaries(token_ids, reals, max_size=3),
+    temperature=reals,
+    top_k=st.none() | counts,
+    seed=st.none() | st.integers(0, 2**64 - 1),
+    top_logprobs=st.none() | counts,
+)
+stoppings = st.builds(
+    Stopping,
+    max_tokens=st.none() | counts,
+    strings=st.lists(texts, max_size=2).map(tuple),
+    token_ids=st.frozensets(token_ids, max_size=3),
+    ignore_eos=st.booleans(),
+)
+constraints = st.builds(Constraint, st.sampled_from(["json_object", "json_schema", "regex", "choice"]), texts)
+_token_lists = st.lists(st.lists(token_ids, max_size=4), max_size=3)
+
+requests: st.SearchStrategy[SentRequest] = st.one_of(
+    st.builds(TensorBatch, tensors, st.none() | st.lists(texts, max_size=2).map(tuple)),
+    st.builds(TokenBatch, _token_lists, st.none() | _token_lists),
+    st.builds(
+        TextRequest,
+        st.lists(texts, max_size=3),
+        normalize=st.none() | st.booleans(),
+        truncate=st.booleans(),
+        top_k=st.none() | counts,
+        dimensions=st.none() | counts,
+        token_ids=st.none() | _token_lists,
+    ),
+    st.builds(PairRequest, st.lists(st.tuples(texts, texts), max_size=3), st.booleans()),
+    st.builds(TokenizeRequest, prompts, st.booleans(), st.booleans()),
+    st.builds(DetokenizeRequest, st.lists(token_ids, max_size=4).map(tuple)),
+    st.builds(
+        GenerateRequest,
+        st.lists(prompts, max_size=3).map(tuple),
+        samplings,
+        stoppings,
+        st.none() | constraints,
+        st.integers(1, 8),
+    ),
+)
+
+answers: st.SearchStrategy[SentAnswer] = st.one_of(
+    tensors,
+    st.builds(EmbedAnswer, numpy_st.arrays(np.float32, st.tuples(st.integers(0, 3), st.integers(0, 3))), counts),
+    st.builds(ClassifyAnswer, st.lists(st.lists(st.tuples(texts, reals), max_size=3), max_size=3)),
+    st.builds(ScoreAnswer, st.lists(reals, max_size=4), counts),
+    st.builds(
+        TokenizeAnswer,
+        st.lists(token_ids, max_size=4),
+        st.none() | st.lists(texts, max_size=4),
+        st.none() | counts,
+    ),
+    st.builds(DetokenizeAnswer, texts),
+)
+
+_token_texts = st.builds(
+    TokenText,
+    token_ids,
+    texts,
+    st.none() | reals,
+    st.lists(st.tuples(token_ids, texts, reals), max_size=2).map(tuple),
+)
+pieces = st.builds(
+    Piece,
+    counts,
+    texts,
+    st.sampled_from([None, "stop", "length"]),
+    st.lists(_token_texts, max_size=2).map(tuple),
+)
+usages = st.builds(Usage, counts, counts, counts)
+stats = st.builds(StepStats, *[counts] * 8)
+
+_tensor_types = st.builds(
+    TensorType, st.sampled_from(sorted(NUMPY_DTYPES)), st.none() | st.lists(st.integers(-1, 9), max_size=4).map(tuple)
+)
+value_types: st.SearchStrategy[ValueType] = st.recursive(
+    _tensor_types,
+    lambda inner: st.one_of(
+        st.builds(SequenceType, inner),
+        st.builds(MapType, st.sampled_from(["string", "int64"]), inner),
+        st.builds(OptionalType, inner),
+    ),
+    max_leaves=4,
+)
+value_specs = st.builds(ValueSpec, names, value_types, st.booleans())
+_reports = st.builds(
+    QuantizationReport,
+    *(texts, reals, reals, reals, counts, counts, reals, reals, texts, texts),
+    st.lists(st.builds(KernelTrial, texts, texts, reals, st.dictionaries(texts, reals, max_size=2)), max_size=2).map(
+        tuple
+    ),
+)
+_sequences = st.builds(
+    SequenceSpec,
+    st.integers(0, 4),
+    st.dictionaries(names, st.integers(-5, 5) | reals, max_size=2),
+    st.none() | value_specs,
+    st.dictionaries(names, st.lists(st.integers(0, 4), max_size=3).map(tuple), max_size=2),
+    st.none() | texts,
+)
+_some_names = st.lists(names, max_size=3)
+specs: st.SearchStrategy[ModelSpec] = st.builds(
+    ModelSpec,
+    framework=st.sampled_from(["onnx", "pytorch"]),
+    task=st.sampled_from(["tensor", "embed", "classify", "generate"]),
+    inputs=st.lists(value_specs, max_size=3).map(tuple),
+    outputs=st.lists(value_specs, max_size=3).map(tuple),
+    device=texts,
+    dtype=texts,
+    memory_bytes=counts,
+    text=st.none()
+    | st.builds(TextSpec, counts, st.booleans(), _some_names.map(tuple), st.booleans(), st.none() | counts),
+    providers=_some_names.map(tuple),
+    batched_inputs=_some_names.map(frozenset),
+    unbatched_because=st.none() | texts,
+    unwarmed_because=st.none() | texts,
+    learns_batching=st.booleans(),
+    runs_by_shape=st.booleans(),
+    sequence=st.none() | _sequences,
+    quantization=st.none() | _reports,
+    generation=st.none()
+    | st.builds(GenerationSpec, counts, counts, st.frozensets(token_ids, max_size=3), sampling=samplings),
+)
+
+plain_values: st.SearchStrategy[Any] = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-(2**63), 2**64 - 1), st.floats(), st.text(), st.binary()),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3) | st.integers(0, 9), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+"""Values as a peer with a fault may send them."""
