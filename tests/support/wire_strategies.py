@@ -63,7 +63,7 @@ def arrays(draw: st.DrawFn) -> Array:
     shape = draw(_shapes)
     if draw(st.integers(0, 3)) == 0:
         array: Array = np.empty(shape, dtype=object)
-        array.flat = draw(st.lists(texts, min_size=array.size, max_size=array.size))
+        array.reshape(-1)[:] = draw(st.lists(texts, min_size=array.size, max_size=array.size))
         return array
     array = draw(numpy_st.arrays(draw(_numeric), shape))
     form = draw(st.sampled_from(["C", "F", "gaps", "reversed"]))
