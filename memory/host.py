@@ -6,6 +6,7 @@ from pathlib import Path
 import psutil
 
 _CGROUP_V2 = Path("/sys/fs/cgroup")
+_SMAPS = Path("/proc/self/smaps_rollup")
 
 
 def host_memory(cgroup: Path = _CGROUP_V2) -> tuple[int, int]:
@@ -30,6 +31,19 @@ def host_memory(cgroup: Path = _CGROUP_V2) -> tuple[int, int]:
 def resident_bytes() -> int:
     """Return the resident set size of this process in bytes."""
     return int(psutil.Process().memory_info().rss)
+
+
+def proportional_bytes(smaps: Path = _SMAPS) -> int:
+    """Return the memory of this process in bytes; a page that several processes map counts in parts.
+
+    The sum over processes is the memory that they take together. Without /proc: the resident set size.
+    """
+    try:
+        lines = smaps.read_text().splitlines()
+    except OSError:
+        return resident_bytes()
+    values = (line.split() for line in lines)
+    return 1024 * sum(int(words[1]) for words in values if words[0] in ("Pss:", "SwapPss:"))
 
 
 def mapped_bytes(path: Path) -> int:

@@ -1,21 +1,19 @@
-"""Load models in threads: estimate their memory, create and warm up their instances, measure their memory."""
+"""Load models in threads, one at a time: estimate their memory, load and measure them."""
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 from frameworks.devices import Device, DeviceManager, ModelNeeds
+from frameworks.engine.loading import load_instances
 from frameworks.models.files_state import FilesState, files_state
 from frameworks.models.turns import Turns
 from frameworks.models.version import ModelVersion
 from frameworks.runtime import LoadedModel, Registry
-from memory.allocator import give_back_freed_memory, in_use_bytes
+from memory.allocator import give_back_freed_memory
 from memory.garbage import collect, freeze
-from memory.host import mapped_bytes, resident_bytes
 
 # Loads run one at a time. Only one model then needs extra memory for reading, and the measurement is its own.
 LOADER_THREADS = 1
@@ -101,35 +99,14 @@ class Loader:
             registry.prepare(device)
             self._prepared.add((version.model.framework, device.id))
         num_unloads = self._num_unloads
-        load_started_s = time.perf_counter()
         files = files_state(version.path)
-        before = self._measure(version.path, device)
-        instances = registry.load(version.model.entry, version.path, device)
-        started_s = time.perf_counter()
-        try:
-            for instance in instances:
-                instance.warm_up()
-        except BaseException:
-            for instance in instances:
-                instance.close()
-            raise
-        warm_up_s = time.perf_counter() - started_s
-        give_back_freed_memory()
-        taken = self._measure(version.path, device) - before
+        loaded = load_instances(registry, version.model.entry, version.path, device, self._devices)
+        instances, taken = loaded.instances, loaded.growth_bytes
         if self._num_unloads != num_unloads:
             # Another model released memory meanwhile, so the difference is too small.
             taken = version.memory_bytes
-        load_s = time.perf_counter() - load_started_s
-        return Loaded(instances, max(instances[0].spec.memory_bytes, taken), load_s, warm_up_s, files)
-
-    def _measure(self, path: Path, device: Device) -> int:
-        """Return the bytes in use; only the difference of two measurements is meaningful."""
-        if device.kind == "cuda":
-            return -next((d.free_bytes for d in self._devices.devices() if d.id == device.id), 0)
-        in_use = in_use_bytes()
-        if in_use is None:
-            return resident_bytes()
-        return in_use + mapped_bytes(path)
+        memory_bytes = max(instances[0].spec.memory_bytes, taken)
+        return Loaded(instances, memory_bytes, loaded.load_s, loaded.warm_up_s, files)
 
     def _registry(self, framework: str) -> Registry:
         """Return the registry of a framework. The first call imports the framework, so it runs in a loader thread."""

@@ -5,7 +5,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from memory.host import host_memory, resident_bytes
+from memory.host import host_memory, proportional_bytes, resident_bytes
 
 MIB = 1024**2
 
@@ -59,3 +59,20 @@ def test_resident_bytes_grow_with_written_pages() -> None:
     held = bytearray(b"x" * (64 * MIB))
     assert resident_bytes() - before > 32 * MIB
     del held
+
+
+def test_proportional_bytes_grow_with_written_pages() -> None:
+    before = proportional_bytes()
+    held = bytearray(b"x" * (64 * MIB))
+    assert proportional_bytes() - before > 32 * MIB
+    del held
+
+
+def test_proportional_bytes_count_swapped_pages(tmp_path: Path) -> None:
+    smaps = tmp_path / "smaps_rollup"
+    smaps.write_text("55e-7ff ---p 00000000 00:00 0 [rollup]\nRss: 900 kB\nPss: 300 kB\nSwap: 9 kB\nSwapPss: 4 kB\n")
+    assert proportional_bytes(smaps) == 304 * 1024
+
+
+def test_proportional_bytes_without_proc_are_resident(tmp_path: Path) -> None:
+    assert proportional_bytes(tmp_path / "no such file") > MIB

@@ -1,0 +1,51 @@
+"""Load the instances of a model, warm them up, and measure their memory. Blocks: call it in a thread."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from frameworks.devices import Device, DeviceManager
+from frameworks.runtime import LoadedModel, ModelEntry, Registry
+from memory.allocator import give_back_freed_memory, in_use_bytes
+from memory.host import mapped_bytes, resident_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedInstances:
+    """Instances that are warmed up. `growth_bytes`: of the memory in use. `load_s`: includes the warm-up."""
+
+    instances: LoadedModel
+    growth_bytes: int
+    load_s: float
+    warm_up_s: float
+
+
+def load_instances(
+    registry: Registry, entry: ModelEntry, path: Path, device: Device, devices: DeviceManager
+) -> LoadedInstances:
+    """Load and warm up a model. Raises InvalidModel, OutOfMemory, and errors of libraries on damaged files."""
+    load_started_s = time.perf_counter()
+    before = used_bytes(path, device, devices)
+    instances = registry.load(entry, path, device)
+    started_s = time.perf_counter()
+    try:
+        for instance in instances:
+            instance.warm_up()
+    except BaseException:
+        for instance in instances:
+            instance.close()
+        raise
+    warm_up_s = time.perf_counter() - started_s
+    give_back_freed_memory()
+    growth = used_bytes(path, device, devices) - before
+    return LoadedInstances(instances, growth, time.perf_counter() - load_started_s, warm_up_s)
+
+
+def used_bytes(path: Path, device: Device, devices: DeviceManager) -> int:
+    """Return the bytes in use by the model at `path`; only the difference of two measurements is meaningful."""
+    if device.kind == "cuda":
+        return -next((d.free_bytes for d in devices.devices() if d.id == device.id), 0)
+    in_use = in_use_bytes()
+    if in_use is None:
+        return resident_bytes()
+    return in_use + mapped_bytes(path)

@@ -1,0 +1,64 @@
+"""Make the registries of the frameworks: in the server, and in an engine process for its one model."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from pydantic import BaseModel, Field
+
+from frameworks.devices import DeviceManager
+from frameworks.quantization.copies import QuantizedCopies
+from frameworks.runtime import Registry
+from frameworks.settings import PerformanceSettings
+from memory.pooled_arrays import PooledArrays
+from memory.settings import SETTINGS_RULES, MemorySettings
+from memory.tensor_pool import TensorPool
+
+
+class RegistrySettings(BaseModel):
+    """The settings that registries read. `cache_dir`: absolute. `max_model_size`: in bytes; None: no limit."""
+
+    model_config = SETTINGS_RULES
+
+    performance: PerformanceSettings = Field(default_factory=PerformanceSettings)
+    memory: MemorySettings = Field(default_factory=MemorySettings)
+    max_model_size: int | None
+    cache_dir: Path
+    ageing_ms: float
+
+
+def registry_factories(
+    settings: RegistrySettings, devices: DeviceManager, pool: TensorPool
+) -> dict[str, Callable[[], Registry]]:
+    """Return framework → function that creates its registry. `pool`: for large batches and for sampling.
+
+    A framework is imported when its first model is loaded: a server with only ONNX models never imports torch or
+    transformers, one with only PyTorch models never imports onnxruntime.
+    """
+    enable_memory_mapping = settings.memory.enable_memory_mapping
+    copies = QuantizedCopies(settings.cache_dir)
+
+    def create_onnx() -> Registry:
+        from frameworks.onnx.registry import OnnxRegistry
+
+        return OnnxRegistry(
+            devices,
+            settings.performance,
+            settings.max_model_size,
+            copies,
+            enable_memory_mapping,
+            PooledArrays(pool),
+        )
+
+    def create_pytorch() -> Registry:
+        from frameworks.pytorch.registry import TorchRegistry
+
+        return TorchRegistry(
+            settings.performance,
+            settings.max_model_size,
+            copies,
+            enable_memory_mapping,
+            pool,
+            settings.ageing_ms / 1000,
+        )
+
+    return {"onnx": create_onnx, "pytorch": create_pytorch}
