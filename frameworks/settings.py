@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, PlainValidator, ValidationInfo
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, PlainSerializer, PlainValidator, ValidationInfo
 
 from memory.settings import SETTINGS_RULES
 from memory.sizes import Bytes
@@ -81,6 +81,13 @@ def _beside_sequence_axis(value: Any, info: ValidationInfo) -> Any:
     if info.data.get("sequence_axis", 1) is None:
         raise ValueError("expected no value without sequence_axis; set sequence_axis or remove this key")
     return value
+
+
+def _as_tables(runs: "tuple[tuple[tuple[str, GivenTensor], ...], ...]") -> list[dict[str, Any]]:
+    """Return the values of `warm_up` as they are written in an entry."""
+    return [
+        {name: data if shape is None else {"data": data, "shape": shape} for name, (data, shape) in run} for run in runs
+    ]
 
 
 class GivenTensor(NamedTuple):
@@ -173,7 +180,9 @@ class ModelEntry(BaseModel):
     min_cosine: Annotated[float, Field(ge=0, le=1)] | None = None
     """Minimum cosine between the outputs of a quantized model and of its original, for the worst warm-up input. A model
     below it is refused. None: 0.97."""
-    version_policy: Annotated[VersionPolicy, PlainValidator(_version_policy)] = "latest"
+    version_policy: Annotated[VersionPolicy, PlainValidator(_version_policy), PlainSerializer(lambda each: each)] = (
+        "latest"
+    )
     """Which version folders are served: `"latest"`, `"all"`, or a list like `[1, 3]`."""
     watch: bool = False
     """Whether changed files are loaded as a new version while the old one serves."""
@@ -211,7 +220,12 @@ class OnnxModelEntry(ModelEntry):
     """Axis of the sequence in every input where that axis is free. Rows of different lengths are padded to share a
     batch if a trial at warm-up shows that padding changes no output. None: rows of one length share a batch."""
     pad_values: (
-        Annotated[tuple[tuple[str, float], ...], PlainValidator(_pad_values), AfterValidator(_beside_sequence_axis)]
+        Annotated[
+            tuple[tuple[str, float], ...],
+            PlainValidator(_pad_values),
+            AfterValidator(_beside_sequence_axis),
+            PlainSerializer(dict),
+        ]
         | None
     ) = None
     """Padding value of each input, like `{ input_ids = 0 }`. None: 0 for every input."""
@@ -226,6 +240,7 @@ class OnnxModelEntry(ModelEntry):
             tuple[tuple[tuple[str, GivenTensor], ...], ...],
             PlainValidator(_warm_up),
             AfterValidator(_without_input_values),
+            PlainSerializer(_as_tables),
         ]
         | None
     ) = None

@@ -1,8 +1,10 @@
 """Load settings: examples, defaults, precedence and converted values."""
 
 import dataclasses
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import BaseModel, ValidationError
@@ -173,6 +175,23 @@ def test_parse_model_entry_matches_entry_of_file() -> None:
     with pytest.raises(ConfigError, match='did you mean "pytorch"') as refusal:
         parse_model_entry("torch", {})
     assert [issue.key for issue in refusal.value.issues] == ["framework"]
+
+
+@pytest.mark.parametrize(
+    ("framework", "keys"),
+    [
+        ("onnx", {}),
+        ("onnx", {"input_shape": [1, 2], "execution_providers": ["cuda", "CPU"], "version_policy": [3, 1]}),
+        ("onnx", {"sequence_axis": 1, "pad_values": {"x": 7, "y": -0.5}, "mask_input": "m", "min_cosine": 0.5}),
+        ("onnx", {"warm_up": [{"x": [[1, 2], [3, 4]], "s": "text"}, {"x": {"shape": [2, 3], "data": 8}}]}),
+        ("onnx", {"warm_up": [{"x": {"shape": [], "data": True}}], "version_policy": "all"}),
+        ("pytorch", {"device": "CUDA:1", "dtype": "fp16", "kv_cache_bytes": "2GiB", "version_policy": "latest"}),
+    ],
+)
+def test_dumped_entry_parses_to_equal_entry(framework: str, keys: dict[str, Any]) -> None:
+    entry = parse_model_entry(framework, {"name": "a", "path": "b", **keys})
+    dumped = json.loads(json.dumps(entry.model_dump(mode="json")))
+    assert type(entry).model_validate(dumped) == entry
 
 
 @pytest.mark.parametrize(
