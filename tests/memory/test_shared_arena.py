@@ -199,7 +199,7 @@ def test_garbage_collection_under_lock_frees_block() -> None:
     finally:
         gc.enable()
     assert collections
-    arena.check_integrity()
+    assert leased(arena, MIB).offset == 0
     arena.close()
 
 
@@ -243,6 +243,28 @@ class TestIdlePages:
             block.array[:] = 1
             arena.free(block.number)
             assert arena.stats().resident_bytes == 4 * MIB
+        arena.close()
+
+    def test_long_lease_pages_stay_after_free(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(shared_arena, "KEPT_BYTES", 0)
+        arena = SharedArena(SharedMemory.create(8 * MIB), lambda: 0.0)
+        block = leased(arena, 4 * MIB)
+        block.array[:] = 1
+        for _ in range(100):
+            arena.trim()
+        arena.free(block.number)
+        assert arena.trim() == 0
+        arena.close()
+
+    def test_free_looks_for_idle_pages_rarely(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(shared_arena, "KEPT_BYTES", 0)
+        arena = SharedArena(SharedMemory.create(8 * MIB), lambda: 5.0)
+        block = leased(arena, 8 * MIB)
+        block.array[:] = 1
+        arena.free(block.number)
+        for _ in range(100):
+            arena.free(leased(arena, 64).number)
+        assert arena.stats().resident_bytes == 8 * MIB
         arena.close()
 
     def test_trim_keeps_leased_pages(self, monkeypatch: pytest.MonkeyPatch) -> None:

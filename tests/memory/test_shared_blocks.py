@@ -34,6 +34,13 @@ class TestSearch:
             free.give_back(start, 37 * UNIT)
         assert [free.take(37 * UNIT) for _ in range(3)] == [blocks[3], blocks[5], blocks[1]]
 
+    def test_latest_larger_range_is_first(self) -> None:
+        free = FreeRanges(SIZE)
+        blocks = [taken(free, 37 * UNIT) for _ in range(6)]
+        for start in (blocks[1], blocks[3]):
+            free.give_back(start, 37 * UNIT)
+        assert free.take(20 * UNIT) == blocks[3]
+
     def test_small_block_leaves_large_range_whole(self) -> None:
         free = FreeRanges(SIZE)
         small, _ = taken(free, 4 * UNIT), taken(free, UNIT)
