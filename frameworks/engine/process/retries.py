@@ -46,12 +46,18 @@ class RetryQueue:
         self._together[request_id] = None
         self.is_empty = False
 
+    def holds(self, request_id: int) -> bool:
+        """Whether the request waits to be sent."""
+        return request_id in self._alone or request_id in self._together
+
     def crashed(self, in_flight: Sequence[InFlight]) -> list[int]:
         """Note a crash of a process that served. `in_flight`: every request that was sent and not answered.
 
-        Returns the ids of those that have to fail; the queue holds all others.
+        Returns the ids of those that have to fail; the queue holds all others. Requests that it holds already had no
+        part in the crash; they are ignored in `in_flight`, and stay held.
         """
         self._running_alone = None
+        in_flight = [each for each in in_flight if not self.holds(each.request_id)]
         # A process may end before it reports a run.
         begun = [each for each in in_flight if each.has_begun] or in_flight
         is_refused = len(begun) == 1 and self._suspects.crashed(self._digest(begun[0].request_id))

@@ -83,6 +83,17 @@ def test_equal_request_fails_in_first_run() -> None:
     assert suspects.refused_for_s(digest(1)) == 60
 
 
+def test_held_requests_have_no_part_in_crash() -> None:
+    retries = queue()
+    retries.crashed([*begun(1, 2), *sent(3)])
+    assert retries.due() == [1]
+    assert [retries.holds(each) for each in (1, 2, 3)] == [False, True, True]
+    assert retries.crashed(sent(1, 2, 3)) == [1]
+    assert retries.due() == [2]
+    retries.ended(2, is_completed=True)
+    assert retries.due() == [3]
+
+
 def test_crash_of_idle_process_suspects_nothing() -> None:
     suspects = Suspects(Clock())
     assert RetryQueue(suspects, digest).crashed([]) == []

@@ -173,8 +173,7 @@ class OnePoisonRequest(RuleBasedStateMachine):
     @invariant()
     def every_request_is_sent_or_held(self) -> None:
         for each in self.requests:
-            is_held = each.request_id in self.retries._alone or each.request_id in self.retries._together
-            assert is_held == (not each.end and not each.is_sent)
+            assert self.retries.holds(each.request_id) == (not each.end and not each.is_sent)
         if self.retries.is_empty:
             assert not self.retries._runs
 
