@@ -24,6 +24,7 @@ from app.observability.logs import FLUSH_S, close_logs, configure_logging, flush
 from app.server.build import build
 from app.server.descriptors import connections_within_limit
 from app.server.keys import open_keys
+from frameworks.engine.process.live import kill_all
 from frameworks.scheduling.byte_limit import ByteLimit
 from memory.allocator import keep_freed_memory
 from memory.garbage import shorten_collections
@@ -37,6 +38,7 @@ log = structlog.get_logger(__name__)
 _KEEP_ALIVE_S = 75
 _BACKLOG = 2048
 _SWITCH_INTERVAL_S = 0.001
+_SERVER_ENDS = "the server ends"
 
 
 class CannotListenError(Exception):
@@ -53,6 +55,7 @@ class _DrainingServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit:
             # Not sys.exit: it waits for loader and worker threads, which may be inside a library.
+            kill_all(_SERVER_ENDS)
             flush_logs(FLUSH_S)
             os._exit(128 + sig)
         self._lifecycle.drain()
@@ -108,8 +111,11 @@ def _serve(loaded: LoadedSettings, api_key: str, log_to_terminal: bool) -> int:
         # uvicorn sets the same handlers later. A process that reads the next line may send a signal at once.
         signal.signal(number, uvicorn_server.handle_exit)
     log.info("listening", host=host, port=port, grpc_port=grpc_listener.port if grpc_listener else 0, pid=os.getpid())
-    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-        runner.run(uvicorn_server.serve(sockets=[listener]))
+    try:
+        with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+            runner.run(uvicorn_server.serve(sockets=[listener]))
+    finally:
+        kill_all(_SERVER_ENDS)
     log.info("stopped")
     status = 0 if uvicorn_server.started else 1
     close_logs(FLUSH_S)

@@ -81,6 +81,8 @@ def main() -> None:
     act = os.environ["ENGINE_CHILD"]
     if act == "leave":
         sys.exit(0)
+    if act == "wait_unprepared":
+        ignore_end(socket.socket())
     if act == "early_signals":
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGTERM)

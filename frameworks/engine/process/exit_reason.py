@@ -12,8 +12,11 @@ _MEANINGS = {
     "SIGILL": "an instruction that this CPU does not have",
     "SIGKILL": "most often the system, because memory was exhausted",
 }
-# The last words of a process whose allocation failed. Those of C++ end with SIGABRT, those of Python with a status.
-_OUT_OF_MEMORY = ("std::bad_alloc", "MemoryError", "can't start new thread", "Cannot allocate memory")
+# Printed by C++ (ends with SIGABRT), Python and OpenBLAS (with a status) when an allocation fails.
+_OUT_OF_MEMORY = (
+    *("std::bad_alloc", "MemoryError", "can't start new thread", "Cannot allocate memory"),
+    "OpenBLAS error: Memory allocation still failed",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ def test_message_says_how_process_ended(reason: ExitReason, message: str) -> Non
     assert reason.message == message
 
 
-def test_killed_process_is_not_out_of_memory() -> None:
+def test_out_of_memory_is_read_from_output() -> None:
     assert not ExitReason.of(-9, "a hang", "MemoryError").is_out_of_memory
     assert ExitReason.of(-9, None, "MemoryError").is_out_of_memory
+    assert not ExitReason.of(-11, None, "Segmentation fault").is_out_of_memory

@@ -191,12 +191,18 @@ async def test_process_inherits_given_descriptors_only() -> None:
 
 
 @LINUX
-def test_killed_server_leaves_no_process() -> None:
-    with subprocess.Popen([sys.executable, "-m", "tests.support.engine_parent"], stdout=subprocess.PIPE) as parent:
+@pytest.mark.parametrize(
+    ("act", "number", "status"),
+    [("ignore_end", signal.SIGKILL, -signal.SIGKILL), ("wait_unprepared", signal.SIGTERM, 128 + signal.SIGTERM)],
+)
+def test_ended_server_leaves_no_process(act: str, number: int, status: int) -> None:
+    """Killed from outside, or at its second signal; a process that is not prepared does not end with its parent."""
+    words = [sys.executable, "-m", "tests.support.engine_parent", act]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         child = psutil.Process(int(parent.stdout.readline()))
-        parent.kill()
-    assert parent.returncode == -signal.SIGKILL
+        parent.send_signal(number)
+    assert parent.returncode == status
     _wait_until_gone(child)
 
 
