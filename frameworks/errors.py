@@ -119,9 +119,14 @@ class ModelUnloaded(ModelUnavailable):
 
 
 class ModelFailed(ModelUnavailable):
-    """The load of the model or its device thread failed."""
+    """The load of the model, its device thread or its process failed."""
 
     THREAD_ENDED: ClassVar = "its device thread ended"
+
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+        """`retry_after_s`: seconds after which a request is likely to be accepted; None where this is unknown."""
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
     @classmethod
     def thread_ended(cls, model: str) -> "ModelFailed":

@@ -162,6 +162,8 @@ def extra_headers(error: BaseException) -> list[tuple[bytes, bytes]]:
         return [(b"www-authenticate", b'Bearer realm="roundhouse"')]
     if isinstance(error, Overloaded | QuotaExceeded):
         return [(b"retry-after", str(max(1, ceil(error.retry_after_s))).encode())]
+    if isinstance(error, ModelFailed) and error.retry_after_s is not None:
+        return [(b"retry-after", str(max(1, ceil(error.retry_after_s))).encode())]
     if isinstance(error, ModelLoading):
         return [(b"retry-after", b"1")]
     if isinstance(error, MethodNotAllowed):

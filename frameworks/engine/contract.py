@@ -1,5 +1,6 @@
 """Define the contract of an engine: where a loaded model runs. The pipeline and the model's versions know only this."""
 
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -31,22 +32,28 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class RunCounts:
-    """The batches of one version over all its loads, or the steps of a generating one."""
+    """The batches of one version over all its loads, or the steps of a generating one.
+
+    `restarts`: losses of its process by reason, such as `sigsegv` or `hang`.
+    """
 
     batches: BatchCounts = field(default_factory=BatchCounts)
     generated: StepCounts = field(default_factory=StepCounts)
+    restarts: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
     """How the requests of one model are scheduled. `ageing_s`: a waiting request gains a priority level after so many
-    seconds. `takes_token_ids`: texts may be sent as token ids.
+    seconds. `takes_token_ids`: texts may be sent as token ids. `max_batch_seconds`: limit of one batch or step, for an
+    engine process; None: no limit.
     """
 
     name: str
     limits: BatchLimits
     ageing_s: float
     takes_token_ids: bool = False
+    max_batch_seconds: float | None = None
 
 
 class TokenTimes(Protocol):
@@ -82,6 +89,11 @@ class Engine(Protocol):
     @property
     def is_dead(self) -> bool:
         """Whether it will never answer again. Read several times for each request."""
+        ...
+
+    @property
+    def outage(self) -> str | None:
+        """Why it cannot answer now, although it will again; None while it can."""
         ...
 
     @property

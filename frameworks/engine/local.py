@@ -23,6 +23,8 @@ from frameworks.types import Answer, PairRequest, TextRequest
 class LocalEngine:
     """Implement Engine. The first instance stands for what all instances share."""
 
+    outage = None
+
     def __init__(
         self,
         model: BatchModel | StepModel,

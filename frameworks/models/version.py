@@ -93,14 +93,16 @@ class ModelVersion:
 
     @property
     def state(self) -> ModelState:
-        """The state; a version whose device threads have ended is `failed`, even before the next request."""
-        return ModelState.FAILED if self.has_died else self._state
+        """The state; a version whose device threads or process have ended is `failed`, before the next request too."""
+        return ModelState.FAILED if self.has_died or self._outage is not None else self._state
 
     @property
     def reason(self) -> str | None:
         """The reason of the state `failed`."""
         if self.has_died:
             return ModelFailed.THREAD_ENDED
+        if self._outage is not None:
+            return self._outage
         return self._failure.message if self._failure and self._state is ModelState.FAILED else None
 
     @property
@@ -109,10 +111,17 @@ class ModelVersion:
         return self._state is ModelState.READY and self._engine is not None and self._engine.is_dead
 
     @property
+    def _outage(self) -> str | None:
+        """Why a loaded version cannot answer until its process runs again."""
+        return self._engine.outage if self._engine is not None and self._state is ModelState.READY else None
+
+    @property
     def is_ready(self) -> bool:
         """Whether the version is loaded and accepts requests."""
         engine = self._engine
-        return engine is not None and self._state is ModelState.READY and not engine.is_dead
+        if engine is None or self._state is not ModelState.READY:
+            return False
+        return not engine.is_dead and engine.outage is None
 
     @property
     def is_running(self) -> bool:

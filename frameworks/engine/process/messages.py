@@ -9,6 +9,8 @@ from typing import Any
 
 from msgspec import Struct
 
+from frameworks.devices import Device, ModelNeeds
+from frameworks.engine.contract import EngineSettings
 from frameworks.errors import RoundhouseError
 from frameworks.generation.types import Piece, StepStats, Usage
 
@@ -36,17 +38,23 @@ class Free(EngineMessage, frozen=True):
     blocks: list[int]
 
 
-class Load(EngineMessage, frozen=True):
-    """Load the model. Answered by Loaded or LoadFailed.
+class Measure(EngineMessage, frozen=True):
+    """Read the headers of the model's files. The first message; answered by Needs or LoadFailed.
 
-    `entry` and `settings`: of the pydantic models, as JSON values.
+    `entry` and `settings`: pickles of the pydantic models. The process trusts the server, and never the reverse.
     """
 
     framework: str
-    entry: dict[str, Any]
+    entry: bytes
     path: str
-    device: str
-    settings: dict[str, Any]
+    settings: bytes
+
+
+class Load(EngineMessage, frozen=True):
+    """Load the model that was measured. Answered by Loaded or LoadFailed."""
+
+    device: Device
+    engine: EngineSettings
 
 
 class Infer(EngineMessage, frozen=True):
@@ -113,6 +121,12 @@ class ErrorState(Struct, frozen=True, array_like=True, gc=False):
     field: str | None = None
     reason: str | None = None
     retry_after_s: float | None = None
+
+
+class Needs(EngineMessage, frozen=True):
+    """The needs of the model, estimated from its files."""
+
+    needs: ModelNeeds
 
 
 class Loaded(EngineMessage, frozen=True):
@@ -217,5 +231,5 @@ class Closed(EngineMessage, frozen=True):
     """The model is unloaded; the process ends."""
 
 
-ToEngine = Load | Infer | Generate | Cancel | Proceed | Free | Ping | EndRequests | Close
-FromEngine = Loaded | LoadFailed | Counted | Begun | Answer | Failed | Pieces | Free | Counts | Pong | Closed
+ToEngine = Measure | Load | Infer | Generate | Cancel | Proceed | Free | Ping | EndRequests | Close
+FromEngine = Needs | Loaded | LoadFailed | Counted | Begun | Answer | Failed | Pieces | Free | Counts | Pong | Closed

@@ -1,0 +1,98 @@
+"""Requests of the server to an engine process that have no answer yet."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from frameworks.engine.contract import EngineRequest
+from frameworks.engine.process.messages import Answer, Infer
+from frameworks.engine.process.plain import answer_from_plain, request_to_plain, tenant_to_plain
+from frameworks.scheduling.admission import TokenBudget
+from frameworks.tenants import Tenant
+from frameworks.types import Timings, TokenBatch
+
+
+class InferCall:
+    """A request with one answer. It may run again after a crash, as nothing of its answer was sent.
+
+    `future` is cancelled by the caller; the owner of the call then ends it in the process.
+    """
+
+    __slots__ = (
+        "_begin",
+        "budget",
+        "future",
+        "has_begun",
+        "id",
+        "is_counted",
+        "priority",
+        "request",
+        "tenant",
+        "timings",
+    )
+
+    has_streamed = False
+
+    def __init__(
+        self,
+        number: int,
+        request: EngineRequest | TokenBatch,
+        priority: int,
+        begin: Callable[[], None],
+        timings: Timings,
+        tenant: Tenant,
+        budget: TokenBudget | None,
+    ) -> None:
+        """`begin` is called when it begins to run. `budget`: of the tenant's tokens; None without a limit."""
+        self.id = number
+        self.request = request
+        self.priority = priority
+        self._begin = begin
+        self.timings = timings
+        self.tenant = tenant
+        self.budget = budget
+        self.has_begun = False
+        self.is_counted = False
+        """Whether its tokens are counted in the budget."""
+        self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    @property
+    def is_over(self) -> bool:
+        return self.future.done()
+
+    def message(self) -> Infer:
+        """Return the message that runs it."""
+        return Infer(
+            self.id,
+            request_to_plain(self.request),
+            self.priority,
+            tenant_to_plain(self.tenant),
+            self.timings.started_s,
+            self.budget is not None and not self.is_counted,
+        )
+
+    def restart(self) -> None:
+        """Note that its run was interrupted."""
+        self.has_begun = False
+
+    def begin(self) -> None:
+        """Note that it is part of a run."""
+        self.has_begun = True
+        self._begin()
+
+    def complete(self, message: Answer) -> None:
+        """Hand the answer to the caller. Raises ProtocolError for a damaged one."""
+        answer = answer_from_plain(message.answer)
+        if not self.has_begun:
+            self.begin()
+        timings = self.timings
+        timings.queue_s += message.queue_s
+        timings.compute_s += message.compute_s
+        timings.decode_s += message.decode_s
+        if not self.future.done():
+            self.future.set_result(answer)
+
+    def fail(self, error: Exception) -> None:
+        """Hand the error to the caller."""
+        if not self.future.done():
+            self.future.set_exception(error)

@@ -1,0 +1,62 @@
+"""The seam between an engine's requests and the process that runs them."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from frameworks.engine.process.messages import FromEngine, Loaded, ToEngine
+from frameworks.types import ModelSpec
+
+
+class Loss(NamedTuple):
+    """Why a process is lost. `label`: for metrics, such as `sigsegv`, `hang` or `protocol`. `message`: for people."""
+
+    label: str
+    message: str
+
+
+class Link(Protocol):
+    """One running process with a loaded model. Owned by the event loop."""
+
+    def send(self, message: ToEngine) -> None:
+        """Send a message at the end of this round of the loop. Does nothing where the process is lost.
+
+        Raises TypeError for a request that cannot be sent.
+        """
+        ...
+
+    @property
+    def num_leases(self) -> int:
+        """Number of tensors in shared memory that either process has not read to the end."""
+        ...
+
+    def kill(self, label: str, reason: str) -> None:
+        """End the process at once; the listener is told of its loss with this label."""
+        ...
+
+    async def ended(self, within_s: float) -> None:
+        """Wait for the end of a process that was sent Close; kill it after `within_s` seconds."""
+        ...
+
+
+class Listener(Protocol):
+    """Receives the messages of one process, in the event loop."""
+
+    def received(self, messages: Sequence[FromEngine]) -> None:
+        """Process the messages of one frame, in order. Raises ProtocolError for one that is damaged."""
+        ...
+
+    def lost(self, loss: Loss) -> None:
+        """Called once, when the process has ended without Closed."""
+        ...
+
+
+class Started(NamedTuple):
+    """A process that has loaded its model."""
+
+    link: Link
+    loaded: Loaded
+    spec: ModelSpec
+
+
+Start = Callable[[Listener], Awaitable[Started]]
+"""Start a process and load the model in it. Raises InvalidModel, OutOfMemory, ModelFailed where the process ended."""

@@ -1,0 +1,297 @@
+"""Requests to an engine process: answers, cancellation, crashes and restarts."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from typing import Any
+
+import numpy as np
+import pytest
+
+from frameworks.engine.contract import Run
+from frameworks.engine.process.messages import (
+    Answer,
+    BatchDeltas,
+    Cancel,
+    Close,
+    Closed,
+    Counted,
+    Counts,
+    EndRequests,
+    Failed,
+    Infer,
+    Ping,
+    Pong,
+    Proceed,
+    ProtocolError,
+    StepDeltas,
+)
+from frameworks.engine.process.plain import error_to_plain
+from frameworks.errors import Draining, InvalidInput, ModelFailed, Overloaded
+from frameworks.generation.types import StepStats
+from frameworks.scheduling.admission import Permit, RequestLimit
+from frameworks.types import TensorBatch, TextRequest, Timings
+from tests.frameworks.engine.process.fake_link import Harness, is_failed, outcomes
+from tests.support.loops import in_loop, soon
+
+
+def opened(test: Callable[[Harness], Coroutine[Any, Any, None]]) -> Callable[[], Any]:
+    """Run a test with an engine whose first process serves."""
+
+    @wraps(test)
+    async def run() -> None:
+        harness = Harness()
+        await harness.engine.open()
+        await test(harness)
+
+    del run.__wrapped__
+    return in_loop(run)
+
+
+@opened
+async def test_answer_has_outputs_and_timings(harness: Harness) -> None:
+    begun: list[bool] = []
+    timings = Timings()
+    batch = TensorBatch({"x": np.ones(1, np.float32)})
+    future = harness.engine.submit(batch, 3, lambda: begun.append(True), timings)
+    [sent] = harness.link.sent_of(Infer)
+    assert (sent.priority, sent.arrived_s, sent.is_metered) == (3, timings.started_s, False)
+    assert harness.engine.is_running
+    harness.link.complete(sent.id)
+    assert await outcomes([future]) == [sent.id]
+    assert (begun, timings.queue_s, timings.compute_s) == ([True], 0.5, 0.25)
+    assert not harness.engine.is_running
+
+
+@opened
+async def test_request_begins_once(harness: Harness) -> None:
+    begun: list[bool] = []
+    future = harness.engine.submit(TensorBatch({}), begin=lambda: begun.append(True))
+    harness.link.begin(*harness.numbers())
+    assert begun == [True]
+    harness.link.complete(*harness.numbers())
+    await future
+    assert begun == [True]
+
+
+@opened
+async def test_error_of_process_reaches_caller(harness: Harness) -> None:
+    future = harness.submit()
+    error = InvalidInput("inputs", "expected other values")
+    harness.link.receive(Failed(harness.numbers()[0], error_to_plain(error)))
+    with pytest.raises(InvalidInput, match="inputs: expected other values"):
+        await future
+
+
+@opened
+async def test_cancelled_request_ends_in_process(harness: Harness) -> None:
+    future = harness.submit()
+    future.cancel()
+    await soon(lambda: bool(harness.link.sent_of(Cancel)))
+    assert [message.id for message in harness.link.sent_of(Cancel)] == harness.numbers()
+    harness.link.complete(*harness.numbers())  # it was on its way
+    assert not harness.engine.is_running
+
+
+@opened
+async def test_counts_of_process_are_added(harness: Harness) -> None:
+    deltas = BatchDeltas({4: 2}, {4: 1}, {4: 0.5}, {"t": 0.5})
+    message = Counts(deltas, StepDeltas(tokens=3, tenants={"t": (1, 2)}), StepStats(running=1))
+    harness.link.receive(message, message)
+    batches, generated = harness.counts.batches, harness.counts.generated
+    assert (batches.sizes[4], batches.split[4], batches.seconds[4], batches.tenant_seconds["t"]) == (4, 2, 1.0, 1.0)
+    assert (generated.tokens, generated.tenants["t"].generated) == (6, 4)
+    assert harness.engine.stats == [StepStats(running=1)]
+
+
+@opened
+async def test_request_runs_again_after_crash(harness: Harness) -> None:
+    futures = [harness.submit(x) for x in range(3)]
+    first, second, third = harness.numbers()
+    harness.link.begin(first, second)
+    harness.link.lose()
+    assert harness.engine.outage == "the engine process ended by SIGSEGV"
+    link = await harness.restarted()
+    # The requests that had begun run alone, and the others after them.
+    assert harness.numbers(link) == [first]
+    link.complete(first)
+    assert harness.numbers(link) == [first, second]
+    late = harness.submit()
+    link.complete(second)
+    assert harness.numbers(link)[2] == third
+    link.complete(*harness.numbers(link)[2:])
+    assert await outcomes([*futures, late]) == [first, second, third, harness.numbers(link)[3]]
+    assert harness.counts.restarts == {"sigsegv": 1}
+
+
+@opened
+async def test_poison_request_fails_alone(harness: Harness) -> None:
+    futures = [harness.submit(x) for x in (1.0, 2.0)]
+    poison, innocent = harness.numbers()
+    harness.link.begin(poison, innocent)
+    harness.link.lose()
+    link = await harness.restarted()
+    assert harness.numbers(link) == [poison]
+    link.begin(poison)
+    link.lose()
+    assert is_failed((await outcomes(futures[:1]))[0])
+
+
+@opened
+async def test_requests_fail_from_second_crash_on(harness: Harness) -> None:
+    harness.link.lose()
+    harness.may_start.clear()
+    held = harness.submit()
+    harness.failures.append(ModelFailed("it crashed at its load"))
+    harness.may_start.set()
+    assert is_failed((await outcomes([held]))[0])
+    harness.may_start.set()
+    await harness.restarted()
+    again = harness.submit()
+    harness.link.complete(*harness.numbers())
+    assert await outcomes([again]) == harness.numbers()
+
+
+@opened
+async def test_request_during_long_outage_is_refused(harness: Harness) -> None:
+    harness.may_start.clear()
+    harness.failures.append(ModelFailed("it crashed at its load"))
+    harness.link.lose()
+    harness.may_start.set()
+    await soon(lambda: harness.engine.outage == "it crashed at its load")
+    with pytest.raises(ModelFailed, match="it crashed at its load; try again in"):
+        harness.submit()
+    harness.engine.abort("the test ends")
+
+
+@opened
+async def test_cancelled_request_is_not_sent_after_restart(harness: Harness) -> None:
+    kept, cancelled = harness.submit(), harness.submit()
+    number = harness.numbers()[0]
+    harness.may_start.clear()
+    harness.link.lose()
+    cancelled.cancel()
+    await asyncio.sleep(0)
+    harness.may_start.set()
+    link = await harness.restarted()
+    link.complete(number)
+    assert await outcomes([kept]) == [number]
+    assert harness.numbers(link) == [number]
+
+
+class Budget:
+    """Implement TokenBudget with a limit of 5 tokens."""
+
+    def __init__(self) -> None:
+        self.counted: list[int] = []
+
+    async def start(self, tokens: int) -> None:
+        if tokens > 5:
+            raise Overloaded("no tokens are left", 1.0)
+        self.counted.append(tokens)
+
+    def use(self, tokens: int) -> None:
+        self.counted.append(tokens)
+
+
+def metered(budget: Budget) -> Run:
+    class MeteredPermit(Permit):
+        token_budget = budget
+
+    return Run(MeteredPermit(RequestLimit("the server", None, None)), Timings())
+
+
+@opened
+async def test_metered_request_proceeds_within_budget(harness: Harness) -> None:
+    budget = Budget()
+    answer = asyncio.ensure_future(harness.engine.answer(metered(budget), TextRequest(["a"])))
+    [sent] = harness.link.sent_of(Infer)
+    assert sent.is_metered
+    harness.link.receive(Counted(sent.id, 4))
+    await soon(lambda: [message.id for message in harness.link.sent_of(Proceed)] == [sent.id])
+    # After a crash it is not counted again.
+    harness.link.lose()
+    link = await harness.restarted()
+    assert [message.is_metered for message in link.sent_of(Infer)] == [False]
+    link.complete(sent.id)
+    await answer
+    assert budget.counted == [4]
+
+
+@opened
+async def test_metered_request_above_budget_fails(harness: Harness) -> None:
+    answer = asyncio.ensure_future(harness.engine.answer(metered(Budget()), TextRequest(["a"])))
+    [sent] = harness.link.sent_of(Infer)
+    harness.link.receive(Counted(sent.id, 6))
+    with pytest.raises(Overloaded):
+        await answer
+    assert [message.id for message in harness.link.sent_of(Cancel)] == [sent.id]
+
+
+@opened
+async def test_end_of_requests_is_sent(harness: Harness) -> None:
+    future = harness.submit()
+    harness.engine.end_requests()
+    assert harness.link.sent_of(EndRequests)
+    with pytest.raises(Draining):
+        harness.submit()
+    harness.link.complete(*harness.numbers())
+    await future
+
+
+@opened
+async def test_abort_fails_requests_and_kills(harness: Harness) -> None:
+    future = harness.submit()
+    harness.engine.abort("the server stops")
+    with pytest.raises(Draining, match="the server stops"):
+        await future
+    await soon(lambda: harness.link.is_lost)
+    assert harness.counts.restarts == {}
+    assert harness.engine.is_dead
+
+
+@opened
+async def test_close_waits_for_end(harness: Harness) -> None:
+    link = harness.link
+    await harness.engine.close()
+    assert link.sent_of(Close)
+    assert link.has_ended
+
+
+@opened
+async def test_wrong_message_is_protocol_error(harness: Harness) -> None:
+    with pytest.raises(ProtocolError):
+        harness.link.receive(Closed())
+    harness.submit()
+    with pytest.raises(ProtocolError):
+        harness.link.receive(Answer(harness.numbers()[0], ["unknown", {}], 0.0, 0.0))
+    with pytest.raises(ProtocolError):
+        harness.link.receive(Counted(harness.numbers()[0], 1))
+
+
+@in_loop
+async def test_hang_ends_process() -> None:
+    harness = Harness(max_batch_seconds=0.01)
+    await harness.engine.open()
+    future = harness.submit()
+    link = harness.link
+    await soon(lambda: bool(link.sent_of(Ping)))
+    link.receive(Pong(link.sent_of(Ping)[0].number, 1.0))
+    await soon(lambda: link.is_lost)
+    assert harness.counts.restarts == {"hang": 1}
+    link = await harness.restarted()
+    # The second process answers nothing at all.
+    await soon(lambda: link.is_lost)
+    assert is_failed((await outcomes([future]))[0])
+    harness.engine.abort("the test ends")
+
+
+@in_loop
+async def test_integrity_check_finds_leaked_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("frameworks.engine.process.client._IDLE_S", 0.0)
+    harness = Harness()
+    await harness.engine.open()
+    harness.engine.check_integrity()
+    harness.link.num_leases = 1
+    with pytest.raises(AssertionError, match="1 tensors in shared memory"):
+        harness.engine.check_integrity()
