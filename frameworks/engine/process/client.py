@@ -26,6 +26,7 @@ from frameworks.engine.process.messages import (
     EndRequests,
     Failed,
     FromEngine,
+    MessageTooLarge,
     Pieces,
     Pong,
     Proceed,
@@ -36,7 +37,7 @@ from frameworks.engine.process.restarts import RestartPolicy
 from frameworks.engine.process.retries import InFlight, RetryQueue
 from frameworks.engine.process.suspects import Suspects, digest_of
 from frameworks.engine.process.watch import HangWatch
-from frameworks.errors import Draining, ModelFailed, RoundhouseError
+from frameworks.errors import Draining, InvalidInput, ModelFailed, RoundhouseError
 from frameworks.generation.types import GenerateRequest, Generation, StepStats
 from frameworks.scheduling.admission import TokenBudget
 from frameworks.scheduling.batch.request import Outputs
@@ -48,7 +49,7 @@ from frameworks.types import Answer as ModelAnswer
 log = structlog.get_logger(__name__)
 
 _CLOSE_S = 10.0
-# Free messages of the last tensors may still be on their way.
+# The messages that free the last tensors arrive later than the answers.
 _IDLE_S = 5.0
 
 Call = InferCall | GenerationCall
@@ -244,8 +245,10 @@ class ProcessEngine:
     def _send(self, link: Link, call: Call) -> None:
         try:
             link.send(call.message())
-        except TypeError as error:
-            self._fail_call(call.id, RuntimeError(f"the request cannot be sent to the engine process: {error}"))
+        except MessageTooLarge as error:
+            self._fail_call(call.id, InvalidInput("inputs", f"{error.message}; send fewer strings at once"))
+        except (InvalidInput, TypeError) as error:
+            self._fail_call(call.id, error)
 
     def _check_suspect(self, call: Call) -> None:
         left_s = self._suspects.refused_for_s(_digest(call))

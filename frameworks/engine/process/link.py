@@ -30,7 +30,7 @@ class Link(Protocol):
         ...
 
     def kill(self, label: str, reason: str) -> None:
-        """End the process at once; the listener is told of its loss with this label."""
+        """End the process at once; the listener gets its loss, with this label."""
         ...
 
     async def ended(self, within_s: float) -> None:

@@ -11,19 +11,26 @@ from msgspec import Struct
 
 from frameworks.devices import Device, ModelNeeds
 from frameworks.engine.contract import EngineSettings
-from frameworks.errors import RoundhouseError
 from frameworks.generation.types import Piece, StepStats, Usage
 
 
-class ProtocolError(RoundhouseError):
+class ChannelError(Exception):
+    """An error between the server and an engine process. No caller sees it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class ProtocolError(ChannelError):
     """The peer sent bytes that are no valid message; its later bytes cannot be trusted."""
 
 
-class MessageTooLarge(RoundhouseError):
+class MessageTooLarge(ChannelError):
     """A message of this process is above the bound of a frame; nothing of it was sent."""
 
 
-class ChannelLost(RoundhouseError):
+class ChannelLost(ChannelError):
     """The channel has ended, so the message was not sent."""
 
 

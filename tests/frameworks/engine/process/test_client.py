@@ -89,7 +89,7 @@ async def test_cancelled_request_ends_in_process(harness: Harness) -> None:
     future.cancel()
     await soon(lambda: bool(harness.link.sent_of(Cancel)))
     assert [message.id for message in harness.link.sent_of(Cancel)] == harness.numbers()
-    harness.link.complete(*harness.numbers())  # it was on its way
+    harness.link.complete(*harness.numbers())  # sent before the cancellation arrived
     assert not harness.engine.is_running
 
 
