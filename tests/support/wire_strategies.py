@@ -6,7 +6,16 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as numpy_st
 
-from frameworks.engine.process.plain import SentAnswer, SentRequest
+from frameworks.engine.process import messages
+from frameworks.engine.process.messages import ErrorState
+from frameworks.engine.process.plain import (
+    SentAnswer,
+    SentRequest,
+    answer_to_plain,
+    request_to_plain,
+    tenant_to_plain,
+)
+from frameworks.engine.process.specs import spec_to_plain
 from frameworks.generation.types import (
     Constraint,
     Conversation,
@@ -222,3 +231,46 @@ plain_values: st.SearchStrategy[Any] = st.recursive(
     max_leaves=8,
 )
 """Values as a peer with a fault may send them."""
+
+_ids = st.integers(0, 2**63)
+_plain_requests = requests.map(request_to_plain)
+_plain_tenants = tenants.map(tenant_to_plain)
+_seconds = st.floats(0, 1e6)
+_errors = st.builds(ErrorState, names, texts, st.none() | texts, st.none() | texts, st.none() | _seconds)
+_tables = st.dictionaries(texts, st.none() | texts | counts | st.lists(texts, max_size=2), max_size=3)
+_sizes = st.dictionaries(counts, counts, max_size=3)
+_batch_deltas = st.builds(
+    messages.BatchDeltas,
+    *(_sizes, _sizes, st.dictionaries(counts, _seconds, max_size=3), st.dictionaries(texts, _seconds, max_size=3)),
+)
+_step_deltas = st.builds(
+    messages.StepDeltas, *[counts] * 5, _batch_deltas, st.dictionaries(texts, st.tuples(counts, counts), max_size=2)
+)
+sent_messages: st.SearchStrategy[messages.ToEngine | messages.FromEngine] = st.one_of(
+    st.builds(messages.Load, texts, _tables, texts, texts, _tables),
+    st.builds(messages.Infer, _ids, _plain_requests, counts, _plain_tenants, _seconds, st.booleans()),
+    st.builds(
+        messages.Generate,
+        *(_ids, _plain_requests, counts, _plain_tenants, _seconds, st.none() | _seconds, st.booleans(), st.booleans()),
+    ),
+    st.builds(messages.Cancel, _ids),
+    st.builds(messages.Proceed, _ids),
+    st.builds(messages.Free, st.lists(counts, max_size=3)),
+    st.builds(messages.Ping, counts),
+    st.just(messages.EndRequests()),
+    st.just(messages.Close()),
+    st.builds(messages.Loaded, specs.map(spec_to_plain), counts, _seconds, _seconds),
+    st.builds(messages.LoadFailed, _errors),
+    st.builds(messages.Counted, _ids, counts),
+    st.builds(messages.Begun, st.lists(_ids, max_size=3), _seconds),
+    st.builds(messages.Answer, _ids, answers.map(answer_to_plain), _seconds, _seconds, _seconds),
+    st.builds(messages.Failed, _ids, _errors),
+    st.builds(
+        messages.Pieces,
+        *(_ids, st.lists(pieces, max_size=3), usages, st.none() | _seconds, st.lists(_seconds, max_size=3), counts),
+        st.booleans(),
+    ),
+    st.builds(messages.Counts, st.none() | _batch_deltas, st.none() | _step_deltas, st.none() | stats),
+    st.builds(messages.Pong, counts, _seconds),
+    st.just(messages.Closed()),
+)
