@@ -66,6 +66,7 @@ class ProcessEngine:
     """Implement Engine. Owned by the event loop.
 
     While the process is down, requests are held for its first restart in a row; later ones get ModelFailed. A request
+    that is held stays so over further crashes: each of them ends a run of another request, which has two. A request
     runs again after a crash unless a part of its text was read.
     """
 
@@ -214,8 +215,6 @@ class ProcessEngine:
             failed=len(failed),
             restart_in_s=round(self._policy.start_in_s(), 1),
         )
-        if not self._policy.expects_restart_soon:
-            failed += self._retries.give_up()
         for number in failed:
             self._fail_call(number, self._failure())
         for call in self._calls.values():
@@ -309,7 +308,17 @@ class ProcessEngine:
         """Send the requests that no longer wait for a suspect."""
         while self._link is not None and (due := self._retries.due()):
             for number in due:
-                self._send(self._link, self._calls[number])
+                self._send_again(self._link, self._calls[number])
+
+    def _send_again(self, link: Link, call: Call) -> None:
+        """Send a request that was held, unless a crash has shown meanwhile that it ends the process."""
+        try:
+            if self._suspects.refuses_any:
+                self._check_suspect(call)
+        except ModelFailed as error:
+            self._fail_call(call.id, error)
+        else:
+            self._send(link, call)
 
     def _end_infer(self, call: InferCall, _: object) -> None:
         # Absent after an answer or an error; else the caller has cancelled it.

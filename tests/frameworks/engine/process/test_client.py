@@ -135,6 +135,34 @@ async def test_poison_request_fails_alone(harness: Harness) -> None:
     link.begin(poison)
     link.lose()
     assert is_failed((await outcomes(futures[:1]))[0])
+    # The second crash in a row, and the innocent request is still held.
+    link = await harness.restarted(3)
+    assert harness.numbers(link) == [innocent]
+    link.complete(innocent)
+    assert await outcomes(futures[1:]) == [innocent]
+
+
+@opened
+async def test_copies_of_poison_request_are_refused(harness: Harness) -> None:
+    futures = [harness.submit(x) for x in (1.0, 1.0, 1.0, 2.0)]
+    *poison, innocent = harness.numbers()
+    harness.link.begin(*poison, innocent)
+    harness.link.lose()
+    for count, number in enumerate(poison[:2], 2):
+        link = await harness.restarted(count)
+        assert harness.numbers(link) == [number]
+        link.begin(number)
+        link.lose()
+    link = await harness.restarted(4)
+    # The third one is refused before it is sent.
+    assert harness.numbers(link) == [innocent]
+    link.complete(innocent)
+    *failed, answered = await outcomes(futures)
+    assert all(map(is_failed, failed))
+    assert "the same request ended its process twice" in str(failed[2])
+    assert answered == innocent
+    with pytest.raises(ModelFailed, match="the same request ended its process twice"):
+        harness.submit(1.0)
 
 
 @opened
