@@ -5,6 +5,8 @@ The environment is set here, because its libraries read it when they are importe
 
 import os
 
+from frameworks.pytorch.lean_imports import leave_out_unused_parts
+
 # transformers downloads nothing, whatever a config.json names.
 os.environ["HF_HUB_OFFLINE"] = "1"
 # GNU OpenMP's threads spin for the next product for so many turns, about 0.3 ms, before they sleep. The default is 3
@@ -13,3 +15,5 @@ os.environ.setdefault("GOMP_SPINCOUNT", "30000")
 # torch caches so many of oneDNN's kernels per thread, and so per model, beside the thousand that oneDNN caches for all.
 # The default is another thousand of 0.3 MB each; the shared cache is as fast.
 os.environ.setdefault("LRU_CACHE_CAPACITY", "256")
+
+leave_out_unused_parts()

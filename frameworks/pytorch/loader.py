@@ -3,11 +3,12 @@
 from pathlib import Path
 
 import torch
-import transformers
 
-# The modules that every architecture needs. transformers imports them, for a second, when it builds its first model.
-# Here they are part of the framework's import, after which the manager exempts permanent objects from garbage
+# The modules that every architecture needs. transformers and torch import them, for a second, when the first model is
+# built. Here they are part of the framework's import, after which the manager exempts permanent objects from garbage
 # collection.
+import torch.fx.experimental.symbolic_shapes
+import transformers
 import transformers.generation.utils
 import transformers.masking_utils
 import transformers.modeling_layers

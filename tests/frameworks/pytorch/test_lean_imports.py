@@ -1,0 +1,61 @@
+"""Parts of torch and transformers that are left out, in a process of its own."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.models.causal_folders import save_causal_model
+from tests.support.models.torch_folders import save_embedder
+
+LOAD = """
+import sys
+from pathlib import Path
+from tests.frameworks.models.loading import load_torch, rows_of
+from tests.frameworks.pytorch.generation.generating import load_generating, request, run_out
+
+encoder = load_torch(Path(sys.argv[1]))
+encoder.warm_up()
+rows_of(encoder, ["a text"])
+model = load_generating(Path(sys.argv[2]))
+model.warm_up()
+model.add(request(1, [1, 2, 3]))
+run_out(model)
+for name in ("torch._dynamo.config", "torch.distributed.tensor", "scipy"):
+    assert name not in sys.modules, name
+"""
+
+USE = """
+import frameworks.pytorch.registry
+import sys, torch
+from transformers import masking_utils
+
+assert "torch._dynamo.config" not in sys.modules
+{use}
+assert "torch._dynamo.config" in sys.modules
+import torch._dynamo._trace_wrapped_higher_order_op as transforms
+assert transforms.trace_wrapped
+assert torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1)) == 2
+"""
+
+
+def run(code: str, *arguments: Path) -> None:
+    """Run the code in a process. Raises AssertionError with its output if it fails."""
+    words = [sys.executable, "-c", code, *map(str, arguments)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_models_run_without_unused_parts(tmp_path: Path) -> None:
+    run(LOAD, save_embedder(tmp_path / "encoder"), save_causal_model(tmp_path / "generator"))
+
+
+def test_compiler_is_imported_when_used() -> None:
+    run(USE.format(use="torch._dynamo.config.recompile_limit"))
+
+
+def test_compiler_module_is_imported_when_used() -> None:
+    run(USE.format(use="import torch._dynamo.utils"))
+
+
+def test_transform_of_masks_is_imported_when_used() -> None:
+    run(USE.format(use="with masking_utils.TransformGetItemToIndex(): pass"))
