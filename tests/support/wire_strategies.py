@@ -6,8 +6,10 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as numpy_st
 
+from frameworks.devices import Device, ModelNeeds
+from frameworks.engine.contract import EngineSettings
 from frameworks.engine.process import messages
-from frameworks.engine.process.messages import ErrorState
+from frameworks.engine.process.messages import EngineMessage, ErrorState
 from frameworks.engine.process.plain import (
     SentAnswer,
     SentRequest,
@@ -29,6 +31,7 @@ from frameworks.generation.types import (
     TokenText,
     Usage,
 )
+from frameworks.scheduling.batch.batcher import BatchLimits
 from frameworks.tenants import Tenant
 from frameworks.text.tokens import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest
 from frameworks.types import (
@@ -237,7 +240,10 @@ _plain_requests = requests.map(request_to_plain)
 _plain_tenants = tenants.map(tenant_to_plain)
 _seconds = st.floats(0, 1e6)
 _errors = st.builds(ErrorState, names, texts, st.none() | texts, st.none() | texts, st.none() | _seconds)
-_tables = st.dictionaries(texts, st.none() | texts | counts | st.lists(texts, max_size=2), max_size=3)
+_devices = st.builds(Device, st.sampled_from(["cuda", "mps", "cpu"]), counts, texts, counts, counts)
+_limits = st.builds(BatchLimits, counts, st.none() | counts, _seconds)
+_settings = st.builds(EngineSettings, texts, _limits, _seconds, st.booleans(), st.none() | _seconds)
+_needs = st.builds(ModelNeeds, counts, counts, texts, st.lists(texts, max_size=2).map(tuple))
 _sizes = st.dictionaries(counts, counts, max_size=3)
 _batch_deltas = st.builds(
     messages.BatchDeltas,
@@ -246,31 +252,42 @@ _batch_deltas = st.builds(
 _step_deltas = st.builds(
     messages.StepDeltas, *[counts] * 5, _batch_deltas, st.dictionaries(texts, st.tuples(counts, counts), max_size=2)
 )
-sent_messages: st.SearchStrategy[messages.ToEngine | messages.FromEngine] = st.one_of(
-    st.builds(messages.Load, texts, _tables, texts, texts, _tables),
-    st.builds(messages.Infer, _ids, _plain_requests, counts, _plain_tenants, _seconds, st.booleans()),
-    st.builds(
-        messages.Generate,
-        *(_ids, _plain_requests, counts, _plain_tenants, _seconds, st.none() | _seconds, st.booleans(), st.booleans()),
+message_fields: dict[type[EngineMessage], tuple[st.SearchStrategy[Any], ...]] = {
+    messages.Measure: (texts, st.binary(max_size=9), texts, st.binary(max_size=9)),
+    messages.Load: (_devices, _settings),
+    messages.Needs: (_needs,),
+    messages.Infer: (_ids, _plain_requests, counts, _plain_tenants, _seconds, st.booleans()),
+    messages.Generate: (
+        _ids,
+        _plain_requests,
+        counts,
+        _plain_tenants,
+        _seconds,
+        st.none() | _seconds,
+        st.booleans(),
+        st.booleans(),
     ),
-    st.builds(messages.Cancel, _ids),
-    st.builds(messages.Proceed, _ids),
-    st.builds(messages.Free, st.lists(counts, max_size=3)),
-    st.builds(messages.Ping, counts),
-    st.just(messages.EndRequests()),
-    st.just(messages.Close()),
-    st.builds(messages.Loaded, specs.map(spec_to_plain), counts, _seconds, _seconds),
-    st.builds(messages.LoadFailed, _errors),
-    st.builds(messages.Counted, _ids, counts),
-    st.builds(messages.Begun, st.lists(_ids, max_size=3), _seconds),
-    st.builds(messages.Answer, _ids, answers.map(answer_to_plain), _seconds, _seconds, _seconds),
-    st.builds(messages.Failed, _ids, _errors),
-    st.builds(
-        messages.Pieces,
+    messages.Cancel: (_ids,),
+    messages.Proceed: (_ids,),
+    messages.Free: (st.lists(counts, max_size=3),),
+    messages.Ping: (counts,),
+    messages.EndRequests: (),
+    messages.Close: (),
+    messages.Loaded: (specs.map(spec_to_plain), counts, _seconds, _seconds),
+    messages.LoadFailed: (_errors,),
+    messages.Counted: (_ids, counts),
+    messages.Begun: (st.lists(_ids, max_size=3), _seconds),
+    messages.Answer: (_ids, answers.map(answer_to_plain), _seconds, _seconds, _seconds),
+    messages.Failed: (_ids, _errors),
+    messages.Pieces: (
         *(_ids, st.lists(pieces, max_size=3), usages, st.none() | _seconds, st.lists(_seconds, max_size=3), counts),
         st.booleans(),
     ),
-    st.builds(messages.Counts, st.none() | _batch_deltas, st.none() | _step_deltas, st.none() | stats),
-    st.builds(messages.Pong, counts, _seconds),
-    st.just(messages.Closed()),
+    messages.Counts: (st.none() | _batch_deltas, st.none() | _step_deltas, st.none() | stats),
+    messages.Pong: (counts, _seconds),
+    messages.Closed: (),
+}
+"""Strategies for the fields of each message."""
+sent_messages: st.SearchStrategy[messages.ToEngine | messages.FromEngine] = st.one_of(
+    *(st.builds(kind, *parts) for kind, parts in message_fields.items())
 )

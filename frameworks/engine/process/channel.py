@@ -48,8 +48,9 @@ class Channel(asyncio.Protocol, Generic[Received]):
     ) -> None:
         """`received`: the union of the messages of the peer, ToEngine or FromEngine.
 
-        `on_messages`: called with the messages that were received together, in their order. An exception of it ends the
-        channel. `on_lost`: called once with the reason, after all messages, unless `close` was called before.
+        `on_messages`: called with the messages that were received together, in their order. A ProtocolError that it
+        raises ends the channel, as damaged bytes do. `on_lost`: called once with the reason, after all messages, unless
+        `close` was called before.
         `placement` and `find`: of the shared memory for large arrays; None to send them inline.
         """
         self._on_messages = on_messages
@@ -108,7 +109,7 @@ class Channel(asyncio.Protocol, Generic[Received]):
         self._flush()
 
     def fail(self, reason: str) -> None:
-        """End the channel at once, for a message whose content is damaged. Calls `on_lost`."""
+        """End the channel at once. Calls `on_lost` with the reason."""
         self._lose(reason)
 
     def close(self) -> None:
@@ -133,8 +134,11 @@ class Channel(asyncio.Protocol, Generic[Received]):
             self._keep(data, self._decode(self._unread or data, messages))
         except ProtocolError as error:
             failure = error.message
-        if messages:
-            self._on_messages(messages)
+        try:
+            if messages:
+                self._on_messages(messages)
+        except ProtocolError as error:
+            failure = error.message
         if failure:
             self._lose(failure)
 

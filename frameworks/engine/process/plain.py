@@ -12,7 +12,7 @@ import numpy as np
 
 from frameworks import errors
 from frameworks.engine.process.messages import ErrorState, ProtocolError
-from frameworks.errors import FieldError, ModelFailed, RoundhouseError
+from frameworks.errors import FieldError, ModelFailed, Overloaded, RoundhouseError
 from frameworks.generation.types import GenerateRequest
 from frameworks.tenants import Tenant
 from frameworks.text.tokens import (
@@ -110,19 +110,19 @@ def error_to_plain(error: BaseException) -> ErrorState:
 
 
 def error_from_plain(state: ErrorState) -> Exception:
-    """Return the error. A class of no such name, or without its attributes, becomes ModelFailed."""
+    """Return the error. A class of no such name, or without the attributes of its class, becomes ModelFailed."""
     if state.name == "RuntimeError":
         return RuntimeError(state.message)
     kind = _ERRORS.get(state.name, ModelFailed)
-    if issubclass(kind, FieldError) and (state.field is None or state.reason is None):
-        kind = ModelFailed
     # Some classes make their message of other arguments, which are not known here.
     error = kind.__new__(kind)
     RoundhouseError.__init__(error, state.message)
-    for key in ("field", "reason", "retry_after_s"):
-        value = getattr(state, key)
-        if value is not None:
-            setattr(error, key, value)
+    if isinstance(error, FieldError) and state.field is not None and state.reason is not None:
+        error.field, error.reason = state.field, state.reason
+    elif isinstance(error, Overloaded) and state.retry_after_s is not None:
+        error.retry_after_s = state.retry_after_s
+    elif isinstance(error, FieldError | Overloaded | ModelFailed):
+        return ModelFailed(state.message, state.retry_after_s)
     return error
 
 

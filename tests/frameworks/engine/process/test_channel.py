@@ -20,6 +20,7 @@ from frameworks.engine.process.messages import (
     MessageTooLarge,
     Ping,
     Pong,
+    ProtocolError,
     ToEngine,
 )
 from frameworks.errors import InvalidInput
@@ -239,6 +240,21 @@ async def test_send_to_dead_peer_calls_on_lost_once() -> None:
 def test_channel_that_is_not_open_raises() -> None:
     with pytest.raises(ChannelLost):
         End().channel.send(Ping(1))
+
+
+@in_both_loops
+async def test_protocol_error_of_callback_ends_channel() -> None:
+    def refuse(_: list[Any]) -> None:
+        raise ProtocolError("answer: expected fields, got others")
+
+    lost: list[str] = []
+    channel: Channel[ToEngine] = Channel(ToEngine, refuse, lost.append)
+    one, peer = socket.socketpair()
+    await channel.open(one)
+    with peer:
+        peer.sendall(frame([Ping(1)]))
+        assert await asyncio.to_thread(peer.recv, 1) == b""
+    assert lost == ["answer: expected fields, got others"]
 
 
 def test_exception_of_callback_ends_channel() -> None:

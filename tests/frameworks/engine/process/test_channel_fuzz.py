@@ -1,5 +1,5 @@
 import asyncio
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from hypothesis import given
@@ -99,3 +99,7 @@ def test_random_values_end_channel_once(values: list[object]) -> None:
     received, lost = _received(frame(values))
     assert len(lost) == 1
     assert bool(received) <= bool(values)
+
+
+def test_every_class_of_messages_is_generated() -> None:
+    assert wire_strategies.message_fields.keys() == {*get_args(ToEngine), *get_args(FromEngine)}

@@ -151,11 +151,12 @@ _ERRORS: list[RoundhouseError] = [
     ModelNotFound("bert", ["bart"]),
     Overloaded("queue: full", 2.5),
     ModelFailed.thread_ended("bert"),
+    ModelFailed("its process ended", 1.5),
     EvictionNeeded("needs 3 bytes"),
 ]
 
 
-@pytest.mark.parametrize("error", _ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("error", _ERRORS, ids=str)
 def test_error_sent_returns_class_and_state(error: RoundhouseError) -> None:
     got = error_from_plain(_state_sent(error))
     assert type(got) is type(error)
@@ -168,7 +169,7 @@ def test_every_error_class_is_known() -> None:
     for kind in kinds:
         error = kind.__new__(kind)
         RoundhouseError.__init__(error, "a message")
-        error.__dict__ |= {"field": "a", "reason": "b"} if issubclass(kind, errors.FieldError) else {}
+        error.__dict__ |= {"field": "a", "reason": "b", "retry_after_s": 1.0}
         assert type(error_from_plain(_state_sent(error))) is kind
 
 
@@ -188,7 +189,7 @@ def test_foreign_error_sent_returns_runtime_error() -> None:
     assert str(got) == "ValueError: bad"
 
 
-@pytest.mark.parametrize("name", ["Path", "ProtocolError", "similar_names", "InvalidInput"])
+@pytest.mark.parametrize("name", ["Path", "ProtocolError", "similar_names", "InvalidInput", "Overloaded"])
 def test_damaged_error_returns_model_failed(name: str) -> None:
     got = error_from_plain(ErrorState(name, "a message"))
     assert type(got) is ModelFailed
