@@ -123,10 +123,13 @@ class ModelFailed(ModelUnavailable):
 
     THREAD_ENDED: ClassVar = "its device thread ended"
 
+    retry_after_s: float | None = None
+    """Seconds after which a request is likely to be accepted; None where this is unknown."""
+
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:
-        """`retry_after_s`: seconds after which a request is likely to be accepted; None where this is unknown."""
         super().__init__(message)
-        self.retry_after_s = retry_after_s
+        if retry_after_s is not None:
+            self.retry_after_s = retry_after_s
 
     @classmethod
     def thread_ended(cls, model: str) -> "ModelFailed":

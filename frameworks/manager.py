@@ -1,14 +1,13 @@
 """Register, load, roll out and unload models by name."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import structlog
 
-from frameworks.devices import DeviceManager
 from frameworks.engine.threads import EngineThreads
 from frameworks.errors import (
     Draining,
@@ -28,7 +27,7 @@ from frameworks.models.traffic import Share
 from frameworks.models.version import ModelState, ModelVersion
 from frameworks.models.version_folders import find_versions
 from frameworks.models.watcher import FolderWatcher
-from frameworks.runtime import ModelEntry, Registry
+from frameworks.runtime import ModelEntry
 from frameworks.scheduling.admission import Permit
 from frameworks.scheduling.batch.batcher import BatchLimits
 from frameworks.scheduling.device_clock import SharedDevices
@@ -44,8 +43,7 @@ class MLFrameworkManager:
 
     def __init__(
         self,
-        registries: dict[str, Callable[[], Registry]],
-        devices: DeviceManager,
+        loader: Loader,
         performance: PerformanceSettings,
         scheduling: SchedulingSettings,
         drain_timeout_s: float,
@@ -54,10 +52,10 @@ class MLFrameworkManager:
     ) -> None:
         """Wire the parts; nothing is loaded yet.
 
-        `registries`: framework → function that creates its registry, called once, at the first load. `max_model_bytes`:
-        limit for all models on each device; None: 80 % of its free memory at entry. `arrays`: pool for large batches.
+        `max_model_bytes`: limit for all models on each device; None: 80 % of its free memory at entry. `arrays`: pool
+        for large batches.
         """
-        self.devices = devices
+        self.devices = loader.devices
         self._shared_devices = SharedDevices(arrays)
         self._engine_threads = EngineThreads()
         self._performance = performance
@@ -67,8 +65,8 @@ class MLFrameworkManager:
         self._slots: dict[str, ModelSlot] = {}
         self.slots_by_name: Mapping[str, ModelSlot] = self._slots
         """For lookups on the path of every request; `slot` raises the error for an unknown name."""
-        self._loader = Loader(registries, devices)
-        self.residency = ModelResidency(self._loader, devices, scheduling.min_residency_s)
+        self._loader = loader
+        self.residency = ModelResidency(self._loader, self.devices, scheduling.min_residency_s)
         self.on_unloaded = self.residency.on_unloaded
         self._rollout = Rollout(self.residency)
         self._watcher = FolderWatcher(self.refresh)
@@ -96,7 +94,13 @@ class MLFrameworkManager:
             max_delay_s=entry.max_queue_delay_ms / 1000,
         )
         identity = ModelIdentity(
-            framework, entry, limits, self._scheduling.ageing_ms / 1000, self._shared_devices, self._engine_threads
+            framework,
+            entry,
+            limits,
+            self._scheduling.ageing_ms / 1000,
+            self._performance.isolation_of(entry),
+            self._shared_devices,
+            self._engine_threads,
         )
         slot = ModelSlot(identity, path)
         self._slots[entry.name] = slot

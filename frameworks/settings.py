@@ -5,7 +5,6 @@ describes the default.
 """
 
 import math
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,12 +13,14 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, PlainSerializer, PlainValidator, ValidationInfo
 
+from frameworks.cpus import parse_cpus, usable_cpus
 from memory.settings import SETTINGS_RULES
 from memory.sizes import Bytes
 
 Provider = Literal["TensorRT", "CUDA", "ROCm", "CoreML", "DirectML", "OpenVINO", "CPU"]
 Dtype = Literal["f32", "f16", "bf16", "int8"]
 VersionPolicy = Literal["latest", "all"] | tuple[int, ...]
+Isolation = Literal["none", "process"]
 
 EXECUTION_PROVIDERS: tuple[Provider, ...] = get_args(Provider)
 """Our names of ONNX Runtime's execution providers, in the order they are preferred when a model names none."""
@@ -138,6 +139,12 @@ def _without_input_values(value: Any, info: ValidationInfo) -> Any:
     return value
 
 
+def _cpus(value: object) -> object:
+    if isinstance(value, str):
+        parse_cpus(value)
+    return value
+
+
 def _version_policy(value: object) -> VersionPolicy:
     if value == "latest" or value == "all":  # noqa: PLR1714 - each is a literal of its own
         return value
@@ -196,6 +203,18 @@ class ModelEntry(BaseModel):
     token_ids: Literal["own"] | None = None
     """Embedding models: `"own"` lets `/v1/embeddings` accept token ids of this model, as `/v1/tokenize` returns them.
     None: only texts."""
+    isolation: Isolation | None = None
+    """Where the model runs: `"none"` in the server's process, `"process"` in a process of its own, whose crash ends no
+    other model. None: as in `[performance]`."""
+    max_batch_seconds: Annotated[float, Field(gt=0, le=86_400)] | None = None
+    """Maximum time of one batch or step; then the model's process is ended and started again. Only with `isolation =
+    "process"`. None: no bound."""
+    max_process_memory: Annotated[Bytes, Field(ge=1)] | None = None
+    """Maximum memory that the model's process may allocate, PyTorch weights included; an allocation beyond it fails.
+    Linux, and only with `isolation = "process"`. None: no bound."""
+    cpus: Annotated[str, BeforeValidator(_cpus)] | None = None
+    """CPUs of the model's process, like `"4-7"` or `"0,2-3"`. Linux, and only with `isolation = "process"`. None: those
+    of the server."""
 
 
 class OnnxModelEntry(ModelEntry):
@@ -307,6 +326,12 @@ class PerformanceSettings(BaseModel):
     """Whether TensorRT is used where it is installed."""
     enable_quantization: bool = True
     """Whether `quantized` and `dtype = "int8"` are applied; if not, a warning names the model."""
+    isolation: Isolation = "none"
+    """Where models run that have no `isolation` of their own."""
+
+    def isolation_of(self, entry: ModelEntry) -> Isolation:
+        """Return where a model runs."""
+        return entry.isolation or self.isolation
 
     def num_intra_op_threads(self, instances: int = 1) -> int:
         """Return the threads of one operator: `intra_op_threads`, or the CPUs that this process may use.
@@ -334,16 +359,3 @@ class SchedulingSettings(BaseModel):
     min_residency_s: Annotated[float, Field(ge=0, le=86_400)] = 0.0
     """Minimum time that a loaded model stays before it is evicted for a request to another one. It stays at least as
     long as its load took."""
-
-
-def usable_cpus(quota_file: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """Return the CPUs that this process may use: its affinity mask, limited by a CPU quota (cgroup v2)."""
-    if hasattr(os, "sched_getaffinity"):
-        count = len(os.sched_getaffinity(0))
-    else:
-        count = getattr(os, "process_cpu_count", os.cpu_count)() or 1
-    try:
-        quota, period = quota_file.read_text(encoding="ascii").split()
-        return max(1, min(count, -(-int(quota) // int(period))))
-    except (OSError, ValueError, ZeroDivisionError):  # no such file (not Linux), or "max": no quota
-        return count

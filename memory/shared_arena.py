@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple, Self
+from weakref import WeakSet
 
 import numpy as np
 
@@ -74,6 +75,7 @@ class SharedArena:
         # A decaying maximum of the bytes in use: as many are soon used again.
         self._recent_bytes = 0
         self._trim_at_s = 0.0
+        _arenas.add(self)
 
     @classmethod
     def create(cls, max_bytes: int) -> Self:
@@ -203,6 +205,15 @@ class SharedArena:
         # Blocks are taken from the low ends of ranges: the highest pages are the oldest.
         self._memory.give_back(self._free.ranges(), min(excess, _TRIM_BYTES))
         return resident - self._memory.resident_bytes()
+
+
+_arenas: "WeakSet[SharedArena]" = WeakSet()
+
+
+def shared_memory_in_use() -> ArenaStats:
+    """Return the sums of the counters of all arenas of this process. Call it in the thread that creates them."""
+    stats = [arena.stats() for arena in _arenas]
+    return ArenaStats(*map(sum, zip(ArenaStats(0, 0, 0, 0, 0, 0), *stats, strict=True)))
 
 
 class _Read:

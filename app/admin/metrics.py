@@ -11,6 +11,7 @@ from app.admin.model_metrics import (
     batch_families,
     generation_families,
     model_families,
+    process_families,
     tenant_family,
     time_families,
 )
@@ -24,8 +25,10 @@ from app.observability.logs import lost_lines
 from app.observability.loop_lag import LoopLagMonitor
 from app.observability.metrics import Observer
 from frameworks.devices import Device, DeviceManager
+from frameworks.engine.process import live
 from frameworks.models.ledger import MemoryLedger
 from frameworks.scheduling.admission import RequestLimit
+from memory.shared_arena import shared_memory_in_use
 from memory.tensor_pool import TensorPool
 
 
@@ -97,6 +100,7 @@ class _Collector:
         yield from time_families(counts.times())
         if counts.tenant is None:
             yield from batch_families(slots)
+            yield from process_families(slots)
         yield tenant_family(slots, counts.tenant)
         yield from generation_families(slots, counts)
         yield from self._cache()
@@ -179,6 +183,7 @@ class _Collector:
         yield gauge("cache_bytes", "Size of the cached requests and responses.", [], [([], cache.size_bytes)])
         yield counter("cache_evictions", "Cached responses evicted to free memory.", [], [([], cache.evictions)])
         yield from self._tensor_pool()
+        yield from self._processes()
         yield self._model_budget()
         yield counter(
             "shadow_requests",
@@ -261,6 +266,16 @@ class _Collector:
             ("gc_freed_bytes", "Size of the collected idle buffers.", sum(each.freed_bytes for each in stats.values())),
         ):
             yield counter(name, documentation, [], [([], total)])
+
+    def _processes(self) -> Iterator[Family]:
+        yield gauge("engine_processes", "Processes of models that run.", [], [([], live.count())])
+        memory = shared_memory_in_use()
+        yield gauge(
+            "engine_shared_memory_bytes",
+            "Memory that the server shares with processes of models: blocks in use by requests, and pages in memory.",
+            ["kind"],
+            [(["leased"], memory.leased_bytes), (["resident"], memory.resident_bytes)],
+        )
 
     def _model_budget(self) -> Family:
         budget = self._sources.ledger.budget

@@ -13,6 +13,7 @@ from frameworks.scheduling.steps.token_feed import TenantTokens
 BATCH_SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 _MODEL = ["model"]
+_REASONS = ("exit_status", "hang", "memory", "protocol", "sigabrt", "sigkill", "sigsegv")
 
 
 def model_families(slots: Sequence[ModelSlot], evictions: Mapping[str, int], counts: Counts) -> Iterator[Family]:
@@ -52,6 +53,17 @@ def batch_families(slots: Sequence[ModelSlot]) -> Iterator[Family]:
         "Batches that exceeded the memory and were split in half.",
         _MODEL,
         (([slot.name], slot.batches.split.total()) for slot in slots),
+    )
+
+
+def process_families(slots: Iterable[ModelSlot]) -> Iterator[Family]:
+    """Yield the families of models with a process of their own, which all tenants share."""
+    yield counter(
+        "engine_restarts",
+        "Losses of a model's process, each followed by a restart, by reason: a signal such as `sigsegv`, or "
+        "`exit_status`, `hang`, `memory` or `protocol`.",
+        ["model", "reason"],
+        [sample for slot in slots for sample in _restarts(slot)],
     )
 
 
@@ -174,6 +186,13 @@ def _batch_sizes(slot: ModelSlot) -> tuple[list[str], list[tuple[str, float]], f
     ]
     buckets.append(("+Inf", float(sizes.total())))
     return [slot.name], buckets, sum(rows * count for rows, count in sizes.items())
+
+
+def _restarts(slot: ModelSlot) -> Iterator[tuple[list[str], int]]:
+    """Yield zeros too: Prometheus sees no growth in the first value of a series."""
+    counts = slot.restarts
+    for reason in sorted(counts.keys() | (_REASONS if slot.identity.isolation == "process" else ())):
+        yield [slot.name, reason], counts[reason]
 
 
 def _tenant_seconds(slot: ModelSlot, only: str | None) -> Iterator[tuple[list[str], float]]:

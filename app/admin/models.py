@@ -21,6 +21,7 @@ from app.protocols.native.fields import ErrorResponse
 from frameworks.errors import InvalidInput, InvalidModel, ModelFailed
 from frameworks.models.slot import ModelSlot
 from frameworks.models.traffic import Share
+from frameworks.settings import Isolation
 
 Percent = Annotated[int | float, Field(ge=0, le=100), WithJsonSchema({"type": "number", "minimum": 0, "maximum": 100})]
 
@@ -67,13 +68,17 @@ class ModelsApi:
         base_dir: Path,
         roots: tuple[Path, ...],
         max_body_bytes: int,
+        isolation: Isolation = "none",
     ) -> None:
-        """`base_dir`: base of relative paths in a registration. `roots`: absolute folders with models."""
+        """`base_dir`: base of relative paths in a registration. `roots`: absolute folders with models. `isolation`:
+        that of a model that has none of its own.
+        """
         self._views = views
         self._lifecycle = lifecycle
         self._base_dir = base_dir
         self._roots = roots
         self._max_body_bytes = max_body_bytes
+        self._isolation = isolation
 
     def router(self) -> APIRouter:
         router = APIRouter(tags=["models"])
@@ -113,7 +118,7 @@ class ModelsApi:
         """
         self._lifecycle.check_accepting()
         body = await read_object(request, self._max_body_bytes)
-        entry = read_entry(body)
+        entry = read_entry(body, self._isolation)
         models = self._views.for_request(request).models
         models.check_may_register(entry.name)
         slot = await models.add(body["framework"], entry, self._allowed_path(entry.path))

@@ -4,11 +4,19 @@ from typing import Any
 
 from app.config import ConfigError, parse_model_entry
 from frameworks.errors import InvalidInput, UnknownField
-from frameworks.settings import OnnxModelEntry, TorchModelEntry
+from frameworks.settings import Isolation, OnnxModelEntry, TorchModelEntry
 
 ENTRY_EXAMPLE = {"framework": "onnx", "name": "digits-2", "path": "./models/digits"}
 
 _NULL = {"type": "null"}
+_SIZE = {
+    "anyOf": [
+        {"type": "integer", "minimum": 1, "maximum": 2**63 - 1},
+        {"type": "string", "pattern": "^ *([1-9][0-9]{0,17} *B?|[1-9][0-9]{0,5}(\\.[0-9]{1,9})? *[KMGT]i?B) *$"},
+        _NULL,
+    ]
+}
+_CPUS = "[0-9]{1,4}(-[0-9]{1,4})?"
 _VALUES: dict[str, dict[str, Any]] = {
     "path": {"type": "string", "pattern": r"\S"},
     "version_policy": {
@@ -18,22 +26,21 @@ _VALUES: dict[str, dict[str, Any]] = {
         ]
     },
     "device": {"type": "string", "pattern": "^(auto|cpu|mps|cuda(:[0-9]{1,3})?)$"},
-    "kv_cache_bytes": {
-        "anyOf": [
-            {"type": "integer", "minimum": 1, "maximum": 2**63 - 1},
-            {"type": "string", "pattern": "^ *([1-9][0-9]{0,17} *B?|[1-9][0-9]{0,5}(\\.[0-9]{1,9})? *[KMGT]i?B) *$"},
-            _NULL,
-        ]
-    },
+    "kv_cache_bytes": _SIZE,
+    "max_process_memory": _SIZE,
+    "cpus": {"anyOf": [{"type": "string", "maxLength": 256, "pattern": f"^{_CPUS}(,{_CPUS})*$"}, _NULL]},
     "pad_values": {"anyOf": [{"type": "object", "additionalProperties": {"type": "number"}}, _NULL]},
 }
 """Schemas of keys that pydantic cannot describe. Some keys accept more spellings, as "float32" for "f32"."""
 
 
-def read_entry(body: dict[str, Any]) -> OnnxModelEntry | TorchModelEntry:
-    """Validate a model's entry. Raises UnknownField or InvalidInput, with all issues of the body in its message."""
+def read_entry(body: dict[str, Any], isolation: Isolation = "none") -> OnnxModelEntry | TorchModelEntry:
+    """Validate a model's entry. `isolation`: that of a model that has none of its own.
+
+    Raises UnknownField or InvalidInput, with all issues of the body in its message.
+    """
     try:
-        return parse_model_entry(body.get("framework"), body)
+        return parse_model_entry(body.get("framework"), body, isolation)
     except ConfigError as error:
         first, *others = error.issues
         message = "; ".join([first.message, *(f"{issue.key}: {issue.message}" for issue in others)])

@@ -14,6 +14,9 @@ from app.config.tls_files import TlsFileError, TlsFiles, read_material
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
+_PROCESS_KEYS = ("max_batch_seconds", "max_process_memory", "cpus")
+"""Keys that apply to the process of a model."""
+
 
 def validate(model: type[_Model], source: Source, all_settings: type[BaseModel]) -> _Model | None:
     """Return the document as a frozen model. On errors add an issue for each and return None.
@@ -51,6 +54,20 @@ def check_names(source: Source) -> None:
             message = f"expected a unique name, got {format_value(name)}, the name of {where}; choose another"
             source.add_issue((*location, "name"), message, "duplicate")
         first.setdefault(name, location)
+
+
+def check_isolation(source: Source, location: Location, entry: object, default: object) -> None:
+    """Add an issue for each key of a model's entry that only a model with a process of its own may have.
+
+    `default`: the `isolation` of a model that has none of its own.
+    """
+    if not isinstance(entry, dict) or (entry.get("isolation") or default or "none") != "none":
+        return
+    for key in _PROCESS_KEYS:
+        value = entry.get(key)
+        if value is not None:
+            message = f'expected no value without isolation = "process", got {format_value(value)}; add it beside {key}'
+            source.add_issue((*location, key), message, "invalid")
 
 
 def check_paths(source: Source, resolve: Callable[[Path], Path]) -> None:

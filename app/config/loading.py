@@ -12,13 +12,14 @@ import structlog
 from pydantic import AfterValidator, BaseModel, Field, ValidationInfo
 
 from app.config.auth_settings import AuthSettings
-from app.config.checks import check_input_values, check_names, check_paths, check_tls, validate
+from app.config.checks import check_input_values, check_isolation, check_names, check_paths, check_tls, validate
 from app.config.environment import find_setting, read_environment, set_from_text
 from app.config.issues import ConfigError, ConfigIssue, format_value, nearest
 from app.config.source import Place, Source, read_toml
 from app.config.tls_files import TlsFiles
 from app.config.web_names import HostPattern, WebOrigin
 from frameworks.settings import (
+    Isolation,
     ModelsSettings,
     OnnxModelEntry,
     PerformanceSettings,
@@ -195,10 +196,13 @@ def check_file(file: Path, environ: Mapping[str, str]) -> tuple[ConfigIssue, ...
     return source.sorted_issues()
 
 
-def parse_model_entry(framework: object, body: Mapping[str, Any]) -> OnnxModelEntry | TorchModelEntry:
+def parse_model_entry(
+    framework: object, body: Mapping[str, Any], isolation: Isolation = "none"
+) -> OnnxModelEntry | TorchModelEntry:
     """Parse the JSON body of `POST /models` into a model's entry. Its `framework` key is ignored.
 
-    Logs a warning for each deprecated key. Raises ConfigError; keys are named as in the body: "input_shape[0]".
+    `isolation`: that of a model that has none of its own. Logs a warning for each deprecated key. Raises ConfigError;
+    keys are named as in the body: "input_shape[0]".
     """
     source = Source("body", {key: value for key, value in body.items() if key != "framework"})
     entry_type = _ENTRY_TYPES.get(framework) if isinstance(framework, str) else None
@@ -209,6 +213,7 @@ def parse_model_entry(framework: object, body: Mapping[str, Any]) -> OnnxModelEn
         source.add_issue(("framework",), message, "invalid")
         raise ConfigError(source.issues)
     source.rename_deprecated_keys((), source.document, entry_type.deprecated_keys)
+    check_isolation(source, (), source.document, isolation)
     entry = validate(entry_type, source, all_settings=Settings)
     errors = [issue for issue in source.issues if issue.is_error]
     if entry is None or errors:
@@ -233,7 +238,10 @@ def _read(file: Path | None, environ: Mapping[str, str], overrides: Mapping[str,
         else:
             source.set_value(location, deepcopy(value), place)
     source.merge_table_aliases()
+    performance = source.document.get("performance")
+    isolation = performance.get("isolation") if isinstance(performance, dict) else None
     for location, entry in source.model_entries():
+        check_isolation(source, location, entry, isolation)
         framework = "onnx" if location[1] == "onnx_models" else "pytorch"
         source.rename_deprecated_keys(location, entry, _ENTRY_TYPES[framework].deprecated_keys)
     check_names(source)

@@ -171,6 +171,7 @@ def _build_routers(
     lifecycle = pipeline.lifecycle
     max_body_bytes = loaded.settings.server.max_body_bytes
     roots = tuple(loaded.resolve(root) for root in loaded.settings.models.roots)
+    isolation = loaded.settings.performance.isolation
     sources = StatsSources(
         manager.devices,
         manager.residency.ledger,
@@ -187,7 +188,7 @@ def _build_routers(
     views = Views(pipeline)
     return [
         PagesApi().router(),
-        ModelsApi(views, lifecycle, loaded.base_dir, roots, max_body_bytes).router(),
+        ModelsApi(views, lifecycle, loaded.base_dir, roots, max_body_bytes, isolation).router(),
         OpenAiModelsApi(views).router(),
         OpenInferenceApi(Management(pipeline), views, max_body_bytes).router(),
         HealthApi(views, manager.devices, lifecycle).router(),

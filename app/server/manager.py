@@ -4,6 +4,8 @@ from app.config import LoadedSettings
 from frameworks.devices import DeviceManager
 from frameworks.engine.registries import RegistrySettings, registry_factories
 from frameworks.manager import MLFrameworkManager
+from frameworks.models.loader import Loader
+from frameworks.models.processes import ProcessStarter
 from memory.pooled_arrays import PooledArrays
 from memory.tensor_pool import TensorPool
 
@@ -11,9 +13,13 @@ from memory.tensor_pool import TensorPool
 def build_manager(loaded: LoadedSettings, devices: DeviceManager, pool: TensorPool) -> MLFrameworkManager:
     """Return a manager with every model of the settings registered; none is loaded."""
     settings = loaded.settings
+    registry_settings = _registry_settings(loaded)
     manager = MLFrameworkManager(
-        registry_factories(_registry_settings(loaded), devices, pool),
-        devices,
+        Loader(
+            registry_factories(registry_settings, devices, pool),
+            devices,
+            ProcessStarter(registry_settings, settings.logging.level),
+        ),
         settings.performance,
         settings.scheduling,
         settings.server.drain_timeout_s,

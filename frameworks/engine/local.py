@@ -49,6 +49,11 @@ class LocalEngine:
         return self.dispatcher.is_running
 
     @property
+    def running_since_s(self) -> float | None:
+        """When the longest batch or step that runs on a thread began (time.perf_counter); None while none runs."""
+        return self.dispatcher.running_since_s
+
+    @property
     def has_ended_requests(self) -> bool:
         return self.dispatcher.has_ended_requests
 

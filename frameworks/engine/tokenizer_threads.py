@@ -7,8 +7,8 @@ from itertools import islice
 from math import inf
 from typing import NamedTuple, TypeVar, TypeVarTuple
 
+from frameworks.cpus import usable_cpus
 from frameworks.generation.types import Conversation, Prompt
-from frameworks.settings import usable_cpus
 
 SHORT_CHARACTERS = 16 * 1024
 """Work up to this size takes about 20 ms."""

@@ -9,20 +9,23 @@ from frameworks.runtime import ModelEntry
 from frameworks.scheduling.admission import RequestLimit
 from frameworks.scheduling.batch.batcher import BatchLimits
 from frameworks.scheduling.device_clock import SharedDevices
+from frameworks.settings import Isolation
 
 
 @dataclass(frozen=True, slots=True)
 class ModelIdentity:
     """The settings and counts that all versions of a model share.
 
-    `ageing_s`: a waiting request gains a priority level after so many seconds. `devices`: the clocks of the devices and
-    the pool for large batches, which all models share. `threads`: of all engines in this process.
+    `ageing_s`: a waiting request gains a priority level after so many seconds. `isolation`: where it runs. `devices`:
+    the clocks of the devices and the pool for large batches, which all models share. `threads`: of all engines in this
+    process.
     """
 
     framework: str
     entry: ModelEntry
     limits: BatchLimits
     ageing_s: float
+    isolation: Isolation = "none"
     devices: SharedDevices = field(default_factory=SharedDevices)
     threads: EngineThreads = field(default_factory=EngineThreads)
     name: str = field(init=False)
@@ -41,4 +44,7 @@ class ModelIdentity:
     @property
     def engine_settings(self) -> EngineSettings:
         """How an engine schedules the requests of a version."""
-        return EngineSettings(self.name, self.limits, self.ageing_s, self.entry.token_ids is not None)
+        entry = self.entry
+        return EngineSettings(
+            self.name, self.limits, self.ageing_s, entry.token_ids is not None, entry.max_batch_seconds
+        )

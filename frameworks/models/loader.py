@@ -2,16 +2,21 @@
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from frameworks.devices import Device, DeviceManager, ModelNeeds
+from frameworks.engine.contract import Engine
 from frameworks.engine.loading import load_instances
+from frameworks.engine.local import start_local_engine
+from frameworks.engine.process.client import ProcessEngine
 from frameworks.models.files_state import FilesState, files_state
+from frameworks.models.processes import ProcessStarter
 from frameworks.models.turns import Turns
 from frameworks.models.version import ModelVersion
 from frameworks.runtime import LoadedModel, Registry
+from frameworks.types import ModelSpec
 from memory.allocator import give_back_freed_memory
 from memory.garbage import collect, freeze
 
@@ -21,31 +26,53 @@ LOADER_THREADS = 1
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The instances of a model, warmed up, their measured bytes, and the state of the files before they were read.
+    """A model that is warmed up: its instances here, or its process. `num_instances`, their measured bytes, and the
+    state of the files before they were read.
 
     `load_s`: seconds of the load, with its warm-up, without the wait for other loads.
     """
 
-    instances: LoadedModel
+    model: LoadedModel | ProcessEngine
+    spec: ModelSpec
+    num_instances: int
     memory_bytes: int
     load_s: float
     warm_up_s: float
     files: FilesState
 
+    def start(self, version: ModelVersion) -> Engine:
+        """Return the engine that answers requests. Call it in the event loop."""
+        if isinstance(self.model, ProcessEngine):
+            return self.model
+        model = version.model
+        counts, device = model.runs[version.version], model.devices.of(self.spec.device)
+        return start_local_engine(model.engine_settings, self.model, counts, device, model.threads)
+
     def close(self) -> None:
-        for instance in self.instances:
-            instance.close()
+        """Release a model that is not started. Call it in the event loop."""
+        if isinstance(self.model, ProcessEngine):
+            self.model.abort("the model is not used")
+        else:
+            close_instances(self.model)
 
 
 class Loader:
     """Own the registries of the frameworks, and the threads that call them."""
 
-    def __init__(self, registries: dict[str, Callable[[], Registry]], devices: DeviceManager) -> None:
-        """`registries`: framework → function that creates its registry, called once, at the first load."""
+    def __init__(
+        self,
+        registries: Mapping[str, Callable[[], Registry]],
+        devices: DeviceManager,
+        processes: ProcessStarter | None = None,
+    ) -> None:
+        """`registries`: framework → function that creates its registry, called once, at the first load. `processes`:
+        starts those of models with isolation "process"; None where no model has it.
+        """
+        self._processes = processes or ProcessStarter(None)
         self._make_registry = registries
         self._registries: dict[str, Registry] = {}
         self._registries_lock = threading.Lock()
-        self._devices = devices
+        self.devices = devices
         self._threads = ThreadPoolExecutor(LOADER_THREADS, thread_name_prefix="loader")
         self._turns = Turns()
         self._num_unloads = 0
@@ -54,6 +81,8 @@ class Loader:
     async def needs(self, version: ModelVersion, goes_first: Callable[[], bool] = lambda: False) -> ModelNeeds:
         """Return what the version needs of a device. `goes_first`: as of `load`. Raises InvalidModel."""
         async with self._turns.turn(goes_first):
+            if version.model.isolation == "process":
+                return await self._processes.needs(version)
             return await asyncio.wrap_future(self._threads.submit(self._needs, version))
 
     async def load(
@@ -65,12 +94,18 @@ class Loader:
         the loaded instances are closed.
         """
         async with self._turns.turn(goes_first):
+            if version.model.isolation == "process":
+                return await self._load_in_process(version, device)
             loading = self._threads.submit(self._load_in_own_thread, version, device)
             try:
                 return await asyncio.wrap_future(loading)
             except asyncio.CancelledError:
                 loading.add_done_callback(_close_unused)
                 raise
+
+    def discard(self, version: ModelVersion) -> None:
+        """Forget what `needs` has prepared for a load, if no load has used it."""
+        self._processes.discard(version)
 
     async def reclaim_memory(self) -> None:
         """Return the memory of a closed model to the system."""
@@ -80,6 +115,13 @@ class Loader:
     def close(self) -> None:
         """Start no more loads; do not wait for the current one."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._processes.close()
+
+    async def _load_in_process(self, version: ModelVersion, device: Device) -> Loaded:
+        files = await asyncio.to_thread(files_state, version.path)
+        engine, (_, loaded, spec) = await self._processes.load(version, device)
+        num_instances = version.model.entry.instances
+        return Loaded(engine, spec, num_instances, loaded.memory_bytes, loaded.load_s, loaded.warm_up_s, files)
 
     def _needs(self, version: ModelVersion) -> ModelNeeds:
         return self._registry(version.model.framework).needs(version.model.entry, version.path)
@@ -100,13 +142,14 @@ class Loader:
             self._prepared.add((version.model.framework, device.id))
         num_unloads = self._num_unloads
         files = files_state(version.path)
-        loaded = load_instances(registry, version.model.entry, version.path, device, self._devices)
+        loaded = load_instances(registry, version.model.entry, version.path, device, self.devices)
         instances, taken = loaded.instances, loaded.growth_bytes
         if self._num_unloads != num_unloads:
             # Another model released memory meanwhile, so the difference is too small.
             taken = version.memory_bytes
-        memory_bytes = max(instances[0].spec.memory_bytes, taken)
-        return Loaded(instances, memory_bytes, loaded.load_s, loaded.warm_up_s, files)
+        spec = instances[0].spec
+        memory_bytes = max(spec.memory_bytes, taken)
+        return Loaded(instances, spec, len(instances), memory_bytes, loaded.load_s, loaded.warm_up_s, files)
 
     def _registry(self, framework: str) -> Registry:
         """Return the registry of a framework. The first call imports the framework, so it runs in a loader thread."""
@@ -123,6 +166,12 @@ def _reclaim_memory() -> None:
     """Collect the cycles of a closed model (frameworks are frozen, so this is quick), then return free pages."""
     collect()
     give_back_freed_memory()
+
+
+def close_instances(instances: LoadedModel) -> None:
+    """Release the instances of a model that is not started."""
+    for instance in instances:
+        instance.close()
 
 
 def _close_unused(loading: "Future[Loaded]") -> None:

@@ -8,8 +8,6 @@ from typing import Any, TypeVar
 import structlog
 
 from frameworks.devices import DeviceManager
-from frameworks.engine.contract import Engine
-from frameworks.engine.local import start_local_engine
 from frameworks.errors import (
     Draining,
     EvictionNeeded,
@@ -222,8 +220,10 @@ class ModelResidency:
             kind = f"{type(error).__name__}: {error}"
             self._fail(version, InvalidModel(kind))
             raise InvalidModel(f"{version} cannot be loaded: {kind}") from error
+        finally:
+            self._loader.discard(version)
         version.files = loaded.files
-        version.start(_start_engine(version, loaded), loaded.load_s)
+        version.start(loaded.start(version), loaded.load_s)
         self.ledger.notify()
         _log_ready(version, loaded)
 
@@ -289,14 +289,8 @@ class ModelResidency:
             callback(version.model.name)
 
 
-def _start_engine(version: ModelVersion, loaded: Loaded) -> Engine:
-    model, instances = version.model, loaded.instances
-    counts, device = model.runs[version.version], model.devices.of(instances[0].spec.device)
-    return start_local_engine(model.engine_settings, instances, counts, device, model.threads)
-
-
 def _log_ready(version: ModelVersion, loaded: Loaded) -> None:
-    spec = loaded.instances[0].spec
+    spec = loaded.spec
     log.info(
         "model ready",
         model=version.model.name,
@@ -307,7 +301,7 @@ def _log_ready(version: ModelVersion, loaded: Loaded) -> None:
         dtype=spec.dtype,
         providers=list(spec.providers) or None,
         memory_bytes=version.memory_bytes,
-        instances=len(loaded.instances),
+        instances=loaded.num_instances,
         load_s=round(version.load_s, 3),
         warm_up_s=round(loaded.warm_up_s, 3),
     )

@@ -1,6 +1,7 @@
 """Hold one registered model: its versions, and the version that answers each request."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -83,6 +84,11 @@ class ModelSlot:
     def generated(self) -> StepCounts:
         """The steps of all versions."""
         return StepCounts.total(runs.generated for runs in self.identity.runs.values())
+
+    @property
+    def restarts(self) -> Counter[str]:
+        """The losses of processes of all versions, by reason."""
+        return sum((runs.restarts for runs in self.identity.runs.values()), start=Counter())
 
     @property
     def step_stats(self) -> list[StepStats]:

@@ -44,7 +44,8 @@ def watched_servers(folder: Path) -> Iterator[Watched]:
         each.mkdir()
     slow = onnx_entries(folders[0], {"slow": onnx_costly_graphs.slow(20, rows=1)}) + f"max_queue_size = {QUEUE_BOUND}\n"
     with ExitStack() as stack:
-        busy = stack.enter_context(serving(folders[0], DIGITS + "cache = true\n" + _LLAMA + slow, _VARIABLES))
+        digits = DIGITS + 'cache = true\nisolation = "process"\n'
+        busy = stack.enter_context(serving(folders[0], digits + _LLAMA + slow, _VARIABLES))
         failed = stack.enter_context(serving(folders[1], _MISSING, _VARIABLES))
         busy.client.headers["x-api-key"] = _KEY
         busy.wait_ready()

@@ -20,6 +20,7 @@ from frameworks.errors import (
     VersionNotFound,
 )
 from frameworks.manager import MLFrameworkManager
+from frameworks.models.loader import Loader
 from frameworks.models.slot import ModelState
 from frameworks.scheduling.batch.batcher import BatchLimits
 from frameworks.settings import PerformanceSettings, SchedulingSettings
@@ -150,7 +151,7 @@ class TestLoading:
             return FakeRegistry()
 
         settings = PerformanceSettings(), SchedulingSettings()
-        async with MLFrameworkManager({"fake": make}, DeviceManager(FakeProbe()), *settings, 5) as manager:
+        async with MLFrameworkManager(Loader({"fake": make}, DeviceManager(FakeProbe())), *settings, 5) as manager:
             for name in "abcd":
                 register(manager, name)
             assert made == []

@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 from frameworks.devices import DeviceManager
 from frameworks.errors import InvalidInput, InvalidModel, ModelExists, ModelNotFound, ModelUnavailable
 from frameworks.manager import MLFrameworkManager
+from frameworks.models.loader import Loader
 from frameworks.models.slot import ModelState
 from frameworks.settings import OnnxModelEntry, PerformanceSettings, SchedulingSettings
 from tests.support.batch_models import FakeRegistry, numbers
@@ -38,8 +39,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.unblocked.set()
         self.registry = FakeRegistry(self.behave, on_load=self.wait)
         self.manager = MLFrameworkManager(
-            {"fake": lambda: self.registry},
-            DeviceManager(FakeProbe()),
+            Loader({"fake": lambda: self.registry}, DeviceManager(FakeProbe())),
             PerformanceSettings(),
             SchedulingSettings(),
             drain_timeout_s=60,

@@ -11,7 +11,7 @@ import pytest
 
 from memory import shared_arena
 from memory.buffers import ALIGNMENT_BYTES, Array
-from memory.shared_arena import KEPT_BYTES, ArenaError, Block, SharedArena
+from memory.shared_arena import KEPT_BYTES, ArenaError, Block, SharedArena, shared_memory_in_use
 from memory.shared_memory import CHUNK_BYTES, SharedMemory
 from tests.memory.test_shared_memory import LINUX
 
@@ -34,6 +34,20 @@ def leased(arena: SharedArena, nbytes: int) -> Block:
 
 def unexpected(number: int) -> None:
     raise AssertionError(number)
+
+
+def test_memory_in_use_is_sum_of_arenas(arena: SharedArena) -> None:
+    before = shared_memory_in_use()
+    other = SharedArena.create(MIB)
+    for each in (arena, other):
+        leased(each, 64).array[:] = 1
+    after = shared_memory_in_use()
+    assert (after.leased_bytes, after.leases) == (before.leased_bytes + 128, before.leases + 2)
+    assert after.resident_bytes > before.resident_bytes
+    assert after.mapped_bytes == before.mapped_bytes + MIB
+    other.close()
+    del other
+    assert shared_memory_in_use().mapped_bytes == before.mapped_bytes
 
 
 class TestLeases:

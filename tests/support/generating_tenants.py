@@ -16,6 +16,7 @@ from app.observability.metrics import Observer
 from frameworks.devices import DeviceManager
 from frameworks.generation.types import GenerateRequest, Sampling, Stopping
 from frameworks.manager import MLFrameworkManager
+from frameworks.models.loader import Loader
 from frameworks.pytorch.registry import TorchRegistry
 from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.settings import PerformanceSettings, SchedulingSettings, TorchModelEntry
@@ -94,8 +95,7 @@ async def serving_tenants(folder: Path, threads: int = 1, **entry: Any) -> Async
     )
     registry = TorchRegistry(performance, GIB, NO_COPIES, True)
     manager = MLFrameworkManager(
-        {"pytorch": lambda: registry},
-        DeviceManager(FakeProbe()),
+        Loader({"pytorch": lambda: registry}, DeviceManager(FakeProbe())),
         performance,
         SchedulingSettings(min_residency_s=0.0),
         HANGS_AFTER_S,

@@ -9,9 +9,9 @@ _TYPES: dict[str, Any] = {
     "boolean": bool,
 }  # fmt: skip
 _KNOWN = frozenset({
-    "type", "anyOf", "oneOf", "const", "enum", "pattern", "minimum", "maximum", "minLength", "maxLength", "minItems",
-    "maxItems", "maxProperties", "properties", "required", "additionalProperties", "dependentRequired", "items",
-    "default", "description", "title", "examples", "format",
+    "type", "anyOf", "oneOf", "const", "enum", "pattern", "minimum", "exclusiveMinimum", "maximum", "minLength",
+    "maxLength", "minItems", "maxItems", "maxProperties", "properties", "required", "additionalProperties",
+    "dependentRequired", "items", "default", "description", "title", "examples", "format",
 })  # fmt: skip
 
 
@@ -34,7 +34,9 @@ def meets(schema: dict[str, Any], value: Any) -> bool:
 
 def _kind_meets(schema: dict[str, Any], value: Any) -> bool:
     if isinstance(value, int | float):
-        return bool(schema.get("minimum", value) <= value <= schema.get("maximum", value))
+        return bool(schema.get("minimum", value) <= value <= schema.get("maximum", value)) and bool(
+            value > schema.get("exclusiveMinimum", value - 1)
+        )
     if isinstance(value, str):
         if "pattern" in schema and not re.search(schema["pattern"], value):
             return False

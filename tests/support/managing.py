@@ -8,6 +8,7 @@ from typing import Any
 from frameworks.devices import DeviceManager
 from frameworks.engine.local import LocalEngine
 from frameworks.manager import MLFrameworkManager
+from frameworks.models.loader import Loader
 from frameworks.models.slot import ModelSlot
 from frameworks.models.version import ModelVersion, VersionNotLoaded
 from frameworks.runtime import Registry
@@ -27,8 +28,7 @@ def make_manager(
     min_residency_s: float = 0.0,
 ) -> MLFrameworkManager:
     return MLFrameworkManager(
-        {"fake": lambda: registry},
-        DeviceManager(probe or FakeProbe()),
+        Loader({"fake": lambda: registry}, DeviceManager(probe or FakeProbe())),
         PerformanceSettings(max_batch_size=4),
         SchedulingSettings(min_residency_s=min_residency_s),
         drain_timeout_s,

@@ -119,6 +119,11 @@ class Dispatcher:
         return self._sent.total() > 0
 
     @property
+    def running_since_s(self) -> float | None:
+        """When the longest batch that runs on a thread began (time.perf_counter); None while none runs."""
+        return min((s for worker in self._workers if (s := worker.running_since_s) is not None), default=None)
+
+    @property
     def queue_depth(self) -> int:
         """Parts of requests in the queue."""
         return self._queue.entries

@@ -54,6 +54,8 @@ class BatchWorker:
         self._pending: set[_Job] = set()
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self.is_dead = False
+        self.running_since_s: float | None = None
+        """When the batch that runs began (time.perf_counter); None while none runs. The thread writes it."""
         self.on_death: Callable[[], None] | None = None
         """Called in the event loop after `is_dead` has become true."""
         self._thread = threading.Thread(target=self._work, name=f"worker-{name}", daemon=True)
@@ -98,11 +100,13 @@ class BatchWorker:
             while (job := next_message(self._jobs, self.model.on_idle)) is not None:
                 if not job.future.done():
                     self._run_one(job)
+                    self.running_since_s = None
                 del job
         except BaseException:
             # CancelledError, SystemExit and the like out of a model end the thread; the loop then fails the jobs.
             log.exception("device thread ended", model=self._name)
         finally:
+            self.running_since_s = None
             try:
                 self.model.close()
             except Exception:
@@ -111,6 +115,7 @@ class BatchWorker:
 
     def _run_one(self, job: _Job) -> None:
         started_s, thread_started_s = time.perf_counter(), time.thread_time()
+        self.running_since_s = started_s
         try:
             outputs = job.work()
         except (OutOfMemory, MemoryError) as error:

@@ -58,6 +58,11 @@ class StepDispatcher:
         return any(worker.is_running for worker in self._workers)
 
     @property
+    def running_since_s(self) -> float | None:
+        """When the longest step that runs began (time.perf_counter); None while none runs."""
+        return min((s for worker in self._workers if (s := worker.running_since_s) is not None), default=None)
+
+    @property
     def stats(self) -> list[StepStats]:
         """The stats of each instance after its last step."""
         return [worker.stats for worker in self._workers]

@@ -78,6 +78,11 @@ class StepWorker:
         """Whether the model may hold sequences; the thread may still have to process an abort."""
         return not self.is_dead and (bool(self._feeds) or self._num_processed < self._num_sent)
 
+    @property
+    def running_since_s(self) -> float | None:
+        """When the step that runs began (time.perf_counter); None while none runs."""
+        return self._thread.running_since_s
+
     def open(self, request: SequenceRequest, feed: TokenFeed) -> None:
         """Start a sequence whose tokens go to the feed. Raises ModelFailed where the thread is dead."""
         if self.is_dead or self._is_closing:
@@ -204,6 +209,8 @@ class _StepThread:
         self._undelivered: list[CompletedStep] = []
         self._is_stats_due = False
         self._is_ending = False
+        self.running_since_s: float | None = None
+        """Written by the thread: when its step began; None between steps."""
         threading.Thread(target=self._work, name=f"worker-{name}", daemon=True).start()
 
     def send(self, message: Message) -> None:
@@ -219,6 +226,7 @@ class _StepThread:
             # CancelledError, SystemExit and the like from a model end the thread; the loop then fails the readers.
             log.exception("device thread ended", model=self._name)
         finally:
+            self.running_since_s = None
             self._report_steps()
             try:
                 self._model.close()
@@ -228,6 +236,7 @@ class _StepThread:
 
     def _process_messages(self) -> bool:
         """Process the queued messages; wait for one where there is nothing to do. Returns False to end the thread."""
+        self.running_since_s = None
         while not self._messages.empty() or self._has_to_wait():
             message = next_message(self._messages, self._model.on_idle)
             if isinstance(message, frozenset):
@@ -271,7 +280,7 @@ class _StepThread:
 
     def _step(self) -> None:
         self._is_stats_due = False
-        started_s = time.perf_counter()
+        started_s = self.running_since_s = time.perf_counter()
         try:
             result = self._model.step(self._held)
             ended_s = time.perf_counter()

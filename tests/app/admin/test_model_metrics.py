@@ -5,7 +5,7 @@ import time
 from typing import Any
 
 from app.admin.model_descriptions import describe_in_detail
-from app.admin.model_metrics import generation_families
+from app.admin.model_metrics import generation_families, process_families
 from app.auth.principal import ANONYMOUS
 from app.observability.counts import Counts
 from app.observability.metrics import Observer
@@ -13,7 +13,7 @@ from frameworks.manager import MLFrameworkManager
 from tests.app.inference.generating import generate_request, generating
 from tests.support.batch_models import FakeRegistry
 from tests.support.loops import in_loop, soon, task
-from tests.support.managing import ask, serving
+from tests.support.managing import ask, make_manager, register, serving
 from tests.support.step_models import CONTEXT, KV_BYTES_PER_TOKEN, StepGate
 
 KV_TOTAL = 4 * CONTEXT * KV_BYTES_PER_TOKEN
@@ -82,6 +82,21 @@ async def test_batch_model_has_no_generation_series() -> None:
         families: list[Any] = list(generation_families(manager.slots, Counts(Observer("none", 1000), ANONYMOUS)))
         assert len(families) == 8
         assert [family.samples for family in families] == [[]] * 8
+
+
+@in_loop
+async def test_restarts_of_isolated_models_are_counted() -> None:
+    async with make_manager(FakeRegistry()) as manager:
+        for name, isolation in (("a", "none"), ("b", "process"), ("c", "process")):
+            slot = register(manager, name, isolation=isolation)
+        slot.identity.runs["1"].restarts.update(["hang", "sigbus"])
+        slot.identity.runs["2"].restarts.update(["hang"])
+        (family,) = process_families(manager.slots)
+        counts = {(each.labels["model"], each.labels["reason"]): each.value for each in family.samples}
+        assert {key: count for key, count in counts.items() if count} == {("c", "hang"): 2, ("c", "sigbus"): 1}
+        # Zeros, as Prometheus sees no growth in the first value of a series.
+        assert {key for key, count in counts.items() if not count} >= {("b", "hang"), ("b", "sigsegv"), ("c", "memory")}
+        assert not any(model == "a" for model, _ in counts)
 
 
 @in_loop

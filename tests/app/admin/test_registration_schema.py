@@ -23,8 +23,15 @@ COMMON: dict[str, list[Any]] = {
     "watch": [True, None],
     "cache": [False, "x"],
     "token_ids": ["own", None, "other", True],
+    "isolation": ["none", "process", None, "thread", True],
     "unknown": [1],
 }
+ISOLATED: dict[str, list[Any]] = {
+    "max_batch_seconds": [1, 0.5, 86_400, None, 0, -1, 86_401, "1", True],
+    "max_process_memory": [1, None, 0, -1, "2GiB", "1.5 GB", "512", "1.5B", "GiB", True, 1.5],
+    "cpus": ["0", "4-7", "0,2-3", None, "", "4-", "-4", "a", "0, 1", ",", "12345", "0," * 200 + "0", 1, [1]],
+}
+"""Keys of a model with a process of its own."""
 ONNX: dict[str, list[Any]] = {
     "input_shape": [[1, 2], None, [0], ["1"], [1.5], 1],
     "quantized": [True, False, "mixed", None, "int8", 1],
@@ -57,6 +64,14 @@ def is_accepted(body: dict[str, Any]) -> bool:
 def test_schema_describes_accepted_values(framework: str, key: str) -> None:
     for value in (COMMON | (ONNX if framework == "onnx" else TORCH))[key]:
         body = {"framework": framework, "name": "m", "path": "./m", key: value}
+        assert meets(SCHEMA, body) == is_accepted(body), value
+
+
+@pytest.mark.parametrize("framework", ["onnx", "pytorch"])
+@pytest.mark.parametrize("key", ISOLATED)
+def test_schema_describes_keys_of_isolated_model(framework: str, key: str) -> None:
+    for value in ISOLATED[key]:
+        body = {"framework": framework, "name": "m", "path": "./m", "isolation": "process", key: value}
         assert meets(SCHEMA, body) == is_accepted(body), value
 
 

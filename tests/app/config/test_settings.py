@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from app.config import (
     load_settings,
     parse_model_entry,
 )
-from frameworks.settings import EXECUTION_PROVIDERS, OnnxModelEntry, PerformanceSettings, TorchModelEntry, usable_cpus
+from frameworks.settings import EXECUTION_PROVIDERS, OnnxModelEntry, TorchModelEntry
 
 ROOT = Path(__file__).parents[3]
 CONTRACT_EXAMPLE = """
@@ -185,6 +184,7 @@ def test_parse_model_entry_matches_entry_of_file() -> None:
         ("onnx", {"sequence_axis": 1, "pad_values": {"x": 7, "y": -0.5}, "mask_input": "m", "min_cosine": 0.5}),
         ("onnx", {"warm_up": [{"x": [[1, 2], [3, 4]], "s": "text"}, {"x": {"shape": [2, 3], "data": 8}}]}),
         ("onnx", {"warm_up": [{"x": {"shape": [], "data": True}}], "version_policy": "all"}),
+        ("onnx", {"isolation": "process", "max_batch_seconds": 1, "max_process_memory": "2GiB", "cpus": "0,2-3"}),
         ("pytorch", {"device": "CUDA:1", "dtype": "fp16", "kv_cache_bytes": "2GiB", "version_policy": "latest"}),
     ],
 )
@@ -192,34 +192,3 @@ def test_dumped_entry_parses_to_equal_entry(framework: str, keys: dict[str, Any]
     entry = parse_model_entry(framework, {"name": "a", "path": "b", **keys})
     dumped = json.loads(json.dumps(entry.model_dump(mode="json")))
     assert type(entry).model_validate(dumped) == entry
-
-
-@pytest.mark.parametrize(
-    ("quota", "expected"),
-    [
-        ("max 100000\n", 8),
-        ("200000 100000\n", 2),
-        ("150000 100000", 2),
-        ("1 100000", 1),
-        ("9999999 100000", 8),
-        ("junk", 8),
-        ("1 0", 8),
-        (None, 8),
-    ],
-)
-def test_usable_cpus_respects_affinity_and_quota(
-    quota: str | None, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
-    if quota is not None:
-        (tmp_path / "cpu.max").write_text(quota, encoding="ascii")
-    assert usable_cpus(tmp_path / "cpu.max") == expected
-
-
-def test_usable_cpus_without_affinity_counts_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
-    monkeypatch.delattr(os, "process_cpu_count", raising=False)
-    monkeypatch.setattr(os, "cpu_count", lambda: None)
-    assert usable_cpus(tmp_path) == 1
-    assert PerformanceSettings(intra_op_threads=3).num_intra_op_threads() == 3
-    assert PerformanceSettings().num_intra_op_threads() >= 1

@@ -1,0 +1,80 @@
+"""Start engine processes for versions: each reads the model's files, and then loads it."""
+
+from dataclasses import dataclass, field
+
+from frameworks.devices import Device, ModelNeeds
+from frameworks.engine.process.client import ProcessEngine
+from frameworks.engine.process.cpus import select_cpus
+from frameworks.engine.process.launch import LaunchOptions
+from frameworks.engine.process.link import Listener, Started
+from frameworks.engine.process.running import RunningProcess, start_process
+from frameworks.engine.registries import RegistrySettings
+from frameworks.models.version import ModelVersion
+
+
+@dataclass(slots=True)
+class ProcessStarter:
+    """Owned by the event loop. `settings`: of the registries; None where no model may have a process.
+
+    A process that has read the headers of the files is kept for the load that follows.
+    """
+
+    settings: RegistrySettings | None
+    log_level: str = "info"
+    _measured: dict[ModelVersion, RunningProcess] = field(default_factory=dict)
+
+    async def needs(self, version: ModelVersion) -> ModelNeeds:
+        """Return what the version needs of a device. Raises InvalidModel, and ModelFailed where the process ended."""
+        self.discard(version)
+        process, needs = await self._measure(version)
+        self._measured[version] = process
+        return needs
+
+    async def load(self, version: ModelVersion, device: Device) -> tuple[ProcessEngine, Started]:
+        """Load a version on a device. Raises InvalidModel, OutOfMemory, and ModelFailed where the process ended."""
+        model = version.model
+
+        async def start(listener: Listener) -> Started:
+            process = self._measured.pop(version, None)
+            if process is None:
+                process, _ = await self._measure(version)
+            try:
+                return await process.load(device, model.engine_settings, listener)
+            except BaseException:
+                process.kill("aborted", "its model was not loaded")
+                raise
+
+        engine = ProcessEngine(model.engine_settings, model.runs[version.version], start)
+        return engine, await engine.open()
+
+    def discard(self, version: ModelVersion) -> None:
+        """End a process that was kept for a load."""
+        process = self._measured.pop(version, None)
+        if process is not None:
+            process.kill("aborted", "its model is not loaded")
+
+    def close(self) -> None:
+        """End all processes that were kept for a load."""
+        for version in list(self._measured):
+            self.discard(version)
+
+    async def _measure(self, version: ModelVersion) -> tuple[RunningProcess, ModelNeeds]:
+        assert self.settings is not None, "the manager has no settings of registries"
+        process = await start_process(self._options(version))
+        try:
+            return process, await process.measure(
+                version.model.framework, version.model.entry, version.path, self.settings
+            )
+        except BaseException:
+            process.kill("aborted", "its model was not measured")
+            raise
+
+    def _options(self, version: ModelVersion) -> LaunchOptions:
+        """Raises InvalidModel for CPUs that the server may not use."""
+        entry = version.model.entry
+        return LaunchOptions(
+            version.model.name,
+            cpus=select_cpus(entry.cpus),
+            max_process_memory_bytes=entry.max_process_memory,
+            log_level=self.log_level,
+        )
