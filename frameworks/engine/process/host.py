@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import structlog
 
@@ -47,9 +47,6 @@ from frameworks.types import TensorBatch, TokenBatch
 
 log = structlog.get_logger(__name__)
 
-Argument = TypeVar("Argument")
-Result = TypeVar("Result")
-
 COUNTS_S = 0.05
 """The interval of counts while requests run."""
 
@@ -62,13 +59,15 @@ class EngineHost:
         sender: Sender,
         source: ModelSource,
         freed: Callable[[Free], None],
+        tidy: Callable[[], None],
         end: Callable[[int], None],
     ) -> None:
-        """`freed`: called when the server has read blocks of the answer arena. `end`: called with the exit status when
-        the process has to end.
+        """`freed`: called when the server has read blocks of the answer arena. `tidy`: called when no request is left.
+        `end`: called with the exit status when the process has to end.
         """
         self._sender = sender
         self._source = source
+        self._tidy = tidy
         self._end = end
         self._loop = asyncio.get_running_loop()
         self._threads = EngineThreads()
@@ -131,7 +130,7 @@ class EngineHost:
         self._task = self._loop.create_task(work)
 
     async def _reply_from_thread(
-        self, work: Callable[[Argument], Result], argument: Argument, reply: Callable[[Result], FromEngine]
+        self, work: Callable[[Any], Any], argument: object, reply: Callable[[Any], FromEngine]
     ) -> None:
         """Send the reply made of the result of `work(argument)`, or its error."""
         # The thread ends with the load, and with it the OpenMP threads of the load, see Loader.
@@ -285,8 +284,11 @@ class EngineHost:
         self._send_counts()
         engine = self._engine
         assert engine is not None
-        is_busy = self._calls or engine.is_running
-        self._tick = self._loop.call_later(COUNTS_S, self._report) if is_busy else None
+        self._tick = None
+        if self._calls or engine.is_running:
+            self._tick = self._loop.call_later(COUNTS_S, self._report)
+        else:
+            self._tidy()
         if engine.is_dead and not self._is_closing:
             log.error("engine process ends, as its model has ended")
             self._end(1)

@@ -15,6 +15,7 @@ from frameworks.engine.process.host import EngineHost
 from frameworks.engine.process.messages import Free, ProtocolError, ToEngine
 from frameworks.engine.process.model_source import FileSource, ModelSource
 from frameworks.engine.process.shared_tensors import SharedTensors
+from memory.garbage import collect
 from memory.shared_arena import SharedArena
 
 log = structlog.get_logger(__name__)
@@ -47,7 +48,7 @@ class ServedProcess:
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.tensors = SharedTensors(answers, requests, self._send_free)
         self.channel: Channel[ToEngine] = Channel(ToEngine, self._received, self._lost, self.tensors, self.tensors.find)
-        self._host = EngineHost(self.channel, source, self.tensors.freed, self._end)
+        self._host = EngineHost(self.channel, source, self.tensors.freed, self._tidy, self._end)
 
     async def ended(self) -> int:
         """Wait for the end; return the exit status. All messages before it are sent."""
@@ -73,6 +74,11 @@ class ServedProcess:
         # Blocks are also released after the end of the channel.
         if self.channel.is_open:
             self.channel.send(message)
+
+    def _tidy(self) -> None:
+        """Free the tensors of requests that failed: the frames of an error are freed by a garbage collection."""
+        if self.tensors.num_in_use:
+            collect()
 
     def _lost(self, reason: str) -> None:
         log.info("engine process ends", reason=reason)

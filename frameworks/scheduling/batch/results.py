@@ -6,13 +6,9 @@ from frameworks.batches.rows import merge, split_outputs
 from frameworks.errors import InvalidInput, OutOfMemory
 from frameworks.scheduling.batch.request import Outputs
 from frameworks.scheduling.batch.splitting import BatchItem
-from frameworks.scheduling.batch.worker import BatchResult
+from frameworks.scheduling.batch.worker import AllCancelled, BatchResult
 from frameworks.types import Batch, SequenceSpec, TensorBatch
 from memory.pooled_arrays import PooledArrays
-
-
-class AllCancelled(Exception):
-    """Every caller of a batch was cancelled before it began."""
 
 
 def assemble(

@@ -18,6 +18,10 @@ from frameworks.types import Batch, Value
 log = structlog.get_logger(__name__)
 
 
+class AllCancelled(Exception):
+    """Every caller of a batch was cancelled before it began."""
+
+
 class BatchResult(NamedTuple):
     """The outputs of a batch, and the seconds that it waited and computed.
 
@@ -120,6 +124,10 @@ class BatchWorker:
             outputs = job.work()
         except (OutOfMemory, MemoryError) as error:
             self._call_in_loop(fail, job.future, without_frames(error))
+            return
+        except AllCancelled:
+            # Without its frames: they would keep the tensors of the batch until a garbage collection.
+            self._call_in_loop(fail, job.future, AllCancelled())
             return
         except Exception as error:  # noqa: BLE001 - handed to the caller
             self._call_in_loop(fail, job.future, error)

@@ -13,8 +13,7 @@ import numpy as np
 from frameworks.scheduling.batch.batcher import BatchLimits
 from frameworks.scheduling.batch.dispatcher import Dispatcher
 from frameworks.scheduling.batch.request import BatchCounts
-from frameworks.scheduling.batch.results import AllCancelled
-from frameworks.scheduling.batch.worker import BatchResult, BatchWorker
+from frameworks.scheduling.batch.worker import AllCancelled, BatchResult, BatchWorker
 from frameworks.scheduling.device_clock import SharedDevice
 from frameworks.tenants import Tenant
 from frameworks.types import TEXT_OUTPUT, Batch, ModelSpec, TextSpec, TokenBatch
