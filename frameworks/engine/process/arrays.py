@@ -121,7 +121,7 @@ def array_reader(find: Find | None = None) -> Callable[[int, memoryview], Array]
                 return _read_strings(shape, data[at:])
             if find is not None and code - _REFERENCE in _DTYPES:
                 return _read_placed(shape, _DTYPES[code - _REFERENCE], data[at:], find)
-        except (TypeError, ValueError, IndexError, OverflowError, error, msgspec.MsgspecError) as problem:
+        except (TypeError, ValueError, IndexError, OverflowError, error) as problem:
             raise ProtocolError(f"array: expected a shape and its data, got {problem}") from None
         raise ProtocolError(f"array: expected a known extension code, got {code}")
 

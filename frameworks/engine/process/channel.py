@@ -223,7 +223,7 @@ class Channel(asyncio.Protocol, Generic[Received]):
     def _decode_frame(self, content: memoryview) -> list[Received]:
         try:
             return self._decoder.decode(content)
-        except (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError, MemoryError) as error:
+        except (ValueError, RecursionError) as error:
             raise ProtocolError(f"frame: expected messages, got other bytes ({error})") from None
 
     def _lose(self, reason: str) -> None:

@@ -138,7 +138,7 @@ def _built(plain: object, known: dict[str, type[_T]], what: str) -> _T:
         case [str() as name, content] if name in known:
             try:
                 return msgspec.convert(content, known[name], dec_hook=_checked_array)
-            except (msgspec.MsgspecError, RecursionError, OverflowError) as error:
+            except msgspec.MsgspecError as error:
                 raise ProtocolError(f"{what}: expected the fields of {name}, got others ({error})") from None
     raise ProtocolError(f"{what}: expected one of {', '.join(known)}, got another value")
 

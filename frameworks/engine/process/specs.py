@@ -93,7 +93,7 @@ def spec_from_plain(plain: object) -> ModelSpec:
         content["inputs"] = tuple(map(_value_spec, content["inputs"]))
         content["outputs"] = tuple(map(_value_spec, content["outputs"]))
         content["sequence"] = None if content["sequence"] is None else _sequence_spec(content["sequence"])
-    except (msgspec.MsgspecError, RecursionError, OverflowError) as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ProtocolError(f"spec: expected the fields of a model's spec, got others ({error})") from None
     return ModelSpec(**content)
 

@@ -147,6 +147,7 @@ async def test_frame_above_bound_ends_channel_before_content() -> None:
         b"\x91\x92\xa2\xff\xfe\x01",
         b"\x91\x92\xa6Answer\xd8\x20" + bytes(16),
         b"\x91" * 100_000,
+        b"\x91\x96\xa6Answer\x01" + b"\x91" * 100_000,
         b"\xc0" * 100,
     ],
     ids=lambda content: content[:16].hex(),
