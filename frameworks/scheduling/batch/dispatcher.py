@@ -9,7 +9,6 @@ from functools import partial
 
 from frameworks.batches.rows import Part, follow_rows, signature_of, split_request
 from frameworks.errors import Draining, InvalidInput, ModelFailed, OutOfMemory
-from frameworks.fairness import TenantShare
 from frameworks.scheduling.batch.batcher import BatchLimits, BatchPlan, next_batch
 from frameworks.scheduling.batch.charging import BatchCharges, Costs
 from frameworks.scheduling.batch.cost import CostModel
@@ -107,7 +106,7 @@ class Dispatcher:
         future: asyncio.Future[Outputs] = self._loop.create_future()
         share = self._share
         if tenant is not share.tenant:
-            share = self._switch_tenant(tenant)
+            share = self._share = self._clock.share(tenant)
         request = Request(batch, signature, share, priority, begin, timings or Timings(), future)
         if self._inline is None or self._learner is not None or not self._inline.try_accept(request):
             self._enqueue(request)
@@ -148,13 +147,6 @@ class Dispatcher:
         self.is_dead = all(worker.is_dead for worker in self._workers)
         if self.is_dead:
             self.on_death()
-
-    def _switch_tenant(self, tenant: Tenant) -> TenantShare:
-        share = self._clock.share(tenant)
-        if self._inline is not None and share is not self._share:
-            self._inline.note_other_tenant()
-        self._share = share
-        return share
 
     def _idle_worker(self) -> BatchWorker | None:
         """Return a worker without a batch, if nothing is queued and no other tenant uses the device."""
