@@ -12,6 +12,10 @@ from frameworks.engine.registries import RegistrySettings
 from frameworks.models.version import ModelVersion
 
 
+# The process needs no key of callers.
+_WITHOUT_SECRETS = {"ROUNDHOUSE_API_KEY": None}
+
+
 @dataclass(slots=True)
 class ProcessStarter:
     """Owned by the event loop. `settings`: of the registries; None where no model may have a process.
@@ -76,5 +80,6 @@ class ProcessStarter:
             version.model.name,
             cpus=select_cpus(entry.cpus),
             max_process_memory_bytes=entry.max_process_memory,
+            environment=_WITHOUT_SECRETS,
             log_level=self.log_level,
         )

@@ -45,6 +45,7 @@ ARENA_BYTES = 1024**3
 _PROTOCOL = "protocol"
 # A process whose connection has ended is ending itself.
 _END_S = 5.0
+_TRIM_S = 1.0
 
 Reply = TypeVar("Reply", Needs, Loaded)
 
@@ -64,6 +65,7 @@ class RunningProcess:
         self._reply: asyncio.Future[FromEngine] | None = None
         self._is_closed = False
         self._lost_label: str | None = None
+        self._trim = asyncio.get_running_loop().call_later(_TRIM_S, self._trim_idle)
         self._watching = asyncio.get_running_loop().create_task(self._watch())
 
     async def open(self) -> None:
@@ -152,6 +154,10 @@ class RunningProcess:
             return False
         return True
 
+    def _trim_idle(self) -> None:
+        self._tensors.trim()
+        self._trim = asyncio.get_running_loop().call_later(_TRIM_S, self._trim_idle)
+
     def _send_free(self, message: Free) -> None:
         self.send(message)
 
@@ -162,6 +168,7 @@ class RunningProcess:
     async def _watch(self) -> None:
         """Wait for the end of the process, and tell it."""
         reason = await self._process.wait_ended()
+        self._trim.cancel()
         self._channel.close()
         self._tensors.close()
         if self._reply is not None and not self._reply.done():
@@ -174,9 +181,7 @@ class RunningProcess:
     def _label(self, reason: ExitReason) -> str:
         if self._lost_label is not None and reason.kind == "killed":
             return self._lost_label
-        if reason.is_out_of_memory:
-            return "memory"
-        return reason.detail.lower() if reason.kind == "signal" else "exit_status"
+        return reason.label
 
 
 async def start_process(options: LaunchOptions) -> RunningProcess:

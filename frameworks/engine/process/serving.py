@@ -21,6 +21,7 @@ from memory.shared_arena import SharedArena
 log = structlog.get_logger(__name__)
 
 _SENT_POLL_S = 0.005
+_TRIM_S = 1.0
 
 
 def serve(arguments: StartArguments) -> int:
@@ -52,7 +53,10 @@ class ServedProcess:
 
     async def ended(self) -> int:
         """Wait for the end; return the exit status. All messages before it are sent."""
-        status = await self._ended
+        while not self._ended.done():
+            self.tensors.trim()
+            await asyncio.wait([self._ended], timeout=_TRIM_S)
+        status = self._ended.result()
         while self.channel.is_open and self.channel.buffered_bytes:  # noqa: ASYNC110 - the channel has no event for it
             await asyncio.sleep(_SENT_POLL_S)
         self.channel.close()

@@ -61,6 +61,10 @@ class SharedTensors:
         except ArenaError as error:
             raise ProtocolError(str(error)) from None
 
+    def trim(self) -> None:
+        """Return pages of the last burst to the system. Call it at intervals, also while nothing is sent."""
+        self._written.trim()
+
     def close(self) -> None:
         """Close the arenas. Arrays that are in use keep their memory."""
         self._written.close()
