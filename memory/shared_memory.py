@@ -4,6 +4,7 @@ import fcntl
 import mmap
 import os
 import secrets
+import sys
 from collections.abc import Iterable
 from typing import Self
 
@@ -48,7 +49,7 @@ class SharedMemory:
         fd = _anonymous_memory()
         try:
             os.ftruncate(fd, _whole_pages(max_bytes))
-            if hasattr(fcntl, "F_ADD_SEALS"):
+            if sys.platform == "linux":
                 # A process that reads beyond the end is killed: the other one must not be able to shrink the memory.
                 fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         except BaseException:
@@ -73,18 +74,17 @@ class SharedMemory:
     def give_back(self, ranges: Iterable[tuple[int, int]], max_bytes: int) -> None:
         """Give used chunks back to the kernel until `max_bytes` are reached. Their content becomes zero.
 
-        `ranges`: start and size; of each the whole chunks in it, highest first. Does nothing without MADV_REMOVE.
+        `ranges`: start and size; of each the whole chunks in it, highest first. Does nothing but on Linux.
         """
-        if self.array is None or not hasattr(mmap, "MADV_REMOVE"):
-            return
-        for start, size in ranges:
-            last = (start + size) // CHUNK_BYTES
-            while (last := self._used.rfind(1, -(-start // CHUNK_BYTES), last)) >= 0:
-                if max_bytes <= 0:
-                    return
-                self._mapping.madvise(mmap.MADV_REMOVE, last * CHUNK_BYTES, CHUNK_BYTES)
-                self._used[last] = 0
-                max_bytes -= CHUNK_BYTES
+        if sys.platform == "linux" and self.array is not None:
+            for start, size in ranges:
+                last = (start + size) // CHUNK_BYTES
+                while (last := self._used.rfind(1, -(-start // CHUNK_BYTES), last)) >= 0:
+                    if max_bytes <= 0:
+                        return
+                    self._mapping.madvise(mmap.MADV_REMOVE, last * CHUNK_BYTES, CHUNK_BYTES)
+                    self._used[last] = 0
+                    max_bytes -= CHUNK_BYTES
 
     def close(self) -> None:
         """Close the descriptor. The memory is unmapped with the last view of it. A second call does nothing."""
@@ -100,11 +100,12 @@ def _whole_pages(max_bytes: int) -> int:
 
 
 def _anonymous_memory() -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("roundhouse", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    import _posixshmem  # type: ignore[import-not-found]  # a part of multiprocessing.shared_memory
+    if sys.platform == "linux":
+        fd = os.memfd_create("roundhouse", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    else:
+        import _posixshmem  # type: ignore[import-not-found]  # a part of multiprocessing.shared_memory
 
-    name = f"/rh-{secrets.token_hex(8)}"
-    fd: int = _posixshmem.shm_open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode=0o600)
-    _posixshmem.shm_unlink(name)
+        name = f"/rh-{secrets.token_hex(8)}"
+        fd: int = _posixshmem.shm_open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode=0o600)
+        _posixshmem.shm_unlink(name)
     return fd

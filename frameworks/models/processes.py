@@ -11,7 +11,6 @@ from frameworks.engine.process.running import RunningProcess, start_process
 from frameworks.engine.registries import RegistrySettings
 from frameworks.models.version import ModelVersion
 
-
 # The process needs no key of callers.
 _WITHOUT_SECRETS = {"ROUNDHOUSE_API_KEY": None}
 

@@ -1,19 +1,16 @@
-"""Leases, reads, idle pages and the end of an arena in one process."""
+"""Leases, reads and the end of an arena in one process."""
 
 import gc
 import os
 import threading
 from collections.abc import Iterator
-from itertools import count
 
 import numpy as np
 import pytest
 
-from memory import shared_arena
 from memory.buffers import ALIGNMENT_BYTES, Array
-from memory.shared_arena import KEPT_BYTES, ArenaError, Block, SharedArena, shared_memory_in_use
-from memory.shared_memory import CHUNK_BYTES, SharedMemory
-from tests.memory.test_shared_memory import LINUX
+from memory.shared_arena import ArenaError, Block, SharedArena, shared_memory_in_use
+from memory.shared_memory import SharedMemory
 
 MIB = 1024**2
 
@@ -215,85 +212,6 @@ def test_garbage_collection_under_lock_frees_block() -> None:
     assert collections
     assert leased(arena, MIB).offset == 0
     arena.close()
-
-
-@LINUX
-class TestIdlePages:
-    def test_kept_pages_stay_after_free(self, arena: SharedArena) -> None:
-        block = leased(arena, 8 * MIB)
-        block.array[:] = 1
-        arena.free(block.number)
-        assert [arena.trim() for _ in range(100)] == [0] * 100
-        assert arena.stats().resident_bytes == 8 * MIB
-
-    def test_trim_gives_idle_pages_back(self) -> None:
-        arena = SharedArena.create(KEPT_BYTES + 32 * MIB)
-        block = leased(arena, arena.max_bytes)
-        block.array[:] = 1
-        assert arena.trim() == 0
-        arena.free(block.number)
-        given = [arena.trim() for _ in range(100)]
-        assert sum(given) == 32 * MIB
-        assert max(given) <= 2 * MIB
-        assert arena.stats().resident_bytes == KEPT_BYTES
-        arena.close()
-
-    def test_free_gives_idle_pages_back(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(shared_arena, "KEPT_BYTES", MIB)
-        arena = SharedArena(SharedMemory.create(8 * MIB), count().__next__)
-        block = leased(arena, 8 * MIB)
-        block.array[:] = 1
-        arena.free(block.number)
-        for _ in range(100):
-            arena.free(leased(arena, 64).number)
-        assert arena.stats().resident_bytes == MIB
-        arena.close()
-
-    def test_recently_used_pages_stay(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(shared_arena, "KEPT_BYTES", 0)
-        arena = SharedArena(SharedMemory.create(8 * MIB), count().__next__)
-        for _ in range(100):
-            block = leased(arena, 4 * MIB)
-            block.array[:] = 1
-            arena.free(block.number)
-            assert arena.stats().resident_bytes == 4 * MIB
-        arena.close()
-
-    def test_long_lease_pages_stay_after_free(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(shared_arena, "KEPT_BYTES", 0)
-        arena = SharedArena(SharedMemory.create(8 * MIB), lambda: 0.0)
-        block = leased(arena, 4 * MIB)
-        block.array[:] = 1
-        for _ in range(100):
-            arena.trim()
-        arena.free(block.number)
-        assert arena.trim() == 0
-        arena.close()
-
-    def test_free_looks_for_idle_pages_rarely(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(shared_arena, "KEPT_BYTES", 0)
-        arena = SharedArena(SharedMemory.create(8 * MIB), lambda: 5.0)
-        block = leased(arena, 8 * MIB)
-        block.array[:] = 1
-        arena.free(block.number)
-        for _ in range(100):
-            arena.free(leased(arena, 64).number)
-        assert arena.stats().resident_bytes == 8 * MIB
-        arena.close()
-
-    def test_trim_keeps_leased_pages(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(shared_arena, "KEPT_BYTES", 0)
-        arena = SharedArena.create(8 * MIB)
-        blocks = [leased(arena, 1_000_000) for _ in range(8)]
-        for block in blocks:
-            block.array[:] = 1
-        for block in blocks[::2]:
-            arena.free(block.number)
-        for _ in range(100):
-            arena.trim()
-        assert all(block.array.all() for block in blocks[1::2])
-        assert arena.stats().resident_bytes <= 4 * (1_000_000 + 2 * CHUNK_BYTES)
-        arena.close()
 
 
 class TestClose:

@@ -18,12 +18,12 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="wants Linux's /proc"
 
 def options(act: str, **others: Any) -> LaunchOptions:
     """Return options for a process of tests.support.engine_child."""
-    environment = {"ENGINE_CHILD": act}
-    return LaunchOptions("minilm", module="tests.support.engine_child", environment=environment, **others)
+    named = {"module": "tests.support.engine_child", "environment": {"ENGINE_CHILD": act}} | others
+    return LaunchOptions("minilm", **named)
 
 
 @asynccontextmanager
-async def prepared(act: str, **others: Any) -> AsyncIterator[EngineProcess]:
+async def prepared(act: str = "wait_for_end", **others: Any) -> AsyncIterator[EngineProcess]:
     """Launch a process and wait until it is prepared. It has ended and is reaped after the block."""
     process = launch(options(act, **others))
     try:

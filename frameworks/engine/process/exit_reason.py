@@ -41,6 +41,14 @@ class ExitReason:
         return cls("signal", _name(-returncode), native_output)
 
     @property
+    def label(self) -> str:
+        """The value of a metric: `sigsegv`, `exit_status`, `out_of_memory`; `killed`, whose reason the server knows."""
+        if self.is_out_of_memory:
+            return "out_of_memory"
+        labels = {"signal": self.detail.lower().replace(" ", "_"), "status": "exit_status", "killed": "killed"}
+        return labels[self.kind]
+
+    @property
     def is_out_of_memory(self) -> bool:
         """True if an allocation failed in the process."""
         return self.kind != "killed" and any(words in self.native_output for words in _OUT_OF_MEMORY)

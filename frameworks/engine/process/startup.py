@@ -7,6 +7,7 @@ import resource
 import signal
 import sys
 from collections.abc import Sequence
+from typing import Any, cast
 
 from frameworks.engine.process.arguments import StartArguments
 from memory.allocator import keep_freed_memory
@@ -99,9 +100,13 @@ def _set_cpus(cpus: frozenset[int]) -> bool:
 
 
 def _log(level: str, warnings: list[str]) -> None:
-    # structlog takes most of the time of this module, and the limits must hold for it too.
+    # structlog takes most of the time of this module, and the limits must hold for it too. Without rich, which only
+    # its format for terminals uses, it takes 5 MB and 50 ms less.
+    modules = cast(dict[str, Any], sys.modules)
+    modules["rich"] = None
     import structlog
 
+    del modules["rich"]
     from frameworks.engine.process.logs import configure_logging
 
     configure_logging(level)

@@ -29,3 +29,18 @@ def test_out_of_memory_is_read_from_output() -> None:
     assert not ExitReason.of(-9, "a hang", "MemoryError").is_out_of_memory
     assert ExitReason.of(-9, None, "MemoryError").is_out_of_memory
     assert not ExitReason.of(-11, None, "Segmentation fault").is_out_of_memory
+
+
+@pytest.mark.parametrize(
+    ("reason", "label"),
+    [
+        (ExitReason.of(-11, None, ""), "sigsegv"),
+        (ExitReason.of(-40, None, ""), "signal_40"),
+        (ExitReason.of(1, None, ""), "exit_status"),
+        (ExitReason.of(1, None, "MemoryError"), "out_of_memory"),
+        (ExitReason.of(-9, "a hang", ""), "killed"),
+        (ExitReason.of(-9, None, ""), "sigkill"),
+    ],
+)
+def test_label_names_kind_of_end(reason: ExitReason, label: str) -> None:
+    assert reason.label == label

@@ -1,6 +1,7 @@
 """The output of an engine process: log lines, other lines, floods."""
 
 import asyncio
+import contextlib
 import os
 from itertools import pairwise
 from typing import Any
@@ -99,20 +100,36 @@ def test_native_output_is_end_of_lines(pieces: list[bytes]) -> None:
 
 
 @in_loop
-async def test_reader_pauses_until_next_window(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reader_of_flood_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "WINDOW_S", 3600.0)
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    reader = OutputReader(reading, OutputLines("minilm"), asyncio.get_running_loop())
+    written = 0
+    for _ in range(3 * MAX_BYTES // 4096):
+        with contextlib.suppress(BlockingIOError):
+            written += os.write(writing, b"x" * 4095 + b"\n")
+        # The reader reads in each round of the loop unless it pauses.
+        await asyncio.sleep(0)
+    assert MAX_BYTES <= written < 2 * MAX_BYTES
+    reader.close()
+    os.close(writing)
+
+
+@in_loop
+async def test_reader_continues_in_next_window(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "WINDOW_S", 0.01)
     reading, writing = os.pipe()
     lines = OutputLines("minilm")
     reader = OutputReader(reading, lines, asyncio.get_running_loop())
     content = b"x" * 1023 + b"\n"
-    sent = asyncio.to_thread(_write_all, writing, content * (3 * MAX_BYTES // len(content)) + b"last\n")
-    await sent
+    await asyncio.to_thread(_write_all, writing, content * (3 * MAX_BYTES // len(content)) + b"last\n")
     await soon(lambda: lines.native_output.endswith("last"))
     reader.close()
 
 
 @in_loop
-async def test_close_reads_bounded_amount() -> None:
+async def test_close_reads_rest_of_pipe() -> None:
     reading, writing = os.pipe()
     lines = OutputLines("minilm")
     reader = OutputReader(reading, lines, asyncio.get_running_loop())
