@@ -1,0 +1,176 @@
+"""An engine behind a channel answers as one in this process: tensors, texts, generated text, counts."""
+
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from frameworks.engine.contract import Engine, Run, RunCounts
+from frameworks.errors import InvalidInput, RoundhouseError
+from frameworks.generation.types import (
+    Constraint,
+    Conversation,
+    GenerateRequest,
+    Message,
+    Sampling,
+    Stopping,
+)
+from frameworks.scheduling.admission import Permit, RequestLimit
+from frameworks.tenants import Tenant
+from frameworks.text.tokens import DetokenizeRequest, TokenizeRequest
+from frameworks.types import PairRequest, TensorBatch, TextRequest, Timings
+from tests.frameworks.engine.process.test_host import tokenizer
+from tests.support.batch_models import DoublingModel, numbers
+from tests.support.engine_hosts import ArrayModel, TextModel, array_rows, both_engines
+from tests.support.loops import in_loop, soon
+from tests.support.step_models import EchoModel
+
+
+class Times:
+    """Implement TokenTimes with the numbers of tokens."""
+
+    def __init__(self) -> None:
+        self.first = self.next = 0
+
+    def observe_first(self, seconds: float) -> None:
+        self.first += 1
+
+    def observe_next(self, seconds: float) -> None:
+        self.next += 1
+
+
+def run_of(tenant: Tenant | None = None) -> Run:
+    limit = RequestLimit("the server", None, None)
+    return Run(Permit(limit, tenant) if tenant is not None else Permit(limit), Timings())
+
+
+async def outcome(engine: Engine, request: Any) -> Any:
+    """Return the answer of a request or its error, in a form that can be compared."""
+    try:
+        answer = await engine.answer(run_of(), request)
+    except RoundhouseError as error:
+        return type(error).__name__, str(error)
+    if isinstance(answer, dict):
+        return {name: np.asarray(value).tolist() for name, value in answer.items()}
+    return [np.asarray(each).tolist() for each in astuple(answer) if each is not None]
+
+
+def batches_of(counts: RunCounts) -> Any:
+    return dict(counts.batches.sizes), dict(counts.batches.split), counts.batches.seconds.keys()
+
+
+@pytest.mark.parametrize(
+    ("make", "request_"),
+    [
+        (ArrayModel, array_rows(1, 4)),
+        (ArrayModel, array_rows(3, 4096)),
+        (ArrayModel, array_rows(20, 2000)),
+        (DoublingModel, numbers(1, 2, 3)),
+        (DoublingModel, numbers("bad")),
+        (DoublingModel, TextRequest(["a text"])),
+        (DoublingModel, TensorBatch({"x": [1]}, ("y",))),
+    ],
+    ids=["small", "large", "parts", "list", "bad", "text", "names"],
+)
+@in_loop
+async def test_tensor_answers_are_equal(make: Any, request_: Any) -> None:
+    async with both_engines(make) as ((local, counts), (remote, remote_counts)):
+        for _ in range(3):
+            assert await outcome(remote, request_) == await outcome(local, request_)
+            assert batches_of(remote_counts) == batches_of(counts)
+
+
+@pytest.mark.parametrize("kind", ["embed", "classify"])
+@pytest.mark.parametrize(
+    "request_",
+    [
+        TextRequest(["the cat", "sat on the mat"]),
+        TextRequest([]),
+        TextRequest(["the cat " * 30], truncate=False),
+        TextRequest(["the cat"] * 3000, top_k=1),
+        TextRequest([], token_ids=[[2, 3]]),
+        PairRequest([("the cat", "sat"), ("the mat", "sat")]),
+        PairRequest([("the cat " * 30, "sat")], truncate=False),
+        TokenizeRequest("the cat", with_strings=True),
+        DetokenizeRequest((6, 7, 8)),
+    ],
+    ids=["texts", "none", "long", "many", "ids", "pairs", "pair", "tokenize", "detokenize"],
+)
+@in_loop
+async def test_text_answers_are_equal(request_: Any, kind: str, tmp_path: Path) -> None:
+    own = tokenizer(tmp_path)
+    async with both_engines(lambda: TextModel(own, kind)) as ((local, counts), (remote, remote_counts)):
+        assert await outcome(remote, request_) == await outcome(local, request_)
+        assert sum(remote_counts.batches.sizes.elements()) == sum(counts.batches.sizes.elements())
+
+
+GENERATIONS = {
+    "plain": GenerateRequest(("hello world",), stopping=Stopping(max_tokens=6)),
+    "stop": GenerateRequest(("hello world",), stopping=Stopping(max_tokens=9, strings=("wor", "xyz"))),
+    "choices": GenerateRequest(("ab", (99, 100)), stopping=Stopping(max_tokens=4), num_choices=2),
+    "logprobs": GenerateRequest(("abc",), Sampling(top_logprobs=2), Stopping(max_tokens=5)),
+    "unicode": GenerateRequest(("aßc€",), stopping=Stopping(max_tokens=8)),
+    "chat": GenerateRequest((Conversation((Message("user", "hi"),)),), stopping=Stopping(max_tokens=8)),
+    "constraint": GenerateRequest(("ab",), stopping=Stopping(max_tokens=5), constraint=Constraint("choice", "no")),
+    "invalid": GenerateRequest(("ab",), stopping=Stopping(max_tokens=5), constraint=Constraint("regex", "(")),
+    "fails": GenerateRequest(((97, 98, 1, 99),), stopping=Stopping(max_tokens=5)),
+    "context": GenerateRequest(("a" * 5000,), stopping=Stopping(max_tokens=5)),
+}
+
+
+async def generated(engine: Engine, request: GenerateRequest, in_pieces: bool) -> Any:
+    """Return the texts, the reasons of their ends, the log probabilities, the usage, and the numbers of token times."""
+    times = Times()
+    try:
+        generation = await engine.generate(run_of(Tenant("t")), request, times, None, in_pieces)
+        if not in_pieces:
+            answer = await generation.collect()
+            return answer.choices, answer.usage, times.first, times.next
+        texts: dict[int, list[Any]] = {}
+        async for piece in generation:
+            text = texts.setdefault(piece.index, ["", [], None])
+            text[0] += piece.text
+            text[1] += piece.tokens
+            text[2] = piece.finish_reason
+        return texts, generation.usage, times.first, times.next
+    except RoundhouseError as error:
+        return type(error).__name__, str(error)
+
+
+@pytest.mark.parametrize("in_pieces", [True, False], ids=["pieces", "whole"])
+@pytest.mark.parametrize("request_", GENERATIONS.values(), ids=GENERATIONS)
+@in_loop
+async def test_generated_texts_are_equal(request_: GenerateRequest, in_pieces: bool) -> None:
+    async with both_engines(EchoModel) as ((local, counts), (remote, remote_counts)):
+        assert await generated(remote, request_, in_pieces) == await generated(local, request_, in_pieces)
+        # The thread ends a text after its last piece was found by a stop string.
+        await soon(lambda: not local.is_running and remote.stats == local.stats)
+        await soon(lambda: remote_counts.generated == counts.generated)
+        assert remote_counts.generated.steps.sizes == counts.generated.steps.sizes
+        assert remote_counts.generated.tenants == counts.generated.tenants
+
+
+@in_loop
+async def test_closed_generation_ends_in_process() -> None:
+    models: list[EchoModel] = []
+
+    def make() -> EchoModel:
+        models.append(EchoModel())
+        return models[-1]
+
+    async with both_engines(make) as ((_, _), (remote, _)):
+        request = GenerateRequest(("ab",), stopping=Stopping(max_tokens=4000))
+        generation = await remote.generate(run_of(), request, Times(), None, True)
+        await anext(generation)
+        generation.close()
+        hosted = models[1]
+        await soon(lambda: bool(hosted.aborted) and not hosted.has_work)
+
+
+@in_loop
+async def test_refused_generation_raises_at_start() -> None:
+    async with both_engines(DoublingModel) as (_, (remote, _)):
+        with pytest.raises(InvalidInput, match="name another model"):
+            await remote.generate(run_of(), GENERATIONS["plain"], Times(), None, True)
