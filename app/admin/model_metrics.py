@@ -13,7 +13,7 @@ from frameworks.scheduling.steps.token_feed import TenantTokens
 BATCH_SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 _MODEL = ["model"]
-_REASONS = ("exit_status", "hang", "memory", "protocol", "sigabrt", "sigkill", "sigsegv")
+_REASONS = ("exit_status", "hang", "out_of_memory", "protocol", "sigabrt", "sigkill", "sigsegv")
 
 
 def model_families(slots: Sequence[ModelSlot], evictions: Mapping[str, int], counts: Counts) -> Iterator[Family]:
@@ -61,7 +61,7 @@ def process_families(slots: Iterable[ModelSlot]) -> Iterator[Family]:
     yield counter(
         "engine_restarts",
         "Losses of a model's process, each followed by a restart, by reason: a signal such as `sigsegv`, or "
-        "`exit_status`, `hang`, `memory` or `protocol`.",
+        "`exit_status`, `hang`, `out_of_memory` or `protocol`.",
         ["model", "reason"],
         [sample for slot in slots for sample in _restarts(slot)],
     )
