@@ -135,6 +135,10 @@ class HostLink:
     def num_leases(self) -> int:
         return self.tensors.num_in_use
 
+    @property
+    def is_full(self) -> bool:
+        return self.channel.is_full
+
     def send(self, message: ToEngine) -> None:
         if self.channel.is_open:
             self.channel.send(message)

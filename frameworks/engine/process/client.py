@@ -37,7 +37,7 @@ from frameworks.engine.process.restarts import RestartPolicy
 from frameworks.engine.process.retries import InFlight, RetryQueue
 from frameworks.engine.process.suspects import Suspects, digest_of
 from frameworks.engine.process.watch import HangWatch
-from frameworks.errors import Draining, InvalidInput, ModelFailed, RoundhouseError
+from frameworks.errors import Draining, InvalidInput, ModelFailed, Overloaded, RoundhouseError
 from frameworks.generation.types import GenerateRequest, Generation, StepStats
 from frameworks.scheduling.admission import TokenBudget
 from frameworks.scheduling.batch.request import Outputs
@@ -233,6 +233,8 @@ class ProcessEngine:
         if self._suspects.refuses_any:
             self._check_suspect(call)
         if self._link is not None and self._retries.is_empty:
+            if self._link.is_full:
+                raise Overloaded(f'model "{self._name}": its process is behind with earlier requests; try again', 1.0)
             self._calls[call.id] = call
             self._send(self._link, call)
             return

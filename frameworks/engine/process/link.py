@@ -25,6 +25,11 @@ class Link(Protocol):
         ...
 
     @property
+    def is_full(self) -> bool:
+        """Whether the process reads too slowly, so that requests should be refused."""
+        ...
+
+    @property
     def num_leases(self) -> int:
         """Number of tensors in shared memory that either process has not read to the end."""
         ...

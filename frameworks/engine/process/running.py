@@ -80,6 +80,10 @@ class RunningProcess:
     def num_leases(self) -> int:
         return self._tensors.num_in_use
 
+    @property
+    def is_full(self) -> bool:
+        return self._channel.is_full
+
     def send(self, message: ToEngine) -> None:
         with suppress(ChannelLost):  # the listener learns of it from the end of the process
             self._channel.send(message)
@@ -95,8 +99,13 @@ class RunningProcess:
         Raises InvalidModel, OutOfMemory, and ModelFailed where the process ended.
         """
         loaded = await self._ask(Load(device, settings), Loaded)
+        try:
+            spec = spec_from_plain(loaded.spec)
+        except ProtocolError as error:
+            self.kill(_PROTOCOL, error.message)
+            raise ModelFailed(f"the engine process described its model wrongly: {error.message}") from None
         self._listener = listener
-        return Started(self, loaded, spec_from_plain(loaded.spec))
+        return Started(self, loaded, spec)
 
     def kill(self, label: str, reason: str) -> None:
         self._lost_label = self._lost_label or label

@@ -30,6 +30,7 @@ class FakeLink:
         self.listener = listener
         self.sent: list[ToEngine] = []
         self.num_leases = 0
+        self.is_full = False
         self.is_lost = False
         self.has_ended = False
 

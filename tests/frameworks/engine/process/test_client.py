@@ -94,6 +94,17 @@ async def test_cancelled_request_ends_in_process(harness: Harness) -> None:
 
 
 @opened
+async def test_request_is_refused_while_process_is_full(harness: Harness) -> None:
+    harness.link.is_full = True
+    with pytest.raises(Overloaded, match="try again"):
+        harness.submit()
+    harness.link.is_full = False
+    future = harness.submit()
+    harness.link.complete(*harness.numbers())
+    await future
+
+
+@opened
 async def test_counts_of_process_are_added(harness: Harness) -> None:
     deltas = BatchDeltas({4: 2}, {4: 1}, {4: 0.5}, {"t": 0.5})
     message = Counts(deltas, StepDeltas(tokens=3, tenants={"t": (1, 2)}), StepStats(running=1))
