@@ -274,7 +274,7 @@ class EngineHost:
         for call in running:
             if isinstance(call, HostedGeneration):
                 call.send_begun()
-            elif call.future is None or not call.future.done():
+            else:
                 numbers.append(call.id)
         if numbers:
             self._sender.send(Begun(numbers, self._begun_s))
