@@ -284,6 +284,7 @@ message_fields: dict[type[EngineMessage], tuple[st.SearchStrategy[Any], ...]] = 
         st.booleans(),
     ),
     messages.Counts: (st.none() | _batch_deltas, st.none() | _step_deltas, st.none() | stats),
+    messages.SpecLearned: (specs.map(spec_to_plain),),
     messages.Pong: (counts, _seconds),
     messages.Closed: (),
 }

@@ -31,10 +31,12 @@ from frameworks.engine.process.messages import (
     Pong,
     Proceed,
     ProtocolError,
+    SpecLearned,
 )
 from frameworks.engine.process.plain import error_from_plain, request_to_plain
 from frameworks.engine.process.restarts import RestartPolicy
 from frameworks.engine.process.retries import InFlight, RetryQueue
+from frameworks.engine.process.specs import spec_from_plain
 from frameworks.engine.process.suspects import Suspects, digest_of
 from frameworks.engine.process.watch import HangWatch
 from frameworks.errors import Draining, InvalidInput, ModelFailed, Overloaded, RoundhouseError
@@ -105,6 +107,7 @@ class ProcessEngine:
             Pieces: self._push,
             Counted: self._count_tokens,
             Counts: self._add_counts,
+            SpecLearned: self._note_spec,
             Pong: self._note_pong,
         }
 
@@ -412,6 +415,9 @@ class ProcessEngine:
         add_counts(self._counts, message)
         if message.stats is not None:
             self._stats = message.stats
+
+    def _note_spec(self, message: SpecLearned) -> None:
+        self.model.spec = spec_from_plain(message.spec)
 
     def _note_pong(self, message: Pong) -> None:
         if self._watch is not None:

@@ -42,9 +42,9 @@ class ExitReason:
 
     @property
     def label(self) -> str:
-        """The value of a metric: `sigsegv`, `exit_status`, `memory`; `killed`, whose reason the server knows."""
+        """The value of a metric: `sigsegv`, `exit_status`, `out_of_memory`; `killed`, whose reason the server knows."""
         if self.is_out_of_memory:
-            return "memory"
+            return "out_of_memory"
         labels = {"signal": self.detail.lower().replace(" ", "_"), "status": "exit_status", "killed": "killed"}
         return labels[self.kind]
 

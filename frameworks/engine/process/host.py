@@ -32,6 +32,7 @@ from frameworks.engine.process.messages import (
     Pong,
     Proceed,
     ProtocolError,
+    SpecLearned,
     ToEngine,
 )
 from frameworks.engine.process.model_source import HostedModel, ModelSource
@@ -43,7 +44,7 @@ from frameworks.errors import InvalidInput, ModelFailed, RoundhouseError
 from frameworks.generation.types import GenerateRequest
 from frameworks.scheduling.admission import RequestLimit
 from frameworks.tenants import Tenant
-from frameworks.types import TensorBatch, TokenBatch
+from frameworks.types import ModelSpec, TensorBatch, TokenBatch
 
 log = structlog.get_logger(__name__)
 
@@ -75,6 +76,7 @@ class EngineHost:
         self._growth = RunGrowth()
         self._counted_s = 0.0
         self._engine: LocalEngine | None = None
+        self._sent_spec: ModelSpec | None = None
         self._calls: dict[int, HostedCall] = {}
         self._tenants: dict[PlainTenant, Tenant] = {}
         self._begun: list[HostedCall] = []
@@ -147,7 +149,7 @@ class EngineHost:
 
     def _start(self, message: Load, hosted: HostedModel) -> Loaded:
         engine = start_local_engine(message.engine, hosted.instances, self._growth.counts, hosted.device, self._threads)
-        self._engine = engine
+        self._engine, self._sent_spec = engine, engine.model.spec
         return Loaded(spec_to_plain(engine.model.spec), hosted.memory_bytes, hosted.load_s, hosted.warm_up_s)
 
     def _infer(self, message: Infer) -> None:
@@ -300,3 +302,7 @@ class EngineHost:
         counts = self._growth.take(self._engine.stats)
         if counts is not None:
             self._sender.send(counts)
+        spec = self._engine.model.spec
+        if spec is not self._sent_spec:
+            self._sent_spec = spec
+            self._sender.send(SpecLearned(spec_to_plain(spec)))

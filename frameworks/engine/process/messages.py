@@ -227,6 +227,12 @@ class Counts(EngineMessage, frozen=True):
     stats: StepStats | None = None
 
 
+class SpecLearned(EngineMessage, frozen=True):
+    """Requests have shown how their rows may share a batch: the spec from now on."""
+
+    spec: Any
+
+
 class Pong(EngineMessage, frozen=True):
     """Answer to a Ping. `running_s`: of the longest run in progress; 0.0 when idle."""
 
@@ -239,4 +245,18 @@ class Closed(EngineMessage, frozen=True):
 
 
 ToEngine = Measure | Load | Infer | Generate | Cancel | Proceed | Free | Ping | EndRequests | Close
-FromEngine = Needs | Loaded | LoadFailed | Counted | Begun | Answer | Failed | Pieces | Free | Counts | Pong | Closed
+FromEngine = (
+    Needs
+    | Loaded
+    | LoadFailed
+    | Counted
+    | Begun
+    | Answer
+    | Failed
+    | Pieces
+    | Free
+    | Counts
+    | SpecLearned
+    | Pong
+    | Closed
+)

@@ -37,7 +37,7 @@ def test_out_of_memory_is_read_from_output() -> None:
         (ExitReason.of(-11, None, ""), "sigsegv"),
         (ExitReason.of(-40, None, ""), "signal_40"),
         (ExitReason.of(1, None, ""), "exit_status"),
-        (ExitReason.of(1, None, "MemoryError"), "memory"),
+        (ExitReason.of(1, None, "MemoryError"), "out_of_memory"),
         (ExitReason.of(-9, "a hang", ""), "killed"),
         (ExitReason.of(-9, None, ""), "sigkill"),
     ],

@@ -1,6 +1,6 @@
 """An engine behind a channel answers as one in this process: tensors, texts, generated text, counts."""
 
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from frameworks.generation.types import (
 from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.tenants import Tenant
 from frameworks.text.tokens import DetokenizeRequest, TokenizeRequest
-from frameworks.types import PairRequest, TensorBatch, TextRequest, Timings
+from frameworks.types import Batch, PairRequest, TensorBatch, TextRequest, Timings, Value
 from tests.frameworks.engine.process.test_host import tokenizer
 from tests.support.batch_models import DoublingModel, numbers
 from tests.support.engine_hosts import ArrayModel, TextModel, array_rows, both_engines
@@ -174,3 +174,16 @@ async def test_refused_generation_raises_at_start() -> None:
     async with both_engines(DoublingModel) as (_, (remote, _)):
         with pytest.raises(InvalidInput, match="name another model"):
             await remote.generate(run_of(), GENERATIONS["plain"], Times(), None, True)
+
+
+@in_loop
+async def test_learned_spec_reaches_server() -> None:
+    class LearningModel(ArrayModel):
+        def infer(self, batch: Batch) -> dict[str, Value]:
+            self.spec = replace(self.spec, unbatched_because="its rows differ")
+            return super().infer(batch)
+
+    async with both_engines(LearningModel) as (_, (remote, _)):
+        assert remote.model.spec.unbatched_because != "its rows differ"
+        await outcome(remote, array_rows(1, 4))
+        await soon(lambda: remote.model.spec.unbatched_because == "its rows differ")
