@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from frameworks.types import Array
 from tests.support.models.onnx_graphs import model_of, session
 
 
@@ -30,7 +31,7 @@ def slow(milliseconds: float, rows: int | str = "n") -> onnx.ModelProto:
     """x [rows, 4] → y = x, after about so many milliseconds of one core, however many rows. With `rows` 1 no two
     requests share a run.
     """
-    return _looping(max(1, round(milliseconds * _iterations_per_ms())), rows)
+    return looping(max(1, round(milliseconds * _iterations_per_ms())), rows)
 
 
 def blow_up() -> onnx.ModelProto:
@@ -86,8 +87,8 @@ def external_bytes(numbers: int = 4) -> bytes:
     return np.arange(numbers, dtype=np.float32).tobytes()
 
 
-def _looping(iterations: int, rows: int | str = 1) -> onnx.ModelProto:
-    """x → y = x after `iterations` products of matrices, 64 by 64."""
+def looping(iterations: int | None, rows: int | str = 1) -> onnx.ModelProto:
+    """x → y = x after `iterations` products of matrices, 64 by 64. None: as many as the largest number of x says."""
     matrix = np.roll(np.eye(64, dtype=np.float32), 1, axis=0)  # a rotation: numbers neither grow nor vanish
     tensor = helper.make_tensor_value_info
     body = helper.make_graph(
@@ -100,8 +101,18 @@ def _looping(iterations: int, rows: int | str = 1) -> onnx.ModelProto:
         ],
         [tensor("go_on", TensorProto.BOOL, ()), tensor("after", TensorProto.FLOAT, (64, 64))],
     )
+    weights: dict[str, Array] = {"matrix": matrix, "zero": np.array(0, np.float32)}
+    if iterations is None:
+        counting = [
+            helper.make_node("ReduceMax", ["x"], ["largest"], keepdims=0),
+            helper.make_node("Cast", ["largest"], ["iterations"], to=TensorProto.INT64),
+        ]
+    else:
+        counting = []
+        weights["iterations"] = np.array(iterations, np.int64)
     return model_of(
         [
+            *counting,
             helper.make_node("ReduceSum", ["x"], ["seed"], keepdims=0),
             helper.make_node("Mul", ["seed", "zero"], ["nothing"]),
             helper.make_node("Add", ["matrix", "nothing"], ["start"]),
@@ -112,7 +123,7 @@ def _looping(iterations: int, rows: int | str = 1) -> onnx.ModelProto:
         ],
         [("x", "float32", (rows, 4))],
         [("y", "float32", (rows, 4))],
-        {"matrix": matrix, "zero": np.array(0, np.float32), "iterations": np.array(iterations, np.int64)},
+        weights,
     )
 
 
@@ -123,7 +134,7 @@ def _iterations_per_ms() -> float:
     feeds = {"x": np.ones((1, 4), np.float32)}
     while took_ms < 20:
         iterations *= 2
-        running = session(_looping(iterations))
+        running = session(looping(iterations))
         started_s = time.perf_counter()
         running.run(None, feeds)
         took_ms = (time.perf_counter() - started_s) * 1000
