@@ -118,11 +118,13 @@ class SharedArena:
             return Block(number, offset, memory[offset : offset + nbytes])
 
     def free(self, number: int) -> None:
-        """End a lease. Raises ArenaError for a number that is not leased.
+        """End a lease. Raises ArenaError for a number that is not leased. `close` has ended all leases.
 
         Gives idle pages back to the kernel at times: see `trim`.
         """
         block = self._leased.pop(number, None)
+        if block is None and self._memory.array is None:
+            return
         if block is None:
             raise ArenaError(f"block: expected the number of a leased block, got {number}")
         self._returned.append(block)
@@ -181,9 +183,13 @@ class SharedArena:
         assert (stats.leases, stats.leased_bytes, stats.reads) == (0, 0, 0), f"{used}, and no request runs"
 
     def close(self) -> None:
-        """Close the descriptor. The memory is unmapped with the last array on it. A second call does nothing."""
+        """End all leases and close the descriptor. A second call does nothing.
+
+        The memory is unmapped with the last array on it.
+        """
         with self._lock:
             self._memory.close()
+            self._leased.clear()
 
     def _merge_returned(self) -> None:
         """Needs the lock."""
@@ -192,7 +198,7 @@ class SharedArena:
 
     def _used_bytes(self) -> int:
         """Needs the lock."""
-        return self._free.size - self._free.free
+        return 0 if self._memory.array is None else self._free.size - self._free.free
 
     def _trim(self) -> int:
         """Needs the lock."""

@@ -40,7 +40,8 @@ def engine(server: RunningServer, model: str) -> psutil.Process:
 
 def children(server: RunningServer) -> list[psutil.Process]:
     """Return all processes that the server has started, those that have ended and were not reaped included."""
-    return psutil.Process(server.process.pid).children(recursive=True)
+    found: list[psutil.Process] = psutil.Process(server.process.pid).children(recursive=True)
+    return found
 
 
 def kill(server: RunningServer, model: str, number: int = signal.SIGKILL) -> None:

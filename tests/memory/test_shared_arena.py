@@ -242,6 +242,15 @@ class TestClose:
         stats = arena.stats()
         assert (stats.leases, stats.resident_bytes, stats.mapped_bytes) == (0, 0, 0)
 
+    def test_close_ends_leases(self, arena: SharedArena) -> None:
+        """The other process has ended: it frees nothing."""
+        block = leased(arena, 4096)
+        arena.close()
+        arena.check_integrity()
+        assert shared_memory_in_use().leased_bytes == 0
+        arena.free(block.number)
+        arena.check_integrity()
+
     def test_closed_arena_has_no_descriptor(self, arena: SharedArena) -> None:
         arena.close()
         with pytest.raises(OSError, match="Bad file descriptor"):
