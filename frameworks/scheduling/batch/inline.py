@@ -8,7 +8,7 @@ from frameworks.batches.rows import BatchSignature, follow_rows, merge, split_ou
 from frameworks.errors import InvalidInput, ModelFailed, OutOfMemory
 from frameworks.scheduling.batch.request import BatchCounts, Outputs, Request
 from frameworks.scheduling.batch.splitting import BatchCeiling
-from frameworks.scheduling.batch.worker import BatchWorker, without_frames
+from frameworks.scheduling.batch.worker import BatchWorker, for_callers, without_frames
 
 LIGHT_S = 0.0003
 """Longest run that is light: about the cost of handing a batch to a thread and back. Light runs run on the loop."""
@@ -183,7 +183,7 @@ class InlineExecutor:
         except (OutOfMemory, MemoryError) as error:
             failure = without_frames(error)
         except Exception as error:  # noqa: BLE001 - handed to the callers
-            failure = error
+            failure = for_callers(error)
         except BaseException as error:  # noqa: BLE001
             # A SystemExit on a future would end the loop; a CancelledError would look as if the caller had cancelled.
             failure = ModelFailed(f"the model raised {type(error).__name__}")

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import structlog
 
-from frameworks.errors import Draining, ModelFailed, OutOfMemory
+from frameworks.errors import Draining, ModelFailed, OutOfMemory, RoundhouseError
 from frameworks.runtime import BatchModel
 from frameworks.scheduling.idle import next_message
 from frameworks.types import Batch, Value
@@ -130,7 +130,7 @@ class BatchWorker:
             self._call_in_loop(fail, job.future, AllCancelled())
             return
         except Exception as error:  # noqa: BLE001 - handed to the caller
-            self._call_in_loop(fail, job.future, error)
+            self._call_in_loop(fail, job.future, for_callers(error))
             return
         compute_s, thread_s = time.perf_counter() - started_s, time.thread_time() - thread_started_s
         self._call_in_loop(_resolve, job.future, BatchResult(outputs, started_s - job.enqueued_s, compute_s, thread_s))
@@ -166,6 +166,17 @@ def fail(future: "asyncio.Future[Any]", error: BaseException) -> None:
         # asyncio's futures refuse a StopIteration; the caller would then wait for ever.
         stopped = isinstance(error, StopIteration)
         future.set_exception(RuntimeError("the model raised StopIteration") if stopped else error)
+
+
+def for_callers(error: Exception) -> Exception:
+    """Return the error of a run. Its frames would keep the tensors of the batch until garbage is collected.
+
+    Errors of other kinds keep their frames, for the log.
+    """
+    if isinstance(error, RoundhouseError):
+        error.__cause__ = error.__context__ = None
+        return error.with_traceback(None)
+    return error
 
 
 def without_frames(error: OutOfMemory | MemoryError) -> OutOfMemory:

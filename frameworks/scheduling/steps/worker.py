@@ -12,7 +12,7 @@ import structlog
 from frameworks.errors import Draining, ModelFailed, OutOfMemory, RoundhouseError
 from frameworks.generation.types import SequenceRequest, StepResult, StepStats
 from frameworks.runtime import StepModel
-from frameworks.scheduling.batch.worker import without_frames
+from frameworks.scheduling.batch.worker import for_callers, without_frames
 from frameworks.scheduling.device_clock import DeviceClock
 from frameworks.scheduling.idle import next_message
 from frameworks.scheduling.steps.charging import StepCharges
@@ -334,6 +334,5 @@ def _for_readers(error: Exception) -> Exception:
     if isinstance(error, OutOfMemory | MemoryError):
         return without_frames(error)
     if isinstance(error, RoundhouseError):
-        error.__cause__ = error.__context__ = None
-        return error.with_traceback(None)
+        return for_callers(error)
     return RuntimeError(f"the model raised {type(error).__name__}; the log has it")

@@ -135,6 +135,28 @@ async def test_out_of_memory_frees_batch(error: Exception) -> None:
 
 
 @in_loop
+async def test_error_for_caller_keeps_no_tensors() -> None:
+    held: list[weakref.ref[Array]] = []
+
+    def behaviour(x: list[object]) -> None:
+        tensor: Array = np.zeros(8)
+        held.append(weakref.ref(tensor))
+        try:
+            raise ValueError("of the runtime")
+        except ValueError as error:
+            raise InvalidInput("x", "expected other values") from error
+
+    async with running_worker(DoublingModel(behaviour)) as worker:
+        gc.disable()
+        try:
+            [failed] = await asyncio.gather(run(worker, 1), return_exceptions=True)
+            await soon(lambda: held[0]() is None)
+        finally:
+            gc.enable()
+    assert isinstance(failed, InvalidInput)
+
+
+@in_loop
 async def test_failed_batch_does_not_fail_next() -> None:
     async with running_worker(DoublingModel()) as worker:
         before, bad, after = await asyncio.gather(
