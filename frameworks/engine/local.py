@@ -1,5 +1,6 @@
 """Run a model in this process: each instance on a worker thread, behind one dispatcher."""
 
+import asyncio
 from collections.abc import Awaitable, Sequence
 from typing import cast
 
@@ -95,7 +96,7 @@ class LocalEngine:
         self.is_dead = True
 
 
-def _refuse_rows(*_: object, **__: object) -> Awaitable[Outputs]:
+def _refuse_rows(*_: object, **__: object) -> "asyncio.Future[Outputs]":
     raise InvalidInput("inputs", "expected a prompt for a model that generates text, got tensors; send a prompt")
 
 

@@ -17,6 +17,7 @@ from tests.bench.auth import measure_keys, measure_refusals
 from tests.bench.calls import measure_calls
 from tests.bench.connections import measure_connections
 from tests.bench.cores import ALL_CORES
+from tests.bench.engines import measure_engines
 from tests.bench.fairness import measure_fairness
 from tests.bench.fairness_generation import measure_fairness_generation
 from tests.bench.generation import measure_generation
@@ -87,6 +88,7 @@ def _parts(folder: Path) -> dict[str, list[Callable[[], list[Row]]]]:
         "quantization": [lambda: measure_quantization(_MODELS)],
         "isolation": [lambda: measure_isolation(vector, _MODELS / "minilm-onnx")],
         "isolation-generation": [lambda: measure_isolation_generation(folder, vector, _MODELS / "minilm-onnx")],
+        "engines": [lambda: measure_engines(folder, image, vector, _MODELS)],
         "generation": [lambda: measure_generation(folder), lambda: measure_generation_on_gpu(folder)],
         "neighbours": [lambda: measure_neighbours(folder, _MODELS / "minilm")],
         "streams": [lambda: measure_streams(folder)],

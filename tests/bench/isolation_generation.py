@@ -23,18 +23,18 @@ from tests.bench.servers import RunningServer, roundhouse
 from tests.bench.streaming import Streamed, completion, stream
 from tests.bench.table import Row, percent
 
-_ROUNDS = 3
-_STREAMS = 4
+ROUNDS = 3
+STREAMS = 4
 _STREAM_TOKENS = 400
-_CALLERS = 16
-_PER_SECOND = 500
+CALLERS = 16
+PER_SECOND = 500
 _BEFORE_S = 5.0
 _SECONDS = 20.0
 _LLAMA, _TEXTS, _SMALL = range(3)
 
 
 @dataclass(frozen=True, slots=True)
-class _Figures:
+class MixFigures:
     """One round in one or in three servers."""
 
     small_p50_ms: float
@@ -44,7 +44,7 @@ class _Figures:
 
 
 @dataclass(slots=True)
-class _Mix:
+class Mix:
     """The servers of the three models, and their requests; no prompt occurs twice."""
 
     servers: list[RunningServer]
@@ -52,13 +52,14 @@ class _Mix:
     minilm: str
     _seeds: "count[int]"
 
-    def measured(self) -> _Figures:
+    def measured(self) -> MixFigures:
+        """Return one round."""
         with ExitStack() as stack:
             for server in {server.port: server for server in self.servers}.values():
                 stack.enter_context(server.awake())
             return asyncio.run(self._measured())
 
-    async def _measured(self) -> _Figures:
+    async def _measured(self) -> MixFigures:
         ends_s = time.perf_counter() + _BEFORE_S + _SECONDS
 
         def goes_on(*_: int) -> bool:
@@ -67,18 +68,18 @@ class _Mix:
         streamed: list[Streamed] = []
         answered_s: list[float] = []
         async with asyncio.TaskGroup() as group:
-            for prompt in mixed_prompts(_STREAMS, next(self._seeds)):
+            for prompt in mixed_prompts(STREAMS, next(self._seeds)):
                 group.create_task(self._keep_streaming(prompt, streamed, goes_on))
-            for first in range(_CALLERS):
+            for first in range(CALLERS):
                 group.create_task(self._repeat_requests(first, answered_s, goes_on))
             await asyncio.sleep(_BEFORE_S)
             request = request_of(f"/models/{self.vector}/infer", orjson.dumps({"input_data": [0.5] * 16}))
-            answers = await open_loop(self.servers[_SMALL].port, request, _PER_SECOND, goes_on)
+            answers = await open_loop(self.servers[_SMALL].port, request, PER_SECOND, goes_on)
         if wrong := [answer.status for answer in answers if answer.status != 200]:
             raise RuntimeError(f"the small model answered {wrong[0]}")
         took_ms = sorted(answer.took_s * 1e3 for answer in answers)
         from_s = ends_s - _SECONDS
-        return _Figures(
+        return MixFigures(
             took_ms[len(took_ms) // 2],
             took_ms[math.ceil(len(took_ms) * 0.99) - 1],
             sum(from_s < at_s <= ends_s for each in streamed for at_s in each.pieces_s) / _SECONDS,
@@ -126,22 +127,22 @@ def measure_isolation_generation(folder: Path, vector: Path, minilm: Path) -> li
         stack.callback(gc.enable)
         figures = in_turn(
             {
-                "together": _Mix([together] * 3, vector.stem, minilm.stem, count()).measured,
-                "apart": _Mix(apart, vector.stem, minilm.stem, count()).measured,
+                "together": Mix([together] * 3, vector.stem, minilm.stem, count()).measured,
+                "apart": Mix(apart, vector.stem, minilm.stem, count()).measured,
             },
-            _ROUNDS,
+            ROUNDS,
         )
     return _rows(figures["together"], figures["apart"])
 
 
-def _rows(together: list[_Figures], apart: list[_Figures]) -> list[Row]:
+def _rows(together: list[MixFigures], apart: list[MixFigures]) -> list[Row]:
     p99_ms, p50_ms = median(each.small_p99_ms for each in together), median(each.small_p50_ms for each in together)
     apart_p99_ms = [each.small_p99_ms for each in apart]
     tokens, apart_tokens = [each.tokens_per_s for each in together], [each.tokens_per_s for each in apart]
     texts, apart_texts = [each.texts_per_s for each in together], [each.texts_per_s for each in apart]
     return [
         Row(
-            f"16 floats at a steady {_PER_SECOND} req/s beside {_STREAMS} streams of the {LARGE.label} and {_CALLERS} "
+            f"16 floats at a steady {PER_SECOND} req/s beside {STREAMS} streams of the {LARGE.label} and {CALLERS} "
             "callers with texts to MiniLM (ONNX), one server on one core: p99",
             f"{p99_ms:.1f} ms",
             "≤ 15 ms",

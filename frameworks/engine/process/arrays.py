@@ -55,42 +55,43 @@ class ArrayWriter:
     def __init__(self, placement: Placement | None = None) -> None:
         """`placement`: None to send every array inline."""
         self._placement = placement
-        self._placed: list[int] = []
+        self.placed: list[int] = []
+        """Blocks of the message that is encoded. After it, call `sent` or `take_back` if there are any."""
 
     def write(self, value: object) -> object:
         """Return a value that msgpack has: of an array, a numpy scalar or a mapping. Raises TypeError for others."""
-        if isinstance(value, np.ndarray):
-            return self._write_array(value)
-        if isinstance(value, np.generic):
-            return value.item()
-        if isinstance(value, Mapping):
-            return dict(value)
-        raise TypeError(f"expected a plain value, got {type(value).__name__}")
+        if not isinstance(value, np.ndarray):
+            return _plain(value)
+        code = _CODES.get(value.dtype)
+        shape = value.shape
+        head = _HEADS[len(shape)].pack(len(shape), *shape)
+        if code is None:
+            return Ext(_STRINGS, head + _strings(value))
+        if value.nbytes > INLINE_BYTES and self._placement is not None:
+            reference = self._placement.place(value)
+            if reference is not None:
+                self.placed.append(reference[0])
+                return Ext(_REFERENCE + code, head + _PLACE.pack(*reference))
+        return Ext(code, head + value.tobytes())
 
     def sent(self) -> None:
         """Forget the placed arrays of a message that was encoded."""
-        if self._placed:
-            self._placed = []
+        self.placed = []
 
     def take_back(self) -> None:
         """Free the placed arrays of a message that was not encoded."""
-        placed, self._placed = self._placed, []
+        placed, self.placed = self.placed, []
         for block in placed:
             assert self._placement is not None
             self._placement.take_back(block)
 
-    def _write_array(self, array: Array) -> Ext:
-        code = _CODES.get(array.dtype)
-        shape = array.shape
-        head = _HEADS[len(shape)].pack(len(shape), *shape)
-        if code is None:
-            return Ext(_STRINGS, head + _strings(array))
-        if array.nbytes > INLINE_BYTES and self._placement is not None:
-            reference = self._placement.place(array)
-            if reference is not None:
-                self._placed.append(reference[0])
-                return Ext(_REFERENCE + code, head + _PLACE.pack(*reference))
-        return Ext(code, head + array.tobytes())
+
+def _plain(value: object) -> object:
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"expected a plain value, got {type(value).__name__}")
 
 
 def _strings(array: Array) -> bytes:
@@ -111,7 +112,8 @@ def array_reader(find: Find | None = None) -> Callable[[int, memoryview], Array]
 
     def read(code: int, data: memoryview) -> Array:
         try:
-            shape, at = _read_shape(data)
+            head = _HEADS[data[0]]
+            shape, at = head.unpack_from(data)[1:], head.size
             if code in _DTYPES:
                 array: Array = np.ndarray(shape, _DTYPES[code], data[at:].tobytes())
                 if array.nbytes == len(data) - at:
@@ -126,12 +128,6 @@ def array_reader(find: Find | None = None) -> Callable[[int, memoryview], Array]
         raise ProtocolError(f"array: expected a known extension code, got {code}")
 
     return read
-
-
-def _read_shape(data: memoryview) -> tuple[tuple[int, ...], int]:
-    """Return the shape, and where the data after it begin. Raises IndexError and struct.error for a short header."""
-    head = _HEADS[data[0]]
-    return head.unpack_from(data)[1:], head.size
 
 
 def _read_strings(shape: tuple[int, ...], data: memoryview) -> Array:

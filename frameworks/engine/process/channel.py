@@ -33,6 +33,7 @@ Received = TypeVar("Received")
 _HEAD = Struct(">IBI")
 _LIST_TYPE = 0xDD
 _LENGTH_BYTES = 4
+_MAX_MESSAGE_BYTES = MAX_FRAME_BYTES - _HEAD.size
 
 
 class Channel(asyncio.Protocol, Generic[Received]):
@@ -96,8 +97,27 @@ class Channel(asyncio.Protocol, Generic[Received]):
         """
         if self._is_over or self._transport is None:
             raise ChannelLost("channel: expected an open channel, got a closed one; wait for the restart")
-        self._append(message)
-        if len(self._frame) >= SPLIT_BYTES:
+        frame = self._frame
+        start = len(frame)
+        try:
+            self._encoder.encode_into(message, frame, start)
+            if len(frame) - start > _MAX_MESSAGE_BYTES:
+                raise _too_large(len(frame) - start)
+        except BaseException as error:
+            # The frame as it was.
+            del frame[start:]
+            self._writer.take_back()
+            if isinstance(error, UnicodeEncodeError):
+                raise InvalidInput("text", "expected Unicode text, got a lone surrogate; remove it") from None
+            if isinstance(error, OverflowError):
+                raise InvalidInput("number", "expected integers of 64 bits, got a larger one; reduce it") from None
+            raise
+        if self._writer.placed:
+            self._writer.sent()
+        self._count += 1
+        if len(frame) >= SPLIT_BYTES:
+            if len(frame) > MAX_FRAME_BYTES:
+                self._send_before(start)
             self._flush()
         elif not self._is_scheduled:
             self._is_scheduled = True
@@ -149,29 +169,6 @@ class Channel(asyncio.Protocol, Generic[Received]):
             self._lose("the peer closed the connection within a message")
         else:
             self._lose("the peer closed the connection")
-
-    def _append(self, message: EngineMessage) -> None:
-        """Encode the message at the end of the frame, or leave the frame as it was."""
-        frame = self._frame
-        start = len(frame)
-        try:
-            self._encoder.encode_into(message, frame, start)
-            if len(frame) - start > MAX_FRAME_BYTES - _HEAD.size:
-                raise MessageTooLarge(
-                    f"message: expected at most {format_size(MAX_FRAME_BYTES)}, got {format_size(len(frame) - start)}"
-                )
-        except BaseException as error:
-            del frame[start:]
-            self._writer.take_back()
-            if isinstance(error, UnicodeEncodeError):
-                raise InvalidInput("text", "expected Unicode text, got a lone surrogate; remove it") from None
-            if isinstance(error, OverflowError):
-                raise InvalidInput("number", "expected integers of 64 bits, got a larger one; reduce it") from None
-            raise
-        self._writer.sent()
-        self._count += 1
-        if len(frame) > MAX_FRAME_BYTES:
-            self._send_before(start)
 
     def _send_before(self, start: int) -> None:
         """Send the messages before the last one, which would make the frame too large."""
@@ -235,3 +232,7 @@ class Channel(asyncio.Protocol, Generic[Received]):
         if self._transport is not None:
             self._transport.abort()
         self._on_lost(reason)
+
+
+def _too_large(size: int) -> MessageTooLarge:
+    return MessageTooLarge(f"message: expected at most {format_size(MAX_FRAME_BYTES)}, got {format_size(size)}")

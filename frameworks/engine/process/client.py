@@ -363,7 +363,7 @@ class ProcessEngine:
         call = self._calls.get(message.id)
         if call is None:
             return  # cancelled
-        if not isinstance(call, InferCall):
+        if type(call) is not InferCall:
             raise ProtocolError("expected pieces of a generation, got an answer")
         call.complete(message)
         self._remove(message.id, is_completed=True)

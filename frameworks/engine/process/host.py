@@ -162,8 +162,7 @@ class EngineHost:
         try:
             if isinstance(request, TensorBatch | TokenBatch):
                 # Without a task: it would take as long as all else of a small request.
-                future = engine.submit(request, message.priority, call.begin, call.timings, tenant)
-                self._await(call, asyncio.ensure_future(future))
+                self._await(call, engine.submit(request, message.priority, call.begin, call.timings, tenant))
             else:
                 run = call.run_of(message, tenant, self._limit, self._sender)
                 self._await(call, asyncio.ensure_future(engine.answer(run, request)))

@@ -14,7 +14,7 @@ from frameworks import errors
 from frameworks.engine.process.messages import ErrorState, ProtocolError
 from frameworks.errors import FieldError, ModelFailed, Overloaded, RoundhouseError
 from frameworks.generation.types import GenerateRequest
-from frameworks.tenants import Tenant
+from frameworks.tenants import DEFAULT_TENANT, Tenant
 from frameworks.text.tokens import (
     DetokenizeAnswer,
     DetokenizeRequest,
@@ -53,6 +53,7 @@ _ANSWERS: dict[str, type[SentAnswer]] = {
 _ERRORS: dict[str, type[RoundhouseError]] = {
     name: each for name, each in vars(errors).items() if isinstance(each, type) and issubclass(each, RoundhouseError)
 }
+_NAME_TYPES = frozenset({str})
 _LEAVES = (str, int, float, bool)
 _T = TypeVar("_T")
 
@@ -68,7 +69,7 @@ def request_from_plain(plain: object) -> SentRequest:
     """Return the request. Raises ProtocolError for a damaged one."""
     match plain:
         case ["TensorBatch", dict() as inputs, None | list() as names]:
-            if names is not None and not all(isinstance(name, str) for name in names):
+            if names is not None and not _NAME_TYPES.issuperset(map(type, names)):
                 raise ProtocolError("request: expected names of outputs, got other values")
             return TensorBatch(_checked_values(inputs), None if names is None else tuple(names))
     return _built(plain, _REQUESTS, "request")
@@ -95,8 +96,9 @@ def tenant_to_plain(tenant: Tenant) -> PlainTenant:
 
 
 def tenant_from_plain(plain: PlainTenant) -> Tenant:
-    """Return a tenant, equal to the one that was sent."""
-    return Tenant(*plain)
+    """Return a tenant, equal to the one that was sent. That of callers without tenants is DEFAULT_TENANT."""
+    tenant = Tenant(*plain)
+    return DEFAULT_TENANT if tenant == DEFAULT_TENANT else tenant
 
 
 def error_to_plain(error: BaseException) -> ErrorState:

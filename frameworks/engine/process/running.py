@@ -3,7 +3,6 @@
 import asyncio
 import pickle
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -47,6 +46,9 @@ _PROTOCOL = "protocol"
 _END_S = 5.0
 _TRIM_S = 1.0
 
+# The messages that are for the link itself.
+_OWN = frozenset({Free, Closed})
+
 Reply = TypeVar("Reply", Needs, Loaded)
 
 
@@ -85,8 +87,10 @@ class RunningProcess:
         return self._channel.is_full
 
     def send(self, message: ToEngine) -> None:
-        with suppress(ChannelLost):  # the listener learns of it from the end of the process
+        try:  # noqa: SIM105 - suppress takes three calls
             self._channel.send(message)
+        except ChannelLost:  # the listener learns of it from the end of the process
+            pass
 
     async def measure(self, framework: str, entry: ModelEntry, path: Path, settings: RegistrySettings) -> ModelNeeds:
         """Return what the model needs of a device. Raises InvalidModel, and ModelFailed where the process ended."""
@@ -143,7 +147,7 @@ class RunningProcess:
 
     def _received(self, messages: Sequence[FromEngine]) -> None:
         try:
-            if any(type(message) is Free or type(message) is Closed for message in messages):
+            if not _OWN.isdisjoint(map(type, messages)):
                 messages = [message for message in messages if not self._is_own(message)]
             if self._listener is not None:
                 self._listener.received(messages)
