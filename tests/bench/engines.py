@@ -28,7 +28,7 @@ def measure_engines(folder: Path, image: Path, vector: Path, models: Path) -> li
     own.mkdir()
     return [
         # First: this process has not imported torch, whose pages would be shared with the engine's.
-        *measure_engine_memory(own, vector, models / "tiny-llama"),
+        *measure_engine_memory(own, vector, models / "minilm"),
         *_request_rows(own, image, vector),
         *measure_engine_rates(own, models / "minilm-onnx"),
         *measure_engine_latency(own, vector, models / "minilm-onnx"),
