@@ -152,12 +152,12 @@ def loaded(server: RunningServer, questions: Mapping[Question, int], pause_s: fl
                 load.ask(client, question)
                 load.stop.wait(pause_s)
 
-        asking = [pool.submit(ask_on, question) for question, times in questions.items() for _ in range(times)]
+        futures = [pool.submit(ask_on, question) for question, times in questions.items() for _ in range(times)]
         try:
             yield load
         finally:
             load.stop.set()
-        for each in asking:
+        for each in futures:
             each.result(WAIT_S)
 
 
