@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
 from frameworks.engine.contract import TokenTimes
@@ -37,6 +37,22 @@ async def read_in_time(generation: Generation) -> AsyncIterator[None]:
 
 # Texts of tokens that are looked up between two turns of the event loop.
 _TEXTS_AT_ONCE = 512
+
+
+def join_pieces(pieces: Iterable[Piece], num_choices: int) -> list[Choice]:
+    """Return the whole text of each choice, in order of their index. `pieces`: all of a generation that has ended."""
+    texts: list[list[str]] = [[] for _ in range(num_choices)]
+    tokens: list[list[TokenText]] = [[] for _ in range(num_choices)]
+    reasons: list[FinishReason | None] = [None for _ in range(num_choices)]
+    for piece in pieces:
+        texts[piece.index].append(piece.text)
+        tokens[piece.index] += piece.tokens
+        reasons[piece.index] = piece.finish_reason
+    choices = []
+    for parts, choice_tokens, reason in zip(texts, tokens, reasons, strict=True):
+        assert reason is not None, "the generation ended before the choice did"
+        choices.append(Choice("".join(parts), reason, choice_tokens))
+    return choices
 
 
 class GenerationStream:
@@ -125,17 +141,7 @@ class GenerationStream:
         return pieces
 
     async def collect(self) -> GenerateAnswer:
-        texts: list[list[str]] = [[] for _ in self._texts]
-        tokens: list[list[TokenText]] = [[] for _ in self._texts]
-        reasons: list[FinishReason | None] = [None for _ in self._texts]
-        async for piece in self:
-            texts[piece.index].append(piece.text)
-            tokens[piece.index] += piece.tokens
-            reasons[piece.index] = piece.finish_reason
-        choices = []
-        for parts, choice_tokens, reason in zip(texts, tokens, reasons, strict=True):
-            assert reason is not None, "the feed ended before the choice did"
-            choices.append(Choice("".join(parts), reason, choice_tokens))
+        choices = join_pieces([piece async for piece in self], len(self._texts))
         return GenerateAnswer(choices, self.usage)
 
     def close(self) -> None:

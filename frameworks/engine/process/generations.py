@@ -8,8 +8,9 @@ from collections.abc import Callable
 from frameworks.engine.contract import Run, TokenTimes
 from frameworks.engine.process.messages import Generate, Pieces
 from frameworks.engine.process.plain import request_to_plain, tenant_to_plain
+from frameworks.engine.stream import join_pieces
 from frameworks.errors import DeadlineExceeded, Overloaded
-from frameworks.generation.types import Choice, FinishReason, GenerateAnswer, GenerateRequest, Piece, TokenText, Usage
+from frameworks.generation.types import GenerateAnswer, GenerateRequest, Piece, Usage
 from frameworks.scheduling.steps.token_feed import MAX_UNREAD_TOKENS
 
 _RETRY_AFTER_S = 1.0
@@ -143,10 +144,6 @@ class GenerationCall:
         return pieces
 
     async def collect(self) -> GenerateAnswer:
-        num_choices = len(self.request.prompts) * self.request.num_choices
-        texts: list[list[str]] = [[] for _ in range(num_choices)]
-        tokens: list[list[TokenText]] = [[] for _ in range(num_choices)]
-        reasons: list[FinishReason | None] = [None for _ in range(num_choices)]
         # Nothing is read before the end, so that the request can run again until then.
         try:
             while not self.is_over:
@@ -156,14 +153,7 @@ class GenerationCall:
         except BaseException:
             self.close()
             raise
-        for piece in self._pieces:
-            texts[piece.index].append(piece.text)
-            tokens[piece.index] += piece.tokens
-            reasons[piece.index] = piece.finish_reason
-        choices = []
-        for parts, choice_tokens, reason in zip(texts, tokens, reasons, strict=True):
-            assert reason is not None, "the generation ended before the choice did"
-            choices.append(Choice("".join(parts), reason, choice_tokens))
+        choices = join_pieces(self._pieces, len(self.request.prompts) * self.request.num_choices)
         return GenerateAnswer(choices, self.usage)
 
     def close(self) -> None:

@@ -59,7 +59,7 @@ class RunningProcess:
         """`written`: for tensors of requests; `read`: for those of answers. Call `open` next."""
         self._process = process
         self._model = model
-        self._tensors = SharedTensors(written, read, self._send_free)
+        self._tensors = SharedTensors(written, read, self.send)
         self._channel: Channel[FromEngine] = Channel(
             FromEngine, self._received, self._channel_lost, self._tensors, self._tensors.find
         )
@@ -171,15 +171,12 @@ class RunningProcess:
         self._tensors.trim()
         self._trim = asyncio.get_running_loop().call_later(_TRIM_S, self._trim_idle)
 
-    def _send_free(self, message: Free) -> None:
-        self.send(message)
-
     def _channel_lost(self, reason: str) -> None:
         """A process that ends closes its connection first; one that goes on is ended."""
         asyncio.get_running_loop().call_later(_END_S, self.kill, _PROTOCOL, reason)
 
     async def _watch(self) -> None:
-        """Wait for the end of the process, and tell it."""
+        """Wait for the end of the process, and report it to the listener."""
         reason = await self._process.wait_ended()
         self._trim.cancel()
         self._channel.close()
@@ -209,5 +206,9 @@ async def start_process(options: LaunchOptions) -> RunningProcess:
             read.close()
         raise
     running = RunningProcess(process, written, read, options.model)
-    await running.open()
+    try:
+        await running.open()
+    except BaseException:
+        running.kill("aborted", "its channel was not opened")
+        raise
     return running
