@@ -5,6 +5,7 @@ It costs about 0.2 ms of the load's core a request, so it is for hundreds of req
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import cycle
@@ -94,13 +95,14 @@ async def open_loop(port: int, request: bytes, per_second: float, goes_on: Calla
 
     Timers have a millisecond's grain; what a request is sent late counts as its own time.
     """
-    idle = list(await asyncio.gather(*(Connection.to(port) for _ in range(64))))
-    everyone = idle.copy()
+    # In turns: the server closes a connection that sends no head for ten seconds.
+    idle = deque(await asyncio.gather(*(Connection.to(port) for _ in range(64))))
+    everyone = list(idle)
     answers: list[Answered] = []
 
     async def ask(due_s: float) -> None:
         if idle:
-            connection = idle.pop()
+            connection = idle.popleft()
         else:
             connection = await Connection.to(port)
             everyone.append(connection)
