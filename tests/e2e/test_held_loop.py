@@ -5,6 +5,7 @@ machine holds its loop longer.
 """
 
 import functools
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -72,9 +73,10 @@ def request_cpu_s(server: RunningServer) -> float:
 
 
 def test_held_loop_is_measured(watched: Watched) -> None:
-    """The measure sees the loop of this server."""
+    """The measure sees the loop of this server. On a fast machine a timer is seldom late."""
     watched.held.reset()
-    for _ in range(50):
+    deadline_s = time.monotonic() + 60
+    while watched.held.longest_s == 0.0 and time.monotonic() < deadline_s:
         watched.server.post("/models/digits/infer", b"{}")
     assert watched.held.longest_s > 0.0
 
