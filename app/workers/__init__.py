@@ -1,0 +1,1 @@
+"""Several worker processes behind one address: the supervisor starts them, and each answers requests."""

@@ -1,0 +1,167 @@
+"""Define the messages about requests between the supervisor and its workers, beside those about models."""
+
+from frameworks.engine.process.messages import EngineMessage
+from frameworks.replicas.messages import ModelsFromWorker, ModelsToWorker, Question, Reply
+
+
+class ServerStatus(EngineMessage, frozen=True):
+    """`is_ready`: as GET /health/ready."""
+
+    is_ready: bool
+
+
+class DrainWorker(EngineMessage, frozen=True):
+    """Accept no more connections, answer the requests in progress within `timeout_s`, and end."""
+
+    timeout_s: float
+
+
+class WorkerReady(EngineMessage, frozen=True):
+    """The worker accepts connections."""
+
+
+class AdminCall(Question, frozen=True):
+    """A request over HTTP that is no inference, authenticated. Answered by AdminAnswer.
+
+    `scope`: the ASGI scope without objects. `principal`: pickle of the sender. `started_s`: time.perf_counter.
+    """
+
+    scope: dict[str, object]
+    principal: bytes
+    request_id: str
+    started_s: float
+    body: bytes
+
+
+class AdminAnswer(Reply, frozen=True):
+    """The response. `code`: of an error, for the log."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+
+
+class GrpcCall(Question, frozen=True):
+    """A call over gRPC that is no inference, authenticated. Answered by GrpcAnswer. `principal`: as AdminCall."""
+
+    path: str
+    principal: bytes
+    headers: list[tuple[str, str]]
+    peer: str
+    message: bytes
+
+
+class GrpcAnswer(Reply, frozen=True):
+    """The response message; None with the name of a status code and its text."""
+
+    message: bytes | None
+    code: str = ""
+    text: str = ""
+
+
+class CollectTallies(Question, frozen=True):
+    """Report the counts of the worker. Answered by Tallies."""
+
+
+class Tallies(Reply, frozen=True):
+    """All counts of the worker since its start. `content`: pickle of app.workers.tallies.WorkerTallies."""
+
+    content: bytes
+
+
+class TalliesChanged(EngineMessage, frozen=True):
+    """As Tallies, sent every second while they change: those of a worker that is lost are kept."""
+
+    content: bytes
+
+
+class ForgetModel(EngineMessage, frozen=True):
+    """Drop the counts of a deleted model."""
+
+    name: str
+
+
+class FindResponse(Question, frozen=True):
+    """Find the cached response of a request by its digest. Answered by FoundResponse.
+
+    The worker then runs the request itself if `runs`, and sends StoreResponse or DropRun. `serving`: number of the load
+    of the version.
+    """
+
+    name: str
+    serving: int
+    tenant: str
+    digest: bytes
+
+
+class FoundResponse(Reply, frozen=True):
+    """`answer`: msgpack of the plain answer, None where the worker has to run the request. `waited`: whether another
+    run answered it.
+    """
+
+    answer: bytes | None
+
+
+class StoreResponse(EngineMessage, frozen=True):
+    """The response of a request that FindResponse `id` let the worker run. `size_bytes`: of request and response."""
+
+    id: int
+    answer: bytes
+    size_bytes: int
+
+
+class DropRun(EngineMessage, frozen=True):
+    """The run that FindResponse `id` allowed has no response to store; the next that waits runs it."""
+
+    id: int
+
+
+class UseNonce(Question, frozen=True):
+    """Note the nonce of a signed request. Answered by NonceUsed, or Failure where it was used before."""
+
+    key_id: str
+    nonce: bytes
+    created_s: int
+
+
+class NonceUsed(Reply, frozen=True):
+    """The nonce was new."""
+
+
+class NoteFailedKey(Question, frozen=True):
+    """Count a request with a wrong key from an address. Answered by FailedKeyNoted."""
+
+    address: str
+
+
+class FailedKeyNoted(Reply, frozen=True):
+    """`is_delayed`: the address has had too many."""
+
+    is_delayed: bool
+
+
+ToWorker = (
+    ModelsToWorker
+    | ServerStatus
+    | DrainWorker
+    | AdminAnswer
+    | GrpcAnswer
+    | CollectTallies
+    | ForgetModel
+    | FoundResponse
+    | NonceUsed
+    | FailedKeyNoted
+)
+FromWorker = (
+    ModelsFromWorker
+    | WorkerReady
+    | AdminCall
+    | GrpcCall
+    | Tallies
+    | TalliesChanged
+    | FindResponse
+    | StoreResponse
+    | DropRun
+    | UseNonce
+    | NoteFailedKey
+)

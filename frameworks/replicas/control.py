@@ -1,0 +1,205 @@
+"""Connect the supervisor and one worker: messages, questions with a reply, and descriptors."""
+
+import asyncio
+import itertools
+import socket
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
+from typing import Any, TypeVar
+
+import structlog
+
+from frameworks.engine.process.channel import Channel
+from frameworks.engine.process.descriptors import DescriptorSocket
+from frameworks.engine.process.messages import ChannelLost, EngineMessage, ProtocolError
+from frameworks.engine.process.plain import error_from_plain, error_to_plain
+from frameworks.errors import RoundhouseError
+from frameworks.replicas.messages import Failure, Question, Reply, Withdraw
+
+log = structlog.get_logger(__name__)
+
+Sent = TypeVar("Sent", bound=EngineMessage)
+Asked = TypeVar("Asked", bound=Question)
+
+
+class ControlLink:
+    """One end. Owned by the event loop. Each part registers handlers for its messages before `open`."""
+
+    def __init__(self, number: int, received: object) -> None:
+        """`number`: of the worker, from 0. `received`: the union of the messages of the peer."""
+        self.number = number
+        self.pid = 0
+        """Of the peer; 0 where it is not known."""
+        self._channel: Channel[EngineMessage] = Channel(received, self._received, self._channel_lost)
+        self._handlers: dict[type[EngineMessage], Callable[[Any], None]] = {Withdraw: self._withdraw}
+        self._ids = itertools.count(1)
+        self._replies: dict[int, asyncio.Future[Reply]] = {}
+        self._answering: dict[int, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """Done with the reason when the peer has closed the connection."""
+
+    async def open(self, control: socket.socket, descriptors: socket.socket) -> None:
+        """Use the two sockets, which the link then owns."""
+        self.descriptors = DescriptorSocket(descriptors)
+        await self._channel.open(control)
+
+    @property
+    def is_open(self) -> bool:
+        return self._channel.is_open
+
+    def handle(self, kind: type[Sent], handler: Callable[[Sent], None]) -> None:
+        """Call `handler` for each message of this kind, in order. It must not block."""
+        self._handlers[kind] = handler
+
+    def answer(self, kind: type[Asked], handler: Callable[[Asked], Awaitable[Reply]]) -> None:
+        """Answer each question of this kind with the result of `handler`, which runs in a task.
+
+        Its RoundhouseErrors, and errors of any other kind, are sent as Failure. It is cancelled if the peer withdraws
+        the question, or is lost.
+        """
+        self._handlers[kind] = partial(self._begin_answer, handler)
+
+    def send(self, message: EngineMessage) -> None:
+        """Send a message at the end of this round of the loop. Does nothing where the peer is lost.
+
+        Raises MessageTooLarge, InvalidInput and TypeError as Channel.send.
+        """
+        try:  # noqa: SIM105 - suppress takes three calls
+            self._channel.send(message)
+        except ChannelLost:
+            pass
+
+    async def ask(self, make: Callable[[int], Question]) -> Reply:
+        """Send the question `make(id)`, and return its reply. If cancelled, the peer ends its work on it.
+
+        Raises ChannelLost where the peer is lost, and the error of a Failure.
+        """
+        number = next(self._ids)
+        reply = self._replies[number] = asyncio.get_running_loop().create_future()
+        try:
+            self._channel.send(make(number))
+            answered: Reply = await reply
+        except asyncio.CancelledError:
+            self.send(Withdraw(number))
+            raise
+        finally:
+            del self._replies[number]
+        if isinstance(answered, Failure):
+            raise error_from_plain(answered.error)
+        return answered
+
+    def start(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
+        """Run a coroutine in a task that is cancelled when the link ends. Its errors are logged."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._end_task)
+        return task
+
+    def close(self) -> None:
+        """Send all messages, then close the connection. `lost` is done."""
+        self._channel.close()
+        self._channel_lost("the link was closed")
+
+    def _received(self, messages: list[EngineMessage]) -> None:
+        for message in messages:
+            if isinstance(message, Reply):
+                reply = self._replies.get(message.id)
+                if reply is not None and not reply.done():
+                    reply.set_result(message)
+                continue
+            handler = self._handlers.get(type(message))
+            if handler is None:
+                raise ProtocolError(f"expected a message with a handler, got {type(message).__name__}")
+            try:
+                handler(message)
+            except ProtocolError:
+                raise
+            except Exception:
+                log.exception("control message failed", kind=type(message).__name__)
+
+    def _begin_answer(self, handler: Callable[[Any], Awaitable[Reply]], question: Question) -> None:
+        task = self.start(self._answer(handler, question))
+        self._answering[question.id] = task
+        task.add_done_callback(lambda _: self._answering.pop(question.id, None))
+
+    async def _answer(self, handler: Callable[[Any], Awaitable[Reply]], question: Question) -> None:
+        try:
+            reply = await handler(question)
+        except Exception as error:
+            if not isinstance(error, RoundhouseError):
+                log.exception("control question failed", kind=type(question).__name__)
+            reply = Failure(question.id, error_to_plain(error))
+        self.send(reply)
+
+    def _withdraw(self, message: Withdraw) -> None:
+        task = self._answering.get(message.id)
+        if task is not None:
+            task.cancel()
+
+    def _end_task(self, task: "asyncio.Task[Any]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("control task failed", exc_info=task.exception())
+
+    def _channel_lost(self, reason: str) -> None:
+        if self.lost.done():
+            return
+        self.lost.set_result(reason)
+        self.descriptors.close()
+        for reply in self._replies.values():
+            if not reply.done():
+                reply.set_exception(ChannelLost(f"control: {reason}"))
+        for task in [*self._tasks]:
+            task.cancel()
+
+
+class Workers:
+    """The workers of a supervisor that are connected. Owned by the event loop."""
+
+    def __init__(self) -> None:
+        self.links: dict[int, ControlLink] = {}
+        """By number."""
+        self._on_connect: list[Callable[[ControlLink], None]] = []
+        self._on_joined: list[Callable[[ControlLink], None]] = []
+        self._on_left: list[Callable[[ControlLink], None]] = []
+
+    def on_connect(self, callback: Callable[[ControlLink], None]) -> None:
+        """Call `callback(link)` before each new link is opened: register its handlers there."""
+        self._on_connect.append(callback)
+
+    def on_joined(self, callback: Callable[[ControlLink], None]) -> None:
+        """Call `callback(link)` when a link is open, before any message of the worker: send it the current state."""
+        self._on_joined.append(callback)
+
+    def on_left(self, callback: Callable[[ControlLink], None]) -> None:
+        """Call `callback(link)` when a worker is lost: release all that it held."""
+        self._on_left.append(callback)
+
+    async def connect(self, link: ControlLink, control: socket.socket, descriptors: socket.socket) -> None:
+        """Open the link of a new worker."""
+        for callback in self._on_connect:
+            callback(link)
+        await link.open(control, descriptors)
+        self.links[link.number] = link
+        for callback in self._on_joined:
+            callback(link)
+        link.lost.add_done_callback(lambda _: self._leave(link))
+
+    def broadcast(self, message: EngineMessage) -> None:
+        """Send a message to all workers."""
+        for link in self.links.values():
+            link.send(message)
+
+    async def ask_all(self, make: Callable[[int], Question]) -> dict[int, Reply]:
+        """Return the replies of all workers by number, without those that are lost meanwhile or fail."""
+        links = list(self.links.values())
+        replies = await asyncio.gather(*(link.ask(make) for link in links), return_exceptions=True)
+        found = zip(links, replies, strict=True)
+        return {link.number: reply for link, reply in found if isinstance(reply, Reply)}
+
+    def _leave(self, link: ControlLink) -> None:
+        if self.links.get(link.number) is link:
+            del self.links[link.number]
+        for callback in self._on_left:
+            callback(link)

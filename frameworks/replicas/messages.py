@@ -1,0 +1,263 @@
+"""Define the messages about models between the supervisor and its workers.
+
+The supervisor decides; a worker applies. Numbered changes are applied in order, and each is answered by Applied.
+"""
+
+from typing import Any
+
+from msgspec import Struct
+
+from frameworks.devices import Device
+from frameworks.engine.process.messages import BatchDeltas, EngineMessage, ErrorState, StepDeltas
+
+
+class Reply(EngineMessage, frozen=True):
+    """The answer to a message with this `id`."""
+
+    id: int
+
+
+class Question(EngineMessage, frozen=True):
+    """A message that is answered by one Reply of the same `id`. Each side numbers its own."""
+
+    id: int
+
+
+class Withdraw(EngineMessage, frozen=True):
+    """The sender of the Question `id` does not wait for the reply any more."""
+
+    id: int
+
+
+class VersionState(Struct, frozen=True, array_like=True):
+    """One version, as the supervisor has it.
+
+    `state`, `next_state`: of ModelState. `failure`: of the state `failed`; its load is retried in `retry_in_s`.
+    `serving`: number of the load, the same in all processes; 0 for a version that is not loaded.
+    """
+
+    version: str
+    path: str
+    state: str
+    next_state: str
+    waits_for_load: bool
+    serving: int = 0
+    load_s: float = 0.0
+    memory_bytes: int = 0
+    failure: ErrorState | None = None
+    retry_in_s: float = 0.0
+
+
+class ShareState(Struct, frozen=True, array_like=True):
+    """A percentage of the requests of a model that another version gets."""
+
+    version: str
+    percent: float
+
+
+class ModelState(Struct, frozen=True, array_like=True):
+    """One registered model. `entry`: pickle of its settings. `isolation`: where it runs, after all rules.
+
+    `counters`: row of the shared counters of its requests.
+    """
+
+    name: str
+    framework: str
+    entry: bytes
+    path: str
+    isolation: str
+    counters: int
+    versions: list[VersionState]
+    active: str
+    previous: str | None = None
+    canary: ShareState | None = None
+    shadow: ShareState | None = None
+
+
+class ModelChanged(EngineMessage, frozen=True):
+    """The state of a model from now on, all of it. Answered by Applied when requests see it."""
+
+    number: int
+    model: ModelState
+
+
+class ModelRemoved(EngineMessage, frozen=True):
+    """The name of a model is free. Answered by Applied."""
+
+    number: int
+    name: str
+
+
+class Prepare(EngineMessage, frozen=True):
+    """A version is loaded, and is about to be ready: get its engine. Answered by Applied or PrepareFailed.
+
+    The ModelChanged with its state `ready` follows when all workers have answered. `is_local`: load it in the worker,
+    on `device`; else connect to each of its `num_processes` engine processes.
+    """
+
+    number: int
+    name: str
+    version: str
+    serving: int
+    is_local: bool
+    device: Device
+    num_processes: int = 1
+
+
+class Abandon(EngineMessage, frozen=True):
+    """A version that was prepared will not be ready: close its engine."""
+
+    serving: int
+
+
+class EndModelRequests(EngineMessage, frozen=True):
+    """Fail the requests of a version that is being drained."""
+
+    name: str
+    version: str
+
+
+class EngineLost(EngineMessage, frozen=True):
+    """An engine process has ended; the connection to it is closed, or closes at once. `label`, `message`: of Loss."""
+
+    serving: int
+    index: int
+    label: str
+    message: str
+
+
+class Connected(Reply, frozen=True):
+    """Answers Connect. The descriptors (control socket, arena of requests, arena of answers) have the number `id`.
+
+    `spec`, `load_s`: of the process as it was loaded last.
+    """
+
+    spec: Any
+    memory_bytes: int
+    load_s: float
+
+
+class LoadEnded(Reply, frozen=True):
+    """Answers LoadForRequest: the version was loaded, or another one may have to answer; or the error."""
+
+    error: ErrorState | None = None
+
+
+class Failure(Reply, frozen=True):
+    """Answers any Question that has failed."""
+
+    error: ErrorState
+
+
+class Poisonous(EngineMessage, frozen=True):
+    """A request with this digest has ended a process of the model twice. Sent by the worker that found it, and then to
+    all others.
+    """
+
+    name: str
+    digest: bytes
+
+
+class Applied(EngineMessage, frozen=True):
+    """Prepare, ModelChanged or ModelRemoved with this number is applied."""
+
+    number: int
+
+
+class PrepareFailed(EngineMessage, frozen=True):
+    """The worker cannot get the engine of a version."""
+
+    number: int
+    error: ErrorState
+
+
+class Drained(EngineMessage, frozen=True):
+    """The worker has no request to this load of a version any more, and has closed its engine."""
+
+    serving: int
+
+
+class LoadForRequest(Question, frozen=True):
+    """A request waits for a version that is not loaded."""
+
+    name: str
+    version: str
+
+
+class Connect(Question, frozen=True):
+    """Connect the worker to an engine process, or again after the loss of it.
+
+    Answered by Connected when the process serves, or by Failure. `suspects`: requests that may have ended it; the
+    worker runs them one at a time, and then sends Settled.
+    """
+
+    serving: int
+    index: int
+    suspects: int = 0
+
+
+class Settled(EngineMessage, frozen=True):
+    """All suspects of the worker have an outcome."""
+
+    serving: int
+    index: int
+
+
+class KillEngine(EngineMessage, frozen=True):
+    """End an engine process that has broken the protocol."""
+
+    serving: int
+    index: int
+    label: str
+    reason: str
+
+
+class VersionUse(Struct, frozen=True, array_like=True, gc=False):
+    """`last_used_s`: time.monotonic, one clock for all processes; None before the first use."""
+
+    serving: int
+    references: int
+    last_used_s: float | None
+
+
+class Uses(EngineMessage, frozen=True):
+    """How the worker uses the versions whose use has changed since the last message."""
+
+    versions: list[VersionUse]
+
+
+class LocalCounts(EngineMessage, frozen=True):
+    """Growth of the counts of a version that runs in the worker."""
+
+    name: str
+    version: str
+    batches: BatchDeltas | None = None
+    steps: StepDeltas | None = None
+
+
+ModelsToWorker = (
+    ModelChanged
+    | ModelRemoved
+    | Prepare
+    | Abandon
+    | EndModelRequests
+    | EngineLost
+    | Connected
+    | LoadEnded
+    | Failure
+    | Poisonous
+)
+ModelsFromWorker = (
+    Applied
+    | PrepareFailed
+    | Drained
+    | LoadForRequest
+    | Connect
+    | Settled
+    | KillEngine
+    | Uses
+    | LocalCounts
+    | Poisonous
+    | Failure
+    | Withdraw
+)
