@@ -1,28 +1,30 @@
 """Give each handler the models and counts that the sender of its request may see."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from fastapi import Request
 
 from app.auth.principal import Principal
-from app.inference.model_view import ModelView
-from app.inference.pipeline import Pipeline
+from app.inference.model_view import ManagedModelView
 from app.observability.counts import Counts
+from app.observability.metrics import Observer
 
 
 class View(NamedTuple):
     """The visible models, and the counts of their visible requests."""
 
-    models: ModelView
+    models: ManagedModelView
     counts: Counts
 
 
 class Views:
     """Make views. Handlers have no other access to models and counts."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
-        self._models_of = pipeline.models_of
-        self._observer = pipeline.observer
+    def __init__(self, models_of: Callable[[Principal], ManagedModelView], observer: Observer) -> None:
+        """`models_of(principal)`: the models that a principal may use."""
+        self._models_of = models_of
+        self._observer = observer
 
     def of(self, principal: Principal) -> View:
         """Return the view of a principal."""

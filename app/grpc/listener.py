@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 
 import structlog
 
+from app.admin.views import Views
 from app.auth.authenticator import Authenticator
 from app.auth.tls import ServerTls
 from app.config import ServerSettings
@@ -36,6 +37,7 @@ class GrpcListener:
     async def serving(
         self,
         pipeline: Pipeline,
+        views: Views,
         default_model: str | None,
         drain_timeout_s: float,
         authenticator: Authenticator | None = None,
@@ -43,7 +45,7 @@ class GrpcListener:
         """Answer calls within the block. At its end refuse new calls, and complete the running ones within the rest of
         the drain timeout. `authenticator`: exactly if the listener is checked.
         """
-        unary, streams = build_methods(pipeline, default_model)
+        unary, streams = build_methods(pipeline, views, default_model)
         check = None
         if authenticator is not None:
             gate = CallGate(authenticator, pipeline.observer)

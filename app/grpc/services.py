@@ -34,7 +34,9 @@ _MAX_STREAMS_ON_ONE_CONNECTION = 8
 _STATUSES = health_pb2.HealthCheckResponse
 
 
-def build_methods(pipeline: Pipeline, default_model: str | None) -> tuple[dict[str, Unary], dict[str, Stream]]:
+def build_methods(
+    pipeline: Pipeline, views: Views, default_model: str | None
+) -> tuple[dict[str, Unary], dict[str, Stream]]:
     """Return the methods with one request and one response, and those in which either side may send more.
 
     `default_model`: for a Predict that names no model.
@@ -48,7 +50,7 @@ def build_methods(pipeline: Pipeline, default_model: str | None) -> tuple[dict[s
         f"/{PREDICT_SERVICE}/Predict": PredictCalls(handler, default_model).predict,
         f"/{_HEALTH_SERVICE}/Check": health.check,
     }
-    for name, method in ManagementCalls(management, Views(pipeline), pipeline.observer).methods().items():
+    for name, method in ManagementCalls(management, views, pipeline.observer).methods().items():
         unary[f"/{INFERENCE_SERVICE}/{name}"] = method
     streams: dict[str, Stream] = {
         f"/{INFERENCE_SERVICE}/ModelStreamInfer": infer.model_stream_infer,

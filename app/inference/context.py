@@ -6,7 +6,7 @@ from app.inference.model_view import ModelView
 from app.observability.metrics import RequestRecord
 from frameworks.engine.contract import Run
 from frameworks.errors import InvalidInput, ModelUnloaded
-from frameworks.manager import MLFrameworkManager
+from frameworks.models.contract import ServedModels
 from frameworks.models.slot import ModelSlot
 from frameworks.models.version import ModelVersion, VersionNotLoaded
 from frameworks.scheduling.admission import Permit
@@ -24,13 +24,13 @@ class RunContext(Run):
 class RequestContext(RunContext):
     """The context of one client's request. The version is chosen once, while the request is decoded."""
 
-    __slots__ = ("_is_routed", "_manager", "not_loaded", "record", "shadowed", "timeout_ms")
+    __slots__ = ("_is_routed", "_served", "not_loaded", "record", "shadowed", "timeout_ms")
 
-    def __init__(self, manager: MLFrameworkManager, record: RequestRecord, permit: Permit) -> None:
+    def __init__(self, models: ServedModels, record: RequestRecord, permit: Permit) -> None:
         self.permit = permit
         self.timings = record.timings
         self.record = record
-        self._manager = manager
+        self._served = models
         self._is_routed = False
         self.not_loaded: ModelVersion | None = None
         """The version whose load the request has to wait for."""
@@ -42,7 +42,7 @@ class RequestContext(RunContext):
     @property
     def models(self) -> ModelView:
         """The models that the sender of the request may use."""
-        return ModelView(self._manager, self.record.principal)
+        return ModelView(self._served, self.record.principal)
 
     def check_available(self, name: str, version: str | None) -> None:
         """Raise what keeps the model from answering, before the body is read.
@@ -50,7 +50,7 @@ class RequestContext(RunContext):
         The version is not chosen yet: another one may serve when the body has arrived.
         """
         principal = self.record.principal
-        slot = self._manager.slots_by_name.get(name) if principal.sees_all or principal.may_use(name) else None
+        slot = self._served.slots_by_name.get(name) if principal.sees_all or principal.may_use(name) else None
         if slot is None:
             slot = self.models.slot(name)  # raises
         self.record.model, self.record.version = slot.name, slot.active.version
@@ -72,7 +72,7 @@ class RequestContext(RunContext):
             chosen = self.version
         else:
             principal = self.record.principal
-            slot = self._manager.slots_by_name.get(name) if principal.sees_all or principal.may_use(name) else None
+            slot = self._served.slots_by_name.get(name) if principal.sees_all or principal.may_use(name) else None
             if slot is None:
                 slot = self.models.slot(name or self._only_generator())
             self.record.model, self.record.version = slot.name, slot.active.version

@@ -4,15 +4,15 @@ import time
 from collections.abc import Iterable
 
 from frameworks.errors import Draining
-from frameworks.manager import MLFrameworkManager
+from frameworks.models.contract import ServedModels
 from frameworks.models.slot import ModelSlot, ModelState
 
 
 class Lifecycle:
     """Owned by the event loop."""
 
-    def __init__(self, manager: MLFrameworkManager, startup_models: tuple[str, ...]) -> None:
-        self._manager = manager
+    def __init__(self, models: ServedModels, startup_models: tuple[str, ...]) -> None:
+        self._models = models
         self._startup_models = startup_models
         self._started_s = time.monotonic()
         self.is_draining = False
@@ -44,7 +44,7 @@ class Lifecycle:
         """
         if self.is_draining:
             return "draining"
-        slots = self._manager.slots if slots is None else list(slots)
+        slots = self._models.slots if slots is None else list(slots)
         if any(slot.is_awaited for slot in slots if slot.name in self._startup_models):
             return "starting"
         return "degraded" if any(slot.state is ModelState.FAILED for slot in slots) else "healthy"
@@ -61,6 +61,6 @@ class Lifecycle:
         """
         return [
             slot.name
-            for slot in self._manager.slots
+            for slot in self._models.slots
             if slot.name in self._startup_models and (slot.is_awaited or slot.state is ModelState.FAILED)
         ]

@@ -8,6 +8,7 @@ from app.auth.errors import Forbidden
 from app.auth.principal import Principal
 from frameworks.errors import MAX_SHOWN_CHARACTERS, ModelNotFound
 from frameworks.manager import MLFrameworkManager
+from frameworks.models.contract import ServedModels
 from frameworks.models.slot import ModelSlot
 from frameworks.models.traffic import Share
 from frameworks.models.version import ModelVersion
@@ -16,18 +17,18 @@ from frameworks.scheduling.admission import Permit
 
 
 class ModelView:
-    """A manager as one principal sees it. Every handler of a request finds models here, never at the manager."""
+    """The models as one principal sees them. Every handler of a request finds models here, never at the manager."""
 
-    __slots__ = ("_manager", "principal")
+    __slots__ = ("_models", "principal")
 
-    def __init__(self, manager: MLFrameworkManager, principal: Principal) -> None:
-        self._manager = manager
+    def __init__(self, models: ServedModels, principal: Principal) -> None:
+        self._models = models
         self.principal = principal
 
     @property
     def slots(self) -> list[ModelSlot]:
         """The visible models, in order of registration."""
-        principal, slots = self.principal, self._manager.slots
+        principal, slots = self.principal, self._models.slots
         return slots if principal.sees_all else [slot for slot in slots if principal.may_use(slot.name)]
 
     def get(self, name: str) -> ModelSlot | None:
@@ -35,7 +36,7 @@ class ModelView:
         # First, so that a hidden name takes as long as an unknown one.
         if not self.principal.may_use(name):
             return None
-        return self._manager.slots_by_name.get(name)
+        return self._models.slots_by_name.get(name)
 
     def slot(self, name: str) -> ModelSlot:
         """Return a model. Raises ModelNotFound, which lists similar names of visible models."""
@@ -46,7 +47,20 @@ class ModelView:
 
     async def wait_for(self, version: ModelVersion, permit: Permit) -> None:
         """Load a version of a visible model for a request; see `ModelResidency.wait_for`."""
-        await self._manager.wait_for(version, permit)
+        await self._models.wait_for(version, permit)
+
+    def _not_found(self, name: str) -> ModelNotFound:
+        return ModelNotFound(name, [slot.name for slot in self.slots])
+
+
+class ManagedModelView(ModelView):
+    """A view whose principal also changes the models. Only the process that manages the models has it."""
+
+    __slots__ = ("_manager",)
+
+    def __init__(self, manager: MLFrameworkManager, principal: Principal) -> None:
+        super().__init__(manager, principal)
+        self._manager = manager
 
     async def load(self, name: str, version: str | None = None) -> ModelSlot:
         """Load a model; see `MLFrameworkManager.load`."""
@@ -97,6 +111,3 @@ class ModelView:
         except ModelNotFound:
             # The manager's error lists the names of all models.
             raise self._not_found(name) from None
-
-    def _not_found(self, name: str) -> ModelNotFound:
-        return ModelNotFound(name, [slot.name for slot in self.slots])

@@ -19,7 +19,7 @@ from app.inference.shadowing import ShadowTraffic
 from app.observability.metrics import Observer, RequestRecord
 from frameworks.errors import DeadlineExceeded
 from frameworks.generation.types import GenerateAnswer, GenerateRequest, Generation
-from frameworks.manager import MLFrameworkManager
+from frameworks.models.contract import ServedModels
 from frameworks.models.version import ModelVersion, VersionNotLoaded
 from frameworks.scheduling.admission import Permit
 from frameworks.tenants import Tenant
@@ -120,14 +120,14 @@ class Pipeline:
 
     def __init__(
         self,
-        manager: MLFrameworkManager,
+        models: ServedModels,
         service: InferenceService,
         shadowing: ShadowTraffic,
         observer: Observer,
         lifecycle: Lifecycle,
         bounds: Bounds,
     ) -> None:
-        self._manager = manager
+        self._models = models
         self.observer = observer
         self.lifecycle = lifecycle
         self.bounds = bounds
@@ -152,12 +152,12 @@ class Pipeline:
             limits = bounds.tenants.get(tenant.name)
             if limits is not None:
                 record.set_limits(limits)
-                return RequestContext(self._manager, record, LimitedPermit(bounds.requests, tenant, limits))
-        return RequestContext(self._manager, record, Permit(bounds.requests, tenant))
+                return RequestContext(self._models, record, LimitedPermit(bounds.requests, tenant, limits))
+        return RequestContext(self._models, record, Permit(bounds.requests, tenant))
 
     def models_of(self, principal: Principal) -> ModelView:
         """Return the models that a principal may use."""
-        return ModelView(self._manager, principal)
+        return ModelView(self._models, principal)
 
     def new_permit(self, tenant: Tenant) -> Permit:
         """Return a place at the server for work that is no inference. Raises Draining, Overloaded."""
@@ -247,7 +247,7 @@ class Pipeline:
         exchange.watch()
         try:
             async with asyncio.timeout(None if left_s is None else max(0.0, left_s)):
-                await self._manager.wait_for(version, permit)
+                await self._models.wait_for(version, permit)
         except TimeoutError:
             raise DeadlineExceeded(
                 f"{version} was not loaded within timeout_ms; allow more time, or load it before the first request"

@@ -29,6 +29,7 @@ from app.http.endpoint import Endpoint
 from app.http.origins import OriginRules
 from app.inference.bounds import Bounds
 from app.inference.lifecycle import Lifecycle
+from app.inference.model_view import ManagedModelView
 from app.inference.pipeline import Pipeline
 from app.inference.response_cache import ResponseCache
 from app.inference.service import InferenceService
@@ -76,6 +77,7 @@ class _Inference:
     service: InferenceService
     shadowing: ShadowTraffic
     pipeline: Pipeline
+    views: Views
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +148,8 @@ def _build_inference(
         limits_by_tenant(settings.auth.tenants, byte_limit),
     )
     pipeline = Pipeline(manager, service, shadowing, observer, lifecycle, bounds)
-    return _Inference(manager, pool, response_cache, requests, service, shadowing, pipeline)
+    views = Views(partial(ManagedModelView, manager), observer)
+    return _Inference(manager, pool, response_cache, requests, service, shadowing, pipeline, views)
 
 
 def _build_monitors(inference: _Inference, observer: Observer) -> _Monitors:
@@ -167,7 +170,7 @@ def _build_routers(
     loaded: LoadedSettings, inference: _Inference, monitors: _Monitors, connections: Connections, keys: KeyStore
 ) -> list[APIRouter]:
     """Return the routes that change or describe the server."""
-    manager, pipeline = inference.manager, inference.pipeline
+    manager, pipeline, views = inference.manager, inference.pipeline, inference.views
     lifecycle = pipeline.lifecycle
     max_body_bytes = loaded.settings.server.max_body_bytes
     roots = tuple(loaded.resolve(root) for root in loaded.settings.models.roots)
@@ -185,7 +188,6 @@ def _build_routers(
         keys,
         pipeline.bounds.tenants,
     )
-    views = Views(pipeline)
     return [
         PagesApi().router(),
         ModelsApi(views, lifecycle, loaded.base_dir, roots, max_body_bytes, isolation).router(),
@@ -229,7 +231,9 @@ def _build_lifespan(
             if grpc_listener is not None:
                 drain_timeout_s = settings.server.drain_timeout_s
                 await stack.enter_async_context(
-                    grpc_listener.serving(pipeline, settings.models.default_model, drain_timeout_s, authenticator)
+                    grpc_listener.serving(
+                        pipeline, inference.views, settings.models.default_model, drain_timeout_s, authenticator
+                    )
                 )
             log.info("devices", devices=[f"{d.id} ({d.name})" for d in manager.devices.devices()])
             yield

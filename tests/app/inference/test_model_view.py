@@ -8,7 +8,7 @@ import pytest
 from app.auth.errors import Forbidden
 from app.auth.principal import ANONYMOUS, UNAUTHENTICATED, Principal
 from app.inference.context import RequestContext
-from app.inference.model_view import ModelView
+from app.inference.model_view import ManagedModelView, ModelView
 from app.observability.metrics import RequestRecord
 from frameworks.errors import ModelNotFound, Overloaded
 from frameworks.manager import MLFrameworkManager
@@ -62,7 +62,7 @@ async def test_commands_to_hidden_models_are_refused() -> None:
     async with make_manager(FakeRegistry()) as manager:
         register(manager, "red-a")
         await manager.load("red-a")
-        view = ModelView(manager, BLUE)
+        view = ManagedModelView(manager, BLUE)
         for command in (
             view.load("red-a"), view.load("red-a", "1"), view.unload("red-a"), view.rollback("red-a"),
             view.split("red-a", "canary", Share("2", 5)), view.remove("red-a"),
@@ -79,7 +79,7 @@ async def test_error_of_deleted_model_names_no_hidden_one() -> None:
         for name in ("red-a", "blue-a", "blue-b"):
             register(manager, name)
         async with manager.slot("blue-a").lock:
-            waiting = task(ModelView(manager, BLUE).load("blue-a"))
+            waiting = task(ManagedModelView(manager, BLUE).load("blue-a"))
             await asyncio.sleep(0)
             del manager._slots["blue-a"]
         await soon(waiting.done)
@@ -92,10 +92,10 @@ async def test_error_of_deleted_model_names_no_hidden_one() -> None:
 @in_loop
 async def test_names_outside_patterns_cannot_be_registered() -> None:
     manager = manager_of("red-a")
-    ModelView(manager, RED).check_may_register("red-new")
+    ManagedModelView(manager, RED).check_may_register("red-new")
     for name in ("red-a", "red-new"):
         with pytest.raises(Forbidden, match="name: expected a name that the patterns"):
-            ModelView(manager, BLUE).check_may_register(name)
+            ManagedModelView(manager, BLUE).check_may_register(name)
 
 
 @in_loop

@@ -37,7 +37,8 @@ def test_table_equals_the_routes(endpoint: Endpoint) -> None:
 
 
 def test_table_equals_the_methods(endpoint: Endpoint) -> None:
-    unary, streams = build_methods(endpoint._pipeline, None)
+    views: Any = None
+    unary, streams = build_methods(endpoint._pipeline, views, None)
     assert unary.keys() | streams.keys() == GRPC_ACCESS.keys()
 
 

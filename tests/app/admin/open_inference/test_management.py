@@ -12,6 +12,7 @@ from app.admin.views import Views
 from app.auth.principal import ANONYMOUS
 from app.inference.bounds import Bounds
 from app.inference.lifecycle import Lifecycle
+from app.inference.model_view import ManagedModelView
 from app.inference.pipeline import Pipeline
 from app.observability.metrics import Observer
 from app.protocols.errors import NotSupported
@@ -38,9 +39,9 @@ from tests.support.managing import make_manager, register
 class AnonymousManagement:
     """Calls the methods of Management with the view of a server without keys."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, manager: MLFrameworkManager, pipeline: Pipeline) -> None:
         self._management = Management(pipeline)
-        self._view = Views(pipeline).of(ANONYMOUS)
+        self._view = Views(partial(ManagedModelView, manager), pipeline.observer).of(ANONYMOUS)
 
     def __getattr__(self, method: str) -> Any:
         return partial(getattr(self._management, method), self._view)
@@ -53,7 +54,8 @@ def management_of(
     nothing: Any = None
     lifecycle = Lifecycle(manager, startup_models)
     bounds = Bounds(limit, 1000, None)
-    return AnonymousManagement(Pipeline(manager, nothing, nothing, Observer("none", 1000), lifecycle, bounds))
+    pipeline = Pipeline(manager, nothing, nothing, Observer("none", 1000), lifecycle, bounds)
+    return AnonymousManagement(manager, pipeline)
 
 
 def drain(management: AnonymousManagement) -> None:

@@ -1,0 +1,34 @@
+"""Define what requests need of the registered models: in the process that manages them, and in a replica."""
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from frameworks.models.slot import ModelSlot
+from frameworks.models.version import ModelVersion
+from frameworks.scheduling.admission import Permit
+
+
+class ServedModels(Protocol):
+    """Every registered model. Owned by the event loop."""
+
+    @property
+    def slots_by_name(self) -> Mapping[str, ModelSlot]:
+        """For lookups on the path of every request; `slot` raises the error for an unknown name."""
+        ...
+
+    @property
+    def slots(self) -> list[ModelSlot]:
+        """Every registered model, in order of registration."""
+        ...
+
+    def slot(self, name: str) -> ModelSlot:
+        """Return a model. Raises ModelNotFound, which lists similar names."""
+        ...
+
+    async def wait_for(self, version: ModelVersion, permit: Permit) -> None:
+        """Load a version for a request; see `ModelResidency.wait_for`."""
+        ...
+
+    def on_unloaded(self, callback: Callable[[str], None]) -> None:
+        """Call `callback(model)` after each unload of a version: its files may differ at the next load."""
+        ...
