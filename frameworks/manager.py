@@ -1,7 +1,8 @@
 """Register, load, roll out and unload models by name."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -71,6 +72,7 @@ class MLFrameworkManager:
         self._rollout = Rollout(self.residency)
         self._watcher = FolderWatcher(self.refresh)
         self._is_open = False
+        self._on_changed: list[Callable[[str], None]] = []
 
     @property
     def slots(self) -> list[ModelSlot]:
@@ -101,12 +103,18 @@ class MLFrameworkManager:
             self._performance.isolation_of(entry),
             self._shared_devices,
             self._engine_threads,
+            partial(self._report_changed, entry.name),
         )
         slot = ModelSlot(identity, path)
         self._slots[entry.name] = slot
+        self._report_changed(entry.name)
         if self._is_open:
             self._watcher.follow(slot)
         return slot
+
+    def on_changed(self, callback: Callable[[str], None]) -> None:
+        """Call `callback(model)` after each change of a model that other processes must see, and after its removal."""
+        self._on_changed.append(callback)
 
     async def wait_for(self, version: ModelVersion, permit: Permit) -> None:
         """Load a version for a request; see `ModelResidency.wait_for`."""
@@ -173,10 +181,7 @@ class MLFrameworkManager:
                 if version is slot.active:
                     raise InvalidInput(kind, f'version "{share.version}" is the active version; name another one')
                 await self.residency.load(version, keep=slot.active)
-            if kind == "canary":
-                slot.canary = share
-            else:
-                slot.shadow = share
+            slot.set_share(kind, share)
             if before is not None and before.version in slot.versions:
                 await self._rollout.retire_unless_kept(slot, slot.versions[before.version])
         return slot
@@ -236,6 +241,7 @@ class MLFrameworkManager:
         slot = await self.unload(name)
         if self._slots.get(name) is slot:
             del self._slots[name]
+            self._report_changed(name)
             await self._watcher.unfollow(name)
 
     async def add(self, framework: str, entry: ModelEntry, path: Path) -> ModelSlot:
@@ -253,6 +259,7 @@ class MLFrameworkManager:
         except BaseException:
             if self._slots.get(entry.name) is slot:
                 del self._slots[entry.name]
+                self._report_changed(entry.name)
             for version in slot.versions.values():
                 await self.residency.retire(version)
             raise
@@ -310,6 +317,10 @@ class MLFrameworkManager:
         """Update the versions from the folder, and return the new ones. In a thread: the disk may be slow."""
         self._check_registered(slot)
         return slot.update_versions(await asyncio.to_thread(find_versions, slot.path))
+
+    def _report_changed(self, name: str) -> None:
+        for callback in self._on_changed:
+            callback(name)
 
     def _check_registered(self, slot: ModelSlot) -> None:
         """Raises ModelNotFound where the model was deleted while the caller waited for its lock."""

@@ -102,6 +102,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def references(self) -> int:
+        """The number of requests of other processes that hold a reference to the model."""
+        ...
+
+    @property
     def has_ended_requests(self) -> bool:
         """Whether `end_requests` was called; further requests are refused."""
         ...
@@ -143,6 +148,10 @@ class Engine(Protocol):
         generation will be iterated, so each piece is delivered at once. The caller closes the generation. Raises
         InvalidInput, DeadlineExceeded, and as `answer`.
         """
+        ...
+
+    async def drained(self) -> None:
+        """Wait until no other process uses the model. They use it again if the wait is cancelled."""
         ...
 
     async def close(self) -> None:

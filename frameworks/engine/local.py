@@ -25,6 +25,7 @@ class LocalEngine:
     """Implement Engine. The first instance stands for what all instances share."""
 
     outage = None
+    references = 0
 
     def __init__(
         self,
@@ -78,6 +79,9 @@ class LocalEngine:
         if self._generation is None:
             raise InvalidInput("prompt", "expected a model that generates text, got another one; name another model")
         return await self._generation.begin(run, request, times, left_s, in_pieces)
+
+    async def drained(self) -> None:
+        """No other process uses the model."""
 
     async def close(self) -> None:
         await self.dispatcher.close()

@@ -1,6 +1,7 @@
 """Hold the state that all versions of a model share."""
 
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from frameworks.engine.contract import EngineSettings, RunCounts
@@ -12,13 +13,17 @@ from frameworks.scheduling.device_clock import SharedDevices
 from frameworks.settings import Isolation
 
 
+def _ignore() -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True)
 class ModelIdentity:
     """The settings and counts that all versions of a model share.
 
     `ageing_s`: a waiting request gains a priority level after so many seconds. `isolation`: where it runs. `devices`:
     the clocks of the devices and the pool for large batches, which all models share. `threads`: of all engines in this
-    process.
+    process. `changed`: called after each change of the model that other processes must see.
     """
 
     framework: str
@@ -28,6 +33,7 @@ class ModelIdentity:
     isolation: Isolation = "none"
     devices: SharedDevices = field(default_factory=SharedDevices)
     threads: EngineThreads = field(default_factory=EngineThreads)
+    changed: Callable[[], None] = _ignore
     name: str = field(init=False)
     requests: RequestLimit = field(init=False)
     loads: Counter[str] = field(default_factory=Counter)

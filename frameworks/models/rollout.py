@@ -44,7 +44,7 @@ class Rollout:
         if old is slot.active:
             slot.activate(version)
         else:
-            slot.versions[version.version] = version
+            slot.replace(version)
         log.info("model version activated", model=slot.name, version=version.version, before=old.version)
         await self.retire_unless_kept(slot, old)
 

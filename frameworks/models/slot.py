@@ -24,8 +24,8 @@ _LOADABLE = (ModelState.REGISTERED, ModelState.LOADING)
 class ModelSlot:
     """A registered model. Owned by the event loop."""
 
-    def __init__(self, identity: ModelIdentity, path: Path) -> None:
-        """`path` is absolute."""
+    def __init__(self, identity: ModelIdentity, path: Path, found: Mapping[str, Path] | None = None) -> None:
+        """`path` is absolute. `found`: its versions; None scans the folder."""
         self.identity = identity
         self.framework = identity.framework
         self.entry = identity.entry
@@ -43,7 +43,7 @@ class ModelSlot:
         """Whether one version answers all requests without a version, apart from a canary's share."""
         self.canary: Share | None = None
         self.shadow: Share | None = None
-        self.update_versions(find_versions(path))
+        self.update_versions(find_versions(path) if found is None else found)
         self.active = self.versions[self.served[-1]]
         """The version that answers requests without a version."""
 
@@ -178,6 +178,7 @@ class ModelSlot:
 
     def update_versions(self, found: Mapping[str, Path]) -> list[str]:
         """Add new version folders and remove deleted ones, as `find_versions` found them; return the new versions."""
+        before = list(self.versions)
         new = [name for name in found if name not in self.versions]
         for name in new:
             self.versions[name] = ModelVersion(self.identity, name, found[name])
@@ -187,6 +188,8 @@ class ModelSlot:
             if name not in found and version is not getattr(self, "active", None) and version.spec is None:
                 del self.versions[name]
         self.versions = dict(sorted(self.versions.items(), key=lambda item: int(item[0])))
+        if before and list(self.versions) != before:
+            self.identity.changed()
         return new
 
     def find(self, name: str) -> ModelVersion:
@@ -204,13 +207,27 @@ class ModelSlot:
         for share in (self.canary, self.shadow):
             if share is not None and share.version == version.version:
                 self.end_share(share)
+        self.identity.changed()
+
+    def replace(self, version: ModelVersion) -> None:
+        """Send requests for the version of this name to this load of it from now on."""
+        self.versions[version.version] = version
+        self.identity.changed()
+
+    def set_share(self, kind: str, share: Share | None) -> None:
+        """Replace a share of the traffic. `kind`: `canary` or `shadow`."""
+        if kind == "canary":
+            self.canary = share
+        else:
+            self.shadow = share
+        self.identity.changed()
 
     def end_share(self, share: Share) -> None:
         """Remove a share of the traffic."""
         if self.canary is share:
-            self.canary = None
+            self.set_share("canary", None)
         if self.shadow is share:
-            self.shadow = None
+            self.set_share("shadow", None)
 
     def is_kept(self, version: ModelVersion) -> bool:
         """Whether a version that is not active stays loaded."""

@@ -26,6 +26,11 @@ _MAX_RETRY_S = 60.0
 _serving_ids = itertools.count(1)
 
 
+def new_serving_id() -> int:
+    """Return the number of another load, unique in this process."""
+    return next(_serving_ids)
+
+
 class VersionNotLoaded(ModelLoading):
     """The version has to be loaded first. The request pipeline waits for the load; no caller sees this error."""
 
@@ -97,6 +102,26 @@ class ModelVersion:
         return ModelState.FAILED if self.has_died or self._outage is not None else self._state
 
     @property
+    def phase(self) -> ModelState:
+        """The state apart from failures of a loaded engine."""
+        return self._state
+
+    @property
+    def next_state(self) -> ModelState:
+        """The state after a drain."""
+        return self._next_state
+
+    @property
+    def failure(self) -> RoundhouseError | None:
+        """The error of the last load; None after another one."""
+        return self._failure
+
+    @property
+    def retry_in_s(self) -> float:
+        """Seconds until a request may retry a failed load."""
+        return max(0.0, self._retry_at_s - self._clock())
+
+    @property
     def reason(self) -> str | None:
         """The reason of the state `failed`."""
         if self.has_died:
@@ -140,8 +165,8 @@ class ModelVersion:
 
     @property
     def is_in_use(self) -> bool:
-        """Whether a request holds a reference."""
-        return bool(self._holders or self._awaiting_load)
+        """Whether a request holds a reference, here or in another process."""
+        return self.references > 0
 
     @property
     def seconds_unused(self) -> float | None:
@@ -150,8 +175,9 @@ class ModelVersion:
 
     @property
     def references(self) -> int:
-        """The number of requests that hold a reference."""
-        return len(self._holders) + len(self._awaiting_load)
+        """The number of requests that hold a reference, here or in other processes."""
+        elsewhere = 0 if self._engine is None else self._engine.references
+        return len(self._holders) + len(self._awaiting_load) + elsewhere
 
     def permits(self) -> Iterator[Permit]:
         """Yield the permits of the requests that hold a reference."""
@@ -263,6 +289,8 @@ class ModelVersion:
         """Wait until no request holds a reference to the loaded instances."""
         while self._holders:
             await asyncio.shield(self.idle_future())
+        if self._engine is not None:
+            await self._engine.drained()
 
     def idle_future(self) -> asyncio.Future[None]:
         """Return a future that is done when the last reference is released. Do not cancel it."""
@@ -279,44 +307,51 @@ class ModelVersion:
     def begin_load(self) -> None:
         """Enter the state `loading`."""
         self._state = ModelState.LOADING
+        self.model.changed()
 
-    def start(self, engine: Engine, load_s: float) -> None:
-        """Start to serve with an engine whose model is warmed up."""
+    def start(self, engine: Engine, load_s: float, serving_id: int | None = None) -> None:
+        """Start to serve with an engine whose model is warmed up. `serving_id`: None takes the next one."""
         self._engine = engine
         self._last_spec = self._engine.model.spec
         self._holders |= self._awaiting_load
         self._awaiting_load.clear()
         self.load_s = load_s
         self.model.loads[self.version] += 1
-        self.serving_id = next(_serving_ids)
+        self.serving_id = new_serving_id() if serving_id is None else serving_id
         self.ready_since_s = self._clock()
         self.waits_for_load = True
         self._state, self._failure, self._failures = ModelState.READY, None, 0
+        self.model.changed()
 
     def fail(self, failure: RoundhouseError) -> None:
         """Note a failed load; later requests retry it, after a delay that grows with each failure."""
         self._state = ModelState.FAILED
         self.waits_for_load = True
         self._record_failure(failure)
+        self.model.changed()
 
     def defer_load(self) -> None:
         """Leave the load to the next request, which waits for it."""
         self._state = ModelState.REGISTERED
         self.waits_for_load = True
+        self.model.changed()
 
     def unload(self, state: ModelState) -> None:
         """Set the state of a version that is not loaded."""
         self._state, self._next_state, self._failure, self._failures = state, state, None, 0
+        self.model.changed()
 
     def begin_draining(self, next_state: ModelState) -> None:
         """Accept no new requests. `next_state`: the state after the unload."""
         self._state = ModelState.DRAINING
         self._next_state = next_state
+        self.model.changed()
 
     def resume(self) -> None:
         """Return to service after a cancelled drain."""
         if self._engine is not None:
             self._state = ModelState.READY
+            self.model.changed()
 
     async def close(self) -> None:
         """Close the instances, which no request uses any more."""
@@ -328,6 +363,7 @@ class ModelVersion:
         """Close the instances without waiting; their requests fail with Draining."""
         engine, self._engine = self._engine, None
         self._state, self._next_state, self._failure = ModelState.UNLOADED, ModelState.UNLOADED, None
+        self.model.changed()
         if engine is not None:
             engine.abort(message)
 

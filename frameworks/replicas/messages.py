@@ -33,7 +33,8 @@ class VersionState(Struct, frozen=True, array_like=True):
     """One version, as the supervisor has it.
 
     `state`, `next_state`: of ModelState. `failure`: of the state `failed`; its load is retried in `retry_in_s`.
-    `serving`: number of the load, the same in all processes; 0 for a version that is not loaded.
+    `serving`: number of the load, the same in all processes; 0 for a version that is not loaded. The state is `ready`
+    only for a worker that has applied Prepare for this load; until then it is `loading`, or `failed`.
     """
 
     version: str
@@ -75,14 +76,18 @@ class ModelState(Struct, frozen=True, array_like=True):
 
 
 class ModelChanged(EngineMessage, frozen=True):
-    """The state of a model from now on, all of it. Answered by Applied when requests see it."""
+    """The state of a model from now on, all of it. Answered by Applied when requests see it.
+
+    A worker drains each load that was ready and is so no more: it is `draining`, or no version has it any more. A load
+    that is ready although the worker has closed its engine is prepared again; until then requests wait for it.
+    """
 
     number: int
     model: ModelState
 
 
 class ModelRemoved(EngineMessage, frozen=True):
-    """The name of a model is free. Answered by Applied."""
+    """The name of a model is free: all its loads are drained. Answered by Applied."""
 
     number: int
     name: str
@@ -91,8 +96,9 @@ class ModelRemoved(EngineMessage, frozen=True):
 class Prepare(EngineMessage, frozen=True):
     """A version is loaded, and is about to be ready: get its engine. Answered by Applied or PrepareFailed.
 
-    The ModelChanged with its state `ready` follows when all workers have answered. `is_local`: load it in the worker,
-    on `device`; else connect to each of its `num_processes` engine processes.
+    The ModelChanged with its state `ready` follows when all workers have answered. The version may be ready with
+    another load. The worker may have this load already, also while it drains it: its drain then ends. `is_local`: load
+    it in the worker, on `device`; else connect to each of its `num_processes` engine processes.
     """
 
     number: int
@@ -105,16 +111,19 @@ class Prepare(EngineMessage, frozen=True):
 
 
 class Abandon(EngineMessage, frozen=True):
-    """A version that was prepared will not be ready: close its engine."""
+    """A load that was prepared will not be ready: close its engine, and send no Drained."""
 
     serving: int
 
 
 class EndModelRequests(EngineMessage, frozen=True):
-    """Fail the requests of a version that is being drained."""
+    """Fail the requests of a load that is being drained."""
 
-    name: str
-    version: str
+    serving: int
+
+
+class StateSent(EngineMessage, frozen=True):
+    """The new worker has applied the state of all models, and has the engines of all that are ready. Sent once."""
 
 
 class EngineLost(EngineMessage, frozen=True):
@@ -172,7 +181,10 @@ class PrepareFailed(EngineMessage, frozen=True):
 
 
 class Drained(EngineMessage, frozen=True):
-    """The worker has no request to this load of a version any more, and has closed its engine."""
+    """The worker has no request to this load of a version any more, and has closed its engine.
+
+    Sent for each load that was prepared, unless it was abandoned.
+    """
 
     serving: int
 
@@ -241,6 +253,7 @@ ModelsToWorker = (
     | Prepare
     | Abandon
     | EndModelRequests
+    | StateSent
     | EngineLost
     | Connected
     | LoadEnded

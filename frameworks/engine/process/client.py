@@ -72,6 +72,8 @@ class ProcessEngine:
     runs again after a crash unless a part of its text was read.
     """
 
+    references = 0
+
     def __init__(
         self,
         settings: EngineSettings,
@@ -157,6 +159,9 @@ class ProcessEngine:
         self._open_call(call)
         await call.accepted()
         return call
+
+    async def drained(self) -> None:
+        """No request of this process is anywhere else."""
 
     async def close(self) -> None:
         self.is_dead = True
