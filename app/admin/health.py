@@ -56,6 +56,7 @@ class HealthApi:
         # In a thread: a GPU's driver may be slow to report free memory.
         devices = await asyncio.to_thread(self._devices.devices)
         models, counts = self._views.for_request(request)
+        await counts.refresh()
         slots = models.slots
         states = {slot.name: slot.state.value for slot in slots}
         requests = list(counts.requests())
@@ -66,7 +67,7 @@ class HealthApi:
                 "metrics": {
                     "requests_total": sum(count for _, count in requests),
                     "requests_failed_total": sum(count for (_, _, status, _), count in requests if status >= 400),
-                    "inflight": self._views.inflight if counts.are_of_server else counts.in_flight(slots),
+                    "inflight": counts.all_in_flight(slots),
                     "models_ready": sum(state == ModelState.READY for state in states.values()),
                     "resident_memory_bytes": resident_bytes(),
                 },

@@ -1,7 +1,7 @@
 """Serve GET /metrics: convert the plain counters that the key may see to Prometheus families at each scrape."""
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from fastapi import APIRouter, Request, Response
@@ -20,35 +20,27 @@ from app.auth.quotas import TenantLimits
 from app.auth.store import KeyStore
 from app.http.clocks import Connections
 from app.inference.response_cache import ResponseCache
-from app.observability.integrity import IntegrityMonitor
-from app.observability.logs import lost_lines
-from app.observability.loop_lag import LoopLagMonitor
-from app.observability.metrics import Observer
+from app.observability.process_counts import ProcessCounts
 from frameworks.devices import Device, DeviceManager
 from frameworks.engine.process import live
 from frameworks.models.ledger import MemoryLedger
 from frameworks.scheduling.admission import RequestLimit
-from memory.shared_arena import shared_memory_in_use
-from memory.tensor_pool import TensorPool
 
 
 @dataclass(frozen=True, slots=True)
 class StatsSources:
     """The parts of the server that hold statistics. `request_limit`: of the whole server. `tenants`: the limits of
-    those that have any, by name.
+    those that have any, by name. `process_counts`: returns those of all processes that answer requests.
     """
 
     devices: DeviceManager
     ledger: MemoryLedger
     request_limit: RequestLimit
-    observer: Observer
     response_cache: ResponseCache
-    loop_lag: LoopLagMonitor
-    integrity: IntegrityMonitor
-    tensor_pool: TensorPool
     connections: Connections
     keys: KeyStore
     tenants: Mapping[str, TenantLimits]
+    process_counts: Callable[[], ProcessCounts]
 
 
 class MetricsApi:
@@ -78,7 +70,9 @@ class MetricsApi:
         from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
         devices = await asyncio.to_thread(self._sources.devices.devices)
-        page = generate_latest(_Collector(self._sources, self._views.for_request(request), devices))
+        view = self._views.for_request(request)
+        await view.counts.refresh()
+        page = generate_latest(_Collector(self._sources, view, devices))
         return Response(page, headers={"content-type": CONTENT_TYPE_LATEST})
 
 
@@ -88,6 +82,7 @@ class _Collector:
     def __init__(self, sources: StatsSources, view: View, devices: list[Device]) -> None:
         self._sources = sources
         self._counts = view.counts
+        self._process = sources.process_counts()
         self._slots = view.models.slots
         self._devices = devices
 
@@ -126,7 +121,7 @@ class _Collector:
             "Requests rejected because a queue was full, a tenant's limit was reached or no model was ready.",
             *by_tenant(["reason"], (([reason], tenant, n) for (reason, tenant), n in counts.rejected())),
         )
-        inflight = self._sources.observer.inflight if counts.are_of_server else counts.in_flight(self._slots)
+        inflight = counts.all_in_flight(self._slots)
         yield gauge("inflight", "Requests to models that are in progress.", [], [([], inflight)])
 
     def _tenant_inflight(self) -> Family:
@@ -144,7 +139,7 @@ class _Collector:
             "event_loop_lag_seconds",
             "Delay of the event loop's periodic timer.",
             [],
-            [([], self._sources.loop_lag.lag_seconds)],
+            [([], self._process.loop_lag_seconds)],
         )
         sizes = [
             ([device.id, kind], size)
@@ -153,13 +148,16 @@ class _Collector:
         ]
         yield gauge("device_memory_bytes", "Memory of a device.", ["device", "kind"], sizes)
         yield counter(
-            "log_lines_dropped", "Log lines lost because their reader was too slow.", [], [([], lost_lines())]
+            "log_lines_dropped",
+            "Log lines lost because their reader was too slow.",
+            [],
+            [([], self._process.log_lines_dropped)],
         )
         yield counter(
             "integrity_failures",
             "Integrity checks that found reserved memory without an owner, or an owner without a reservation.",
             [],
-            [([], self._sources.integrity.failures)],
+            [([], self._process.integrity_failures)],
         )
 
     def _shared(self) -> Iterator[Family]:
@@ -175,7 +173,7 @@ class _Collector:
             "auth_failures",
             "Requests refused for their key: absent, not valid, without the scope, or in the query.",
             ["reason"],
-            (([reason], count) for reason, count in self._sources.observer.auth_failures.items()),
+            (([reason], count) for reason, count in self._counts.of_server.auth_failures.items()),
         )
         yield from self._keys()
         yield from self._connections()
@@ -189,42 +187,40 @@ class _Collector:
             "shadow_requests",
             "Requests copied to a shadow version, by the comparison of its response.",
             ["model", "version", "outcome"],
-            self._sources.observer.shadow_outcomes.items(),
+            self._counts.of_server.shadow_outcomes.items(),
         )
 
     def _connections(self) -> Iterator[Family]:
-        connections = self._sources.connections
-        yield gauge("connections", "Open connections over HTTP.", [], [([], connections.open)])
+        yield gauge("connections", "Open connections over HTTP.", [], [([], self._sources.connections.open)])
         yield counter(
             "connections_closed",
             "Connections over HTTP that the server closed before the client did, by reason.",
             ["reason"],
-            (([reason], count) for reason, count in connections.closed.items()),
+            (([reason], count) for reason, count in self._process.connections_closed.items()),
         )
 
     def _keys(self) -> Iterator[Family]:
-        keys = self._sources.keys
-        yield gauge("auth_keys", "Keys of the server, expired ones included.", [], [([], len(keys))])
+        yield gauge("auth_keys", "Keys of the server, expired ones included.", [], [([], len(self._sources.keys))])
         yield counter(
             "auth_key_reloads",
             "Changes of the keys file while the server ran, by outcome: `loaded`, or `failed`, with the old keys kept.",
             ["outcome"],
-            (([outcome], keys.reloads[outcome]) for outcome in ("loaded", "failed")),
+            (([outcome], count) for outcome, count in self._process.key_reloads.items()),
         )
 
     def _tls(self) -> Iterator[Family]:
-        tls = self._sources.connections.tls
         yield counter(
             "tls_reloads",
             "Reads of changed TLS files, by outcome: `loaded`, or `failed`, with the last good files kept.",
             ["outcome"],
-            [] if tls is None else (([outcome], count) for outcome, count in tls.reloads.items()),
+            (([outcome], count) for outcome, count in self._process.tls_reloads.items()),
         )
+        expires_s = self._process.tls_expires_s
         yield gauge(
             "tls_certificate_expiry_timestamp_seconds",
             "When the server's certificate expires, as Unix time.",
             [],
-            [] if tls is None else [([], tls.material.expires_s)],
+            [] if expires_s is None else [([], expires_s)],
         )
 
     def _queue_limits(self) -> Family:
@@ -252,7 +248,7 @@ class _Collector:
         )
 
     def _tensor_pool(self) -> Iterator[Family]:
-        stats = self._sources.tensor_pool.stats()
+        stats = self._process.tensor_pool
         sizes = [
             ([device, state], size)
             for device, each in stats.items()
@@ -269,12 +265,11 @@ class _Collector:
 
     def _processes(self) -> Iterator[Family]:
         yield gauge("engine_processes", "Processes of models that run.", [], [([], live.count())])
-        memory = shared_memory_in_use()
         yield gauge(
             "engine_shared_memory_bytes",
             "Memory that the server shares with processes of models: blocks in use by requests, and pages in memory.",
             ["kind"],
-            [(["leased"], memory.leased_bytes), (["resident"], memory.resident_bytes)],
+            [(["leased"], self._process.shared_leased_bytes), (["resident"], self._process.shared_resident_bytes)],
         )
 
     def _model_budget(self) -> Family:

@@ -105,11 +105,12 @@ class ModelsApi:
     async def list_models(self, request: Request) -> Response:
         """List the models that the key may use."""
         models, counts = self._views.for_request(request)
+        await counts.refresh()
         return json_response({"models": [describe(slot, counts) for slot in models.slots]})
 
     async def show_model(self, name: str, request: Request) -> Response:
         """Show one model and its versions."""
-        return self._detail(self._views.for_request(request).models.slot(name), request)
+        return await self._detail(self._views.for_request(request).models.slot(name), request)
 
     async def add_model(self, request: Request) -> Response:
         """Register and load a model. The body has `framework` and the keys of a `[[models.…]]` entry of config.toml.
@@ -122,7 +123,7 @@ class ModelsApi:
         models = self._views.for_request(request).models
         models.check_may_register(entry.name)
         slot = await models.add(body["framework"], entry, self._allowed_path(entry.path))
-        return self._detail(slot, request, 201)
+        return await self._detail(slot, request, 201)
 
     async def load_model(self, name: str, request: Request) -> Response:
         """Load a model or one version. The response follows when the version is ready, the traffic has switched to it,
@@ -140,13 +141,13 @@ class ModelsApi:
                 slot = await models.split(name, kinds[0], _share(body.canary or body.shadow))
             else:
                 slot = await models.load(name, body.version)
-        return self._detail(slot, request)
+        return await self._detail(slot, request)
 
     async def roll_model_back(self, name: str, request: Request) -> Response:
         """Switch the traffic back to the previous version. The response follows when the other one is unloaded."""
         self._lifecycle.check_accepting()
         with as_failed_model(name):
-            return self._detail(await self._views.for_request(request).models.rollback(name), request)
+            return await self._detail(await self._views.for_request(request).models.rollback(name), request)
 
     async def unload_model(self, name: str, request: Request) -> Response:
         """Unload a model or one version. The response follows when its running requests have completed.
@@ -156,7 +157,7 @@ class ModelsApi:
         models = self._views.for_request(request).models
         models.slot(name)
         body = await read_optional(UnloadRequest, request, self._max_body_bytes)
-        return self._detail(await models.unload(name, body.version, body.drain_timeout_s), request)
+        return await self._detail(await models.unload(name, body.version, body.drain_timeout_s), request)
 
     async def delete_model(self, name: str, request: Request) -> Response:
         """Unload a model and remove it from the list."""
@@ -164,8 +165,10 @@ class ModelsApi:
         self._views.forget(name)
         return json_response({"deleted": name})
 
-    def _detail(self, slot: ModelSlot, request: Request, status: int = 200) -> Response:
-        return json_response(describe_in_detail(slot, self._views.for_request(request).counts), status)
+    async def _detail(self, slot: ModelSlot, request: Request, status: int = 200) -> Response:
+        counts = self._views.for_request(request).counts
+        await counts.refresh()
+        return json_response(describe_in_detail(slot, counts), status)
 
     def _allowed_path(self, path: Path) -> Path:
         """Return the absolute path with symbolic links resolved.

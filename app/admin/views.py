@@ -8,7 +8,7 @@ from fastapi import Request
 from app.auth.principal import Principal
 from app.inference.model_view import ManagedModelView
 from app.observability.counts import Counts
-from app.observability.metrics import Observer
+from app.observability.tallies import RequestTallies
 
 
 class View(NamedTuple):
@@ -21,25 +21,20 @@ class View(NamedTuple):
 class Views:
     """Make views. Handlers have no other access to models and counts."""
 
-    def __init__(self, models_of: Callable[[Principal], ManagedModelView], observer: Observer) -> None:
-        """`models_of(principal)`: the models that a principal may use."""
+    def __init__(self, models_of: Callable[[Principal], ManagedModelView], tallies: RequestTallies) -> None:
+        """`models_of(principal)`: the models that a principal may use. `tallies`: of all requests to the server."""
         self._models_of = models_of
-        self._observer = observer
+        self._tallies = tallies
 
     def of(self, principal: Principal) -> View:
         """Return the view of a principal."""
-        return View(self._models_of(principal), Counts(self._observer, principal))
+        return View(self._models_of(principal), Counts(self._tallies, principal))
 
     def for_request(self, request: Request) -> View:
         """Return the view of the sender of an HTTP request."""
         principal: Principal = request.scope["record"].principal
         return self.of(principal)
 
-    @property
-    def inflight(self) -> int:
-        """The number of requests to all models that are in progress, of all tenants."""
-        return self._observer.inflight
-
     def forget(self, model: str) -> None:
         """Drop the counts of a deleted model."""
-        self._observer.forget(model)
+        self._tallies.forget(model)

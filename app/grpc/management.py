@@ -98,7 +98,7 @@ class ManagementCalls:
         return _fill(messages.ModelConfigResponse, {"config": configuration})
 
     async def _model_statistics(self, request: Message, view: View) -> Message:
-        statistics = self._management.model_statistics(view, request.name, request.version)
+        statistics = await self._management.model_statistics(view, request.name, request.version)
         return _fill(messages.ModelStatisticsResponse, statistics)
 
     async def _repository_index(self, request: Message, view: View) -> Message:

@@ -6,8 +6,7 @@ from functools import cached_property
 from typing import Protocol, Self, TypeVar
 
 from app.auth.principal import Principal
-from app.observability.metrics import Observer
-from app.observability.tallies import GenerationMetrics, ModelMetrics, VersionRequests
+from app.observability.tallies import GenerationMetrics, ModelMetrics, RequestTallies, VersionRequests
 from frameworks.models.slot import ModelSlot
 
 
@@ -23,21 +22,31 @@ Sum = TypeVar("Sum", bound=Summable)
 class Counts:
     """The counts of the models and requests that a principal sees. Made for one response."""
 
-    def __init__(self, observer: Observer, principal: Principal) -> None:
-        self._observer = observer
+    def __init__(self, tallies: RequestTallies, principal: Principal) -> None:
+        self._tallies = tallies
         self._principal = principal
         self.tenant = principal.counts_of
         """The tenant whose requests are counted; None: all tenants."""
         self.are_of_server = self.tenant is None and principal.sees_all
         """Whether nothing is left out."""
 
+    async def refresh(self) -> None:
+        """Update the counts. Call it before they are shown."""
+        await self._tallies.refresh()
+
+    @property
+    def of_server(self) -> RequestTallies:
+        """The counts of all tenants, where `are_of_server`."""
+        assert self.are_of_server
+        return self._tallies
+
     def requests(self) -> Iterator[tuple[tuple[str, str, int, str], int]]:
         """Yield (model, version, HTTP status, tenant) and the number of completed requests."""
-        return ((key, count) for key, count in self._observer.requests.items() if self._shows(key[0], key[3]))
+        return ((key, count) for key, count in self._tallies.requests.items() if self._shows(key[0], key[3]))
 
     def rejected(self) -> Iterator[tuple[tuple[str, str], int]]:
         """Yield (code, tenant) and the number of rejected requests."""
-        return ((key, count) for key, count in self._observer.rejected.items() if self._shows("", key[1]))
+        return ((key, count) for key, count in self._tallies.rejected.items() if self._shows("", key[1]))
 
     def completed(self, model: str) -> tuple[int, int]:
         """Return the number of completed requests to a model, and of those that failed."""
@@ -45,19 +54,24 @@ class Counts:
 
     def in_flight(self, slots: Iterable[ModelSlot]) -> int:
         """Return the number of requests to these models that are in progress."""
-        if self.tenant is None:
+        tenant = self.tenant
+        if tenant is None:
             return sum(slot.requests.inflight for slot in slots)
-        return sum(slot.requests_of(self.tenant)[0] for slot in slots)
+        return sum(self._tallies.requests_of(slot, tenant)[0] for slot in slots)
+
+    def all_in_flight(self, slots: Iterable[ModelSlot]) -> int:
+        """Return as `in_flight`, where `are_of_server` with the requests that name no known model."""
+        return self._tallies.inflight if self.are_of_server else self.in_flight(slots)
 
     def queue_depth(self, slot: ModelSlot) -> int:
         """Return the number of places in a model's queue that requests hold."""
-        return slot.queue_depth if self.tenant is None else slot.requests_of(self.tenant)[1]
+        return slot.queue_depth if self.tenant is None else self._tallies.requests_of(slot, self.tenant)[1]
 
     def seconds_unused(self, slot: ModelSlot) -> float | None:
         """Return the seconds since the last request to a model; None before the first one."""
         if self.tenant is None:
-            return slot.seconds_unused
-        last_s = [each.last_s for key, each in self._observer.versions.items() if key[::2] == (slot.name, self.tenant)]
+            return self._tallies.seconds_unused(slot)
+        last_s = [each.last_s for key, each in self._tallies.versions.items() if key[::2] == (slot.name, self.tenant)]
         return time.perf_counter() - max(last_s) if last_s else None
 
     def of_version(self, model: str, version: str) -> VersionRequests | None:
@@ -66,19 +80,19 @@ class Counts:
 
     def times(self) -> dict[str, ModelMetrics]:
         """Return the histograms of successful requests by model."""
-        return self._sums(self._observer.models, ModelMetrics)
+        return self._sums(self._tallies.models, ModelMetrics)
 
     def generations(self) -> dict[str, GenerationMetrics]:
         """Return the histograms of generated tokens by model."""
-        return self._sums(self._observer.generations, GenerationMetrics)
+        return self._sums(self._tallies.generations, GenerationMetrics)
 
     def cache_hits(self) -> dict[str, int]:
         """Return the number of requests by model that the response cache answered."""
-        return self._numbers(self._observer.cache_hits)
+        return self._numbers(self._tallies.cache_hits)
 
     def cache_misses(self) -> dict[str, int]:
         """Return the number of requests by model that the response cache could not answer."""
-        return self._numbers(self._observer.cache_misses)
+        return self._numbers(self._tallies.cache_misses)
 
     @cached_property
     def _by_model(self) -> dict[str, tuple[int, int]]:
@@ -91,7 +105,7 @@ class Counts:
     @cached_property
     def _by_version(self) -> dict[tuple[str, str], VersionRequests]:
         found: dict[tuple[str, str], VersionRequests] = {}
-        for (model, version, tenant), requests in self._observer.versions.items():
+        for (model, version, tenant), requests in self._tallies.versions.items():
             if self._shows(model, tenant):
                 found.setdefault((model, version), VersionRequests()).merge(requests)
         return found

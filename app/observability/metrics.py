@@ -2,10 +2,8 @@
 
 import itertools
 import secrets
-from collections import Counter
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any
 
 import structlog
 
@@ -13,7 +11,7 @@ from app.auth.digests import BodyDigest
 from app.auth.principal import ANONYMOUS, Principal
 from app.auth.quotas import TenantLimits
 from app.observability.fast_path import FastPath
-from app.observability.tallies import GenerationMetrics, ModelMetrics, VersionRequests
+from app.observability.tallies import GenerationMetrics, ModelMetrics, RequestTallies, VersionRequests
 from frameworks.types import Timings
 
 log = structlog.get_logger("roundhouse.request")
@@ -74,35 +72,15 @@ class RequestRecord:
             self.fast_path.count_unread(limits.byte_limit)
 
 
-class Observer:
-    """Count and log requests. Owned by the event loop.
-
-    Counts are kept by tenant, "" without keys; `app.observability.counts` adds up those that a principal may see.
-    """
+class Observer(RequestTallies):
+    """Count and log the requests of this process. Owned by the event loop."""
 
     def __init__(self, log_requests: str, slow_ms: float) -> None:
         """`log_requests`: `all`, `slow_and_failed` or `none`."""
+        super().__init__()
         self._log_requests = log_requests
         # Successful requests that take longer than this are logged.
         self._slow_s = {"all": -1.0, "none": inf}.get(log_requests, slow_ms / 1000)
-        self.requests: Counter[tuple[str, str, int, str]] = Counter()
-        """By model, version, HTTP status and tenant."""
-        self.rejected: Counter[tuple[str, str]] = Counter()
-        """By code and tenant."""
-        self.models: dict[tuple[str, str], ModelMetrics] = {}
-        """By model and tenant."""
-        self.versions: dict[tuple[str, str, str], VersionRequests] = {}
-        """By model, version and tenant."""
-        self.generations: dict[tuple[str, str], GenerationMetrics] = {}
-        """By model and tenant."""
-        self.inflight = 0
-        self.cache_hits: Counter[tuple[str, str]] = Counter()
-        """By model and tenant, as `cache_misses`."""
-        self.cache_misses: Counter[tuple[str, str]] = Counter()
-        self.shadow_outcomes: Counter[tuple[str, str, str]] = Counter()
-        """By model, version and outcome."""
-        self.auth_failures: Counter[str] = Counter()
-        """Requests that were refused for their key, by reason."""
 
     def record_inference(self, record: RequestRecord, total_s: float) -> None:
         """Count one inference request."""
@@ -165,14 +143,6 @@ class Observer:
         if metrics is None:
             metrics = self.generations[model, tenant] = GenerationMetrics()
         return metrics
-
-    def forget(self, model: str) -> None:
-        """Drop the series of a deleted model, so that they do not pile up."""
-        by_model: list[dict[Any, Any]] = [self.models, self.generations, self.versions]
-        by_model += [self.requests, self.cache_hits, self.cache_misses, self.shadow_outcomes]
-        for each in by_model:
-            for key in [key for key in each if key[0] == model]:
-                del each[key]
 
 
 def shown_path(path: str) -> str:

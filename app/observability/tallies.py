@@ -2,8 +2,11 @@
 
 import itertools
 from bisect import bisect_left
+from collections import Counter
 from dataclasses import dataclass, field, fields
+from typing import Any
 
+from frameworks.models.slot import ModelSlot
 from frameworks.types import Timings
 
 SECONDS_BUCKETS = (
@@ -125,3 +128,50 @@ class GenerationMetrics:
         """Add the observations of another tenant."""
         self.time_to_first_token_seconds.merge(other.time_to_first_token_seconds)
         self.inter_token_seconds.merge(other.inter_token_seconds)
+
+
+class RequestTallies:
+    """The counts of requests to models. Owned by the event loop.
+
+    They are kept by tenant, "" without keys; `app.observability.counts` adds up those that a principal may see. These
+    are of one process; a server with several workers overrides the methods.
+    """
+
+    def __init__(self) -> None:
+        self.requests: Counter[tuple[str, str, int, str]] = Counter()
+        """By model, version, HTTP status and tenant."""
+        self.rejected: Counter[tuple[str, str]] = Counter()
+        """By code and tenant."""
+        self.models: dict[tuple[str, str], ModelMetrics] = {}
+        """By model and tenant."""
+        self.versions: dict[tuple[str, str, str], VersionRequests] = {}
+        """By model, version and tenant."""
+        self.generations: dict[tuple[str, str], GenerationMetrics] = {}
+        """By model and tenant."""
+        self.inflight = 0
+        self.cache_hits: Counter[tuple[str, str]] = Counter()
+        """By model and tenant, as `cache_misses`."""
+        self.cache_misses: Counter[tuple[str, str]] = Counter()
+        self.shadow_outcomes: Counter[tuple[str, str, str]] = Counter()
+        """By model, version and outcome."""
+        self.auth_failures: Counter[str] = Counter()
+        """Requests that were refused for their key, by reason."""
+
+    async def refresh(self) -> None:
+        """Update the counts before they are shown. Those of one process are current."""
+
+    def requests_of(self, slot: ModelSlot, tenant: str) -> tuple[int, int]:
+        """Return the number of a tenant's requests to a model, and of the places in the queue that they hold."""
+        return slot.requests_of(tenant)
+
+    def seconds_unused(self, slot: ModelSlot) -> float | None:
+        """Return the seconds since the last use of a model; None before the first use."""
+        return slot.seconds_unused
+
+    def forget(self, model: str) -> None:
+        """Drop the series of a deleted model, so that they do not pile up."""
+        by_model: list[dict[Any, Any]] = [self.models, self.generations, self.versions]
+        by_model += [self.requests, self.cache_hits, self.cache_misses, self.shadow_outcomes]
+        for each in by_model:
+            for key in [key for key in each if key[0] == model]:
+                del each[key]

@@ -17,6 +17,7 @@ from app.admin.open_inference.management import Management
 from app.admin.open_inference.routes import OpenInferenceApi
 from app.admin.openai_models import OpenAiModelsApi
 from app.admin.pages import PagesApi
+from app.admin.process_parts import ProcessParts
 from app.admin.views import Views
 from app.auth.authenticator import Authenticator
 from app.auth.quotas import limits_by_tenant
@@ -179,14 +180,11 @@ def _build_routers(
         manager.devices,
         manager.residency.ledger,
         inference.requests,
-        pipeline.observer,
         inference.response_cache,
-        monitors.loop_lag,
-        monitors.integrity,
-        inference.pool,
         connections,
         keys,
         pipeline.bounds.tenants,
+        ProcessParts(monitors.loop_lag, monitors.integrity, inference.pool, connections, keys).counts,
     )
     return [
         PagesApi().router(),

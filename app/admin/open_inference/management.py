@@ -70,12 +70,13 @@ class Management:
         info = await self._version_info(view, name, version, may_load)
         return model_configuration(info, self._pipeline.bounds.default_timeout_ms)
 
-    def model_statistics(self, view: View, name: str = "", version: str = "") -> dict[str, Any]:
+    async def model_statistics(self, view: View, name: str = "", version: str = "") -> dict[str, Any]:
         """Return the fields of ModelStatisticsResponse: of a version, of a model's versions, or of all models.
 
         Raises ModelNotFound, VersionNotFound.
         """
         models, counts = view
+        await counts.refresh()
         if name and version:
             slot = models.slot(name)
             counted = [(slot, slot.find(version))]

@@ -90,7 +90,7 @@ class OpenInferenceApi:
 
     async def show_statistics(self, request: Request) -> Response:
         """Show the counts of the key's tenant, or for an operator those of all tenants."""
-        return json_response(self._management.model_statistics(self._view(request)))
+        return json_response(await self._management.model_statistics(self._view(request)))
 
     async def show_index(self, request: Request) -> Response:
         """List the versions of the models that the key may use. With `ready`: only those that accept requests."""
@@ -125,7 +125,7 @@ class OpenInferenceApi:
         return await self._management.model_configuration(view, name, version, may_load=False)
 
     async def _model_statistics(self, view: View, name: str, version: str) -> dict[str, Any]:
-        return self._management.model_statistics(view, name, version)
+        return await self._management.model_statistics(view, name, version)
 
     def _of_model(self, describe: Describe) -> Callable[[str, Request], Awaitable[Response]]:
         async def of_model(name: str, request: Request) -> Response:

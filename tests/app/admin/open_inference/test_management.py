@@ -239,10 +239,10 @@ class TestDescriptions:
                 "m/3": "READY",
             }
             assert "version_policy" in index(management)["m/2"][1]
-            statistics = management.model_statistics("m")["model_stats"]
+            statistics = (await management.model_statistics("m"))["model_stats"]
             assert [each["version"] for each in statistics] == ["1", "3"]
             # Statistics of a version that is not served are available too.
-            assert management.model_statistics("m", "2")["model_stats"][0]["execution_count"] == 0
+            assert (await management.model_statistics("m", "2"))["model_stats"][0]["execution_count"] == 0
 
     @pytest.mark.parametrize(("name", "version", "error"), [("b", "", ModelNotFound), ("a", "9", VersionNotFound)])
     @in_loop
@@ -255,7 +255,7 @@ class TestDescriptions:
                 with pytest.raises(error):
                     await read(name, version)
             with pytest.raises(error):
-                management.model_statistics(name, version)
+                await management.model_statistics(name, version)
 
 
 class TestLoadAndUnload:
