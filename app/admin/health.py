@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request, Response
 from app.admin.views import Views
 from app.http.openapi import describe_responses
 from app.http.responses import json_response
-from app.inference.lifecycle import Lifecycle
+from app.inference.lifecycle import ServerLifecycle
 from app.protocols.bodies import ResponseBody
 from frameworks.devices import DeviceManager
 from frameworks.models.slot import ModelState
@@ -36,7 +36,7 @@ class Health(ResponseBody):
 class HealthApi:
     """Handlers of the routes."""
 
-    def __init__(self, views: Views, devices: DeviceManager, lifecycle: Lifecycle) -> None:
+    def __init__(self, views: Views, devices: DeviceManager, lifecycle: ServerLifecycle) -> None:
         self._views = views
         self._devices = devices
         self._lifecycle = lifecycle

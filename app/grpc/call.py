@@ -9,12 +9,17 @@ Header = tuple[bytes, bytes]
 
 
 class GrpcError(Exception):
-    """End the call with a status. `code`: its name (`NOT_FOUND`)."""
+    """End the call with a status. `code`: its name (`NOT_FOUND`).
 
-    def __init__(self, code: str, message: str) -> None:
+    `status` and `reason`: the HTTP status and the code of the error, for the log.
+    """
+
+    def __init__(self, code: str, message: str, status: int = 400, reason: str = "invalid_input") -> None:
         super().__init__(message)
         self.code = code
         self.message = message
+        self.status = status
+        self.reason = reason
 
 
 class Call(Protocol):

@@ -142,8 +142,8 @@ def _has_strings(answer: Any) -> bool:
 def as_grpc_error(error: BaseException, record: RequestRecord) -> GrpcError:
     """Return the status that ends the call, and note it on the record."""
     if isinstance(error, GrpcError):
-        record.status, record.code = 400, "invalid_input"
+        record.status, record.code = error.status, error.reason
         return error
     reply = map_error(error, record)
     record.status = reply.status
-    return GrpcError(grpc_code(error), with_own_field(reply).message)
+    return GrpcError(grpc_code(error), with_own_field(reply).message, reply.status, reply.code)

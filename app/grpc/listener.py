@@ -1,16 +1,16 @@
 """Open the gRPC port at start-up, answer calls while the application runs, and drain before the models are unloaded."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 import structlog
 
-from app.admin.views import Views
 from app.auth.authenticator import Authenticator
 from app.auth.tls import ServerTls
 from app.config import ServerSettings
 from app.grpc.bridge.server import CannotListen, ConnectionBounds, GrpcServer
+from app.grpc.call import Unary
 from app.grpc.gate import CallGate
 from app.grpc.services import build_methods
 from app.inference.pipeline import Pipeline
@@ -37,15 +37,15 @@ class GrpcListener:
     async def serving(
         self,
         pipeline: Pipeline,
-        views: Views,
+        management: Mapping[str, Unary],
         default_model: str | None,
         drain_timeout_s: float,
         authenticator: Authenticator | None = None,
     ) -> AsyncIterator[None]:
         """Answer calls within the block. At its end refuse new calls, and complete the running ones within the rest of
-        the drain timeout. `authenticator`: exactly if the listener is checked.
+        the drain timeout. `management`: of `management_methods`. `authenticator`: exactly if the listener is checked.
         """
-        unary, streams = build_methods(pipeline, views, default_model)
+        unary, streams = build_methods(pipeline, management, default_model)
         check = None
         if authenticator is not None:
             gate = CallGate(authenticator, pipeline.observer)

@@ -20,61 +20,86 @@ from app.observability.metrics import Observer, RequestRecord, request_id
 from app.protocols.bodies import read_body
 from app.protocols.errors import MAX_MANAGEMENT_BYTES, TooLarge
 
+Answer = Callable[[Message, RequestRecord], Awaitable[bytes]]
+"""Takes the request and its record, and returns the serialized response. Raises RoundhouseError, GrpcError."""
 Method = Callable[[Message, View], Awaitable[Message]]
 """Takes the request and the view of its sender."""
 
+REQUESTS: dict[str, Message] = {
+    f"/{INFERENCE_SERVICE}/{name}": kind
+    for name, kind in {
+        "ServerLive": messages.ServerLiveRequest,
+        "ServerReady": messages.ServerReadyRequest,
+        "ModelReady": messages.ModelReadyRequest,
+        "ServerMetadata": messages.ServerMetadataRequest,
+        "ModelMetadata": messages.ModelMetadataRequest,
+        "ModelConfig": messages.ModelConfigRequest,
+        "ModelStatistics": messages.ModelStatisticsRequest,
+        "RepositoryIndex": messages.RepositoryIndexRequest,
+        "RepositoryModelLoad": messages.RepositoryModelLoadRequest,
+        "RepositoryModelUnload": messages.RepositoryModelUnloadRequest,
+    }.items()
+}
+"""Full method name -> class of its request."""
+
+
+def management_methods(answer: Answer, observer: Observer) -> dict[str, Unary]:
+    """Return full method name -> handler. It parses the request, logs the call and maps errors to statuses."""
+    return {path: _handler(path, kind, answer, observer) for path, kind in REQUESTS.items()}
+
+
+def _handler(path: str, kind: Message, answer: Answer, observer: Observer) -> Unary:
+    access = GRPC_ACCESS.get(path)
+    action = "" if access is None else access.action
+
+    async def handle(request: bytes, call: Call) -> bytes:
+        record = RequestRecord(request_id(call.headers), "gRPC", path, time.perf_counter())
+        record.principal = call.principal
+        try:
+            if len(request) > MAX_MANAGEMENT_BYTES:
+                raise TooLarge.for_management()
+            message = parse(kind, request)
+            if action:
+                record.model = message.model_name
+            response = await answer(message, record)
+            record.status = 200
+            return response
+        except Exception as error:
+            raise as_grpc_error(error, record) from error
+        finally:
+            record.timings.compute_s = time.perf_counter() - record.started_s
+            observer.log_request(record, record.timings.compute_s)
+            if action:
+                log_outcome(record, action)
+
+    return handle
+
 
 class ManagementCalls:
-    """Owned by the event loop."""
+    """Answer the requests where the models are managed. Owned by the event loop."""
 
-    def __init__(self, management: Management, views: Views, observer: Observer) -> None:
+    def __init__(self, management: Management, views: Views) -> None:
         self._management = management
         self._views = views
-        self._observer = observer
-
-    def methods(self) -> dict[str, Unary]:
-        """Return method name -> handler."""
-        methods: dict[str, tuple[Message, Method]] = {
-            "ServerLive": (messages.ServerLiveRequest, self._server_live),
-            "ServerReady": (messages.ServerReadyRequest, self._server_ready),
-            "ModelReady": (messages.ModelReadyRequest, self._model_ready),
-            "ServerMetadata": (messages.ServerMetadataRequest, self._server_metadata),
-            "ModelMetadata": (messages.ModelMetadataRequest, self._model_metadata),
-            "ModelConfig": (messages.ModelConfigRequest, self._model_config),
-            "ModelStatistics": (messages.ModelStatisticsRequest, self._model_statistics),
-            "RepositoryIndex": (messages.RepositoryIndexRequest, self._repository_index),
-            "RepositoryModelLoad": (messages.RepositoryModelLoadRequest, self._load),
-            "RepositoryModelUnload": (messages.RepositoryModelUnloadRequest, self._unload),
+        methods: dict[str, Method] = {
+            "ServerLive": self._server_live,
+            "ServerReady": self._server_ready,
+            "ModelReady": self._model_ready,
+            "ServerMetadata": self._server_metadata,
+            "ModelMetadata": self._model_metadata,
+            "ModelConfig": self._model_config,
+            "ModelStatistics": self._model_statistics,
+            "RepositoryIndex": self._repository_index,
+            "RepositoryModelLoad": self._load,
+            "RepositoryModelUnload": self._unload,
         }
-        return {name: self._handler(f"/{INFERENCE_SERVICE}/{name}", *method) for name, method in methods.items()}
+        self._methods = {f"/{INFERENCE_SERVICE}/{name}": method for name, method in methods.items()}
 
-    def _handler(self, path: str, kind: Message, method: Method) -> Unary:
-        """Return a handler that parses requests of class `kind`, logs the call and maps errors to statuses."""
-        access = GRPC_ACCESS.get(path)
-        action = "" if access is None else access.action
-
-        async def handle(request: bytes, call: Call) -> bytes:
-            record = RequestRecord(request_id(call.headers), "gRPC", path, time.perf_counter())
-            record.principal = call.principal
-            try:
-                if len(request) > MAX_MANAGEMENT_BYTES:
-                    raise TooLarge.for_management()
-                message = parse(kind, request)
-                if action:
-                    record.model = message.model_name
-                answer = await method(message, self._views.of(call.principal))
-                response: bytes = answer.SerializeToString()
-                record.status = 200
-                return response
-            except Exception as error:
-                raise as_grpc_error(error, record) from error
-            finally:
-                record.timings.compute_s = time.perf_counter() - record.started_s
-                self._observer.log_request(record, record.timings.compute_s)
-                if action:
-                    log_outcome(record, action)
-
-        return handle
+    async def answer(self, request: Message, record: RequestRecord) -> bytes:
+        """Implement Answer."""
+        answer = await self._methods[record.path](request, self._views.of(record.principal))
+        response: bytes = answer.SerializeToString()
+        return response
 
     async def _server_live(self, _: Message, view: View) -> Message:
         return messages.ServerLiveResponse(live=True)

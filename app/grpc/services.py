@@ -1,18 +1,15 @@
 """Map full method names to handlers, and serve the two standard services: health and reflection."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
 from google.protobuf import descriptor_pb2, descriptor_pool
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from app.admin.open_inference.management import Management
-from app.admin.views import Views
 from app.grpc.call import Call, GrpcError, Stream, Unary
 from app.grpc.handler import GrpcHandler
 from app.grpc.infer import InferCalls
-from app.grpc.management import ManagementCalls
 from app.grpc.messages import INFERENCE_SERVICE, POOL, PREDICT_SERVICE, parse_small
 from app.grpc.predict import PredictCalls
 from app.grpc.streams import StreamPlaces, next_request
@@ -35,13 +32,13 @@ _STATUSES = health_pb2.HealthCheckResponse
 
 
 def build_methods(
-    pipeline: Pipeline, views: Views, default_model: str | None
+    pipeline: Pipeline, management: Mapping[str, Unary], default_model: str | None
 ) -> tuple[dict[str, Unary], dict[str, Stream]]:
     """Return the methods with one request and one response, and those in which either side may send more.
 
-    `default_model`: for a Predict that names no model.
+    `management`: of `management_methods`. `default_model`: for a Predict that names no model.
     """
-    handler, management = GrpcHandler(pipeline), Management(pipeline)
+    handler = GrpcHandler(pipeline)
     infer = InferCalls(handler)
     health = HealthCalls(_SERVICES, lambda: pipeline.lifecycle.is_ready)
     reflection_calls = ReflectionCalls(_SERVICES)
@@ -49,9 +46,8 @@ def build_methods(
         f"/{INFERENCE_SERVICE}/ModelInfer": infer.model_infer,
         f"/{PREDICT_SERVICE}/Predict": PredictCalls(handler, default_model).predict,
         f"/{_HEALTH_SERVICE}/Check": health.check,
+        **management,
     }
-    for name, method in ManagementCalls(management, views, pipeline.observer).methods().items():
-        unary[f"/{INFERENCE_SERVICE}/{name}"] = method
     streams: dict[str, Stream] = {
         f"/{INFERENCE_SERVICE}/ModelStreamInfer": infer.model_stream_infer,
         f"/{_HEALTH_SERVICE}/Watch": health.watch,

@@ -9,6 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match
+from starlette.types import ASGIApp
 
 from app import VERSION
 from app.auth.authenticator import Authenticator
@@ -22,22 +23,32 @@ from app.inference.pipeline import Pipeline
 from app.protocols.errors import STATUS_CLIENT_GONE, ClientGone, MethodNotAllowed, NotFound, extra_headers
 from app.protocols.routes import RouteTable
 from frameworks.errors import InvalidInput, RoundhouseError
+from frameworks.scheduling.byte_limit import ByteLimit
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 _DESCRIPTION = "One server for ONNX and PyTorch models. Every response carries x-request-id and Server-Timing."
 
 
 def build_app(
-    pipeline: Pipeline,
-    table: RouteTable,
-    routers: list[APIRouter],
-    lifespan: Lifespan,
-    rules: OriginRules,
-    authenticator: Authenticator | None = None,
+    pipeline: Pipeline, table: RouteTable, admin: ASGIApp, rules: OriginRules, authenticator: Authenticator | None
 ) -> Endpoint:
-    """Return the application. `table`: inference routes. `lifespan` starts and stops all parts.
+    """Return the application. `table`: inference routes. `admin`: answers all other requests, as that of `build_admin`.
 
     `authenticator`: of every request; None: no request needs a key.
+    """
+    origins, byte_limit = OriginPolicy(rules), pipeline.bounds.requests.byte_limit
+    middleware = AdminMiddleware(admin, pipeline.observer, table.error_writer, origins, byte_limit)
+    gate = None if authenticator is None else HttpGate(authenticator, pipeline.observer, table.error_writer, origins)
+    return Endpoint(pipeline, table, middleware, origins, gate)
+
+
+def build_admin(
+    table: RouteTable, routers: list[APIRouter], byte_limit: ByteLimit, lifespan: Lifespan | None = None
+) -> FastAPI:
+    """Return the routes that change or describe the server. Requests have their RequestRecord as `scope["record"]`.
+
+    `table`: inference routes, which are only described. `byte_limit`: counts the bodies. `lifespan` starts and stops
+    all parts.
     """
     # FastAPI's own documentation pages load scripts from a CDN.
     admin = FastAPI(
@@ -55,12 +66,9 @@ def build_app(
         admin.add_exception_handler(error, _error_response)
     admin.state.routes = [route for router in routers for route in router.routes]
     admin.state.error_writer = table.error_writer
-    admin.state.byte_limit = pipeline.bounds.requests.byte_limit
+    admin.state.byte_limit = byte_limit
     admin.openapi = lambda: build_document(admin, table.routes)  # type: ignore[method-assign]
-    origins = OriginPolicy(rules)
-    middleware = AdminMiddleware(admin, pipeline.observer, table.error_writer, origins, admin.state.byte_limit)
-    gate = None if authenticator is None else HttpGate(authenticator, pipeline.observer, table.error_writer, origins)
-    return Endpoint(pipeline, table, middleware, origins, gate)
+    return admin
 
 
 async def _error_response(request: Request, error: Exception) -> Response:

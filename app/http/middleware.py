@@ -12,6 +12,7 @@ from app.http.responses import send_error
 from app.observability.audit import log_action
 from app.observability.metrics import Observer, RequestRecord, server_timing
 from app.protocols.codec import ErrorWriter
+from app.protocols.errors import STATUS_CLIENT_GONE, ClientGone
 from frameworks.scheduling.byte_limit import ByteLimit
 
 
@@ -73,6 +74,8 @@ class AdminMiddleware:
                 return
             receive = await receive_checked(scope, receive, record, self._observer, self._byte_limit)
             await self._app(scope, receive, send_with_headers)
+        except ClientGone:
+            record.status, record.code = STATUS_CLIENT_GONE, "client_gone"
         except Exception as error:  # noqa: BLE001 - the last handler before the client
             if not started:
                 await send_error(send, record, error, self._error_writer(record.path))

@@ -1,6 +1,7 @@
 """Hold the state of the server: starting, serving or draining. The process sets it; health and requests read it."""
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
 from frameworks.errors import Draining
@@ -8,19 +9,17 @@ from frameworks.models.contract import ServedModels
 from frameworks.models.slot import ModelSlot, ModelState
 
 
-class Lifecycle:
-    """Owned by the event loop."""
+class Lifecycle(ABC):
+    """The state as requests need it. Owned by the event loop."""
 
-    def __init__(self, models: ServedModels, startup_models: tuple[str, ...]) -> None:
-        self._models = models
-        self._startup_models = startup_models
-        self._started_s = time.monotonic()
+    def __init__(self) -> None:
         self.is_draining = False
         self._draining_since_s = 0.0
 
     @property
-    def uptime_s(self) -> float:
-        return time.monotonic() - self._started_s
+    @abstractmethod
+    def is_ready(self) -> bool:
+        """Whether the server accepts requests and every start-up model is ready."""
 
     def drain(self) -> None:
         """Refuse new requests from now on; /health/ready responds with 503."""
@@ -37,6 +36,20 @@ class Lifecycle:
         if self.is_draining:
             raise Draining(Draining.REFUSED)
 
+
+class ServerLifecycle(Lifecycle):
+    """The state of a server, by the states of its models."""
+
+    def __init__(self, models: ServedModels, startup_models: tuple[str, ...]) -> None:
+        super().__init__()
+        self._models = models
+        self._startup_models = startup_models
+        self._started_s = time.monotonic()
+
+    @property
+    def uptime_s(self) -> float:
+        return time.monotonic() - self._started_s
+
     def status(self, slots: Iterable[ModelSlot] | None = None) -> str:
         """Return `draining`, `starting` (a start-up model is loading), `degraded` (a model failed) or `healthy`.
 
@@ -51,7 +64,6 @@ class Lifecycle:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the server accepts requests and every start-up model is ready."""
         return not self.is_draining and not self.pending_models()
 
     def pending_models(self) -> list[str]:

@@ -24,12 +24,12 @@ from app.auth.quotas import limits_by_tenant
 from app.auth.store import KeyStore
 from app.auth.tls import ServerTls
 from app.config import LoadedSettings, ServerSettings, Settings
-from app.http.app import Lifespan, build_app
+from app.http.app import Lifespan, build_admin, build_app
 from app.http.clocks import ConnectionBounds, Connections
 from app.http.endpoint import Endpoint
 from app.http.origins import OriginRules
 from app.inference.bounds import Bounds
-from app.inference.lifecycle import Lifecycle
+from app.inference.lifecycle import Lifecycle, ServerLifecycle
 from app.inference.model_view import ManagedModelView
 from app.inference.pipeline import Pipeline
 from app.inference.response_cache import ResponseCache
@@ -54,6 +54,7 @@ from memory.result_cache import ResultCache
 from memory.tensor_pool import TensorPool
 
 if TYPE_CHECKING:
+    from app.grpc.call import Unary
     from app.grpc.listener import GrpcListener
 
 log = structlog.get_logger(__name__)
@@ -78,6 +79,7 @@ class _Inference:
     service: InferenceService
     shadowing: ShadowTraffic
     pipeline: Pipeline
+    lifecycle: ServerLifecycle
     views: Views
 
 
@@ -111,14 +113,14 @@ def build(
     authenticator = None if loaded.settings.auth.mode == "off" else Authenticator(keys)
     inference = _build_inference(loaded, observer, probe or SystemProbe(), connections.byte_limit)
     monitors = _build_monitors(inference, observer)
-    app = build_app(
-        inference.pipeline,
-        _build_routes(loaded.settings),
+    table = _build_routes(loaded.settings)
+    admin = build_admin(
+        table,
         _build_routers(loaded, inference, monitors, connections, keys),
+        connections.byte_limit,
         _build_lifespan(loaded.settings, inference, monitors, keys, connections.tls, grpc_listener, authenticator),
-        _origin_rules(loaded.settings.server),
-        authenticator,
     )
+    app = build_app(inference.pipeline, table, admin, _origin_rules(loaded.settings.server), authenticator)
     return Server(app, inference.pipeline.lifecycle)
 
 
@@ -128,7 +130,7 @@ def _build_inference(
     settings = loaded.settings
     pool = TensorPool(settings.memory)
     manager = build_manager(loaded, DeviceManager(probe, settings.performance.enable_gpu), pool)
-    lifecycle = Lifecycle(manager, tuple(slot.name for slot in manager.slots if slot.entry.load == "startup"))
+    lifecycle = ServerLifecycle(manager, tuple(slot.name for slot in manager.slots if slot.entry.load == "startup"))
     response_cache = ResponseCache(
         ResultCache(settings.cache.max_bytes, settings.cache.ttl_s), observer.cache_hits, observer.cache_misses
     )
@@ -150,7 +152,7 @@ def _build_inference(
     )
     pipeline = Pipeline(manager, service, shadowing, observer, lifecycle, bounds)
     views = Views(partial(ManagedModelView, manager), observer)
-    return _Inference(manager, pool, response_cache, requests, service, shadowing, pipeline, views)
+    return _Inference(manager, pool, response_cache, requests, service, shadowing, pipeline, lifecycle, views)
 
 
 def _build_monitors(inference: _Inference, observer: Observer) -> _Monitors:
@@ -172,7 +174,7 @@ def _build_routers(
 ) -> list[APIRouter]:
     """Return the routes that change or describe the server."""
     manager, pipeline, views = inference.manager, inference.pipeline, inference.views
-    lifecycle = pipeline.lifecycle
+    lifecycle = inference.lifecycle
     max_body_bytes = loaded.settings.server.max_body_bytes
     roots = tuple(loaded.resolve(root) for root in loaded.settings.models.roots)
     isolation = loaded.settings.performance.isolation
@@ -190,7 +192,7 @@ def _build_routers(
         PagesApi().router(),
         ModelsApi(views, lifecycle, loaded.base_dir, roots, max_body_bytes, isolation).router(),
         OpenAiModelsApi(views).router(),
-        OpenInferenceApi(Management(pipeline), views, max_body_bytes).router(),
+        OpenInferenceApi(Management(pipeline, lifecycle), views, max_body_bytes).router(),
         HealthApi(views, manager.devices, lifecycle).router(),
         MetricsApi(sources, views).router(),
     ]
@@ -227,13 +229,20 @@ def _build_lifespan(
             stack.push_async_callback(inference.shadowing.close)
             await stack.enter_async_context(background_task(manager.load_registered()))
             if grpc_listener is not None:
+                methods, default_model = _management_methods(inference), settings.models.default_model
                 drain_timeout_s = settings.server.drain_timeout_s
                 await stack.enter_async_context(
-                    grpc_listener.serving(
-                        pipeline, inference.views, settings.models.default_model, drain_timeout_s, authenticator
-                    )
+                    grpc_listener.serving(pipeline, methods, default_model, drain_timeout_s, authenticator)
                 )
             log.info("devices", devices=[f"{d.id} ({d.name})" for d in manager.devices.devices()])
             yield
 
     return lifespan
+
+
+def _management_methods(inference: _Inference) -> "dict[str, Unary]":
+    """Return the methods over gRPC that are no inference. Their messages are imported only for an open port."""
+    from app.grpc.management import ManagementCalls, management_methods
+
+    calls = ManagementCalls(Management(inference.pipeline, inference.lifecycle), inference.views)
+    return management_methods(calls.answer, inference.pipeline.observer)

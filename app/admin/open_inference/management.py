@@ -10,6 +10,7 @@ from app.admin.models import as_failed_model
 from app.admin.open_inference.metadata import VersionInfo, model_configuration, model_metadata
 from app.admin.open_inference.statistics import version_statistics, versions_with_statistics
 from app.admin.views import View
+from app.inference.lifecycle import ServerLifecycle
 from app.inference.pipeline import Pipeline
 from app.protocols.errors import NotSupported
 from frameworks.errors import ModelLoading, ModelUnloaded, RoundhouseError
@@ -26,9 +27,9 @@ class Management:
     `view`: the models and counts that the sender of the request may see.
     """
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: Pipeline, lifecycle: ServerLifecycle) -> None:
         self._pipeline = pipeline
-        self._lifecycle = pipeline.lifecycle
+        self._lifecycle = lifecycle
 
     def why_not_ready(self, view: View) -> RoundhouseError | None:
         """Return the error that keeps the server from being ready; None if it is ready. It names visible models."""

@@ -12,6 +12,7 @@ from app.auth.store import KeyStore
 from app.config import AuthSettings, LoadedSettings, Settings
 from app.grpc.call import GrpcError
 from app.grpc.gate import CallGate
+from app.grpc.management import management_methods
 from app.grpc.services import build_methods
 from app.http.endpoint import Endpoint
 from app.observability.metrics import Observer
@@ -37,8 +38,8 @@ def test_table_equals_the_routes(endpoint: Endpoint) -> None:
 
 
 def test_table_equals_the_methods(endpoint: Endpoint) -> None:
-    views: Any = None
-    unary, streams = build_methods(endpoint._pipeline, views, None)
+    answer: Any = None
+    unary, streams = build_methods(endpoint._pipeline, management_methods(answer, Observer("none", 1000)), None)
     assert unary.keys() | streams.keys() == GRPC_ACCESS.keys()
 
 

@@ -11,7 +11,7 @@ from app.admin.open_inference.management import Management
 from app.admin.views import Views
 from app.auth.principal import ANONYMOUS
 from app.inference.bounds import Bounds
-from app.inference.lifecycle import Lifecycle
+from app.inference.lifecycle import ServerLifecycle
 from app.inference.model_view import ManagedModelView
 from app.inference.pipeline import Pipeline
 from app.observability.metrics import Observer
@@ -39,8 +39,8 @@ from tests.support.managing import make_manager, register
 class AnonymousManagement:
     """Calls the methods of Management with the view of a server without keys."""
 
-    def __init__(self, manager: MLFrameworkManager, pipeline: Pipeline) -> None:
-        self._management = Management(pipeline)
+    def __init__(self, manager: MLFrameworkManager, pipeline: Pipeline, lifecycle: ServerLifecycle) -> None:
+        self._management = Management(pipeline, lifecycle)
         self._view = Views(partial(ManagedModelView, manager), pipeline.observer).of(ANONYMOUS)
 
     def __getattr__(self, method: str) -> Any:
@@ -52,10 +52,10 @@ def management_of(
 ) -> AnonymousManagement:
     limit = RequestLimit("the server", None, max_concurrent_requests)
     nothing: Any = None
-    lifecycle = Lifecycle(manager, startup_models)
+    lifecycle = ServerLifecycle(manager, startup_models)
     bounds = Bounds(limit, 1000, None)
     pipeline = Pipeline(manager, nothing, nothing, Observer("none", 1000), lifecycle, bounds)
-    return AnonymousManagement(manager, pipeline)
+    return AnonymousManagement(manager, pipeline, lifecycle)
 
 
 def drain(management: AnonymousManagement) -> None:
