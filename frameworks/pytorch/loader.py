@@ -7,7 +7,6 @@ import torch
 # The modules that every architecture needs. transformers and torch import them, for a second, when the first model is
 # built. Here they are part of the framework's import, after which the manager exempts permanent objects from garbage
 # collection.
-import torch.fx.experimental.symbolic_shapes
 import transformers
 import transformers.generation.utils
 import transformers.masking_utils
@@ -19,7 +18,9 @@ from frameworks.devices import Device
 from frameworks.errors import InvalidModel, OutOfMemory
 from frameworks.files import read_json
 from frameworks.pytorch import kernels
+from frameworks.pytorch.lean_imports import skip_initialization_without_memory
 
+skip_initialization_without_memory()
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 

@@ -1,6 +1,7 @@
 """Load PyTorch models from Hugging Face folders: read the files, choose task, dtype and device."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 import torch
@@ -11,8 +12,6 @@ from frameworks.files import check_weight_bytes
 from frameworks.pytorch import kernels
 from frameworks.pytorch.encoder import EncoderModel
 from frameworks.pytorch.encoder_loading import EncoderLoading, ModelFiles, load_encoders
-from frameworks.pytorch.generation.engine import GeneratingModel
-from frameworks.pytorch.generation.loading import GeneratorPerformance, kv_bytes, load_generator, read_shape
 from frameworks.pytorch.loader import DTYPES, default_dtype, page_in_kernels
 from frameworks.pytorch.pinned import PINNED, PinnedBuffers
 from frameworks.pytorch.quantize import check_int8_runs_on
@@ -22,6 +21,9 @@ from frameworks.runtime import ModelEntry
 from frameworks.settings import PerformanceSettings, TorchModelEntry
 from frameworks.text.config import TextConfig, read_text_config, transformer_folder
 from memory.tensor_pool import TensorPool
+
+if TYPE_CHECKING:
+    from frameworks.pytorch.generation.engine import GeneratingModel
 
 _INT8_BYTES_PER_ELEMENT = 2
 _HOST = Device("cpu", 0, "", 0, 0)
@@ -82,7 +84,7 @@ class TorchRegistry:
         """As Registry.prepare: CUDA's context takes half a gigabyte."""
         page_in_kernels(device)
 
-    def load(self, entry: ModelEntry, path: Path, device: Device) -> list[EncoderModel] | list[GeneratingModel]:
+    def load(self, entry: ModelEntry, path: Path, device: Device) -> "list[EncoderModel] | list[GeneratingModel]":
         """As Registry.load."""
         assert isinstance(entry, TorchModelEntry)
         files = _read(entry, path)
@@ -94,6 +96,9 @@ class TorchRegistry:
         dtype = (entry.dtype if entry.dtype in DTYPES else None) or default_dtype(device, files.weights.dtype)
         threads = self._performance.num_intra_op_threads(entry.instances)
         if _generates(files.config):
+            # A process of an encoder needs none of it.
+            from frameworks.pytorch.generation.loading import GeneratorPerformance, load_generator
+
             performance = GeneratorPerformance(
                 self._max_rows(entry), threads, self._ageing_s, self._enable_memory_mapping
             )
@@ -111,6 +116,8 @@ class TorchRegistry:
 
     def _kv_bytes(self, files: ModelFiles, dtype: str, kind: str) -> int:
         """Of a language model: its key/value cache, and the copy of an embedding table that the last layer packs."""
+        from frameworks.pytorch.generation.loading import kv_bytes, read_shape
+
         shape = read_shape(files.folder, dtype)
         is_copied = kind == "cpu" and (self._quantizes(files.entry) or kernels.packs(DTYPES[dtype]))
         copy_bytes = shape.shared_elements * DTYPES[dtype].itemsize if is_copied else 0

@@ -11,11 +11,14 @@ LOAD = """
 import sys
 from pathlib import Path
 from tests.frameworks.models.loading import load_torch, rows_of
-from tests.frameworks.pytorch.generation.generating import load_generating, request, run_out
 
 encoder = load_torch(Path(sys.argv[1]))
 encoder.warm_up()
 rows_of(encoder, ["a text"])
+for name in ("sympy", "torch.export.exported_program", "frameworks.pytorch.generation"):
+    assert name not in sys.modules, name
+from tests.frameworks.pytorch.generation.generating import load_generating, request, run_out
+
 model = load_generating(Path(sys.argv[2]))
 model.warm_up()
 model.add(request(1, [1, 2, 3]))
@@ -59,3 +62,20 @@ def test_compiler_module_is_imported_when_used() -> None:
 
 def test_transform_of_masks_is_imported_when_used() -> None:
     run(USE.format(use="with masking_utils.TransformGetItemToIndex(): pass"))
+
+
+def test_export_of_graphs_is_imported_when_used() -> None:
+    run("""
+import frameworks.pytorch.registry
+import sys, torch
+
+class Double(torch.nn.Module):
+    def forward(self, x):
+        return x * 2
+
+assert "sympy" not in sys.modules
+rows = torch.export.Dim("rows")
+program = torch.export.export(Double(), (torch.ones(2, 3),), dynamic_shapes=({0: rows},))
+assert program.module()(torch.ones(5, 3)).sum() == 30
+assert "sympy" in sys.modules
+""")
