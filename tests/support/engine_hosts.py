@@ -146,6 +146,9 @@ class HostLink:
     def kill(self, label: str, reason: str) -> None:
         self.killed.append(reason)
 
+    def abandon(self, reason: str) -> None:
+        self.channel.close()
+
     async def ended(self, within_s: float) -> None:
         await soon(lambda: self.lost is not None)
 
@@ -220,16 +223,15 @@ async def hosted(source: ModelSource, status: int = 0) -> AsyncIterator[HostLink
     process = ServedProcess(theirs[0], theirs[1], source)
     one, other = socket.socketpair()
     await link.channel.open(one)
-    await process.channel.open(other)
+    await process.owner.channel.open(other)
     ending = task(process.ended())
     try:
         yield link
-        await soon(lambda: ending.done() or (link.num_leases, process.tensors.num_in_use) == (0, 0))
+        await soon(lambda: ending.done() or (link.num_leases, process.num_tensors_in_use) == (0, 0))
     finally:
         link.channel.close()
         assert await ending == status
         link.tensors.close()
-        process.tensors.close()
 
 
 @asynccontextmanager

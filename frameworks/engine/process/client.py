@@ -1,47 +1,33 @@
-"""Run a model in a process of its own: the server's side. Requests are sent there, and sent again after a crash."""
+"""Run a model in a process of its own: the server's side. The process is started, watched, and restarted here."""
 
 import asyncio
 import itertools
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 from typing import Any
 
-import msgspec
 import structlog
 
 from frameworks.engine.contract import EngineRequest, EngineSettings, Run, RunCounts, TokenTimes
-from frameworks.engine.process.arrays import ArrayWriter
 from frameworks.engine.process.calls import InferCall
 from frameworks.engine.process.counting import add_counts
 from frameworks.engine.process.generations import GenerationCall
-from frameworks.engine.process.link import Link, Loss, Start, Started
+from frameworks.engine.process.link import Link, Loss, OwnerLink, Start, Started
 from frameworks.engine.process.messages import (
-    Answer,
-    Begun,
-    Cancel,
     Close,
-    Counted,
     Counts,
-    EndRequests,
-    Failed,
     FromEngine,
-    MessageTooLarge,
-    Pieces,
     Pong,
-    Proceed,
     ProtocolError,
     SpecLearned,
 )
-from frameworks.engine.process.plain import error_from_plain, request_to_plain
+from frameworks.engine.process.open_calls import OpenCalls
 from frameworks.engine.process.restarts import RestartPolicy
-from frameworks.engine.process.retries import InFlight, RetryQueue
 from frameworks.engine.process.specs import spec_from_plain
-from frameworks.engine.process.suspects import Suspects, digest_of
+from frameworks.engine.process.suspects import Suspects
 from frameworks.engine.process.watch import HangWatch
-from frameworks.errors import Draining, InvalidInput, ModelFailed, Overloaded, RoundhouseError
+from frameworks.errors import Draining, ModelFailed, RoundhouseError
 from frameworks.generation.types import GenerateRequest, Generation, StepStats
-from frameworks.scheduling.admission import TokenBudget
 from frameworks.scheduling.batch.request import Outputs
 from frameworks.tenants import DEFAULT_TENANT, Tenant
 from frameworks.text.tokens import TokenAnswer
@@ -54,8 +40,6 @@ _CLOSE_S = 10.0
 # The messages that free the last tensors arrive later than the answers.
 _IDLE_S = 5.0
 
-Call = InferCall | GenerationCall
-
 
 class RemoteModel:
     """Implement Described: the spec that the process reported."""
@@ -67,9 +51,7 @@ class RemoteModel:
 class ProcessEngine:
     """Implement Engine. Owned by the event loop.
 
-    While the process is down, requests are held for its first restart in a row; later ones get ModelFailed. A request
-    that is held stays so over further crashes: each of them ends a run of another request, which has two. A request
-    runs again after a crash unless a part of its text was read.
+    While the process is down, requests are held for its first restart in a row; later ones get ModelFailed.
     """
 
     references = 0
@@ -88,26 +70,24 @@ class ProcessEngine:
         self._counts = counts
         self._start = start
         self._policy = policy or RestartPolicy()
-        self._suspects = suspects or Suspects()
-        self._retries = RetryQueue(self._suspects, lambda number: _digest(self._calls[number]))
-        self._calls: dict[int, Call] = {}
+        self._calls = OpenCalls(settings.name, suspects or Suspects(), self._check_outage)
         self._numbers = itertools.count(1)
-        self._link: Link | None = None
         self._watch: HangWatch | None = None
         self._stats: StepStats | None = None
         self._restart: asyncio.Task[None] | None = None
-        self._charging: set[asyncio.Task[None]] = set()
         self._load_s = 0.0
-        self._idle_since_s = time.monotonic()
         self.is_dead = False
-        self.has_ended_requests = False
         self.outage: str | None = None
+        self.is_shared = False
+        """Whether the process has further clients, whose requests may hang too."""
+        self.started: Started | None = None
+        """The process that was started last, which may have ended."""
+        self.on_started: Callable[[Started], None] | None = None
+        """Called when a process serves, also after each restart."""
+        self.on_lost: Callable[[Loss], None] | None = None
+        """Called when the process is lost, before its restart."""
         self._handlers: dict[type[FromEngine], Callable[[Any], None]] = {
-            Answer: self._complete,
-            Begun: self._begin,
-            Failed: self._fail,
-            Pieces: self._push,
-            Counted: self._count_tokens,
+            **self._calls.handlers,
             Counts: self._add_counts,
             SpecLearned: self._note_spec,
             Pong: self._note_pong,
@@ -122,11 +102,37 @@ class ProcessEngine:
 
     @property
     def is_running(self) -> bool:
-        return bool(self._calls)
+        return len(self._calls) > 0
+
+    @property
+    def has_ended_requests(self) -> bool:
+        return self._calls.has_ended_requests
 
     @property
     def stats(self) -> list[StepStats]:
         return [] if self._stats is None else [self._stats]
+
+    @property
+    def num_suspects(self) -> int:
+        """Number of requests that may have ended the process, and have no outcome yet: each runs again alone."""
+        return self._calls.num_suspects
+
+    @property
+    def on_settled(self) -> Callable[[], None] | None:
+        """Called after a restart, when no suspect is left."""
+        return self._calls.on_settled
+
+    @on_settled.setter
+    def on_settled(self, callback: Callable[[], None] | None) -> None:
+        self._calls.on_settled = callback
+
+    def attach(self) -> list[int]:
+        """Connect a further client. As OwnerLink.attach; raises ModelFailed while the process is down."""
+        link = self._calls.link
+        if link is None:
+            raise self._failure()
+        assert isinstance(link, OwnerLink), "the process has another owner"
+        return link.attach()
 
     def submit(
         self,
@@ -136,11 +142,13 @@ class ProcessEngine:
         timings: Timings | None = None,
         tenant: Tenant = DEFAULT_TENANT,
     ) -> "asyncio.Future[Outputs]":
-        return self._infer(InferCall(next(self._numbers), batch, priority, begin, timings or Timings(), tenant, None))
+        return self._calls.infer(
+            InferCall(next(self._numbers), batch, priority, begin, timings or Timings(), tenant, None)
+        )
 
     def answer(self, run: Run, request: EngineRequest) -> Awaitable[ModelAnswer | TokenAnswer]:
         permit = run.permit
-        return self._infer(
+        return self._calls.infer(
             InferCall(
                 next(self._numbers),
                 request,
@@ -155,8 +163,8 @@ class ProcessEngine:
     async def generate(
         self, run: Run, request: GenerateRequest, times: TokenTimes, left_s: float | None, in_pieces: bool
     ) -> Generation:
-        call = GenerationCall(next(self._numbers), run, request, times, left_s, in_pieces, self._end)
-        self._open_call(call)
+        call = GenerationCall(next(self._numbers), run, request, times, left_s, in_pieces, self._calls.end)
+        self._calls.open(call)
         await call.accepted()
         return call
 
@@ -165,33 +173,29 @@ class ProcessEngine:
 
     async def close(self) -> None:
         self.is_dead = True
-        self._cancel_restart()
+        self._cancel_tasks()
         link = self._detach()
         if link is not None:
             link.send(Close())
             await link.ended(_CLOSE_S)
 
     def end_requests(self) -> None:
-        self.has_ended_requests = True
-        for number in self._retries.give_up():
-            self._fail_call(number, Draining.unloaded(self._name))
-        if self._link is not None:
-            self._link.send(EndRequests())
+        self._calls.end_requests()
 
     def abort(self, message: str) -> None:
         self.is_dead = True
-        self._cancel_restart()
-        for number in list(self._calls):
-            self._fail_call(number, Draining(message))
+        self._cancel_tasks()
+        self._calls.fail_all(lambda: Draining(message))
         link = self._detach()
         if link is not None:
-            link.kill("aborted", message)
+            link.abandon(message)
 
     def check_integrity(self) -> None:
-        if self._calls or self._link is None or time.monotonic() - self._idle_since_s < _IDLE_S:
+        link = self._calls.link
+        if self._calls or link is None or time.monotonic() - self._calls.idle_since_s < _IDLE_S:
             return
-        assert self._retries.is_empty, f'idle model "{self._name}" holds requests for a restart'
-        leases = self._link.num_leases
+        assert not self._calls.holds_any, f'idle model "{self._name}" holds requests for a restart'
+        leases = link.num_leases
         assert not leases, f'idle model "{self._name}" holds {leases} tensors in shared memory'
 
     def received(self, messages: Sequence[FromEngine]) -> None:
@@ -204,86 +208,50 @@ class ProcessEngine:
 
     def lost(self, loss: Loss) -> None:
         """As Listener.lost: hold the requests that may run again, fail the others, and begin a restart."""
-        if self._link is None:
+        if self._calls.link is None:
             return
         self._detach()
         self._counts.restarts[loss.label] += 1
         self._policy.crashed()
         self.outage = loss.message
-        in_flight = [
-            InFlight(call.id, call.has_begun, is_idempotent=True, has_streamed=call.has_streamed)
-            for call in self._calls.values()
-        ]
-        failed = self._retries.crashed(in_flight)
+        num_calls = len(self._calls)
+        failed = self._calls.interrupt()
         log.error(
             "engine process lost",
             model=self._name,
             reason=loss.message,
-            requests=len(in_flight),
+            requests=num_calls,
             failed=len(failed),
             restart_in_s=round(self._policy.start_in_s(), 1),
         )
-        for number in failed:
-            self._fail_call(number, self._failure())
-        for call in self._calls.values():
-            call.restart()
+        self._calls.fail(failed, self._failure)
+        self._calls.restart()
         self._restart = asyncio.get_running_loop().create_task(self._restart_process())
-
-    def _infer(self, call: InferCall) -> "asyncio.Future[Any]":
-        self._open_call(call)
-        call.future.add_done_callback(partial(self._end_infer, call))
-        return call.future
-
-    def _open_call(self, call: Call) -> None:
-        """Send a request, or hold it while a restart is near. Raises ModelFailed, Draining."""
-        if self.has_ended_requests:
-            raise Draining.unloaded(self._name)
-        if self._suspects.refuses_any:
-            self._check_suspect(call)
-        if self._link is not None and self._retries.is_empty:
-            if self._link.is_full:
-                raise Overloaded(f'model "{self._name}": its process is behind with earlier requests; try again', 1.0)
-            self._calls[call.id] = call
-            self._send(self._link, call)
-            return
-        if self.is_dead or (self._link is None and not self._policy.expects_restart_soon):
-            raise self._failure()
-        self._calls[call.id] = call
-        self._retries.hold(call.id)
-
-    def _send(self, link: Link, call: Call) -> None:
-        try:
-            link.send(call.message())
-        except MessageTooLarge as error:
-            self._fail_call(call.id, InvalidInput("inputs", f"{error.message}; send fewer strings at once"))
-        except (InvalidInput, TypeError) as error:
-            self._fail_call(call.id, error)
-
-    def _check_suspect(self, call: Call) -> None:
-        left_s = self._suspects.refused_for_s(_digest(call))
-        if left_s:
-            raise ModelFailed(
-                f'model "{self._name}": the same request ended its process twice; change it, or try again in '
-                f"{left_s:.0f} s",
-                left_s,
-            )
+        if self.on_lost is not None:
+            self.on_lost(loss)
 
     def _serve(self, started: Started) -> None:
-        self._link = started.link
+        self._calls.link = started.link
+        self.started = started
         self._load_s = started.loaded.load_s
         self.outage = None
         if started.spec != self.model.spec:
             self.model.spec = started.spec
         self._policy.serves()
         if self._max_batch_seconds is not None:
-            self._watch = HangWatch(started.link, self._max_batch_seconds, lambda: bool(self._calls))
-        self._send_due()
+            self._watch = HangWatch(started.link, self._max_batch_seconds, self._is_busy)
+        self._calls.send_due()
+        if self.on_started is not None:
+            self.on_started(started)
+
+    def _is_busy(self) -> bool:
+        return self.is_shared or self.is_running
 
     def _detach(self) -> Link | None:
         if self._watch is not None:
             self._watch.close()
             self._watch = None
-        link, self._link = self._link, None
+        link, self._calls.link = self._calls.link, None
         self._stats = None
         return link
 
@@ -296,8 +264,7 @@ class ProcessEngine:
                 reason = error.message if isinstance(error, RoundhouseError) else f"{type(error).__name__}: {error}"
                 self._policy.crashed()
                 self.outage = reason
-                for number in self._retries.give_up():
-                    self._fail_call(number, self._failure())
+                self._calls.fail_held(self._failure)
                 log.error(
                     "engine process not restarted",
                     model=self._name,
@@ -309,112 +276,19 @@ class ProcessEngine:
             self._serve(started)
             return
 
-    def _cancel_restart(self) -> None:
-        for task in (self._restart, *self._charging):
-            if task is not None:
-                task.cancel()
+    def _cancel_tasks(self) -> None:
+        if self._restart is not None:
+            self._restart.cancel()
+        self._calls.stop_charging()
 
-    def _send_due(self) -> None:
-        """Send the requests that no longer wait for a suspect."""
-        while self._link is not None and (due := self._retries.due()):
-            for number in due:
-                self._send_again(self._link, self._calls[number])
-
-    def _send_again(self, link: Link, call: Call) -> None:
-        """Send a request that was held, unless a crash has shown meanwhile that it ends the process."""
-        try:
-            if self._suspects.refuses_any:
-                self._check_suspect(call)
-        except ModelFailed as error:
-            self._fail_call(call.id, error)
-        else:
-            self._send(link, call)
-
-    def _end_infer(self, call: InferCall, _: object) -> None:
-        # Absent after an answer or an error; else the caller has cancelled it.
-        if call.id in self._calls:
-            self._end(call)
-
-    def _end(self, call: Call) -> None:
-        """Forget a request that its caller needs no longer, and end it in the process."""
-        if self._remove(call.id, is_completed=False) is not None and self._link is not None:
-            self._link.send(Cancel(call.id))
-
-    def _fail_call(self, number: int, error: Exception) -> None:
-        call = self._remove(number, is_completed=False)
-        if call is not None:
-            call.fail(error)
-
-    def _remove(self, number: int, is_completed: bool) -> Call | None:
-        """Forget a request, and send those that waited for it. None where it is unknown."""
-        if number not in self._calls:
-            return None
-        is_waited_for = not self._retries.is_empty
-        if is_waited_for:
-            # It needs the request, for its digest.
-            self._retries.ended(number, is_completed)
-        call = self._calls.pop(number)
-        if not self._calls:
-            self._idle_since_s = time.monotonic()
-        if is_waited_for:
-            self._send_due()
-        return call
+    def _check_outage(self) -> None:
+        """Raise ModelFailed unless the process that is down restarts soon."""
+        if self.is_dead or not self._policy.expects_restart_soon:
+            raise self._failure()
 
     def _failure(self) -> ModelFailed:
         wait_s = self._policy.retry_after_s(self._load_s)
         return ModelFailed(f'model "{self._name}" failed: {self.outage}; try again in {wait_s:.0f} s', wait_s)
-
-    def _complete(self, message: Answer) -> None:
-        call = self._calls.get(message.id)
-        if call is None:
-            return  # cancelled
-        if type(call) is not InferCall:
-            raise ProtocolError("expected pieces of a generation, got an answer")
-        call.complete(message)
-        self._remove(message.id, is_completed=True)
-
-    def _begin(self, message: Begun) -> None:
-        for number in message.ids:
-            call = self._calls.get(number)
-            if call is not None:
-                call.begin()
-
-    def _fail(self, message: Failed) -> None:
-        self._fail_call(message.id, error_from_plain(message.error))
-
-    def _push(self, message: Pieces) -> None:
-        call = self._calls.get(message.id)
-        if call is None:
-            return
-        if not isinstance(call, GenerationCall):
-            raise ProtocolError("expected an answer, got pieces of a generation")
-        if message.is_over:
-            # Before its end is reported: it needs no Cancel.
-            self._remove(message.id, is_completed=True)
-        call.push(message)
-
-    def _count_tokens(self, message: Counted) -> None:
-        call = self._calls.get(message.id)
-        if call is None:
-            return
-        if call.budget is None or call.is_counted:
-            raise ProtocolError("expected no count of tokens for a request without limit, got one")
-        task = asyncio.get_running_loop().create_task(self._charge(call, call.budget, message.tokens))
-        self._charging.add(task)
-        task.add_done_callback(self._charging.discard)
-
-    async def _charge(self, call: Call, budget: TokenBudget, tokens: int) -> None:
-        """Count the tokens of a request, and let the process run it; end it where its tenant has none left."""
-        try:
-            await budget.start(tokens)
-        except RoundhouseError as error:
-            if call.id in self._calls and self._link is not None:
-                self._link.send(Cancel(call.id))
-            self._fail_call(call.id, error)
-            return
-        call.is_counted = True
-        if call.id in self._calls and self._link is not None:
-            self._link.send(Proceed(call.id))
 
     def _add_counts(self, message: Counts) -> None:
         add_counts(self._counts, message)
@@ -427,8 +301,3 @@ class ProcessEngine:
     def _note_pong(self, message: Pong) -> None:
         if self._watch is not None:
             self._watch.answered(message)
-
-
-def _digest(call: Call) -> bytes:
-    """Identify the content of a request."""
-    return digest_of(msgspec.msgpack.encode(request_to_plain(call.request), enc_hook=ArrayWriter().write))

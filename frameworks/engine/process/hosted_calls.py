@@ -22,11 +22,16 @@ _CONGESTED_S = 0.01
 
 
 class Sender(Protocol):
-    """The channel to the server."""
+    """The channel to a client."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether messages can be sent."""
+        ...
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes that the server has not received."""
+        """Bytes that the client has not received."""
         ...
 
     def send(self, message: FromEngine) -> None:
@@ -35,6 +40,16 @@ class Sender(Protocol):
         Raises MessageTooLarge and TypeError, and then nothing of it is sent; ChannelLost.
         """
         ...
+
+
+class HostedClient:
+    """A client of the engine process. `calls`: its requests in progress, by their numbers."""
+
+    __slots__ = ("calls", "sender")
+
+    def __init__(self, sender: Sender) -> None:
+        self.calls: dict[int, HostedCall] = {}
+        self.sender = sender
 
 
 class HostedCall:

@@ -1,7 +1,7 @@
 """The seam between an engine's requests and the process that runs them."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from frameworks.engine.process.messages import FromEngine, Loaded, ToEngine
 from frameworks.types import ModelSpec
@@ -38,8 +38,28 @@ class Link(Protocol):
         """End the process at once; the listener gets its loss, with this label."""
         ...
 
+    def abandon(self, reason: str) -> None:
+        """End the requests of this client at once; its owner ends the process too. Call it instead of `ended`."""
+        ...
+
     async def ended(self, within_s: float) -> None:
-        """Wait for the end of a process that was sent Close; kill it after `within_s` seconds."""
+        """Wait for the end of a process that was sent Close; kill it after `within_s` seconds.
+
+        A client that is not the owner waits for the end of its connection only.
+        """
+        ...
+
+
+@runtime_checkable
+class OwnerLink(Link, Protocol):
+    """The link to a process that this server has started."""
+
+    def attach(self) -> list[int]:
+        """Connect a further client. Returns three descriptors: control socket, arena of requests, arena of answers.
+
+        The caller passes them on and closes them, see ClientLink. Raises ModelFailed where the process has ended, and
+        OSError if no descriptor or shared memory is left.
+        """
         ...
 
 

@@ -41,6 +41,11 @@ class RetryQueue:
         self.is_empty = True
         """Whether no request is held and no suspect runs. New requests may then be sent at once."""
 
+    @property
+    def num_suspects(self) -> int:
+        """Number of requests that may have caused a crash, and have no outcome yet."""
+        return len(self._alone) + (self._running_alone is not None)
+
     def hold(self, request_id: int) -> None:
         """Hold a request that was not sent yet: it is sent when no suspect is left."""
         self._together[request_id] = None

@@ -1,8 +1,12 @@
-"""One running engine process: its channel, its shared memory, and its end."""
+"""One running engine process: its owner's connection, those of further clients, and its end."""
 
 import asyncio
+import itertools
+import os
 import pickle
-from collections.abc import Sequence
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -10,15 +14,12 @@ import structlog
 
 from frameworks.devices import Device, ModelNeeds
 from frameworks.engine.contract import EngineSettings
-from frameworks.engine.process.channel import Channel
+from frameworks.engine.process.connection import ARENA_BYTES, PROTOCOL, EngineConnection
+from frameworks.engine.process.descriptors import DescriptorSocket, socket_pair
 from frameworks.engine.process.exit_reason import ExitReason
 from frameworks.engine.process.launch import EngineProcess, LaunchOptions, launch
 from frameworks.engine.process.link import Listener, Loss, Started
 from frameworks.engine.process.messages import (
-    ChannelLost,
-    Closed,
-    EngineMessage,
-    Free,
     FromEngine,
     Load,
     Loaded,
@@ -29,45 +30,40 @@ from frameworks.engine.process.messages import (
     ToEngine,
 )
 from frameworks.engine.process.plain import error_from_plain
-from frameworks.engine.process.shared_tensors import SharedTensors
 from frameworks.engine.process.specs import spec_from_plain
 from frameworks.engine.registries import RegistrySettings
 from frameworks.errors import ModelFailed
 from frameworks.runtime import ModelEntry
 from memory.shared_arena import SharedArena
+from memory.shared_memory import SharedMemory
 
 log = structlog.get_logger(__name__)
 
-ARENA_BYTES = 1024**3
-"""Bound of the tensors of one direction. Only pages that were written take memory; tensors beyond it are copied."""
-
-_PROTOCOL = "protocol"
 # A process whose connection has ended is ending itself.
 _END_S = 5.0
-_TRIM_S = 1.0
-
-# The messages that are for the link itself.
-_OWN = frozenset({Free, Closed})
 
 Reply = TypeVar("Reply", Needs, Loaded)
 
 
-class RunningProcess:
-    """Implement Link. Owned by the event loop. Until the model is loaded, one question waits for its reply."""
+class RunningProcess(EngineConnection):
+    """Implement OwnerLink. Owned by the event loop. Until the model is loaded, one question waits for its reply."""
 
-    def __init__(self, process: EngineProcess, written: SharedArena, read: SharedArena, model: str) -> None:
-        """`written`: for tensors of requests; `read`: for those of answers. Call `open` next."""
+    def __init__(
+        self, process: EngineProcess, written: SharedArena, read: SharedArena, clients: socket.socket, model: str
+    ) -> None:
+        """`written`: for tensors of requests; `read`: for those of answers. `clients`: one end of `socket_pair`, the
+        process has the other one. Call `open` next.
+        """
+        super().__init__(written, read)
         self._process = process
         self._model = model
-        self._tensors = SharedTensors(written, read, self.send)
-        self._channel: Channel[FromEngine] = Channel(
-            FromEngine, self._received, self._channel_lost, self._tensors, self._tensors.find
-        )
+        self._receive = self._received_reply
+        self._clients = DescriptorSocket(clients)
+        self._numbers = itertools.count(1)
         self._listener: Listener | None = None
         self._reply: asyncio.Future[FromEngine] | None = None
         self._is_closed = False
         self._lost_label: str | None = None
-        self._trim = asyncio.get_running_loop().call_later(_TRIM_S, self._trim_idle)
         self._watching = asyncio.get_running_loop().create_task(self._watch())
 
     async def open(self) -> None:
@@ -78,19 +74,19 @@ class RunningProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    @property
-    def num_leases(self) -> int:
-        return self._tensors.num_in_use
-
-    @property
-    def is_full(self) -> bool:
-        return self._channel.is_full
-
-    def send(self, message: ToEngine) -> None:
-        try:  # noqa: SIM105 - suppress takes three calls
-            self._channel.send(message)
-        except ChannelLost:  # the listener learns of it from the end of the process
-            pass
+    def attach(self) -> list[int]:
+        if self._process.exit_reason is not None:
+            raise ModelFailed(self._process.exit_reason.message)
+        with ExitStack() as always, ExitStack() as on_failure:
+            control, theirs = (always.enter_context(each) for each in socket.socketpair())
+            memory = [always.enter_context(_shared_memory()) for _ in range(2)]
+            ours = []
+            for each in (control.fileno(), *memory):
+                ours.append(os.dup(each))
+                on_failure.callback(os.close, ours[-1])
+            self._clients.send(next(self._numbers), [theirs.fileno(), *memory])
+            on_failure.pop_all()
+        return ours
 
     async def measure(self, framework: str, entry: ModelEntry, path: Path, settings: RegistrySettings) -> ModelNeeds:
         """Return what the model needs of a device. Raises InvalidModel, and ModelFailed where the process ended."""
@@ -106,14 +102,17 @@ class RunningProcess:
         try:
             spec = spec_from_plain(loaded.spec)
         except ProtocolError as error:
-            self.kill(_PROTOCOL, error.message)
+            self.kill(PROTOCOL, error.message)
             raise ModelFailed(f"the engine process described its model wrongly: {error.message}") from None
-        self._listener = listener
+        self._listener, self._receive = listener, listener.received
         return Started(self, loaded, spec)
 
     def kill(self, label: str, reason: str) -> None:
         self._lost_label = self._lost_label or label
         self._process.kill(reason)
+
+    def abandon(self, reason: str) -> None:
+        self.kill("aborted", reason)
 
     async def ended(self, within_s: float) -> None:
         self._is_closed = True
@@ -141,46 +140,25 @@ class RunningProcess:
         if isinstance(reply, LoadFailed):
             raise error_from_plain(reply.error)
         if not isinstance(reply, kind):
-            self.kill(_PROTOCOL, f"expected {kind.__name__}, got {type(reply).__name__}")
+            self.kill(PROTOCOL, f"expected {kind.__name__}, got {type(reply).__name__}")
             raise ModelFailed("the engine process answered with another message; the log has its output")
         return reply
 
-    def _received(self, messages: Sequence[FromEngine]) -> None:
-        try:
-            if not _OWN.isdisjoint(map(type, messages)):
-                messages = [message for message in messages if not self._is_own(message)]
-            if self._listener is not None:
-                self._listener.received(messages)
-                return
-            for message in messages:
-                if self._reply is None or self._reply.done():
-                    raise ProtocolError(f"expected no message, got {type(message).__name__}")
-                self._reply.set_result(message)
-        except ProtocolError as error:
-            self.kill(_PROTOCOL, f"it sent a damaged message: {error.message}")
-
-    def _is_own(self, message: EngineMessage) -> bool:
-        """Process the messages that are for the link itself. Raises ProtocolError."""
-        if isinstance(message, Free):
-            self._tensors.freed(message)
-        elif not isinstance(message, Closed):
-            return False
-        return True
-
-    def _trim_idle(self) -> None:
-        self._tensors.trim()
-        self._trim = asyncio.get_running_loop().call_later(_TRIM_S, self._trim_idle)
+    def _received_reply(self, messages: Sequence[FromEngine]) -> None:
+        for message in messages:
+            if self._reply is None or self._reply.done():
+                raise ProtocolError(f"expected no message, got {type(message).__name__}")
+            self._reply.set_result(message)
 
     def _channel_lost(self, reason: str) -> None:
         """A process that ends closes its connection first; one that goes on is ended."""
-        asyncio.get_running_loop().call_later(_END_S, self.kill, _PROTOCOL, reason)
+        asyncio.get_running_loop().call_later(_END_S, self.kill, PROTOCOL, reason)
 
     async def _watch(self) -> None:
         """Wait for the end of the process, and report it to the listener."""
         reason = await self._process.wait_ended()
-        self._trim.cancel()
-        self._channel.close()
-        self._tensors.close()
+        self._close_connection()
+        self._clients.close()
         if self._reply is not None and not self._reply.done():
             self._reply.set_exception(ModelFailed(reason.message))
         if self._listener is not None and not self._is_closed:
@@ -196,19 +174,30 @@ class RunningProcess:
 
 async def start_process(options: LaunchOptions) -> RunningProcess:
     """Start a process without a model. Raises OSError if no process, descriptor or shared memory is left."""
-    written, read = SharedArena.create(ARENA_BYTES), None
-    try:
+    with ExitStack() as on_failure, ExitStack() as always:
+        written = SharedArena.create(ARENA_BYTES)
+        on_failure.callback(written.close)
         read = SharedArena.create(ARENA_BYTES)
-        process = launch(options, (written.fd, read.fd))
-    except BaseException:
-        written.close()
-        if read is not None:
-            read.close()
-        raise
-    running = RunningProcess(process, written, read, options.model)
+        on_failure.callback(read.close)
+        clients, theirs = socket_pair()
+        on_failure.enter_context(clients)
+        always.enter_context(theirs)
+        process = launch(options, (written.fd, read.fd, theirs.fileno()))
+        on_failure.pop_all()
+    running = RunningProcess(process, written, read, clients, options.model)
     try:
         await running.open()
     except BaseException:
         running.kill("aborted", "its channel was not opened")
         raise
     return running
+
+
+@contextmanager
+def _shared_memory() -> Iterator[int]:
+    """Return the descriptor of memory for the tensors of one direction, open within the block. Raises OSError."""
+    memory = SharedMemory.create(ARENA_BYTES)
+    try:
+        yield memory.fd
+    finally:
+        memory.close()

@@ -40,9 +40,15 @@ class _Suspect:
 class Suspects:
     """Digests of requests that were the only ones in execution when their process crashed. Owned by the event loop."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, max_suspects: int = MAX_SUSPECTS) -> None:
-        """`clock`: seconds; it may jump."""
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        max_suspects: int = MAX_SUSPECTS,
+        on_refused: Callable[[bytes], None] = lambda digest: None,
+    ) -> None:
+        """`clock`: seconds; it may jump. `on_refused`: called with the digest of a request that `crashed` refuses."""
         self._clock = clock
+        self._on_refused = on_refused
         self._max_suspects = max_suspects
         # The suspect of the latest crash is the last one.
         self._suspects: dict[bytes, _Suspect] = {}
@@ -61,15 +67,15 @@ class Suspects:
         suspect = self._suspects.pop(digest, None)
         if suspect is None or suspect.last_crash.seconds() >= _FORGOTTEN_S:
             suspect = _Suspect()
-        suspect.crashes += 1
-        suspect.last_crash = Elapsed(self._clock)
-        if len(self._suspects) >= self._max_suspects:
-            del self._suspects[next(iter(self._suspects))]
-        self._suspects[digest] = suspect
+        self._note(digest, suspect, suspect.crashes + 1)
         if suspect.crashes < CRASHES_TO_REFUSE:
             return False
-        self._last_refusal = suspect.last_crash
+        self._on_refused(digest)
         return True
+
+    def refuse(self, digest: bytes) -> None:
+        """Refuse a request from now on: it has ended a process of the model in another worker."""
+        self._note(digest, self._suspects.pop(digest, _Suspect()), CRASHES_TO_REFUSE)
 
     def completed(self, digest: bytes) -> None:
         """Forget a request that was answered when it ran alone."""
@@ -81,3 +87,13 @@ class Suspects:
         if suspect is None or suspect.crashes < CRASHES_TO_REFUSE:
             return 0.0
         return max(0.0, REFUSED_S - suspect.last_crash.seconds())
+
+    def _note(self, digest: bytes, suspect: _Suspect, crashes: int) -> None:
+        """Note a crash now. `suspect`: it is in no record yet."""
+        suspect.crashes = crashes
+        suspect.last_crash = Elapsed(self._clock)
+        if len(self._suspects) >= self._max_suspects:
+            del self._suspects[next(iter(self._suspects))]
+        self._suspects[digest] = suspect
+        if crashes >= CRASHES_TO_REFUSE:
+            self._last_refusal = suspect.last_crash

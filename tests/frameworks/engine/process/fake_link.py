@@ -41,6 +41,9 @@ class FakeLink:
     def kill(self, label: str, reason: str) -> None:
         asyncio.get_running_loop().call_soon(self.lose, Loss(label, reason))
 
+    def abandon(self, reason: str) -> None:
+        self.kill("aborted", reason)
+
     async def ended(self, within_s: float) -> None:
         self.has_ended = True
 

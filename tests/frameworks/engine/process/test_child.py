@@ -12,6 +12,7 @@ import numpy as np
 import psutil
 import pytest
 
+from frameworks.engine.process.descriptors import socket_pair
 from frameworks.engine.process.exit_reason import ExitReason
 from frameworks.engine.process.launch import EngineProcess, LaunchOptions, launch
 from frameworks.engine.process.messages import Answer, Close, Closed, Load, LoadFailed, Needs, Ping, Pong
@@ -31,7 +32,9 @@ MIB = 1024**2
 async def started() -> AsyncIterator[tuple[HostLink, EngineProcess]]:
     """Start a process without a model. It has ended after the block, and no tensor is left."""
     requests, answers = arenas()
-    process = launch(LaunchOptions("adder"), (requests.fd, answers.fd))
+    clients, theirs = socket_pair()
+    with clients, theirs:
+        process = launch(LaunchOptions("adder"), (requests.fd, answers.fd, theirs.fileno()))
     link = HostLink(requests, answers)
     await link.channel.open(process.connection)
     try:
