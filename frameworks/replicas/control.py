@@ -36,6 +36,7 @@ class ControlLink:
         self._replies: dict[int, asyncio.Future[Reply]] = {}
         self._answering: dict[int, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
+        self.descriptors: DescriptorSocket
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Done with the reason when the peer has closed the connection."""
 
@@ -130,7 +131,11 @@ class ControlLink:
             if not isinstance(error, RoundhouseError):
                 log.exception("control question failed", kind=type(question).__name__)
             reply = Failure(question.id, error_to_plain(error))
-        self.send(reply)
+        try:
+            self.send(reply)
+        except Exception as error:  # the peer must not wait for ever
+            log.exception("control reply cannot be sent", kind=type(reply).__name__)
+            self.send(Failure(question.id, error_to_plain(error)))
 
     def _withdraw(self, message: Withdraw) -> None:
         task = self._answering.get(message.id)
@@ -202,4 +207,7 @@ class Workers:
         if self.links.get(link.number) is link:
             del self.links[link.number]
         for callback in self._on_left:
-            callback(link)
+            try:
+                callback(link)
+            except Exception:  # the other parts must release what the worker held
+                log.exception("worker is not released", worker=link.number)

@@ -259,6 +259,7 @@ ModelsToWorker = (
     | LoadEnded
     | Failure
     | Poisonous
+    | Withdraw
 )
 ModelsFromWorker = (
     Applied

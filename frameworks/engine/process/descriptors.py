@@ -30,18 +30,22 @@ class DescriptorSocket:
         self._unsent: deque[tuple[int, list[int]]] = deque()
         self._arrived: dict[int, list[int]] = {}
         self._awaited: dict[int, asyncio.Future[list[int]]] = {}
+        self._dropped: set[int] = set()
         self._is_closed = False
         self._loop.add_reader(sock, self._receive)
 
     def send(self, number: int, descriptors: Sequence[int]) -> None:
-        """Send a group, which stays open here too. Nothing is sent after `close`, or where the peer has ended."""
+        """Send a group, which stays open here too. Nothing is sent after `close`, or where the peer has ended.
+
+        Raises OSError if the system cannot pass or copy a descriptor.
+        """
         if self._is_closed:
             return
         if not self._unsent:
             try:
                 if self._try_send(number, descriptors):
                     return
-            except OSError:
+            except ConnectionError:
                 return  # the peer has ended
         self._unsent.append((number, [os.dup(each) for each in descriptors]))
         if len(self._unsent) == 1:
@@ -54,11 +58,26 @@ class DescriptorSocket:
             return arrived
         if self._is_closed:
             raise ChannelLost("descriptors: expected an open socket, got a closed one")
-        self._awaited[number] = self._loop.create_future()
+        awaited: asyncio.Future[list[int]] = self._loop.create_future()
+        self._awaited[number] = awaited
         try:
-            return await self._awaited[number]
+            return await awaited
+        except asyncio.CancelledError:
+            if awaited.done() and not awaited.cancelled() and awaited.exception() is None:
+                _close_all(awaited.result())
+            else:
+                self.drop(number)
+            raise
         finally:
             del self._awaited[number]
+
+    def drop(self, number: int) -> None:
+        """Close a group that is not needed any more, now or when it arrives."""
+        arrived = self._arrived.pop(number, None)
+        if arrived is not None:
+            _close_all(arrived)
+        elif not self._is_closed:
+            self._dropped.add(number)
 
     def close(self) -> None:
         """Close the socket, and all groups that were not taken."""
@@ -109,6 +128,9 @@ class DescriptorSocket:
             awaited = self._awaited.get(number)
             if awaited is not None and not awaited.done():
                 awaited.set_result(group)
+            elif number in self._dropped:
+                self._dropped.remove(number)
+                _close_all(group)
             else:
                 self._arrived[number] = group
 
