@@ -3,8 +3,12 @@
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from ipaddress import IPv6Address, ip_address
+
+NoteFailure = Callable[[str], Awaitable[bool | None]]
+"""Count a failure of an address in the table of all processes; return whether it has had too many, None where that
+table cannot be reached."""
 
 _MAX_ADDRESSES = 4096
 _BURST = 10.0
@@ -54,8 +58,12 @@ class Slowdown:
     Valid keys are never delayed, from any address. A delayed request holds its connection, and no permit.
     """
 
-    def __init__(self, failed: FailedKeys | None = None, delay_s: float = _DELAY_S) -> None:
+    def __init__(
+        self, failed: FailedKeys | None = None, delay_s: float = _DELAY_S, note_shared: NoteFailure | None = None
+    ) -> None:
+        """`note_shared`: of the table that counts in place of `failed` while it can be reached."""
         self._failed = FailedKeys() if failed is None else failed
+        self._note_shared = note_shared
         self._delay_s = delay_s
         self._delayed = 0
 
@@ -64,13 +72,17 @@ class Slowdown:
 
         At _MAX_DELAYED delayed requests further ones are refused at once.
         """
-        if not self._failed.note(address) or self._delayed >= _MAX_DELAYED:
+        if not await self._note(address) or self._delayed >= _MAX_DELAYED:
             return
         self._delayed += 1
         try:
             await asyncio.sleep(self._delay_s)
         finally:
             self._delayed -= 1
+
+    async def _note(self, address: str) -> bool:
+        is_slowed = None if self._note_shared is None else await self._note_shared(address)
+        return self._failed.note(address) if is_slowed is None else is_slowed
 
 
 def network_of(address: str) -> str:

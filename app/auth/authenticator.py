@@ -12,7 +12,7 @@ from app.auth.errors import Forbidden, Unauthenticated
 from app.auth.keys import split_key
 from app.auth.principal import Principal, Scope
 from app.auth.store import KeyStore, StoredKey
-from app.auth.verifier import SignatureVerifier
+from app.auth.verifier import SignatureVerifier, UseNonce
 
 CREDENTIAL_HEADERS = (b"authorization", b"x-api-key")
 
@@ -29,12 +29,16 @@ class Authenticator:
     """Check keys. Any thread may call its methods; of a request only the text of a valid key is kept."""
 
     def __init__(
-        self, keys: KeyStore, slowdown: Slowdown | None = None, now_s: Callable[[], float] = time.time
+        self,
+        keys: KeyStore,
+        slowdown: Slowdown | None = None,
+        now_s: Callable[[], float] = time.time,
+        use_nonce: UseNonce | None = None,
     ) -> None:
-        """`now_s`: Unix time in seconds, for the expiry of keys."""
+        """`now_s`: Unix time in seconds, for the expiry of keys. `use_nonce`: None for nonces of this process alone."""
         self.slowdown = slowdown or Slowdown()
         """For refused requests, on the event loop."""
-        self.signatures = SignatureVerifier(keys.find, now_s=now_s)
+        self.signatures = SignatureVerifier(keys.find, now_s=now_s, use_nonce=use_nonce)
         """For requests with a signature in place of a key."""
         self.certificates = keys.certificates
         """For connections with a client certificate."""

@@ -1,9 +1,9 @@
-"""Check the messages of signed calls before anything of them is executed. A signature covers one message."""
+"""Check signed calls before anything of them is executed: the nonce, then the only message that a signature covers."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from app.auth.digests import LONG_BYTES, BodyDigest, parse_digest
 from app.auth.errors import Unauthenticated
@@ -11,21 +11,31 @@ from app.grpc.call import Call, GrpcError, Stream, Unary
 
 _DIGEST = b"content-digest"
 
-Refuse = Callable[[Unauthenticated, Call], Awaitable[GrpcError]]
-"""Count and log a call that is refused; return the error that ends it."""
+
+class SignedChecks(NamedTuple):
+    """How a signed call is checked.
+
+    `use_nonce`: note its nonce; raises GrpcError for a replay. `refuse`: count and log a call that is refused; return
+    the error that ends it.
+    """
+
+    use_nonce: Callable[[Call], Awaitable[None]]
+    refuse: Callable[[Unauthenticated, Call], Awaitable[GrpcError]]
 
 
-async def answer_signed(handler: Unary, refuse: Refuse, request: bytes, call: Call) -> bytes:
+async def answer_signed(handler: Unary, checks: SignedChecks, request: bytes, call: Call) -> bytes:
     """Answer the request of a signed call. Raises GrpcError."""
-    await _SignedRequests(refuse, call).check(request)
+    await checks.use_nonce(call)
+    await _SignedRequests(checks, call).check(request)
     return await handler(request, call)
 
 
 async def answer_signed_stream(
-    handler: Stream, refuse: Refuse, requests: AsyncIterator[bytes], call: Call
+    handler: Stream, checks: SignedChecks, requests: AsyncIterator[bytes], call: Call
 ) -> AsyncIterator[bytes]:
     """Answer the only request of a signed stream. Raises GrpcError, also for a second request."""
-    responses = cast(Any, handler(_SignedRequests(refuse, call, requests), call))
+    await checks.use_nonce(call)
+    responses = cast(Any, handler(_SignedRequests(checks, call, requests), call))
     async with aclosing(responses):
         async for response in responses:
             yield response
@@ -34,9 +44,9 @@ async def answer_signed_stream(
 class _SignedRequests:
     """Iterate the requests of a signed stream: one that agrees with the digest of the signature."""
 
-    def __init__(self, refuse: Refuse, call: Call, requests: AsyncIterator[bytes] | None = None) -> None:
+    def __init__(self, checks: SignedChecks, call: Call, requests: AsyncIterator[bytes] | None = None) -> None:
         """`call`: its signature was verified, with the digest among its metadata."""
-        self._refuse = refuse
+        self._refuse = checks.refuse
         self._call = call
         self._requests = requests
         self._is_read = False

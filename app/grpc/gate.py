@@ -16,7 +16,7 @@ from app.auth.errors import Forbidden, Unauthenticated
 from app.auth.principal import ANONYMOUS, Principal
 from app.auth.signatures import SignedRequest, is_signed
 from app.grpc.call import Call, GrpcError, Header, Metadata, Stream, Unary
-from app.grpc.digests import answer_signed, answer_signed_stream
+from app.grpc.digests import SignedChecks, answer_signed, answer_signed_stream
 from app.grpc.handler import as_grpc_error
 from app.observability.audit import log_outcome
 from app.observability.metrics import Observer, RequestRecord, request_id
@@ -73,7 +73,19 @@ class CallGate:
         """End a refused call. As a handler of any number of requests, of which it reads none."""
         for _ in ():
             yield b""  # a handler of streams is a generator
+        if principal.is_signed:
+            await self._use_nonce(path, call)
         raise await self._note(path, principal, error, call)
+
+    async def _use_nonce(self, path: str, call: Call) -> None:
+        """Note the nonce of a signed call, if other processes share it. Raises GrpcError, also for a replay."""
+        if not self._authenticator.signatures.shares_nonces:
+            return
+        try:
+            await self._authenticator.signatures.use_nonce(call.headers)
+        except RoundhouseError as error:
+            # A replay is no call of the key.
+            raise await self._note(path, ANONYMOUS, error.with_traceback(None), call) from None
 
     async def _note(self, path: str, principal: Principal, error: RoundhouseError, call: Call) -> GrpcError:
         """Count and log a refused call; return the error that ends it."""
@@ -113,7 +125,8 @@ class CallGate:
                 raise GrpcError("PERMISSION_DENIED", f"method: expected a key with a scope of {path}, got none of it")
             result: Awaitable[bytes] | AsyncIterator[bytes]
             if call.principal.is_signed:
-                result = answer_checked(handler, partial(self._note, path, call.principal), requests, call)
+                checks = SignedChecks(partial(self._use_nonce, path), partial(self._note, path, call.principal))
+                result = answer_checked(handler, checks, requests, call)
             else:
                 result = handler(requests, call)
             return result

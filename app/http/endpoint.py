@@ -105,11 +105,27 @@ class Endpoint:
             refusal = gate.check(scope, record)
             if refusal is not None:
                 return gate.refuse(refusal, scope, record, send)
+            if record.digest is not None and gate.shares_nonces:
+                return self._answer_signed(gate, record, scope, receive, send)
         route = self._find_route(scope["path"])
         if route is None or (scope["method"] == "OPTIONS" and is_preflight(scope["headers"])):
             scope["record"] = record
             return self._admin(scope, receive, send)
         return self._answer(route, record, scope, receive, send)
+
+    async def _answer_signed(
+        self, gate: HttpGate, record: RequestRecord, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Answer a signed request after its nonce was noted. It is no preflight, which no gate verifies."""
+        refusal = await gate.use_nonce(scope, record)
+        route = self._find_route(scope["path"])
+        if refusal is not None:
+            await gate.refuse(refusal, scope, record, send)
+        elif route is None:
+            scope["record"] = record
+            await self._admin(scope, receive, send)
+        else:
+            await self._answer(route, record, scope, receive, send)
 
     async def _answer(
         self, route: ResolvedRoute, record: RequestRecord, scope: Scope, receive: Receive, send: Send

@@ -36,6 +36,8 @@ class HttpGate:
         """`error_writer`: for a path."""
         self.keys = authenticator.keys
         """`keys.required`: whether requests are checked. Read by the endpoint for each of them."""
+        self.shares_nonces = authenticator.signatures.shares_nonces
+        """Whether `use_nonce` has to be awaited for each signed request that `check` accepts. Read by the endpoint."""
         self._authenticator = authenticator
         self._certificates = authenticator.certificates or None
         self._observer = observer
@@ -101,8 +103,26 @@ class HttpGate:
         record.digest = verified.digest
         return verified.stored.principal
 
+    async def use_nonce(self, scope: Scope, record: RequestRecord) -> RoundhouseError | None:
+        """Note the nonce of a signed request, if other processes share it; return the error that refuses the request.
+
+        The errors: Unauthenticated, Overloaded, Draining. Each other part of the answer follows this.
+        """
+        try:
+            await self._authenticator.signatures.use_nonce(scope["headers"])
+        except RoundhouseError as error:
+            # A replay is no request of the key.
+            record.principal = UNAUTHENTICATED
+            return error.with_traceback(None)
+        return None
+
     async def refuse(self, error: RoundhouseError, scope: Scope, record: RequestRecord, send: Send) -> None:
-        """Send the error, count and log the request. Its body is not read: the connection is closed if one is left."""
+        """Send the error, count and log the request. Its body is not read: the connection is closed if one is left.
+
+        A signed request without the permission uses its nonce too.
+        """
+        if record.principal.is_signed:
+            error = await self.use_nonce(scope, record) or error
         if isinstance(error, Unauthenticated):
             self._observer.auth_failures[error.reason] += 1
             if error.is_guess:

@@ -1,6 +1,6 @@
 """Define the messages about requests between the supervisor and its workers, beside those about models."""
 
-from frameworks.engine.process.messages import EngineMessage
+from frameworks.engine.process.messages import EngineMessage, ErrorState
 from frameworks.replicas.messages import ModelsFromWorker, ModelsToWorker, Question, Reply
 
 
@@ -82,42 +82,48 @@ class ForgetModel(EngineMessage, frozen=True):
 
 
 class FindResponse(Question, frozen=True):
-    """Find the cached response of a request by its digest. Answered by FoundResponse.
+    """Find the cached response of a request to the model `name`. Answered by FoundResponse.
 
-    The worker then runs the request itself if `runs`, and sends StoreResponse or DropRun. `serving`: number of the load
-    of the version.
+    `digest`: of all that the response depends on.
     """
 
     name: str
-    serving: int
-    tenant: str
     digest: bytes
 
 
 class FoundResponse(Reply, frozen=True):
-    """`answer`: msgpack of the plain answer, None where the worker has to run the request. `waited`: whether another
-    run answered it.
+    """`answer`: msgpack of the plain answer, cached or of the run of an equal request; None without one.
+
+    `error`: of that run. Without both, the worker runs the request. If `is_shared`, others may wait for the run: it
+    ends with StoreResponse or DropRun.
     """
 
-    answer: bytes | None
+    answer: bytes | None = None
+    error: ErrorState | None = None
+    is_shared: bool = True
 
 
 class StoreResponse(EngineMessage, frozen=True):
-    """The response of a request that FindResponse `id` let the worker run. `size_bytes`: of request and response."""
+    """The response of a request that the answer to FindResponse `id` let the worker run."""
 
     id: int
     answer: bytes
-    size_bytes: int
 
 
 class DropRun(EngineMessage, frozen=True):
-    """The run that FindResponse `id` allowed has no response to store; the next that waits runs it."""
+    """The request of FindResponse `id` was cancelled, or its run has no response to store.
+
+    Requests that wait for the run get the `error`; without one, the next of them runs. If not `is_shared`, its response
+    cannot be sent to them, and each of them runs.
+    """
 
     id: int
+    error: ErrorState | None = None
+    is_shared: bool = True
 
 
 class UseNonce(Question, frozen=True):
-    """Note the nonce of a signed request. Answered by NonceUsed, or Failure where it was used before."""
+    """Note the nonce of a signed request. Answered by NonceUsed, or by Failure where no more can be noted."""
 
     key_id: str
     nonce: bytes
@@ -125,7 +131,9 @@ class UseNonce(Question, frozen=True):
 
 
 class NonceUsed(Reply, frozen=True):
-    """The nonce was new."""
+    """`refusal`: why the request is refused; "" for a new nonce."""
+
+    refusal: str = ""
 
 
 class NoteFailedKey(Question, frozen=True):
