@@ -151,7 +151,8 @@ def _serve(options: argparse.Namespace) -> int:
     with _signals_end_process():
         from app.cli.model_paths import with_models
         from app.config import API_KEY_VARIABLE, ConfigError, load_settings
-        from app.server.process import CannotListenError, serve
+        from app.server.process import serve
+        from app.workers.sockets import CannotListenError
 
         if not sys.stderr:
             # Started with standard error closed. A socket must not get its number: C libraries write to it.

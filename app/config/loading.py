@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 import structlog
-from pydantic import AfterValidator, BaseModel, Field, ValidationInfo
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationInfo
 
 from app.config.auth_settings import AuthSettings
 from app.config.checks import check_input_values, check_isolation, check_names, check_paths, check_tls, validate
@@ -18,6 +18,7 @@ from app.config.issues import ConfigError, ConfigIssue, format_value, nearest
 from app.config.source import Place, Source, read_toml
 from app.config.tls_files import TlsFiles
 from app.config.web_names import HostPattern, WebOrigin
+from frameworks.cpus import usable_cpus
 from frameworks.settings import (
     Isolation,
     ModelsSettings,
@@ -32,6 +33,8 @@ from memory.sizes import Bytes
 
 log = structlog.get_logger(__name__)
 
+_MAX_WORKERS = 256
+
 _ENTRY_TYPES: Mapping[str, type[OnnxModelEntry] | type[TorchModelEntry]] = {
     "onnx": OnnxModelEntry,
     "pytorch": TorchModelEntry,
@@ -43,6 +46,15 @@ def _holds_one_body(max_buffered_bytes: int, info: ValidationInfo) -> int:
     if max_buffered_bytes < max_body_bytes:
         raise ValueError(f"expected at least max_body_bytes, {max_body_bytes}; raise it or lower max_body_bytes")
     return max_buffered_bytes
+
+
+def _worker_count(workers: object) -> object:
+    if workers == "auto" or (type(workers) is int and 1 <= workers <= _MAX_WORKERS):
+        return workers
+    raise ValueError(f'expected "auto" or an integer from 1 to {_MAX_WORKERS}')
+
+
+_Workers = Annotated[Annotated[int, Field(ge=1, le=_MAX_WORKERS)] | Literal["auto"], BeforeValidator(_worker_count)]
 
 
 def _fits_certificate(key: Path | None, info: ValidationInfo) -> Path | None:
@@ -84,6 +96,9 @@ class ServerSettings(BaseModel):
     max_buffered_bytes: Annotated[Bytes, AfterValidator(_holds_one_body), Field(validate_default=True)] = 512 * 1024**2
     """Maximum bytes of all bodies in progress: received, decompressed, decoded or not yet sent. Further requests are
     refused with 503. At least `max_body_bytes`."""
+    workers: _Workers = 1
+    """Number of processes that accept, decode and encode; `auto`: one per CPU that the server may use. Models with
+    `isolation = "process"` are shared by all."""
     tls_certificate: SettingsPath | None = None
     """PEM file of the certificate and its intermediate ones, for HTTP and gRPC. Read again when it changes. None: no
     TLS."""
@@ -100,6 +115,13 @@ class ServerSettings(BaseModel):
     """Maximum time for every 64 KiB of a request body."""
     drain_timeout_s: Annotated[float, Field(ge=0, le=86_400)] = 30.0
     """Maximum time that a stop waits for requests in progress."""
+
+    @property
+    def num_workers(self) -> int:
+        """The number of `workers`; 1 where the system has no fork."""
+        if not hasattr(os, "fork"):
+            return 1
+        return usable_cpus() if self.workers == "auto" else self.workers
 
 
 class LoggingSettings(BaseModel):

@@ -24,6 +24,7 @@ from app.observability.logs import FLUSH_S, close_logs, configure_logging, flush
 from app.server.build import build
 from app.server.descriptors import connections_within_limit
 from app.server.keys import open_keys
+from app.workers.sockets import BACKLOG, CannotListenError, listen
 from frameworks.engine.process.live import kill_all
 from frameworks.scheduling.byte_limit import ByteLimit
 from memory.allocator import keep_freed_memory
@@ -36,13 +37,8 @@ log = structlog.get_logger(__name__)
 
 # Clients and load balancers reuse connections. uvicorn's default of 5 s would often close one as it is reused.
 _KEEP_ALIVE_S = 75
-_BACKLOG = 2048
 _SWITCH_INTERVAL_S = 0.001
 _SERVER_ENDS = "the server ends"
-
-
-class CannotListenError(Exception):
-    """An address cannot be opened; the message has the reason."""
 
 
 class _DrainingServer(uvicorn.Server):
@@ -82,7 +78,7 @@ def serve(loaded: LoadedSettings, api_key: str, log_to_terminal: bool) -> int:
 def _serve(loaded: LoadedSettings, api_key: str, log_to_terminal: bool) -> int:
     settings = loaded.settings
     log_requests = settings.logging.requests or ("all" if log_to_terminal else "slow_and_failed")
-    listener = _listen(settings.server.host, settings.server.port)
+    listener = listen(settings.server.host, settings.server.port)
     keys = _open_keys(loaded, api_key, listener)
     tls = _server_tls(loaded, listener)
     grpc_listener = _open_grpc_listener(settings, tls)
@@ -104,7 +100,7 @@ def _serve(loaded: LoadedSettings, api_key: str, log_to_terminal: bool) -> int:
         server_header=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=max(1, round(settings.server.drain_timeout_s)),
-        backlog=_BACKLOG,
+        backlog=BACKLOG,
     )
     uvicorn_server = _DrainingServer(config, server.lifecycle)
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -171,28 +167,3 @@ def _open_grpc_listener(settings: Settings, tls: ServerTls | None) -> "GrpcListe
         return open_listener(settings.server, is_checked=settings.auth.mode != "off", tls=tls)
     except CannotListen as error:
         raise CannotListenError(f"server.grpc_port: {error}; choose another port, or 0 for no gRPC") from error
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket. Opened before any slow step, so that a taken port fails at once."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise CannotListenError(
-            f'server.host: expected an address of this machine, got "{host}" ({error.strerror})'
-        ) from error
-    try:
-        if os.name != "nt":
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        # Listen now: a client that connects while models load gets a response, not a refused connection.
-        listener.listen(_BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise CannotListenError(
-            f"server.port: cannot listen on {host}:{port} ({error.strerror}); choose another port with --port"
-        ) from error
-    return listener

@@ -26,10 +26,10 @@ def prepare(words: Sequence[str]) -> StartArguments:
     thread pools by the CPUs of the process. Raises OSError if the CPUs are not those of this machine.
     """
     arguments = StartArguments.from_words(words)
-    _end_with_parent(arguments.parent_pid)
+    end_with_parent(arguments.parent_pid)
     _ignore_stop_signals()
     faulthandler.enable()
-    _set_name(f"rh:{arguments.model}")
+    set_name(f"rh:{arguments.model}")
     warnings = _set_limits(arguments)
     keep_freed_memory()
     shorten_collections()
@@ -38,7 +38,7 @@ def prepare(words: Sequence[str]) -> StartArguments:
     return arguments
 
 
-def _end_with_parent(parent_pid: int) -> None:
+def end_with_parent(parent_pid: int) -> None:
     """Let the kernel end this process with the server, also if SIGKILL ends the server.
 
     Without prctl the process ends when the control socket is closed.
@@ -58,7 +58,7 @@ def _ignore_stop_signals() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, stop)
 
 
-def _set_name(name: str) -> None:
+def set_name(name: str) -> None:
     """Name the process in `top` and `ps -o comm`. Linux keeps 15 bytes."""
     _prctl(_PR_SET_NAME, ctypes.create_string_buffer(name.encode()))
 
