@@ -191,7 +191,7 @@ def _batch_sizes(slot: ModelSlot) -> tuple[list[str], list[tuple[str, float]], f
 def _restarts(slot: ModelSlot) -> Iterator[tuple[list[str], int]]:
     """Yield zeros too: Prometheus sees no growth in the first value of a series."""
     counts = slot.restarts
-    for reason in sorted(counts.keys() | (_REASONS if slot.identity.isolation == "process" else ())):
+    for reason in sorted(counts.keys() | (_REASONS if slot.isolation == "process" else ())):
         yield [slot.name, reason], counts[reason]
 
 

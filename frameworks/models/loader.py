@@ -4,7 +4,9 @@ import asyncio
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import structlog
 
 from frameworks.devices import Device, DeviceManager, ModelNeeds
 from frameworks.engine.contract import Engine
@@ -13,6 +15,7 @@ from frameworks.engine.local import start_local_engine
 from frameworks.engine.process.client import ProcessEngine
 from frameworks.models.files_state import FilesState, files_state
 from frameworks.models.processes import ProcessStarter
+from frameworks.models.small_models import reason_of_device, reason_of_framework, reason_of_runs, reason_of_size
 from frameworks.models.turns import Turns
 from frameworks.models.version import ModelVersion
 from frameworks.runtime import LoadedModel, Registry
@@ -20,16 +23,19 @@ from frameworks.types import ModelSpec
 from memory.allocator import give_back_freed_memory
 from memory.garbage import collect, freeze
 
+log = structlog.get_logger(__name__)
+
 # Loads run one at a time. Only one model then needs extra memory for reading, and the measurement is its own.
 LOADER_THREADS = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model that is warmed up: its instances here, or its process. `num_instances`, their measured bytes, and the
-    state of the files before they were read.
+    """A model that is warmed up: its instances here, or its process. `num_instances`, their measured bytes with those
+    of all workers, and the state of the files before they were read.
 
-    `load_s`: seconds of the load, with its warm-up, without the wait for other loads.
+    `load_s`: seconds of the load, with its warm-up, without the wait for other loads. `not_small_because`: why it
+    cannot be loaded in every worker; None where it can, or need not.
     """
 
     model: LoadedModel | ProcessEngine
@@ -39,9 +45,11 @@ class Loaded:
     load_s: float
     warm_up_s: float
     files: FilesState
+    device: Device
+    not_small_because: str | None = None
 
     def start(self, version: ModelVersion) -> Engine:
-        """Return the engine that answers requests. Call it in the event loop."""
+        """Return the engine that answers requests in this process. Call it in the event loop."""
         if isinstance(self.model, ProcessEngine):
             return self.model
         model = version.model
@@ -64,10 +72,13 @@ class Loader:
         registries: Mapping[str, Callable[[], Registry]],
         devices: DeviceManager,
         processes: ProcessStarter | None = None,
+        num_workers: int = 0,
     ) -> None:
         """`registries`: framework → function that creates its registry, called once, at the first load. `processes`:
-        starts those of models with isolation "process"; None where no model has it.
+        starts those of models with isolation "process"; None where no model has it. `num_workers`: workers that load
+        small models too; other models then have processes. 0: the requests are answered in this process.
         """
+        self._num_workers = num_workers
         self._processes = processes or ProcessStarter(None)
         self._make_registry = registries
         self._registries: dict[str, Registry] = {}
@@ -81,9 +92,11 @@ class Loader:
     async def needs(self, version: ModelVersion, goes_first: Callable[[], bool] = lambda: False) -> ModelNeeds:
         """Return what the version needs of a device. `goes_first`: as of `load`. Raises InvalidModel."""
         async with self._turns.turn(goes_first):
-            if version.model.isolation == "process":
-                return await self._processes.needs(version)
-            return await asyncio.wrap_future(self._threads.submit(self._needs, version))
+            if version.isolation == "none" and not self._moves(version, reason_of_framework(version.model.framework)):
+                needs = await asyncio.wrap_future(self._threads.submit(self._needs, version))
+                if not self._moves(version, reason_of_size(needs)):
+                    return replace(needs, host_bytes=needs.host_bytes * (1 + self._num_workers))
+            return await self._processes.needs(version)
 
     async def load(
         self, version: ModelVersion, device: Device, goes_first: Callable[[], bool] = lambda: False
@@ -94,14 +107,13 @@ class Loader:
         the loaded instances are closed.
         """
         async with self._turns.turn(goes_first):
-            if version.model.isolation == "process":
-                return await self._load_in_process(version, device)
-            loading = self._threads.submit(self._load_in_own_thread, version, device)
-            try:
-                return await asyncio.wrap_future(loading)
-            except asyncio.CancelledError:
-                loading.add_done_callback(_close_unused)
-                raise
+            if version.isolation == "none" and not self._moves(version, reason_of_device(device)):
+                loaded = await self._load_here(version, device)
+                if not self._moves(version, loaded.not_small_because):
+                    return loaded
+                loaded.close()
+                await self.reclaim_memory()
+            return await self._load_in_process(version, device)
 
     def discard(self, version: ModelVersion) -> None:
         """Forget what `needs` has prepared for a load, if no load has used it."""
@@ -117,11 +129,32 @@ class Loader:
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._processes.close()
 
+    def _moves(self, version: ModelVersion, reason: str | None) -> bool:
+        """Whether a version runs in a process of its own from now on. `reason`: why not in every worker."""
+        if not self._num_workers or reason is None:
+            return False
+        version.isolation = "process"
+        log.info(
+            "model moves to a process of its own, which all workers share",
+            model=version.model.name,
+            version=version.version,
+            reason=reason,
+        )
+        return True
+
+    async def _load_here(self, version: ModelVersion, device: Device) -> Loaded:
+        loading = self._threads.submit(self._load_in_own_thread, version, device)
+        try:
+            return await asyncio.wrap_future(loading)
+        except asyncio.CancelledError:
+            loading.add_done_callback(_close_unused)
+            raise
+
     async def _load_in_process(self, version: ModelVersion, device: Device) -> Loaded:
         files = await asyncio.to_thread(files_state, version.path)
         engine, (_, loaded, spec) = await self._processes.load(version, device)
         num_instances = version.model.entry.instances
-        return Loaded(engine, spec, num_instances, loaded.memory_bytes, loaded.load_s, loaded.warm_up_s, files)
+        return Loaded(engine, spec, num_instances, loaded.memory_bytes, loaded.load_s, loaded.warm_up_s, files, device)
 
     def _needs(self, version: ModelVersion) -> ModelNeeds:
         return self._registry(version.model.framework).needs(version.model.entry, version.path)
@@ -146,10 +179,20 @@ class Loader:
         instances, taken = loaded.instances, loaded.growth_bytes
         if self._num_unloads != num_unloads:
             # Another model released memory meanwhile, so the difference is too small.
-            taken = version.memory_bytes
+            taken = version.memory_bytes // (1 + self._num_workers)
         spec = instances[0].spec
-        memory_bytes = max(spec.memory_bytes, taken)
-        return Loaded(instances, spec, len(instances), memory_bytes, loaded.load_s, loaded.warm_up_s, files)
+        memory_bytes = max(spec.memory_bytes, taken) * (1 + self._num_workers)
+        return Loaded(
+            instances,
+            spec,
+            len(instances),
+            memory_bytes,
+            loaded.load_s,
+            loaded.warm_up_s,
+            files,
+            device,
+            reason_of_runs(instances) if self._num_workers else None,
+        )
 
     def _registry(self, framework: str) -> Registry:
         """Return the registry of a framework. The first call imports the framework, so it runs in a loader thread."""

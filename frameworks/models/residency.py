@@ -1,13 +1,14 @@
 """Load, evict and unload versions: which of them are in memory."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
 import structlog
 
 from frameworks.devices import DeviceManager
+from frameworks.engine.contract import Engine
 from frameworks.errors import (
     Draining,
     EvictionNeeded,
@@ -20,7 +21,7 @@ from frameworks.errors import (
 from frameworks.models.identity import ModelIdentity
 from frameworks.models.ledger import LoadOptions, MemoryLedger
 from frameworks.models.loader import Loaded, Loader
-from frameworks.models.version import ModelState, ModelVersion
+from frameworks.models.version import ModelState, ModelVersion, new_serving_id
 from frameworks.scheduling.admission import Permit
 from memory.sizes import format_size
 
@@ -28,6 +29,12 @@ log = structlog.get_logger(__name__)
 
 
 Outcome = TypeVar("Outcome")
+
+StartEngine = Callable[[ModelVersion, Loaded, int], Awaitable[Engine]]
+"""Return the engine of a loaded version, when requests can use it wherever they are. The number is that of the load.
+
+Raises RoundhouseError after the model is closed.
+"""
 
 # A measurement differs from the one before only by what else the process allocated meanwhile.
 _MAX_LOAD_ATTEMPTS = 3
@@ -43,6 +50,8 @@ class ModelResidency:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._is_closing = False
         self._on_unloaded: list[Callable[[str], None]] = []
+        self.start_engine: StartEngine = _start_here
+        """Replaced where requests are in other processes."""
 
     def on_unloaded(self, callback: Callable[[str], None]) -> None:
         """Call `callback(model)` after each unload of a version: its files may differ at the next load."""
@@ -203,8 +212,10 @@ class ModelResidency:
             await self._unload(version, ModelState.REGISTERED)
         version.begin_load()
         self._report_unloaded(version)
+        serving_id = new_serving_id()
         try:
             loaded = await self._load_instances(version, options)
+            engine = await self.start_engine(version, loaded, serving_id)
         except EvictionNeeded:
             version.defer_load()
             raise
@@ -223,7 +234,7 @@ class ModelResidency:
         finally:
             self._loader.discard(version)
         version.files = loaded.files
-        version.start(loaded.start(version), loaded.load_s)
+        version.start(engine, loaded.load_s, serving_id)
         self.ledger.notify()
         _log_ready(version, loaded)
 
@@ -287,6 +298,10 @@ class ModelResidency:
     def _report_unloaded(self, version: ModelVersion) -> None:
         for callback in self._on_unloaded:
             callback(version.model.name)
+
+
+async def _start_here(version: ModelVersion, loaded: Loaded, _: int) -> Engine:
+    return loaded.start(version)
 
 
 def _log_ready(version: ModelVersion, loaded: Loaded) -> None:

@@ -13,6 +13,7 @@ from frameworks.models.version import ModelState, ModelVersion
 from frameworks.models.version_folders import find_versions, served_versions
 from frameworks.scheduling.batch.request import BatchCounts
 from frameworks.scheduling.steps.counts import StepCounts
+from frameworks.settings import Isolation
 from frameworks.types import ModelSpec
 
 __all__ = ["ModelSlot", "ModelState"]
@@ -55,6 +56,11 @@ class ModelSlot:
     @property
     def state(self) -> ModelState:
         return self.active.state
+
+    @property
+    def isolation(self) -> Isolation:
+        """Where the active version runs."""
+        return self.active.isolation
 
     @property
     def reason(self) -> str | None:

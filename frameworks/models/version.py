@@ -61,6 +61,8 @@ class ModelVersion:
         self.model = model
         self.version = version
         self.path = path
+        self.isolation = model.isolation
+        """Where it runs: of a model of several workers this is known after its first load."""
         self._clock = clock
         self._state = ModelState.REGISTERED
         self._next_state = ModelState.UNLOADED

@@ -86,6 +86,8 @@ class ProcessEngine:
         """Called when a process serves, also after each restart."""
         self.on_lost: Callable[[Loss], None] | None = None
         """Called when the process is lost, before its restart."""
+        self.on_start_failed: Callable[[str], None] | None = None
+        """Called with the reason when a restart has failed; another one follows."""
         self._handlers: dict[type[FromEngine], Callable[[Any], None]] = {
             **self._calls.handlers,
             Counts: self._add_counts,
@@ -271,6 +273,8 @@ class ProcessEngine:
                     reason=reason,
                     restart_in_s=round(self._policy.start_in_s(), 1),
                 )
+                if self.on_start_failed is not None:
+                    self.on_start_failed(reason)
                 continue
             log.info("engine process restarted", model=self._name, load_s=round(started.loaded.load_s, 3))
             self._serve(started)

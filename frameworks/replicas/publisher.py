@@ -1,0 +1,225 @@
+"""Share the models of the supervisor with its workers: their state, their engines, and the loads that requests need."""
+
+import time
+from collections import deque
+from functools import partial
+
+from frameworks.engine.contract import Engine
+from frameworks.engine.process.counting import add_counts
+from frameworks.engine.process.elapsed import Elapsed
+from frameworks.engine.process.messages import Counts
+from frameworks.engine.process.plain import error_from_plain
+from frameworks.engine.process.suspects import MAX_SUSPECTS, REFUSED_S
+from frameworks.errors import ModelFailed, RoundhouseError
+from frameworks.manager import MLFrameworkManager
+from frameworks.models.loader import Loaded
+from frameworks.models.version import ModelState, ModelVersion
+from frameworks.replicas.changes import Changes
+from frameworks.replicas.control import ControlLink, Workers
+from frameworks.replicas.messages import (
+    Applied,
+    Connect,
+    Connected,
+    Drained,
+    KillEngine,
+    LoadEnded,
+    LoadForRequest,
+    LocalCounts,
+    Poisonous,
+    PrepareFailed,
+    Settled,
+    StateSent,
+    Uses,
+)
+from frameworks.replicas.peers import Peer, Peers
+from frameworks.replicas.shared_engine import SharedEngine
+from frameworks.scheduling.admission import Permit, RequestLimit
+
+
+class Publisher:
+    """The manager decides; the workers apply. Owned by the event loop."""
+
+    def __init__(self, manager: MLFrameworkManager, workers: Workers) -> None:
+        """Make it before a worker connects, and before a model is loaded."""
+        self._manager = manager
+        self._peers = Peers()
+        self._changes = Changes(manager, self._peers, self._prepare_missing)
+        self._engines: dict[int, SharedEngine] = {}
+        # For the requests of workers that wait for a load.
+        self._requests = RequestLimit("the supervisor", None, None)
+        self._poisonous: deque[tuple[Elapsed, Poisonous]] = deque(maxlen=MAX_SUSPECTS)
+        manager.on_changed(self._changes.note)
+        manager.residency.start_engine = self._share
+        workers.on_connect(self._register)
+        workers.on_joined(self._join)
+        workers.on_left(self._leave)
+
+    async def applied(self) -> None:
+        """Wait until all workers have applied all changes of models before the call."""
+        await self._changes.applied()
+
+    async def _share(self, version: ModelVersion, loaded: Loaded, serving: int) -> Engine:
+        """Return the engine of a loaded version when all workers have it. As StartEngine."""
+        inner = loaded.start(version)
+        engine = SharedEngine(version, inner, serving, loaded.device, self._peers, self._changes, self._forget)
+        self._engines[serving] = engine
+        try:
+            await engine.prepared()
+        except BaseException:
+            engine.abort("the model is not used")
+            raise
+        return engine
+
+    def _forget(self, engine: SharedEngine) -> None:
+        self._engines.pop(engine.serving, None)
+
+    def _prepare_missing(self, name: str) -> None:
+        """Let workers get the engines of a model that they have drained, and that is ready again."""
+        for engine in self._engines.values():
+            if engine.version.model.name == name and self._is_current(engine):
+                engine.prepare_missing()
+
+    def _is_current(self, engine: SharedEngine) -> bool:
+        """Whether requests may use a load: it is ready, and no other load has replaced it."""
+        slot = self._manager.slots_by_name.get(engine.version.model.name)
+        is_known = slot is not None and slot.versions.get(engine.version.version) is engine.version
+        return is_known and engine.is_ready
+
+    def _register(self, link: ControlLink) -> None:
+        """Handle the messages of a new worker."""
+        link.handle(Applied, partial(self._note_applied, link))
+        link.handle(PrepareFailed, partial(self._note_prepare_failed, link))
+        link.handle(Drained, partial(self._note_drained, link))
+        link.handle(Uses, partial(self._note_uses, link))
+        link.handle(LocalCounts, self._add_counts)
+        link.handle(Settled, partial(self._note_settled, link))
+        link.handle(KillEngine, self._kill_engine)
+        link.handle(Poisonous, partial(self._relay, link))
+        link.answer(Connect, partial(self._connect, link))
+        link.answer(LoadForRequest, partial(self._load_for_request, link))
+
+    def _join(self, link: ControlLink) -> None:
+        """Send a new worker the state of all models, then let it get the engines that others have."""
+        self._changes.flush()
+        peer = self._peers.connected[link] = Peer(link)
+        for slot in self._manager.slots:
+            self._changes.show(peer, slot.name)
+        for engine in self._engines.values():
+            if engine.version.phase is ModelState.LOADING or self._is_current(engine):
+                engine.prepare(peer)
+        for at, poisonous in self._poisonous:
+            if at.seconds() < REFUSED_S:
+                link.send(poisonous)
+        link.start(self._complete_state(peer))
+
+    async def _complete_state(self, peer: Peer) -> None:
+        await self._changes.applied([peer])
+        peer.link.send(StateSent())
+
+    def _leave(self, link: ControlLink) -> None:
+        """Release all that a lost worker held."""
+        peer = self._peers.connected.pop(link, None)
+        if peer is None:
+            return
+        for serving in list(peer.loads):
+            peer.forget(serving)
+        for engine in self._engines.values():
+            engine.has_left(peer)
+        self._peers.signal.notify()
+        self._manager.residency.ledger.notify()
+
+    def _note_applied(self, link: ControlLink, message: Applied) -> None:
+        peer = self._peers.connected[link]
+        peer.applied = max(peer.applied, message.number)
+        self._end_prepare(peer, message.number, None)
+        self._peers.signal.notify()
+
+    def _note_prepare_failed(self, link: ControlLink, message: PrepareFailed) -> None:
+        peer = self._peers.connected[link]
+        peer.applied = max(peer.applied, message.number)
+        error = error_from_plain(message.error)
+        if not isinstance(error, RoundhouseError):
+            error = ModelFailed(str(error))
+        self._end_prepare(peer, message.number, error)
+        self._peers.signal.notify()
+
+    def _end_prepare(self, peer: Peer, number: int, error: RoundhouseError | None) -> None:
+        """Note the outcome of a Prepare, and tell the worker that the version is ready, or why it is not."""
+        for serving, load in peer.loads.items():
+            if load.prepare == number:
+                engine = self._engines[serving]
+                engine.has_prepared(peer, error)
+                self._changes.show(peer, engine.version.model.name)
+                return
+
+    def _note_drained(self, link: ControlLink, message: Drained) -> None:
+        peer, engine = self._peers.connected[link], self._engines.get(message.serving)
+        if engine is None:
+            return
+        engine.has_drained(peer)
+        if self._is_current(engine):
+            # The drain was cancelled too late for this worker.
+            self._changes.show(peer, engine.version.model.name)
+            engine.prepare(peer)
+
+    def _note_uses(self, link: ControlLink, message: Uses) -> None:
+        peer = self._peers.connected[link]
+        for use in message.versions:
+            engine = self._engines.get(use.serving)
+            if engine is not None:
+                engine.note_use(peer, use)
+        # A version that is idle now may be evicted.
+        self._manager.residency.ledger.notify()
+
+    def _add_counts(self, message: LocalCounts) -> None:
+        slot = self._manager.slots_by_name.get(message.name)
+        if slot is not None:
+            add_counts(slot.identity.runs[message.version], Counts(message.batches, message.steps))
+
+    def _note_settled(self, link: ControlLink, message: Settled) -> None:
+        engine = self._engines.get(message.serving)
+        if engine is not None:
+            engine.settled(self._peers.connected[link])
+
+    def _kill_engine(self, message: KillEngine) -> None:
+        engine = self._engines.get(message.serving)
+        if engine is not None:
+            engine.kill(message)
+
+    def _relay(self, link: ControlLink, message: Poisonous) -> None:
+        """Tell the other workers, and those that connect later."""
+        self._poisonous.append((Elapsed(time.monotonic), message))
+        for other in self._peers.connected:
+            if other is not link:
+                other.send(message)
+
+    async def _connect(self, link: ControlLink, question: Connect) -> Connected:
+        engine = self._engines.get(question.serving)
+        if engine is None:
+            raise ModelFailed("the model was unloaded")
+        return await engine.connect(self._peers.connected[link], question)
+
+    async def _load_for_request(self, link: ControlLink, question: LoadForRequest) -> LoadEnded:
+        """Load a version for a request of a worker, and hold a reference until the worker has applied its state."""
+        peer = self._peers.connected[link]
+        slot = self._manager.slots_by_name.get(question.name)
+        version = None if slot is None else slot.versions.get(question.version)
+        permit = Permit(self._requests)
+        try:
+            if version is not None:
+                await self._load_at(peer, version, permit)
+            await self._changes.applied([peer])
+        finally:
+            permit.release()
+        return LoadEnded(question.id)
+
+    async def _load_at(self, peer: Peer, version: ModelVersion, permit: Permit) -> None:
+        # A loaded version whose process is down is not loaded again: its restart is near.
+        if version.phase is not ModelState.READY:
+            await self._manager.wait_for(version, permit)
+        engine = self._engines.get(version.serving_id)
+        if engine is None or not engine.is_ready:
+            return
+        if version.spec is not None:
+            version.acquire(permit, version.spec)
+        await engine.ready_at(peer)

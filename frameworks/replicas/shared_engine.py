@@ -1,0 +1,272 @@
+"""The engine of a version that the workers of a server share, as the supervisor has it."""
+
+import asyncio
+import os
+from collections.abc import Callable
+
+import structlog
+
+from frameworks.devices import Device
+from frameworks.engine.contract import Engine
+from frameworks.engine.process.client import ProcessEngine
+from frameworks.engine.process.link import Loss, Started
+from frameworks.engine.process.specs import spec_to_plain
+from frameworks.errors import ModelFailed, RoundhouseError
+from frameworks.generation.types import StepStats
+from frameworks.models.version import ModelState, ModelVersion
+from frameworks.replicas.changes import Changes
+from frameworks.replicas.connects import Connects
+from frameworks.replicas.messages import (
+    Abandon,
+    Connect,
+    Connected,
+    EndModelRequests,
+    EngineLost,
+    KillEngine,
+    Prepare,
+    VersionUse,
+)
+from frameworks.replicas.peers import Peer, PeerLoad, Peers
+
+log = structlog.get_logger(__name__)
+
+# A worker without the engine gets it after 1 s, 2 s, 4 s …
+_FIRST_RETRY_S = 1.0
+_MAX_RETRY_S = 60.0
+
+
+class SharedEngine:
+    """Implement Engine. Owned by the event loop.
+
+    It has the engine that was loaded here, and follows the engines of the workers: they run the requests.
+    """
+
+    def __init__(
+        self,
+        version: ModelVersion,
+        engine: Engine,
+        serving: int,
+        device: Device,
+        peers: Peers,
+        changes: Changes,
+        on_closed: Callable[["SharedEngine"], None],
+    ) -> None:
+        """`engine`: loaded here; a process, or a small model on `device`. `serving`: number of the load."""
+        self._on_closed = on_closed
+        self.version = version
+        self.serving = serving
+        self._engine = engine
+        self._device = device
+        self._peers = peers
+        self._changes = changes
+        self.model = engine.model
+        self.submit, self.answer, self.generate = engine.submit, engine.answer, engine.generate
+        self.has_ended_requests = False
+        self._process: ProcessEngine | None = None
+        self._connects = Connects(lambda: self._engine.outage is None)
+        if isinstance(engine, ProcessEngine):
+            self._process = engine
+            engine.is_shared = True
+            engine.on_started, engine.on_lost, engine.on_start_failed = self._started, self._lost, self._start_failed
+
+    @property
+    def is_dead(self) -> bool:
+        return self._engine.is_dead
+
+    @property
+    def outage(self) -> str | None:
+        return self._engine.outage
+
+    @property
+    def is_running(self) -> bool:
+        return self._engine.is_running
+
+    @property
+    def references(self) -> int:
+        loads = (peer.loads.get(self.serving) for peer in self._peers.connected.values())
+        return sum(load.references for load in loads if load is not None)
+
+    @property
+    def stats(self) -> list[StepStats]:
+        return self._engine.stats
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests may use this load."""
+        return self.version.phase is ModelState.READY and self.version.serving_id == self.serving
+
+    async def prepared(self) -> None:
+        """Wait until every worker has the engine. Raises the error of a worker that cannot get it."""
+        self._changes.flush()
+        self.prepare_missing()
+        await self._peers.signal.until(self._is_prepared)
+
+    def prepare_missing(self) -> None:
+        """Let the workers that have never had the engine, or have closed it, get it."""
+        for peer in self._peers.connected.values():
+            if self.serving not in peer.loads:
+                self.prepare(peer)
+
+    def prepare(self, peer: Peer) -> None:
+        """Let a worker get the engine."""
+        load = peer.loads.setdefault(self.serving, PeerLoad())
+        if load.is_held or load.prepare is not None:
+            return
+        if load.retry is not None:
+            load.retry.cancel()
+        version = self.version
+        load.prepare = self._peers.send(
+            peer,
+            lambda number: Prepare(
+                number,
+                version.model.name,
+                version.version,
+                self.serving,
+                self._process is None,
+                self._device,
+            ),
+        )
+
+    def has_prepared(self, peer: Peer, error: RoundhouseError | None) -> None:
+        """Note the outcome of a Prepare. A worker that serves others tries again later."""
+        load = peer.loads[self.serving]
+        load.prepare, load.failure, load.is_held = None, error, error is None
+        load.failures = 0 if error is None else load.failures + 1
+        if error is not None:
+            log.error("worker has no engine", worker=peer.link.number, version=str(self.version), reason=error.message)
+            retry_in_s = min(_MAX_RETRY_S, _FIRST_RETRY_S * 2.0 ** min(load.failures - 1, 10))
+            load.retry = asyncio.get_running_loop().call_later(retry_in_s, self._retry, peer)
+        self._peers.signal.notify()
+
+    def has_drained(self, peer: Peer) -> None:
+        """Note that a worker has closed its engine."""
+        peer.forget(self.serving)
+        self._connects.left(peer)
+        self._peers.signal.notify()
+
+    def note_use(self, peer: Peer, use: VersionUse) -> None:
+        """Note the references of a worker's requests."""
+        load = peer.loads.get(self.serving)
+        if load is not None:
+            load.references = use.references
+        if use.last_used_s is not None:
+            self.version.last_used_s = max(self.version.last_used_s or use.last_used_s, use.last_used_s)
+
+    def has_left(self, peer: Peer) -> None:
+        """Release what a lost worker held."""
+        self._connects.left(peer)
+
+    async def ready_at(self, peer: Peer) -> None:
+        """Wait until the worker has the engine and knows that it is ready, or until it is not ready any more.
+
+        Raises the error of a worker that cannot get it.
+        """
+        if self.serving not in peer.loads or peer.loads[self.serving].failure is not None:
+            self.prepare(peer)
+        await self._peers.signal.until(lambda: not self.is_ready or self._is_settled(peer))
+        if self.is_ready:
+            await self._changes.applied([peer])
+
+    async def connect(self, peer: Peer, question: Connect) -> Connected:
+        """Connect a worker to the process. Raises ModelFailed."""
+        process = self._process
+        if process is None:
+            raise ModelFailed(f"{self.version} has no process")
+        if process.outage is not None and not self._connects.was_connected(peer):
+            raise ModelFailed(process.outage)  # it is prepared when the process serves again
+        await self._connects.turn(peer, question.suspects)
+        started = process.started
+        assert started is not None, "the turn is given while the process serves"
+        descriptors = process.attach()
+        try:
+            peer.link.descriptors.send(question.id, descriptors)
+        finally:
+            for each in descriptors:
+                os.close(each)
+        loaded = started.loaded
+        return Connected(question.id, spec_to_plain(process.model.spec), loaded.memory_bytes, loaded.load_s)
+
+    def settled(self, peer: Peer) -> None:
+        """Note that all suspects of a worker have an outcome."""
+        self._connects.settled(peer)
+
+    def kill(self, order: KillEngine) -> None:
+        """End the process, which has broken the protocol."""
+        if self._process is not None and self._process.started is not None and self._process.outage is None:
+            self._process.started.link.kill(order.label, order.reason)
+
+    async def drained(self) -> None:
+        self._changes.flush()
+        self._abandon(every=False)
+        await self._peers.signal.until(lambda: not any(self.serving in peer.loads for peer in self._connected))
+
+    def end_requests(self) -> None:
+        self.has_ended_requests = True
+        for peer in self._connected:
+            if self.serving in peer.loads:
+                peer.link.send(EndModelRequests(self.serving))
+
+    async def close(self) -> None:
+        self._end()
+        await self._engine.close()
+
+    def abort(self, message: str) -> None:
+        self._abandon(every=True)
+        self._end()
+        self._engine.abort(message)
+
+    def check_integrity(self) -> None:
+        self._engine.check_integrity()
+
+    @property
+    def _connected(self) -> list[Peer]:
+        return list(self._peers.connected.values())
+
+    def _is_prepared(self) -> bool:
+        loads = [peer.loads.get(self.serving) for peer in self._connected]
+        for load in loads:
+            if load is not None and load.failure is not None:
+                raise load.failure
+        return all(load is not None and load.is_held for load in loads)
+
+    def _is_settled(self, peer: Peer) -> bool:
+        load = peer.loads.get(self.serving)
+        if load is None:
+            return not self._peers.is_connected(peer)
+        if load.prepare is None and load.failure is not None:
+            raise load.failure
+        return load.is_held
+
+    def _retry(self, peer: Peer) -> None:
+        if self.is_ready and self._peers.is_connected(peer) and self._engine.outage is None:
+            self.prepare(peer)
+
+    def _end(self) -> None:
+        self._connects.close()
+        self._on_closed(self)
+
+    def _abandon(self, every: bool) -> None:
+        """Let workers close the engine that was not ready for them. `every`: also those that were told that it is."""
+        for peer in self._connected:
+            load = peer.loads.get(self.serving)
+            if load is not None and (every or not load.is_shown):
+                peer.link.send(Abandon(self.serving))
+                peer.forget(self.serving)
+                self._connects.left(peer)
+        self._peers.signal.notify()
+
+    def _started(self, _: Started) -> None:
+        self._connects.started()
+        for peer in self._connected:
+            load = peer.loads.get(self.serving)
+            if load is not None and load.failure is not None:
+                self._retry(peer)
+
+    def _lost(self, loss: Loss) -> None:
+        self._connects.lost()
+        for peer in self._connected:
+            if self.serving in peer.loads:
+                peer.link.send(EngineLost(self.serving, 0, loss.label, loss.message))
+
+    def _start_failed(self, reason: str) -> None:
+        self._connects.fail(ModelFailed(reason))
