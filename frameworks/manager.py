@@ -19,7 +19,7 @@ from frameworks.errors import (
     RoundhouseError,
     VersionNotFound,
 )
-from frameworks.models.identity import ModelIdentity
+from frameworks.models.identity import ModelIdentity, batch_limits
 from frameworks.models.loader import Loader
 from frameworks.models.residency import ModelResidency
 from frameworks.models.rollout import Rollout
@@ -30,7 +30,6 @@ from frameworks.models.version_folders import find_versions
 from frameworks.models.watcher import FolderWatcher
 from frameworks.runtime import ModelEntry
 from frameworks.scheduling.admission import Permit
-from frameworks.scheduling.batch.batcher import BatchLimits
 from frameworks.scheduling.device_clock import SharedDevices
 from frameworks.settings import PerformanceSettings, SchedulingSettings
 from memory.budget import Budget
@@ -90,15 +89,10 @@ class MLFrameworkManager:
         """Register a model without reading its files. `path` is absolute. Raises ModelExists."""
         if entry.name in self._slots:
             raise ModelExists(entry.name)
-        limits = BatchLimits(
-            max_rows=entry.max_batch_size or self._performance.max_batch_size,
-            max_tokens=entry.max_batch_tokens,
-            max_delay_s=entry.max_queue_delay_ms / 1000,
-        )
         identity = ModelIdentity(
             framework,
             entry,
-            limits,
+            batch_limits(entry, self._performance),
             self._scheduling.ageing_ms / 1000,
             self._performance.isolation_of(entry),
             self._shared_devices,

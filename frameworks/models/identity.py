@@ -10,7 +10,16 @@ from frameworks.runtime import ModelEntry
 from frameworks.scheduling.admission import RequestLimit
 from frameworks.scheduling.batch.batcher import BatchLimits
 from frameworks.scheduling.device_clock import SharedDevices
-from frameworks.settings import Isolation
+from frameworks.settings import Isolation, PerformanceSettings
+
+
+def batch_limits(entry: ModelEntry, performance: PerformanceSettings) -> BatchLimits:
+    """Return the limits of the batches of a model."""
+    return BatchLimits(
+        max_rows=entry.max_batch_size or performance.max_batch_size,
+        max_tokens=entry.max_batch_tokens,
+        max_delay_s=entry.max_queue_delay_ms / 1000,
+    )
 
 
 def _ignore() -> None:

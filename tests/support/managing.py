@@ -8,6 +8,7 @@ from typing import Any
 from frameworks.devices import DeviceManager
 from frameworks.engine.local import LocalEngine
 from frameworks.manager import MLFrameworkManager
+from frameworks.models.contract import ServedModels
 from frameworks.models.loader import Loader
 from frameworks.models.slot import ModelSlot
 from frameworks.models.version import ModelVersion, VersionNotLoaded
@@ -55,7 +56,7 @@ async def serving(
         yield manager
 
 
-async def ask(manager: MLFrameworkManager, x: object = 1, name: str = "m") -> Any:
+async def ask(manager: ServedModels, x: object = 1, name: str = "m") -> Any:
     """Send one request as a protocol does: take a permit, find the version, run it."""
     with permit() as held:
         version = await opened(manager, held, name)
@@ -63,7 +64,7 @@ async def ask(manager: MLFrameworkManager, x: object = 1, name: str = "m") -> An
         return (await version.engine().submit(numbers(x), begin=held.begin))["y"]
 
 
-async def opened(manager: MLFrameworkManager, held: Permit, name: str = "m", named: str | None = None) -> ModelVersion:
+async def opened(manager: ServedModels, held: Permit, name: str = "m", named: str | None = None) -> ModelVersion:
     """Acquire the version for a request, and wait for its load where that is allowed."""
     while True:
         slot = manager.slot(name)

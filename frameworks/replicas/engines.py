@@ -1,0 +1,145 @@
+"""Get the engine of a load for this worker: connect it to the process of the model, or load a small model here."""
+
+import asyncio
+
+from frameworks.engine.contract import Engine, RunCounts
+from frameworks.engine.local import start_local_engine
+from frameworks.engine.process.client import ProcessEngine
+from frameworks.engine.process.client_link import ClientLink
+from frameworks.engine.process.link import Listener, Loss, Started
+from frameworks.engine.process.messages import Loaded
+from frameworks.engine.process.specs import spec_from_plain
+from frameworks.engine.process.suspects import Suspects
+from frameworks.models.identity import ModelIdentity
+from frameworks.models.loader import Loader
+from frameworks.models.version import ModelVersion
+from frameworks.replicas.control import ControlLink
+from frameworks.replicas.messages import (
+    Connect,
+    Connected,
+    EngineLost,
+    KillEngine,
+    Poisonous,
+    Prepare,
+    Settled,
+)
+
+
+class EngineConnection:
+    """Connects the worker to one engine process, and again after each loss. Owned by the event loop."""
+
+    def __init__(self, link: ControlLink, model: ModelIdentity, serving: int, index: int) -> None:
+        self._link = link
+        self.model = model.name
+        self._serving = serving
+        self._index = index
+        self._loss: asyncio.Future[Loss] = asyncio.get_running_loop().create_future()
+        self.suspects = Suspects(on_refused=self._report_poisonous)
+        # The supervisor counts the losses.
+        self.engine = ProcessEngine(model.engine_settings, RunCounts(), self._start, suspects=self.suspects)
+        self.engine.on_settled = self._settle
+
+    def lost(self, message: EngineLost) -> None:
+        """Note why the process has ended."""
+        if not self._loss.done():
+            self._loss.set_result(Loss(message.label, message.message))
+
+    def _settle(self) -> None:
+        self._link.send(Settled(self._serving, self._index))
+
+    async def _start(self, listener: Listener) -> Started:
+        """Connect to the process when it serves. Raises ModelFailed, and ChannelLost without the supervisor."""
+        suspects = self.engine.num_suspects
+        try:
+            return await self._connect(listener, suspects)
+        except BaseException:
+            if suspects:
+                self._settle()  # the other workers wait for it
+            raise
+
+    async def _connect(self, listener: Listener, suspects: int) -> Started:
+        number = 0
+
+        def question(given: int) -> Connect:
+            nonlocal number
+            number = given
+            return Connect(given, self._serving, self._index, suspects)
+
+        try:
+            reply = await self._link.ask(question)
+        except asyncio.CancelledError:
+            self._link.descriptors.drop(number)  # the reply may have been sent
+            raise
+        assert isinstance(reply, Connected), f"expected Connected, got {type(reply).__name__}"
+        # The supervisor reports the loss of a process before it connects the worker to the next one.
+        self._loss = asyncio.get_running_loop().create_future()
+        descriptors = await self._link.descriptors.take(reply.id)
+        client = ClientLink(descriptors, self.model, self._find_loss, self._kill)
+        try:
+            spec = spec_from_plain(reply.spec)
+            await client.open(listener)
+        except BaseException:
+            client.abandon("the worker does not use it")
+            raise
+        return Started(client, Loaded(reply.spec, reply.memory_bytes, reply.load_s, warm_up_s=0.0), spec)
+
+    async def _find_loss(self) -> Loss:
+        return await asyncio.shield(self._loss)
+
+    def _kill(self, label: str, reason: str) -> None:
+        self._link.send(KillEngine(self._serving, self._index, label, reason))
+
+    def _report_poisonous(self, digest: bytes) -> None:
+        self._link.send(Poisonous(self.model, digest))
+
+
+class WorkerEngines:
+    """Gets the engines of loads. Owned by the event loop."""
+
+    def __init__(self, link: ControlLink, loader: Loader) -> None:
+        self._link = link
+        self._loader = loader
+        self._connections: dict[int, EngineConnection] = {}
+        link.handle(EngineLost, self._note_loss)
+        link.handle(Poisonous, self._refuse)
+
+    async def get(self, version: ModelVersion, prepare: Prepare, counts: RunCounts) -> Engine:
+        """Return the engine of a load. `version`: its model and path. `counts`: of what runs in this worker.
+
+        Raises InvalidModel, OutOfMemory, ModelFailed, errors of libraries on damaged files, and ChannelLost without the
+        supervisor.
+        """
+        if prepare.is_local:
+            return await self._load(version, prepare, counts)
+        assert prepare.num_processes == 1, "a model has one process"
+        connection = EngineConnection(self._link, version.model, prepare.serving, index=0)
+        self._connections[prepare.serving] = connection
+        try:
+            await connection.engine.open()
+        except BaseException:
+            del self._connections[prepare.serving]
+            raise
+        return connection.engine
+
+    async def released(self, prepare: Prepare) -> None:
+        """Note that the engine of a load is closed: return its memory to the system."""
+        self._connections.pop(prepare.serving, None)
+        if prepare.is_local:
+            await self._loader.reclaim_memory()
+
+    async def _load(self, version: ModelVersion, prepare: Prepare, counts: RunCounts) -> Engine:
+        loaded = await self._loader.load(version, prepare.device)
+        assert not isinstance(loaded.model, ProcessEngine), "only the supervisor starts processes"
+        model = version.model
+        device = model.devices.of(loaded.spec.device)
+        return start_local_engine(model.engine_settings, loaded.model, counts, device, model.threads)
+
+    def _note_loss(self, message: EngineLost) -> None:
+        connection = self._connections.get(message.serving)
+        if connection is not None:
+            connection.lost(message)
+
+    def _refuse(self, message: Poisonous) -> None:
+        for connection in self._connections.values():
+            if connection.model == message.name:
+                connection.suspects.refuse(message.digest)

@@ -1,0 +1,39 @@
+"""Make the models of a worker from what the supervisor publishes."""
+
+import pickle
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from frameworks.engine.threads import EngineThreads
+from frameworks.models.identity import ModelIdentity, batch_limits
+from frameworks.models.slot import ModelSlot
+from frameworks.replicas.messages import ModelState
+from frameworks.runtime import ModelEntry
+from frameworks.scheduling.device_clock import SharedDevices
+from frameworks.settings import Isolation, PerformanceSettings, SchedulingSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Identities:
+    """The settings of the server, and what the models of the worker share."""
+
+    performance: PerformanceSettings
+    scheduling: SchedulingSettings
+    devices: SharedDevices
+    threads: EngineThreads
+
+    def slot_of(self, published: ModelState) -> ModelSlot:
+        """Return a new slot; its versions follow."""
+        entry: ModelEntry = pickle.loads(published.entry)  # noqa: S301 - a worker trusts its supervisor
+        identity = ModelIdentity(
+            published.framework,
+            entry,
+            batch_limits(entry, self.performance),
+            self.scheduling.ageing_ms / 1000,
+            cast(Isolation, published.isolation),
+            self.devices,
+            self.threads,
+        )
+        found = {version.version: Path(version.path) for version in published.versions}
+        return ModelSlot(identity, Path(published.path), found)

@@ -1,0 +1,153 @@
+"""Give the requests of a worker the models of the server: look them up, and wait for loads of the supervisor."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+import structlog
+
+from frameworks.engine.process.messages import ChannelLost
+from frameworks.engine.process.plain import error_from_plain
+from frameworks.engine.threads import EngineThreads
+from frameworks.errors import Draining, InvalidModel, ModelFailed, ModelNotFound
+from frameworks.models.loader import Loader
+from frameworks.models.slot import ModelSlot
+from frameworks.models.version import ModelState, ModelVersion
+from frameworks.replicas.applied_models import AppliedModels
+from frameworks.replicas.control import ControlLink
+from frameworks.replicas.engines import WorkerEngines
+from frameworks.replicas.identities import Identities
+from frameworks.replicas.messages import LoadEnded, LoadForRequest, StateSent
+from frameworks.replicas.shared_loads import SharedLoads
+from frameworks.replicas.use_reports import UseReports
+from frameworks.replicas.version import ReplicaVersion
+from frameworks.scheduling.admission import Permit
+from frameworks.scheduling.device_clock import SharedDevices
+from frameworks.settings import PerformanceSettings, SchedulingSettings
+from memory.pooled_arrays import PooledArrays
+
+log = structlog.get_logger(__name__)
+
+# The state that a load has reached may be published after the answer to the request for it.
+_PUBLISHED_S = 1.0
+
+
+class ReplicaManager:
+    """Implement ServedModels in a worker. Owned by the event loop."""
+
+    def __init__(
+        self,
+        link: ControlLink,
+        loader: Loader,
+        performance: PerformanceSettings,
+        scheduling: SchedulingSettings,
+        arrays: PooledArrays | None = None,
+    ) -> None:
+        """`link`: to the supervisor, not yet open. `loader`: of small models that run here; `arrays`: their pool for
+        large batches.
+        """
+        self._link = link
+        self._loader = loader
+        self._threads = EngineThreads()
+        identities = Identities(performance, scheduling, SharedDevices(arrays), self._threads)
+        self._models = AppliedModels(link, WorkerEngines(link, loader), identities)
+        self.slots_by_name: Mapping[str, ModelSlot] = self._models.slots
+        self._uses = UseReports(link, self._models.servings)
+        self._models.before_drained = self._uses.report_counts
+        self._loads = SharedLoads(self._load)
+        self.has_state: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when the worker has the state of all models, and the engines of all that are ready."""
+        link.handle(StateSent, self._note_state)
+
+    @property
+    def slots(self) -> list[ModelSlot]:
+        return list(self.slots_by_name.values())
+
+    def slot(self, name: str) -> ModelSlot:
+        try:
+            return self.slots_by_name[name]
+        except KeyError:
+            raise ModelNotFound(name, self.slots_by_name) from None
+
+    def on_unloaded(self, callback: Callable[[str], None]) -> None:
+        self._models.on_unloaded.append(callback)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no model computes, and none is being opened or closed."""
+        return not any(serving.is_busy for serving in self._models.servings.values())
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError where an idle model holds sequences or memory of requests."""
+        for serving in self._models.servings.values():
+            if serving.engine is not None:
+                serving.engine.check_integrity()
+
+    async def wait_for(self, version: ModelVersion, permit: Permit) -> None:
+        """Let the supervisor load a version for a request, as `ModelResidency.wait_for`."""
+        assert isinstance(version, ReplicaVersion), "the worker makes all versions"
+        if self._models.is_closing:
+            raise Draining(Draining.REFUSED)
+        if version.state is ModelState.DRAINING:
+            permit.release_version()  # a reference to dead instances would block their end
+            while version.state is ModelState.DRAINING and self._models.is_current(version):
+                await version.change()
+            return
+        if version.is_ready or not self._models.is_current(version):
+            return
+        version.check_may_load()
+        version.acquire_on_load(permit)
+        try:
+            await self._loads.join(version)
+        except InvalidModel as error:
+            permit.release_version()
+            raise ModelFailed(f"{version} failed to load: {error.message}") from error
+        except BaseException:
+            permit.release_version()
+            raise
+
+    async def close(self, drain_timeout_s: float) -> None:
+        """Close all engines when their requests have ended; fail those that are left after the timeout."""
+        self._uses.close()
+        self._loads.close()
+        try:
+            async with asyncio.timeout(drain_timeout_s):
+                await self._models.close()
+        except TimeoutError:
+            log.warning(
+                "drain timed out", inflight={s.name: s.requests.inflight for s in self.slots if s.requests.inflight}
+            )
+        await self._models.abort(Draining.UNANSWERED)
+        self._loader.close()
+        self._threads.close()
+
+    async def _load(self, version: ReplicaVersion) -> None:
+        """Wait until a version is ready, or another one may have to answer. Raises why it cannot be loaded."""
+        serving = self._models.servings.get(version.ready_serving)
+        if serving is not None:
+            opening = serving.open()
+            await asyncio.wait([opening])
+            if not opening.cancelled():
+                opening.result()
+            return
+        name = version.model.name
+        try:
+            reply = await self._link.ask(lambda number: LoadForRequest(number, name, version.version))
+        except ChannelLost:
+            raise Draining(Draining.UNANSWERED) from None
+        assert isinstance(reply, LoadEnded), f"expected LoadEnded, got {type(reply).__name__}"
+        if reply.error is not None:
+            raise error_from_plain(reply.error)
+        try:
+            async with asyncio.timeout(_PUBLISHED_S):
+                while self._models.is_current(version) and _is_loading(version):
+                    await version.change()
+        except TimeoutError:
+            log.warning("state of a load is late", model=name, version=version.version, state=version.state)
+
+    def _note_state(self, _: StateSent) -> None:
+        if not self.has_state.done():
+            self.has_state.set_result(None)
+
+
+def _is_loading(version: ReplicaVersion) -> bool:
+    return not version.is_ready and version.state in (ModelState.REGISTERED, ModelState.LOADING)

@@ -1,0 +1,172 @@
+"""Hold one load of a version in a worker: open its engine, and close it when its requests have ended."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import structlog
+
+from frameworks.engine.contract import Engine
+from frameworks.engine.process.messages import ChannelLost
+from frameworks.engine.process.run_growth import RunGrowth
+from frameworks.errors import InvalidModel, RoundhouseError
+from frameworks.models.version import ModelState, ModelVersion
+from frameworks.replicas.engines import WorkerEngines
+from frameworks.replicas.messages import Prepare
+from frameworks.replicas.version import ReplicaVersion
+
+log = structlog.get_logger(__name__)
+
+
+class Serving:
+    """Owned by the event loop. The engine is opened again if it is wanted again after its end."""
+
+    def __init__(
+        self,
+        prepare: Prepare,
+        source: ModelVersion,
+        engines: WorkerEngines,
+        opened: Callable[["Serving"], None],
+        failed: Callable[["Serving", RoundhouseError], None],
+    ) -> None:
+        """`source`: the model and the path to load from. `opened` and `failed`: called after each attempt to open."""
+        self.prepare = prepare
+        self.number = prepare.serving
+        self._source = source
+        self._engines = engines
+        self._opened = opened
+        self._failed = failed
+        self.growth = RunGrowth()
+        """Of the counts of a model in this worker; a process reports its counts to the supervisor."""
+        self.version: ReplicaVersion | None = None
+        """The version whose requests use the engine; None before it is ready."""
+        self._open_engine: Engine | None = None
+        self.is_wanted = True
+        """False while the load is drained, and after that."""
+        self.was_ready = False
+        """Whether the supervisor has published it as ready."""
+        self._opening: asyncio.Task[None] | None = None
+        self._draining: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
+
+    @property
+    def engine(self) -> Engine | None:
+        """The engine, unless it is being closed."""
+        return None if self._closing is not None else self._open_engine
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the engine is being opened or closed, or is drained."""
+        return any(task is not None and not task.done() for task in (self._opening, self._draining, self._closing))
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether the engine accepts requests."""
+        engine = self.engine
+        return engine is not None and not engine.is_dead and not engine.has_ended_requests
+
+    def open(self) -> "asyncio.Task[None]":
+        """End a drain and get the engine, unless it is open or being opened. The task raises as WorkerEngines.get."""
+        self.is_wanted = True
+        if self._draining is not None:
+            self._draining.cancel()
+            self._draining = None
+        opening = self._opening
+        if opening is None or opening.cancelling() or (opening.done() and not self.is_usable):
+            opening = self._opening = _start(self._open(opening))
+        return opening
+
+    def drain(self, report: Callable[["Serving"], None]) -> None:
+        """Close the engine when no request uses it, then call `report`."""
+        self.is_wanted = self.was_ready = False
+        if self._draining is not None:
+            self._draining.cancel()
+        self._draining = _start(self._drain(report))
+
+    async def drained(self) -> None:
+        """Wait until the engine is closed."""
+        if self._draining is not None:
+            await asyncio.wait([self._draining])
+
+    async def abort(self, message: str) -> None:
+        """Close the engine without waiting; its requests fail with Draining."""
+        tasks = [task for task in (self._opening, self._draining, self._closing) if task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        if self.version is not None:
+            self.version.abort(message)
+        elif self.engine is not None:
+            self.engine.abort(message)
+
+    async def _open(self, before: "asyncio.Task[None] | None") -> None:
+        if before is not None:
+            await asyncio.wait([before])
+        if self._closing is not None:
+            await asyncio.wait([self._closing])
+        if self._open_engine is not None and not self.is_usable:
+            await self._close_unusable()
+        if self._open_engine is None:
+            try:
+                self._open_engine = await self._get_engine()
+            except RoundhouseError as error:
+                self._failed(self, error)
+                raise
+        self._opened(self)
+
+    async def _get_engine(self) -> Engine:
+        try:
+            return await self._engines.get(self._source, self.prepare, self.growth.counts)
+        except (RoundhouseError, ChannelLost):
+            raise
+        except Exception as error:
+            # The errors of libraries on damaged files are not ours.
+            log.exception("model failed to load", model=self.prepare.name, version=self.prepare.version)
+            raise InvalidModel(f"{self._source} cannot be loaded: {type(error).__name__}: {error}") from error
+
+    async def _close_unusable(self) -> None:
+        """Close an engine whose threads have ended, or that an order has told to refuse requests."""
+        if self.version is not None:
+            self.version.begin_draining(ModelState.REGISTERED)
+            await self.version.wait_until_idle()
+        await self._close()
+
+    async def _drain(self, report: Callable[["Serving"], None]) -> None:
+        if self._opening is not None and not self._opening.done():
+            self._opening.cancel()
+            await asyncio.wait([self._opening])
+        if self.version is not None:
+            await self.version.wait_until_idle()
+        await self._close()
+        report(self)
+
+    async def _close(self) -> None:
+        """Close the engine, also if the caller is cancelled."""
+        if self._open_engine is not None and self._closing is None:
+            self._closing = _start(self._close_engine(self._open_engine))
+        if self._closing is not None:
+            await asyncio.shield(self._closing)
+
+    async def _close_engine(self, engine: Engine) -> None:
+        version, self.version = self.version, None
+        try:
+            if version is not None:
+                await version.close()
+            else:
+                await engine.close()
+            await self._engines.released(self.prepare)
+        finally:
+            self._open_engine = self._closing = None
+
+
+def _start(work: "Coroutine[Any, Any, None]") -> "asyncio.Task[None]":
+    task = asyncio.get_running_loop().create_task(work)
+    task.add_done_callback(_retrieve)
+    return task
+
+
+def _retrieve(task: "asyncio.Task[None]") -> None:
+    """Mark the error of a task as retrieved: none may wait for the task."""
+    if not task.cancelled():
+        task.exception()
