@@ -19,7 +19,7 @@ from app.admin.views import View, Views
 from app.auth.quotas import TenantLimits
 from app.auth.store import KeyStore
 from app.http.clocks import Connections
-from app.inference.response_cache import ResponseCache
+from app.inference.response_cache import CacheUse
 from app.observability.process_counts import ProcessCounts
 from frameworks.devices import Device, DeviceManager
 from frameworks.engine.process import live
@@ -36,7 +36,7 @@ class StatsSources:
     devices: DeviceManager
     ledger: MemoryLedger
     request_limit: RequestLimit
-    response_cache: ResponseCache
+    response_cache: CacheUse
     connections: Connections
     keys: KeyStore
     tenants: Mapping[str, TenantLimits]

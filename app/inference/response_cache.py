@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable
+from typing import Protocol
 
 import numpy as np
 
@@ -26,13 +27,50 @@ _OBJECT_BYTES = 64
 _CHARACTER_BYTES = 4  # for texts with characters beyond U+FFFF; most take less
 
 
-class _PendingRun:
+class Responses(Protocol):
+    """Where the response to a request may be without a run: of this process, or of all workers."""
+
+    def get_or_run(
+        self,
+        tenant: Tenant,
+        model: str,
+        serving_id: Hashable,
+        request: CacheableRequest,
+        run: Callable[[], Awaitable[Answer]],
+        on_wait: Callable[[], None],
+    ) -> Awaitable[Answer]:
+        """Return the cached response, the response of an equal request that runs now, or the response of `run`.
+
+        `serving_id`: changes with each load of the version. `on_wait` is called before the request waits for another
+        one of this process. If a caller whose run others wait for is cancelled, the next of them runs it. Raises what
+        `run` raises, to all of them.
+        """
+        ...
+
+
+class CacheUse(Protocol):
+    """The size of the cached responses, and the number of those that were evicted."""
+
+    @property
+    def size_bytes(self) -> int: ...
+
+    @property
+    def evictions(self) -> int: ...
+
+
+class PendingRun:
     """A request that is being run. `future` is made by the first other caller that waits for its response."""
 
     __slots__ = ("future",)
 
     def __init__(self) -> None:
         self.future: asyncio.Future[Answer | None] | None = None
+
+    async def wait(self) -> Answer | None:
+        """Return the response; None after a cancelled run. Raises the error of the run."""
+        if self.future is None:
+            self.future = asyncio.get_running_loop().create_future()
+        return await asyncio.shield(self.future)
 
     def resolve(self, outcome: Answer | BaseException) -> None:
         """Give waiting callers the response or the error; None after a cancelled run: the next caller runs it."""
@@ -58,7 +96,7 @@ class ResponseCache:
     ) -> None:
         """`hits`, `misses`: by model and tenant, counted there. A request that waits for another's run is a hit."""
         self._cache = cache
-        self._pending: dict[Hashable, _PendingRun] = {}
+        self._pending: dict[Hashable, PendingRun] = {}
         self._hits = hits
         self._misses = misses
 
@@ -79,13 +117,8 @@ class ResponseCache:
         run: Callable[[], Awaitable[Answer]],
         on_wait: Callable[[], None],
     ) -> Answer:
-        """Return the cached response, the response of an equal request that runs now, or the response of `run`.
-
-        `serving_id`: changes with each load of the version. `on_wait` is called before the request waits for another
-        one. If a caller whose run others wait for is cancelled, the next of them runs it. Raises what `run` raises, to
-        all of them.
-        """
-        key, key_bytes = _key_of((tenant.cache_scope, model, serving_id), request)
+        """Implement Responses."""
+        key, key_bytes = key_of((tenant.cache_scope, model, serving_id), request)
         if key is None:
             return await run()
         counted = model, tenant.name
@@ -97,25 +130,23 @@ class ResponseCache:
             pending = self._pending.get(key)
             if pending is None:
                 break
-            if pending.future is None:
-                pending.future = asyncio.get_running_loop().create_future()
             on_wait()
-            answer = await asyncio.shield(pending.future)
+            answer = await pending.wait()
             if answer is not None:
                 self._hits[counted] += 1
                 return answer
 
         self._misses[counted] += 1
-        pending = self._pending[key] = _PendingRun()
+        pending = self._pending[key] = PendingRun()
         try:
-            answer = _owning_its_memory(await run())
+            answer = owning_its_memory(await run())
         except BaseException as error:
             del self._pending[key]
             pending.resolve(error)
             raise
         del self._pending[key]
         pending.resolve(answer)
-        self._cache.put(key, answer, model, key_bytes + _bytes_of(answer))
+        self._cache.put(key, answer, model, key_bytes + size_of(answer))
         return answer
 
     def drop(self, model: str) -> None:
@@ -123,10 +154,13 @@ class ResponseCache:
         self._cache.drop(model)
 
 
-def _key_of(owner: tuple[Hashable, ...], request: CacheableRequest) -> tuple[tuple[Hashable, ...] | None, int]:
+def key_of(
+    owner: tuple[Hashable, ...], request: CacheableRequest, content_of: Callable[[Array], bytes] = np.ndarray.tobytes
+) -> tuple[tuple[Hashable, ...] | None, int]:
     """Return all that the response depends on, every byte of it, and its size; None for inputs with lists or maps.
 
-    `owner`: the tenants that may share the response, the model and its load.
+    `owner`: the tenants that may share the response, the model and its load. `content_of`: returns the bytes of a
+    tensor in C order, or a digest of them.
     """
     if isinstance(request, TextRequest):
         texts = tuple(request.texts)
@@ -146,15 +180,17 @@ def _key_of(owner: tuple[Hashable, ...], request: CacheableRequest) -> tuple[tup
         if not isinstance(value, np.ndarray):
             return None, 0
         size_bytes += _OBJECT_BYTES + value.nbytes
-        content: Hashable = value.tobytes()
+        content: Hashable
         if value.dtype.kind == "O":
             content = strings = tuple(value.reshape(-1).tolist())
             size_bytes += _CHARACTER_BYTES * sum(map(len, strings)) + _OBJECT_BYTES * len(strings)
+        else:
+            content = content_of(value)
         key += (name, value.dtype.char, value.shape, content)
     return tuple(key), size_bytes
 
 
-def _bytes_of(answer: "Answer | Value") -> int:
+def size_of(answer: "Answer | Value") -> int:
     """Return the size of a response in bytes; objects are estimated."""
     if isinstance(answer, np.ndarray):
         strings = sum(map(len, answer.reshape(-1).tolist())) if answer.dtype.kind == "O" else 0
@@ -162,7 +198,7 @@ def _bytes_of(answer: "Answer | Value") -> int:
     if isinstance(answer, dict):
         size = 0
         for value in answer.values():
-            size += _OBJECT_BYTES + _bytes_of(value)
+            size += _OBJECT_BYTES + size_of(value)
         return size
     if isinstance(answer, EmbedAnswer):
         return int(answer.embeddings.nbytes)
@@ -171,11 +207,11 @@ def _bytes_of(answer: "Answer | Value") -> int:
     if isinstance(answer, ScoreAnswer):
         return _OBJECT_BYTES * len(answer.scores)
     if isinstance(answer, list):
-        return sum(_OBJECT_BYTES + _bytes_of(value) for value in answer)
+        return sum(_OBJECT_BYTES + size_of(value) for value in answer)
     return _OBJECT_BYTES
 
 
-def _owning_its_memory(answer: Answer) -> Answer:
+def owning_its_memory(answer: Answer) -> Answer:
     """Copy tensors that are views: a view on the rows of a batch would keep the whole batch in memory."""
     if isinstance(answer, dict):
         for value in answer.values():

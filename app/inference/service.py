@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 from typing import cast
 
 from app.inference.context import RunContext
-from app.inference.response_cache import CacheableRequest, ResponseCache
+from app.inference.response_cache import CacheableRequest, Responses
 from frameworks.engine.contract import TokenTimes
 from frameworks.engine.generation import check_request
 from frameworks.generation.types import GenerateRequest, Generation
@@ -15,7 +15,7 @@ from frameworks.types import Answer, TensorBatch
 class InferenceService:
     """Answer decoded requests. The caller holds the server's permit; the model's place is taken here."""
 
-    def __init__(self, response_cache: ResponseCache, token_times: Callable[[str, str], TokenTimes]) -> None:
+    def __init__(self, response_cache: Responses, token_times: Callable[[str, str], TokenTimes]) -> None:
         """`token_times(model, tenant)`: where the times of a model's tokens are recorded for a tenant."""
         self._response_cache = response_cache
         self._token_times = token_times

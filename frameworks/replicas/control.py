@@ -49,6 +49,11 @@ class ControlLink:
     def is_open(self) -> bool:
         return self._channel.is_open
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the peer reads so slowly that large messages should not be sent."""
+        return self._channel.is_full
+
     def handle(self, kind: type[Sent], handler: Callable[[Sent], None]) -> None:
         """Call `handler` for each message of this kind, in order. It must not block."""
         self._handlers[kind] = handler

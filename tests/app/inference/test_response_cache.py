@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.inference.response_cache import CacheableRequest, ResponseCache, _key_of
+from app.inference.response_cache import CacheableRequest, ResponseCache, key_of
 from frameworks.errors import InvalidInput, OutOfMemory
 from frameworks.tenants import DEFAULT_TENANT, Tenant
 from frameworks.types import (
@@ -24,11 +24,8 @@ from frameworks.types import (
     TextRequest,
 )
 from memory.result_cache import ENTRY_BYTES, ResultCache
+from tests.app.inference.different_requests import DIFFERENT, tensor
 from tests.support.loops import in_loop, task
-
-
-def tensor(*x: object, dtype: str = "f4", outputs: tuple[str, ...] | None = None) -> TensorBatch:
-    return TensorBatch({"x": np.array(x, dtype)}, outputs)
 
 
 @dataclass
@@ -195,40 +192,6 @@ class TestConcurrentRequests:
         assert complaints == []
 
 
-ONE = TextRequest(["a", "b"])
-DIFFERENT: dict[str, tuple[CacheableRequest, CacheableRequest]] = {
-    "dtype": (tensor(0, 0), tensor(0, 0, dtype="i4")),
-    "dtype of one size": (tensor(1, dtype="i8"), tensor(1, dtype="u8")),
-    "shape": (tensor(1, 2, 3, 4), TensorBatch({"x": np.array([[1, 2], [3, 4]], "f4")})),
-    "shape of nothing": (TensorBatch({"x": np.empty((0, 2))}), TensorBatch({"x": np.empty((0, 3))})),
-    "bytes": (tensor(1, 2), tensor(1, 3)),
-    "zeros of both signs": (tensor(0.0), tensor(-0.0)),
-    "outputs": (tensor(1, outputs=("y",)), tensor(1, outputs=("z",))),
-    "all outputs": (tensor(1), tensor(1, outputs=("y",))),
-    "name of the input": (TensorBatch({"x": np.ones(1)}), TensorBatch({"z": np.ones(1)})),
-    "which input": (
-        TensorBatch({"x": np.ones(1), "z": np.zeros(1)}),
-        TensorBatch({"x": np.zeros(1), "z": np.ones(1)}),
-    ),
-    "one input less": (TensorBatch({"x": np.ones(1), "z": np.zeros(1)}), TensorBatch({"x": np.ones(1)})),
-    "strings": (
-        TensorBatch({"x": np.array(["ab", "c"], object)}),
-        TensorBatch({"x": np.array(["a", "bc"], object)}),
-    ),
-    "texts": (ONE, TextRequest(["b", "a"])),
-    "how many texts": (TextRequest(["ab"]), TextRequest(["a", "b"])),
-    "normalize": (ONE, TextRequest(["a", "b"], normalize=False)),
-    "normalize, said": (ONE, TextRequest(["a", "b"], normalize=True)),
-    "truncate": (ONE, TextRequest(["a", "b"], truncate=False)),
-    "top_k": (ONE, TextRequest(["a", "b"], top_k=1)),
-    "dimensions": (ONE, TextRequest(["a", "b"], dimensions=1)),
-    "token ids": (TextRequest([], token_ids=[[1, 2]]), TextRequest([], token_ids=[[1], [2]])),
-    "pairs and texts": (ONE, PairRequest([("a", "b")])),
-    "pairs": (PairRequest([("a", "b"), ("a", "c")]), PairRequest([("a", "b"), ("c", "a")])),
-    "truncated pairs": (PairRequest([("a", "b")]), PairRequest([("a", "b")], truncate=False)),
-}
-
-
 class TestKeys:
     @in_loop
     @pytest.mark.parametrize("difference", DIFFERENT)
@@ -285,12 +248,12 @@ class TestKeys:
         )
         one, other = data.draw(owners), data.draw(owners)
         request = data.draw(requests)
-        assert (_key_of(one, request) == _key_of(other, request)) == (one == other)
+        assert (key_of(one, request) == key_of(other, request)) == (one == other)
 
     def test_key_is_independent_of_memory_layout(self) -> None:
         contiguous = np.arange(12, dtype="f4").reshape(3, 4)
         for same in (contiguous.copy(), np.asfortranarray(contiguous), np.repeat(contiguous, 2, axis=0)[::2]):
-            assert _key_of(("m",), TensorBatch({"x": same})) == _key_of(("m",), TensorBatch({"x": contiguous}))
+            assert key_of(("m",), TensorBatch({"x": same})) == key_of(("m",), TensorBatch({"x": contiguous}))
 
     @in_loop
     @pytest.mark.parametrize("value", [[1, 2], [np.ones(2)], {"a": 1}, None])

@@ -1,0 +1,44 @@
+"""Pairs of requests whose responses may differ."""
+
+import numpy as np
+
+from app.inference.response_cache import CacheableRequest
+from frameworks.types import PairRequest, TensorBatch, TextRequest
+
+
+def tensor(*x: object, dtype: str = "f4", outputs: tuple[str, ...] | None = None) -> TensorBatch:
+    return TensorBatch({"x": np.array(x, dtype)}, outputs)
+
+
+ONE = TextRequest(["a", "b"])
+DIFFERENT: dict[str, tuple[CacheableRequest, CacheableRequest]] = {
+    "dtype": (tensor(0, 0), tensor(0, 0, dtype="i4")),
+    "dtype of one size": (tensor(1, dtype="i8"), tensor(1, dtype="u8")),
+    "shape": (tensor(1, 2, 3, 4), TensorBatch({"x": np.array([[1, 2], [3, 4]], "f4")})),
+    "shape of nothing": (TensorBatch({"x": np.empty((0, 2))}), TensorBatch({"x": np.empty((0, 3))})),
+    "bytes": (tensor(1, 2), tensor(1, 3)),
+    "zeros of both signs": (tensor(0.0), tensor(-0.0)),
+    "outputs": (tensor(1, outputs=("y",)), tensor(1, outputs=("z",))),
+    "all outputs": (tensor(1), tensor(1, outputs=("y",))),
+    "name of the input": (TensorBatch({"x": np.ones(1)}), TensorBatch({"z": np.ones(1)})),
+    "which input": (
+        TensorBatch({"x": np.ones(1), "z": np.zeros(1)}),
+        TensorBatch({"x": np.zeros(1), "z": np.ones(1)}),
+    ),
+    "one input less": (TensorBatch({"x": np.ones(1), "z": np.zeros(1)}), TensorBatch({"x": np.ones(1)})),
+    "strings": (
+        TensorBatch({"x": np.array(["ab", "c"], object)}),
+        TensorBatch({"x": np.array(["a", "bc"], object)}),
+    ),
+    "texts": (ONE, TextRequest(["b", "a"])),
+    "how many texts": (TextRequest(["ab"]), TextRequest(["a", "b"])),
+    "normalize": (ONE, TextRequest(["a", "b"], normalize=False)),
+    "normalize, said": (ONE, TextRequest(["a", "b"], normalize=True)),
+    "truncate": (ONE, TextRequest(["a", "b"], truncate=False)),
+    "top_k": (ONE, TextRequest(["a", "b"], top_k=1)),
+    "dimensions": (ONE, TextRequest(["a", "b"], dimensions=1)),
+    "token ids": (TextRequest([], token_ids=[[1, 2]]), TextRequest([], token_ids=[[1], [2]])),
+    "pairs and texts": (ONE, PairRequest([("a", "b")])),
+    "pairs": (PairRequest([("a", "b"), ("a", "c")]), PairRequest([("a", "b"), ("c", "a")])),
+    "truncated pairs": (PairRequest([("a", "b")]), PairRequest([("a", "b")], truncate=False)),
+}
