@@ -41,7 +41,8 @@ STEPS := $(strip $(foreach step,$(STEPS_test),$(if $(filter $(step),$(foreach go
 step = STEPS='$(or $(STEPS),$(STEPS_test))' .ci/step $(1) $(STAMPS)/$(1).log
 
 # Each worker takes whole files, because the tests of a file share servers. WORKERS=0 runs all tests in one process.
-WORKERS ?= logical
+# One more than there are CPUs: tests of servers wait for timeouts and restarts.
+WORKERS ?= $(shell echo $$(($$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN) + 1)))
 PYTEST  := $(BIN)/pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 # Each server that a test starts would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE

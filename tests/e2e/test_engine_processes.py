@@ -55,7 +55,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         running.check_log()
 
 
-@pytest.mark.parametrize("name", SIGNALS)
+@pytest.mark.parametrize(
+    "name", ["segv", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("abrt", "kill"))]
+)
 def test_killed_engine_fails_no_request(server: RunningServer, name: str) -> None:
     count = len(engines(server))
     before = engine(server, name)

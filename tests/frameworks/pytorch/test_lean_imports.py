@@ -27,11 +27,7 @@ for name in ("torch._dynamo.config", "torch.distributed.tensor", "scipy"):
     assert name not in sys.modules, name
 """
 
-USE = """
-import frameworks.pytorch.registry
-import sys, torch
-from transformers import masking_utils
-
+COMPILER = """
 assert "torch._dynamo.config" not in sys.modules
 {use}
 assert "torch._dynamo.config" in sys.modules
@@ -40,8 +36,46 @@ assert transforms.trace_wrapped
 assert torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1)) == 2
 """
 
+EXPORT = """
+class Double(torch.nn.Module):
+    def forward(self, x):
+        return x * 2
 
-def run(code: str, *arguments: Path) -> None:
+assert "sympy" not in sys.modules
+rows = torch.export.Dim("rows")
+program = torch.export.export(Double(), (torch.ones(2, 3),), dynamic_shapes=({0: rows},))
+assert program.module()(torch.ones(5, 3)).sum() == 30
+assert "sympy" in sys.modules
+"""
+
+USES = {
+    "attribute of the compiler": COMPILER.format(use="torch._dynamo.config.recompile_limit"),
+    "module of the compiler": COMPILER.format(use="import torch._dynamo.utils"),
+    "transform of masks": COMPILER.format(use="with masking_utils.TransformGetItemToIndex(): pass"),
+    "export of graphs": EXPORT,
+}
+
+RUN_EACH = """
+import frameworks.pytorch.registry
+import os, sys, torch, traceback
+from transformers import masking_utils
+
+failed = []
+for name, use in eval(sys.argv[1]).items():
+    if (pid := os.fork()) == 0:
+        try:
+            exec(use, globals())
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    if os.waitpid(pid, 0)[1]:
+        failed.append(name)
+assert not failed, failed
+"""
+
+
+def run(code: str, *arguments: object) -> None:
     """Run the code in a process. Raises AssertionError with its output if it fails."""
     words = [sys.executable, "-c", code, *map(str, arguments)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
@@ -52,30 +86,6 @@ def test_models_run_without_unused_parts(tmp_path: Path) -> None:
     run(LOAD, save_embedder(tmp_path / "encoder"), save_causal_model(tmp_path / "generator"))
 
 
-def test_compiler_is_imported_when_used() -> None:
-    run(USE.format(use="torch._dynamo.config.recompile_limit"))
-
-
-def test_compiler_module_is_imported_when_used() -> None:
-    run(USE.format(use="import torch._dynamo.utils"))
-
-
-def test_transform_of_masks_is_imported_when_used() -> None:
-    run(USE.format(use="with masking_utils.TransformGetItemToIndex(): pass"))
-
-
-def test_export_of_graphs_is_imported_when_used() -> None:
-    run("""
-import frameworks.pytorch.registry
-import sys, torch
-
-class Double(torch.nn.Module):
-    def forward(self, x):
-        return x * 2
-
-assert "sympy" not in sys.modules
-rows = torch.export.Dim("rows")
-program = torch.export.export(Double(), (torch.ones(2, 3),), dynamic_shapes=({0: rows},))
-assert program.module()(torch.ones(5, 3)).sum() == 30
-assert "sympy" in sys.modules
-""")
+def test_unused_parts_are_imported_when_used() -> None:
+    """Each use has a process of its own, with a copy of the imported framework."""
+    run(RUN_EACH, USES)
