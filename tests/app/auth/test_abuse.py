@@ -70,6 +70,24 @@ async def test_wait_delays_only_slowed_addresses(monkeypatch: pytest.MonkeyPatch
 
 
 @in_loop
+async def test_shared_table_decides_while_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    delays: list[float] = []
+    answers: list[bool | None] = [False, True, None, None]
+
+    async def sleep(delay_s: float) -> None:
+        delays.append(delay_s)
+
+    async def note(address: str) -> bool | None:
+        return answers.pop(0)
+
+    monkeypatch.setattr("app.auth.abuse.asyncio.sleep", sleep)
+    slowdown = Slowdown(FailedKeys(burst=1, clock=Clock()), 7, note)
+    for expected in ([], [7], [7], [7, 7]):
+        await slowdown.wait("10.0.0.1")
+        assert delays == expected
+
+
+@in_loop
 async def test_delayed_requests_are_bounded() -> None:
     slowdown = Slowdown(FailedKeys(burst=0, clock=Clock()), delay_s=1000)
     waiting = [asyncio.create_task(slowdown.wait("10.0.0.1")) for _ in range(300)]

@@ -22,6 +22,7 @@ from app.auth.store import StoredKey
 from app.auth.verifier import MAX_SKEW_S, SignatureVerifier
 from frameworks.errors import Overloaded
 from frameworks.tenants import DEFAULT_TENANT
+from tests.support.loops import in_loop
 from tests.support.signing import REQUIRED, content_digest, signed_headers
 
 KEY_ID, SECRET = "abcdefghijk1", "s" * 43
@@ -133,6 +134,33 @@ def test_wrong_signature_uses_no_nonce(clock: Clock) -> None:
     verifier.verify(signed_request(clock, nonce="n" * 16))
     with pytest.raises(Overloaded):
         verifier.verify(signed_request(clock))
+
+
+@in_loop
+async def test_shared_nonce_is_used_by_the_caller() -> None:
+    clock, used = Clock(), []
+
+    async def use(key_id: str, nonce: bytes, created_s: int) -> None:
+        used.append((key_id, nonce, created_s))
+
+    verifier = SignatureVerifier(keys().get, now_s=clock, use_nonce=use)
+    request = signed_request(clock, nonce="n" * 16)
+    for _ in range(2):
+        assert verifier.verify(request).stored.principal.key_id == KEY_ID
+    assert (verifier.shares_nonces, used) == (True, [])
+    await verifier.use_nonce(request.headers)
+    assert used == [(KEY_ID, b"n" * 16, int(clock()))]
+
+
+@in_loop
+async def test_own_nonce_is_used_once() -> None:
+    clock = Clock()
+    verifier = SignatureVerifier(keys().get, now_s=clock)
+    request = signed_request(clock)
+    verifier.verify(request)
+    await verifier.use_nonce(request.headers)
+    with pytest.raises(Unauthenticated, match="nonce"):
+        verifier.verify(request)
 
 
 class Message:
