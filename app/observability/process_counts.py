@@ -39,7 +39,8 @@ class ProcessCounts:
             for outcome, count in others.items():
                 own[outcome] = max(own.get(outcome, 0), count)
         # A process that could not read the new files has the certificate that expires first.
-        self.tls_expires_s = min((each for each in (self.tls_expires_s, other.tls_expires_s) if each), default=None)
+        expiries = [each for each in (self.tls_expires_s, other.tls_expires_s) if each is not None]
+        self.tls_expires_s = min(expiries, default=None)
         for device, stats in other.tensor_pool.items():
             before = self.tensor_pool.get(device)
             self.tensor_pool[device] = stats if before is None else PoolStats(*map(add, before, stats))

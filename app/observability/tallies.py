@@ -4,6 +4,7 @@ import itertools
 from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field, fields
+from operator import add
 from typing import Any
 
 from frameworks.models.slot import ModelSlot
@@ -12,6 +13,10 @@ from frameworks.types import Timings
 SECONDS_BUCKETS = (
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
 )  # fmt: skip
+
+
+SERIES_OF_MODELS = ("requests", "models", "versions", "generations", "cache_hits", "cache_misses", "shadow_outcomes")
+"""The counts of RequestTallies whose keys begin with the name of a model."""
 
 
 @dataclass(slots=True)
@@ -27,7 +32,7 @@ class Histogram:
 
     def merge(self, other: "Histogram") -> None:
         """Add the observations of another histogram."""
-        self.counts = [one + two for one, two in zip(self.counts, other.counts, strict=True)]
+        self.counts = list(map(add, self.counts, other.counts))
         self.total += other.total
 
     def cumulated(self) -> list[tuple[str, float]]:
@@ -170,8 +175,11 @@ class RequestTallies:
 
     def forget(self, model: str) -> None:
         """Drop the series of a deleted model, so that they do not pile up."""
-        by_model: list[dict[Any, Any]] = [self.models, self.generations, self.versions]
-        by_model += [self.requests, self.cache_hits, self.cache_misses, self.shadow_outcomes]
-        for each in by_model:
-            for key in [key for key in each if key[0] == model]:
-                del each[key]
+        for name in SERIES_OF_MODELS:
+            forget_model(getattr(self, name), model)
+
+
+def forget_model(series: dict[tuple[Any, ...], Any], model: str) -> None:
+    """Drop the counts of a model. `series`: by tuples that begin with its name."""
+    for key in [key for key in series if key[0] == model]:
+        del series[key]

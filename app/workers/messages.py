@@ -1,5 +1,8 @@
 """Define the messages about requests between the supervisor and its workers, beside those about models."""
 
+from msgspec import Struct
+
+from app.observability.process_counts import ProcessCounts
 from frameworks.engine.process.messages import EngineMessage, ErrorState
 from frameworks.replicas.messages import ModelsFromWorker, ModelsToWorker, Question, Reply
 
@@ -63,21 +66,34 @@ class CollectTallies(Question, frozen=True):
     """Report the counts of the worker. Answered by Tallies."""
 
 
-class Tallies(Reply, frozen=True):
-    """All counts of the worker since its start. `content`: pickle of app.workers.tallies.WorkerTallies."""
+class TalliesReport(Struct, frozen=True, array_like=True):
+    """All counts of a worker since its start.
+
+    `content`: msgpack of app.workers.tallies.WorkerTallies. `forgotten`: number of the last ForgetModel that the worker
+    has applied; 0 before the first one.
+    """
 
     content: bytes
+    process: ProcessCounts
+    forgotten: int
+
+
+class Tallies(Reply, frozen=True):
+    """Answers CollectTallies."""
+
+    report: TalliesReport
 
 
 class TalliesChanged(EngineMessage, frozen=True):
-    """As Tallies, sent every second while they change: those of a worker that is lost are kept."""
+    """Sent every second while counts change: those of a worker that is lost are kept."""
 
-    content: bytes
+    report: TalliesReport
 
 
 class ForgetModel(EngineMessage, frozen=True):
-    """Drop the counts of a deleted model."""
+    """Drop the counts of a deleted model. `number`: greater than that of the one before."""
 
+    number: int
     name: str
 
 

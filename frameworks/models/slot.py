@@ -113,15 +113,28 @@ class ModelSlot:
         return min((seconds for seconds in unused if seconds is not None), default=None)
 
     @property
+    def last_used_s(self) -> float | None:
+        """When a version was used last (time.monotonic); None before the first use."""
+        used = [version.last_used_s for version in self.versions.values()]
+        return max((used_s for used_s in used if used_s is not None), default=None)
+
+    @property
     def queue_depth(self) -> int:
         """The number of places in the queue that requests hold; a request for texts holds one for each of them."""
         return self.requests.waiting
 
     def requests_of(self, tenant: str) -> tuple[int, int]:
         """Return the number of a tenant's requests in flight, and of the places in the queue that they hold."""
-        permits = [each for version in self.versions.values() for each in version.permits()]
-        places = [permit.places for permit in permits if permit.tenant.name == tenant]
-        return len(places), sum(places)
+        return self.requests_by_tenant().get(tenant, (0, 0))
+
+    def requests_by_tenant(self) -> dict[str, tuple[int, int]]:
+        """Return what `requests_of` does, by the names of the tenants that have requests in flight."""
+        found: dict[str, tuple[int, int]] = {}
+        for version in self.versions.values():
+            for permit in version.permits():
+                inflight, places = found.get(permit.tenant.name, (0, 0))
+                found[permit.tenant.name] = inflight + 1, places + permit.places
+        return found
 
     @property
     def served(self) -> list[str]:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from app.observability.process_counts import ProcessCounts
 from app.workers.messages import (
     CollectTallies,
     DrainWorker,
@@ -13,6 +14,7 @@ from app.workers.messages import (
     NoteFailedKey,
     ServerStatus,
     Tallies,
+    TalliesReport,
     ToWorker,
     WorkerReady,
 )
@@ -25,8 +27,12 @@ from tests.support.control_links import connect, open_both, open_links
 from tests.support.loops import settle, soon, task
 
 
+def report(content: bytes) -> TalliesReport:
+    return TalliesReport(content, ProcessCounts(), 0)
+
+
 async def tallies(question: CollectTallies) -> Reply:
-    return Tallies(question.id, b"counts")
+    return Tallies(question.id, report(b"counts"))
 
 
 def worker_link(number: int, answer: Any = tallies) -> ControlLink:
@@ -68,7 +74,7 @@ async def test_questions_of_both_sides_are_answered() -> None:
     assert isinstance(one, FailedKeyNoted)
     assert isinstance(other, FailedKeyNoted)
     assert isinstance(counts, Tallies)
-    assert (one.is_delayed, other.is_delayed, counts.content) == (True, False, b"counts")
+    assert (one.is_delayed, other.is_delayed, counts.report.content) == (True, False, b"counts")
     ours.close()
 
 
@@ -140,8 +146,8 @@ async def test_late_reply_is_ignored() -> None:
     await asyncio.sleep(0)
     asked.cancel()
     await asyncio.gather(asked, return_exceptions=True)
-    ours._received([Tallies(1, b"late")])
-    assert await ours.ask(CollectTallies) == Tallies(2, b"counts")
+    ours._received([Tallies(1, report(b"late"))])
+    assert await ours.ask(CollectTallies) == Tallies(2, report(b"counts"))
     ours.close()
 
 
@@ -204,7 +210,7 @@ async def test_descriptors_belong_to_their_reply() -> None:
 
     async def pass_pipe(question: CollectTallies) -> Reply:
         theirs.descriptors.send(question.id, [write])
-        return Tallies(question.id, b"")
+        return Tallies(question.id, report(b""))
 
     theirs.answer(CollectTallies, pass_pipe)
     reply = await ours.ask(CollectTallies)
