@@ -17,8 +17,9 @@ from frameworks.engine.contract import EngineSettings, RunCounts
 from frameworks.engine.local import LocalEngine, start_local_engine
 from frameworks.engine.process.channel import Channel
 from frameworks.engine.process.client import ProcessEngine
+from frameworks.engine.process.counting import add_counts
 from frameworks.engine.process.link import Listener, Loss, Started
-from frameworks.engine.process.messages import Free, FromEngine, Infer, Load, Loaded, Measure, Needs, ToEngine
+from frameworks.engine.process.messages import Counts, Free, FromEngine, Infer, Load, Loaded, Measure, Needs, ToEngine
 from frameworks.engine.process.model_source import HostedModel, ModelSource
 from frameworks.engine.process.plain import SentRequest, request_to_plain
 from frameworks.engine.process.serving import ServedProcess
@@ -125,6 +126,10 @@ class HostLink:
         self.lost: str | None = None
         self.listener: Listener | None = None
         self.killed: list[str] = []
+        self.counts = RunCounts()
+        """The sums of the counts that were received."""
+        self.process: ServedProcess
+        """The host, where it runs in this loop."""
         self._numbers = itertools.count(1)
 
     @property
@@ -188,6 +193,8 @@ class HostLink:
                 self.tensors.freed(message)
             else:
                 frame.append(message)
+            if isinstance(message, Counts):
+                add_counts(self.counts, message)
         if frame and self.listener is not None:
             self.listener.received(frame)
         if frame:
@@ -221,6 +228,7 @@ async def hosted(source: ModelSource, status: int = 0) -> AsyncIterator[HostLink
     link = HostLink(requests, answers)
     theirs = [SharedArena.attach(os.dup(each.fd), ARENA_BYTES) for each in (requests, answers)]
     process = ServedProcess(theirs[0], theirs[1], source)
+    link.process = process
     one, other = socket.socketpair()
     await link.channel.open(one)
     await process.owner.channel.open(other)
@@ -232,6 +240,17 @@ async def hosted(source: ModelSource, status: int = 0) -> AsyncIterator[HostLink
         link.channel.close()
         assert await ending == status
         link.tensors.close()
+
+
+async def attached(owner: HostLink) -> HostLink:
+    """Connect a further client to the host of the owner. The test closes its channel."""
+    requests, answers = arenas()
+    link = HostLink(requests, answers)
+    link.process = owner.process
+    one, other = socket.socketpair()
+    await link.channel.open(one)
+    await owner.process.serve_client([other.detach(), os.dup(requests.fd), os.dup(answers.fd)])
+    return link
 
 
 @asynccontextmanager

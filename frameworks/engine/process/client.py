@@ -240,7 +240,8 @@ class ProcessEngine:
         if started.spec != self.model.spec:
             self.model.spec = started.spec
         self._policy.serves()
-        if self._max_batch_seconds is not None:
+        # Only the owner asks, for the requests of all clients.
+        if self._max_batch_seconds is not None and isinstance(started.link, OwnerLink):
             self._watch = HangWatch(started.link, self._max_batch_seconds, self._is_busy)
         self._calls.send_due()
         if self.on_started is not None:

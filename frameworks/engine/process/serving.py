@@ -25,6 +25,7 @@ log = structlog.get_logger(__name__)
 
 _SENT_POLL_S = 0.005
 _TRIM_S = 1.0
+_NUM_DESCRIPTORS = 3
 
 
 def serve(arguments: StartArguments) -> int:
@@ -129,7 +130,14 @@ class ServedProcess:
                 log.exception("client of engine process not accepted")
 
     async def serve_client(self, descriptors: Sequence[int]) -> None:
-        """Serve a further client with its control socket, arena of requests, and arena of answers; takes them over."""
+        """Serve a further client with its control socket, arena of requests, and arena of answers; takes them over.
+
+        Raises OSError and SharedMemoryError; the client then finds its connection closed.
+        """
+        if len(descriptors) != _NUM_DESCRIPTORS:  # this process has reached its limit of descriptors
+            for each in descriptors:
+                os.close(each)
+            raise OSError(f"expected {_NUM_DESCRIPTORS} descriptors of a client, got {len(descriptors)}")
         control, requests, answers = descriptors
         connection = socket.socket(fileno=control)
         client = self._add(_attached(requests), _attached(answers), is_owner=False)

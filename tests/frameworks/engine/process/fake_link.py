@@ -24,7 +24,7 @@ Kind = TypeVar("Kind", bound=ToEngine)
 
 
 class FakeLink:
-    """Implement Link. `sent`: all messages, in order."""
+    """Implement OwnerLink. `sent`: all messages, in order."""
 
     def __init__(self, listener: Listener) -> None:
         self.listener = listener
@@ -43,6 +43,9 @@ class FakeLink:
 
     def abandon(self, reason: str) -> None:
         self.kill("aborted", reason)
+
+    def attach(self) -> list[int]:
+        return [1, 2, 3]
 
     async def ended(self, within_s: float) -> None:
         self.has_ended = True
