@@ -3,6 +3,8 @@
 import time
 from collections.abc import Callable
 
+from memory.shared_pairs import SharedPair
+
 _MINUTE_S = 60.0
 _BURST_DIVISOR = 10
 
@@ -44,3 +46,35 @@ class TokenBucket:
     def _missing_at(self, now_s: float) -> float:
         """Return the amount that the bucket needs to be full."""
         return max(0.0, self._missing - (now_s - self._since_s) / self._seconds_each)
+
+
+class SharedTokenBucket(TokenBucket):
+    """A bucket that several processes charge. Its amount and the time of that amount are a shared pair.
+
+    Only charges take the pair's lock. Two processes may both find the last amount; the second one is charged as a debt.
+    """
+
+    def __init__(self, per_minute: int, pair: SharedPair, clock: Callable[[], float] = time.monotonic) -> None:
+        """`pair`: zeros are a full bucket. `clock`: the same one in all processes."""
+        super().__init__(per_minute, clock)
+        self._pair = pair
+
+    def charge(self, amount: float) -> None:
+        pair = self._pair
+        with pair:
+            now_s = self._clock()
+            pair.write(self._missing_at(now_s) + amount, now_s)
+
+    def _missing_at(self, now_s: float) -> float:
+        missing, since_s = self._pair.read()
+        # Another process may have charged it since this one read the clock.
+        return max(0.0, missing - max(0.0, now_s - since_s) / self._seconds_each)
+
+
+def token_bucket(
+    pair: SharedPair | None, per_minute: int | None, clock: Callable[[], float] = time.monotonic
+) -> TokenBucket | None:
+    """Return a bucket of all processes that share the pair, or of this process without one; None without a limit."""
+    if not per_minute:
+        return None
+    return TokenBucket(per_minute, clock) if pair is None else SharedTokenBucket(per_minute, pair, clock)

@@ -11,7 +11,9 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from app.auth.tls import ServerTls
 from app.observability.metrics import request_id, server_timing
 from frameworks.scheduling.byte_limit import ByteHold, ByteLimit
+from frameworks.scheduling.shared_limits import OPEN_CELL
 from frameworks.types import Timings
+from memory.shared_counters import CounterRow
 
 BODY_PART_BYTES = 64 * 1024
 """A body has `body_timeout_s` for each part of this size."""
@@ -49,15 +51,45 @@ class Connections:
     """
 
     def __init__(
-        self, bounds: ConnectionBounds, byte_limit: ByteLimit | None = None, tls: ServerTls | None = None
+        self,
+        bounds: ConnectionBounds,
+        byte_limit: ByteLimit | None = None,
+        tls: ServerTls | None = None,
+        row: CounterRow | None = None,
+        most_here: int | None = None,
     ) -> None:
-        """`byte_limit`: of all bodies in progress; None: unlimited. `tls`: None for plain HTTP."""
+        """`byte_limit`: of all bodies in progress; None: unlimited. `tls`: None for plain HTTP. `row`: counts the
+        connections of all processes; None: this is the only one. `most_here`: the bound of this process, besides that
+        of all.
+        """
         self.bounds = bounds
         self.byte_limit = byte_limit or ByteLimit(None)
         self.tls = tls
-        self.open = 0
+        self._row = row
+        self._all_open = None if row is None else row.of_all(OPEN_CELL)
+        self._most_here = bounds.max_connections if most_here is None else most_here
+        self.own_open = 0
         self.closed = Counter(dict.fromkeys(CLOSE_REASONS, 0))
         """By reason; only those that the server closed."""
+
+    @property
+    def open(self) -> int:
+        """The open connections, of all processes that share the count."""
+        return self.own_open if self._all_open is None else sum(self._all_open)
+
+    def accept(self) -> bool:
+        """Count a new connection. Returns False if it is beyond the bounds; it counts until it is closed."""
+        self._count(1)
+        return self.own_open <= self._most_here and self.open <= self.bounds.max_connections
+
+    def forget(self) -> None:
+        """Count a closed connection out, whether it was accepted or not."""
+        self._count(-1)
+
+    def _count(self, more: int) -> None:
+        self.own_open += more
+        if self._row is not None:
+            self._row.set(OPEN_CELL, self.own_open)
 
 
 class HeldFlow(FlowControl):

@@ -39,8 +39,7 @@ class BoundedHttpProtocol(ParsingProtocol):
         # Bytes that the reader has not taken are counted, from `pause_writing` to `resume_writing`.
         transport.set_write_buffer_limits(UNCOUNTED_BYTES, 0)
         limits = self.limits
-        limits.open += 1
-        if limits.open > limits.bounds.max_connections:
+        if not limits.accept():
             self.refuse_connection()
             return
         self._since_s = self.loop.time()
@@ -48,7 +47,7 @@ class BoundedHttpProtocol(ParsingProtocol):
         self._timer = self.loop.call_at(self._timer_due_s, self.check_clock)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.limits.open -= 1
+        self.limits.forget()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -67,9 +67,8 @@ class TlsConnection(asyncio.Protocol, asyncio.Transport):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._tcp = transport
         limits = self._limits
-        limits.open += 1
         self._connections.add(self)
-        if limits.open > limits.bounds.max_connections:
+        if not limits.accept():
             # A response would need the handshake, which costs more than many requests.
             limits.closed[MAX_CONNECTIONS] += 1
             self.abort()
@@ -84,7 +83,7 @@ class TlsConnection(asyncio.Protocol, asyncio.Transport):
             self._app.connection_lost(exc)
             return
         self._end_handshake()
-        self._limits.open -= 1
+        self._limits.forget()
 
     def data_received(self, data: bytes) -> None:
         if self._is_closing:
@@ -122,7 +121,7 @@ class TlsConnection(asyncio.Protocol, asyncio.Transport):
         self._flush()
         self._end_handshake()
         self._names = certificate_names(self._tls.getpeercert())
-        self._limits.open -= 1  # the protocol counts itself
+        self._limits.forget()  # the protocol counts itself
         self._app = self._make_protocol()
         self._app.connection_made(self)
         return True

@@ -10,7 +10,9 @@ from frameworks.runtime import ModelEntry
 from frameworks.scheduling.admission import RequestLimit
 from frameworks.scheduling.batch.batcher import BatchLimits
 from frameworks.scheduling.device_clock import SharedDevices
+from frameworks.scheduling.shared_admission import request_limit
 from frameworks.settings import Isolation, PerformanceSettings
+from memory.shared_counters import CounterRow
 
 
 def batch_limits(entry: ModelEntry, performance: PerformanceSettings) -> BatchLimits:
@@ -33,6 +35,7 @@ class ModelIdentity:
     `ageing_s`: a waiting request gains a priority level after so many seconds. `isolation`: where it runs. `devices`:
     the clocks of the devices and the pool for large batches, which all models share. `threads`: of all engines in this
     process. `changed`: called after each change of the model that other processes must see.
+    `row`: counts the requests of all processes; None: those of this one.
     """
 
     framework: str
@@ -43,6 +46,7 @@ class ModelIdentity:
     devices: SharedDevices = field(default_factory=SharedDevices)
     threads: EngineThreads = field(default_factory=EngineThreads)
     changed: Callable[[], None] = _ignore
+    row: CounterRow | None = None
     name: str = field(init=False)
     requests: RequestLimit = field(init=False)
     loads: Counter[str] = field(default_factory=Counter)
@@ -52,7 +56,8 @@ class ModelIdentity:
 
     def __post_init__(self) -> None:
         entry = self.entry
-        limit = RequestLimit(f'model "{entry.name}"', entry.max_queue_size, entry.max_concurrent_requests)
+        owner = f'model "{entry.name}"'
+        limit = request_limit(self.row, owner, entry.max_queue_size, entry.max_concurrent_requests)
         object.__setattr__(self, "name", entry.name)
         object.__setattr__(self, "requests", limit)
 

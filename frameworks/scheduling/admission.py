@@ -1,26 +1,23 @@
 """Admission: how many requests the server or a model holds, how many may wait, and when to retry."""
 
 import time
-from collections import deque
 from collections.abc import Callable
 from math import inf
 from typing import Protocol
 
 from frameworks.errors import Overloaded
 from frameworks.scheduling.byte_limit import ByteHold, ByteLimit
+from frameworks.scheduling.drain_rate import RequestsInFlight
 from frameworks.tenants import DEFAULT_TENANT, Tenant
 
-# The drain rate is computed from this many of the latest responses.
-_RESPONSES_REMEMBERED = 64
-_LONGEST_RETRY_S = 600.0
 
-
-class RequestLimit:
+class RequestLimit(RequestsInFlight):
     """The bounds of one model or of the whole server. Owned by the event loop.
 
     `inflight`: requests that hold a permit, from admission until the response is sent; not those whose body still
     arrives. `waiting`: places in the queue that decoded requests hold. A request holds one until some of it runs; a
-    request for texts holds one for each of them, until that text runs.
+    request for texts holds one for each of them, until that text runs. Permits count in `own_inflight` and
+    `own_waiting`, those of this process; SharedRequestLimit adds up all processes.
     """
 
     def __init__(
@@ -32,66 +29,77 @@ class RequestLimit:
         byte_limit: ByteLimit | None = None,
     ) -> None:
         """`owner`: named in the error message, such as `model "digits"`. None means no bound."""
+        super().__init__(clock)
         self._owner = owner
         self.byte_limit = byte_limit or ByteLimit(None)
         self.max_queue_size = max_queue_size
         self.max_concurrent_requests = max_concurrent_requests
         self.queue_bound = inf if max_queue_size is None else max_queue_size
         self.concurrency_bound = inf if max_concurrent_requests is None else max_concurrent_requests
-        self.inflight = 0
-        self.waiting = 0
-        self._clock = clock
-        # Time is counted only while requests are in flight: idle hours say nothing about how fast a queue drains.
-        self._busy_s = 0.0
-        self._busy_since_s = 0.0
-        self._completed_at_s: deque[float] = deque([0.0], maxlen=_RESPONSES_REMEMBERED + 1)
+        # The bounds of the counts of this process: below them a permit is granted without a look at other processes.
+        self.own_queue_bound = self.queue_bound
+        self.own_concurrency_bound = self.concurrency_bound
+        self.own_waiting = 0
+
+    @property
+    def waiting(self) -> int:
+        """The places in the queue that requests hold."""
+        return self.own_waiting
 
     def check_room(self) -> None:
         """Raise Overloaded if the next request has to be refused. Called before its body is read and decoded."""
-        if self.waiting < self.queue_bound and self.inflight < self.concurrency_bound:
-            return
-        self.check_queue()
-        if self.inflight >= self.concurrency_bound:
-            raise self._overloaded(
-                f"{self.inflight} requests are in flight, its max_concurrent_requests", self.inflight
-            )
+        self._check_room(self.inflight, self.waiting)
 
-    def check_queue(self, places: int = 1) -> None:
+    def enter(self, places: int = 0) -> None:
+        """Count a request in, with its places in the queue. Raises Overloaded if it has to be refused."""
+        # Counted before the check: two processes cannot both take the last place.
+        self.acquire()
+        self.own_waiting += places
+        self._check_entered(places)
+
+    def _check_entered(self, places: int) -> None:
+        """Count the request out again if it has to be refused beside all others. Raises Overloaded."""
+        inflight, waiting = self.inflight - 1, self.waiting - places
+        try:
+            self._check_room(inflight, waiting)
+            self._check_queue(inflight, waiting, places)
+        except Overloaded:
+            self.own_waiting -= places
+            self.release(completed=False)
+            raise
+
+    def add_places(self, places: int, own: int = 0) -> None:
+        """Count more places of a request that has `own` already. Raises Overloaded if the queue is full."""
+        self.own_waiting += places
+        self._check_added(places, own)
+
+    def _check_added(self, places: int, own: int) -> None:
+        """Count the places out again if the queue has no room for them. Raises Overloaded."""
+        waiting = self.waiting - places
+        try:
+            # Its own places do not count: an empty queue accepts every request.
+            self._check_queue(self.inflight, waiting if waiting > own else 0, places)
+        except Overloaded:
+            self.own_waiting -= places
+            raise
+
+    def _check_room(self, inflight: int, waiting: int) -> None:
+        """Raise Overloaded if another request has to be refused beside these."""
+        if waiting < self.queue_bound and inflight < self.concurrency_bound:
+            return
+        self._check_queue(inflight, waiting, 1)
+        if inflight >= self.concurrency_bound:
+            raise self._overloaded(f"{inflight} requests are in flight, its max_concurrent_requests", inflight)
+
+    def _check_queue(self, inflight: int, waiting: int, places: int) -> None:
         """Raise Overloaded if the queue has not that many places left. An empty queue accepts every request."""
-        if not self.waiting or self.waiting + places <= self.queue_bound:
+        if not waiting or waiting + places <= self.queue_bound:
             return
         bound = "its max_queue_size"
-        if self.waiting != self.queue_bound:
+        if waiting != self.queue_bound:
             bound = f"this one counts as {places}, and the max_queue_size is {self.max_queue_size}"
         # A request may hold several places; no more requests than those in flight hold them.
-        raise self._overloaded(f"{self.waiting} requests are waiting, {bound}", min(self.waiting, self.inflight))
-
-    def acquire(self) -> None:
-        """Count a request in."""
-        if not self.inflight:
-            self._busy_since_s = self._clock()
-        self.inflight += 1
-
-    def release(self, completed: bool) -> None:
-        """Count a request out. `completed`: some of it ran, so it counts towards the drain rate."""
-        self.inflight -= 1
-        if completed or not self.inflight:
-            now_s = self._clock()
-            if completed:
-                self._completed_at_s.append(self._busy_s + now_s - self._busy_since_s)
-            if not self.inflight:
-                self._busy_s += now_s - self._busy_since_s
-
-    def seconds_to_drain(self, requests: int) -> float:
-        """Return the seconds until `requests` complete at the rate of the latest responses; 1 if none is known.
-
-        The time since the latest response counts too: the estimate for a stalled queue grows.
-        """
-        responses = len(self._completed_at_s) - 1
-        if not responses:
-            return 1.0
-        now_s = self._busy_s + (self._clock() - self._busy_since_s if self.inflight else 0.0)
-        return min(_LONGEST_RETRY_S, max(0.001, (now_s - self._completed_at_s[0]) / responses * requests))
+        raise self._overloaded(f"{waiting} requests are waiting, {bound}", min(waiting, inflight))
 
     def _overloaded(self, reason: str, requests: int) -> Overloaded:
         wait_s = self.seconds_to_drain(requests)
@@ -132,10 +140,10 @@ class Permit:
 
     def __init__(self, server: RequestLimit, tenant: Tenant = DEFAULT_TENANT) -> None:
         """Raises Overloaded if the server is full."""
-        if server.waiting >= server.queue_bound or server.inflight >= server.concurrency_bound:
-            server.check_room()
-        if server.inflight:
-            server.inflight += 1
+        if server.own_waiting >= server.own_queue_bound or server.own_inflight >= server.own_concurrency_bound:
+            server.enter()
+        elif server.own_inflight:
+            server.own_inflight += 1
         else:
             server.acquire()
         self._server = server
@@ -168,13 +176,14 @@ class Permit:
 
     def resume(self) -> None:
         """Take a place at the server again. Raises Overloaded if it is full."""
-        self._server.check_room()
-        self._server.acquire()
+        self._server.enter()
         self._is_suspended = False
 
     def check_room(self, model: RequestLimit) -> None:
         """Raise Overloaded if the model would refuse the request; never if the request is queued there already."""
-        if self._model is None and (model.waiting >= model.queue_bound or model.inflight >= model.concurrency_bound):
+        if self._model is None and (
+            model.own_waiting >= model.own_queue_bound or model.own_inflight >= model.own_concurrency_bound
+        ):
             model.check_room()
 
     def queue(self, model: RequestLimit, places: int = 1) -> None:
@@ -187,19 +196,20 @@ class Permit:
                 self._queue_more(places - self._places)
             return
         server = self._server
-        if server.waiting + places > server.queue_bound:
-            server.check_queue(places)
-        if model.waiting + places > model.queue_bound or model.inflight >= model.concurrency_bound:
-            model.check_room()
-            model.check_queue(places)
-        if model.inflight:
-            model.inflight += 1
+        if server.own_waiting + places > server.own_queue_bound:
+            server.add_places(places)
         else:
-            model.acquire()
+            server.own_waiting += places
+        if model.own_waiting + places > model.own_queue_bound or model.own_inflight >= model.own_concurrency_bound:
+            self._enter_model(model, places)
+        else:
+            if model.own_inflight:
+                model.own_inflight += 1
+            else:
+                model.acquire()
+            model.own_waiting += places
         self._model = model
         self._places = places
-        server.waiting += places
-        model.waiting += places
 
     def queue_sequences(self, model: RequestLimit, sequences: int) -> None:
         """Queue a request for generated text, which holds a place for each of its sequences. See `queue`."""
@@ -210,8 +220,8 @@ class Permit:
         self._has_begun = True
         if self._places:
             assert self._model is not None
-            self._server.waiting -= self._places
-            self._model.waiting -= self._places
+            self._server.own_waiting -= self._places
+            self._model.own_waiting -= self._places
             self._places = 0
 
     def begin_text(self) -> None:
@@ -246,19 +256,27 @@ class Permit:
             self._model.release(self._has_begun)
         self._server.release(self._has_begun)
 
+    def _enter_model(self, model: RequestLimit, places: int) -> None:
+        """Count the request at its model. The server has counted its places, and drops them if the model refuses."""
+        try:
+            model.enter(places)
+        except Overloaded:
+            self._server.own_waiting -= places
+            raise
+
     def _queue_more(self, places: int) -> None:
         """Add places to those that the request holds since it waited for a load."""
         assert self._model is not None
-        for limit in (self._server, self._model):
-            # The request's own places do not count: an empty queue accepts every request.
-            if limit.waiting > self._places:
-                limit.check_queue(places)
+        self._server.add_places(places, self._places)
+        try:
+            self._model.add_places(places, self._places)
+        except Overloaded:
+            self._server.own_waiting -= places
+            raise
         self._places += places
-        self._server.waiting += places
-        self._model.waiting += places
 
     def _leave_queue(self, places: int) -> None:
         assert self._model is not None
         self._places -= places
-        self._server.waiting -= places
-        self._model.waiting -= places
+        self._server.own_waiting -= places
+        self._model.own_waiting -= places

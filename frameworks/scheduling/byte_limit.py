@@ -32,12 +32,17 @@ class ByteLimit:
         until the next try. `within`: a limit that counts the same bytes.
         """
         self.max_bytes = max_bytes
-        self.held_bytes = 0
+        self.own_bytes = 0
         self.name = name
         self.refusal = refusal
         self._bound = inf if max_bytes is None else max_bytes
         self._lock: Lock = Lock() if within is None else within._lock
         self._all: tuple[ByteLimit, ...] = (self,) if within is None else (self, *within._all)
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes of all holds, of all processes that share the count."""
+        return self.own_bytes
 
     def hold(self) -> "ByteHold":
         """Return a count of 0 bytes, which belongs to one request or connection and must be released."""
@@ -51,27 +56,32 @@ class ByteLimit:
         with self._lock:
             if hold.is_released:
                 return False
-            if more > 0 and not is_forced and self.full_limit(hold.held_bytes, more) is not None:
-                return False
+            # Counted before the check: two processes cannot both take the last bytes.
             for limit in self._all:
-                limit.held_bytes += more
+                limit.own_bytes += more
             hold.held_bytes += more
+            if more > 0 and not is_forced and self.full_limit(hold.held_bytes, 0) is not None:
+                self._drop(hold, more)
+                return False
             return True
 
     def release(self, hold: "ByteHold") -> None:
         """End a hold. Its next growth is refused: a thread may still work for a cancelled request."""
         with self._lock:
-            for limit in self._all:
-                limit.held_bytes -= hold.held_bytes
-            hold.held_bytes = 0
+            self._drop(hold, hold.held_bytes)
             hold.is_released = True
 
     def full_limit(self, own: int, more: int) -> "ByteLimit | None":
         """Return the limit that `more` bytes do not fit, None if they fit. `own`: bytes that the hold has already."""
         for limit in self._all:
-            if limit.held_bytes != own and limit.held_bytes + more > limit._bound:
+            if limit.own_bytes != own and limit.own_bytes + more > limit._bound:
                 return limit
         return None
+
+    def _drop(self, hold: "ByteHold", count: int) -> None:
+        for limit in self._all:
+            limit.own_bytes -= count
+        hold.held_bytes -= count
 
 
 class ByteHold:

@@ -39,7 +39,8 @@ class Counts(RuleBasedStateMachine):
     def grow(self, hold: ByteHold, more: int) -> None:
         total = sum(self.model.values()) + more
         if not more or total <= MAX_BYTES or not self.others(hold):
-            hold.check_room(more)
+            if more:
+                hold.check_room(more)
             hold.grow(more)
             self.model[hold] += more
         else:
