@@ -70,7 +70,7 @@ class Counts:
     def seconds_unused(self, slot: ModelSlot) -> float | None:
         """Return the seconds since the last request to a model; None before the first one."""
         if self.tenant is None:
-            return self._tallies.seconds_unused(slot)
+            return slot.seconds_unused
         last_s = [each.last_s for key, each in self._tallies.versions.items() if key[::2] == (slot.name, self.tenant)]
         return time.perf_counter() - max(last_s) if last_s else None
 

@@ -169,10 +169,6 @@ class RequestTallies:
         """Return the number of a tenant's requests to a model, and of the places in the queue that they hold."""
         return slot.requests_of(tenant)
 
-    def seconds_unused(self, slot: ModelSlot) -> float | None:
-        """Return the seconds since the last use of a model; None before the first use."""
-        return slot.seconds_unused
-
     def forget(self, model: str) -> None:
         """Drop the series of a deleted model, so that they do not pile up."""
         for name in SERIES_OF_MODELS:

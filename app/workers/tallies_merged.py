@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -34,14 +33,12 @@ class MergedTallies(RequestTallies):
         own: RequestTallies,
         own_process: Callable[[], ProcessCounts],
         collect_s: float = COLLECT_S,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`own`, `own_process`: of the supervisor. `clock`: that of ModelVersion."""
+        """`own`, `own_process`: of the supervisor."""
         super().__init__()
         self._own = own
         self._own_process = own_process
         self._collect_s = collect_s
-        self._clock = clock
         self._own_report = _Report()
         self._reports: dict[ControlLink, _Report] = {}
         self._kept: dict[int, _Report] = {}
@@ -78,11 +75,6 @@ class MergedTallies(RequestTallies):
     def requests_of(self, slot: ModelSlot, tenant: str) -> tuple[int, int]:
         """Override RequestTallies."""
         return self._total.held.get((slot.name, tenant), (0, 0))
-
-    def seconds_unused(self, slot: ModelSlot) -> float | None:
-        """Override RequestTallies."""
-        used = [used_s for used_s in (slot.last_used_s, self._total.last_used_s.get(slot.name)) if used_s is not None]
-        return self._clock() - max(used) if used else None
 
     def forget(self, model: str) -> None:
         """Drop the counts of a deleted model in all processes, also in reports that are on the way."""

@@ -2,14 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from app.observability.process_counts import ProcessCounts
 from app.observability.tallies import RequestTallies
 from app.workers.messages import CollectTallies, ForgetModel, Tallies, TalliesChanged, TalliesReport
 from app.workers.tallies import WorkerTallies
-from frameworks.models.slot import ModelSlot
 from frameworks.replicas.control import ControlLink
+from frameworks.replicas.manager import ReplicaManager
 
 _INTERVAL_S = 1.0
 # Callers of GET /models may repeat it without a pause: reports take at most this share of the worker's time.
@@ -24,14 +24,14 @@ class TalliesSender:
         self,
         link: ControlLink,
         tallies: RequestTallies,
-        slots: Callable[[], Iterable[ModelSlot]],
+        models: ReplicaManager,
         process_counts: Callable[[], ProcessCounts],
         cpu_clock: Callable[[], float] = time.thread_time,
     ) -> None:
-        """Register the handlers of the link. `slots`: returns the models. `cpu_clock`: CPU time in seconds."""
+        """Register the handlers of the link. `cpu_clock`: CPU time in seconds."""
         self._link = link
         self._tallies = tallies
-        self._slots = slots
+        self._models = models
         self._process_counts = process_counts
         self._cpu_clock = cpu_clock
         self._sent = b""
@@ -62,7 +62,8 @@ class TalliesSender:
 
     def _report(self) -> TalliesReport:
         started_s = self._cpu_clock()
-        self._sent = WorkerTallies.read(self._tallies, self._slots()).encode()
+        self._models.report_uses()
+        self._sent = WorkerTallies.read(self._tallies, self._models.slots).encode()
         pause_s = min(_LONGEST_PAUSE_S, (self._cpu_clock() - started_s) / _SHARE)
         self._next_s = asyncio.get_running_loop().time() + pause_s
         return TalliesReport(self._sent, self._process_counts(), self._forgotten)

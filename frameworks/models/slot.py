@@ -113,12 +113,6 @@ class ModelSlot:
         return min((seconds for seconds in unused if seconds is not None), default=None)
 
     @property
-    def last_used_s(self) -> float | None:
-        """When a version was used last (time.monotonic); None before the first use."""
-        used = [version.last_used_s for version in self.versions.values()]
-        return max((used_s for used_s in used if used_s is not None), default=None)
-
-    @property
     def queue_depth(self) -> int:
         """The number of places in the queue that requests hold; a request for texts holds one for each of them."""
         return self.requests.waiting

@@ -82,6 +82,10 @@ class ReplicaManager:
             if serving.engine is not None:
                 serving.engine.check_integrity()
 
+    def report_uses(self) -> None:
+        """Report counts and uses of models that have changed: the supervisor has them before any later message."""
+        self._uses.report()
+
     async def wait_for(self, version: ModelVersion, permit: Permit) -> None:
         """Let the supervisor load a version for a request, as `ModelResidency.wait_for`."""
         assert isinstance(version, ReplicaVersion), "the worker makes all versions"

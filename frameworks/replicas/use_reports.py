@@ -19,7 +19,7 @@ class UseReports:
         self._link = link
         self._servings = servings
         self._sent: dict[int, VersionUse] = {}
-        self._timer = asyncio.get_running_loop().call_later(PERIOD_S, self._report)
+        self._start_timer()
 
     def close(self) -> None:
         """Report no more."""
@@ -32,8 +32,8 @@ class UseReports:
             prepare = serving.prepare
             self._link.send(LocalCounts(prepare.name, prepare.version, counts.batches, counts.steps))
 
-    def _report(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(PERIOD_S, self._report)
+    def report(self) -> None:
+        """Report all changes now."""
         uses: dict[int, VersionUse] = {}
         for number, serving in self._servings.items():
             version = serving.version
@@ -44,3 +44,10 @@ class UseReports:
         self._sent = uses
         if changed:
             self._link.send(Uses(changed))
+
+    def _start_timer(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(PERIOD_S, self._report_again)
+
+    def _report_again(self) -> None:
+        self._start_timer()
+        self.report()

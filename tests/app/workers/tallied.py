@@ -14,6 +14,7 @@ from app.workers.tallies_merged import MergedTallies
 from app.workers.tallies_sender import TalliesSender
 from frameworks.models.slot import ModelSlot
 from frameworks.replicas.control import ControlLink, Workers
+from frameworks.replicas.manager import ReplicaManager
 from frameworks.tenants import Tenant
 from frameworks.types import Timings
 from memory.tensor_pool import PoolStats
@@ -30,7 +31,6 @@ class FakeSlot:
 
     name: str
     held: dict[str, tuple[int, int]]
-    last_used_s: float | None = None
 
     def requests_by_tenant(self) -> dict[str, tuple[int, int]]:
         return self.held
@@ -85,9 +85,12 @@ class Worker:
         self.observer = Observer("none", 1000)
         self.slots: list[FakeSlot] = []
         self.process = process or ProcessCounts()
-        self.sender = TalliesSender(
-            self.link, self.observer, lambda: cast(Sequence[ModelSlot], self.slots), lambda: self.process
-        )
+        self.uses_reported = 0
+        self.sender = TalliesSender(self.link, self.observer, cast(ReplicaManager, self), lambda: self.process)
+
+    def report_uses(self) -> None:
+        """As ReplicaManager, which has `slots` too."""
+        self.uses_reported += 1
 
 
 class Supervisor:

@@ -12,7 +12,6 @@ from app.observability.metrics import Observer
 from app.observability.process_counts import ProcessCounts
 from app.workers.messages import CollectTallies, ForgetModel, Tallies, TalliesChanged, TalliesReport, ToWorker
 from app.workers.tallies import WorkerTallies
-from app.workers.tallies_sender import TalliesSender
 from frameworks.models.slot import ModelSlot
 from frameworks.replicas.control import ControlLink
 from tests.app.workers.tallied import FakeSlot, Supervisor, Worker, counted, observe, process_of
@@ -99,11 +98,11 @@ def test_encoded_tallies_decode_to_equal_ones(requests: list[tuple[int, str, str
     for steps, model, tenant, status in requests:
         observe(observer, steps, model, tenant, status)
     observer.inflight = 3
-    slots = cast(list[ModelSlot], [FakeSlot("m", {"": (1, 0), "a": (2, 5)}, 1.5), FakeSlot("n", {})])
+    slots = cast(list[ModelSlot], [FakeSlot("m", {"": (1, 0), "a": (2, 5)}), FakeSlot("n", {})])
     tallies = WorkerTallies.read(observer, slots)
     again = WorkerTallies.decode(tallies.encode())
     assert again == tallies
-    assert (again.held, again.last_used_s) == ({("m", ""): (1, 0), ("m", "a"): (2, 5)}, {"m": 1.5})
+    assert again.held == {("m", ""): (1, 0), ("m", "a"): (2, 5)}
     # The report does not change with the observer.
     observe(observer, 1)
     assert again != WorkerTallies.read(observer, slots)
@@ -158,29 +157,24 @@ async def test_unreported_counts_of_lost_worker_vanish() -> None:
 
 
 @in_loop
-async def test_state_of_requests_is_that_of_live_workers() -> None:
+async def test_held_requests_are_those_of_live_workers() -> None:
     supervisor, workers = Supervisor(), [Worker(0), Worker(1)]
-    slot: Any = SimpleNamespace(name="m", last_used_s=None)
-    for worker, held, used_s in zip(workers, [(1, 4), (2, 0)], [7.0, None], strict=True):
-        worker.slots = [FakeSlot("m", {"a": held}, used_s), FakeSlot("n", {"a": (9, 9)})]
+    slot: Any = SimpleNamespace(name="m")
+    for worker, held in zip(workers, [(1, 4), (2, 0)], strict=True):
+        worker.slots = [FakeSlot("m", {"a": held}), FakeSlot("n", {"a": (9, 9)})]
         await supervisor.join(worker)
     merged = supervisor.merged
     assert merged.requests_of(slot, "a") == (0, 0)
-    assert merged.seconds_unused(slot) is None
     await merged.refresh()
     assert merged.requests_of(slot, "a") == (3, 4)
     assert merged.requests_of(slot, "b") == (0, 0)
-    merged._clock = lambda: 10.0
-    assert merged.seconds_unused(slot) == 3.0
-    slot.last_used_s = 9.0
-    assert merged.seconds_unused(slot) == 1.0
+    # The uses of the models that the supervisor shows beside the counts are reported before them.
+    assert [worker.uses_reported for worker in workers] == [1, 1]
     await supervisor.lose(workers[0])
     await merged.refresh()
     assert merged.requests_of(slot, "a") == (2, 0)
-    slot.last_used_s = None
-    assert merged.seconds_unused(slot) == 3.0
     merged.forget("m")
-    assert merged.seconds_unused(slot) is None
+    assert merged.requests_of(slot, "a") == (0, 0)
     await supervisor.close()
 
 
@@ -339,9 +333,9 @@ class TestSender:
     @in_loop
     async def test_costly_reports_are_spaced(self) -> None:
         """They take a tenth of the worker's time at most."""
-        link = ControlLink(0, ToWorker)
-        cpu = iter([0.0, 0.005, 1.0, 1.0])
-        sender = TalliesSender(link, Observer("none", 1000), list, ProcessCounts, lambda: next(cpu))
+        worker, cpu = Worker(0), iter([0.0, 0.005, 1.0, 1.0])
+        sender = worker.sender
+        sender._cpu_clock = lambda: next(cpu)
         loop = asyncio.get_running_loop()
         await sender._collect(CollectTallies(1))
         started_s = loop.time()
