@@ -31,9 +31,11 @@ from frameworks.models.watcher import FolderWatcher
 from frameworks.runtime import ModelEntry
 from frameworks.scheduling.admission import Permit
 from frameworks.scheduling.device_clock import SharedDevices
+from frameworks.scheduling.shared_limits import SharedLimits
 from frameworks.settings import PerformanceSettings, SchedulingSettings
 from memory.budget import Budget
 from memory.pooled_arrays import PooledArrays
+from memory.shared_counters import CounterRow
 
 log = structlog.get_logger(__name__)
 
@@ -49,11 +51,12 @@ class MLFrameworkManager:
         drain_timeout_s: float,
         max_model_bytes: int | None = None,
         arrays: PooledArrays | None = None,
+        shared_limits: SharedLimits | None = None,
     ) -> None:
         """Wire the parts; nothing is loaded yet.
 
         `max_model_bytes`: limit for all models on each device; None: 80 % of its free memory at entry. `arrays`: pool
-        for large batches.
+        for large batches. `shared_limits`: the counts of all processes; None: this is the only one.
         """
         self.devices = loader.devices
         self._shared_devices = SharedDevices(arrays)
@@ -70,6 +73,7 @@ class MLFrameworkManager:
         self.on_unloaded = self.residency.on_unloaded
         self._rollout = Rollout(self.residency)
         self._watcher = FolderWatcher(self.refresh)
+        self._shared_limits = shared_limits
         self._is_open = False
         self._on_changed: list[Callable[[str], None]] = []
 
@@ -98,6 +102,7 @@ class MLFrameworkManager:
             self._shared_devices,
             self._engine_threads,
             partial(self._report_changed, entry.name),
+            self._new_row(),
         )
         slot = ModelSlot(identity, path)
         self._slots[entry.name] = slot
@@ -234,8 +239,7 @@ class MLFrameworkManager:
         """Unload a model and forget its name. Raises ModelNotFound."""
         slot = await self.unload(name)
         if self._slots.get(name) is slot:
-            del self._slots[name]
-            self._report_changed(name)
+            self._forget(slot)
             await self._watcher.unfollow(name)
 
     async def add(self, framework: str, entry: ModelEntry, path: Path) -> ModelSlot:
@@ -252,12 +256,23 @@ class MLFrameworkManager:
             raise  # its load continues
         except BaseException:
             if self._slots.get(entry.name) is slot:
-                del self._slots[entry.name]
-                self._report_changed(entry.name)
+                self._forget(slot)
             for version in slot.versions.values():
                 await self.residency.retire(version)
             raise
         return slot
+
+    def _new_row(self) -> CounterRow | None:
+        """Return where all processes count the requests of a new model."""
+        limits = self._shared_limits
+        return None if limits is None else limits.model(limits.allocate_row())
+
+    def _forget(self, slot: ModelSlot) -> None:
+        del self._slots[slot.name]
+        self._report_changed(slot.name)
+        row = slot.identity.row
+        if self._shared_limits is not None and row is not None:
+            self._shared_limits.free_row(row.number)
 
     async def load_registered(self) -> None:
         """Load every start-up model; a failure is logged, and the next model is loaded.

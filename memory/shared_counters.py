@@ -23,9 +23,11 @@ class CounterRow:
     `memory`: of all rows. `offset`: of its own line, in bytes.
     """
 
-    def __init__(self, memory: mmap.mmap, first: int, processes: int, process: int) -> None:
-        """`first`: offset of the row, in bytes."""
+    def __init__(self, memory: mmap.mmap, number: int, processes: int, process: int) -> None:
+        """`number`: of the row."""
+        first = number * processes * LINE_BYTES
         self.memory = memory
+        self.number = number
         self.offset = first + process * LINE_BYTES
         self._cells = memoryview(memory)[first : first + processes * LINE_BYTES]
         self._own = self._cells[process * LINE_BYTES : (process + 1) * LINE_BYTES].cast("q")
@@ -65,22 +67,23 @@ class SharedCounters:
 
     def row(self, number: int) -> CounterRow:
         """Return a row for this process."""
-        return CounterRow(self._memory, number * self._processes * LINE_BYTES, self._processes, self._process)
+        return CounterRow(self._memory, number, self._processes, self._process)
 
     def allocate_row(self) -> int:
         """Return the number of a row with zeros only. Raises NoFreeRow.
 
-        A row that was freed is used again once no process counts in it.
+        A row that was freed is used again once no process counts in it, and as late as possible: until a process has
+        applied the removal of a model, a request may still begin to count in its row.
         """
+        number = next(self._unused, None)
+        if number is not None:
+            self._used = number + 1
+            return number
         lines = self._lines()
         for index, number in enumerate(self._free):
             if not lines[number].any():
                 return self._free.pop(index)
-        number = next(self._unused, -1)
-        if number < 0:
-            raise NoFreeRow("counters: expected a free row, got none; remove models that are not needed")
-        self._used = number + 1
-        return number
+        raise NoFreeRow("counters: expected a free row, got none; remove models that are not needed")
 
     def free_row(self, number: int) -> None:
         """Take a row back. Processes may still count down in it."""

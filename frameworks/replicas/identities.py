@@ -11,6 +11,7 @@ from frameworks.models.slot import ModelSlot
 from frameworks.replicas.messages import ModelState
 from frameworks.runtime import ModelEntry
 from frameworks.scheduling.device_clock import SharedDevices
+from frameworks.scheduling.shared_limits import SharedLimits
 from frameworks.settings import Isolation, PerformanceSettings, SchedulingSettings
 
 
@@ -22,6 +23,7 @@ class Identities:
     scheduling: SchedulingSettings
     devices: SharedDevices
     threads: EngineThreads
+    shared_limits: SharedLimits | None = None
 
     def slot_of(self, published: ModelState) -> ModelSlot:
         """Return a new slot; its versions follow."""
@@ -34,6 +36,7 @@ class Identities:
             cast(Isolation, published.isolation),
             self.devices,
             self.threads,
+            row=None if self.shared_limits is None else self.shared_limits.model(published.counters),
         )
         found = {version.version: Path(version.path) for version in published.versions}
         return ModelSlot(identity, Path(published.path), found)

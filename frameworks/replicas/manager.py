@@ -22,6 +22,7 @@ from frameworks.replicas.use_reports import UseReports
 from frameworks.replicas.version import ReplicaVersion
 from frameworks.scheduling.admission import Permit
 from frameworks.scheduling.device_clock import SharedDevices
+from frameworks.scheduling.shared_limits import SharedLimits
 from frameworks.settings import PerformanceSettings, SchedulingSettings
 from memory.pooled_arrays import PooledArrays
 
@@ -41,14 +42,15 @@ class ReplicaManager:
         performance: PerformanceSettings,
         scheduling: SchedulingSettings,
         arrays: PooledArrays | None = None,
+        shared_limits: SharedLimits | None = None,
     ) -> None:
         """`link`: to the supervisor, not yet open. `loader`: of small models that run here; `arrays`: their pool for
-        large batches.
+        large batches. `shared_limits`: the counts of all processes; None: those of this one.
         """
         self._link = link
         self._loader = loader
         self._threads = EngineThreads()
-        identities = Identities(performance, scheduling, SharedDevices(arrays), self._threads)
+        identities = Identities(performance, scheduling, SharedDevices(arrays), self._threads, shared_limits)
         self._models = AppliedModels(link, WorkerEngines(link, loader), identities)
         self.slots_by_name: Mapping[str, ModelSlot] = self._models.slots
         self._uses = UseReports(link, self._models.servings)

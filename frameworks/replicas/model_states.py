@@ -18,7 +18,7 @@ def state_of(slot: ModelSlot, entry: bytes, peer: Peer) -> ModelState:
         entry=entry,
         path=str(slot.path),
         isolation=slot.isolation,
-        counters=0,
+        counters=0 if slot.identity.row is None else slot.identity.row.number,
         versions=[_version_state(version, peer) for version in slot.versions.values()],
         active=slot.active.version,
         previous=slot.previous.version if slot.previous else None,

@@ -28,10 +28,10 @@ class SharedLimits:
     supervisor calls `release` after a worker has ended; it alone allocates and frees the rows of models.
     """
 
-    def __init__(self, workers: int, tenants: Iterable[str]) -> None:
-        """`tenants`: the names of those with limits. Raises OSError."""
+    def __init__(self, workers: int, tenants: Iterable[str], max_models: int = _MAX_MODELS) -> None:
+        """`tenants`: the names of those with limits. `max_models`: that are registered at once. Raises OSError."""
         names = list(tenants)
-        self._counters = SharedCounters(workers + 1, 1 + len(names) + _MAX_MODELS, workers)
+        self._counters = SharedCounters(workers + 1, 1 + len(names) + max_models, workers)
         self._pairs = SharedPairs(2 * len(names))
         self._server = self._counters.allocate_row()
         self._tenants = {name: (self._counters.allocate_row(), index) for index, name in enumerate(names)}

@@ -14,6 +14,7 @@ from frameworks.models.slot import ModelSlot
 from frameworks.models.version import ModelVersion, VersionNotLoaded
 from frameworks.runtime import Registry
 from frameworks.scheduling.admission import Permit, RequestLimit
+from frameworks.scheduling.shared_limits import SharedLimits
 from frameworks.scheduling.steps.dispatcher import StepDispatcher
 from frameworks.settings import OnnxModelEntry, PerformanceSettings, SchedulingSettings
 from tests.support.batch_models import numbers
@@ -27,6 +28,7 @@ def make_manager(
     max_model_bytes: int | None = None,
     probe: FakeProbe | None = None,
     min_residency_s: float = 0.0,
+    shared_limits: SharedLimits | None = None,
 ) -> MLFrameworkManager:
     return MLFrameworkManager(
         Loader({"fake": lambda: registry}, DeviceManager(probe or FakeProbe())),
@@ -34,6 +36,7 @@ def make_manager(
         SchedulingSettings(min_residency_s=min_residency_s),
         drain_timeout_s,
         max_model_bytes,
+        shared_limits=shared_limits,
     )
 
 
