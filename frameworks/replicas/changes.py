@@ -69,7 +69,7 @@ class Changes:
     async def applied(self, peers: Iterable[Peer] | None = None) -> None:
         """Wait until workers have applied all that was published before the call. `peers`: None for all workers."""
         waited_for = list(self._peers.connected.values()) if peers is None else list(peers)
-        # What follows a Prepare is sent when it is applied, and waited for in the second round.
+        # The message after a Prepare is sent when that is applied, and awaited in the second round.
         for _ in range(2):
             self.flush()
             await self._peers.signal.until(partial(self._have_applied, [(p, p.sent, p.pending) for p in waited_for]))

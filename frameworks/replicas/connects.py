@@ -28,6 +28,7 @@ class Connects:
         self._connected: set[Peer] = set()
         # Were connected when the process was lost, and have not asked again.
         self._expected: set[Peer] = set()
+        self._known: set[Peer] = set()
         self._running_suspects: Peer | None = None
         self._give_up: asyncio.TimerHandle | None = None
 
@@ -48,7 +49,7 @@ class Connects:
 
     def was_connected(self, peer: Peer) -> bool:
         """Whether the worker has been connected to this process, or to one before it."""
-        return peer in self._connected or peer in self._expected
+        return peer in self._known
 
     def started(self) -> None:
         """Note that the process serves. Workers that do not ask again are waited for during 2 s."""
@@ -82,11 +83,8 @@ class Connects:
         asked = self._asked.pop(peer, None)
         if asked is not None and not asked.granted.done():
             asked.granted.set_exception(ModelFailed("the worker needs the model no longer"))
-        self._connected.discard(peer)
-        self._expected.discard(peer)
-        if self._running_suspects is peer:
-            self._running_suspects = None
-        self._advance()
+        self._known.discard(peer)
+        self._drop(peer)
 
     def close(self) -> None:
         """Fail all workers that wait: the model is closed."""
@@ -107,6 +105,7 @@ class Connects:
     def _grant(self, peer: Peer) -> None:
         asked = self._asked.pop(peer)
         self._connected.add(peer)
+        self._known.add(peer)
         if not asked.granted.done():
             asked.granted.set_result(None)
 
@@ -115,7 +114,15 @@ class Connects:
         asked = self._asked.get(peer)
         if asked is not None and asked.granted is not granted:
             return  # the worker has asked again
-        self.left(peer)
+        self._drop(peer)
+
+    def _drop(self, peer: Peer) -> None:
+        self._asked.pop(peer, None)
+        self._connected.discard(peer)
+        self._expected.discard(peer)
+        if self._running_suspects is peer:
+            self._running_suspects = None
+        self._advance()
 
     def _wait_no_longer(self) -> None:
         self._give_up = None

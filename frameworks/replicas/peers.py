@@ -37,8 +37,8 @@ class Signal:
 class PeerLoad:
     """One load of a version at one worker.
 
-    `prepare`: number of the Prepare without an answer. `is_held`: the worker has its engine. `is_shown`: the worker was
-    told that it is ready, so it sends Drained. `failure`: of the last Prepare.
+    `prepare`: number of the Prepare without an answer. `is_held`: the worker has its engine. `is_shown`: the worker has
+    been sent it as ready, so it sends Drained. `failure`: of the last Prepare.
     """
 
     prepare: int | None = None
@@ -60,7 +60,7 @@ class Peer:
         self.applied = 0
         """The last number that was applied."""
         self.shown: dict[str, ModelState] = {}
-        """The models as the worker was told, by name."""
+        """The models as they were sent last, by name."""
         self.loads: dict[int, PeerLoad] = {}
         """By number of the load."""
 

@@ -246,7 +246,7 @@ class SharedEngine:
         self._on_closed(self)
 
     def _abandon(self, every: bool) -> None:
-        """Let workers close the engine that was not ready for them. `every`: also those that were told that it is."""
+        """Let workers close the engine that was not ready for them. `every`: also those that were sent it as ready."""
         for peer in self._connected:
             load = peer.loads.get(self.serving)
             if load is not None and (every or not load.is_shown):

@@ -146,7 +146,12 @@ async def test_failed_start_fails_those_that_wait() -> None:
     process.connects.fail(ModelFailed("it cannot start"))
     await settle()
     assert process.failed == {"a": "it cannot start"}
-    assert process.connects.was_connected(process.peers["b"])
+    assert process.connects.was_connected(process.peers["a"])
+    process.ask("a")
+    process.ask("b")
+    process.start()
+    await settle()
+    assert sorted(process.connected) == ["a", "b"]
     process.connects.close()
 
 

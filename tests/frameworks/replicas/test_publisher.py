@@ -250,16 +250,16 @@ async def test_worker_without_engine_gets_it_later(monkeypatch: pytest.MonkeyPat
 async def test_request_of_worker_loads_model() -> None:
     async with supervising(make_manager(FakeRegistry())) as supervisor:
         slot = register(supervisor.manager, load="lazy")
-        asking, other = await supervisor.join(0), await supervisor.join(1)
-        serving = await asking.ask()
+        one, other = await supervisor.join(0), await supervisor.join(1)
+        serving = await one.ask()
         assert serving == slot.active.serving_id
-        assert phases(asking, other) == ["ready", "ready"]
+        assert phases(one, other) == ["ready", "ready"]
         await soon(lambda: slot.active.references == 1)
-        asking.end(serving)
+        one.end(serving)
         await soon(lambda: slot.active.references == 0)
         await supervisor.manager.unload("m")
         await supervisor.publisher.applied()
-        assert await asking.ask() is None
+        assert await one.ask() is None
         assert await other.ask() is None
 
 
