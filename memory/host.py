@@ -1,6 +1,8 @@
 """Measure the memory of this machine and of this process."""
 
 import os
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -39,10 +41,25 @@ def proportional_bytes(smaps: Path = _SMAPS) -> int:
     The sum over processes is the memory that they take together. Without /proc: the resident set size.
     """
     try:
-        lines = smaps.read_text().splitlines()
+        return _proportional_bytes(smaps)
     except OSError:
         return resident_bytes()
-    values = (line.split() for line in lines)
+
+
+def bytes_together(pids: Iterable[int]) -> int:
+    """Return the memory that these processes take together, as `proportional_bytes`. An ended process has none."""
+    total = 0
+    for pid in pids:
+        try:
+            total += _proportional_bytes(_SMAPS.parents[1] / str(pid) / _SMAPS.name)
+        except OSError:
+            with suppress(psutil.Error):
+                total += int(psutil.Process(pid).memory_info().rss)
+    return total
+
+
+def _proportional_bytes(smaps: Path) -> int:
+    values = (line.split() for line in smaps.read_text().splitlines())
     return 1024 * sum(int(words[1]) for words in values if words[0] in ("Pss:", "SwapPss:"))
 
 

@@ -1,6 +1,7 @@
 """Route /health (for people), /health/live (for process supervisors) and /health/ready (for load balancers)."""
 
 import asyncio
+from collections.abc import Callable
 
 from fastapi import APIRouter, Request, Response
 
@@ -36,9 +37,17 @@ class Health(ResponseBody):
 class HealthApi:
     """Handlers of the routes."""
 
-    def __init__(self, views: Views, devices: DeviceManager, lifecycle: ServerLifecycle) -> None:
+    def __init__(
+        self,
+        views: Views,
+        devices: DeviceManager,
+        lifecycle: ServerLifecycle,
+        memory_bytes: Callable[[], int] = resident_bytes,
+    ) -> None:
+        """`memory_bytes`: returns the memory of the server. It is called in a thread."""
         self._views = views
         self._devices = devices
+        self._memory_bytes = memory_bytes
         self._lifecycle = lifecycle
 
     def router(self) -> APIRouter:
@@ -54,7 +63,7 @@ class HealthApi:
     async def health(self, request: Request) -> Response:
         """Show the state of the server, its devices, and the models and requests that the key may see."""
         # In a thread: a GPU's driver may be slow to report free memory.
-        devices = await asyncio.to_thread(self._devices.devices)
+        devices, memory_bytes = await asyncio.to_thread(lambda: (self._devices.devices(), self._memory_bytes()))
         models, counts = self._views.for_request(request)
         await counts.refresh()
         slots = models.slots
@@ -69,7 +78,7 @@ class HealthApi:
                     "requests_failed_total": sum(count for (_, _, status, _), count in requests if status >= 400),
                     "inflight": counts.all_in_flight(slots),
                     "models_ready": sum(state == ModelState.READY for state in states.values()),
-                    "resident_memory_bytes": resident_bytes(),
+                    "resident_memory_bytes": memory_bytes,
                 },
                 "devices": [
                     {

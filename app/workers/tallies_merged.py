@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -15,6 +16,7 @@ from frameworks.engine.process.messages import ChannelError
 from frameworks.errors import RoundhouseError
 from frameworks.models.slot import ModelSlot
 from frameworks.replicas.control import ControlLink, Workers
+from memory.host import bytes_together
 
 COLLECT_S = 1.0
 """How long a refresh waits for a worker, whose last report is used then."""
@@ -71,6 +73,10 @@ class MergedTallies(RequestTallies):
     def process_counts(self) -> ProcessCounts:
         """Return the counts of all processes beside those of requests."""
         return self._process
+
+    def memory_bytes(self) -> int:
+        """Return the memory that the supervisor and its workers take together. Any thread may call it."""
+        return bytes_together([os.getpid(), *(link.pid for link in tuple(self._reports) if link.pid)])
 
     def requests_of(self, slot: ModelSlot, tenant: str) -> tuple[int, int]:
         """Override RequestTallies."""

@@ -1,11 +1,14 @@
 """Memory of the machine, of a container and of this process."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
-from memory.host import host_memory, proportional_bytes, resident_bytes
+from memory.host import bytes_together, host_memory, proportional_bytes, resident_bytes
 
 MIB = 1024**2
 
@@ -76,3 +79,15 @@ def test_proportional_bytes_count_swapped_pages(tmp_path: Path) -> None:
 
 def test_proportional_bytes_without_proc_are_resident(tmp_path: Path) -> None:
     assert proportional_bytes(tmp_path / "no such file") > MIB
+
+
+def test_bytes_together_add_up_living_processes() -> None:
+    code = f"held = b'x' * {64 * MIB}; print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        alone = bytes_together([os.getpid()])
+        assert alone > 0
+        assert bytes_together([os.getpid(), child.pid]) - alone > 32 * MIB
+        child.communicate(b"\n")
+    assert bytes_together([child.pid]) == 0

@@ -1,6 +1,7 @@
 """Test that the counts of workers are reported and added up as one server's."""
 
 import asyncio
+import os
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
@@ -293,6 +294,16 @@ async def test_refresh_without_workers_shows_kept_counts() -> None:
     assert process.tensor_pool["cpu"] == process_of(1).tensor_pool["cpu"]._replace(hits=9, misses=11, gc_runs=13,
         freed_bytes=15)  # fmt: skip
     assert process.connections_closed == {"idle": 9}
+
+
+@in_loop
+async def test_memory_is_that_of_all_processes() -> None:
+    supervisor, worker = Supervisor(), Worker(0)
+    ours = await supervisor.join(worker)
+    alone = supervisor.merged.memory_bytes()
+    ours.pid = os.getpid()
+    assert supervisor.merged.memory_bytes() > 1.5 * alone > 0
+    await supervisor.close()
 
 
 class TestSender:
