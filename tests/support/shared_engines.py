@@ -1,8 +1,10 @@
 """An engine process with an owner and further clients, all in the process of the test."""
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from frameworks.engine.process.client import ProcessEngine
 from frameworks.engine.process.client_link import ClientLink
 from frameworks.engine.process.launch import LaunchOptions
 from frameworks.engine.process.link import Listener, Loss, Started
+from frameworks.engine.process.restarts import RestartPolicy
 from frameworks.engine.process.running import RunningProcess, start_process
 from frameworks.engine.registries import RegistrySettings
 from frameworks.settings import OnnxModelEntry
@@ -21,6 +24,15 @@ from frameworks.types import TensorBatch
 from tests.support.engine_hosts import CPU, SETTINGS
 from tests.support.loops import soon
 from tests.support.models.onnx_graphs import add, save
+
+
+class NoDelay(RestartPolicy):
+    """Restarts at once, and holds requests until then."""
+
+    expects_restart_soon = True
+
+    def start_in_s(self) -> float:
+        return 0.0
 
 
 class Attached:
@@ -32,7 +44,7 @@ class Attached:
         self.links: list[ClientLink] = []
         self.killed: list[str] = []
         self.counts = RunCounts()
-        self.engine = ProcessEngine(SETTINGS, self.counts, self._start)
+        self.engine = ProcessEngine(SETTINGS, self.counts, self._start, NoDelay())
 
     async def _start(self, listener: Listener) -> Started:
         await soon(lambda: self.owner.outage is None)
@@ -54,7 +66,7 @@ class Shared:
         self.processes: list[RunningProcess] = []
         self.clients: list[Attached] = []
         self.counts = RunCounts()
-        self.owner = ProcessEngine(SETTINGS, self.counts, self._start)
+        self.owner = ProcessEngine(SETTINGS, self.counts, self._start, NoDelay())
         self.owner.is_shared = True
         self.owner.on_lost = self._report
 
@@ -73,6 +85,11 @@ class Shared:
         """Tensors in the shared memory of all clients."""
         links = [link for client in self.clients for link in client.links]
         return sum(each.num_leases for each in [*self.processes, *links])
+
+    def kill(self) -> None:
+        """Kill the latest process from outside."""
+        with suppress(ProcessLookupError):
+            os.kill(self.processes[-1].pid, signal.SIGKILL)
 
     async def attach(self) -> Attached:
         client = Attached(self.owner, asyncio.Queue())

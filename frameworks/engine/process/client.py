@@ -70,7 +70,7 @@ class ProcessEngine:
         self._counts = counts
         self._start = start
         self._policy = policy or RestartPolicy()
-        self._calls = OpenCalls(settings.name, suspects or Suspects(), self._check_outage)
+        self._calls = OpenCalls(settings.name, suspects or Suspects(), self._check_outage, self._note_settled)
         self._numbers = itertools.count(1)
         self._watch: HangWatch | None = None
         self._stats: StepStats | None = None
@@ -82,12 +82,14 @@ class ProcessEngine:
         """Whether the process has further clients, whose requests may hang too."""
         self.started: Started | None = None
         """The process that was started last, which may have ended."""
-        self.on_started: Callable[[Started], None] | None = None
+        self.on_started: Callable[[Started], None] = lambda started: None
         """Called when a process serves, also after each restart."""
-        self.on_lost: Callable[[Loss], None] | None = None
+        self.on_lost: Callable[[Loss], None] = lambda loss: None
         """Called when the process is lost, before its restart."""
-        self.on_start_failed: Callable[[str], None] | None = None
+        self.on_start_failed: Callable[[str], None] = lambda reason: None
         """Called with the reason when a restart has failed; another one follows."""
+        self.on_settled: Callable[[], None] = lambda: None
+        """Called after a restart, when no suspect is left."""
         self._handlers: dict[type[FromEngine], Callable[[Any], None]] = {
             **self._calls.handlers,
             Counts: self._add_counts,
@@ -118,15 +120,6 @@ class ProcessEngine:
     def num_suspects(self) -> int:
         """Number of requests that may have ended the process, and have no outcome yet: each runs again alone."""
         return self._calls.num_suspects
-
-    @property
-    def on_settled(self) -> Callable[[], None] | None:
-        """Called after a restart, when no suspect is left."""
-        return self._calls.on_settled
-
-    @on_settled.setter
-    def on_settled(self, callback: Callable[[], None] | None) -> None:
-        self._calls.on_settled = callback
 
     def attach(self) -> list[int]:
         """Connect a further client. As OwnerLink.attach; raises ModelFailed while the process is down."""
@@ -180,6 +173,8 @@ class ProcessEngine:
         if link is not None:
             link.send(Close())
             await link.ended(_CLOSE_S)
+        # Those that wait for a restart, and those of a process that was lost before their answers.
+        self._calls.fail_all(lambda: Draining.unloaded(self._name))
 
     def end_requests(self) -> None:
         self._calls.end_requests()
@@ -229,8 +224,7 @@ class ProcessEngine:
         self._calls.fail(failed, self._failure)
         self._calls.restart()
         self._restart = asyncio.get_running_loop().create_task(self._restart_process())
-        if self.on_lost is not None:
-            self.on_lost(loss)
+        self.on_lost(loss)
 
     def _serve(self, started: Started) -> None:
         self._calls.link = started.link
@@ -242,13 +236,9 @@ class ProcessEngine:
         self._policy.serves()
         # Only the owner asks, for the requests of all clients.
         if self._max_batch_seconds is not None and isinstance(started.link, OwnerLink):
-            self._watch = HangWatch(started.link, self._max_batch_seconds, self._is_busy)
+            self._watch = HangWatch(started.link, self._max_batch_seconds, lambda: self.is_shared or self.is_running)
         self._calls.send_due()
-        if self.on_started is not None:
-            self.on_started(started)
-
-    def _is_busy(self) -> bool:
-        return self.is_shared or self.is_running
+        self.on_started(started)
 
     def _detach(self) -> Link | None:
         if self._watch is not None:
@@ -274,8 +264,7 @@ class ProcessEngine:
                     reason=reason,
                     restart_in_s=round(self._policy.start_in_s(), 1),
                 )
-                if self.on_start_failed is not None:
-                    self.on_start_failed(reason)
+                self.on_start_failed(reason)
                 continue
             log.info("engine process restarted", model=self._name, load_s=round(started.loaded.load_s, 3))
             self._serve(started)
@@ -285,6 +274,9 @@ class ProcessEngine:
         if self._restart is not None:
             self._restart.cancel()
         self._calls.stop_charging()
+
+    def _note_settled(self) -> None:
+        self.on_settled()
 
     def _check_outage(self) -> None:
         """Raise ModelFailed unless the process that is down restarts soon."""

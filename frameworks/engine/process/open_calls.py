@@ -42,13 +42,16 @@ class OpenCalls:
     request runs again after a crash unless a part of its text was read.
     """
 
-    def __init__(self, name: str, suspects: Suspects, check_outage: Callable[[], None]) -> None:
+    def __init__(
+        self, name: str, suspects: Suspects, check_outage: Callable[[], None], on_settled: Callable[[], None]
+    ) -> None:
         """`name`: of the model. `check_outage`: called for a request while the process is down; raises ModelFailed
-        where no restart is near.
+        where no restart is near. `on_settled`: called after a restart, when no suspect is left.
         """
         self._name = name
         self._suspects = suspects
         self._check_outage = check_outage
+        self._on_settled = on_settled
         self._calls: dict[int, Call] = {}
         self._retries = RetryQueue(suspects, lambda number: _digest(self._calls[number]))
         self._charging: set[asyncio.Task[None]] = set()
@@ -58,8 +61,6 @@ class OpenCalls:
         self.has_ended_requests = False
         self.idle_since_s = time.monotonic()
         """When the last request ended, by time.monotonic."""
-        self.on_settled: Callable[[], None] | None = None
-        """Called after a restart, when no suspect is left."""
         self.handlers: Mapping[type[FromEngine], Callable[[Any], None]] = {
             Answer: self._complete,
             Begun: self._begin,
@@ -152,8 +153,7 @@ class OpenCalls:
                 self._send_again(self.link, self._calls[number])
         if self._is_settling and self.link is not None and not self._retries.num_suspects:
             self._is_settling = False
-            if self.on_settled is not None:
-                self.on_settled()
+            self._on_settled()
 
     def stop_charging(self) -> None:
         """Charge no tenant any more."""

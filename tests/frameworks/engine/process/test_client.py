@@ -298,6 +298,25 @@ async def test_close_waits_for_end(harness: Harness) -> None:
 
 
 @opened
+async def test_closed_engine_fails_held_requests(harness: Harness) -> None:
+    harness.may_start.clear()
+    harness.link.lose()
+    held = harness.submit()
+    await harness.engine.close()
+    with pytest.raises(Draining):
+        await held
+
+
+@opened
+async def test_process_lost_at_close_fails_requests(harness: Harness) -> None:
+    future = harness.submit()
+    # The fake process ends without an answer.
+    await harness.engine.close()
+    with pytest.raises(Draining):
+        await future
+
+
+@opened
 async def test_wrong_message_is_protocol_error(harness: Harness) -> None:
     with pytest.raises(ProtocolError):
         harness.link.receive(Closed())

@@ -22,7 +22,7 @@ from frameworks.engine.process.messages import (
 )
 from frameworks.engine.process.plain import answer_from_plain
 from tests.support.engine_hosts import CPU, SETTINGS, ArrayModel, FakeSource, HostLink, array_rows, attached, hosted
-from tests.support.loops import settle, soon
+from tests.support.loops import settle, soon, worker_threads_end
 
 MAX_CLIENTS = 3
 DAMAGED: list[Any] = [Free([10**6]), Load(CPU, SETTINGS), Answer(1, None, 0.0, 0.0)]
@@ -174,6 +174,7 @@ class SharedHost(RuleBasedStateMachine):
             assert self._run(_num_tasks()) == self.num_tasks
         self._run(self.stack.aclose())
         self._run(settle())
+        assert worker_threads_end()
         self.loop.close()
 
     def _client(self, choice: int) -> Client:

@@ -97,3 +97,34 @@ def test_no_refusal_exceeds_minute_with_any_clock(steps: list[tuple[float, int, 
     for number in range(5):
         clock.now_s += suspects.refused_for_s(digest_of(b"%d" % number)) + 1e-6
         assert suspects.refused_for_s(digest_of(b"%d" % number)) == 0
+
+
+def test_refused_request_is_reported_once() -> None:
+    refused: list[bytes] = []
+    suspects = Suspects(Clock(), on_refused=refused.append)
+    suspects.crashed(A)
+    assert refused == []
+    suspects.crashed(A)
+    assert refused == [A]
+
+
+def test_request_that_others_refuse_is_refused() -> None:
+    clock = Clock()
+    refused: list[bytes] = []
+    suspects = Suspects(clock, on_refused=refused.append)
+    assert not suspects.refuses_any
+    suspects.crashed(A)
+    for digest in (A, B):
+        suspects.refuse(digest)
+        assert suspects.refuses_any
+        assert suspects.refused_for_s(digest) == 60
+    assert refused == []
+    clock.now_s += 60
+    assert suspects.refused_for_s(B) == 0.0
+
+
+def test_refused_requests_of_others_are_bounded() -> None:
+    suspects = Suspects(Clock(), max_suspects=2)
+    for number in range(5):
+        suspects.refuse(digest_of(b"%d" % number))
+    assert len(suspects) == 2
