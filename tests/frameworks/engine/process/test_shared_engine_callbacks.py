@@ -33,7 +33,8 @@ class Noted:
 async def test_starts_and_losses_are_reported() -> None:
     harness = Harness()
     noted = Noted(harness)
-    assert harness.engine.started is None
+    before = harness.engine.started
+    assert before is None
     started = await harness.engine.open()
     assert harness.engine.started is started
     assert noted.events == ["started"]

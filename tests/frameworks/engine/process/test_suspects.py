@@ -112,7 +112,6 @@ def test_request_that_others_refuse_is_refused() -> None:
     clock = Clock()
     refused: list[bytes] = []
     suspects = Suspects(clock, on_refused=refused.append)
-    assert not suspects.refuses_any
     suspects.crashed(A)
     for digest in (A, B):
         suspects.refuse(digest)
