@@ -16,6 +16,7 @@ from frameworks.errors import (
     InvalidInput,
     ModelExists,
     ModelNotFound,
+    OutOfMemory,
     RoundhouseError,
     VersionNotFound,
 )
@@ -35,7 +36,7 @@ from frameworks.scheduling.shared_limits import SharedLimits
 from frameworks.settings import PerformanceSettings, SchedulingSettings
 from memory.budget import Budget
 from memory.pooled_arrays import PooledArrays
-from memory.shared_counters import CounterRow
+from memory.shared_counters import CounterRow, NoFreeRow
 
 log = structlog.get_logger(__name__)
 
@@ -90,7 +91,7 @@ class MLFrameworkManager:
             raise ModelNotFound(name, self._slots) from None
 
     def register(self, framework: str, entry: ModelEntry, path: Path) -> ModelSlot:
-        """Register a model without reading its files. `path` is absolute. Raises ModelExists."""
+        """Register a model without reading its files. `path` is absolute. Raises ModelExists, OutOfMemory."""
         if entry.name in self._slots:
             raise ModelExists(entry.name)
         identity = ModelIdentity(
@@ -265,7 +266,10 @@ class MLFrameworkManager:
     def _new_row(self) -> CounterRow | None:
         """Return where all processes count the requests of a new model."""
         limits = self._shared_limits
-        return None if limits is None else limits.model(limits.allocate_row())
+        try:
+            return None if limits is None else limits.model(limits.allocate_row())
+        except NoFreeRow as error:
+            raise OutOfMemory(str(error)) from error
 
     def _forget(self, slot: ModelSlot) -> None:
         del self._slots[slot.name]

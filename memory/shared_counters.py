@@ -83,7 +83,7 @@ class SharedCounters:
         for index, number in enumerate(self._free):
             if not lines[number].any():
                 return self._free.pop(index)
-        raise NoFreeRow("counters: expected a free row, got none; remove models that are not needed")
+        raise NoFreeRow("models: expected fewer of them, got as many as the workers can count; remove some")
 
     def free_row(self, number: int) -> None:
         """Take a row back. Processes may still count down in it."""

@@ -60,6 +60,11 @@ class TenantLimits:
             self.places.release(completed=False)
             raise self._refusal(*max(waits))
 
+    def rate_refusal(self, wait_s: float) -> QuotaExceeded:
+        """Return the error of a request if another process has taken the last one of the minute since `enter`."""
+        assert self.requests is not None
+        return self._refusal(wait_s, _rate_reason(self.requests, "requests"))
+
     def enter_again(self) -> None:
         """Count a request that was suspended. Raises QuotaExceeded if too many are in flight."""
         self.places.acquire()
@@ -87,10 +92,8 @@ class TenantLimits:
     async def start(self, tokens: int) -> None:
         """Count the tokens of a request that is about to run. Raises QuotaExceeded if the tenant has none left."""
         assert self.tokens is not None
-        wait_s = self.tokens.wait_s()
-        if wait_s:
+        if wait_s := self.tokens.wait_s() or self.tokens.take(tokens):
             raise self._refusal(wait_s, _rate_reason(self.tokens, "tokens"))
-        self.tokens.charge(tokens)
 
     def use(self, tokens: int) -> None:
         """Count generated tokens."""
@@ -130,12 +133,13 @@ class LimitedPermit(Permit):
         except Overloaded:
             limits.places.release(completed=False)
             raise
-        if limits.requests is not None:
-            limits.requests.charge(1)
         self.token_budget = None if limits.tokens is None else limits
         self._limits = limits
         # Waiting ones, which the tenant's limit counts.
         self._sequences = 0
+        if limits.requests is not None and (wait_s := limits.requests.take(1)):
+            self.release()
+            raise limits.rate_refusal(wait_s)
 
     def hold_bytes(self) -> ByteHold:
         if self.held_bytes is None:

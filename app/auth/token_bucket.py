@@ -31,6 +31,14 @@ class TokenBucket:
         self._missing = self._missing_at(now_s) + amount
         self._since_s = now_s
 
+    def take(self, amount: float) -> float:
+        """Charge an amount, after `wait_s` has returned 0.
+
+        Returns 0. If another process has taken the last of it meanwhile, returns the wait, and charges nothing.
+        """
+        self.charge(amount)
+        return 0.0
+
     def wait_s(self) -> float:
         """Return the seconds until the bucket has 1, if nothing is charged meanwhile; 0 if it has it now."""
         return max(0.0, self._missing_at(self._clock()) + 1.0 - self.burst) * self._seconds_each
@@ -51,7 +59,7 @@ class TokenBucket:
 class SharedTokenBucket(TokenBucket):
     """A bucket that several processes charge. Its amount and the time of that amount are a shared pair.
 
-    Only charges take the pair's lock. Two processes may both find the last amount; the second one is charged as a debt.
+    Only changes take the pair's lock.
     """
 
     def __init__(self, per_minute: int, pair: SharedPair, clock: Callable[[], float] = time.monotonic) -> None:
@@ -64,6 +72,15 @@ class SharedTokenBucket(TokenBucket):
         with pair:
             now_s = self._clock()
             pair.write(self._missing_at(now_s) + amount, now_s)
+
+    def take(self, amount: float) -> float:
+        pair = self._pair
+        with pair:
+            if wait_s := self.wait_s():
+                return wait_s
+            now_s = self._clock()
+            pair.write(self._missing_at(now_s) + amount, now_s)
+            return 0.0
 
     def _missing_at(self, now_s: float) -> float:
         missing, since_s = self._pair.read()

@@ -9,7 +9,7 @@ from memory.shared_pairs import SharedPair, SharedPairs
 OPEN_CELL = 5
 """Open connections, in the row of the server: behind the cells of its requests and bytes."""
 
-_MAX_MODELS = 16_384
+_MAX_MODELS = 4096
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,8 +110,7 @@ def rate() -> dict[str, object]:
         bucket = SharedTokenBucket(per_minute, shared.tenant("search").requests, clock)
         events = Events()
         while now_s[0] < seconds:
-            if not bucket.wait_s():
-                bucket.charge(1)
+            if not bucket.wait_s() and not bucket.take(1):
                 events.append((int(now_s[0]), 1))
         return events
 

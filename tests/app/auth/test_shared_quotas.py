@@ -1,5 +1,6 @@
 """Limits of tenants over several processes, each with views of its own of the same memory."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -115,3 +116,33 @@ def test_limits_by_tenant_are_those_of_all() -> None:
     permits[0].release()
     LimitedPermit(RequestLimit("the server", None, None), TENANT, limits["search"]).release()
     assert limits["search"].places.inflight == 0
+
+
+class Interrupted(RequestLimit):
+    """A server; another process does something while it admits a request."""
+
+    def __init__(self, meanwhile: Callable[[], None]) -> None:
+        super().__init__("the server", None, None)
+        self.meanwhile = meanwhile
+
+    def acquire(self) -> None:
+        super().acquire()
+        self.meanwhile()
+
+
+def test_last_request_of_minute_taken_once() -> None:
+    clock = Clock()
+    shared = SharedLimits(2, ["search"])
+    settings = TenantSettings(name="search", requests_per_minute=10, max_concurrent_requests=9)
+    limits = []
+    for process in range(2):
+        shared.use(process)
+        limits.append(TenantLimits(settings, ByteLimit(None), clock, shared.tenant("search")))
+    first, second = limits
+    server = Interrupted(lambda: LimitedPermit(RequestLimit("the server", None, None), TENANT, first).release())
+    with pytest.raises(QuotaExceeded, match="requests_per_minute: expected at most 10 requests") as refused:
+        LimitedPermit(server, TENANT, second)
+    assert (server.inflight, second.places.inflight) == (0, 0)
+    assert refused.value.retry_after_s == pytest.approx(6, abs=0.002)
+    clock.now_s += refused.value.retry_after_s
+    LimitedPermit(RequestLimit("the server", None, None), TENANT, second).release()

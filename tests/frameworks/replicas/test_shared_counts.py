@@ -6,7 +6,7 @@ import pytest
 
 from app.workers.messages import ToWorker
 from frameworks.engine.threads import EngineThreads
-from frameworks.errors import Overloaded
+from frameworks.errors import OutOfMemory, Overloaded
 from frameworks.models.slot import ModelSlot
 from frameworks.replicas.control import ControlLink
 from frameworks.replicas.identities import Identities
@@ -16,7 +16,6 @@ from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.scheduling.device_clock import SharedDevices
 from frameworks.scheduling.shared_limits import SharedLimits
 from frameworks.settings import PerformanceSettings, SchedulingSettings
-from memory.shared_counters import NoFreeRow
 from tests.support.batch_models import FakeRegistry
 from tests.support.loops import in_loop
 from tests.support.managing import make_manager, register
@@ -52,11 +51,11 @@ async def test_removed_model_gives_its_row_back() -> None:
     shared = SharedLimits(1, [], max_models=1)
     async with make_manager(FakeRegistry(), shared_limits=shared) as manager:
         slot = register(manager)
-        with pytest.raises(NoFreeRow):
+        with pytest.raises(OutOfMemory):
             register(manager, "n")
         slot.requests.acquire()
         await manager.remove("m")
-        with pytest.raises(NoFreeRow):
+        with pytest.raises(OutOfMemory):
             register(manager, "n")
         slot.requests.release(completed=False)
         assert register(manager, "n").requests.inflight == 0

@@ -28,9 +28,9 @@ def test_processes_share_bound_of_bytes() -> None:
     assert done["rest"]
 
 
-def test_processes_share_rate_within_2_percent() -> None:
+def test_processes_share_rate() -> None:
     done = run("rate")
-    assert sum(done["granted"]) == pytest.approx(done["expected"], rel=0.02)
+    assert sum(done["granted"]) == pytest.approx(done["expected"], abs=4), "each may take one after the end"
 
 
 def test_killed_processes_leave_zeros() -> None:
