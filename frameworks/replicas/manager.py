@@ -28,9 +28,6 @@ from memory.pooled_arrays import PooledArrays
 
 log = structlog.get_logger(__name__)
 
-# The state that a load has reached may be published after the answer to the request for it.
-_PUBLISHED_S = 1.0
-
 
 class ReplicaManager:
     """Implement ServedModels in a worker. Owned by the event loop."""
@@ -141,19 +138,10 @@ class ReplicaManager:
         except ChannelLost:
             raise Draining(Draining.UNANSWERED) from None
         assert isinstance(reply, LoadEnded), f"expected LoadEnded, got {type(reply).__name__}"
+        # The state that the load has reached was applied before the reply.
         if reply.error is not None:
             raise error_from_plain(reply.error)
-        try:
-            async with asyncio.timeout(_PUBLISHED_S):
-                while self._models.is_current(version) and _is_loading(version):
-                    await version.change()
-        except TimeoutError:
-            log.warning("state of a load is late", model=name, version=version.version, state=version.state)
 
     def _note_state(self, _: StateSent) -> None:
         if not self.has_state.done():
             self.has_state.set_result(None)
-
-
-def _is_loading(version: ReplicaVersion) -> bool:
-    return not version.is_ready and version.state in (ModelState.REGISTERED, ModelState.LOADING)

@@ -30,7 +30,8 @@ class SharedLoads:
     async def join(self, version: ReplicaVersion) -> None:
         """Wait for the load of a version. Raises its errors, and Draining after `close`."""
         load = self._loads.get(version)
-        if load is None:
+        # A load that is done is forgotten at the end of the round: the request needs another one.
+        if load is None or load.task.done():
             task = asyncio.get_running_loop().create_task(self._run(version))
             load = self._loads[version] = _SharedLoad(task)
             task.add_done_callback(partial(self._end, version, load))

@@ -1,0 +1,142 @@
+"""A model in a process that several workers use: requests meet there, and run again after its end."""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from frameworks.devices import DeviceManager
+from frameworks.engine.process import live
+from frameworks.engine.registries import RegistrySettings
+from frameworks.errors import ModelUnloaded
+from frameworks.manager import MLFrameworkManager
+from frameworks.models.contract import ServedModels
+from frameworks.models.loader import Loader
+from frameworks.models.processes import ProcessStarter
+from frameworks.models.version import ModelState
+from frameworks.settings import OnnxModelEntry, PerformanceSettings, SchedulingSettings
+from frameworks.types import TensorBatch
+from tests.support.batch_models import FakeRegistry
+from tests.support.fake_probe import FakeProbe
+from tests.support.loops import HANGS_AFTER_S, in_loop, soon, task
+from tests.support.managing import opened, permit
+from tests.support.models.onnx_graphs import add, save
+from tests.support.server_workers import ServerWorkers, server_workers
+
+
+@asynccontextmanager
+async def sharing(folder: Path, num_workers: int = 2, **entry: Any) -> AsyncIterator[ServerWorkers]:
+    """Register the model "m" with a process of its own. After the block no process is left."""
+    path = save(add(), folder / "adder.onnx")
+    registries = RegistrySettings(max_model_size=None, cache_dir=folder, ageing_ms=1000.0)
+    loader = Loader({}, DeviceManager(FakeProbe()), ProcessStarter(registries))
+    manager = MLFrameworkManager(loader, PerformanceSettings(), SchedulingSettings(), HANGS_AFTER_S)
+    async with server_workers(manager, FakeRegistry, num_workers) as whole:
+        settings = OnnxModelEntry(name="m", path=path, isolation="process", **entry)
+        manager.register("onnx", settings, path)
+        yield whole
+    await soon(lambda: not live.count())
+
+
+async def add_to_itself(models: ServedModels, x: float, elements: int = 4) -> float:
+    """Return x + x."""
+    with permit() as held:
+        version = await opened(models, held)
+        held.queue(version.model.requests)
+        value = np.full((elements // 4, 4), x, np.float32)
+        outputs = await version.engine().submit(TensorBatch({"a": value, "b": value}), begin=held.begin)
+    array = outputs["sum"]
+    assert isinstance(array, np.ndarray)
+    return float(array[-1, -1])
+
+
+def engine_process() -> psutil.Process:
+    children = psutil.Process().children()
+    [engine] = [child for child in children if "roundhouse-engine" in " ".join(child.cmdline())]
+    return engine
+
+
+@in_loop
+async def test_workers_share_one_process(tmp_path: Path) -> None:
+    async with sharing(tmp_path) as whole:
+        slot = await whole.manager.load("m")
+        one, other = whole.replicas.values()
+        answers = [add_to_itself(models, x) for x in range(8) for models in (one, other)]
+        assert await asyncio.gather(*answers) == [2 * x for x in range(8) for _ in range(2)]
+        assert live.count() == 1
+        await soon(lambda: sum(rows * n for rows, n in slot.batches.sizes.items()) == 16)
+        await whole.manager.unload("m")
+        await whole.publisher.applied()
+        assert not live.count()
+        with pytest.raises(ModelUnloaded):
+            await add_to_itself(one, 1.0)
+
+
+@in_loop
+async def test_restart_runs_requests_of_all_workers(tmp_path: Path) -> None:
+    async with sharing(tmp_path) as whole:
+        slot = await whole.manager.load("m")
+        one, other = whole.replicas.values()
+        for _ in range(2):
+            # A process that is stopped holds the requests: they are in flight when it ends.
+            engine = engine_process()
+            engine.suspend()
+            answers = [task(add_to_itself(models, x)) for x in range(3) for models in (one, other)]
+            await soon(lambda: all(each.slot("m").active.is_running for each in (one, other)))
+            engine.send_signal(signal.SIGKILL)
+            await soon(lambda: slot.state is ModelState.FAILED)
+            assert await asyncio.gather(*answers) == [2 * x for x in range(3) for _ in range(2)]
+            assert slot.state is ModelState.READY
+            assert await add_to_itself(one, 5.0) + await add_to_itself(other, 5.0) == 20.0
+        assert slot.restarts == {"sigkill": 2}
+        assert one.slot("m").active.serving_id == other.slot("m").active.serving_id == slot.active.serving_id
+        one.check_integrity()
+
+
+@in_loop
+async def test_request_of_one_worker_loads_for_all(tmp_path: Path) -> None:
+    async with sharing(tmp_path, load="lazy") as whole:
+        await whole.publisher.applied()
+        one, other = whole.replicas.values()
+        answers = [add_to_itself(one, 1.0), add_to_itself(other, 2.0)]
+        assert await asyncio.gather(*answers) == [2.0, 4.0]
+        assert whole.manager.slot("m").loads == 1
+
+
+@in_loop
+async def test_lost_worker_leaves_the_process(tmp_path: Path) -> None:
+    async with sharing(tmp_path) as whole:
+        await whole.manager.load("m")
+        engine = engine_process()
+        await whole.kill(0)
+        assert await add_to_itself(whole.replicas[1], 1.0) == 2.0
+        late = await whole.join(0)
+        assert await add_to_itself(late, 2.0) == 4.0
+        assert engine_process() == engine
+
+
+@in_loop
+async def test_new_load_replaces_process_under_requests(tmp_path: Path) -> None:
+    async with sharing(tmp_path) as whole:
+        await whole.manager.load("m")
+        over = asyncio.Event()
+
+        async def send(models: ServedModels) -> int:
+            count = 0
+            while not over.is_set():
+                assert await add_to_itself(models, count) == 2 * count
+                count += 1
+            return count
+
+        senders = [task(send(models)) for models in whole.replicas.values()]
+        for _ in range(2):
+            await whole.manager.refresh("m", frozenset({"1"}))
+        over.set()
+        assert min(await asyncio.gather(*senders)) > 0
+        assert live.count() == 1

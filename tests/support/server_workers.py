@@ -1,0 +1,70 @@
+"""A manager that publishes its models to replicas, all in one event loop, over real sockets."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from app.workers.messages import ToWorker
+from frameworks.devices import DeviceManager
+from frameworks.manager import MLFrameworkManager
+from frameworks.models.loader import Loader
+from frameworks.replicas.control import ControlLink, Workers
+from frameworks.replicas.manager import ReplicaManager
+from frameworks.replicas.publisher import Publisher
+from frameworks.runtime import Registry
+from frameworks.settings import PerformanceSettings, SchedulingSettings
+from tests.support.control_links import connect
+from tests.support.fake_probe import FakeProbe
+from tests.support.loops import HANGS_AFTER_S
+
+
+class ServerWorkers:
+    """A supervisor and its workers."""
+
+    def __init__(self, manager: MLFrameworkManager, make_registry: Callable[[], Registry]) -> None:
+        self.manager = manager
+        self.workers = Workers()
+        self.publisher = Publisher(manager, self.workers)
+        self._make_registry = make_registry
+        self.replicas: dict[int, ReplicaManager] = {}
+        self._links: dict[int, ControlLink] = {}
+
+    async def join(self, number: int) -> ReplicaManager:
+        """Connect a worker, and wait until it has the state of all models."""
+        link = self._links[number] = ControlLink(number, ToWorker)
+        registry = self._make_registry()
+        loader = Loader({"fake": lambda: registry, "onnx": lambda: registry}, DeviceManager(FakeProbe()))
+        replica = ReplicaManager(link, loader, PerformanceSettings(max_batch_size=4), SchedulingSettings())
+        self.replicas[number] = replica
+        await connect(self.workers, link)
+        await replica.has_state
+        return replica
+
+    async def kill(self, number: int) -> None:
+        """End a worker without a drain: its requests fail."""
+        self._links.pop(number).close()
+        await self.replicas.pop(number).close(0.0)
+        await asyncio.sleep(0)
+
+    async def leave(self, number: int) -> None:
+        """End a worker after its requests."""
+        await self.replicas[number].close(HANGS_AFTER_S)
+        del self.replicas[number]
+        self._links.pop(number).close()
+        await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def server_workers(
+    manager: MLFrameworkManager, make_registry: Callable[[], Registry], num_workers: int = 2
+) -> AsyncIterator[ServerWorkers]:
+    """Start a supervisor with workers, whose small models have registries of their own."""
+    whole = ServerWorkers(manager, make_registry)
+    async with manager:
+        for number in range(num_workers):
+            await whole.join(number)
+        try:
+            yield whole
+        finally:
+            for number in list(whole.replicas):
+                await whole.leave(number)
