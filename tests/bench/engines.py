@@ -1,4 +1,4 @@
-"""Measure what the process of a model adds: to requests, texts, generation, latency, crashes and memory."""
+"""Measure what processes add: to requests, texts, generation, latency, crashes and memory; and several workers."""
 
 import sys
 from collections.abc import Mapping
@@ -12,6 +12,7 @@ from tests.bench.engine_crashes import measure_engine_crashes
 from tests.bench.engine_latency import measure_engine_latency
 from tests.bench.engine_memory import measure_engine_memory
 from tests.bench.engine_rates import measure_engine_rates
+from tests.bench.engine_workers import measure_workers
 from tests.bench.open_inference import Way, image_ways, vector_ways
 from tests.bench.rounds import in_turn, ratio
 from tests.bench.servers import roundhouse
@@ -33,6 +34,7 @@ def measure_engines(folder: Path, image: Path, vector: Path, models: Path) -> li
         *measure_engine_rates(own, models / "minilm-onnx"),
         *measure_engine_latency(own, vector, models / "minilm-onnx"),
         *measure_engine_crashes(own, vector),
+        *measure_workers(own, image, vector),
     ]
 
 

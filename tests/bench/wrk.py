@@ -1,4 +1,4 @@
-"""Send closed-loop load with wrk, which is never the bottleneck, on a core that the server does not use."""
+"""Send closed-loop load with wrk, which is never the bottleneck, by default on a core that the server does not use."""
 
 import json
 import shutil
@@ -57,21 +57,32 @@ def is_installed() -> bool:
 
 
 def press(
-    server: RunningServer, path: str, body: bytes, connections: int, seconds: int, headers: Mapping[str, str] = _JSON
+    server: RunningServer,
+    path: str,
+    body: bytes,
+    connections: int,
+    seconds: int,
+    headers: Mapping[str, str] = _JSON,
+    cores: frozenset[int] = LOAD_CORES,
 ) -> Load:
-    """Post the body over all connections, each after its last answer. Raises unless every answer is 2xx."""
+    """Post the body over all connections, each after its last answer. Raises unless every answer is 2xx.
+
+    `cores`: for wrk.
+    """
     lines = "\n".join(f'wrk.headers["{name}"] = "{value}"' for name, value in headers.items())
-    return _press(server, path, _REQUEST.replace("{headers}", lines), body, connections, seconds)
+    return _press(server, path, _REQUEST.replace("{headers}", lines), body, connections, seconds, cores)
 
 
 def press_each(server: RunningServer, requests: Iterable[bytes], connections: int, seconds: int) -> Load:
     """Send each whole request once. Raises unless every answer is 2xx; `requests` must last for the time."""
     body = b"".join(b"%08d%b" % (len(request), request) for request in requests)
-    return _press(server, "/", _REQUESTS, body, connections, seconds)
+    return _press(server, "/", _REQUESTS, body, connections, seconds, LOAD_CORES)
 
 
-def _press(server: RunningServer, path: str, script: str, body: bytes, connections: int, seconds: int) -> Load:
-    with tempfile.TemporaryDirectory() as folder, on_cores(LOAD_CORES):
+def _press(
+    server: RunningServer, path: str, script: str, body: bytes, connections: int, seconds: int, cores: frozenset[int]
+) -> Load:
+    with tempfile.TemporaryDirectory() as folder, on_cores(cores):
         script_file, body_file = Path(folder) / "post.lua", Path(folder) / "body"
         body_file.write_bytes(body)
         script_file.write_text(script.replace("{body}", str(body_file)) + _DONE, encoding="utf-8")
