@@ -70,7 +70,8 @@ class ProcessEngine:
         self._counts = counts
         self._start = start
         self._policy = policy or RestartPolicy()
-        self._calls = OpenCalls(settings.name, suspects or Suspects(), self._check_outage, self._note_settled)
+        noted = Suspects() if suspects is None else suspects  # an empty one counts as false
+        self._calls = OpenCalls(settings.name, noted, self._check_outage, self._note_settled)
         self._numbers = itertools.count(1)
         self._watch: HangWatch | None = None
         self._stats: StepStats | None = None
