@@ -1,88 +1,35 @@
-"""Several clients of one host in the loop of the test: their requests meet, and each ends alone."""
+"""Several clients of one host in the loop of the test: their requests meet, and each gets what is its own."""
 
-import asyncio
-import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from frameworks.engine.process.descriptors import DescriptorSocket, socket_pair
+from frameworks.engine.process import host, session
 from frameworks.engine.process.messages import (
     Answer,
     Begun,
     Cancel,
-    Close,
-    Closed,
     Counted,
-    EndRequests,
-    Failed,
-    Free,
-    Generate,
     Infer,
-    Load,
-    Ping,
-    Pong,
+    Proceed,
     SpecLearned,
-    ToEngine,
 )
-from frameworks.engine.process.plain import answer_from_plain, error_from_plain, request_to_plain
+from frameworks.engine.process.plain import request_to_plain
 from frameworks.engine.process.specs import spec_from_plain
-from frameworks.errors import Draining
-from frameworks.generation.types import GenerateRequest, Stopping
 from frameworks.tenants import DEFAULT_TENANT, Tenant
 from frameworks.types import Batch, TextRequest, Value
-from tests.frameworks.engine.process.test_host import LARGE, tokenizer
+from tests.frameworks.engine.process.sharing import rows_counted, sharing, value_of
+from tests.frameworks.engine.process.test_host import tokenizer
 from tests.support.batch_models import DoublingModel, Gate, numbers
 from tests.support.engine_hosts import (
-    CPU,
-    SETTINGS,
     ArrayModel,
-    FakeSource,
-    HostLink,
     TextModel,
-    arenas,
     array_rows,
     attached,
-    hosted,
-    measured,
 )
-from tests.support.loops import in_loop, settle, soon, task
-from tests.support.step_models import EchoModel, StepGate
-
-
-@asynccontextmanager
-async def sharing(model: Any, status: int = 0) -> AsyncIterator[tuple[HostLink, HostLink, HostLink]]:
-    """Return an owner whose model is loaded, and two further clients. Nothing of them is left after the block."""
-    async with hosted(FakeSource(model), status) as owner:
-        await owner.load()
-        first, second = [await attached(owner) for _ in range(2)]
-        try:
-            yield owner, first, second
-        finally:
-            for link in (first, second):
-                link.channel.close()
-                link.tensors.close()
-
-
-def num_calls(link: HostLink) -> int:
-    """Return the requests of all clients that the host has."""
-    return sum(len(client.calls) for client in link.process._host._clients)
-
-
-def value_of(answer: Answer) -> list[Any]:
-    outputs = answer_from_plain(answer.answer)
-    assert isinstance(outputs, dict)
-    return list(np.asarray(outputs["y"]).tolist())
-
-
-def rows_counted(owner: HostLink) -> int:
-    """Return the rows of all batches that were reported to the owner."""
-    return sum(rows * count for rows, count in owner.counts.batches.sizes.items())
+from tests.support.loops import HANGS_AFTER_S, in_loop, settle, soon
 
 
 @in_loop
@@ -127,199 +74,6 @@ async def test_tenant_is_one_object_for_clients() -> None:
 
 
 @in_loop
-async def test_lost_client_leaves_nothing() -> None:
-    gate = Gate()
-    model = ArrayModel(gate, runs_by_shape=False)
-    async with sharing(model) as (owner, first, second):
-        tasks = len(asyncio.all_tasks())
-        first.infer(array_rows(*LARGE))
-        await soon(gate.arrived.is_set)
-        # One runs and one waits; the other client has one that waits.
-        first.infer(array_rows(2, 300))
-        second.infer(array_rows(2, 256))
-        await soon(lambda: num_calls(owner) == 3)
-        first.channel.fail("the client has crashed")
-        await soon(lambda: num_calls(owner) == 1)
-        gate.open()
-        assert value_of(await second.next(Answer))[0][0] == 2.0
-        assert model.executed[1:] == [[2]]
-        await soon(lambda: owner.process.num_tensors_in_use == 0)
-        assert len(asyncio.all_tasks()) == tasks
-        owner.infer(array_rows(1, 4))
-        await owner.next(Answer)
-        # One of the parts of the first request, the second one's, and the last.
-        await soon(lambda: rows_counted(owner) == 8 + 2 + 1)
-
-
-@in_loop
-async def test_lost_client_ends_its_generations() -> None:
-    gate = StepGate(1)
-    model = EchoModel(gate)
-    async with sharing(model) as (owner, first, second):
-        request = request_to_plain(GenerateRequest(("hello",), stopping=Stopping(max_tokens=5)))
-        for link in (first, second):
-            link.send(Generate(1, request, 5, ("", 1.0, False), 0.0, None, True))
-        await soon(lambda: num_calls(owner) == 2)
-        first.channel.fail("the client has crashed")
-        await soon(lambda: num_calls(owner) == 1)
-        gate.open()
-        await soon(lambda: num_calls(owner) == 0 and not model.has_work)
-
-
-@in_loop
-async def test_lost_client_ends_metered_requests(tmp_path: Path) -> None:
-    async with sharing(TextModel(tokenizer(tmp_path), "embed")) as (owner, first, _):
-        tasks = len(asyncio.all_tasks())
-        first.infer(TextRequest(["the cat"]), is_metered=True)
-        await first.next(Counted)
-        first.channel.fail("the client has crashed")
-        await soon(lambda: num_calls(owner) == 0 and len(asyncio.all_tasks()) == tasks)
-
-
-@in_loop
-async def test_end_of_requests_spares_other_clients() -> None:
-    gate = Gate()
-    async with sharing(DoublingModel(gate)) as (owner, first, second):
-        running = first.infer(numbers(1))
-        await first.next(Begun)
-        waiting, kept = first.infer(numbers(2)), second.infer(numbers(3))
-        first.send(EndRequests())
-        later = first.infer(numbers(4))
-        failed = [await first.next(Failed) for _ in range(2)]
-        assert [message.id for message in failed] == [waiting, later]
-        assert all(isinstance(error_from_plain(message.error), Draining) for message in failed)
-        gate.open()
-        assert (await first.next(Answer)).id == running
-        assert (await second.next(Answer)).id == kept
-        owner.infer(numbers(5))
-        await owner.next(Answer)
-
-
-@in_loop
-async def test_end_of_requests_ends_generations() -> None:
-    gate = StepGate(1)
-    model = EchoModel(gate)
-    async with sharing(model) as (owner, first, _):
-        request = request_to_plain(GenerateRequest(("hello",), stopping=Stopping(max_tokens=5)))
-        first.send(Generate(1, request, 5, ("", 1.0, False), 0.0, None, True))
-        await soon(lambda: bool(first.messages))
-        first.send(EndRequests())
-        assert isinstance(error_from_plain((await first.next(Failed)).error), Draining)
-        first.send(Generate(2, request, 5, ("", 1.0, False), 0.0, None, True))
-        assert (await first.next(Failed)).id == 2
-        gate.open()
-        await soon(lambda: not model.has_work and num_calls(owner) == 0)
-
-
-@in_loop
-async def test_closed_client_gets_answers_first() -> None:
-    gate = Gate()
-    async with sharing(DoublingModel(gate)) as (owner, first, second):
-        number = first.infer(numbers(1))
-        await first.next(Begun)
-        first.send(Close())
-        first.send(Close())
-        late = first.infer(numbers(2))
-        assert (await first.next(Failed)).id == late
-        assert first.lost is None
-        gate.open()
-        assert (await first.next(Answer)).id == number
-        await first.next(Closed)
-        await soon(lambda: first.lost == "the peer closed the connection")
-        second.infer(numbers(3))
-        await second.next(Answer)
-        assert owner.lost is None
-
-
-@in_loop
-async def test_client_lost_while_it_closes() -> None:
-    gate = Gate()
-    async with sharing(DoublingModel(gate)) as (owner, first, _):
-        tasks = len(asyncio.all_tasks())
-        first.infer(numbers(1))
-        await first.next(Begun)
-        first.send(Close())
-        await soon(lambda: len(asyncio.all_tasks()) == tasks + 1)
-        first.channel.fail("the client has crashed")
-        await soon(lambda: len(asyncio.all_tasks()) == tasks)
-        gate.open()
-        await soon(lambda: num_calls(owner) == 0)
-
-
-def infer(request: object, number: int = 1) -> Infer:
-    return Infer(number, request, 5, ("", 1.0, False), 0.0)
-
-
-@pytest.mark.parametrize(
-    "damaged",
-    [
-        [infer(["TensorBatch", {"x": 1}, "y"])],
-        [infer(["os.system", "true"])],
-        [infer(request_to_plain(numbers(1))), infer(request_to_plain(numbers(1)))],
-        [Free([12])],
-        [Load(CPU, SETTINGS)],
-        [measured(Path("/absent"))],
-        [Answer(1, None, 0.0, 0.0)],
-    ],
-    ids=["request", "class", "number", "block", "load", "measure", "direction"],
-)
-@in_loop
-async def test_damaged_message_ends_its_client_only(damaged: list[ToEngine]) -> None:
-    gate = Gate()
-    async with sharing(DoublingModel(gate)) as (owner, first, second):
-        second.infer(numbers(3))
-        await soon(gate.arrived.is_set)
-        for message in damaged:
-            first.send(message)
-        await soon(lambda: first.lost is not None)
-        assert num_calls(owner) == 1
-        gate.open()
-        assert value_of(await second.next(Answer)) == [6]
-        assert owner.lost is None
-        third = await attached(owner)
-        third.infer(numbers(4))
-        assert value_of(await third.next(Answer)) == [8]
-        third.channel.close()
-
-
-@in_loop
-async def test_client_before_load_ends_alone() -> None:
-    async with hosted(FakeSource(DoublingModel())) as owner:
-        early = await attached(owner)
-        early.send(Ping(1))
-        await early.next(Pong)
-        early.infer(numbers(1))
-        await soon(lambda: early.lost is not None)
-        await owner.load()
-
-
-@in_loop
-async def test_owner_takes_clients_with_it() -> None:
-    gate = Gate()
-    async with sharing(DoublingModel(gate)) as (owner, first, second):
-        first.infer(numbers(1))
-        await first.next(Begun)
-        owner.channel.close()
-        await soon(lambda: first.lost is not None and second.lost is not None)
-        gate.open()
-
-
-@in_loop
-async def test_close_of_owner_answers_clients() -> None:
-    gate = Gate()
-    async with sharing(DoublingModel(gate)) as (owner, first, second):
-        running, waiting = first.infer(numbers(1)), second.infer(numbers(2))
-        await soon(lambda: num_calls(owner) == 2)
-        owner.send(Close())
-        await settle()
-        gate.open()
-        assert (await first.next(Answer)).id == running
-        assert (await second.next(Answer)).id == waiting
-        await owner.next(Closed)
-        await soon(lambda: first.lost is not None and second.lost is not None)
-
-
-@in_loop
 async def test_learned_spec_reaches_all_clients() -> None:
     class LearningModel(ArrayModel):
         def infer(self, batch: Batch) -> dict[str, Value]:
@@ -328,13 +82,44 @@ async def test_learned_spec_reaches_all_clients() -> None:
 
     async with sharing(LearningModel()) as (owner, first, second):
         first.infer(array_rows(1, 4))
+        links = [owner, first, second]
+        for link in links:
+            await soon(lambda link=link: bool(link.of(SpecLearned)))  # type: ignore[misc]
         # Also the clients that connect later.
-        late = await attached(owner)
-        for link in (owner, first, second, late):
+        links.append(await attached(owner))
+        for link in links:
             assert spec_from_plain((await link.next(SpecLearned)).spec).unbatched_because == "its rows differ"
             await settle()
             assert not link.of(SpecLearned)
-        late.channel.close()
+        links[-1].channel.close()
+
+
+@in_loop
+async def test_counts_of_clients_are_sent_at_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "COUNTS_S", HANGS_AFTER_S)
+    monkeypatch.setattr(session, "COUNTS_S", HANGS_AFTER_S)
+    async with sharing(ArrayModel()) as (owner, first, _):
+        first.infer(array_rows(1, 4))
+        await first.next(Answer)
+        await settle()
+        assert rows_counted(owner) == 0
+        owner.infer(array_rows(2, 4))
+        await owner.next(Answer)
+        assert rows_counted(owner) == 3
+
+
+@in_loop
+async def test_counts_follow_request_that_waited(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(host, "COUNTS_S", 0.001)
+    async with sharing(TextModel(tokenizer(tmp_path), "embed")) as (owner, first, _):
+        number = first.infer(TextRequest(["the cat"]), is_metered=True)
+        await first.next(Counted)
+        for _ in range(3):
+            tick = owner.process._host.tick
+            await soon(lambda tick=tick: owner.process._host.tick is not tick)  # type: ignore[misc]
+        first.send(Proceed(number))
+        await first.next(Answer)
+        await soon(lambda: rows_counted(owner) == 1)
 
 
 @in_loop
@@ -347,27 +132,3 @@ async def test_cancelled_request_of_client_is_counted() -> None:
         await settle()
         gate.open()
         await soon(lambda: rows_counted(owner) == 1)
-
-
-@in_loop
-async def test_incomplete_descriptors_spare_other_clients() -> None:
-    async with hosted(FakeSource(DoublingModel())) as owner:
-        await owner.load()
-        ours, theirs = map(DescriptorSocket, socket_pair())
-        accepting = task(owner.process.accept(theirs))
-        one, other = socket.socketpair()
-        with one:
-            with other:
-                ours.send(1, [other.fileno()])
-            assert await asyncio.to_thread(one.recv, 1) == b""
-        link = HostLink(*arenas())
-        one, other = socket.socketpair()
-        with other:
-            ours.send(2, [other.fileno(), link.requests.fd, link.answers.fd])
-        await link.channel.open(one)
-        link.infer(numbers(1))
-        assert value_of(await link.next(Answer)) == [2]
-        link.channel.close()
-        accepting.cancel()
-        ours.close()
-        theirs.close()
