@@ -14,6 +14,9 @@ from frameworks.devices import DeviceManager
 from frameworks.models.slot import ModelState
 from memory.host import resident_bytes
 
+LIVE_BODIES = {"/health/live": {"status": "live"}, "/v2/health/live": {"live": True}}
+"""The body of each route that says whether the process is alive."""
+
 
 class DeviceDescription(ResponseBody):
     """A device and its memory, measured for this response."""
@@ -95,7 +98,7 @@ class HealthApi:
 
     async def live(self) -> Response:
         """Return 200 while the process is alive."""
-        return json_response({"status": "live"})
+        return json_response(LIVE_BODIES["/health/live"])
 
     async def ready(self, request: Request) -> Response:
         """Return 200 when every start-up model is ready; 503 before, and during the drain.

@@ -22,7 +22,7 @@ class Scope(StrEnum):
 class Principal:
     """The sender of requests with one key. Immutable, and shared by all requests with that key."""
 
-    __slots__ = ("_by_name", "_patterns", "counts_of", "is_signed", "key_id", "scopes", "sees_all", "tenant")
+    __slots__ = ("_by_name", "counts_of", "is_signed", "key_id", "patterns", "scopes", "sees_all", "tenant")
 
     def __init__(
         self,
@@ -41,8 +41,8 @@ class Principal:
         self.key_id = key_id
         self.scopes = scopes
         self.is_signed = is_signed
-        self._patterns = tuple(patterns)
-        self.sees_all = all("*" in each for each in self._patterns)
+        self.patterns = tuple(patterns)
+        self.sees_all = all("*" in each for each in self.patterns)
         """Whether every model may be used. Code for all requests checks it before `may_use`."""
         self.counts_of = None if is_operator else tenant.name
         """The tenant whose requests are counted in statistics and metrics; None: all tenants."""
@@ -57,7 +57,7 @@ class Principal:
         if known is None:
             if len(model) > _MAX_NAME_CHARACTERS:
                 return False
-            known = all(any(fnmatchcase(model, pattern) for pattern in each) for each in self._patterns)
+            known = all(any(fnmatchcase(model, pattern) for pattern in each) for each in self.patterns)
             if len(self._by_name) < _MAX_REMEMBERED_NAMES:
                 self._by_name[model] = known
         return known

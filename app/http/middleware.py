@@ -1,6 +1,7 @@
 """The middleware around FastAPI's routes: request id, Server-Timing, log line, and no traceback in a response."""
 
 import time
+from asyncio import CancelledError
 from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -13,6 +14,7 @@ from app.observability.audit import log_action
 from app.observability.metrics import Observer, RequestRecord, server_timing
 from app.protocols.codec import ErrorWriter
 from app.protocols.errors import STATUS_CLIENT_GONE, ClientGone
+from frameworks.errors import Draining
 from frameworks.scheduling.byte_limit import ByteLimit
 
 
@@ -65,23 +67,34 @@ class AdminMiddleware:
             await send(message)
 
         try:
-            record.headers = self._origins.check(scope)
-            preflight = self._origins.preflight(scope["headers"]) if method == "OPTIONS" else None
-            if preflight is not None:
-                record.headers = preflight
-                await send_with_headers({"type": "http.response.start", "status": 204, "headers": []})
-                await send_with_headers({"type": "http.response.body", "body": b""})
-                return
-            receive = await receive_checked(scope, receive, record, self._observer, self._byte_limit)
-            await self._app(scope, receive, send_with_headers)
-        except ClientGone:
-            record.status, record.code = STATUS_CLIENT_GONE, "client_gone"
-        except Exception as error:  # noqa: BLE001 - the last handler before the client
+            await self._answer(scope, receive, send_with_headers)
+        except (Exception, CancelledError) as error:  # noqa: BLE001 - the last handler before the client
             if not started:
-                await send_error(send, record, error, self._error_writer(record.path))
+                await self._send_error(send, record, error)
         finally:
             self._observer.log_request(record, time.perf_counter() - record.started_s)
             log_action(record, self._access.find(path))
+
+    async def _send_error(self, send: Send, record: RequestRecord, error: BaseException) -> None:
+        if isinstance(error, ClientGone):
+            record.status, record.code = STATUS_CLIENT_GONE, "client_gone"
+            return
+        if isinstance(error, CancelledError):
+            # Only the end of the drain time cancels a request, which is answered all the same.
+            error = Draining(Draining.UNANSWERED)
+        await send_error(send, record, error, self._error_writer(record.path))
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        record: RequestRecord = scope["record"]
+        record.headers = self._origins.check(scope)
+        preflight = self._origins.preflight(scope["headers"]) if scope["method"] == "OPTIONS" else None
+        if preflight is not None:
+            record.headers = preflight
+            await send({"type": "http.response.start", "status": 204, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
+            return
+        receive = await receive_checked(scope, receive, record, self._observer, self._byte_limit)
+        await self._app(scope, receive, send)
 
 
 def _with_headers(message: Message, record: RequestRecord) -> Message:

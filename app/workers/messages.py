@@ -4,13 +4,18 @@ from msgspec import Struct
 
 from app.observability.process_counts import ProcessCounts
 from frameworks.engine.process.messages import EngineMessage, ErrorState
+from frameworks.engine.process.plain import PlainTenant
 from frameworks.replicas.messages import ModelsFromWorker, ModelsToWorker, Question, Reply
 
 
-class ServerStatus(EngineMessage, frozen=True):
-    """`is_ready`: as GET /health/ready."""
+class ServerStatus(Question, frozen=True):
+    """`is_ready`: as GET /health/ready, from now on. Answered by StatusNoted."""
 
     is_ready: bool
+
+
+class StatusNoted(Reply, frozen=True):
+    """The worker has the status."""
 
 
 class DrainWorker(EngineMessage, frozen=True):
@@ -23,17 +28,35 @@ class WorkerReady(EngineMessage, frozen=True):
     """The worker accepts connections."""
 
 
+class Sender(Struct, frozen=True, array_like=True):
+    """The authenticated sender of a request: the fields of a Principal that decide what it may do and see."""
+
+    tenant: PlainTenant
+    key_id: str
+    scopes: list[str]
+    patterns: list[list[str]]
+    is_operator: bool
+
+
 class AdminCall(Question, frozen=True):
     """A request over HTTP that is no inference, authenticated. Answered by AdminAnswer.
 
-    `scope`: the ASGI scope without objects. `principal`: pickle of the sender. `started_s`: time.perf_counter.
+    `method` to `server`: as in the ASGI scope, without headers that hold a key. `started_s`: time.perf_counter, one
+    clock for all processes. `body`: None for one that is larger than MAX_MANAGEMENT_BYTES, of which nothing is sent.
     """
 
-    scope: dict[str, object]
-    principal: bytes
+    sender: Sender
     request_id: str
     started_s: float
-    body: bytes
+    method: str
+    path: str
+    raw_path: bytes
+    query_string: bytes
+    headers: list[tuple[bytes, bytes]]
+    http_version: str
+    scheme: str
+    server: tuple[str, int | None] | None
+    body: bytes | None
 
 
 class AdminAnswer(Reply, frozen=True):
@@ -42,24 +65,29 @@ class AdminAnswer(Reply, frozen=True):
     status: int
     headers: list[tuple[bytes, bytes]]
     body: bytes
+    code: str = ""
 
 
 class GrpcCall(Question, frozen=True):
-    """A call over gRPC that is no inference, authenticated. Answered by GrpcAnswer. `principal`: as AdminCall."""
+    """A call over gRPC that is no inference, authenticated. Answered by GrpcAnswer.
 
+    `path`: full name of the method. `message`: the serialized request.
+    """
+
+    sender: Sender
+    request_id: str
     path: str
-    principal: bytes
-    headers: list[tuple[str, str]]
-    peer: str
     message: bytes
 
 
 class GrpcAnswer(Reply, frozen=True):
-    """The response message; None with the name of a status code and its text."""
+    """The serialized response; None with the fields of a GrpcError."""
 
     message: bytes | None
     code: str = ""
     text: str = ""
+    status: int = 200
+    reason: str = ""
 
 
 class CollectTallies(Question, frozen=True):
@@ -179,6 +207,7 @@ ToWorker = (
 FromWorker = (
     ModelsFromWorker
     | WorkerReady
+    | StatusNoted
     | AdminCall
     | GrpcCall
     | Tallies

@@ -8,6 +8,7 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from app.admin.bodies import describe_optional, read_optional
+from app.admin.health import LIVE_BODIES
 from app.admin.open_inference import schemas
 from app.admin.open_inference.management import Management
 from app.admin.open_inference.metadata import EXTENSIONS, server_metadata
@@ -79,7 +80,7 @@ class OpenInferenceApi:
         return json_response(server_metadata())
 
     async def show_live(self) -> Response:
-        return json_response({"live": True})
+        return json_response(LIVE_BODIES["/v2/health/live"])
 
     async def show_ready(self, request: Request) -> Response:
         """Return 200 when every start-up model is ready; 503 before, and during the drain."""

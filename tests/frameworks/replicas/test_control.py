@@ -10,9 +10,9 @@ from app.workers.messages import (
     CollectTallies,
     DrainWorker,
     FailedKeyNoted,
+    ForgetModel,
     FromWorker,
     NoteFailedKey,
-    ServerStatus,
     Tallies,
     TalliesReport,
     ToWorker,
@@ -45,10 +45,10 @@ def worker_link(number: int, answer: Any = tallies) -> ControlLink:
 async def test_messages_are_handled_in_order() -> None:
     ours, theirs = ControlLink(0, FromWorker), ControlLink(0, ToWorker)
     received: list[object] = []
-    theirs.handle(ServerStatus, received.append)
+    theirs.handle(ForgetModel, received.append)
     theirs.handle(DrainWorker, received.append)
     await open_both(ours, theirs)
-    sent = [ServerStatus(False), ServerStatus(True), DrainWorker(1.0)]
+    sent = [ForgetModel(1, "a"), ForgetModel(2, "b"), DrainWorker(1.0)]
     for message in sent:
         ours.send(message)
     await soon(lambda: len(received) == 3)
@@ -175,7 +175,7 @@ async def test_lost_peer_ends_all_waits() -> None:
     assert "closed" in await ours.lost
     with pytest.raises(ChannelLost):
         await ours.ask(CollectTallies)
-    ours.send(ServerStatus(True))
+    ours.send(ForgetModel(2, "b"))
     assert not ours.is_open
 
 
@@ -190,15 +190,15 @@ async def test_message_without_handler_ends_the_link() -> None:
 @in_both_loops
 async def test_failing_handler_does_not_stop_others() -> None:
     ours, theirs = await open_links()
-    received: list[ServerStatus] = []
+    received: list[ForgetModel] = []
 
     def fail(_: DrainWorker) -> None:
         raise ValueError
 
     theirs.handle(DrainWorker, fail)
-    theirs.handle(ServerStatus, received.append)
+    theirs.handle(ForgetModel, received.append)
     ours.send(DrainWorker(1.0))
-    ours.send(ServerStatus(True))
+    ours.send(ForgetModel(2, "b"))
     await soon(lambda: bool(received))
     ours.close()
 
@@ -279,9 +279,9 @@ async def test_replaced_worker_keeps_its_successor() -> None:
     first.close()
     await soon(lambda: left == [before])
     assert workers.links == {0: after}
-    received: list[ServerStatus] = []
-    second.handle(ServerStatus, received.append)
-    workers.broadcast(ServerStatus(True))
-    await soon(lambda: received == [ServerStatus(True)])
+    received: list[ForgetModel] = []
+    second.handle(ForgetModel, received.append)
+    workers.broadcast(ForgetModel(2, "b"))
+    await soon(lambda: received == [ForgetModel(2, "b")])
     await settle()
     second.close()
