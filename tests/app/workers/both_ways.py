@@ -96,7 +96,9 @@ def worker_endpoint(loaded: LoadedSettings, pipeline: Pipeline, link: ControlLin
 
 
 @asynccontextmanager
-async def forwarding_to(served: AdminServer, folder: Path) -> AsyncIterator[tuple[Links, str]]:
+async def forwarding_to(
+    served: AdminServer, folder: Path, bounds: ConnectionBounds | None = None
+) -> AsyncIterator[tuple[Links, str]]:
     """Yield the links of a worker without models, and its URL; `served` answers what is no inference."""
     loaded = load_settings(None, {})
     keys = KeyStore(folder / KEYS_FILE, AuthSettings(mode="off"))
@@ -106,7 +108,7 @@ async def forwarding_to(served: AdminServer, folder: Path) -> AsyncIterator[tupl
     worker = worker_endpoint(loaded, pipeline, links.worker, keys)
     await open_both(links.supervisor, links.worker)
     try:
-        async with listening(worker) as url:
+        async with listening(worker, bounds) as url:
             yield links, url
     finally:
         links.close()
@@ -119,9 +121,9 @@ async def no_lifespan(_: Starlette) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def listening(app: ASGIApp) -> AsyncIterator[str]:
+async def listening(app: ASGIApp, bounds: ConnectionBounds | None = None) -> AsyncIterator[str]:
     """Serve an application with the protocol class of the server; yield its URL."""
-    http: Any = type("Http", (BoundedHttpProtocol,), {"limits": Connections(ConnectionBounds())})
+    http: Any = type("Http", (BoundedHttpProtocol,), {"limits": Connections(bounds or ConnectionBounds())})
     config = uvicorn.Config(app, interface="asgi3", lifespan="off", proxy_headers=False, log_config=None)
     config.load()
     state = ServerState()

@@ -11,6 +11,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 from structlog.testing import capture_logs
 
+from app.http.clocks import ConnectionBounds
 from app.workers import forwarding
 from app.workers.forwarding import AdminServer
 from tests.app.workers.both_ways import Links, forwarding_to
@@ -29,7 +30,7 @@ class Gated:
         self.workers_behind = asyncio.Event()
         self.workers_behind.set()
         self.running: list[str] = []
-        self.most_at_once = 0
+        self.headers: list[tuple[bytes, bytes]] = []
         self.done: list[str] = []
         self.cancelled: list[str] = []
         self.waiting_for_workers = 0
@@ -37,7 +38,7 @@ class Gated:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
         self.running.append(path)
-        self.most_at_once = max(self.most_at_once, len(self.running))
+        self.headers += scope["headers"]
         try:
             await self.open.wait()
             self.done.append(path)
@@ -61,11 +62,13 @@ class Gated:
 
 
 @asynccontextmanager
-async def gated(folder: Path) -> AsyncIterator[tuple[Gated, Links, httpx.AsyncClient]]:
+async def gated(
+    folder: Path, bounds: ConnectionBounds | None = None
+) -> AsyncIterator[tuple[Gated, Links, httpx.AsyncClient]]:
     app = Gated()
     async with (
         AdminServer(app, app.applied) as served,
-        forwarding_to(served, folder) as (links, url),
+        forwarding_to(served, folder, bounds) as (links, url),
         httpx.AsyncClient(
             base_url=url, timeout=HANGS_AFTER_S, trust_env=False, limits=httpx.Limits(max_connections=None)
         ) as client,
@@ -80,6 +83,40 @@ async def test_large_page_arrives_whole(tmp_path: Path) -> None:
         assert (await client.get("/docs")).content == b"x" * LARGE_BYTES
         head = await client.head("/docs")
         assert (head.headers["content-length"], head.content) == (str(LARGE_BYTES), b"")
+
+
+@in_loop
+async def test_keys_stay_in_worker(tmp_path: Path) -> None:
+    async with gated(tmp_path) as (app, _, client):
+        app.open.set()
+        await client.get(READ, headers={"authorization": "Bearer rh_a", "x-api-key": "rh_b", "x-other": "kept"})
+        assert (b"x-other", b"kept") in app.headers
+        assert not {b"authorization", b"x-api-key"} & {name for name, _ in app.headers}
+
+
+@in_loop
+async def test_slow_body_is_refused_by_worker(tmp_path: Path) -> None:
+    async with gated(tmp_path, ConnectionBounds(body_timeout_s=0.01)) as (app, _, client):
+        reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
+        writer.write(f"POST {ORDER} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{{".encode())
+        answer = await asyncio.wait_for(reader.read(), HANGS_AFTER_S)
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert b"server.body_timeout_s" in answer
+        assert app.headers == []
+        writer.close()
+
+
+@in_loop
+async def test_client_gone_within_body_is_499(tmp_path: Path) -> None:
+    async with gated(tmp_path) as (app, _, client):
+        with capture_logs() as logs:
+            _, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
+            writer.write(f"POST {ORDER} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{{".encode())
+            await writer.drain()
+            writer.close()
+            await soon(lambda: any(line["event"] == "audit" for line in logs))
+        assert [line["status"] for line in logs] == [499] * 2
+        assert app.headers == []
 
 
 @in_loop
