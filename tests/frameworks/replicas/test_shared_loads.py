@@ -110,16 +110,17 @@ async def test_closed_loads_fail_their_requests() -> None:
 async def test_request_never_joins_a_load_that_is_done() -> None:
     made, version = Loads(), make_version()
     loads = SharedLoads(made)
-    rounds = 0
+    first = task(loads.join(version))
+    await settle()
 
-    async def join_often() -> None:
-        nonlocal rounds
-        for _ in range(5):
-            await loads.join(version)
-            rounds += 1
+    async def join_in_the_round_of_its_end(load: asyncio.Future[None]) -> None:
+        await load
+        await loads.join(version)
 
-    joining = [task(join_often()) for _ in range(3)]
-    while not all(each.done() for each in joining):
-        await settle()
-        made.end()
-    assert rounds == 15
+    late = task(join_in_the_round_of_its_end(made.running[0]))
+    await asyncio.sleep(0)
+    made.end()
+    await settle()
+    assert (first.done(), late.done(), len(made.running)) == (True, False, 1)
+    made.end()
+    await late
