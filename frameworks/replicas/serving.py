@@ -103,8 +103,6 @@ class Serving:
     async def _open(self, before: "asyncio.Task[None] | None") -> None:
         if before is not None:
             await asyncio.wait([before])
-        if self._closing is not None:
-            await asyncio.wait([self._closing])
         if self._open_engine is not None and not self.is_usable:
             await self._close_unusable()
         if self._open_engine is None:
@@ -126,7 +124,7 @@ class Serving:
             raise InvalidModel(f"{self._source} cannot be loaded: {type(error).__name__}: {error}") from error
 
     async def _close_unusable(self) -> None:
-        """Close an engine whose threads have ended, or that an order has told to refuse requests."""
+        """Close an engine whose threads have ended, or that refuses requests; or wait until it is closed."""
         if self.version is not None:
             self.version.begin_draining(ModelState.REGISTERED)
             await self.version.wait_until_idle()

@@ -27,12 +27,16 @@ class ServerWorkers:
         self.publisher = Publisher(manager, self.workers)
         self._make_registry = make_registry
         self.replicas: dict[int, ReplicaManager] = {}
+        self.registries: list[Registry] = []
+        """Of all workers that were not killed."""
         self._links: dict[int, ControlLink] = {}
+        self._registry_of: dict[int, Registry] = {}
 
     async def join(self, number: int) -> ReplicaManager:
         """Connect a worker, and wait until it has the state of all models."""
         link = self._links[number] = ControlLink(number, ToWorker)
-        registry = self._make_registry()
+        registry = self._registry_of[number] = self._make_registry()
+        self.registries.append(registry)
         loader = Loader({"fake": lambda: registry, "onnx": lambda: registry}, DeviceManager(FakeProbe()))
         replica = ReplicaManager(link, loader, PerformanceSettings(max_batch_size=4), SchedulingSettings())
         self.replicas[number] = replica
@@ -43,6 +47,7 @@ class ServerWorkers:
     async def kill(self, number: int) -> None:
         """End a worker without a drain: its requests fail."""
         self._links.pop(number).close()
+        self.registries.remove(self._registry_of[number])
         await self.replicas.pop(number).close(0.0)
         await asyncio.sleep(0)
 

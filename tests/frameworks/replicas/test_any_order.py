@@ -5,7 +5,7 @@ import threading
 from collections import Counter
 from typing import Any
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from frameworks.errors import Draining, ModelUnloaded
@@ -70,6 +70,7 @@ class Server:
         self.ended: set[int] = set()
         """Loads whose requests were ended by an order."""
         self.requests: list[asyncio.Task[Any]] = []
+        self.problems: list[str] = []
         supervisor.load = self.load_for_request
         supervisor.link.handle(Drained, self.note_drained)
         self.publish()
@@ -86,15 +87,17 @@ class Server:
         return self.supervisor.prepare(serving, version.name)
 
     def note_drained(self, message: Drained) -> None:
-        assert not self.in_use[message.serving], "it is idle"
         [load] = [each for each in self.loads if each.serving == message.serving]
-        assert not load.is_drained, "once"
         version = next((each for each in self.versions.values() if each.load is load), None)
-        applied = self.supervisor.has_answer(load.prepare)
-        assert load in self.old or (version and version.state is State.DRAINING) or not applied, "it is drained"
-        if version is not None and version.state is not State.DRAINING:
-            return  # the supervisor has let it serve again meanwhile
-        load.is_drained = True
+        is_draining = load in self.old or (version is not None and version.state is State.DRAINING)
+        if self.in_use[message.serving]:
+            self.problems.append("a load with requests was drained")
+        if load.is_drained:
+            self.problems.append("a load was drained twice")
+        if is_draining:
+            load.is_drained = True
+        elif self.supervisor.has_answer(load.prepare):
+            self.problems.append("a load that is ready again was drained")
 
     # Orders: each does nothing where it does not apply.
 
@@ -110,6 +113,13 @@ class Server:
                 self.old.append(version.load)
             version.load, version.next_load, version.state = load, None, State.READY
             self.publish()
+
+    async def serve(self, version: Version) -> None:
+        self.start_load(version)
+        load = version.next_load
+        if load is not None:
+            await soon(lambda: version.next_load is not load or self.supervisor.has_answer(load.prepare))
+            self.make_ready(version)
 
     def abandon(self, version: Version) -> None:
         if version.next_load is not None:
@@ -194,12 +204,7 @@ class Server:
             await asyncio.sleep(0.001)
             self.finish_drain(version)
         if version.state is State.REGISTERED:
-            self.start_load(version)
-            load = version.next_load
-            assert load is not None
-            await soon(lambda: version.next_load is not load or self.supervisor.has_answer(load.prepare))
-            if version.next_load is load:
-                self.make_ready(version)
+            await self.serve(version)
 
     def have_requests_ended(self) -> bool:
         """Complete the drains that requests wait for."""
@@ -221,6 +226,7 @@ class Server:
         await soon(self.is_empty)
         await soon(lambda: not self.replica._models.servings)
         assert self.replica.is_idle
+        assert not self.problems
         for each in self.requests:
             assert each.cancelled() or each.exception() is None, each.exception()
         answered = [message.number for message in self.supervisor.of(Applied)]
@@ -228,13 +234,21 @@ class Server:
 
 
 ORDERS = (
-    "start_load", "make_ready", "make_ready", "abandon", "evict", "unload", "end_drain", "end_requests",
+    "serve", "serve", "start_load", "make_ready", "abandon", "evict", "unload", "end_drain", "end_requests",
     "finish_drain", "split", "begin", "begin", "begin", "cancel",
 )  # fmt: skip
 STEPS = st.tuples(st.sampled_from((*ORDERS, "hold", "release", "wait")), st.sampled_from(VERSIONS), st.integers(0, 3))
 
 
+def in_turn(*orders: str) -> list[tuple[str, str, int]]:
+    return [(order, "1", 3) for order in orders]
+
+
 @given(st.lists(STEPS, max_size=40))
+@example(in_turn("serve", "evict", "wait", "begin", "wait", "finish_drain"))
+@example(in_turn("serve", "hold", "begin", "wait", "evict", "begin", "end_drain", "wait", "begin", "release", "wait"))
+@example(in_turn("serve", "evict", "end_drain", "begin", "evict", "wait", "end_drain", "begin"))
+@example(in_turn("serve", "hold", "begin", "wait", "serve", "begin", "unload", "release", "wait", "finish_drain"))
 def test_changes_keep_all_requests(steps: list[tuple[str, str, int]]) -> None:
     gate = threading.Event()
     gate.set()
@@ -254,7 +268,9 @@ def test_changes_keep_all_requests(steps: list[tuple[str, str, int]]) -> None:
                     elif order == "wait":
                         await settle()
                     else:
-                        getattr(server, order)(server.versions[name])
+                        done = getattr(server, order)(server.versions[name])
+                        if done is not None:
+                            await done
                     for _ in range(rounds):
                         await asyncio.sleep(0)
             finally:

@@ -88,6 +88,20 @@ async def test_removed_model_is_not_found() -> None:
 
 
 @in_loop
+async def test_removal_ends_the_wait_for_a_drain() -> None:
+    async with supervised() as (supervisor, replica):
+        await supervisor.applied(supervisor.publish(version_state()))
+        await supervisor.make_ready()
+        supervisor.publish(version_state(state=State.DRAINING, serving=1, next_state=State.REGISTERED))
+        await soon(lambda: supervisor.drained == [1])
+        waiting = task(ask(replica))
+        await settle()
+        await supervisor.applied(supervisor.remove())
+        with pytest.raises(ModelNotFound):
+            await waiting
+
+
+@in_loop
 async def test_drain_waits_for_the_requests() -> None:
     gate, unloaded = Gate(), list[str]()
     registry = FakeRegistry(gate)
@@ -115,7 +129,8 @@ async def test_drain_waits_for_the_requests() -> None:
 @in_loop
 async def test_ended_drain_keeps_the_engine() -> None:
     gate = Gate()
-    async with supervised(FakeRegistry(gate)) as (supervisor, replica):
+    registry = FakeRegistry(gate)
+    async with supervised(registry) as (supervisor, replica):
         await supervisor.applied(supervisor.publish(version_state()))
         await supervisor.make_ready()
         answer = task(ask(replica, 3))
@@ -126,7 +141,10 @@ async def test_ended_drain_keeps_the_engine() -> None:
         await supervisor.make_ready()
         gate.open()
         assert [await answer, await waiting] == [[6], [8]]
+        await settle()
+        assert await ask(replica, 5) == [10]
         assert supervisor.drained == []
+        assert len(registry.made) == 1
 
 
 @in_loop
@@ -327,6 +345,7 @@ async def test_traffic_is_split_as_published() -> None:
         await supervisor.applied(supervisor.publish(*ready, active="1", canary=share, shadow=ShareState("2", 1.0)))
         routed += [slot.route().version for _ in range(3)]
         assert routed == ["1", "1", "2", "1", "2"]
+        assert [await ask(replica, x) for x in range(5)] == [[0], [2], [4], [6], [8]]
         assert slot.shadow is not None
         await supervisor.applied(supervisor.publish(*ready, active="2", previous="1"))
         assert (slot.version, slot.previous and slot.previous.version) == ("2", "1")
