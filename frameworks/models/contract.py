@@ -1,6 +1,6 @@
 """Define what requests need of the registered models: in the process that manages them, and in a replica."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Protocol
 
 from frameworks.models.slot import ModelSlot
@@ -27,8 +27,4 @@ class ServedModels(Protocol):
 
     async def wait_for(self, version: ModelVersion, permit: Permit) -> None:
         """Load a version for a request; see `ModelResidency.wait_for`."""
-        ...
-
-    def on_unloaded(self, callback: Callable[[str], None]) -> None:
-        """Call `callback(model)` after each unload of a version: its files may differ at the next load."""
         ...

@@ -45,8 +45,6 @@ class AppliedModels:
         """The loads that were prepared here, by number, until they are drained."""
         self.before_drained: Callable[[Serving], None] = lambda serving: None
         """Called before a load is reported as drained."""
-        self.on_unloaded: list[Callable[[str], None]] = []
-        """Called with the model after a load of it was drained."""
         self.is_closing = False
         link.handle(ModelChanged, self._change)
         link.handle(ModelRemoved, self._remove)
@@ -170,8 +168,6 @@ class AppliedModels:
         if version is not None and version.spec is None and not version.ready_serving:
             version.enter(version.published)
             version.note_change()
-        for callback in self.on_unloaded:
-            callback(serving.prepare.name)
 
     def _forget(self, serving: Serving) -> None:
         if self.servings.get(serving.number) is serving:

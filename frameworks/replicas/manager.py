@@ -1,7 +1,7 @@
 """Give the requests of a worker the models of the server: look them up, and wait for loads of the supervisor."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import structlog
 
@@ -67,13 +67,10 @@ class ReplicaManager:
         except KeyError:
             raise ModelNotFound(name, self.slots_by_name) from None
 
-    def on_unloaded(self, callback: Callable[[str], None]) -> None:
-        self._models.on_unloaded.append(callback)
-
     @property
     def is_idle(self) -> bool:
         """Whether no model computes, and none is being opened or closed."""
-        return not any(serving.is_busy for serving in self._models.servings.values())
+        return not any(serving.is_busy or serving.is_running for serving in self._models.servings.values())
 
     def check_integrity(self) -> None:
         """Raise AssertionError where an idle model holds sequences or memory of requests."""

@@ -60,6 +60,11 @@ class Serving:
         return any(task is not None and not task.done() for task in (self._opening, self._draining, self._closing))
 
     @property
+    def is_running(self) -> bool:
+        """Whether the engine computes."""
+        return self.engine is not None and self.engine.is_running
+
+    @property
     def is_usable(self) -> bool:
         """Whether the engine accepts requests."""
         engine = self.engine

@@ -103,10 +103,9 @@ async def test_removal_ends_the_wait_for_a_drain() -> None:
 
 @in_loop
 async def test_drain_waits_for_the_requests() -> None:
-    gate, unloaded = Gate(), list[str]()
+    gate = Gate()
     registry = FakeRegistry(gate)
     async with supervised(registry) as (supervisor, replica):
-        replica.on_unloaded(unloaded.append)
         await supervisor.applied(supervisor.publish(version_state()))
         await supervisor.make_ready()
         answer = task(ask(replica, 3))
@@ -116,12 +115,10 @@ async def test_drain_waits_for_the_requests() -> None:
             await ask(replica)
         await settle()
         assert not supervisor.drained
-        assert not unloaded
         gate.open()
         assert await answer == [6]
         await soon(lambda: supervisor.drained == [1])
         assert registry.made[0].is_closed
-        assert unloaded == ["m"]
         await supervisor.applied(supervisor.publish(version_state(state=State.UNLOADED)))
         assert replica.is_idle
 

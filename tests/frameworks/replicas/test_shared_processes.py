@@ -1,7 +1,9 @@
 """A model in a process that several workers use: requests meet there, and run again after its end."""
 
 import asyncio
+import os
 import signal
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,8 +15,9 @@ import pytest
 
 from frameworks.devices import DeviceManager
 from frameworks.engine.process import live
+from frameworks.engine.process.client import ProcessEngine
 from frameworks.engine.registries import RegistrySettings
-from frameworks.errors import ModelUnloaded
+from frameworks.errors import Draining
 from frameworks.manager import MLFrameworkManager
 from frameworks.models.contract import ServedModels
 from frameworks.models.loader import Loader
@@ -32,7 +35,8 @@ from tests.support.server_workers import ServerWorkers, server_workers
 
 @asynccontextmanager
 async def sharing(folder: Path, num_workers: int = 2, **entry: Any) -> AsyncIterator[ServerWorkers]:
-    """Register the model "m" with a process of its own. After the block no process is left."""
+    """Register the model "m" with a process of its own. After the block no process and no descriptor is left."""
+    num_descriptors = len(os.listdir("/proc/self/fd")) if sys.platform == "linux" else 0
     path = save(add(), folder / "adder.onnx")
     registries = RegistrySettings(max_model_size=None, cache_dir=folder, ageing_ms=1000.0)
     loader = Loader({}, DeviceManager(FakeProbe()), ProcessStarter(registries))
@@ -42,6 +46,8 @@ async def sharing(folder: Path, num_workers: int = 2, **entry: Any) -> AsyncIter
         manager.register("onnx", settings, path)
         yield whole
     await soon(lambda: not live.count())
+    if sys.platform == "linux":
+        await soon(lambda: len(os.listdir("/proc/self/fd")) <= num_descriptors)
 
 
 async def add_to_itself(models: ServedModels, x: float, elements: int = 4) -> float:
@@ -60,22 +66,6 @@ def engine_process() -> psutil.Process:
     children = psutil.Process().children()
     [engine] = [child for child in children if "roundhouse-engine" in " ".join(child.cmdline())]
     return engine
-
-
-@in_loop
-async def test_workers_share_one_process(tmp_path: Path) -> None:
-    async with sharing(tmp_path) as whole:
-        slot = await whole.manager.load("m")
-        one, other = whole.replicas.values()
-        answers = [add_to_itself(models, x) for x in range(8) for models in (one, other)]
-        assert await asyncio.gather(*answers) == [2 * x for x in range(8) for _ in range(2)]
-        assert live.count() == 1
-        await soon(lambda: sum(rows * n for rows, n in slot.batches.sizes.items()) == 16)
-        await whole.manager.unload("m")
-        await whole.publisher.applied()
-        assert not live.count()
-        with pytest.raises(ModelUnloaded):
-            await add_to_itself(one, 1.0)
 
 
 @in_loop
@@ -100,28 +90,6 @@ async def test_restart_runs_requests_of_all_workers(tmp_path: Path) -> None:
 
 
 @in_loop
-async def test_request_of_one_worker_loads_for_all(tmp_path: Path) -> None:
-    async with sharing(tmp_path, load="lazy") as whole:
-        await whole.publisher.applied()
-        one, other = whole.replicas.values()
-        answers = [add_to_itself(one, 1.0), add_to_itself(other, 2.0)]
-        assert await asyncio.gather(*answers) == [2.0, 4.0]
-        assert whole.manager.slot("m").loads == 1
-
-
-@in_loop
-async def test_lost_worker_leaves_the_process(tmp_path: Path) -> None:
-    async with sharing(tmp_path) as whole:
-        await whole.manager.load("m")
-        engine = engine_process()
-        await whole.kill(0)
-        assert await add_to_itself(whole.replicas[1], 1.0) == 2.0
-        late = await whole.join(0)
-        assert await add_to_itself(late, 2.0) == 4.0
-        assert engine_process() == engine
-
-
-@in_loop
 async def test_new_load_replaces_process_under_requests(tmp_path: Path) -> None:
     async with sharing(tmp_path) as whole:
         await whole.manager.load("m")
@@ -140,3 +108,49 @@ async def test_new_load_replaces_process_under_requests(tmp_path: Path) -> None:
         over.set()
         assert min(await asyncio.gather(*senders)) > 0
         assert live.count() == 1
+
+
+@in_loop
+async def test_damaged_message_ends_the_process(tmp_path: Path) -> None:
+    async with sharing(tmp_path) as whole:
+        slot = await whole.manager.load("m")
+        one, other = whole.replicas.values()
+        engine = one.slot("m").active.engine()
+        assert isinstance(engine, ProcessEngine)
+        assert engine.started is not None
+        engine.started.link.kill("protocol", "it sent a damaged message")
+        await soon(lambda: slot.state is ModelState.FAILED)
+        assert await asyncio.gather(*[add_to_itself(models, 1.0) for models in (one, other)]) == [2.0, 2.0]
+        assert slot.restarts == {"protocol": 1}
+
+
+@in_loop
+async def test_unload_ends_the_wait_for_a_restart(tmp_path: Path) -> None:
+    async with sharing(tmp_path) as whole:
+        slot = await whole.manager.load("m")
+        engine = engine_process()
+        engine.suspend()
+        waiting = [task(add_to_itself(models, 1.0)) for models in whole.replicas.values()]
+        await soon(lambda: all(each.slot("m").active.is_running for each in whole.replicas.values()))
+        engine.send_signal(signal.SIGKILL)
+        await soon(lambda: slot.state is ModelState.FAILED)
+        await whole.manager.unload("m", drain_timeout_s=0.01)
+        for each in waiting:
+            with pytest.raises(Draining):
+                await each
+        assert await whole.manager.load("m") is slot
+        await whole.publisher.applied()
+        assert await asyncio.gather(*[add_to_itself(models, 1.0) for models in whole.replicas.values()]) == [2.0, 2.0]
+
+
+@in_loop
+async def test_worker_leaves_while_it_connects(tmp_path: Path) -> None:
+    async with sharing(tmp_path) as whole:
+        slot = await whole.manager.load("m")
+        engine_process().send_signal(signal.SIGKILL)
+        await soon(lambda: slot.state is ModelState.FAILED)
+        # It asks for the next process.
+        connects = [each._connects for each in whole.publisher._engines.values()]
+        await soon(lambda: any(each._asked for each in connects) or slot.state is ModelState.READY)
+        await whole.leave(0)
+        assert await add_to_itself(whole.replicas[1], 1.0) == 2.0
