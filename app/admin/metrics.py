@@ -21,6 +21,7 @@ from app.auth.store import KeyStore
 from app.http.clocks import Connections
 from app.inference.response_cache import CacheUse
 from app.observability.process_counts import ProcessCounts
+from app.observability.worker_counts import WorkerCounts
 from frameworks.devices import Device, DeviceManager
 from frameworks.engine.process import live
 from frameworks.models.ledger import MemoryLedger
@@ -41,6 +42,7 @@ class StatsSources:
     keys: KeyStore
     tenants: Mapping[str, TenantLimits]
     process_counts: Callable[[], ProcessCounts]
+    workers: WorkerCounts
 
 
 class MetricsApi:
@@ -158,6 +160,15 @@ class _Collector:
             "Integrity checks that found reserved memory without an owner, or an owner without a reservation.",
             [],
             [([], self._process.integrity_failures)],
+        )
+
+        workers = self._sources.workers
+        yield gauge("workers", "Processes that accept connections.", [], [([], workers.running)])
+        yield counter(
+            "worker_restarts",
+            "Processes that accepted connections, ended, and were replaced, by reason.",
+            ["reason"],
+            (([reason], count) for reason, count in workers.restarts.items()),
         )
 
     def _shared(self) -> Iterator[Family]:

@@ -8,7 +8,7 @@ import structlog
 
 from app.auth.authenticator import Authenticator
 from app.auth.tls import ServerTls
-from app.config import ServerSettings
+from app.config import ServerSettings, Settings
 from app.grpc.bridge.server import CannotListen, ConnectionBounds, GrpcServer
 from app.grpc.call import Unary
 from app.grpc.gate import CallGate
@@ -23,6 +23,7 @@ _MAX_CALLS = 2048
 _POLL_S = 0.02
 # When all requests have completed, only idle streams are open.
 _IDLE_STREAMS_S = 0.2
+DEFAULT_PORT_IN_USE = "gRPC is off: the default port is in use; set server.grpc_port to another or to 0"
 
 
 class GrpcListener:
@@ -38,20 +39,20 @@ class GrpcListener:
         self,
         pipeline: Pipeline,
         management: Mapping[str, Unary],
-        default_model: str | None,
-        drain_timeout_s: float,
+        settings: Settings,
         authenticator: Authenticator | None = None,
     ) -> AsyncIterator[None]:
         """Answer calls within the block. At its end refuse new calls, and complete the running ones within the rest of
         the drain timeout. `management`: of `management_methods`. `authenticator`: exactly if the listener is checked.
         """
-        unary, streams = build_methods(pipeline, management, default_model)
+        unary, streams = build_methods(pipeline, management, settings.models.default_model)
         check = None
         if authenticator is not None:
             gate = CallGate(authenticator, pipeline.observer)
             gate.with_scopes(unary, streams)
             check = gate.check
         await self._server.start(unary, streams, pipeline.bounds.byte_limit_of, check)
+        drain_timeout_s = settings.server.drain_timeout_s
         try:
             yield
         finally:
@@ -74,15 +75,25 @@ def open_listener(
     """
     if settings.grpc_port == 0:
         return None
-    connections = ConnectionBounds(age_s=settings.grpc_max_connection_age_s, grace_s=settings.grpc_max_connection_age_s)
-    server = GrpcServer(settings.max_body_bytes, _MAX_CALLS, connections, is_checked)
+    server = _server(settings, is_checked, shares_port=False)
     try:
         port = server.bind(settings.host, settings.grpc_port or DEFAULT_PORT, tls)
     except CannotListen as error:
         if settings.grpc_port is not None:
             raise
-        log.warning(
-            "gRPC is off: the default port is in use; set server.grpc_port to another or to 0", reason=str(error)
-        )
+        log.warning(DEFAULT_PORT_IN_USE, reason=str(error))
         return None
     return GrpcListener(server, settings.host, port)
+
+
+def open_shared_listener(
+    settings: ServerSettings, port: int, is_checked: bool = False, tls: ServerTls | None = None
+) -> GrpcListener:
+    """Open the reserved port in a worker; the kernel shares its connections among all workers. Raises CannotListen."""
+    server = _server(settings, is_checked, shares_port=True)
+    return GrpcListener(server, settings.host, server.bind(settings.host, port, tls))
+
+
+def _server(settings: ServerSettings, is_checked: bool, shares_port: bool) -> GrpcServer:
+    connections = ConnectionBounds(age_s=settings.grpc_max_connection_age_s, grace_s=settings.grpc_max_connection_age_s)
+    return GrpcServer(settings.max_body_bytes, _MAX_CALLS, connections, is_checked, shares_port)

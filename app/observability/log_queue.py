@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 MAX_QUEUED_CHARACTERS = 1024 * 1024
@@ -39,11 +40,21 @@ class LogQueue:
     Not through sys.stderr: its lock would be held while a write blocks, and the interpreter needs it at its end.
     """
 
-    def __init__(self, descriptor: int, encoding: str, on_dropped: Callable[[int], None]) -> None:
-        """`on_dropped` gets the number of lines that were lost since its last call, when lines are written again."""
+    def __init__(
+        self,
+        descriptor: int,
+        encoding: str,
+        on_dropped: Callable[[int], None],
+        lock: AbstractContextManager[None] | None = None,
+    ) -> None:
+        """`on_dropped` gets the number of lines that were lost since its last call, when lines are written again.
+
+        `lock`: held while whole lines are written, where other processes write to the same stream.
+        """
         self.dropped = 0
         self._reported = 0
         self._on_dropped = on_dropped
+        self._lock = lock or nullcontext()
         self._descriptor = descriptor
         self._encoding = encoding
         self._lines: deque[str] = deque()
@@ -97,7 +108,9 @@ class LogQueue:
                 self._lines.clear()
             # As sys.stderr does: file names may hold bytes that are no text.
             content = "\n".join(lines).encode(self._encoding, "backslashreplace")
-            if not self._write_all(memoryview(content)):
+            with self._lock:
+                is_written = self._write_all(memoryview(content))
+            if not is_written:
                 with self._changed:
                     self.dropped += len(lines) - 1
             elif self.dropped > self._reported:

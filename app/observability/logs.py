@@ -6,6 +6,8 @@ The lines are queued for a thread (`log_queue.py`); `flush_logs` waits for it be
 import json
 import logging
 import sys
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, TextIO
 
 import orjson
@@ -24,14 +26,21 @@ _sinks: list[LineSink] = []
 """The sink of the last `configure_logging`."""
 
 
-def configure_logging(level: str, log_format: str, stream: TextIO | None = None) -> None:
+def configure_logging(
+    level: str,
+    log_format: str,
+    stream: TextIO | None = None,
+    lock: AbstractContextManager[None] | None = None,
+    worker: int | None = None,
+) -> None:
     """Configure structlog and logging.
 
     `level`: debug, info, warning or error. `log_format`: json, console, or auto (console on a terminal). `stream`: is
-    written at once, without a queue; None: standard error.
+    written at once, without a queue; None: standard error. `lock`: of all processes that write to standard error; None
+    for one process. `worker`: number in each line of a worker.
     """
     out = stream or sys.stderr
-    sink = _StreamSink(out) if stream is not None else _queue_for(out)
+    sink = _StreamSink(out) if stream is not None else _queue_for(out, lock)
     _sinks[:] = [sink]
     console = log_format == "console" or (log_format == "auto" and out.isatty())
     number = logging.getLevelNamesMapping()[level.upper()]
@@ -40,6 +49,7 @@ def configure_logging(level: str, log_format: str, stream: TextIO | None = None)
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         _drop_nones,
+        *(() if worker is None else (partial(_add_worker, worker),)),
     ]
     last: list[Processor]
     if console:
@@ -85,9 +95,9 @@ def lost_lines() -> int:
     return sum(sink.dropped for sink in _sinks)
 
 
-def _queue_for(stream: TextIO) -> LineSink:
+def _queue_for(stream: TextIO, lock: AbstractContextManager[None] | None) -> LineSink:
     try:
-        return LogQueue(stream.fileno(), stream.encoding or "utf-8", _log_dropped)
+        return LogQueue(stream.fileno(), stream.encoding or "utf-8", _log_dropped, lock)
     except (OSError, ValueError, AttributeError):  # it stands in for standard error
         return _StreamSink(stream)
 
@@ -141,6 +151,11 @@ class _LineHandler(logging.Handler):
 
 def _drop_nones(logger: WrappedLogger, name: str, event: EventDict) -> EventDict:
     return {key: value for key, value in event.items() if value is not None}
+
+
+def _add_worker(number: int, logger: WrappedLogger, name: str, event: EventDict) -> EventDict:
+    event["worker"] = number
+    return event
 
 
 def _to_json(event: EventDict, **_: Any) -> str:

@@ -1,8 +1,8 @@
 """Build the server: wire every part, in the order of their dependencies."""
 
 import socket
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -32,13 +32,16 @@ from app.inference.bounds import Bounds
 from app.inference.lifecycle import Lifecycle, ServerLifecycle
 from app.inference.model_view import ManagedModelView
 from app.inference.pipeline import Pipeline
-from app.inference.response_cache import ResponseCache
+from app.inference.response_cache import CacheUse, ResponseCache
 from app.inference.service import InferenceService
 from app.inference.shadowing import ShadowTraffic
 from app.observability.background import background_task
 from app.observability.integrity import IntegrityMonitor
 from app.observability.loop_lag import LoopLagMonitor
 from app.observability.metrics import Observer
+from app.observability.process_counts import ProcessCounts
+from app.observability.tallies import RequestTallies
+from app.observability.worker_counts import WorkerCounts
 from app.protocols.native.codec import ROUTES as NATIVE_ROUTES
 from app.protocols.open_inference.generate_codec import ROUTES as GENERATE_ROUTES
 from app.protocols.open_inference.infer_codec import routes as open_inference_routes
@@ -46,16 +49,22 @@ from app.protocols.openai.routes import ROUTES as OPENAI_ROUTES
 from app.protocols.routes import RouteTable
 from app.server.keys import open_keys
 from app.server.manager import build_manager
+from app.workers.shared_responses import SharedResponses
+from app.workers.tallies_merged import MergedTallies
 from frameworks.devices import DeviceManager, DeviceProbe, SystemProbe
 from frameworks.manager import MLFrameworkManager
+from frameworks.replicas.control import Workers
 from frameworks.scheduling.admission import RequestLimit
 from frameworks.scheduling.byte_limit import ByteLimit
+from frameworks.scheduling.shared_admission import request_limit
+from frameworks.scheduling.shared_limits import SharedLimits
 from memory.result_cache import ResultCache
 from memory.tensor_pool import TensorPool
 
 if TYPE_CHECKING:
     from app.grpc.call import Unary
     from app.grpc.listener import GrpcListener
+    from app.grpc.management import Answer
 
 log = structlog.get_logger(__name__)
 
@@ -69,26 +78,43 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True)
-class _Inference:
+class Sharing:
+    """The parts that a supervisor shares with its workers. `limits`: as used by this process."""
+
+    workers: Workers
+    limits: SharedLimits
+    num_workers: int
+
+
+@dataclass(frozen=True, slots=True)
+class Inference:
     """The parts that run requests, from the manager up to the pipeline."""
 
     manager: MLFrameworkManager
     pool: TensorPool
-    response_cache: ResponseCache
+    response_cache: CacheUse
     requests: RequestLimit
     service: InferenceService
     shadowing: ShadowTraffic
     pipeline: Pipeline
     lifecycle: ServerLifecycle
-    views: Views
 
 
 @dataclass(frozen=True, slots=True)
-class _Monitors:
+class Monitors:
     """The parts that check the server itself."""
 
     loop_lag: LoopLagMonitor
     integrity: IntegrityMonitor
+
+
+@dataclass(frozen=True, slots=True)
+class Counting:
+    """The counts of the whole server. `process_counts`: returns those beside the counts of requests."""
+
+    views: Views
+    process_counts: Callable[[], ProcessCounts]
+    workers: WorkerCounts
 
 
 def build(
@@ -111,69 +137,102 @@ def build(
     if keys is None:
         keys = open_keys(loaded, api_key="")
     authenticator = None if loaded.settings.auth.mode == "off" else Authenticator(keys)
-    inference = _build_inference(loaded, observer, probe or SystemProbe(), connections.byte_limit)
-    monitors = _build_monitors(inference, observer)
-    table = _build_routes(loaded.settings)
+    inference = build_inference(loaded, observer, probe or SystemProbe(), connections.byte_limit)
+    monitors = build_monitors(inference, observer)
+    counting = build_counting(inference, monitors, connections, keys)
+    table = build_routes(loaded.settings)
+    serve_grpc = None
+    if grpc_listener is not None:
+        methods = management_methods(management_answer(inference, counting.views), observer)
+        serve_grpc = partial(grpc_listener.serving, inference.pipeline, methods, loaded.settings, authenticator)
     admin = build_admin(
         table,
-        _build_routers(loaded, inference, monitors, connections, keys),
+        build_routers(loaded, inference, counting, connections, keys),
         connections.byte_limit,
-        _build_lifespan(loaded.settings, inference, monitors, keys, connections.tls, grpc_listener, authenticator),
+        build_lifespan(inference, monitors, keys, connections.tls, serve_grpc),
     )
-    app = build_app(inference.pipeline, table, admin, _origin_rules(loaded.settings.server), authenticator)
+    app = build_app(inference.pipeline, table, admin, origin_rules(loaded.settings.server), authenticator)
     return Server(app, inference.pipeline.lifecycle)
 
 
-def _build_inference(
-    loaded: LoadedSettings, observer: Observer, probe: DeviceProbe, byte_limit: ByteLimit
-) -> _Inference:
+def build_inference(
+    loaded: LoadedSettings,
+    observer: Observer,
+    probe: DeviceProbe,
+    byte_limit: ByteLimit,
+    sharing: Sharing | None = None,
+) -> Inference:
+    """Return the parts of a single server, or with `sharing` those of a supervisor, which runs no requests."""
     settings = loaded.settings
     pool = TensorPool(settings.memory)
-    manager = build_manager(loaded, DeviceManager(probe, settings.performance.enable_gpu), pool)
+    devices = DeviceManager(probe, settings.performance.enable_gpu)
+    limits = None if sharing is None else sharing.limits
+    manager = build_manager(loaded, devices, pool, 0 if sharing is None else sharing.num_workers, limits)
     lifecycle = ServerLifecycle(manager, tuple(slot.name for slot in manager.slots if slot.entry.load == "startup"))
-    response_cache = ResponseCache(
-        ResultCache(settings.cache.max_bytes, settings.cache.ttl_s), observer.cache_hits, observer.cache_misses
+    cache_settings = settings.cache
+    responses = ResponseCache(
+        ResultCache(cache_settings.max_bytes, cache_settings.ttl_s), observer.cache_hits, observer.cache_misses
     )
-    manager.on_unloaded(response_cache.drop)
-    service = InferenceService(response_cache, observer.generation_metrics)
+    cache: ResponseCache | SharedResponses = responses
+    if sharing is not None:
+        cache = SharedResponses(ResultCache(cache_settings.max_bytes, cache_settings.ttl_s), sharing.workers)
+    manager.on_unloaded(cache.drop)
+    service = InferenceService(responses, observer.generation_metrics)
     shadowing = ShadowTraffic(service, observer.shadow_outcomes)
+    bounds = build_bounds(settings, byte_limit, limits)
+    pipeline = Pipeline(manager, service, shadowing, observer, lifecycle, bounds)
+    return Inference(manager, pool, cache, bounds.requests, service, shadowing, pipeline, lifecycle)
+
+
+def build_bounds(settings: Settings, byte_limit: ByteLimit, limits: SharedLimits | None = None) -> Bounds:
+    """Return the bounds of requests. `limits`: those of all workers; None for one process."""
     scheduling = settings.scheduling
-    requests = RequestLimit(
+    requests = request_limit(
+        None if limits is None else limits.server(),
         "the server",
         scheduling.max_queue_size,
         scheduling.max_concurrent_requests,
         byte_limit=byte_limit,
     )
-    bounds = Bounds(
-        requests,
-        settings.server.max_body_bytes,
-        scheduling.default_timeout_ms,
-        limits_by_tenant(settings.auth.tenants, byte_limit),
-    )
-    pipeline = Pipeline(manager, service, shadowing, observer, lifecycle, bounds)
-    views = Views(partial(ManagedModelView, manager), observer)
-    return _Inference(manager, pool, response_cache, requests, service, shadowing, pipeline, lifecycle, views)
+    tenants = limits_by_tenant(settings.auth.tenants, byte_limit, limits)
+    return Bounds(requests, settings.server.max_body_bytes, scheduling.default_timeout_ms, tenants)
 
 
-def _build_monitors(inference: _Inference, observer: Observer) -> _Monitors:
+def build_counting(
+    inference: Inference,
+    monitors: Monitors,
+    connections: Connections,
+    keys: KeyStore,
+    sharing: Sharing | None = None,
+) -> Counting:
+    """Return the counts of this process, or with `sharing` those of all workers too."""
+    observer: RequestTallies = inference.pipeline.observer
+    counts = ProcessParts(monitors.loop_lag, monitors.integrity, inference.pool, connections, keys).counts
+    if sharing is not None:
+        merged = MergedTallies(sharing.workers, observer, counts)
+        observer, counts = merged, merged.process_counts
+    return Counting(Views(partial(ManagedModelView, inference.manager), observer), counts, WorkerCounts())
+
+
+def build_monitors(inference: Inference, observer: Observer) -> Monitors:
     residency, shadowing = inference.manager.residency, inference.shadowing
     integrity = IntegrityMonitor(
         lambda: not observer.inflight and not shadowing.copies and residency.is_idle,
         [residency.ledger.check_integrity, residency.check_integrity, inference.pool.check_integrity],
     )
-    return _Monitors(LoopLagMonitor(partial(getattr, observer, "inflight")), integrity)
+    return Monitors(LoopLagMonitor(partial(getattr, observer, "inflight")), integrity)
 
 
-def _build_routes(settings: Settings) -> RouteTable:
+def build_routes(settings: Settings) -> RouteTable:
     infer_routes = open_inference_routes(settings.server.max_body_bytes)
     return RouteTable([*NATIVE_ROUTES, *OPENAI_ROUTES, *infer_routes, *GENERATE_ROUTES])
 
 
-def _build_routers(
-    loaded: LoadedSettings, inference: _Inference, monitors: _Monitors, connections: Connections, keys: KeyStore
+def build_routers(
+    loaded: LoadedSettings, inference: Inference, counting: Counting, connections: Connections, keys: KeyStore
 ) -> list[APIRouter]:
     """Return the routes that change or describe the server."""
-    manager, pipeline, views = inference.manager, inference.pipeline, inference.views
+    manager, pipeline, views = inference.manager, inference.pipeline, counting.views
     lifecycle = inference.lifecycle
     max_body_bytes = loaded.settings.server.max_body_bytes
     roots = tuple(loaded.resolve(root) for root in loaded.settings.models.roots)
@@ -186,7 +245,8 @@ def _build_routers(
         connections,
         keys,
         pipeline.bounds.tenants,
-        ProcessParts(monitors.loop_lag, monitors.integrity, inference.pool, connections, keys).counts,
+        counting.process_counts,
+        counting.workers,
     )
     return [
         PagesApi().router(),
@@ -198,18 +258,16 @@ def _build_routers(
     ]
 
 
-def _origin_rules(server: ServerSettings) -> OriginRules:
+def origin_rules(server: ServerSettings) -> OriginRules:
     return OriginRules((server.host, socket.gethostname(), *server.allowed_hosts), server.cors_origins)
 
 
-def _build_lifespan(
-    settings: Settings,
-    inference: _Inference,
-    monitors: _Monitors,
+def build_lifespan(
+    inference: Inference,
+    monitors: Monitors,
     keys: KeyStore,
     tls: ServerTls | None,
-    grpc_listener: "GrpcListener | None",
-    authenticator: Authenticator | None,
+    serve_grpc: Callable[[], AbstractAsyncContextManager[None]] | None,
 ) -> Lifespan:
     """Return the context that starts the parts in order, and stops them in reverse after the listeners are closed."""
     manager, pipeline = inference.manager, inference.pipeline
@@ -228,21 +286,23 @@ def _build_lifespan(
             await stack.enter_async_context(background_task(monitors.integrity.run()))
             stack.push_async_callback(inference.shadowing.close)
             await stack.enter_async_context(background_task(manager.load_registered()))
-            if grpc_listener is not None:
-                methods, default_model = _management_methods(inference), settings.models.default_model
-                drain_timeout_s = settings.server.drain_timeout_s
-                await stack.enter_async_context(
-                    grpc_listener.serving(pipeline, methods, default_model, drain_timeout_s, authenticator)
-                )
+            if serve_grpc is not None:
+                await stack.enter_async_context(serve_grpc())
             log.info("devices", devices=[f"{d.id} ({d.name})" for d in manager.devices.devices()])
             yield
 
     return lifespan
 
 
-def _management_methods(inference: _Inference) -> "dict[str, Unary]":
-    """Return the methods over gRPC that are no inference. Their messages are imported only for an open port."""
-    from app.grpc.management import ManagementCalls, management_methods
+def management_answer(inference: Inference, views: Views) -> "Answer":
+    """Return how calls over gRPC are answered that are no inference."""
+    from app.grpc.management import ManagementCalls
 
-    calls = ManagementCalls(Management(inference.pipeline, inference.lifecycle), inference.views)
-    return management_methods(calls.answer, inference.pipeline.observer)
+    return ManagementCalls(Management(inference.pipeline, inference.lifecycle), views).answer
+
+
+def management_methods(answer: "Answer", observer: Observer) -> "dict[str, Unary]":
+    """Return the methods over gRPC that are no inference. Their messages are imported only for an open port."""
+    from app.grpc.management import management_methods as methods
+
+    return methods(answer, observer)

@@ -10,7 +10,7 @@ _RESERVED = 1536
 """File descriptors for other uses than HTTP connections: 1,024 for those of gRPC, and 512 for model files and pipes."""
 
 
-def connections_within_limit(max_connections: int) -> int:
+def connections_within_limit(max_connections: int, logs_warnings: bool = True) -> int:
     """Raise the soft limit on open files as far as `max_connections` need and the hard limit permits.
 
     Returns how many connections fit below the limit; a warning says so if they are fewer.
@@ -32,6 +32,8 @@ def connections_within_limit(max_connections: int) -> int:
         return max_connections
     # Below a very low limit half of the descriptors are for connections.
     fitting = max(wanted - _RESERVED, wanted // 2, 1)
+    if not logs_warnings:
+        return fitting
     log.warning(
         "the limit on open files is lower than server.max_connections needs",
         limit=wanted,

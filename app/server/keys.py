@@ -17,17 +17,17 @@ from app.config import ConfigError, ConfigIssue, LoadedSettings
 log = structlog.get_logger(__name__)
 
 
-def open_keys(loaded: LoadedSettings, api_key: str) -> KeyStore:
+def open_keys(loaded: LoadedSettings, api_key: str, logs_warnings: bool = True) -> KeyStore:
     """Return the keys of a server with these settings.
 
-    `api_key`: the text of ROUNDHOUSE_API_KEY, or "". Raises ConfigError if the keys cannot be read, or if the server
-    needs a key and has none.
+    `api_key`: the text of ROUNDHOUSE_API_KEY, or "". `logs_warnings`: False in workers, as the supervisor has logged
+    them. Raises ConfigError if the keys cannot be read, or if the server needs a key and has none.
     """
     store, issues = _open(loaded, api_key)
     errors = [issue for issue in issues if issue.is_error]
     if errors:
         raise ConfigError(errors)
-    for issue in issues:
+    for issue in issues if logs_warnings else ():
         log.warning("insecure configuration", key=issue.key, reason=issue.message)
     return store
 

@@ -3,30 +3,23 @@
 import asyncio
 import os
 import signal
-import socket
 import sys
 import threading
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import structlog
 import uvicorn
 
-from app.auth.store import KeyStore
 from app.auth.tls import ServerTls
-from app.config import ConfigError, ConfigIssue, LoadedSettings, ServerSettings, Settings
-from app.config.tls_files import TlsFileError
-from app.http.clocks import ConnectionBounds, Connections
-from app.http.protocol import BoundedHttpProtocol
-from app.http.tls import tls_protocol
+from app.config import ConfigError, LoadedSettings, Settings
 from app.inference.lifecycle import Lifecycle
 from app.observability.logs import FLUSH_S, close_logs, configure_logging, flush_logs
 from app.server.build import build
-from app.server.descriptors import connections_within_limit
+from app.server.http_server import open_connections, server_tls, uvicorn_config
 from app.server.keys import open_keys
-from app.workers.sockets import BACKLOG, CannotListenError, listen
+from app.workers.sockets import CannotListenError, listen
 from frameworks.engine.process.live import kill_all
-from frameworks.scheduling.byte_limit import ByteLimit
 from memory.allocator import keep_freed_memory
 from memory.garbage import shorten_collections
 
@@ -78,30 +71,25 @@ def serve(loaded: LoadedSettings, api_key: str, log_to_terminal: bool) -> int:
 def _serve(loaded: LoadedSettings, api_key: str, log_to_terminal: bool) -> int:
     settings = loaded.settings
     log_requests = settings.logging.requests or ("all" if log_to_terminal else "slow_and_failed")
+    if settings.server.num_workers > 1:
+        # It forks, so this process must have no other thread: nothing was logged before.
+        from app.server.supervisor import run_supervisor
+
+        return _ended(run_supervisor(loaded, api_key, log_requests))
     listener = listen(settings.server.host, settings.server.port)
-    keys = _open_keys(loaded, api_key, listener)
-    tls = _server_tls(loaded, listener)
+    try:
+        keys = open_keys(loaded, api_key)
+        tls = server_tls(loaded)
+    except ConfigError:
+        listener.close()
+        raise
     grpc_listener = _open_grpc_listener(settings, tls)
     for warning in loaded.warnings:
         log.warning("deprecated key", place=warning.place, key=warning.key, reason=warning.message)
-    connections = _connections(settings.server, tls)
+    connections = open_connections(settings.server, tls)
     server = build(loaded, log_requests, grpc_listener=grpc_listener, connections=connections, keys=keys)
     host, port = listener.getsockname()[:2]
-    config = uvicorn.Config(
-        server.app,
-        loop="uvloop" if os.name != "nt" else "asyncio",
-        http=_http_class(connections),
-        interface="asgi3",
-        ws="none",
-        lifespan="on",
-        access_log=False,
-        proxy_headers=False,
-        log_config=None,
-        server_header=False,
-        timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=max(1, round(settings.server.drain_timeout_s)),
-        backlog=BACKLOG,
-    )
+    config = uvicorn_config(server.app, connections, settings.server.drain_timeout_s)
     uvicorn_server = _DrainingServer(config, server.lifecycle)
     for number in (signal.SIGINT, signal.SIGTERM):
         # uvicorn sets the same handlers later. A process that reads the next line may send a signal at once.
@@ -113,44 +101,16 @@ def _serve(loaded: LoadedSettings, api_key: str, log_to_terminal: bool) -> int:
     finally:
         kill_all(_SERVER_ENDS)
     log.info("stopped")
-    status = 0 if uvicorn_server.started else 1
+    return _ended(0 if uvicorn_server.started else 1)
+
+
+def _ended(status: int) -> int:
+    """Return the exit status, or end the process where threads are left."""
     close_logs(FLUSH_S)
     if threading.active_count() > 1:
         # A load or a batch outlived the drain timeout. A library that is unloaded while it computes aborts the process.
         os._exit(status)
     return status
-
-
-def _open_keys(loaded: LoadedSettings, api_key: str, listener: socket.socket) -> KeyStore:
-    """Return the keys. Raises ConfigError, with the listener closed."""
-    try:
-        return open_keys(loaded, api_key)
-    except ConfigError:
-        listener.close()
-        raise
-
-
-def _http_class(connections: Connections) -> Any:
-    """Return the class of connections for uvicorn.Config."""
-    http = type("HttpProtocol", (BoundedHttpProtocol,), {"limits": connections})
-    return http if connections.tls is None else tls_protocol(http, connections.tls, connections)
-
-
-def _server_tls(loaded: LoadedSettings, listener: socket.socket) -> ServerTls | None:
-    """Read the certificate; None without TLS. Raises ConfigError, with the listener closed."""
-    files = loaded.tls_files()
-    try:
-        return None if files is None else ServerTls(files)
-    except TlsFileError as error:
-        listener.close()
-        raise ConfigError([ConfigIssue("config", None, f"server.{error.key}", error.message, "invalid")]) from error
-
-
-def _connections(settings: ServerSettings, tls: ServerTls | None) -> Connections:
-    """Return the bounds of connections, as far as the limit on file descriptors permits."""
-    most = connections_within_limit(settings.max_connections)
-    bounds = ConnectionBounds(settings.header_timeout_s, settings.body_timeout_s, most)
-    return Connections(bounds, ByteLimit(settings.max_buffered_bytes), tls)
 
 
 def _open_grpc_listener(settings: Settings, tls: ServerTls | None) -> "GrpcListener | None":

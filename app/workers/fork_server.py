@@ -74,17 +74,15 @@ class ForkServer:
             except OSError:  # the fork server has ended, and its workers with it
                 return
 
-    def close(self) -> None:
-        """End the fork server, and all workers with it, without a wait for them."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        if hasattr(self, "_events"):
-            asyncio.get_running_loop().remove_reader(self._socket)
-        self._socket.close()
+    def unwatch(self) -> None:
+        """Report nothing from now on."""
+        asyncio.get_running_loop().remove_reader(self._socket)
 
-    def wait_ended(self) -> None:
-        """Wait after `close` until the fork server has ended and was reaped."""
+    def close(self) -> None:
+        """End the fork server, and all workers with it; return when it was reaped. Call it outside of the loop."""
+        self._is_closed = True
+        self._socket.close()
+        os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
 
     def _read(self) -> None:
@@ -95,7 +93,7 @@ class ForkServer:
         except OSError:
             data = b""
         if not data:
-            self.close()
+            self.unwatch()
             self._events.fork_server_lost()
             return
         data = self._unread + data

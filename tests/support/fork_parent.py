@@ -77,8 +77,8 @@ class Parent:
             case ["kill", pid]:
                 self.server.kill(int(pid))
             case ["close"]:
+                self.server.unwatch()
                 self.server.close()
-                self.server.wait_ended()
                 print("closed", flush=True)
 
 

@@ -27,8 +27,6 @@ _CHECK_S = 10.0
 # Time for a cancelled handler to send its last response.
 _CANCEL_GRACE_S = 1.0
 _OPTIONS = (
-    # With it, two servers could listen on one port and would share its calls.
-    ("grpc.so_reuseport", 0),
     ("grpc.max_send_message_length", -1),
     # Maximum time that a vanished client keeps its calls; grpcio's default is two hours.
     ("grpc.keepalive_time_ms", 60_000),
@@ -80,11 +78,17 @@ class GrpcServer:
     """
 
     def __init__(
-        self, max_message_bytes: int, max_calls: int, connections: ConnectionBounds, is_checked: bool = False
+        self,
+        max_message_bytes: int,
+        max_calls: int,
+        connections: ConnectionBounds,
+        is_checked: bool = False,
+        shares_port: bool = False,
     ) -> None:
         """`max_message_bytes`: of one request, compressed or not. `max_calls`: running at once, streams included; a
         call above it ends with RESOURCE_EXHAUSTED at once. A unary call takes one thread, a stream two.
-        `is_checked`: `start` gets a check of each call.
+        `is_checked`: `start` gets a check of each call. `shares_port`: other processes may listen on the port too, and
+        the kernel shares its connections among them.
         """
         self._interceptor = CallInterceptor() if is_checked else None
         self._threads = CallThreads()
@@ -92,7 +96,12 @@ class GrpcServer:
         self._check_s = min(_CHECK_S, connections.request_s)
         self._server = grpc.server(
             cast(ThreadPoolExecutor, self._threads),
-            options=[*_OPTIONS, *connections.options(), ("grpc.max_receive_message_length", max_message_bytes)],
+            options=[
+                *_OPTIONS,
+                ("grpc.so_reuseport", int(shares_port)),
+                *connections.options(),
+                ("grpc.max_receive_message_length", max_message_bytes),
+            ],
             maximum_concurrent_rpcs=max_calls,
             interceptors=[self._interceptor] if self._interceptor is not None else None,
         )

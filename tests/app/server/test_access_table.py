@@ -16,7 +16,7 @@ from app.grpc.management import management_methods
 from app.grpc.services import build_methods
 from app.http.endpoint import Endpoint
 from app.observability.metrics import Observer
-from app.server.build import _build_routes, build
+from app.server.build import build, build_routes
 from frameworks.tenants import Tenant
 from tests.support.fake_probe import FakeProbe
 
@@ -30,7 +30,7 @@ def test_table_equals_the_routes(endpoint: Endpoint) -> None:
     """A route without an entry is refused for every key: add it to HTTP_ACCESS with the scope that it needs."""
     middleware: Any = endpoint._admin
     application = middleware._app
-    routes = {(route.path, "POST") for route in _build_routes(Settings()).routes}
+    routes = {(route.path, "POST") for route in build_routes(Settings()).routes}
     routes |= {(route.path, method) for route in application.state.routes for method in route.methods}
     routes |= {(application.openapi_url, "GET")}
     renamed = {(path.replace("{model}", "{name}"), method) for path, method in routes}

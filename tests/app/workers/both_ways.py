@@ -23,7 +23,7 @@ from app.http.clocks import ConnectionBounds, Connections
 from app.http.endpoint import Endpoint
 from app.http.protocol import BoundedHttpProtocol
 from app.inference.pipeline import Pipeline
-from app.server.build import _build_routes, _origin_rules, build
+from app.server.build import build, build_routes, origin_rules
 from app.server.keys import open_keys
 from app.workers.forwarding import AdminServer, ForwardedAdmin
 from app.workers.messages import FromWorker, ToWorker
@@ -91,7 +91,7 @@ def worker_endpoint(loaded: LoadedSettings, pipeline: Pipeline, link: ControlLin
     authenticator = None if loaded.settings.auth.mode == "off" else Authenticator(keys)
     admin = ForwardedAdmin(link, ByteLimit(None), no_lifespan)
     return build_app(
-        pipeline, _build_routes(loaded.settings), admin, _origin_rules(loaded.settings.server), authenticator
+        pipeline, build_routes(loaded.settings), admin, origin_rules(loaded.settings.server), authenticator
     )
 
 

@@ -22,6 +22,7 @@ from app.inference.model_view import ManagedModelView
 from app.observability.metrics import Observer, RequestRecord
 from app.observability.process_counts import ProcessCounts
 from app.observability.tallies import RequestTallies
+from app.observability.worker_counts import WorkerCounts
 from frameworks.manager import MLFrameworkManager
 from frameworks.scheduling.admission import RequestLimit
 from frameworks.scheduling.byte_limit import ByteLimit
@@ -56,6 +57,8 @@ RULES = {
     "shadow_requests": SUM,
     "integrity_failures": SUM,
     "log_lines_dropped": SUM,
+    "workers": OWN,
+    "worker_restarts": OWN,
     "connections_closed": SUM,
     "connections": OWN,  # shared
     "buffered_bytes": OWN,  # shared
@@ -134,7 +137,7 @@ class Pages:
         """Return the page that an operator gets."""
         views = Views(partial(ManagedModelView, self._manager), tallies)
         request = Request({"type": "http", "record": RequestRecord("id", "GET", "/metrics", 0.0)})
-        answer = await MetricsApi(self._sources(process_counts), views).metrics(request)
+        answer = await MetricsApi(self._sources(process_counts, WorkerCounts()), views).metrics(request)
         families = list(text_string_to_metric_families(bytes(answer.body).decode()))
         assert {family.name: family.type for family in families} == FAMILIES
         return {

@@ -1,0 +1,75 @@
+"""Configure uvicorn with the bounds of connections."""
+
+import os
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from app.auth.tls import ServerTls
+from app.config import ConfigError, ConfigIssue, LoadedSettings, ServerSettings
+from app.config.tls_files import TlsFileError
+from app.http.clocks import ConnectionBounds, Connections
+from app.http.protocol import BoundedHttpProtocol
+from app.http.tls import tls_protocol
+from app.server.descriptors import connections_within_limit
+from app.workers.sockets import BACKLOG
+from frameworks.scheduling.shared_bytes import byte_limit
+from memory.shared_counters import CounterRow
+
+# Clients and load balancers reuse connections. uvicorn's default of 5 s would often close one as it is reused.
+_KEEP_ALIVE_S = 75
+
+
+def uvicorn_config(app: ASGIApp, connections: Connections, drain_timeout_s: float) -> uvicorn.Config:
+    """Return the configuration of a server for an application."""
+    return uvicorn.Config(
+        app,
+        loop="uvloop" if os.name != "nt" else "asyncio",
+        http=_http_class(connections),
+        interface="asgi3",
+        ws="none",
+        lifespan="on",
+        access_log=False,
+        proxy_headers=False,
+        log_config=None,
+        server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=whole_seconds(drain_timeout_s),
+        backlog=BACKLOG,
+    )
+
+
+def whole_seconds(drain_timeout_s: float) -> int:
+    """Return a drain timeout as uvicorn takes it."""
+    return max(1, round(drain_timeout_s))
+
+
+def open_connections(
+    settings: ServerSettings, tls: ServerTls | None, row: CounterRow | None = None, logs_warnings: bool = True
+) -> Connections:
+    """Return the bounds of connections, as far as the limit on file descriptors permits.
+
+    `row`: counts the connections and bodies of all workers; None for one process. `logs_warnings`: False in workers, as
+    the supervisor has logged them.
+    """
+    most = connections_within_limit(settings.max_connections, logs_warnings)
+    bounds = ConnectionBounds(
+        settings.header_timeout_s, settings.body_timeout_s, most if row is None else settings.max_connections
+    )
+    return Connections(bounds, byte_limit(row, settings.max_buffered_bytes), tls, row, most)
+
+
+def server_tls(loaded: LoadedSettings) -> ServerTls | None:
+    """Read the certificate; None without TLS. Raises ConfigError."""
+    files = loaded.tls_files()
+    try:
+        return None if files is None else ServerTls(files)
+    except TlsFileError as error:
+        raise ConfigError([ConfigIssue("config", None, f"server.{error.key}", error.message, "invalid")]) from error
+
+
+def _http_class(connections: Connections) -> Any:
+    """Return the class of connections for uvicorn.Config."""
+    http = type("HttpProtocol", (BoundedHttpProtocol,), {"limits": connections})
+    return http if connections.tls is None else tls_protocol(http, connections.tls, connections)

@@ -1,0 +1,228 @@
+"""Run the supervisor of several workers: it has the models, the admin application and the counts, and no listener."""
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from functools import partial
+from types import FrameType
+
+import structlog
+import uvloop
+
+from app.auth.store import KeyStore
+from app.config import LoadedSettings, ServerSettings
+from app.http.app import build_admin
+from app.http.clocks import Connections
+from app.inference.lifecycle import Lifecycle
+from app.observability.background import background_task
+from app.observability.log_lock import LogLock
+from app.observability.logs import FLUSH_S, configure_logging, flush_logs
+from app.observability.metrics import Observer
+from app.server.build import (
+    Counting,
+    Sharing,
+    build_counting,
+    build_inference,
+    build_lifespan,
+    build_monitors,
+    build_routers,
+    build_routes,
+    management_answer,
+)
+from app.server.http_server import open_connections, server_tls
+from app.server.keys import open_keys
+from app.server.worker import Inherited, prepare_workers, run_worker
+from app.workers.fork_server import ForkServer, start_fork_server
+from app.workers.forwarding import AdminServer
+from app.workers.lifecycle import StatusSender
+from app.workers.shared_failures import SharedFailures
+from app.workers.shared_nonces import SharedNonces
+from app.workers.sockets import CannotListenError, listen_for_workers, reserve_port
+from app.workers.supervision import Supervision
+from frameworks.devices import SystemProbe
+from frameworks.engine.process.live import kill_all
+from frameworks.engine.process.startup import set_name
+from frameworks.replicas.control import Workers
+from frameworks.replicas.publisher import Publisher
+from frameworks.scheduling.shared_limits import SharedLimits
+
+log = structlog.get_logger(__name__)
+
+_SERVER_ENDS = "the server ends"
+
+
+def run_supervisor(loaded: LoadedSettings, api_key: str, log_requests: str) -> int:
+    """Serve with several workers until a signal arrives. Returns the exit status.
+
+    This process must have one thread. Raises CannotListenError and ConfigError.
+    """
+    settings = loaded.settings
+    num_workers = settings.server.num_workers
+    http = listen_for_workers(settings.server.host, settings.server.port, num_workers)
+    grpc_socket, grpc_refusal = _reserve_grpc(settings.server)
+    limits = SharedLimits(num_workers, [tenant.name for tenant in settings.auth.tenants if tenant.has_limits])
+    lock = LogLock()
+    grpc_port = 0 if grpc_socket is None else grpc_socket.getsockname()[1]
+    inherited = Inherited(loaded, api_key, log_requests, http, grpc_port, limits, lock)
+    fork_server = start_fork_server(partial(prepare_workers, inherited), partial(run_worker, inherited))
+    try:
+        set_name("rh:supervisor")
+        configure_logging(settings.logging.level, settings.logging.format, lock=lock)
+        return _supervise(inherited, fork_server, grpc_refusal)
+    finally:
+        kill_all(_SERVER_ENDS)
+        fork_server.close()
+        http.close()
+        if grpc_socket is not None:
+            grpc_socket.close()
+        log.info("stopped")
+
+
+def _supervise(inherited: Inherited, fork_server: ForkServer, grpc_refusal: str) -> int:
+    settings = inherited.loaded.settings
+    stop = _StopSignals()
+    if grpc_refusal:
+        _log_no_grpc(grpc_refusal)
+    for warning in inherited.loaded.warnings:
+        log.warning("deprecated key", place=warning.place, key=warning.key, reason=warning.message)
+    keys = open_keys(inherited.loaded, inherited.api_key)
+    connections = open_connections(settings.server, server_tls(inherited.loaded), inherited.limits.server())
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_Supervisor(inherited, fork_server, keys, connections).run(stop))
+
+
+class _StopSignals:
+    """The first SIGINT or SIGTERM drains the server; the second one ends it at once."""
+
+    def __init__(self) -> None:
+        self._requested = False
+        self._notify: Callable[[], object] | None = None
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._handle)
+
+    def on_request(self, notify: Callable[[], object]) -> None:
+        """Call `notify` in the event loop at the first signal, also if it has arrived."""
+        self._loop = asyncio.get_running_loop()
+        self._notify = notify
+        if self._requested:
+            self._loop.call_soon(notify)
+
+    def _handle(self, number: int, _: FrameType | None) -> None:
+        if self._requested:
+            # The kernel ends the fork server and the workers with this process.
+            kill_all(_SERVER_ENDS)
+            flush_logs(FLUSH_S)
+            os._exit(128 + number)
+        self._requested = True
+        if self._notify is not None:
+            self._loop.call_soon_threadsafe(self._notify)
+
+
+class _Supervisor:
+    """The parts of the supervisor."""
+
+    def __init__(self, inherited: Inherited, fork_server: ForkServer, keys: KeyStore, connections: Connections) -> None:
+        self._inherited = inherited
+        self._fork_server = fork_server
+        self._keys = keys
+        self._connections = connections
+        settings = inherited.loaded.settings
+        self._drain_timeout_s = settings.server.drain_timeout_s
+        self._workers = Workers()
+        self._sharing = Sharing(self._workers, inherited.limits, settings.server.num_workers)
+
+    async def run(self, stop: _StopSignals) -> int:
+        """Run until a signal arrives. Returns the exit status."""
+        loaded, settings = self._inherited.loaded, self._inherited.loaded.settings
+        connections, sharing = self._connections, self._sharing
+        observer = Observer(self._inherited.log_requests, settings.logging.slow_ms)
+        inference = build_inference(loaded, observer, SystemProbe(), connections.byte_limit, sharing)
+        publisher = Publisher(inference.manager, self._workers)
+        monitors = build_monitors(inference, observer)
+        counting = build_counting(inference, monitors, connections, self._keys, sharing)
+        SharedNonces(self._workers)
+        SharedFailures(self._workers)
+        status = StatusSender(self._workers, inference.lifecycle)
+
+        async def applied() -> None:
+            await publisher.applied()
+            await status.applied()
+
+        admin = build_admin(
+            build_routes(settings),
+            build_routers(loaded, inference, counting, connections, self._keys),
+            connections.byte_limit,
+            build_lifespan(inference, monitors, self._keys, connections.tls, None),
+        )
+        admin_server = AdminServer(admin, applied)
+        self._workers.on_connect(admin_server.serve)
+        if self._inherited.grpc_port:
+            from app.workers.forwarded_calls import CallServer
+
+            self._workers.on_connect(CallServer(management_answer(inference, counting.views), applied).serve)
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(admin.router.lifespan_context(admin))
+            await stack.enter_async_context(admin_server)
+            await stack.enter_async_context(background_task(status.run()))
+            return await self._run_workers(stop, inference.lifecycle, counting)
+
+    async def _run_workers(self, stop: _StopSignals, lifecycle: Lifecycle, counting: Counting) -> int:
+        """Start the workers, and drain them when a signal arrives."""
+        supervision = Supervision(
+            self._fork_server,
+            self._workers,
+            self._sharing.num_workers,
+            counting.workers,
+            self._inherited.limits.release,
+        )
+        stopped = asyncio.Event()
+        stop.on_request(stopped.set)
+        supervision.start()
+        supervision.all_ready.add_done_callback(lambda _: self._log_listening())
+        supervision.fork_server_ended.add_done_callback(lambda _: stopped.set())
+        await stopped.wait()
+        log.info("draining", drain_timeout_s=self._drain_timeout_s)
+        lifecycle.drain()
+        await supervision.drain(self._drain_timeout_s)
+        if not supervision.fork_server_ended.done():
+            self._fork_server.unwatch()
+        return 1 if supervision.fork_server_ended.done() else 0
+
+    def _log_listening(self) -> None:
+        host, port = self._inherited.http.address
+        log.info(
+            "listening",
+            host=host,
+            port=port,
+            grpc_port=self._inherited.grpc_port,
+            pid=os.getpid(),
+            workers=self._sharing.num_workers,
+        )
+
+
+def _reserve_grpc(settings: ServerSettings) -> tuple[socket.socket | None, str]:
+    """Bind the port of gRPC, which takes no connections before the workers listen.
+
+    Returns None and why, if the port is switched off ("") or the default port is in use. Raises CannotListenError.
+    """
+    if settings.grpc_port == 0:
+        return None, ""
+    from app.grpc.listener import DEFAULT_PORT
+
+    port = settings.grpc_port or DEFAULT_PORT
+    try:
+        return reserve_port(settings.host, port), ""
+    except OSError as error:
+        reason = f"cannot listen on {settings.host}:{port}"
+        if settings.grpc_port is None:
+            return None, reason
+        raise CannotListenError(f"server.grpc_port: {reason}; choose another port, or 0 for no gRPC") from error
+
+
+def _log_no_grpc(reason: str) -> None:
+    from app.grpc.listener import DEFAULT_PORT_IN_USE
+
+    log.warning(DEFAULT_PORT_IN_USE, reason=reason)
