@@ -1,6 +1,7 @@
 """Pass open descriptors to another process over a Unix datagram socket."""
 
 import asyncio
+import errno
 import os
 import socket
 from collections import deque
@@ -45,8 +46,11 @@ class DescriptorSocket:
             try:
                 if self._try_send(number, descriptors):
                     return
-            except ConnectionError:
-                return  # the peer has ended
+            except OSError as error:
+                # The peer has ended. No subclass of OSError has the errors of later attempts.
+                if isinstance(error, ConnectionError) or error.errno == errno.ENOTCONN:
+                    return
+                raise
         self._unsent.append((number, [os.dup(each) for each in descriptors]))
         if len(self._unsent) == 1:
             self._loop.add_writer(self._socket, self._send_more)

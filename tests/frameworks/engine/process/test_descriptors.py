@@ -122,6 +122,18 @@ async def test_send_to_an_ended_peer_is_dropped() -> None:
 
 
 @in_both_loops
+async def test_every_send_to_ended_peer_is_dropped() -> None:
+    before = open_pipes()
+    sender, receiver = open_pair()
+    receiver.close()
+    # The system gives the later ones another error.
+    for number in range(3):
+        send_pipe(sender, number)
+    sender.close()
+    assert open_pipes() == before
+
+
+@in_both_loops
 async def test_group_of_a_cancelled_take_is_closed() -> None:
     before = open_pipes()
     sender, receiver = open_pair()
