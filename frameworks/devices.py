@@ -45,12 +45,13 @@ class ModelNeeds:
     """The needs of a model, estimated from its files before the load.
 
     `host_bytes`, `accelerator_bytes`: memory on that kind of device, including the activations of the largest batch.
-    `wanted`: the `device` of the entry, `auto` or a name. `usable`: the kinds of accelerators that can run the model.
+    `wanted`: the `device` of the entry: `auto`, a name, `cuda:*`, or a name for each process. `usable`: the kinds of
+    accelerators that can run the model. The bytes are those of one process.
     """
 
     host_bytes: int
     accelerator_bytes: int
-    wanted: str = "auto"
+    wanted: str | tuple[str, ...] = "auto"
     usable: tuple[str, ...] = ()
 
     def on(self, device: Device) -> int:
@@ -145,8 +146,14 @@ class DeviceManager:
             for device in self.devices()
         }
 
+    def wanted(self, needs: ModelNeeds) -> list[str]:
+        """Return the wanted device of each process. Measures; none for `cuda:*` without a usable CUDA device."""
+        if needs.wanted == "cuda:*":
+            return [each.id for each in self.devices() if each.kind == "cuda" and each.kind in needs.usable]
+        return [needs.wanted] if isinstance(needs.wanted, str) else list(needs.wanted)
+
     def candidates(self, model: str, needs: ModelNeeds, is_first_look: bool = True) -> list[Device]:
-        """Measure and return the devices for a model: accelerators with the most free memory first.
+        """Measure and return the devices for one process of a model: accelerators with the most free memory first.
 
         The CPU is last where `device` is `auto`. An absent named device is treated as `auto`, with a warning at the
         first call for a load.

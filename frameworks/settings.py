@@ -22,6 +22,9 @@ Dtype = Literal["f32", "f16", "bf16", "int8"]
 VersionPolicy = Literal["latest", "all"] | tuple[int, ...]
 Isolation = Literal["none", "process"]
 
+ALL_CUDA = "cuda:*"
+"""The `device` of a model with a process on each CUDA device."""
+
 EXECUTION_PROVIDERS: tuple[Provider, ...] = get_args(Provider)
 """Our names of ONNX Runtime's execution providers, in the order they are preferred when a model names none."""
 
@@ -30,6 +33,7 @@ _DTYPE_BY_SPELLING = {
     "float32": "f32", "fp32": "f32", "float16": "f16", "fp16": "f16", "bfloat16": "bf16",
 }  # fmt: skip
 _MAX_WARM_UPS = 16
+_MAX_DEVICES = 64
 _DEVICE = re.compile(r"auto|cpu|mps|cuda(:[0-9]{1,3})?", re.ASCII)
 
 
@@ -56,10 +60,31 @@ def _canonical_dtype(value: object) -> object:
     return _DTYPE_BY_SPELLING.get(value.lower(), value.lower()) if isinstance(value, str) else value
 
 
-def _device(value: object) -> str:
+def _device(value: object) -> str | tuple[str, ...]:
+    if isinstance(value, list | tuple):
+        if not 1 <= len(value) <= _MAX_DEVICES:
+            raise ValueError(f'expected 1 to {_MAX_DEVICES} devices, like ["cuda:0", "cuda:1"]')
+        return tuple(_one_device(each) for each in value)
+    if isinstance(value, str) and value.lower() == ALL_CUDA:
+        return ALL_CUDA
+    return _one_device(value)
+
+
+def _one_device(value: object) -> str:
     device = value.lower() if isinstance(value, str) else ""
     if not _DEVICE.fullmatch(device):
         raise ValueError('expected "auto", "cuda", "cuda:1" (a GPU by its number), "mps" or "cpu"')
+    return device
+
+
+def names_several_devices(device: object) -> bool:
+    """Whether a `device` is a list, or all CUDA devices: the model then has a process for each."""
+    return isinstance(device, list | tuple) or (isinstance(device, str) and device.lower() == ALL_CUDA)
+
+
+def _beside_isolation(device: str | tuple[str, ...], info: ValidationInfo) -> str | tuple[str, ...]:
+    if names_several_devices(device) and info.data.get("isolation") == "none":
+        raise ValueError('expected one device beside isolation = "none"; name one, or set isolation = "process"')
     return device
 
 
@@ -179,7 +204,7 @@ class ModelEntry(BaseModel):
     """Maximum of rows times the longest row in a batch, for texts and for models with a `sequence_axis`. None: no
     bound."""
     instances: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Number of copies that run in parallel, each in a thread of its own. Language models: 1."""
+    """Number of copies that run in parallel in each process, each in a thread of its own. Language models: 1."""
     load: Literal["startup", "lazy"] = "startup"
     """When the model is loaded: at start-up, or with its first request."""
     pinned: bool = False
@@ -205,7 +230,10 @@ class ModelEntry(BaseModel):
     None: only texts."""
     isolation: Isolation | None = None
     """Where the model runs: `"none"` in the server's process, `"process"` in a process of its own, whose crash ends no
-    other model. None: as in `[performance]`."""
+    other model. None: as in `[performance]`; `"process"` for several devices."""
+    device: Annotated[str | tuple[str, ...], BeforeValidator(_device), AfterValidator(_beside_isolation)] = "auto"
+    """Device: `"auto"`, `"cuda"`, `"cuda:N"`, `"mps"` or `"cpu"`. A list has an engine process for each of its 1 to 64
+    names, which may repeat; `"cuda:*"` has one for each CUDA device."""
     max_batch_seconds: Annotated[float, Field(gt=0, le=86_400)] | None = None
     """Maximum time of one batch or step; then the model's process is ended and started again. Only with `isolation =
     "process"`. None: no bound."""
@@ -213,8 +241,8 @@ class ModelEntry(BaseModel):
     """Maximum memory that the model's process may allocate, PyTorch weights included; an allocation beyond it fails.
     Linux, and only with `isolation = "process"`. None: no bound."""
     cpus: Annotated[str, BeforeValidator(_cpus)] | None = None
-    """CPUs of the model's process, like `"4-7"` or `"0,2-3"`. Linux, and only with `isolation = "process"`. None: those
-    of the server."""
+    """CPUs of each process of the model, like `"4-7"` or `"0,2-3"`. Linux, and only with `isolation = "process"`. None:
+    those of the server."""
 
 
 class OnnxModelEntry(ModelEntry):
@@ -276,8 +304,6 @@ class TorchModelEntry(ModelEntry):
 
     model_type: Annotated[str, Field(min_length=1)] | None = None
     """Family of the model, like `"bert"` or `"llama"`. None: read from `config.json`."""
-    device: Annotated[str, BeforeValidator(_device)] = "auto"
-    """Device: `"auto"`, `"cuda"`, `"cuda:N"`, `"mps"` or `"cpu"`."""
     dtype: Annotated[Dtype, BeforeValidator(_canonical_dtype)] | None = None
     """Type of the weights; `float32`, `fp16`, `bfloat16` and similar names are accepted too. None: the fastest type of
     the device."""
@@ -330,7 +356,9 @@ class PerformanceSettings(BaseModel):
     """Where models run that have no `isolation` of their own."""
 
     def isolation_of(self, entry: ModelEntry) -> Isolation:
-        """Return where a model runs."""
+        """Return where a model runs: one with several devices has a process for each."""
+        if names_several_devices(entry.device):
+            return "process"
         return entry.isolation or self.isolation
 
     def num_intra_op_threads(self, instances: int = 1) -> int:

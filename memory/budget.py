@@ -14,7 +14,7 @@ class BudgetExceeded(Exception):
 
 
 class Budget:
-    """Bytes reserved per owner, never more than the limit of their device. Each owner reserves on one device.
+    """Bytes reserved per owner, never more than the limit of their device. An owner may reserve on several devices.
 
     Used by one thread.
     """
@@ -22,7 +22,7 @@ class Budget:
     def __init__(self, limits: Mapping[str, int]) -> None:
         """`limits`: device → bytes."""
         self._limits = dict(limits)
-        self._held: dict[Hashable, tuple[str, int]] = {}
+        self._held: dict[Hashable, dict[str, int]] = {}
 
     @property
     def devices(self) -> list[str]:
@@ -34,40 +34,47 @@ class Budget:
 
     def used(self, device: str) -> int:
         """Return the reserved bytes of a device."""
-        return sum(size for where, size in self._held.values() if where == device)
+        return sum(held.get(device, 0) for held in self._held.values())
 
     def free(self, device: str) -> int:
         """Return the unreserved bytes of a device."""
         return self.limit(device) - self.used(device)
 
-    def held_by(self, owner: Hashable) -> int:
-        """Return the bytes of one owner; 0 without a reservation."""
-        return self._held.get(owner, ("", 0))[1]
+    def held_by(self, owner: Hashable, device: str | None = None) -> int:
+        """Return the bytes of one owner, on one device or on all; 0 without a reservation."""
+        held = self._held.get(owner, {})
+        return sum(held.values()) if device is None else held.get(device, 0)
 
     def owners(self, device: str) -> Iterator[Hashable]:
         """Iterate over the owners with a reservation on a device."""
-        return (owner for owner, (where, _) in self._held.items() if where == device)
+        return (owner for owner, held in self._held.items() if device in held)
 
     def reserve(self, owner: Hashable, device: str, size_bytes: int) -> None:
-        """Reserve bytes for an owner without a reservation. Raises BudgetExceeded and then changes nothing."""
-        if owner in self._held:
+        """Reserve bytes for an owner without a reservation on this device.
+
+        Raises BudgetExceeded and then changes nothing.
+        """
+        if device in self._held.get(owner, {}):
             raise ValueError(f"{owner}: expected no reservation, got a second one")
         if size_bytes < 0:
             raise ValueError(f"size_bytes: expected 0 or more, got {size_bytes}")
         if size_bytes > self.free(device):
             raise BudgetExceeded(device, size_bytes, self.free(device))
-        self._held[owner] = (device, size_bytes)
+        self._held.setdefault(owner, {})[device] = size_bytes
 
-    def correct(self, owner: Hashable, size_bytes: int) -> None:
-        """Replace an owner's bytes by its measured bytes. Raises BudgetExceeded and then changes nothing."""
-        device, reserved = self._held[owner]
-        more_bytes = size_bytes - reserved
+    def correct(self, owner: Hashable, device: str, size_bytes: int) -> None:
+        """Replace an owner's bytes on a device by the measured bytes.
+
+        Raises BudgetExceeded and then changes nothing.
+        """
+        held = self._held[owner]
+        more_bytes = size_bytes - held[device]
         if size_bytes < 0:
             raise ValueError(f"size_bytes: expected 0 or more, got {size_bytes}")
         if more_bytes > max(0, self.free(device)):
             raise BudgetExceeded(device, more_bytes, self.free(device))
-        self._held[owner] = (device, size_bytes)
+        held[device] = size_bytes
 
     def release(self, owner: Hashable) -> int:
-        """End an owner's reservation. Returns its bytes, 0 without a reservation."""
-        return self._held.pop(owner, ("", 0))[1]
+        """End an owner's reservations. Returns their bytes, 0 without a reservation."""
+        return sum(self._held.pop(owner, {}).values())

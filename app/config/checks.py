@@ -11,6 +11,7 @@ from app.config.environment import find_setting, nested_model, setting_names
 from app.config.issues import Location, describe_error, format_location, format_value, nearest
 from app.config.source import Source
 from app.config.tls_files import TlsFileError, TlsFiles, read_material
+from frameworks.settings import names_several_devices
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -62,6 +63,8 @@ def check_isolation(source: Source, location: Location, entry: object, default: 
     `default`: the `isolation` of a model that has none of its own.
     """
     if not isinstance(entry, dict) or (entry.get("isolation") or default or "none") != "none":
+        return
+    if names_several_devices(entry.get("device")):
         return
     for key in _PROCESS_KEYS:
         value = entry.get(key)

@@ -66,7 +66,8 @@ def set_from_text(source: Source, location: Location, text: str, annotation: Any
 
 def _from_text(text: str, kinds: set[Any]) -> Any:
     """Convert `text` for a setting of these types. Text that none of them accepts is returned as it is."""
-    if any(get_origin(kind) is tuple or _is_model(kind) for kind in kinds):
+    is_plain = str in kinds and not text.lstrip().startswith("[")
+    if not is_plain and any(get_origin(kind) is tuple or _is_model(kind) for kind in kinds):
         value = json.loads(text)
         json.dumps(value, ensure_ascii=False).encode()  # raises for a lone surrogate: "\ud800"
         return value

@@ -11,8 +11,8 @@ from math import inf
 import structlog
 
 from frameworks.devices import Device, DeviceManager, ModelNeeds
-from frameworks.errors import EvictionNeeded, OutOfMemory
-from frameworks.models.placement import Placement, choose_device, choose_victim, is_evictable, is_pinned
+from frameworks.errors import EvictionNeeded, InvalidModel, OutOfMemory
+from frameworks.models.placement import choose_devices, choose_victim, is_evictable, is_pinned, reserved_bytes
 from frameworks.models.version import ModelState, ModelVersion
 from memory.budget import Budget
 from memory.sizes import format_size
@@ -78,12 +78,14 @@ class MemoryLedger:
         """Whether an operator waits for the load of the version."""
         return version in self._orders
 
-    async def reserve(self, version: ModelVersion, needs: ModelNeeds, options: LoadOptions) -> Device:
-        """Reserve memory for a version on the best device; evict others where necessary and allowed.
+    async def reserve(self, version: ModelVersion, needs: ModelNeeds, options: LoadOptions) -> list[Device]:
+        """Reserve memory for each process of a version on its best device; evict others where necessary and allowed.
 
         A load for a request waits for the loads that operators have ordered, and for the minimum residency of others.
+        Returns the device of each process; of a version without processes one device.
 
-        Raises OutOfMemory where the version fits on no device; EvictionNeeded where it may not evict.
+        Raises OutOfMemory where the version fits on no device; EvictionNeeded where it may not evict; InvalidModel
+        without a device for "cuda:*".
         """
         needs = _as_measured(version, needs)
         is_first = True
@@ -93,41 +95,37 @@ class MemoryLedger:
                 await self._wait_for_change(inf)
                 continue
             async with self._evicting:
-                candidates = await asyncio.to_thread(self._devices.candidates, version.model.name, needs, is_first)
+                candidates = await asyncio.to_thread(self._candidates, version, needs, is_first)
                 is_first = False
-                chosen = self._place(version, candidates, needs, options.keep)
-                device = chosen.device
-                if not chosen.missing_bytes:
-                    if device.kind == "cpu" and candidates[0].kind != "cpu":
-                        log.warning(
-                            "model fits on no accelerator, taking the CPU",
-                            model=version.model.name,
-                            needs=format_size(needs.accelerator_bytes),
-                            devices=self._describe(candidates[:-1]),
-                        )
-                    self.budget.reserve(version, device.memory_id, needs.on(device))
+                devices = self._place(version, candidates, needs, options.keep)
+                reserved = reserved_bytes(devices, needs)
+                full = next((each for each in devices if reserved[each.memory_id] > self._free(each)), None)
+                if full is None:
+                    self._warn_of_cpu(version, candidates, devices, needs)
+                    for memory, size in reserved.items():
+                        self.budget.reserve(version, memory, size)
                     self._versions.add(version)
-                    return device
+                    return devices
                 if not options.may_evict:
                     raise EvictionNeeded(
-                        f"{version} needs {format_size(needs.on(device))}; {self._describe([device])}; "
+                        f"{version} needs {format_size(reserved[full.memory_id])}; {self._describe([full])}; "
                         "the first request to it loads it"
                     )
-                wait_s = await self._evict_one(device.memory_id, options.keep, self.is_ordered(version))
+                wait_s = await self._evict_one(full.memory_id, options.keep, self.is_ordered(version))
             # Without the lock: the version that has to finish first may need it.
             await self._wait_for_change(wait_s)
 
-    async def record_measured(self, version: ModelVersion, device: Device, options: LoadOptions) -> bool:
-        """Replace the reserved bytes by the measured ones, with evictions where they are more.
+    async def record_measured(self, version: ModelVersion, options: LoadOptions) -> bool:
+        """Replace the reserved bytes of each device by the measured ones, with evictions where they are more.
 
         Returns False where too few versions can be evicted now.
         """
-        memory = device.memory_id
         async with self._evicting:
-            while version.memory_bytes - self.budget.held_by(version) > max(0, self.budget.free(memory)):
-                if not options.may_evict or await self._evict_one(memory, options.keep, True) is not _EVICTED:
-                    return False
-            self.budget.correct(version, version.memory_bytes)
+            for memory, measured in version.memory_on.items():
+                while measured - self.budget.held_by(version, memory) > max(0, self.budget.free(memory)):
+                    if not options.may_evict or await self._evict_one(memory, options.keep, True) is not _EVICTED:
+                        return False
+                self.budget.correct(version, memory, measured)
             return True
 
     def release(self, version: ModelVersion) -> None:
@@ -147,34 +145,62 @@ class MemoryLedger:
         for version in self._versions:
             if version.state is ModelState.READY:
                 assert self.budget.held_by(version) == version.memory_bytes, f"{version}: held and measured differ"
+                for memory, measured in version.memory_on.items():
+                    held_there = self.budget.held_by(version, memory)
+                    assert held_there == measured, f"{version}: held and measured differ on {memory}"
             assert version.state not in (ModelState.REGISTERED, ModelState.UNLOADED), f"{version} is {version.state}"
         for device in self.budget.devices:
             assert self.budget.free(device) >= 0, f"{device}: more is reserved than available"
 
-    def _place(
-        self, version: ModelVersion, candidates: list[Device], needs: ModelNeeds, keep: ModelVersion | None
-    ) -> Placement:
-        """Raises OutOfMemory where the version fits on no candidate."""
+    def _candidates(self, version: ModelVersion, needs: ModelNeeds, is_first: bool) -> list[list[Device]]:
+        """Return the candidates of each process. Blocks. Raises InvalidModel without a device for "cuda:*"."""
+        wanted = self._devices.wanted(needs)
+        if not wanted:
+            raise InvalidModel(
+                f'{version}: device: expected a CUDA device for "cuda:*", found none that it can use; set another '
+                "device, or check the driver and performance.enable_gpu"
+            )
+        name = version.model.name
+        return [self._devices.candidates(name, replace(needs, wanted=each), is_first) for each in wanted]
 
-        def free(device: Device) -> int:
-            return min(self.budget.free(device.memory_id), device.free_bytes)
+    def _free(self, device: Device) -> int:
+        return min(self.budget.free(device.memory_id), device.free_bytes)
+
+    def _place(
+        self, version: ModelVersion, candidates: list[list[Device]], needs: ModelNeeds, keep: ModelVersion | None
+    ) -> list[Device]:
+        """Return the device of each process. Raises OutOfMemory where one of them fits on no candidate."""
 
         def evictable(device: Device) -> int:
-            return free(device) + sum(
-                self.budget.held_by(other)
+            return self._free(device) + sum(
+                self.budget.held_by(other, device.memory_id)
                 for other in self._versions
-                if other is not keep and not is_pinned(other) and self._is_on(other, device.memory_id)
+                if other is not keep and not is_pinned(other)
             )
 
-        chosen = choose_device(candidates, needs, free, evictable)
-        if chosen is None:
+        devices = choose_devices(candidates, needs, self._free, evictable)
+        if len(devices) < len(candidates):
+            there = candidates[len(devices)]
+            count = "" if len(candidates) == 1 else f" for each of {len(candidates)} processes"
             kept = f" beside version {keep.version}, which serves" if keep else ""
             raise OutOfMemory(
-                f"{version} needs {format_size(min(map(needs.on, candidates)))}{kept}; "
-                f"{self._describe(candidates)}; unload or unpin a model, raise memory.max_model_memory"
+                f"{version} needs {format_size(min(map(needs.on, there)))}{count}{kept}; "
+                f"{self._describe(there)}; unload or unpin a model, raise memory.max_model_memory"
                 + (', or set device = "auto"' if needs.wanted not in ("auto", "cpu") else "")
             )
-        return chosen
+        return devices
+
+    def _warn_of_cpu(
+        self, version: ModelVersion, candidates: list[list[Device]], devices: list[Device], needs: ModelNeeds
+    ) -> None:
+        for there, device in zip(candidates, devices, strict=True):
+            if device.kind == "cpu" and there[0].kind != "cpu":
+                log.warning(
+                    "model fits on no accelerator, taking the CPU",
+                    model=version.model.name,
+                    needs=format_size(needs.accelerator_bytes),
+                    devices=self._describe(there[:-1]),
+                )
 
     async def _evict_one(self, memory: str, keep: ModelVersion | None, is_urgent: bool) -> float | None:
         """Evict one version. Otherwise return the seconds until one may be evicted; infinite where none is loaded."""
@@ -218,7 +244,11 @@ class MemoryLedger:
 
 
 def _as_measured(version: ModelVersion, needs: ModelNeeds) -> ModelNeeds:
-    """Replace the estimate by the measurement of the last load."""
-    if version.measured_on == "cpu":
-        return replace(needs, host_bytes=version.memory_bytes)
-    return replace(needs, accelerator_bytes=version.memory_bytes) if version.measured_on else needs
+    """Replace the estimates by the measurements of the last load."""
+    by_kind = version.measured_by_kind
+    on_accelerators = [size for kind, size in by_kind.items() if kind != "cpu"]
+    return replace(
+        needs,
+        host_bytes=by_kind.get("cpu", needs.host_bytes),
+        accelerator_bytes=max(on_accelerators, default=needs.accelerator_bytes),
+    )

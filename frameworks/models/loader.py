@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -10,6 +10,7 @@ import structlog
 
 from frameworks.devices import Device, DeviceManager, ModelNeeds
 from frameworks.engine.contract import Engine
+from frameworks.engine.group import EngineGroup
 from frameworks.engine.loading import load_instances
 from frameworks.engine.local import start_local_engine
 from frameworks.engine.process.client import ProcessEngine
@@ -31,26 +32,31 @@ LOADER_THREADS = 1
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model that is warmed up: its instances here, or its process. `num_instances`, their measured bytes with those
-    of all workers, and the state of the files before they were read.
+    """A model that is warmed up: its instances here, or its processes. `num_instances`, and the state of the files
+    before they were read. `measured`: the device and the bytes of each process; of a model without processes one device
+    and the bytes of all workers.
 
     `load_s`: seconds of the load, with its warm-up, without the wait for other loads. `not_small_because`: why it
     cannot be loaded in every worker; None where it can, or need not.
     """
 
-    model: LoadedModel | ProcessEngine
+    model: LoadedModel | ProcessEngine | EngineGroup
     spec: ModelSpec
     num_instances: int
-    memory_bytes: int
+    measured: tuple[tuple[Device, int], ...]
     load_s: float
     warm_up_s: float
     files: FilesState
-    device: Device
     not_small_because: str | None = None
+
+    @property
+    def device(self) -> Device:
+        """The device, or that of the first process."""
+        return self.measured[0][0]
 
     def start(self, version: ModelVersion) -> Engine:
         """Return the engine that answers requests in this process. Call it in the event loop."""
-        if isinstance(self.model, ProcessEngine):
+        if isinstance(self.model, ProcessEngine | EngineGroup):
             return self.model
         model = version.model
         counts, device = model.runs[version.version], model.devices.of(self.spec.device)
@@ -58,7 +64,7 @@ class Loaded:
 
     def close(self) -> None:
         """Release a model that is not started. Call it in the event loop."""
-        if isinstance(self.model, ProcessEngine):
+        if isinstance(self.model, ProcessEngine | EngineGroup):
             self.model.abort("the model is not used")
         else:
             close_instances(self.model)
@@ -99,21 +105,21 @@ class Loader:
             return await self._processes.needs(version)
 
     async def load(
-        self, version: ModelVersion, device: Device, goes_first: Callable[[], bool] = lambda: False
+        self, version: ModelVersion, devices: Sequence[Device], goes_first: Callable[[], bool] = lambda: False
     ) -> Loaded:
-        """Load a version on a device. Raises InvalidModel, OutOfMemory, and errors of libraries on damaged files.
+        """Load a version, with a process on each of several devices.
 
         `goes_first`: whether this load is the next of those that wait. A thread cannot be stopped: after a cancellation
-        the loaded instances are closed.
+        the loaded instances are closed. Raises InvalidModel, OutOfMemory, and errors of libraries on damaged files.
         """
         async with self._turns.turn(goes_first):
-            if version.isolation == "none" and not self._moves(version, reason_of_device(device)):
-                loaded = await self._load_here(version, device)
+            if version.isolation == "none" and not self._moves(version, reason_of_device(devices[0])):
+                loaded = await self._load_here(version, devices[0])
                 if not self._moves(version, loaded.not_small_because):
                     return loaded
                 loaded.close()
                 await self.reclaim_memory()
-            return await self._load_in_process(version, device)
+            return await self._load_in_processes(version, devices)
 
     def discard(self, version: ModelVersion) -> None:
         """Forget what `needs` has prepared for a load, if no load has used it."""
@@ -150,11 +156,19 @@ class Loader:
             loading.add_done_callback(_close_unused)
             raise
 
-    async def _load_in_process(self, version: ModelVersion, device: Device) -> Loaded:
+    async def _load_in_processes(self, version: ModelVersion, devices: Sequence[Device]) -> Loaded:
         files = await asyncio.to_thread(files_state, version.path)
-        engine, (_, loaded, spec) = await self._processes.load(version, device)
-        num_instances = version.model.entry.instances
-        return Loaded(engine, spec, num_instances, loaded.memory_bytes, loaded.load_s, loaded.warm_up_s, files, device)
+        engine, started = await self._processes.load(version, devices)
+        loaded = [each.loaded for each in started]
+        return Loaded(
+            engine,
+            engine.model.spec,
+            version.model.entry.instances * len(devices),
+            tuple((device, each.memory_bytes) for device, each in zip(devices, loaded, strict=True)),
+            sum(each.load_s for each in loaded),
+            sum(each.warm_up_s for each in loaded),
+            files,
+        )
 
     def _needs(self, version: ModelVersion) -> ModelNeeds:
         return self._registry(version.model.framework).needs(version.model.entry, version.path)
@@ -186,11 +200,10 @@ class Loader:
             instances,
             spec,
             len(instances),
-            memory_bytes,
+            ((device, memory_bytes),),
             loaded.load_s,
             loaded.warm_up_s,
             files,
-            device,
             reason_of_runs(instances) if self._num_workers else None,
         )
 

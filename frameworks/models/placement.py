@@ -1,19 +1,13 @@
-"""Choose the device of a model, and the version to evict for it: pure policy over measured sizes."""
+"""Choose the devices of a model, and the version to evict for it: pure policy over measured sizes."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from frameworks.devices import Device, ModelNeeds
 from frameworks.models.version import ModelVersion
 
 BytesOn = Callable[[Device], int]
-
-
-class Placement(NamedTuple):
-    """The device for a model. `missing_bytes`: what must be evicted there first."""
-
-    device: Device
-    missing_bytes: int
 
 
 class Victim(NamedTuple):
@@ -23,10 +17,37 @@ class Victim(NamedTuple):
     wait_s: float
 
 
-def choose_device(
-    candidates: Sequence[Device], needs: ModelNeeds, free: BytesOn, evictable: BytesOn
-) -> Placement | None:
-    """Return the device for a model; None where it fits on no candidate, even after evictions.
+def choose_devices(
+    candidates: Sequence[Sequence[Device]], needs: ModelNeeds, free: BytesOn, evictable: BytesOn
+) -> list[Device]:
+    """Return the device of each process of a model, each beside those before it; fewer where the next fits nowhere.
+
+    `candidates`: of each process. `free` and `evictable`: as for `choose_device`.
+    """
+    chosen: list[Device] = []
+    for there in candidates:
+        taken = reserved_bytes(chosen, needs)
+        device = choose_device(there, needs, _without(free, taken), _without(evictable, taken))
+        if device is None:
+            break
+        chosen.append(device)
+    return chosen
+
+
+def _without(on: BytesOn, taken: Mapping[str, int]) -> BytesOn:
+    return lambda device: on(device) - taken.get(device.memory_id, 0)
+
+
+def reserved_bytes(devices: Iterable[Device], needs: ModelNeeds) -> Counter[str]:
+    """Return what processes on these devices need of each memory."""
+    reserved: Counter[str] = Counter()
+    for device in devices:
+        reserved[device.memory_id] += needs.on(device)
+    return reserved
+
+
+def choose_device(candidates: Sequence[Device], needs: ModelNeeds, free: BytesOn, evictable: BytesOn) -> Device | None:
+    """Return the device for a process of a model; None where it fits on no candidate, even after evictions.
 
     `free`: free bytes of a device. `evictable`: the same after all possible evictions. The accelerator with the most
     bytes left is preferred, then the one that needs the fewest evictions. The CPU, if it is a candidate, is chosen only
@@ -36,8 +57,7 @@ def choose_device(
         devices = [device for device in candidates if (device.kind != "cpu") is is_accelerator]
         devices = [device for device in devices if needs.on(device) <= evictable(device)]
         if devices:
-            best = max(devices, key=lambda device: free(device) - needs.on(device))
-            return Placement(best, max(0, needs.on(best) - free(best)))
+            return max(devices, key=lambda device: free(device) - needs.on(device))
     return None
 
 

@@ -1,16 +1,20 @@
 """Start engine processes for versions: each reads the model's files, and then loads it."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from frameworks.devices import Device, ModelNeeds
+from frameworks.engine.group import EngineGroup
 from frameworks.engine.process.client import ProcessEngine
 from frameworks.engine.process.cpus import select_cpus
 from frameworks.engine.process.launch import LaunchOptions
 from frameworks.engine.process.link import Listener, Started
 from frameworks.engine.process.running import RunningProcess, start_process
+from frameworks.engine.process.suspects import Suspects
 from frameworks.engine.registries import RegistrySettings
 from frameworks.models.version import ModelVersion
+from frameworks.settings import names_several_devices
 
 # The process needs no key of callers. Its OpenMP threads spin for milliseconds at each barrier if they are no more than
 # the CPUs. Beside other busy processes a token then took 38 ms, and 19 ms with this limit; alone 3 ms with either.
@@ -31,26 +35,48 @@ class ProcessStarter:
     async def needs(self, version: ModelVersion) -> ModelNeeds:
         """Return what the version needs of a device. Raises InvalidModel, and ModelFailed where the process ended."""
         self.discard(version)
-        process, needs = await self._measure(version)
+        process, needs = await self._measure(version, 0)
         self._measured[version] = process
         return needs
 
-    async def load(self, version: ModelVersion, device: Device) -> tuple[ProcessEngine, Started]:
-        """Load a version on a device. Raises InvalidModel, OutOfMemory, and ModelFailed where the process ended."""
+    async def load(
+        self, version: ModelVersion, devices: Sequence[Device]
+    ) -> tuple[ProcessEngine | EngineGroup, list[Started]]:
+        """Load a version in a process on each device, one after the other. If one fails, the others end.
+
+        Raises InvalidModel, OutOfMemory, and ModelFailed where a process ended.
+        """
+        engines, started = list[ProcessEngine](), list[Started]()
+        # A request that ended one process is refused by all.
+        suspects = Suspects()
+        try:
+            for index, device in enumerate(devices):
+                engine = self._engine(version, device, index, suspects)
+                started.append(await engine.open())
+                engines.append(engine)
+        except BaseException:
+            for engine in engines:
+                engine.abort("the model was not loaded")
+            raise
+        if len(engines) == 1:
+            return engines[0], started
+        return EngineGroup(version.model.engine_settings, engines, version.model.entry.instances), started
+
+    def _engine(self, version: ModelVersion, device: Device, index: int, suspects: Suspects) -> ProcessEngine:
+        """Return an engine that starts its process when it is opened, and again after each loss."""
         model = version.model
 
         async def start(listener: Listener) -> Started:
-            process = self._measured.pop(version, None)
+            process = self._measured.pop(version, None) if index == 0 else None
             if process is None:
-                process, _ = await self._measure(version)
+                process, _ = await self._measure(version, index)
             try:
                 return await process.load(device, model.engine_settings, listener)
             except BaseException:
                 process.kill("aborted", "its model was not loaded")
                 raise
 
-        engine = ProcessEngine(model.engine_settings, model.runs[version.version], start)
-        return engine, await engine.open()
+        return ProcessEngine(model.engine_settings, model.runs[version.version], start, suspects=suspects)
 
     def discard(self, version: ModelVersion) -> None:
         """End a process that was kept for a load."""
@@ -63,9 +89,10 @@ class ProcessStarter:
         for version in list(self._measured):
             self.discard(version)
 
-    async def _measure(self, version: ModelVersion) -> tuple[RunningProcess, ModelNeeds]:
+    async def _measure(self, version: ModelVersion, index: int) -> tuple[RunningProcess, ModelNeeds]:
+        """`index`: of the process among those of the version."""
         assert self.settings is not None, "the manager has no settings of registries"
-        process = await start_process(self._options(version))
+        process = await start_process(self._options(version, index))
         try:
             return process, await process.measure(
                 version.model.framework, version.model.entry, version.path, self.settings
@@ -74,11 +101,11 @@ class ProcessStarter:
             process.kill("aborted", "its model was not measured")
             raise
 
-    def _options(self, version: ModelVersion) -> LaunchOptions:
+    def _options(self, version: ModelVersion, index: int) -> LaunchOptions:
         """Raises InvalidModel for CPUs that the server may not use."""
         entry = version.model.entry
         return LaunchOptions(
-            version.model.name,
+            f"{entry.name}.{index}" if names_several_devices(entry.device) else entry.name,
             cpus=select_cpus(entry.cpus),
             max_process_memory_bytes=entry.max_process_memory,
             environment=_ENVIRONMENT,

@@ -202,7 +202,7 @@ class ModelResidency:
                 if options is None:
                     version.check_may_load()  # an operator's command may have come first
                 elif version.state is ModelState.FAILED:
-                    version.measured_on = ""  # the measurement may include memory of others
+                    version.measured_by_kind = {}  # the measurement may include memory of others
                 await self._load(version, options or LoadOptions())
         finally:
             version.load_task = None
@@ -242,11 +242,11 @@ class ModelResidency:
         """Return the version's instances; the ledger holds their measured memory."""
         needs = await self._loader.needs(version, lambda: self.ledger.is_ordered(version))
         for _ in range(_MAX_LOAD_ATTEMPTS):
-            device = await self.ledger.reserve(version, needs, options)
-            loaded = await self._loader.load(version, device, lambda: self.ledger.is_ordered(version))
-            version.memory_bytes, version.measured_on = loaded.memory_bytes, device.kind
+            devices = await self.ledger.reserve(version, needs, options)
+            loaded = await self._loader.load(version, devices, lambda: self.ledger.is_ordered(version))
+            version.measure(loaded.measured)
             try:
-                if await self.ledger.record_measured(version, device, options):
+                if await self.ledger.record_measured(version, options):
                     return loaded
             except BaseException:
                 loaded.close()

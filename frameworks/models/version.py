@@ -3,12 +3,14 @@
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 
 import structlog
 
+from frameworks.devices import Device
 from frameworks.engine.contract import Engine
 from frameworks.errors import ModelFailed, ModelLoading, ModelUnloaded, OutOfMemory, RoundhouseError
 from frameworks.generation.types import StepStats
@@ -71,9 +73,13 @@ class ModelVersion:
         self._retry_at_s = 0.0
         self.load_s = 0.0
         self.memory_bytes = 0
-        """As measured at the last load; kept after an unload, for the next load."""
-        self.measured_on = ""
-        """The kind of device of that measurement."""
+        """As measured at the last load, on all devices; kept after an unload, for the next load."""
+        self.process_bytes: Sequence[int] = ()
+        """The same of each process; of a version without processes one number."""
+        self.memory_on: Mapping[str, int] = {}
+        """The same for each memory, such as `cuda:0`."""
+        self.measured_by_kind: Mapping[str, int] = {}
+        """The same of the largest process, by the kind of its device."""
         self.files: FilesState = frozenset()
         """The files of the last load."""
         self.serving_id = 0
@@ -238,6 +244,17 @@ class ModelVersion:
         if not self._holders and self._idle is not None:
             self._idle.set_result(None)
             self._idle = None
+
+    def measure(self, measured: Sequence[tuple[Device, int]]) -> None:
+        """Note the measured memory of a load: the device and the bytes of each process."""
+        memory_on: Counter[str] = Counter()
+        by_kind: dict[str, int] = {}
+        for device, size in measured:
+            memory_on[device.memory_id] += size
+            by_kind[device.kind] = max(size, by_kind.get(device.kind, 0))
+        self.memory_bytes = memory_on.total()
+        self.process_bytes = [size for _, size in measured]
+        self.memory_on, self.measured_by_kind = memory_on, by_kind
 
     def touch(self) -> None:
         """Note a use of the version."""

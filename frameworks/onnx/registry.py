@@ -71,6 +71,7 @@ class OnnxRegistry:
         return ModelNeeds(
             host_bytes=need if shares else need * entry.instances,
             accelerator_bytes=need * entry.instances,
+            wanted=entry.device,
             usable=("cuda",) if on_cuda else (),
         )
 

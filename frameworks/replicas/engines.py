@@ -1,8 +1,11 @@
 """Get the engine of a load for this worker: connect it to the process of the model, or load a small model here."""
 
 import asyncio
+from collections.abc import Sequence
+from functools import partial
 
 from frameworks.engine.contract import Engine, RunCounts
+from frameworks.engine.group import EngineGroup
 from frameworks.engine.local import start_local_engine
 from frameworks.engine.process.client import ProcessEngine
 from frameworks.engine.process.client_link import ClientLink
@@ -28,15 +31,16 @@ from frameworks.replicas.messages import (
 class EngineConnection:
     """Connects the worker to one engine process, and again after each loss. Owned by the event loop."""
 
-    def __init__(self, link: ControlLink, model: ModelIdentity, serving: int, index: int) -> None:
+    def __init__(self, link: ControlLink, model: ModelIdentity, serving: int, index: int, suspects: Suspects) -> None:
+        """`index`: of the process among those of the load. `suspects`: of all of them."""
         self._link = link
         self.model = model.name
         self._serving = serving
         self._index = index
         self._loss: asyncio.Future[Loss] = asyncio.get_running_loop().create_future()
-        self.suspects = Suspects(on_refused=self._report_poisonous)
+        self.suspects = suspects
         # The supervisor counts the losses.
-        self.engine = ProcessEngine(model.engine_settings, RunCounts(), self._start, suspects=self.suspects)
+        self.engine = ProcessEngine(model.engine_settings, RunCounts(), self._start, suspects=suspects)
         self.engine.on_settled = self._settle
 
     def lost(self, message: EngineLost) -> None:
@@ -89,9 +93,6 @@ class EngineConnection:
     def _kill(self, label: str, reason: str) -> None:
         self._link.send(KillEngine(self._serving, self._index, label, reason))
 
-    def _report_poisonous(self, digest: bytes) -> None:
-        self._link.send(Poisonous(self.model, digest))
-
 
 class WorkerEngines:
     """Gets the engines of loads. Owned by the event loop."""
@@ -99,7 +100,8 @@ class WorkerEngines:
     def __init__(self, link: ControlLink, loader: Loader) -> None:
         self._link = link
         self._loader = loader
-        self._connections: dict[int, EngineConnection] = {}
+        self._connections: dict[int, list[EngineConnection]] = {}
+        """By load, in the order of its processes."""
         link.handle(EngineLost, self._note_loss)
         link.handle(Poisonous, self._refuse)
 
@@ -111,15 +113,21 @@ class WorkerEngines:
         """
         if prepare.is_local:
             return await self._load(version, prepare, counts)
-        assert prepare.num_processes == 1, "a model has one process"
-        connection = EngineConnection(self._link, version.model, prepare.serving, index=0)
-        self._connections[prepare.serving] = connection
+        model = version.model
+        suspects = Suspects(on_refused=partial(self._report_poisonous, model.name))
+        connections = [
+            EngineConnection(self._link, model, prepare.serving, index, suspects)
+            for index in range(prepare.num_processes)
+        ]
+        self._connections[prepare.serving] = connections
         try:
-            await connection.engine.open()
+            engines = await self._open(connections)
         except BaseException:
             del self._connections[prepare.serving]
             raise
-        return connection.engine
+        if len(engines) == 1:
+            return engines[0]
+        return EngineGroup(model.engine_settings, engines, model.entry.instances)
 
     async def released(self, prepare: Prepare) -> None:
         """Note that the engine of a load is closed: return its memory to the system."""
@@ -127,19 +135,36 @@ class WorkerEngines:
         if prepare.is_local:
             await self._loader.reclaim_memory()
 
+    @staticmethod
+    async def _open(connections: Sequence[EngineConnection]) -> list[ProcessEngine]:
+        """Connect to all processes of a load. If one fails, the connections to the others are closed."""
+        opened: list[ProcessEngine] = []
+        try:
+            for connection in connections:
+                await connection.engine.open()
+                opened.append(connection.engine)
+        except BaseException:
+            for engine in opened:
+                engine.abort("the worker does not use the model")
+            raise
+        return opened
+
     async def _load(self, version: ModelVersion, prepare: Prepare, counts: RunCounts) -> Engine:
-        loaded = await self._loader.load(version, prepare.device)
-        assert not isinstance(loaded.model, ProcessEngine), "only the supervisor starts processes"
+        loaded = await self._loader.load(version, [prepare.device])
+        assert not isinstance(loaded.model, ProcessEngine | EngineGroup), "only the supervisor starts processes"
         model = version.model
         device = model.devices.of(loaded.spec.device)
         return start_local_engine(model.engine_settings, loaded.model, counts, device, model.threads)
 
     def _note_loss(self, message: EngineLost) -> None:
-        connection = self._connections.get(message.serving)
-        if connection is not None:
-            connection.lost(message)
+        connections = self._connections.get(message.serving, ())
+        if message.index < len(connections):
+            connections[message.index].lost(message)
+
+    def _report_poisonous(self, name: str, digest: bytes) -> None:
+        self._link.send(Poisonous(name, digest))
 
     def _refuse(self, message: Poisonous) -> None:
-        for connection in self._connections.values():
-            if connection.model == message.name:
-                connection.suspects.refuse(message.digest)
+        for first, *_ in self._connections.values():
+            if first.model == message.name:
+                first.suspects.refuse(message.digest)

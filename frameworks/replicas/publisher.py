@@ -179,7 +179,7 @@ class Publisher:
     def _note_settled(self, link: ControlLink, message: Settled) -> None:
         engine = self._engines.get(message.serving)
         if engine is not None:
-            engine.settled(self._peers.connected[link])
+            engine.settled(self._peers.connected[link], message.index)
 
     def _kill_engine(self, message: KillEngine) -> None:
         engine = self._engines.get(message.serving)

@@ -3,11 +3,13 @@
 import asyncio
 import os
 from collections.abc import Callable
+from functools import partial
 
 import structlog
 
 from frameworks.devices import Device
 from frameworks.engine.contract import Engine
+from frameworks.engine.group import EngineGroup
 from frameworks.engine.process.client import ProcessEngine
 from frameworks.engine.process.link import Loss, Started
 from frameworks.engine.process.specs import spec_to_plain
@@ -62,12 +64,13 @@ class SharedEngine:
         self.model = engine.model
         self.submit, self.answer, self.generate = engine.submit, engine.answer, engine.generate
         self.has_ended_requests = False
-        self._process: ProcessEngine | None = None
-        self._connects = Connects(lambda: self._engine.outage is None)
-        if isinstance(engine, ProcessEngine):
-            self._process = engine
-            engine.is_shared = True
-            engine.on_started, engine.on_lost, engine.on_start_failed = self._started, self._lost, self._start_failed
+        self._processes = _processes_of(engine)
+        self._connects = [Connects(partial(_is_up, process)) for process in self._processes]
+        for index, process in enumerate(self._processes):
+            process.is_shared = True
+            process.on_started = partial(self._started, index)
+            process.on_lost = partial(self._lost, index)
+            process.on_start_failed = partial(self._start_failed, index)
 
     @property
     def is_dead(self) -> bool:
@@ -122,8 +125,9 @@ class SharedEngine:
                 version.model.name,
                 version.version,
                 self.serving,
-                self._process is None,
+                not self._processes,
                 self._device,
+                len(self._processes),
             ),
         )
 
@@ -141,7 +145,7 @@ class SharedEngine:
     def has_drained(self, peer: Peer) -> None:
         """Note that a worker has closed its engine."""
         peer.forget(self.serving)
-        self._connects.left(peer)
+        self.has_left(peer)
         self._peers.signal.notify()
 
     def note_use(self, peer: Peer, use: VersionUse) -> None:
@@ -153,8 +157,9 @@ class SharedEngine:
             self.version.last_used_s = max(self.version.last_used_s or use.last_used_s, use.last_used_s)
 
     def has_left(self, peer: Peer) -> None:
-        """Release what a lost worker held."""
-        self._connects.left(peer)
+        """Release the connections of a worker that is lost, or needs the model no longer."""
+        for connects in self._connects:
+            connects.left(peer)
 
     async def ready_at(self, peer: Peer) -> None:
         """Wait until the worker has the engine and knows that it is ready, or until it is not ready any more.
@@ -168,13 +173,13 @@ class SharedEngine:
             await self._changes.applied([peer])
 
     async def connect(self, peer: Peer, question: Connect) -> Connected:
-        """Connect a worker to the process. Raises ModelFailed."""
-        process = self._process
-        if process is None:
-            raise ModelFailed(f"{self.version} has no process")
-        if process.outage is not None and not self._connects.was_connected(peer):
+        """Connect a worker to a process. Raises ModelFailed."""
+        if not 0 <= question.index < len(self._processes):
+            raise ModelFailed(f"{self.version} has no process {question.index}")
+        process, connects = self._processes[question.index], self._connects[question.index]
+        if process.outage is not None and not connects.was_connected(peer):
             raise ModelFailed(process.outage)  # it is prepared when the process serves again
-        await self._connects.turn(peer, question.suspects)
+        await connects.turn(peer, question.suspects)
         started = process.started
         assert started is not None, "the turn is given while the process serves"
         descriptors = process.attach()
@@ -186,14 +191,16 @@ class SharedEngine:
         loaded = started.loaded
         return Connected(question.id, spec_to_plain(process.model.spec), loaded.memory_bytes, loaded.load_s)
 
-    def settled(self, peer: Peer) -> None:
-        """Note that all suspects of a worker have an outcome."""
-        self._connects.settled(peer)
+    def settled(self, peer: Peer, index: int) -> None:
+        """Note that all suspects of a worker at a process have an outcome."""
+        if 0 <= index < len(self._connects):
+            self._connects[index].settled(peer)
 
     def kill(self, order: KillEngine) -> None:
-        """End the process, which has broken the protocol."""
-        if self._process is not None and self._process.started is not None and self._process.outage is None:
-            self._process.started.link.kill(order.label, order.reason)
+        """End a process, which has broken the protocol."""
+        process = self._processes[order.index] if 0 <= order.index < len(self._processes) else None
+        if process is not None and process.started is not None and process.outage is None:
+            process.started.link.kill(order.label, order.reason)
 
     async def drained(self) -> None:
         self._changes.flush()
@@ -238,11 +245,12 @@ class SharedEngine:
         return load.is_held
 
     def _retry(self, peer: Peer) -> None:
-        if self.is_ready and self._peers.is_connected(peer) and self._engine.outage is None:
+        if self.is_ready and self._peers.is_connected(peer) and all(map(_is_up, self._processes)):
             self.prepare(peer)
 
     def _end(self) -> None:
-        self._connects.close()
+        for connects in self._connects:
+            connects.close()
         self._on_closed(self)
 
     def _abandon(self, every: bool) -> None:
@@ -252,21 +260,32 @@ class SharedEngine:
             if load is not None and (every or not load.is_shown):
                 peer.link.send(Abandon(self.serving))
                 peer.forget(self.serving)
-                self._connects.left(peer)
+                self.has_left(peer)
         self._peers.signal.notify()
 
-    def _started(self, _: Started) -> None:
-        self._connects.started()
+    def _started(self, index: int, _: Started) -> None:
+        self._connects[index].started()
         for peer in self._connected:
             load = peer.loads.get(self.serving)
             if load is not None and load.failure is not None:
                 self._retry(peer)
 
-    def _lost(self, loss: Loss) -> None:
-        self._connects.lost()
+    def _lost(self, index: int, loss: Loss) -> None:
+        self._connects[index].lost()
         for peer in self._connected:
             if self.serving in peer.loads:
-                peer.link.send(EngineLost(self.serving, 0, loss.label, loss.message))
+                peer.link.send(EngineLost(self.serving, index, loss.label, loss.message))
 
-    def _start_failed(self, reason: str) -> None:
-        self._connects.fail(ModelFailed(reason))
+    def _start_failed(self, index: int, reason: str) -> None:
+        self._connects[index].fail(ModelFailed(reason))
+
+
+def _processes_of(engine: Engine) -> list[ProcessEngine]:
+    """Return the processes of a model; none for one that is loaded in every worker."""
+    if isinstance(engine, EngineGroup):
+        return engine.engines
+    return [engine] if isinstance(engine, ProcessEngine) else []
+
+
+def _is_up(process: ProcessEngine) -> bool:
+    return process.outage is None

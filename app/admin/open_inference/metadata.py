@@ -72,7 +72,7 @@ def model_configuration(info: VersionInfo, default_timeout_ms: int | None) -> di
         "output": [_output(each, is_batched) for each in signature.outputs.values()],
         "batch_input": [],
         "batch_output": [],
-        "instance_group": [_instances(slot, spec)],
+        "instance_group": _instances(slot, spec),
         "default_model_filename": "",
         "cc_model_filenames": {},
         "metric_tags": {},
@@ -100,10 +100,10 @@ def shape_of(tensor: TensorSignature) -> list[int]:
     return [-1] if tensor.shape is None else list(tensor.shape)
 
 
-def device_of(spec: ModelSpec) -> tuple[str, int]:
-    """Return `CPU` or `GPU`, and the number of the device."""
-    kind, _, number = spec.device.partition(":")
-    return "CPU" if kind == "cpu" else "GPU", int(number or 0)
+def devices_of(spec: ModelSpec) -> list[tuple[str, int]]:
+    """Return `CPU` or `GPU` and the number of the device, for each process of the model."""
+    parts = [device.partition(":") for device in spec.device.split(",")]
+    return [("CPU" if kind == "cpu" else "GPU", int(number or 0)) for kind, _, number in parts]
 
 
 def _tensor(tensor: TensorSignature) -> dict[str, Any]:
@@ -136,18 +136,22 @@ def _configured_tensor(tensor: TensorSignature, is_batched: bool) -> dict[str, A
     return {"name": tensor.name, "data_type": f"TYPE_{kind}", "dims": shape_of(tensor)[1 if is_batched else 0 :]}
 
 
-def _instances(slot: ModelSlot, spec: ModelSpec) -> dict[str, Any]:
-    kind, number = device_of(spec)
-    return {
-        "name": slot.name,
-        "kind": f"KIND_{kind}",
-        "count": slot.entry.instances,
-        "gpus": [number] if kind == "GPU" else [],
-        "secondary_devices": [],
-        "profile": [],
-        "passive": False,
-        "host_policy": "",
-    }
+def _instances(slot: ModelSlot, spec: ModelSpec) -> list[dict[str, Any]]:
+    """Return a list of ModelInstanceGroup, one for each device of the model."""
+    devices = devices_of(spec)
+    return [
+        {
+            "name": slot.name if len(devices) == 1 else f"{slot.name}_{index}",
+            "kind": f"KIND_{kind}",
+            "count": slot.entry.instances,
+            "gpus": [number] if kind == "GPU" else [],
+            "secondary_devices": [],
+            "profile": [],
+            "passive": False,
+            "host_policy": "",
+        }
+        for index, (kind, number) in enumerate(devices)
+    ]
 
 
 def _batching(slot: ModelSlot, default_timeout_ms: int | None) -> dict[str, Any]:

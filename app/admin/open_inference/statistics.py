@@ -3,7 +3,7 @@
 import time
 from typing import Any
 
-from app.admin.open_inference.metadata import device_of
+from app.admin.open_inference.metadata import devices_of
 from app.observability.counts import Counts
 from app.observability.tallies import VersionRequests
 from frameworks.engine.contract import RunCounts
@@ -79,11 +79,13 @@ def _of_batches(size: int, executions: BatchCounts) -> dict[str, Any]:
 
 
 def _memory(version: ModelVersion) -> list[dict[str, Any]]:
-    """Return a list of MemoryUsage; empty while the version is not loaded."""
+    """Return a list of MemoryUsage, one for each device; empty while the version is not loaded."""
     if version.spec is None:
         return []
-    kind, number = device_of(version.spec)
-    return [{"type": kind, "id": number, "byte_size": version.memory_bytes}]
+    sizes: dict[tuple[str, int], int] = {}
+    for (kind, number), size in zip(devices_of(version.spec), version.process_bytes, strict=True):
+        sizes[kind, number] = sizes.get((kind, number), 0) + size
+    return [{"type": kind, "id": number, "byte_size": size} for (kind, number), size in sizes.items()]
 
 
 def _duration(count: int, seconds: float) -> Duration:

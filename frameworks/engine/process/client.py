@@ -27,7 +27,7 @@ from frameworks.engine.process.specs import spec_from_plain
 from frameworks.engine.process.suspects import Suspects
 from frameworks.engine.process.watch import HangWatch
 from frameworks.errors import Draining, ModelFailed, RoundhouseError
-from frameworks.generation.types import GenerateRequest, Generation, StepStats
+from frameworks.generation.types import GenerateRequest, StepStats
 from frameworks.scheduling.batch.request import Outputs
 from frameworks.tenants import DEFAULT_TENANT, Tenant
 from frameworks.text.tokens import TokenAnswer
@@ -71,7 +71,7 @@ class ProcessEngine:
         self._start = start
         self._policy = policy or RestartPolicy()
         noted = Suspects() if suspects is None else suspects  # an empty one counts as false
-        self._calls = OpenCalls(settings.name, noted, self._check_outage, self._note_settled)
+        self._calls = OpenCalls(settings.name, noted, self.check_outage, self._note_settled)
         self._numbers = itertools.count(1)
         self._watch: HangWatch | None = None
         self._stats: StepStats | None = None
@@ -91,6 +91,8 @@ class ProcessEngine:
         """Called with the reason when a restart has failed; another one follows."""
         self.on_settled: Callable[[], None] = lambda: None
         """Called after a restart, when no suspect is left."""
+        self.on_spec: Callable[[], None] = lambda: None
+        """Called when the model has another spec."""
         self._handlers: dict[type[FromEngine], Callable[[Any], None]] = {
             **self._calls.handlers,
             Counts: self._add_counts,
@@ -156,9 +158,26 @@ class ProcessEngine:
             )
         )
 
+    def new_number(self) -> int:
+        """Return the number of another request."""
+        return next(self._numbers)
+
+    def send(self, call: InferCall) -> None:
+        """Answer a request with a number of this engine. Raises as `submit`."""
+        self._calls.infer(call)
+
+    def withdraw(self, call: InferCall) -> None:
+        """Forget a request that was sent, and leave its future to the caller."""
+        self._calls.end(call)
+
+    def check_outage(self) -> None:
+        """Raise ModelFailed while the process is down and no restart is near, and after its end."""
+        if self.is_dead or (self.outage is not None and not self._policy.expects_restart_soon):
+            raise self._failure()
+
     async def generate(
         self, run: Run, request: GenerateRequest, times: TokenTimes, left_s: float | None, in_pieces: bool
-    ) -> Generation:
+    ) -> GenerationCall:
         call = GenerationCall(next(self._numbers), run, request, times, left_s, in_pieces, self._calls.end)
         self._calls.open(call)
         await call.accepted()
@@ -233,7 +252,7 @@ class ProcessEngine:
         self._load_s = started.loaded.load_s
         self.outage = None
         if started.spec != self.model.spec:
-            self.model.spec = started.spec
+            self._use_spec(started.spec)
         self._policy.serves()
         # Only the owner asks, for the requests of all clients.
         if self._max_batch_seconds is not None and isinstance(started.link, OwnerLink):
@@ -279,11 +298,6 @@ class ProcessEngine:
     def _note_settled(self) -> None:
         self.on_settled()
 
-    def _check_outage(self) -> None:
-        """Raise ModelFailed unless the process that is down restarts soon."""
-        if self.is_dead or not self._policy.expects_restart_soon:
-            raise self._failure()
-
     def _failure(self) -> ModelFailed:
         wait_s = self._policy.retry_after_s(self._load_s)
         return ModelFailed(f'model "{self._name}" failed: {self.outage}; try again in {wait_s:.0f} s', wait_s)
@@ -294,7 +308,11 @@ class ProcessEngine:
             self._stats = message.stats
 
     def _note_spec(self, message: SpecLearned) -> None:
-        self.model.spec = spec_from_plain(message.spec)
+        self._use_spec(spec_from_plain(message.spec))
+
+    def _use_spec(self, spec: ModelSpec) -> None:
+        self.model.spec = spec
+        self.on_spec()
 
     def _note_pong(self, message: Pong) -> None:
         if self._watch is not None:

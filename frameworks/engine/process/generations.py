@@ -51,6 +51,8 @@ class GenerationCall:
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._is_accepted = False
+        self.on_over: Callable[[], None] = _ignore
+        """Called once, when it needs the process no longer, unless it is set later."""
         self._max_unread = MAX_UNREAD_TOKENS * len(request.prompts) * request.num_choices
         self._deadline: asyncio.TimerHandle | None = None
         self.deadline_s: float | None = None
@@ -208,3 +210,8 @@ class GenerationCall:
         # The text that is still to be sent needs no model.
         self._run.permit.release_version()
         self._end(self)
+        self.on_over()
+
+
+def _ignore() -> None:
+    pass

@@ -26,7 +26,7 @@ def write(folder: Path, keys: str, table: str = "torch_models") -> Path:
     return file
 
 
-def load(folder: Path, keys: str, table: str = "torch_models", **variables: str) -> tuple[str, list[str]]:
+def load(folder: Path, keys: str, table: str = "torch_models", **variables: str) -> tuple[object, list[str]]:
     """Return the device and the warnings of one model."""
     loaded = load_settings(write(folder, keys, table), variables)
     return loaded.settings.models.torch_models[0].device, [str(warning) for warning in loaded.warnings]

@@ -90,3 +90,50 @@ def test_unknown_isolation_is_one_issue(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refusal:
         load(tmp_path, ENTRY + KEYS + "isolation = 'thread'")
     assert [issue.key for issue in refusal.value.issues] == ["models.onnx_models[0].isolation"]
+
+
+@pytest.mark.parametrize("device", [["cpu"], ["cuda:0", "CUDA:1", "cuda:0"], "cuda:*", ["cpu"] * 64])
+def test_several_devices_imply_processes(device: object, tmp_path: Path) -> None:
+    entry = parse_model_entry("onnx", {**BODY, "device": device})
+    expected = tuple(each.lower() for each in device) if isinstance(device, list) else device
+    assert (entry.device, entry.isolation) == (expected, None)
+    assert PerformanceSettings().isolation_of(entry) == "process"
+    assert entry_of(tmp_path, ENTRY + KEYS + f"device = {device!r}\n") == entry
+
+
+@pytest.mark.parametrize("device", [["cpu"], "CUDA:*"])
+def test_several_devices_without_process_refused(device: object, tmp_path: Path) -> None:
+    for own in ("isolation = 'none'\n", "isolation = 'process'\n"):
+        text = ENTRY + own + f"device = {device!r}\n"
+        if "process" in own:
+            assert entry_of(tmp_path, text).isolation == "process"
+            continue
+        with pytest.raises(ConfigError) as refusal:
+            load(tmp_path, text)
+        (issue,) = refusal.value.issues
+        assert (issue.key, issue.line) == ("models.onnx_models[0].device", 5)
+        assert issue.message.startswith('expected one device beside isolation = "none", got ')
+        assert issue.message.endswith('; name one, or set isolation = "process"')
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        ([], "expected 1 to 64 devices"),
+        (["cpu"] * 65, "expected 1 to 64 devices"),
+        (["cpu", "tpu"], 'expected "auto", "cuda"'),
+        (["cuda:*"], 'expected "auto", "cuda"'),
+        ([["cpu"]], 'expected "auto", "cuda"'),
+    ],
+)
+def test_wrong_devices_refused(device: object, message: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        parse_model_entry("pytorch", {"name": "a", "path": "a", "device": device})
+    (issue,) = refusal.value.issues
+    assert (issue.key, message in issue.message) == ("device", True), issue
+
+
+@pytest.mark.parametrize(("text", "device"), [("cpu", "cpu"), ('["cpu", "cuda:1"]', ("cpu", "cuda:1"))])
+def test_device_loads_from_environment(text: str, device: object, tmp_path: Path) -> None:
+    entry = entry_of(tmp_path, ENTRY, ROUNDHOUSE_MODELS__ONNX_MODELS__0__DEVICE=text)
+    assert entry.device == device

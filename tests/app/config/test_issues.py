@@ -92,7 +92,7 @@ def test_issue_names_line_key_and_message(text: str, line: int, key: str, messag
     ("setting", "key", "message"),
     [
         ("quantzed = true", "quantzed", 'unknown key; did you mean "quantized"?'),
-        ("device = 'cpu'", "device", "unknown key here; move it to [[models.torch_models]]"),
+        ("dtype = 'f32'", "dtype", "unknown key here; move it to [[models.torch_models]]"),
         ("quantized = 'yes'", "quantized", 'expected true, false or "mixed", got "yes"'),
         ("input_shape = [1, -1]", "input_shape[1]", "expected at least 1, got -1"),
         ("input_shape = 3", "input_shape", "expected a list, got 3"),

@@ -163,13 +163,13 @@ def test_parse_model_entry_matches_entry_of_file() -> None:
     entry = parse_model_entry("onnx", body)
     assert entry == OnnxModelEntry(name="a", path=Path("b"), quantized="mixed", watch=True)
     with pytest.raises(ConfigError) as refusal:
-        parse_model_entry("onnx", {"name": "a/b", "quantzed": True, "input_shape": [1, 0], "device": "cpu"})
+        parse_model_entry("onnx", {"name": "a/b", "quantzed": True, "input_shape": [1, 0], "dtype": "f32"})
     assert {(issue.key, issue.kind) for issue in refusal.value.issues} == {
         ("name", "invalid"),
         ("path", "missing"),
         ("quantzed", "unknown_key"),
         ("input_shape[1]", "invalid"),
-        ("device", "unknown_key"),
+        ("dtype", "unknown_key"),
     }
     with pytest.raises(ConfigError, match='did you mean "pytorch"') as refusal:
         parse_model_entry("torch", {})

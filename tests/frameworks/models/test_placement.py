@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from frameworks.devices import Device, ModelNeeds
 from frameworks.errors import OutOfMemory
-from frameworks.models.placement import Placement, choose_device, choose_victim, is_evictable, is_pinned
+from frameworks.models.placement import choose_device, choose_victim, is_evictable, is_pinned
 from frameworks.models.slot import ModelState
 from frameworks.models.version import ModelVersion
 from frameworks.settings import OnnxModelEntry
@@ -23,11 +23,11 @@ TWO = [cuda(0, 0), cuda(1, 0), HOST]
 
 def chosen(free: dict[str, int], evictable: dict[str, int], needs: int, among: list[Device] = TWO) -> tuple[str, int]:
     """Return the chosen device and its missing bytes. `free`, `evictable`: bytes by device."""
-    placement = choose_device(
+    device = choose_device(
         among, ModelNeeds(needs, needs), lambda device: free[device.id], lambda device: evictable[device.id]
     )
-    assert placement is not None
-    return placement.device.id, placement.missing_bytes
+    assert device is not None
+    return device.id, max(0, needs - free[device.id])
 
 
 class TestChooseDevice:
@@ -56,8 +56,8 @@ class TestChooseDevice:
 
     def test_needs_depend_on_kind_of_device(self) -> None:
         needs = ModelNeeds(host_bytes=8, accelerator_bytes=4)
-        assert choose_device(TWO, needs, lambda _: 4, lambda _: 4) == Placement(TWO[0], 0)
-        assert choose_device([HOST], needs, lambda _: 8, lambda _: 8) == Placement(HOST, 0)
+        assert choose_device(TWO, needs, lambda _: 4, lambda _: 4) == TWO[0]
+        assert choose_device([HOST], needs, lambda _: 8, lambda _: 8) == HOST
         assert choose_device([HOST], needs, lambda _: 7, lambda _: 7) is None
 
 

@@ -22,9 +22,9 @@ from tests.support.replicated import Replicated, replicated
 def pid_of(whole: Replicated, name: str = "m") -> int:
     """Return the engine process of a model."""
     [engine] = [e for e in whole.publisher._engines.values() if e.version.model.name == name and e.is_ready]
-    assert engine._process is not None
-    assert engine._process.started is not None
-    link = engine._process.started.link
+    [process] = engine._processes
+    assert process.started is not None
+    link = process.started.link
     assert isinstance(link, RunningProcess)
     return link.pid
 

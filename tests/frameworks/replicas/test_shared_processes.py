@@ -150,7 +150,7 @@ async def test_worker_leaves_while_it_connects(tmp_path: Path) -> None:
         engine_process().send_signal(signal.SIGKILL)
         await soon(lambda: slot.state is ModelState.FAILED)
         # It asks for the next process.
-        connects = [each._connects for each in whole.publisher._engines.values()]
+        connects = [each._connects[0] for each in whole.publisher._engines.values()]
         await soon(lambda: any(each._asked for each in connects) or slot.state is ModelState.READY)
         await whole.leave(0)
         assert await add_to_itself(whole.replicas[1], 1.0) == 2.0

@@ -72,7 +72,8 @@ class FakeLink:
 class Harness:
     """An engine whose processes are fakes. Its clock goes on by itself: no restart waits."""
 
-    def __init__(self, max_batch_seconds: float | None = None) -> None:
+    def __init__(self, max_batch_seconds: float | None = None, spec: ModelSpec = SPEC) -> None:
+        self.spec = spec
         self.links: list[FakeLink] = []
         self.counts = RunCounts()
         self.failures: list[Exception] = []
@@ -81,8 +82,8 @@ class Harness:
         self.may_start.set()
         self._now_s = 0.0
         limits = BatchLimits(max_rows=4, max_tokens=None, max_delay_s=0.0)
-        settings = EngineSettings("m", limits, 1.0, max_batch_seconds=max_batch_seconds)
-        self.engine = ProcessEngine(settings, self.counts, self._start, RestartPolicy(self._clock))
+        self.settings = EngineSettings("m", limits, 1.0, max_batch_seconds=max_batch_seconds)
+        self.engine = ProcessEngine(self.settings, self.counts, self._start, RestartPolicy(self._clock))
 
     @property
     def link(self) -> FakeLink:
@@ -107,7 +108,7 @@ class Harness:
             self.may_start.clear()
             raise self.failures.pop()
         self.links.append(FakeLink(listener))
-        return Started(self.links[-1], Loaded(None, 1, 0.5, 0.1), SPEC)
+        return Started(self.links[-1], Loaded(None, 1, 0.5, 0.1), self.spec)
 
     def _clock(self) -> float:
         self._now_s += 10.0

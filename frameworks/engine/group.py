@@ -1,0 +1,274 @@
+"""Run a model in several engine processes, on several devices, with one queue before them."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from frameworks.engine.contract import EngineRequest, EngineSettings, Run, TokenTimes
+from frameworks.engine.group_queue import GroupQueue, Job, Member
+from frameworks.engine.process.calls import InferCall
+from frameworks.engine.process.client import ProcessEngine
+from frameworks.engine.process.link import Loss, Started
+from frameworks.errors import DeadlineExceeded, Draining, ModelFailed
+from frameworks.generation.types import GenerateRequest, Generation, StepStats
+from frameworks.scheduling.admission import TokenBudget
+from frameworks.scheduling.batch.request import Outputs
+from frameworks.tenants import DEFAULT_TENANT, Tenant
+from frameworks.text.tokens import TokenAnswer
+from frameworks.types import (
+    DEFAULT_PRIORITY,
+    Answer,
+    Batch,
+    ModelSpec,
+    PairRequest,
+    TensorBatch,
+    TextRequest,
+    Timings,
+    TokenBatch,
+)
+
+_BATCHES_AHEAD = 2
+"""Full batches that each instance of a process may have: one that runs, and the next one."""
+
+
+class GroupModel:
+    """Implement Described: the latest spec of any process, with the devices of all."""
+
+    def __init__(self, engines: Sequence[ProcessEngine]) -> None:
+        self._engines = engines
+        self.spec = self._joined(engines[0].model.spec)
+
+    def note(self, engine: ProcessEngine) -> None:
+        """Serve by the spec that a process has reported."""
+        spec = self._joined(engine.model.spec)
+        if spec != self.spec:
+            self.spec = spec
+
+    def _joined(self, spec: ModelSpec) -> ModelSpec:
+        return replace(spec, device=",".join(each.model.spec.device for each in self._engines))
+
+
+class EngineGroup:
+    """Implement Engine. Owned by the event loop.
+
+    A request that waits at a process when it is lost, and has not begun, moves to another one, once. One that ran is
+    run again by its own process, alone. Further requests wait here until a process has room for them.
+    """
+
+    references = 0
+
+    def __init__(self, settings: EngineSettings, engines: Sequence[ProcessEngine], instances: int) -> None:
+        """`engines`: at least one, all open, with one model. `instances`: of each process."""
+        self._name = settings.name
+        self.engines = list(engines)
+        self.model = GroupModel(self.engines)
+        self.is_dead = False
+        self.has_ended_requests = False
+        self._members = [Member(each) for each in engines]
+        generates = self.model.spec.generation is not None
+        capacity = settings.limits.max_rows * (1 if generates else _BATCHES_AHEAD * instances)
+        self._queue = GroupQueue(self._members, capacity, settings.ageing_s)
+        for member in self._members:
+            self._follow(member)
+
+    @property
+    def outage(self) -> str | None:
+        """The reason of the last process, where all are down."""
+        outages = [engine.outage for engine in self.engines]
+        return None if None in outages else outages[-1]
+
+    @property
+    def is_running(self) -> bool:
+        return len(self._queue) > 0 or any(engine.is_running for engine in self.engines)
+
+    @property
+    def stats(self) -> list[StepStats]:
+        return [stats for engine in self.engines for stats in engine.stats]
+
+    def submit(
+        self,
+        batch: Batch,
+        priority: int = DEFAULT_PRIORITY,
+        begin: Callable[[], None] = lambda: None,
+        timings: Timings | None = None,
+        tenant: Tenant = DEFAULT_TENANT,
+    ) -> "asyncio.Future[Outputs]":
+        return self._infer(batch, priority, begin, timings or Timings(), tenant, None)
+
+    def answer(self, run: Run, request: EngineRequest) -> Awaitable[Answer | TokenAnswer]:
+        permit = run.permit
+        return self._infer(request, run.priority, permit.begin, run.timings, permit.tenant, permit.token_budget)
+
+    async def generate(
+        self, run: Run, request: GenerateRequest, times: TokenTimes, left_s: float | None, in_pieces: bool
+    ) -> Generation:
+        self._check_open()
+        granted: asyncio.Future[Member] = asyncio.get_running_loop().create_future()
+        size = len(request.prompts) * request.num_choices
+        job = Job(size, run.permit.tenant, run.priority, granted, _grant)
+        self._queue.add(job)
+        try:
+            member = await _within(left_s, granted)
+            waited_s = time.perf_counter() - job.queued_s
+            run.timings.queue_s += waited_s
+            left_s = None if left_s is None else left_s - waited_s
+            generation = await member.engine.generate(run, request, times, left_s, in_pieces)
+        except BaseException:
+            self._queue.end(job)
+            raise
+        if generation.is_over:
+            self._queue.end(job)
+        else:
+            generation.on_over = partial(self._queue.end, job)
+        return generation
+
+    async def drained(self) -> None:
+        """No request of this process is anywhere else."""
+
+    async def close(self) -> None:
+        self._end(lambda: Draining.unloaded(self._name))
+        await asyncio.gather(*(engine.close() for engine in self.engines))
+
+    def end_requests(self) -> None:
+        self.has_ended_requests = True
+        self._fail_waiting(lambda: Draining.unloaded(self._name))
+        for engine in self.engines:
+            engine.end_requests()
+
+    def abort(self, message: str) -> None:
+        self._end(lambda: Draining(message))
+        for engine in self.engines:
+            engine.abort(message)
+
+    def check_integrity(self) -> None:
+        self._queue.check_integrity()
+        for engine in self.engines:
+            engine.check_integrity()
+
+    def _follow(self, member: Member) -> None:
+        engine = member.engine
+        engine.on_started = self._note_started
+        engine.on_lost = partial(self._note_lost, member)
+        engine.on_start_failed = self._fail_hopeless
+        engine.on_spec = partial(self.model.note, engine)
+
+    def _infer(
+        self,
+        request: EngineRequest | TokenBatch,
+        priority: int,
+        begin: Callable[[], None],
+        timings: Timings,
+        tenant: Tenant,
+        budget: TokenBudget | None,
+    ) -> "asyncio.Future[Outputs]":
+        self._check_open()
+        future: asyncio.Future[Outputs] = asyncio.get_running_loop().create_future()
+        counted_s = time.perf_counter()
+
+        def note_begun() -> None:
+            job.has_begun = True
+            begin()
+
+        def send(job: Job) -> None:
+            nonlocal counted_s
+            assert job.member is not None, "a request is sent to a member"
+            # The wait in the process is added by its answer.
+            now_s = time.perf_counter()
+            timings.queue_s += now_s - counted_s
+            counted_s = now_s
+            try:
+                engine = job.member.engine
+                call = job.call = InferCall(engine.new_number(), request, priority, note_begun, timings, tenant, budget)
+                call.future = future
+                engine.send(call)
+            except Exception as error:  # noqa: BLE001 - handed to the caller
+                job.fail(error)
+
+        job = Job(_rows(request), tenant, priority, future, send)
+        # The tokens of a request with a budget may be counted already.
+        job.has_moved = budget is not None
+        future.add_done_callback(lambda _: self._queue.end(job))
+        self._queue.add(job)
+        return future
+
+    def _check_open(self) -> None:
+        """Raise the error of a request that the group cannot answer."""
+        if self.has_ended_requests:
+            raise Draining.unloaded(self._name)
+        if self.is_dead:
+            raise ModelFailed.thread_ended(self._name)
+        self._check_outage()
+
+    def _check_outage(self) -> None:
+        """Raise ModelFailed where all processes are down, and none restarts soon."""
+        failure = None
+        for engine in self.engines:
+            try:
+                engine.check_outage()
+                return
+            except ModelFailed as error:
+                failure = error
+        assert failure is not None, "a group has a process"
+        raise failure
+
+    def _note_started(self, _: Started) -> None:
+        self._queue.dispatch()
+
+    def _note_lost(self, member: Member, _: Loss) -> None:
+        """Move the requests that have not begun to other processes; the lost one runs the others again."""
+        moving = []
+        if any(each.is_available for each in self._members):
+            moving = [job for job in member.jobs if _may_move(job)]
+        for job in moving:
+            job.has_moved = True
+            if job.call is not None:
+                member.engine.withdraw(job.call)
+        self._queue.take_back(moving)
+        self._fail_hopeless()
+
+    def _fail_hopeless(self, _: str = "") -> None:
+        """Fail the requests that wait while no process can be expected to run them."""
+        try:
+            self._check_outage()
+        except ModelFailed as error:
+            failure = error
+            self._fail_waiting(lambda: ModelFailed(failure.message, failure.retry_after_s))
+
+    def _fail_waiting(self, error: Callable[[], Exception]) -> None:
+        for job in self._queue.waiting():
+            job.fail(error())
+
+    def _end(self, error: Callable[[], Exception]) -> None:
+        self.is_dead = True
+        self._fail_waiting(error)
+
+
+def _may_move(job: Job) -> bool:
+    return job.call is not None and not (job.has_begun or job.has_moved or job.future.done())
+
+
+def _grant(job: Job) -> None:
+    if not job.future.done():
+        job.future.set_result(job.member)
+
+
+async def _within(left_s: float | None, granted: "asyncio.Future[Member]") -> Member:
+    """Wait for a process. Raises DeadlineExceeded after `left_s` seconds."""
+    if granted.done():
+        return granted.result()
+    try:
+        async with asyncio.timeout(left_s):
+            return await granted
+    except TimeoutError:
+        raise DeadlineExceeded("the text was not begun within timeout_ms; allow more time or try again later") from None
+
+
+def _rows(request: EngineRequest | TokenBatch) -> int:
+    """Return the rows of a request for the model; 1 for a request of the tokenizer."""
+    if isinstance(request, TensorBatch | TokenBatch):
+        return max(1, request.rows)
+    if isinstance(request, TextRequest):
+        return max(1, len(request.texts) or len(request.token_ids or ()))
+    return max(1, len(request.pairs)) if isinstance(request, PairRequest) else 1

@@ -1,0 +1,160 @@
+"""The one queue before the engine processes of a model: which request is next, and which process gets it."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from frameworks.engine.process.calls import InferCall
+from frameworks.engine.process.client import ProcessEngine
+from frameworks.fairness import FairClock, TenantShare
+from frameworks.scheduling.batch.fair_queue import FairQueue
+from frameworks.scheduling.batch.queue import QueueEntry
+from frameworks.tenants import Tenant
+
+
+class Member:
+    """One engine process of a group. `work`: rows or sequences of the requests that it has."""
+
+    __slots__ = ("engine", "jobs", "work")
+
+    def __init__(self, engine: ProcessEngine) -> None:
+        self.engine = engine
+        self.jobs: set[Job] = set()
+        self.work = 0
+
+    @property
+    def is_available(self) -> bool:
+        """Whether the process runs further requests now: after a crash it runs its suspects first."""
+        engine = self.engine
+        return engine.outage is None and not engine.is_dead and not engine.num_suspects
+
+
+class Job:
+    """A request to a group. Owned by the event loop.
+
+    `size`: its rows or sequences. `future`: of its answer, or of the member that generates its text. `send`: hands it
+    to its member. `call`: of a request with one answer, after it was sent.
+    """
+
+    __slots__ = (
+        "call",
+        "entry",
+        "future",
+        "has_begun",
+        "has_moved",
+        "member",
+        "priority",
+        "queued_s",
+        "send",
+        "size",
+        "tenant",
+    )
+
+    def __init__(
+        self, size: int, tenant: Tenant, priority: int, future: "asyncio.Future[Any]", send: Callable[["Job"], None]
+    ) -> None:
+        self.size = size
+        self.tenant = tenant
+        self.priority = priority
+        self.future = future
+        self.send = send
+        self.queued_s = time.perf_counter()
+        self.member: Member | None = None
+        self.entry: QueueEntry | None = None
+        """Its place in the queue; None after its end."""
+        self.call: InferCall | None = None
+        self.has_begun = False
+        self.has_moved = False
+
+    def fail(self, error: Exception) -> None:
+        """Set the error, unless the request is over."""
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+class GroupQueue:
+    """Owned by the event loop. A request is sent to the member with the least work that has room for more.
+
+    The next request is that of the tenant with the least time, by priority with ageing, as in the queue of a model in
+    one process. A tenant pays for rows or sequences.
+    """
+
+    def __init__(self, members: Sequence[Member], capacity: int, ageing_s: float) -> None:
+        """`capacity`: a member with so many rows or sequences gets no more."""
+        self._members = members
+        self._capacity = capacity
+        self._clock = FairClock()
+        self._queue = FairQueue(ageing_s, self._clock)
+
+    def __len__(self) -> int:
+        return self._queue.entries
+
+    def add(self, job: Job) -> None:
+        """Send a request, or queue it until a member has room."""
+        job.entry = QueueEntry(job, self._clock.share(job.tenant), job.size, 1, job, shares=False)
+        self._queue.add(job.entry, job.priority, job.queued_s)
+        self.dispatch()
+
+    def end(self, job: Job) -> None:
+        """Forget a request that is over: answered, failed or cancelled."""
+        if job.entry is None:
+            return
+        if job.member is None:
+            self._queue.remove(job.entry)
+        else:
+            self._leave(job.member, job, self._costs(job))
+        job.entry = None
+        self.dispatch()
+
+    def take_back(self, jobs: Sequence[Job]) -> None:
+        """Queue requests again that did not run at their member, in their old order."""
+        for job in jobs:
+            if job.member is not None and job.entry is not None:
+                self._leave(job.member, job, {})
+                self._queue.add(job.entry, job.priority, job.queued_s)
+        self.dispatch()
+
+    def dispatch(self) -> None:
+        """Send what members have room for."""
+        while (head := self._queue.head()) is not None and (member := self._next_member()) is not None:
+            job: Job = head.work
+            self._clock.start(self._costs(job))
+            self._queue.remove(head)
+            job.member = member
+            member.jobs.add(job)
+            member.work += job.size
+            job.send(job)
+
+    def waiting(self) -> Iterator[Job]:
+        """Remove and yield the queued requests, the next one first."""
+        while (head := self._queue.head()) is not None:
+            self._queue.remove(head)
+            job: Job = head.work
+            job.entry = None
+            yield job
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError where a request waits beside a free member, or work is counted without a request."""
+        for member in self._members:
+            assert member.work == sum(job.size for job in member.jobs), "the work of a process is counted wrongly"
+        assert not self._queue.entries or self._next_member() is None, "a request waits, and a process has room"
+        if not self._queue.entries and not any(member.jobs for member in self._members):
+            assert not self._clock.num_active, "a tenant without requests has a place"
+
+    def _next_member(self) -> Member | None:
+        """Return the member with the least work; None while none has room."""
+        free = [each for each in self._members if each.work < self._capacity and each.is_available]
+        return min(free, key=lambda member: member.work, default=None)
+
+    def _leave(self, member: Member, job: Job, paid: dict[TenantShare, float]) -> None:
+        """Take a request from its member. `paid`: what its tenant pays."""
+        job.member = None
+        member.jobs.discard(job)
+        member.work -= job.size
+        self._clock.finish(self._costs(job), paid)
+
+    @staticmethod
+    def _costs(job: Job) -> dict[TenantShare, float]:
+        assert job.entry is not None, "a request that is over has no costs"
+        return {job.entry.share: float(job.size)}
