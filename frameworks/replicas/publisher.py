@@ -214,6 +214,8 @@ class Publisher:
         return LoadEnded(question.id)
 
     async def _load_at(self, peer: Peer, version: ModelVersion, permit: Permit) -> None:
+        if version.phase is ModelState.DRAINING:
+            return  # the worker waits for the end of the drain, which may wait for a reference of the same request
         # A loaded version whose process is down is not loaded again: its restart is near.
         if version.phase is not ModelState.READY:
             await self._manager.wait_for(version, permit)

@@ -112,7 +112,11 @@ class FakeWorker:
                 await self.link.ask(lambda number: LoadForRequest(number, name, version))  # noqa: B023 - asked at once
             except (ModelUnavailable, ModelNotFound):
                 return None
+            await soon(lambda: not self._is_draining(name))
         return None
+
+    def _is_draining(self, name: str) -> bool:
+        return self.is_alive and name in self.models and self.state(name).state == Phase.DRAINING
 
     def _receive(self, message: EngineMessage) -> None:
         self.seen.append(message)
