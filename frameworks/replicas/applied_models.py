@@ -60,6 +60,9 @@ class AppliedModels:
     async def close(self) -> None:
         """Apply no further changes, and close all engines when their requests have ended."""
         self.is_closing = True
+        for slot in self.slots.values():
+            for version in _versions(slot):
+                version.note_change()
         for serving in self.servings.values():
             if serving.is_wanted:
                 self._drain(serving, ModelState.UNLOADED)

@@ -91,6 +91,8 @@ class ReplicaManager:
             permit.release_version()  # a reference to dead instances would block their end
             while version.state is ModelState.DRAINING and self._models.is_current(version):
                 await version.change()
+                if self._models.is_closing:
+                    raise Draining(Draining.REFUSED)
             return
         if version.is_ready or not self._models.is_current(version):
             return

@@ -44,9 +44,9 @@ class Replica:
 
     def __init__(self, number: int) -> None:
         self.registry = SizedRegistry()
-        loader = Loader({"fake": lambda: self.registry}, DeviceManager(FakeProbe()))
+        self.loader = Loader({"fake": lambda: self.registry}, DeviceManager(FakeProbe()))
         self.link = ControlLink(number, ToWorker)
-        self.models = ReplicaManager(self.link, loader, PerformanceSettings(), SchedulingSettings())
+        self.models = ReplicaManager(self.link, self.loader, PerformanceSettings(), SchedulingSettings())
         self.is_alive = True
 
     async def ask(self, name: str, x: int) -> None:
@@ -225,6 +225,8 @@ class ReplicasMachine(RuleBasedStateMachine):
             self.runner.run(self.settled())
             self.runner.run(self.shut_down())
             assert worker_threads_end()
+            for loader in (self.manager._loader, *(replica.loader for replica in self.all_replicas)):
+                loader._threads.shutdown(wait=True)
             assert self.registry.are_all_closed
             assert all(replica.registry.are_all_closed for replica in self.all_replicas)
         finally:
