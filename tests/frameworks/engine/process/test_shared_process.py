@@ -115,7 +115,7 @@ async def test_process_lost_before_it_accepts(tmp_path: Path) -> None:
             whole.processes[0].attach()
 
 
-@settings(max_examples=3)
+@settings(max_examples=2)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["ask", "ask", "ask", "attach", "close", "abort", "kill"]), st.integers(0, 100)),
