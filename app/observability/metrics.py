@@ -19,12 +19,29 @@ log = structlog.get_logger("roundhouse.request")
 REJECTED_STATUSES = frozenset({429, 503, 507})
 """HTTP statuses of requests that were refused as there was no room, or no model was ready."""
 
-_ids = itertools.count()
-_prefix = secrets.token_hex(6)
 _VALID_ID_CHARACTERS = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._:/+=-")
 _MAX_ID_LENGTH = 128
 _MAX_SHOWN_PATH_BYTES = 1024
 _PROBES = ("/health", "/metrics", "/v2/health")
+
+
+class _RequestIds:
+    """Numbers the requests of this process."""
+
+    def __init__(self) -> None:
+        self.renew()
+
+    def renew(self) -> None:
+        self.prefix = secrets.token_hex(6)
+        self.count = itertools.count()
+
+
+_ids = _RequestIds()
+
+
+def renew_request_ids() -> None:
+    """Give requests other ids than in the process that this one was forked from."""
+    _ids.renew()
 
 
 def request_id(headers: list[tuple[bytes, bytes]]) -> str:
@@ -36,7 +53,7 @@ def checked_id(given: bytes) -> str:
     """Return a client's request id if it is valid (1 to 128 letters, digits and ._:/+=-), else a new one."""
     if given and len(given) <= _MAX_ID_LENGTH and _VALID_ID_CHARACTERS.issuperset(given):
         return given.decode("ascii")
-    return f"{_prefix}-{next(_ids):08x}"
+    return f"{_ids.prefix}-{next(_ids.count):08x}"
 
 
 @dataclass(slots=True)

@@ -27,7 +27,7 @@ from app.observability.integrity import IntegrityMonitor
 from app.observability.log_lock import LogLock
 from app.observability.logs import FLUSH_S, close_logs, configure_logging, flush_logs
 from app.observability.loop_lag import LoopLagMonitor
-from app.observability.metrics import Observer
+from app.observability.metrics import Observer, renew_request_ids
 from app.server.build import Monitors, build_bounds, build_routes, management_methods, origin_rules
 from app.server.http_server import open_connections, server_tls, uvicorn_config, whole_seconds
 from app.server.keys import open_keys
@@ -81,6 +81,7 @@ def run_worker(inherited: Inherited, number: int, control: socket.socket, descri
     `control`, `descriptors`: its sockets to the supervisor. Ends the process at once where the supervisor is lost.
     """
     settings = inherited.loaded.settings
+    renew_request_ids()
     inherited.limits.use(number)
     listener = inherited.http.keep_only(number)
     configure_logging(settings.logging.level, settings.logging.format, lock=inherited.log_lock, worker=number)

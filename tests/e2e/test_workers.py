@@ -93,6 +93,13 @@ def wait_at_rest(server: RunningServer) -> None:
     assert server.sample("roundhouse_integrity_failures_total") == 0
 
 
+def test_ids_of_requests_differ_between_workers(server: RunningServer) -> None:
+    answers = on_new_connections(server, "POST", "/models/small/infer", SMALL.body)
+    ids = {each.headers["x-request-id"] for each in answers}
+    assert len(ids) == NEW_CONNECTIONS
+    assert len({each.partition("-")[0] for each in ids}) == COUNT
+
+
 def test_all_workers_answer_over_http(server: RunningServer) -> None:
     before = server.sample("roundhouse_requests_total", code="200")
     for question in (DIGITS, SMALL):
