@@ -174,7 +174,7 @@ class _Supervisor:
         supervision = Supervision(
             self._fork_server,
             self._workers,
-            self._sharing.num_workers,
+            self._inherited.http,
             counting.workers,
             self._inherited.limits.release,
         )

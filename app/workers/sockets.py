@@ -3,6 +3,7 @@
 import os
 import socket
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 
 BACKLOG = 2048
@@ -37,6 +38,19 @@ class HttpSockets:
             if each is not kept:
                 each.close()
         return kept
+
+    def pause(self, number: int) -> None:
+        """Stop the socket of a worker that is not replaced soon: the others get the new connections.
+
+        Connections in its queue are closed. Does nothing where all workers have the same socket.
+        """
+        if BALANCES:
+            with suppress(OSError):  # it is paused already
+                self.sockets[number].shutdown(socket.SHUT_RDWR)
+
+    def resume(self, number: int) -> None:
+        """Let the socket of a worker listen again after `pause`."""
+        self.sockets[number].listen(BACKLOG)
 
     def close(self) -> None:
         """Close all sockets of this process."""

@@ -13,6 +13,7 @@ from app.observability.worker_counts import WorkerCounts
 from app.workers.fork_server import ForkServer
 from app.workers.messages import DrainWorker, FromWorker, WorkerReady
 from app.workers.replacement import Replacement
+from app.workers.sockets import HttpSockets
 from frameworks.engine.process.descriptors import socket_pair
 from frameworks.engine.process.exit_reason import ExitReason
 from frameworks.replicas.control import ControlLink, Workers
@@ -42,14 +43,17 @@ class Supervision:
         self,
         fork_server: ForkServer,
         workers: Workers,
-        count: int,
+        http: HttpSockets,
         counts: WorkerCounts,
         release: Callable[[int], None],
     ) -> None:
-        """`release(number)`: drops all that a worker has counted in shared memory, after its end."""
+        """`http`: one socket for each worker. `release(number)`: drops all that a worker has counted in shared memory,
+        after its end.
+        """
         self._fork_server = fork_server
         self._links = workers
-        self._workers = [_Worker(number) for number in range(count)]
+        self._http = http
+        self._workers = [_Worker(number) for number in range(len(http.sockets))]
         self._counts = counts
         self._release = release
         self._tasks: set[asyncio.Task[None]] = set()
@@ -106,6 +110,8 @@ class Supervision:
             delay_s = worker.replacement.ended()
             self._counts.restarts[label] += 1
             log.error("worker ended", worker=number, worker_pid=pid, reason=detail, restart_in_s=delay_s)
+            if delay_s:
+                self._http.pause(number)
             worker.timer = asyncio.get_running_loop().call_later(delay_s, self._start, worker)
 
     def fork_server_lost(self) -> None:
@@ -118,7 +124,9 @@ class Supervision:
             self.fork_server_ended.set_result(None)
 
     def _start(self, worker: _Worker) -> None:
-        worker.timer = None
+        if worker.timer is not None:
+            worker.timer = None
+            self._http.resume(worker.number)
         task = asyncio.get_running_loop().create_task(self._connect(worker))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

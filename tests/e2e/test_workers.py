@@ -208,6 +208,21 @@ def test_crashed_engine_fails_no_request(server: RunningServer) -> None:
     assert statuses(server, "digits", DIGITS.body) == {200}
 
 
+def test_delayed_worker_holds_up_no_connection(server: RunningServer) -> None:
+    while True:
+        victim = worker(server, 1)
+        os.kill(victim.pid, signal.SIGKILL)
+        ended = server.wait_for_log("worker ended", worker_pid=victim.pid)
+        if ended["restart_in_s"] >= 4.0:
+            break
+        wait_until(lambda: len(processes(server, "rh:worker 1")) == 1)
+    assert statuses(server, "digits", DIGITS.body) == {200}
+    assert not processes(server, "rh:worker 1")
+    with suppress(httpx.TransportError):
+        server.client.get("/health/live")
+    wait_at_rest(server)
+
+
 def test_sigterm_answers_requests_in_flight(tmp_path: Path) -> None:
     with serving(tmp_path, CONFIG.format(folder=tmp_path)) as server:
         server.wait_ready()

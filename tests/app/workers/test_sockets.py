@@ -85,3 +85,27 @@ def test_reserved_port_takes_no_connections() -> None:
             server.bind(reserved.getsockname())
             server.listen()
             socket.create_connection(reserved.getsockname()).close()
+
+
+@pytest.mark.skipif(not BALANCES, reason="all workers have the same socket")
+def test_paused_socket_gets_no_connections() -> None:
+    sockets = listen_for_workers(HOST, 0, 2)
+    inherited = sockets.sockets[0].dup()
+    sockets.pause(0)
+    sockets.pause(0)
+    clients = [socket.create_connection(sockets.address) for _ in range(30)]
+    sockets.sockets[1].setblocking(False)
+    for _ in range(30):
+        sockets.sockets[1].accept()[0].close()
+    sockets.resume(0)
+    clients += [socket.create_connection(sockets.address) for _ in range(60)]
+    # Also by the descriptor of a process that was forked before.
+    inherited.setblocking(False)
+    inherited.accept()[0].close()
+    found = accept_all(sockets)
+    assert found.total() == 59
+    assert len(found) == 2
+    for each in clients:
+        each.close()
+    inherited.close()
+    sockets.close()
