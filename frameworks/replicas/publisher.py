@@ -1,5 +1,6 @@
 """Share the models of the supervisor with its workers: their state, their engines, and the loads that requests need."""
 
+import asyncio
 import time
 from collections import deque
 from functools import partial
@@ -81,9 +82,12 @@ class Publisher:
 
     def _is_current(self, engine: SharedEngine) -> bool:
         """Whether requests may use a load: it is ready, and no other load has replaced it."""
-        slot = self._manager.slots_by_name.get(engine.version.model.name)
-        is_known = slot is not None and slot.versions.get(engine.version.version) is engine.version
-        return is_known and engine.is_ready
+        return engine.is_ready and self._is_known(engine.version)
+
+    def _is_known(self, version: ModelVersion) -> bool:
+        """Whether requests are routed to this object: no other one has replaced it."""
+        slot = self._manager.slots_by_name.get(version.model.name)
+        return slot is not None and slot.versions.get(version.version) is version
 
     def _register(self, link: ControlLink) -> None:
         """Handle the messages of a new worker."""
@@ -218,10 +222,25 @@ class Publisher:
             return  # the worker waits for the end of the drain, which may wait for a reference of the same request
         # A loaded version whose process is down is not loaded again: its restart is near.
         if version.phase is not ModelState.READY:
-            await self._manager.wait_for(version, permit)
+            await self._load_unless_replaced(version, permit)
         engine = self._engines.get(version.serving_id)
         if engine is None or not engine.is_ready:
             return
         if version.spec is not None:
             version.acquire(permit, version.spec)
         await engine.ready_at(peer)
+
+    async def _load_unless_replaced(self, version: ModelVersion, permit: Permit) -> None:
+        """Load a version, unless another object replaces it: the request then uses that one, and may hold it already.
+
+        This load may evict the other one, and would wait for that reference.
+        """
+        load = asyncio.get_running_loop().create_task(self._manager.wait_for(version, permit))
+        load.add_done_callback(lambda _: self._peers.signal.notify())
+        try:
+            await self._peers.signal.until(lambda: load.done() or not self._is_known(version))
+        finally:
+            load.cancel()
+            await asyncio.wait([load])
+        if not load.cancelled():
+            load.result()
