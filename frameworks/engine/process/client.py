@@ -13,14 +13,7 @@ from frameworks.engine.process.calls import InferCall
 from frameworks.engine.process.counting import add_counts
 from frameworks.engine.process.generations import GenerationCall
 from frameworks.engine.process.link import Link, Loss, OwnerLink, Start, Started
-from frameworks.engine.process.messages import (
-    Close,
-    Counts,
-    FromEngine,
-    Pong,
-    ProtocolError,
-    SpecLearned,
-)
+from frameworks.engine.process.messages import Close, Counts, FromEngine, Pong, ProtocolError, SpecLearned
 from frameworks.engine.process.open_calls import OpenCalls
 from frameworks.engine.process.restarts import RestartPolicy
 from frameworks.engine.process.specs import spec_from_plain
@@ -71,7 +64,7 @@ class ProcessEngine:
         self._start = start
         self._policy = policy or RestartPolicy()
         noted = Suspects() if suspects is None else suspects  # an empty one counts as false
-        self._calls = OpenCalls(settings.name, noted, self.check_outage, self._note_settled)
+        self._calls = OpenCalls(settings.name, noted, self.check_outage, lambda: self.on_settled())  # noqa: PLW0108
         self._numbers = itertools.count(1)
         self._watch: HangWatch | None = None
         self._stats: StepStats | None = None
@@ -145,17 +138,9 @@ class ProcessEngine:
         )
 
     def answer(self, run: Run, request: EngineRequest) -> Awaitable[ModelAnswer | TokenAnswer]:
-        permit = run.permit
+        permit, number = run.permit, next(self._numbers)
         return self._calls.infer(
-            InferCall(
-                next(self._numbers),
-                request,
-                run.priority,
-                permit.begin,
-                run.timings,
-                permit.tenant,
-                permit.token_budget,
-            )
+            InferCall(number, request, run.priority, permit.begin, run.timings, permit.tenant, permit.token_budget)
         )
 
     def new_number(self) -> int:
@@ -278,12 +263,8 @@ class ProcessEngine:
                 self._policy.crashed()
                 self.outage = reason
                 self._calls.fail_held(self._failure)
-                log.error(
-                    "engine process not restarted",
-                    model=self._name,
-                    reason=reason,
-                    restart_in_s=round(self._policy.start_in_s(), 1),
-                )
+                wait_s = round(self._policy.start_in_s(), 1)
+                log.error("engine process not restarted", model=self._name, reason=reason, restart_in_s=wait_s)
                 self.on_start_failed(reason)
                 continue
             log.info("engine process restarted", model=self._name, load_s=round(started.loaded.load_s, 3))
@@ -294,9 +275,6 @@ class ProcessEngine:
         if self._restart is not None:
             self._restart.cancel()
         self._calls.stop_charging()
-
-    def _note_settled(self) -> None:
-        self.on_settled()
 
     def _failure(self) -> ModelFailed:
         wait_s = self._policy.retry_after_s(self._load_s)
