@@ -80,10 +80,11 @@ def tls_serving(
     more: str = "",
     authority: Authority | None = None,
     is_gated: bool = False,
+    workers: int = 1,
 ) -> Iterator[TlsServer]:
     authority = authority or Authority()
     server_pair(authority).write(folder, "server")
-    lines = [f'tls_certificate = "{folder}/server.pem"', f'tls_key = "{folder}/server.key"']
+    lines = [f"workers = {workers}", f'tls_certificate = "{folder}/server.pem"', f'tls_key = "{folder}/server.key"']
     if client_ca is not None:
         (folder / "clients.pem").write_bytes(client_ca.pem)
         lines.append(f'tls_client_ca = "{folder}/clients.pem"')
