@@ -149,9 +149,9 @@ class EngineGroup:
 
     def _follow(self, member: Member) -> None:
         engine = member.engine
-        engine.on_started = self._note_started
+        engine.on_started = partial(self._note_started, member)
         engine.on_lost = partial(self._note_lost, member)
-        engine.on_start_failed = self._fail_hopeless
+        engine.on_start_failed = partial(self._note_start_failed, member)
         engine.on_spec = partial(self.model.note, engine)
 
     def _infer(
@@ -213,7 +213,8 @@ class EngineGroup:
         assert failure is not None, "a group has a process"
         raise failure
 
-    def _note_started(self, _: Started) -> None:
+    def _note_started(self, member: Member, _: Started) -> None:
+        member.has_failed_start = False
         self._queue.dispatch()
 
     def _note_lost(self, member: Member, _: Loss) -> None:
@@ -226,15 +227,16 @@ class EngineGroup:
             if job.call is not None:
                 member.engine.withdraw(job.call)
         self._queue.take_back(moving)
-        self._fail_hopeless()
 
-    def _fail_hopeless(self, _: str = "") -> None:
-        """Fail the requests that wait while no process can be expected to run them."""
-        try:
-            self._check_outage()
-        except ModelFailed as error:
-            failure = error
-            self._fail_waiting(lambda: ModelFailed(failure.message, failure.retry_after_s))
+    def _note_start_failed(self, member: Member, _: str) -> None:
+        """Fail the requests that wait where no process could be started again."""
+        member.has_failed_start = True
+        if all(each.has_failed_start for each in self._members):
+            try:
+                self._check_outage()
+            except ModelFailed as error:
+                failure = error
+                self._fail_waiting(lambda: ModelFailed(failure.message, failure.retry_after_s))
 
     def _fail_waiting(self, error: Callable[[], Exception]) -> None:
         for job in self._queue.waiting():

@@ -16,12 +16,14 @@ from frameworks.tenants import Tenant
 class Member:
     """One engine process of a group. `work`: rows or sequences of the requests that it has."""
 
-    __slots__ = ("engine", "jobs", "work")
+    __slots__ = ("engine", "has_failed_start", "jobs", "work")
 
     def __init__(self, engine: ProcessEngine) -> None:
         self.engine = engine
         self.jobs: set[Job] = set()
         self.work = 0
+        self.has_failed_start = False
+        """Whether the last start of the process has failed."""
 
     @property
     def is_available(self) -> bool:
