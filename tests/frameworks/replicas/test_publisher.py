@@ -13,6 +13,7 @@ from frameworks.replicas.messages import (
     Abandon,
     Connect,
     EndModelRequests,
+    LoadForRequest,
     LocalCounts,
     ModelChanged,
     ModelRemoved,
@@ -261,6 +262,27 @@ async def test_request_of_worker_loads_model() -> None:
         await supervisor.publisher.applied()
         assert await one.ask() is None
         assert await other.ask() is None
+
+
+@in_loop
+async def test_request_is_answered_when_worker_has_applied_load() -> None:
+    async with supervising(make_manager(FakeRegistry())) as supervisor:
+        slot = register(supervisor.manager, load="lazy")
+        worker = await supervisor.join()
+        worker.hold()
+        request = task(worker.link.ask(lambda number: LoadForRequest(number, "m", "1")))
+        await soon(lambda: len(worker.inbox) == 2)
+        worker.allow(2)
+        worker.hold()
+        await soon(lambda: slot.state is Phase.READY)
+        await soon(lambda: bool(worker.inbox))
+        await settle()
+        assert not request.done()
+        assert slot.active.references == 1
+        worker.allow()
+        await request
+        assert phases(worker) == ["ready"]
+        assert slot.active.references == 0
 
 
 @in_loop
