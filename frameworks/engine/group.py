@@ -153,6 +153,7 @@ class EngineGroup:
         engine.on_lost = partial(self._note_lost, member)
         engine.on_start_failed = partial(self._note_start_failed, member)
         engine.on_spec = partial(self.model.note, engine)
+        engine.on_settled = partial(self._note_settled, engine.on_settled)
 
     def _infer(
         self,
@@ -227,6 +228,11 @@ class EngineGroup:
             if job.call is not None:
                 member.engine.withdraw(job.call)
         self._queue.take_back(moving)
+
+    def _note_settled(self, inner: Callable[[], None]) -> None:
+        """Use a process again that has no suspects left. `inner`: the callback of its owner."""
+        inner()
+        self._queue.dispatch()
 
     def _note_start_failed(self, member: Member, _: str) -> None:
         """Fail the requests that wait where no process could be started again."""

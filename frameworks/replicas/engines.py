@@ -13,6 +13,7 @@ from frameworks.engine.process.link import Listener, Loss, Started
 from frameworks.engine.process.messages import Loaded
 from frameworks.engine.process.specs import spec_from_plain
 from frameworks.engine.process.suspects import Suspects
+from frameworks.errors import ModelFailed
 from frameworks.models.identity import ModelIdentity
 from frameworks.models.loader import Loader
 from frameworks.models.version import ModelVersion
@@ -137,17 +138,26 @@ class WorkerEngines:
 
     @staticmethod
     async def _open(connections: Sequence[EngineConnection]) -> list[ProcessEngine]:
-        """Connect to all processes of a load. If one fails, the connections to the others are closed."""
+        """Connect to all processes of a load; later to one that is down, unless all are."""
         opened: list[ProcessEngine] = []
+        down: dict[ProcessEngine, ModelFailed] = {}
+        engines = [connection.engine for connection in connections]
         try:
-            for connection in connections:
-                await connection.engine.open()
-                opened.append(connection.engine)
+            for engine in engines:
+                try:
+                    await engine.open()
+                    opened.append(engine)
+                except ModelFailed as error:
+                    down[engine] = error
+            if not opened:
+                raise down[engines[0]]
         except BaseException:
             for engine in opened:
                 engine.abort("the worker does not use the model")
             raise
-        return opened
+        for engine, failure in down.items():
+            engine.open_later(opened[0].model.spec, failure)
+        return engines
 
     async def _load(self, version: ModelVersion, prepare: Prepare, counts: RunCounts) -> Engine:
         loaded = await self._loader.load(version, [prepare.device])

@@ -245,7 +245,7 @@ class SharedEngine:
         return load.is_held
 
     def _retry(self, peer: Peer) -> None:
-        if self.is_ready and self._peers.is_connected(peer) and all(map(_is_up, self._processes)):
+        if self.is_ready and self._peers.is_connected(peer) and self._engine.outage is None:
             self.prepare(peer)
 
     def _end(self) -> None:

@@ -100,6 +100,13 @@ class ProcessEngine:
         self._serve(started)
         return started
 
+    def open_later(self, spec: ModelSpec, error: ModelFailed) -> None:
+        """Begin with a process that is down, and start it as after a crash. `error`: of `open`."""
+        self.model = RemoteModel(spec)
+        self.outage = error.message
+        self._policy.crashed()
+        self._restart = asyncio.get_running_loop().create_task(self._restart_process())
+
     @property
     def is_running(self) -> bool:
         return len(self._calls) > 0

@@ -147,6 +147,25 @@ async def test_waiting_requests_of_lost_process_move(group: FakeGroup) -> None:
 
 
 @opened
+async def test_cancelled_suspect_frees_its_process(group: FakeGroup) -> None:
+    group.members[1].may_start.clear()
+    group.members[1].link.lose()
+    suspect = group.submit(1.0)
+    group.begin(0, 1.0)
+    group.members[0].link.lose()
+    await group.members[0].restarted()
+    waiting = group.submit(2.0)
+    assert group.has(0) == [1.0]
+    suspect.cancel()
+    await settle()
+    assert group.has(0) == [2.0]
+    group.answer(0)
+    assert await values(waiting) == [2.0]
+    group.members[1].may_start.set()
+    await group.members[1].restarted()
+
+
+@opened
 async def test_request_moves_once(group: FakeGroup) -> None:
     request = group.submit(1.0)
     group.members[0].link.lose()

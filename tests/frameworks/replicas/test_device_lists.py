@@ -99,3 +99,20 @@ async def test_failed_load_leaves_no_process(tmp_path: Path) -> None:
         with pytest.raises(InvalidModel, match="expected a CUDA device"):
             await whole.manager.load("m")
         await soon(lambda: not live.count())
+
+
+@in_loop
+async def test_worker_joins_while_one_process_is_down(tmp_path: Path) -> None:
+    async with replicated(tmp_path, num_workers=1) as whole:
+        whole.register(device=BOTH)
+        slot = await whole.load()
+        file, hidden = tmp_path / "m.onnx", tmp_path / "hidden.onnx"
+        file.rename(hidden)
+        process(1).kill()
+        await soon(lambda: slot.restarts == {"sigkill": 1})
+        late = await whole.join(1)
+        assert await late.ask(7) == -7
+        assert [engine.outage is None for engine in group_of(late).engines] == [True, False]
+        hidden.rename(file)
+        await soon(lambda: all(engine.outage is None for engine in group_of(late).engines))
+        assert await answers(whole) == [-5] * 8
