@@ -58,6 +58,7 @@ from frameworks.scheduling.admission import RequestLimit
 from frameworks.scheduling.byte_limit import ByteLimit
 from frameworks.scheduling.shared_admission import request_limit
 from frameworks.scheduling.shared_limits import SharedLimits
+from memory.host import resident_bytes
 from memory.result_cache import ResultCache
 from memory.tensor_pool import TensorPool
 
@@ -110,11 +111,14 @@ class Monitors:
 
 @dataclass(frozen=True, slots=True)
 class Counting:
-    """The counts of the whole server. `process_counts`: returns those beside the counts of requests."""
+    """The counts of the whole server. `process_counts`: returns those beside the counts of requests. `memory_bytes`:
+    returns the memory of its processes, but for those of models.
+    """
 
     views: Views
     process_counts: Callable[[], ProcessCounts]
     workers: WorkerCounts
+    memory_bytes: Callable[[], int]
 
 
 def build(
@@ -208,10 +212,12 @@ def build_counting(
     """Return the counts of this process, or with `sharing` those of all workers too."""
     observer: RequestTallies = inference.pipeline.observer
     counts = ProcessParts(monitors.loop_lag, monitors.integrity, inference.pool, connections, keys).counts
+    memory_bytes = resident_bytes
     if sharing is not None:
         merged = MergedTallies(sharing.workers, observer, counts)
-        observer, counts = merged, merged.process_counts
-    return Counting(Views(partial(ManagedModelView, inference.manager), observer), counts, WorkerCounts())
+        observer, counts, memory_bytes = merged, merged.process_counts, merged.memory_bytes
+    views = Views(partial(ManagedModelView, inference.manager), observer)
+    return Counting(views, counts, WorkerCounts(), memory_bytes)
 
 
 def build_monitors(inference: Inference, observer: Observer) -> Monitors:
@@ -253,7 +259,7 @@ def build_routers(
         ModelsApi(views, lifecycle, loaded.base_dir, roots, max_body_bytes, isolation).router(),
         OpenAiModelsApi(views).router(),
         OpenInferenceApi(Management(pipeline, lifecycle), views, max_body_bytes).router(),
-        HealthApi(views, manager.devices, lifecycle).router(),
+        HealthApi(views, manager.devices, lifecycle, counting.memory_bytes).router(),
         MetricsApi(sources, views).router(),
     ]
 
