@@ -1,6 +1,7 @@
 """Apply the state of the models that the supervisor publishes: route requests by it, open and drain engines."""
 
 import asyncio
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -110,7 +111,7 @@ class AppliedModels:
     def _enter(self, version: ReplicaVersion) -> None:
         """Enter the published state. A version that has its engine keeps it until its requests have ended."""
         published = version.published
-        version.path, version.memory_bytes = Path(published.path), published.memory_bytes
+        version.path, version.memory_bytes = Path(os.fsdecode(published.path)), published.memory_bytes
         if not version.ready_serving:
             if version.spec is None:
                 version.enter(published)

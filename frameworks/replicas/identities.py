@@ -1,5 +1,6 @@
 """Make the models of a worker from what the supervisor publishes."""
 
+import os
 import pickle
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,5 +39,5 @@ class Identities:
             self.threads,
             row=None if self.shared_limits is None else self.shared_limits.model(published.counters),
         )
-        found = {version.version: Path(version.path) for version in published.versions}
-        return ModelSlot(identity, Path(published.path), found)
+        found = {version.version: Path(os.fsdecode(version.path)) for version in published.versions}
+        return ModelSlot(identity, Path(os.fsdecode(published.path)), found)

@@ -30,7 +30,7 @@ class Withdraw(EngineMessage, frozen=True):
 
 
 class VersionState(Struct, frozen=True, array_like=True):
-    """One version, as the supervisor has it.
+    """One version, as the supervisor has it. `path`: may be no text.
 
     `state`, `next_state`: of ModelState. `failure`: of the state `failed`; its load is retried in `retry_in_s`.
     `serving`: number of the load, the same in all processes; 0 for a version that is not loaded. The state is `ready`
@@ -38,7 +38,7 @@ class VersionState(Struct, frozen=True, array_like=True):
     """
 
     version: str
-    path: str
+    path: bytes
     state: str
     next_state: str
     waits_for_load: bool
@@ -65,7 +65,7 @@ class ModelState(Struct, frozen=True, array_like=True):
     name: str
     framework: str
     entry: bytes
-    path: str
+    path: bytes
     isolation: str
     counters: int
     versions: list[VersionState]

@@ -1,5 +1,7 @@
 """Describe a model for one worker."""
 
+import os
+
 from frameworks.engine.process.messages import ErrorState
 from frameworks.engine.process.plain import error_to_plain
 from frameworks.models.slot import ModelSlot
@@ -16,7 +18,7 @@ def state_of(slot: ModelSlot, entry: bytes, peer: Peer) -> ModelState:
         name=slot.name,
         framework=slot.framework,
         entry=entry,
-        path=str(slot.path),
+        path=os.fsencode(slot.path),
         isolation=slot.isolation,
         counters=0 if slot.identity.row is None else slot.identity.row.number,
         versions=[_version_state(version, peer) for version in slot.versions.values()],
@@ -39,7 +41,7 @@ def _version_state(version: ModelVersion, peer: Peer) -> VersionState:
         serving = version.serving_id
     return VersionState(
         version=version.version,
-        path=str(version.path),
+        path=os.fsencode(version.path),
         state=phase.value,
         next_state=version.next_state.value,
         waits_for_load=version.waits_for_load,

@@ -1,6 +1,7 @@
 """Hold one version of a model in a worker: its published state, and its engine."""
 
 import asyncio
+import os
 from pathlib import Path
 
 from frameworks.engine.process.plain import error_from_plain
@@ -14,7 +15,7 @@ class ReplicaVersion(ModelVersion):
     """A version whose loads the supervisor decides. Owned by the event loop."""
 
     def __init__(self, model: ModelIdentity, published: VersionState) -> None:
-        super().__init__(model, published.version, Path(published.path))
+        super().__init__(model, published.version, Path(os.fsdecode(published.path)))
         self.published = published
         """The state that was published last."""
         self._change: asyncio.Future[None] | None = None

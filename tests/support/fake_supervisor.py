@@ -45,13 +45,13 @@ def version_state(
     **more: Any,
 ) -> VersionState:
     return VersionState(
-        version, f"files/{version}", state, next_state, more.pop("waits_for_load", True), serving, **more
+        version, f"files/{version}".encode(), state, next_state, more.pop("waits_for_load", True), serving, **more
     )
 
 
 def model_state(*versions: VersionState, name: str = "m", active: str = "1", **more: Any) -> ModelState:
     settings: OnnxModelEntry = more.pop("entry", None) or entry(name)
-    return ModelState(name, "fake", pickle.dumps(settings), "files", "none", 0, list(versions), active, **more)
+    return ModelState(name, "fake", pickle.dumps(settings), b"files", "none", 0, list(versions), active, **more)
 
 
 class FakeSupervisor:

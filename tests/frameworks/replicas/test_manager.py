@@ -232,7 +232,7 @@ async def test_load_is_abandoned_while_it_is_prepared() -> None:
 async def test_failed_preparation_is_reported() -> None:
     async with supervised() as (supervisor, replica):
         broken = version_state()
-        state = type(broken)("1", "files/broken", State.REGISTERED, State.UNLOADED, True)
+        state = type(broken)("1", b"files/broken", State.REGISTERED, State.UNLOADED, True)
         await supervisor.applied(supervisor.publish(state))
         for name, error in (("m", "InvalidModel"), ("absent", "ModelNotFound")):
             number = supervisor.prepare(1, name=name)

@@ -1,0 +1,31 @@
+import os
+import pickle
+from pathlib import Path
+
+from msgspec import msgpack
+
+from app.workers.messages import ToWorker
+from frameworks.engine.threads import EngineThreads
+from frameworks.replicas.control import ControlLink
+from frameworks.replicas.identities import Identities
+from frameworks.replicas.messages import ModelState
+from frameworks.replicas.model_states import state_of
+from frameworks.replicas.peers import Peer
+from frameworks.scheduling.device_clock import SharedDevices
+from frameworks.settings import OnnxModelEntry, PerformanceSettings, SchedulingSettings
+from tests.support.batch_models import FakeRegistry
+from tests.support.loops import in_loop
+from tests.support.managing import make_manager
+
+
+@in_loop
+async def test_path_without_text_reaches_workers() -> None:
+    path = Path(os.fsdecode(b"/models/odd\xff.onnx"))
+    async with make_manager(FakeRegistry()) as manager:
+        slot = manager.register("fake", OnnxModelEntry(name="odd", path=Path("odd")), path)
+        state = state_of(slot, pickle.dumps(slot.entry), Peer(ControlLink(0, ToWorker)))
+        received = msgpack.decode(msgpack.encode(state), type=ModelState)
+        identities = Identities(PerformanceSettings(), SchedulingSettings(), SharedDevices(), EngineThreads())
+        found = identities.slot_of(received)
+        assert found.path == path
+        assert [each.path for each in found.versions.values()] == [path]
