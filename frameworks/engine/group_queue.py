@@ -41,6 +41,7 @@ class Job:
 
     __slots__ = (
         "call",
+        "costs",
         "entry",
         "future",
         "has_begun",
@@ -64,7 +65,8 @@ class Job:
         self.queued_s = time.perf_counter()
         self.member: Member | None = None
         self.entry: QueueEntry | None = None
-        """Its place in the queue; None after its end."""
+        """Its place in the queue; None while it is in none."""
+        self.costs: dict[TenantShare, float] = {}
         self.call: InferCall | None = None
         self.has_begun = False
         self.has_moved = False
@@ -94,38 +96,42 @@ class GroupQueue:
 
     def add(self, job: Job) -> None:
         """Send a request, or queue it until a member has room."""
-        job.entry = QueueEntry(job, self._clock.share(job.tenant), job.size, 1, job, shares=False)
-        self._queue.add(job.entry, job.priority, job.queued_s)
-        self.dispatch()
+        share = self._clock.share(job.tenant)
+        job.costs = {share: float(job.size)}
+        if not self._queue.entries and (member := self._next_member()) is not None:
+            self._clock.queue(share)
+            self._start(job, member)
+            self._clock.unqueue(share)
+            job.send(job)
+        else:
+            self._enqueue(job, share)
 
     def end(self, job: Job) -> None:
         """Forget a request that is over: answered, failed or cancelled."""
-        if job.entry is None:
-            return
-        if job.member is None:
+        if job.member is not None:
+            self._leave(job.member, job, job.costs)
+            if self._queue.entries:
+                self.dispatch()
+        elif job.entry is not None:
             self._queue.remove(job.entry)
-        else:
-            self._leave(job.member, job, self._costs(job))
-        job.entry = None
-        self.dispatch()
+            job.entry = None
 
     def take_back(self, jobs: Sequence[Job]) -> None:
         """Queue requests again that did not run at their member, in their old order."""
         for job in jobs:
-            if job.member is not None and job.entry is not None:
+            if job.member is not None:
                 self._leave(job.member, job, {})
-                self._queue.add(job.entry, job.priority, job.queued_s)
+                self._enqueue(job, *job.costs)
         self.dispatch()
 
     def dispatch(self) -> None:
         """Send what members have room for."""
         while (head := self._queue.head()) is not None and (member := self._next_member()) is not None:
             job: Job = head.work
-            self._clock.start(self._costs(job))
+            # Before the entry is removed: its tenant stays active.
+            self._start(job, member)
             self._queue.remove(head)
-            job.member = member
-            member.jobs.add(job)
-            member.work += job.size
+            job.entry = None
             job.send(job)
 
     def waiting(self) -> Iterator[Job]:
@@ -146,17 +152,26 @@ class GroupQueue:
 
     def _next_member(self) -> Member | None:
         """Return the member with the least work; None while none has room."""
-        free = [each for each in self._members if each.work < self._capacity and each.is_available]
-        return min(free, key=lambda member: member.work, default=None)
+        best, least = None, self._capacity
+        for member in self._members:
+            if member.work < least and member.is_available:
+                best, least = member, member.work
+        return best
+
+    def _enqueue(self, job: Job, share: TenantShare) -> None:
+        job.entry = QueueEntry(job, share, job.size, 1, job, shares=False)
+        self._queue.add(job.entry, job.priority, job.queued_s)
+
+    def _start(self, job: Job, member: Member) -> None:
+        """Give a request to a member."""
+        self._clock.start(job.costs)
+        job.member = member
+        member.jobs.add(job)
+        member.work += job.size
 
     def _leave(self, member: Member, job: Job, paid: dict[TenantShare, float]) -> None:
         """Take a request from its member. `paid`: what its tenant pays."""
         job.member = None
         member.jobs.discard(job)
         member.work -= job.size
-        self._clock.finish(self._costs(job), paid)
-
-    @staticmethod
-    def _costs(job: Job) -> dict[TenantShare, float]:
-        assert job.entry is not None, "a request that is over has no costs"
-        return {job.entry.share: float(job.size)}
+        self._clock.finish(job.costs, paid)
