@@ -27,6 +27,8 @@ from frameworks.engine.process import live
 from frameworks.models.ledger import MemoryLedger
 from frameworks.scheduling.admission import RequestLimit
 
+_WORKER_ENDS = ("exit_status", "sigabrt", "sigkill", "sigsegv")
+
 
 @dataclass(frozen=True, slots=True)
 class StatsSources:
@@ -168,7 +170,8 @@ class _Collector:
             "worker_restarts",
             "Processes that accepted connections, ended, and were replaced, by reason.",
             ["reason"],
-            (([reason], count) for reason, count in workers.restarts.items()),
+            # Zeros too: the first restart would not be an increase for Prometheus.
+            (([reason], workers.restarts[reason]) for reason in sorted({*_WORKER_ENDS, *workers.restarts})),
         )
 
     def _shared(self) -> Iterator[Family]:

@@ -42,6 +42,7 @@ from app.workers.shared_failures import SharedFailures
 from app.workers.shared_nonces import SharedNonces
 from app.workers.sockets import CannotListenError, listen_for_workers, reserve_port
 from app.workers.supervision import Supervision
+from app.workers.watchdog import Watchdog
 from frameworks.devices import SystemProbe
 from frameworks.engine.process.live import kill_all
 from frameworks.engine.process.startup import set_name
@@ -183,7 +184,8 @@ class _Supervisor:
         supervision.start()
         supervision.all_ready.add_done_callback(lambda _: self._log_listening())
         supervision.fork_server_ended.add_done_callback(lambda _: stopped.set())
-        await stopped.wait()
+        async with background_task(Watchdog(self._workers, supervision.kill).run()):
+            await stopped.wait()
         log.info("draining", drain_timeout_s=self._drain_timeout_s)
         lifecycle.drain()
         await supervision.drain(self._drain_timeout_s)

@@ -39,6 +39,7 @@ from app.workers.shared_failures import WorkerFailures
 from app.workers.shared_nonces import WorkerNonces
 from app.workers.sockets import HttpSockets
 from app.workers.tallies_sender import TalliesSender
+from app.workers.watchdog import answer_checks
 from app.workers.worker_responses import WorkerResponses
 from frameworks.devices import DeviceManager, SystemProbe
 from frameworks.replicas.control import ControlLink
@@ -100,6 +101,7 @@ async def _serve(
     worker = _Worker(inherited, link)
     server = _WorkerServer(worker.config(), worker.lifecycle, listener)
     link.handle(DrainWorker, server.drain)
+    answer_checks(link)
     link.lost.add_done_callback(worker.supervisor_lost)
     await link.open(control, descriptors)
     await server.serve(sockets=[listener])

@@ -192,9 +192,18 @@ class FailedKeyNoted(Reply, frozen=True):
     is_delayed: bool
 
 
+class CheckLoop(Question, frozen=True):
+    """Ask whether the event loop of the worker runs. Answered by LoopRuns."""
+
+
+class LoopRuns(Reply, frozen=True):
+    """The event loop of the worker runs."""
+
+
 ToWorker = (
     ModelsToWorker
     | ServerStatus
+    | CheckLoop
     | DrainWorker
     | AdminAnswer
     | GrpcAnswer
@@ -207,6 +216,7 @@ ToWorker = (
 FromWorker = (
     ModelsFromWorker
     | WorkerReady
+    | LoopRuns
     | StatusNoted
     | AdminCall
     | GrpcCall

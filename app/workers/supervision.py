@@ -84,6 +84,10 @@ class Supervision:
                 self._kill(worker)
             await self._all_ended(_END_S)
 
+    def kill(self, number: int) -> None:
+        """End a worker at once; it is replaced."""
+        self._kill(self._workers[number])
+
     def forked(self, number: int, pid: int) -> None:
         worker = self._workers[number]
         worker.pid = pid
