@@ -106,10 +106,11 @@ def wait_at_rest(server: RunningServer) -> None:
     server.check_log()
 
 
+@pytest.mark.parametrize("seconds", [30.0, pytest.param(600.0, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("seed", [random.SystemRandom().randrange(10**6)], ids=["random"])
-def test_kills_of_workers_lose_only_connections(tmp_path: Path, seed: int) -> None:
+def test_kills_of_workers_lose_only_connections(tmp_path: Path, seed: int, seconds: float) -> None:
     graphs = {name: onnx_graphs.identity() for name in NUMBERS}
     config = f'[server]\nworkers = {COUNT}\n[performance]\nisolation = "process"\n' + onnx_entries(tmp_path, graphs)
     with serving(tmp_path, config) as server:
         server.wait_ready()
-        soak(server, 20.0, seed)
+        soak(server, seconds, seed)

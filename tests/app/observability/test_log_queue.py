@@ -57,13 +57,13 @@ def test_stopped_reader_loses_lines_and_blocks_nothing(pipe: tuple[int, int]) ->
     dropped = queue.dropped
     assert 0 < dropped < 3 * MAX_QUEUED_CHARACTERS // len(LINE)
     queue.flush(0.01)  # returns, although the reader has not taken all
-    assert told == []
     reader = threading.Thread(target=read_lines, args=(read, "end"))
     reader.start()
     queue.flush(HANGS_AFTER_S)
     queue.write("end")
     reader.join()
-    assert told == [dropped]
+    # In one number or two: the thread may have written its first lines before or after the others were dropped.
+    assert sum(told) == dropped
     assert queue.dropped == dropped
     queue.close(HANGS_AFTER_S)
 
