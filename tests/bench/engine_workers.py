@@ -19,7 +19,7 @@ from tests.bench.table import Row
 
 _ROUNDS = 15
 _SECONDS = 2
-_CONNECTIONS = 32
+_CONNECTIONS = 64  # 32 for each of two workers: what requests share in a round of the loop then costs the same
 _ONE, _TWO = "one", "two"
 _MB = 1e6
 # Until a started server has read its files, and its workers have returned the memory of the start.
