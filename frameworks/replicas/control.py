@@ -201,13 +201,6 @@ class Workers:
         for link in self.links.values():
             link.send(message)
 
-    async def ask_all(self, make: Callable[[int], Question]) -> dict[int, Reply]:
-        """Return the replies of all workers by number, without those that are lost meanwhile or fail."""
-        links = list(self.links.values())
-        replies = await asyncio.gather(*(link.ask(make) for link in links), return_exceptions=True)
-        found = zip(links, replies, strict=True)
-        return {link.number: reply for link, reply in found if isinstance(reply, Reply)}
-
     def _leave(self, link: ControlLink) -> None:
         if self.links.get(link.number) is link:
             del self.links[link.number]

@@ -250,26 +250,6 @@ async def test_workers_call_back_in_order() -> None:
 
 
 @in_both_loops
-async def test_ask_all_leaves_out_lost_workers() -> None:
-    workers = Workers()
-
-    async def die(_: CollectTallies) -> Reply:
-        dying.close()
-        raise InvalidInput("x", "expected 1, got 2")
-
-    async def fail(_: CollectTallies) -> Reply:
-        raise InvalidInput("x", "expected 1, got 2")
-
-    dying = worker_link(1, die)
-    for link in (worker_link(0), dying, worker_link(2, fail)):
-        await connect(workers, link)
-    assert list(await workers.ask_all(CollectTallies)) == [0]
-    assert list(workers.links) == [0, 2]
-    for left in list(workers.links.values()):
-        left.close()
-
-
-@in_both_loops
 async def test_replaced_worker_keeps_its_successor() -> None:
     workers, left = Workers(), list[ControlLink]()
     workers.on_left(left.append)
