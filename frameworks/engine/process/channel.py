@@ -123,11 +123,6 @@ class Channel(asyncio.Protocol, Generic[Received]):
             self._is_scheduled = True
             asyncio.get_running_loop().call_soon(self._end_round)
 
-    def send_now(self, message: EngineMessage) -> None:
-        """Send a message, and all before it, without waiting for the end of the round. Raises as `send`."""
-        self.send(message)
-        self._flush()
-
     def fail(self, reason: str) -> None:
         """End the channel at once. Calls `on_lost` with the reason."""
         self._lose(reason)

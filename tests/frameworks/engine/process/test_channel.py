@@ -43,18 +43,6 @@ async def test_messages_of_one_round_share_a_frame() -> None:
 
 
 @in_both_loops
-async def test_send_now_sends_earlier_messages_first() -> None:
-    end, peer = await open_to_socket()
-    end.channel.send(Ping(0))
-    end.channel.send_now(Ping(1))
-    end.channel.send(Ping(2))
-    assert len(frames_of(peer.recv(1000))[0]) == 2
-    end.channel.close()
-    with peer:
-        assert frames_of(await read_all(peer)) == [[["Ping", 2]]]
-
-
-@in_both_loops
 async def test_messages_of_one_read_arrive_together() -> None:
     end, peer = await open_to_socket()
     with peer:
@@ -232,7 +220,7 @@ async def test_send_to_dead_peer_calls_on_lost_once() -> None:
     end, peer = await open_to_socket()
     peer.close()
     for number in range(3):
-        end.channel.send_now(Ping(number))
+        end.channel.send(Answer(number, bytes(SPLIT_BYTES), 0.0, 0.0))
     await soon(lambda: bool(end.lost))
     await settle()
     assert len(end.lost) == 1

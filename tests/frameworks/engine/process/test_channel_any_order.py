@@ -28,8 +28,8 @@ class TwoEnds(RuleBasedStateMachine):
         for end, sock in zip(self.ends, self.sockets, strict=True):
             self.loop.run_until_complete(end.channel.open(sock))
 
-    @rule(side=_sides, size=st.sampled_from([0, 100, 70_000, 300_000]), is_now=st.booleans())
-    def send(self, side: int, size: int, is_now: bool) -> None:
+    @rule(side=_sides, size=st.sampled_from([0, 100, 70_000, 300_000]))
+    def send(self, side: int, size: int) -> None:
         """Send a message from one end. A closed end refuses it."""
         message = Answer(len(self.sent[side]), bytes(size), 0.0, 0.0) if size else Ping(len(self.sent[side]))
         channel = self.ends[side].channel
@@ -37,7 +37,7 @@ class TwoEnds(RuleBasedStateMachine):
         async def send() -> None:
             is_open = channel.is_open
             try:
-                (channel.send_now if is_now else channel.send)(message)
+                channel.send(message)
             except ChannelLost:
                 assert not is_open
             else:

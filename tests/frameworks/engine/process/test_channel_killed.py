@@ -51,7 +51,8 @@ def test_killed_engine_ends_channel_once(
                 end.channel.send(_request(number, size))
                 number += 1
             await asyncio.sleep(0)
-        end.channel.send_now(_request(number, size))
+        end.channel.send(_request(number, size))
+        await asyncio.sleep(0)
         process.send_signal(signal.SIGKILL)
         await soon(lambda: bool(end.lost))
         assert len(end.lost) == 1
