@@ -137,7 +137,13 @@ class Supervision:
 
     async def _connect(self, worker: _Worker) -> None:
         try:
-            (control, theirs), (group, other) = socket.socketpair(), socket_pair()
+            control, theirs = socket.socketpair()
+            try:
+                group, other = socket_pair()
+            except OSError:
+                control.close()
+                theirs.close()
+                raise
         except OSError as error:
             self.ended(worker.number, 0, error.errno or errno.EMFILE)
             return
