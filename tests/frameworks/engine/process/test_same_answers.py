@@ -22,7 +22,7 @@ from frameworks.scheduling.batch.request import BatchCounts
 from frameworks.tenants import Tenant
 from frameworks.text.tokens import DetokenizeRequest, TokenizeRequest
 from frameworks.types import Batch, PairRequest, TensorBatch, TextRequest, Timings, Value
-from tests.frameworks.engine.process.test_host import tokenizer
+from tests.frameworks.engine.process.test_host_times import tokenizer
 from tests.support.batch_models import DoublingModel, numbers
 from tests.support.engine_hosts import ArrayModel, TextModel, array_rows, both_engines
 from tests.support.loops import in_loop, soon

@@ -21,7 +21,7 @@ from frameworks.engine.process.specs import spec_from_plain
 from frameworks.tenants import DEFAULT_TENANT, Tenant
 from frameworks.types import Batch, TextRequest, Value
 from tests.frameworks.engine.process.sharing import rows_counted, sharing, value_of
-from tests.frameworks.engine.process.test_host import tokenizer
+from tests.frameworks.engine.process.test_host_times import tokenizer
 from tests.support.batch_models import DoublingModel, Gate, numbers
 from tests.support.engine_hosts import (
     ArrayModel,

@@ -31,7 +31,8 @@ from frameworks.errors import Draining
 from frameworks.generation.types import GenerateRequest, Stopping
 from frameworks.types import TextRequest
 from tests.frameworks.engine.process.sharing import num_calls, rows_counted, sharing, value_of
-from tests.frameworks.engine.process.test_host import LARGE, tokenizer
+from tests.frameworks.engine.process.test_host import LARGE
+from tests.frameworks.engine.process.test_host_times import tokenizer
 from tests.support.batch_models import DoublingModel, Gate, numbers
 from tests.support.engine_hosts import (
     CPU,
