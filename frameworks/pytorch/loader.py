@@ -1,6 +1,8 @@
 """Load a transformers model from its folder onto a device, and check that no weight is missing."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,7 +20,7 @@ from frameworks.devices import Device
 from frameworks.errors import InvalidModel, OutOfMemory
 from frameworks.files import read_json
 from frameworks.pytorch import kernels
-from frameworks.pytorch.lean_imports import skip_initialization_without_memory
+from frameworks.pytorch.lean_imports import import_shape_kernels, skip_initialization_without_memory
 
 skip_initialization_without_memory()
 transformers.logging.set_verbosity_error()
@@ -143,13 +145,23 @@ def _from_pretrained(
     if not enable_memory_mapping:
         options["disable_mmap"] = True
     try:
-        result = auto.from_pretrained(str(folder), attn_implementation="sdpa", **options)  # type: ignore[attr-defined]
+        result = _built(auto, folder, {**options, "attn_implementation": "sdpa"})
     except ValueError as error:
         if "scaled_dot_product_attention" not in str(error) and "sdpa" not in str(error):
             raise
-        result = auto.from_pretrained(str(folder), **options)  # type: ignore[attr-defined]
+        result = _built(auto, folder, options)
     model, info = result
     return model, info
+
+
+def _built(auto: Any, folder: Path, options: Mapping[str, object]) -> Any:
+    """Build the model, and once more if an operation of its construction needs a kernel that was left out."""
+    try:
+        return auto.from_pretrained(str(folder), **options)
+    except NotImplementedError:
+        if not import_shape_kernels():
+            raise
+        return auto.from_pretrained(str(folder), **options)
 
 
 def _first_line(error: Exception) -> str:

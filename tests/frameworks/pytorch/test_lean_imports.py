@@ -23,8 +23,11 @@ model = load_generating(Path(sys.argv[2]))
 model.warm_up()
 model.add(request(1, [1, 2, 3]))
 run_out(model)
-for name in ("torch._dynamo.config", "torch.distributed.tensor", "scipy"):
+for name in ("torch._dynamo.config", "torch.distributed.tensor", "torch._refs", "scipy"):
     assert name not in sys.modules, name
+import transformers
+for module in (transformers, transformers.models):
+    assert "_complete" not in vars(module), module
 """
 
 COMPILER = """
@@ -48,16 +51,50 @@ assert program.module()(torch.ones(5, 3)).sum() == 30
 assert "sympy" in sys.modules
 """
 
+# On a device without memory, rfft and nonzero have kernels in Python only.
+SHAPES = """
+from pathlib import Path
+from frameworks.devices import Device
+from frameworks.pytorch.loader import load_encoder
+from transformers import BertModel
+
+class Transformed(BertModel):
+    def __init__(self, config):
+        super().__init__(config)
+        self.spectrum = torch.nn.Buffer(torch.fft.rfft(torch.ones(8)).abs(), persistent=False)
+
+torch.Generator()
+assert "torch._refs" not in sys.modules
+transformers.models.bert.modeling_bert.BertModel = Transformed
+model = load_encoder(Path({folder!r}), False, False, "f32", Device("cpu", 0, "", 0, 0))
+assert type(model) is Transformed
+assert model.spectrum.shape == (5,)
+assert "torch._refs" in sys.modules
+torch.Generator()
+assert torch.ones(3, device="meta").cummax(0).values.shape == (3,)
+"""
+
+NAMES = """
+assert not hasattr(transformers, "NoModel")
+assert transformers.LlamaConfig is transformers.models.llama.LlamaConfig
+assert transformers.models.LlamaConfig is transformers.LlamaConfig
+for module in (transformers, transformers.models):
+    assert "BertModel" in dir(module), module
+    assert "BertModel" in module.__all__, module
+    assert "AutoModel" in module.__all__, module
+"""
+
 USES = {
     "attribute of the compiler": COMPILER.format(use="torch._dynamo.config.recompile_limit"),
     "module of the compiler": COMPILER.format(use="import torch._dynamo.utils"),
     "transform of masks": COMPILER.format(use="with masking_utils.TransformGetItemToIndex(): pass"),
     "export of graphs": EXPORT,
+    "names of classes": NAMES,
 }
 
 RUN_EACH = """
 import frameworks.pytorch.registry
-import os, sys, torch, traceback
+import os, sys, torch, traceback, transformers
 from transformers import masking_utils
 
 failed = []
@@ -86,6 +123,7 @@ def test_models_run_without_unused_parts(tmp_path: Path) -> None:
     run(LOAD, save_embedder(tmp_path / "encoder"), save_causal_model(tmp_path / "generator"))
 
 
-def test_unused_parts_are_imported_when_used() -> None:
+def test_unused_parts_are_imported_when_used(tmp_path: Path) -> None:
     """Each use has a process of its own, with a copy of the imported framework."""
-    run(RUN_EACH, USES)
+    encoder = save_embedder(tmp_path / "encoder")
+    run(RUN_EACH, {**USES, "shapes of results": SHAPES.format(folder=str(encoder))})
