@@ -11,12 +11,14 @@ from threading import Event
 import httpx
 
 from tests.docker.prometheus import RunningPrometheus, program, running_prometheus
-from tests.e2e.configs import DIGITS, onnx_entries
+from tests.e2e.configs import DIGITS
+from tests.e2e.gates import RunGate
+from tests.e2e.load import slow_model
 from tests.e2e.server import MODELS, WAIT_S, RunningServer, serving, wait_until
-from tests.support.models import onnx_costly_graphs
 
 CALLERS = 12
 QUEUE_BOUND = 4
+RUN_S = 0.02
 _KEY = "a-key-of-the-environment"
 _VARIABLES = {"ROUNDHOUSE_API_KEY": _KEY}
 _MISSING = '[[models.onnx_models]]\nname = "missing"\npath = "./nowhere"\n'
@@ -42,10 +44,11 @@ def watched_servers(folder: Path) -> Iterator[Watched]:
     folders = [folder / name for name in ("busy", "failed", "prometheus")]
     for each in folders:
         each.mkdir()
-    slow = onnx_entries(folders[0], {"slow": onnx_costly_graphs.slow(20, rows=1)}) + f"max_queue_size = {QUEUE_BOUND}\n"
+    slow, gate = slow_model(folders[0])
+    slow += f"max_queue_size = {QUEUE_BOUND}\n"
     with ExitStack() as stack:
         digits = DIGITS + 'cache = true\nisolation = "process"\n'
-        busy = stack.enter_context(serving(folders[0], digits + _LLAMA + slow, _VARIABLES))
+        busy = stack.enter_context(serving(folders[0], digits + _LLAMA + slow, _VARIABLES, gated=True))
         failed = stack.enter_context(serving(folders[1], _MISSING, _VARIABLES))
         busy.client.headers["x-api-key"] = _KEY
         busy.wait_ready()
@@ -58,7 +61,7 @@ def watched_servers(folder: Path) -> Iterator[Watched]:
         prometheus = stack.enter_context(running_prometheus(folders[2], [*targets, gone], _KEY))
         # Prometheus sees a change of a counter only after its first scrape.
         wait_until(lambda: len(prometheus.query("roundhouse_inflight")) == len(targets))
-        stack.enter_context(overload(busy))
+        stack.enter_context(overload(busy, gate))
         for number in (1, 2, 2):
             busy.infer("digits", input_data=[number] * 64)
         busy.infer("tiny-llama", prompt="A list is", max_tokens=8)
@@ -67,8 +70,11 @@ def watched_servers(folder: Path) -> Iterator[Watched]:
 
 
 @contextmanager
-def overload(server: RunningServer) -> Iterator[None]:
-    """Send requests to `slow` from more callers than its queue holds; a refused caller repeats its request."""
+def overload(server: RunningServer, gate: RunGate) -> Iterator[None]:
+    """Send requests to `slow` from more callers than its queue holds; a refused caller repeats its request.
+
+    Each run waits at the gate, because a run that computes takes a core from all other tests.
+    """
     over = Event()
 
     def ask() -> None:
@@ -82,11 +88,18 @@ def overload(server: RunningServer) -> Iterator[None]:
                 if answer.status_code == 503:
                     over.wait(0.2)
 
-    with ThreadPoolExecutor(CALLERS) as pool:
+    def allow() -> None:
+        while not over.wait(RUN_S):
+            gate.allow_one()
+
+    with ThreadPoolExecutor(CALLERS + 1) as pool, gate.closed():
         asked = [pool.submit(ask) for _ in range(CALLERS)]
+        asked.append(pool.submit(allow))
         try:
             yield
         finally:
             over.set()
+            asked.pop().result()
+            gate.open()
             for each in asked:
                 each.result()

@@ -138,8 +138,11 @@ class Load:
 
 
 @contextmanager
-def loaded(server: RunningServer, questions: Mapping[Question, int], pause_s: float = 0.0) -> Iterator[Load]:
-    """Ask each question from so many threads, over and over. `pause_s`: of a thread between two requests."""
+def loaded(server: RunningServer, questions: Mapping[Question, int], pause_s: float = 0.02) -> Iterator[Load]:
+    """Ask each question from so many threads, over and over. `pause_s`: of a thread between two requests.
+
+    Without a pause the threads would take a core from the servers, and every restart would take longer.
+    """
     load, count = Load(), sum(questions.values())
     limits = httpx.Limits(max_connections=count, max_keepalive_connections=count)
     with (

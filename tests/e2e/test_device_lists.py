@@ -43,7 +43,8 @@ def wait_until_both_work(server: RunningServer) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_killed_process_fails_no_request(start: Start, tmp_path: Path, workers: int) -> None:
-    entries = onnx_entries(tmp_path, {"m": onnx_graphs.identity()}) + BOTH
+    # Runs of 5 ms, so that few requests show that both processes work.
+    entries = onnx_entries(tmp_path, {"m": onnx_costly_graphs.slow(5)}) + BOTH
     server = start(entries + f"[server]\nworkers = {workers}\n").wait_ready()
     assert processes(server) == ["m.0", "m.1"]
     others = len(psutil.Process(server.process.pid).children()) - 2

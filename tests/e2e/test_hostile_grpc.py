@@ -35,13 +35,14 @@ def channel(server: RunningServer) -> Iterator[grpc.Channel]:
 
 @contextmanager
 def prober(server: RunningServer) -> Iterator[Callable[[], int]]:
-    """Ask over HTTP all the time, and yield how many requests were answered; all of them must be."""
+    """Ask over HTTP, again 10 ms after each answer, and yield how many requests were answered; all of them must be."""
     answered, stop = [0], threading.Event()
 
     def ask() -> None:
         while not stop.is_set():
             assert server.infer("float32", input_data=[1])["output_data"] == [1]
             answered[0] += 1
+            stop.wait(0.01)
 
     with ThreadPoolExecutor(1) as one:
         probe = one.submit(ask)

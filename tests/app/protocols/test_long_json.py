@@ -13,7 +13,7 @@ from app.protocols import json_scan, long_json
 from app.protocols.errors import InvalidJson
 from app.protocols.json_body import NonNumericArray, RaggedArray, parse_exact
 from app.protocols.json_scan import UnclosedContainer, count_values, divide
-from app.protocols.long_json import LongDocument, parse_body
+from app.protocols.long_json import LongDocument
 from frameworks.errors import InvalidInput, UnknownField
 from tests.app.protocols.strategies import json_values, tensors
 
@@ -187,19 +187,3 @@ def outcome(reader: Any, text: bytes) -> Any:
         return InvalidJson
     except InvalidInput:
         return None
-
-
-@pytest.mark.parametrize(
-    ("body", "is_long"),
-    [
-        (b'{"x":[' + b"0.123456789," * 150_000 + b"1]}", False),
-        (b'{"x":[' + b"1," * 300_000 + b"1]}", True),
-        (b'{"x":"' + b"a" * 1_000_000 + b'","y":[' + b"1," * 500_000 + b"1]}", True),
-        (b'{"x":[' + b"1," * 120_000 + b"1]}", False),
-        (b'{"x":{' + b'"000000":1,' * 40_000 + b'"a":1}}', True),
-        (b'{"x":"' + b"a" * 4_000_000 + b'"}', True),
-    ],
-    ids=["an image", "dense", "dense in part", "short", "many members", "very long"],
-)
-def test_long_bodies_are_read_in_pieces(body: bytes, is_long: bool) -> None:
-    assert isinstance(parse_body(body), LongDocument) == is_long
