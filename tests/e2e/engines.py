@@ -138,7 +138,7 @@ class Load:
 
 
 @contextmanager
-def loaded(server: RunningServer, questions: Mapping[Question, int], pause_s: float = 0.02) -> Iterator[Load]:
+def loaded(server: RunningServer, questions: Mapping[Question, int], pause_s: float = 0.05) -> Iterator[Load]:
     """Ask each question from so many threads, over and over. `pause_s`: of a thread between two requests.
 
     Without a pause the threads would take a core from the servers, and every restart would take longer.

@@ -1,12 +1,14 @@
-"""`roundhouse keys` in processes of its own, and servers that read the keys file while they run."""
+"""`roundhouse keys`, and servers that read the keys file while they run."""
 
+import io
 import json
 import os
 import re
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,11 @@ import pytest
 
 from app.cli.commands import main
 from tests.e2e.configs import DIGITS
-from tests.e2e.server import ROOT, RunningServer, serving, wait_until
+from tests.e2e.forks import fork_server
+from tests.e2e.server import ROOT, WAIT_S, RunningServer, serving, wait_until
 
 ENVIRONMENT_KEY = "a-key-of-the-environment"
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
 DIGIT = "[" + ",".join(["8"] * 64) + "]"
 
 
@@ -34,7 +38,29 @@ def run(*words: str, cwd: Path, environ: dict[str, str] | None = None) -> subpro
     )
 
 
-def created(folder: Path, *words: str) -> str:
+def run_here(*words: str, cwd: Path, environ: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run `roundhouse …` in this process, which has imported its modules."""
+    stdout, stderr = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(stdout), redirect_stderr(stderr):
+        patch.chdir(cwd)
+        for name in [name for name in os.environ if name.startswith("ROUNDHOUSE_")]:
+            patch.delenv(name)
+        for name, value in (environ or {}).items():
+            patch.setenv(name, value)
+        status = main(words)
+    return subprocess.CompletedProcess(words, status, stdout.getvalue(), stderr.getvalue())
+
+
+def start(cwd: Path, *words: str, **environ: str) -> tuple[int, str]:
+    """Start a server that must end by itself; return its exit status and what it wrote."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("ROUNDHOUSE_")}
+    process, stderr = fork_server(words, own | environ, cwd, False, False)
+    with stderr:
+        text = stderr.read().decode()
+    return process.wait(WAIT_S), text
+
+
+def created(folder: Path, *words: str, run: Run = run_here) -> str:
     """Return the text of a new key in the folder's keys.toml."""
     done = run("keys", "create", "--tenant", "search", *words, cwd=folder)
     assert done.returncode == 0, done.stderr
@@ -44,7 +70,7 @@ def created(folder: Path, *words: str) -> str:
 
 
 def listed(folder: Path) -> list[dict[str, Any]]:
-    done = run("keys", "list", "--json", cwd=folder)
+    done = run_here("keys", "list", "--json", cwd=folder)
     assert (done.returncode, done.stderr) == (0, "")
     found: list[dict[str, Any]] = json.loads(done.stdout)
     return found
@@ -52,7 +78,9 @@ def listed(folder: Path) -> list[dict[str, Any]]:
 
 def test_keys_are_created_rotated_and_revoked(tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
-    text = created(tmp_path, "--scopes", "infer,read", "--models", "minilm*", "digits", "--expires", "90d", "--signed")
+    text = created(
+        tmp_path, "--scopes", "infer,read", "--models", "minilm*", "digits", "--expires", "90d", "--signed", run=run
+    )
     key_id = text[3:15]
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert text[16:] not in file.read_text()
@@ -60,15 +88,15 @@ def test_keys_are_created_rotated_and_revoked(tmp_path: Path) -> None:
     shown = [key[name] for name in ("id", "tenant", "scopes", "models", "signed", "state")]
     assert shown == [key_id, "search", ["infer", "read"], ["minilm*", "digits"], True, "valid, signed"]
 
-    rotated = run("keys", "rotate", key_id, "--overlap", "1h", cwd=tmp_path)
+    rotated = run_here("keys", "rotate", key_id, "--overlap", "1h", cwd=tmp_path)
     new_id = rotated.stdout[3:15]
     assert rotated.returncode == 0
     assert [key["state"] for key in listed(tmp_path)] == [f"replaced by {new_id}", "valid, signed"]
-    table = run("keys", "list", cwd=tmp_path).stdout.splitlines()
+    table = run_here("keys", "list", cwd=tmp_path).stdout.splitlines()
     assert table[0].split() == ["ID", "TENANT", "SCOPES", "MODELS", "CREATED", "EXPIRES", "STATE"]
     assert table[1].split()[:4] == [key_id, "search", "infer,read", "minilm*,digits"]
 
-    assert run("keys", "revoke", key_id, new_id, cwd=tmp_path).returncode == 0
+    assert run_here("keys", "revoke", key_id, new_id, cwd=tmp_path).returncode == 0
     assert listed(tmp_path) == []
 
 
@@ -125,37 +153,35 @@ def test_config_names_keys_file_and_tenants(tmp_path: Path) -> None:
     config = '[auth]\nkeys_file = "./secrets/k.toml"\n[[auth.tenants]]\nname = "search"\n'
     (tmp_path / "server.toml").write_text(config)
     create = ("keys", "create", "--scopes", "read", "--config", str(tmp_path / "server.toml"), "--tenant")
-    assert run(*create, "search", cwd=ROOT).returncode == 0
+    assert run_here(*create, "search", cwd=ROOT).returncode == 0
     assert (tmp_path / "secrets/k.toml").exists()
-    refused = run(*create, "other", cwd=ROOT)
+    refused = run_here(*create, "other", cwd=ROOT)
     assert (refused.returncode, refused.stdout) == (1, "")
     assert refused.stderr == '--tenant: expected one of search, got "other"; add it to auth.tenants\n'
 
 
 def test_server_beyond_loopback_refuses_to_start(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(DIGITS)
-    serve = ("serve", "--host", "0.0.0.0", "--port", "0", "--grpc-port", "0")
-    refused = run(*serve, cwd=tmp_path)
-    assert refused.returncode == 2
-    assert refused.stderr.splitlines()[-1].startswith('auth: expected a key, as server.host "0.0.0.0" is not loopback')
-    assert "roundhouse keys create" in refused.stderr
-    assert "Traceback" not in refused.stderr
-    required = run("serve", "--port", "0", cwd=tmp_path, environ={"ROUNDHOUSE_AUTH__MODE": "required"})
-    assert required.returncode == 2
+    code, text = start(tmp_path, "--host", "0.0.0.0", "--port", "0", "--grpc-port", "0")
+    assert code == 2
+    assert text.splitlines()[-1].startswith('auth: expected a key, as server.host "0.0.0.0" is not loopback')
+    assert "roundhouse keys create" in text
+    assert "Traceback" not in text
+    assert start(tmp_path, "--port", "0", ROUNDHOUSE_AUTH__MODE="required")[0] == 2
     (tmp_path / "keys.toml").write_text("[[keys]]\n")
-    broken = run("serve", "--port", "0", cwd=tmp_path)
-    assert broken.returncode == 2
-    assert "keys[0].id: expected a value, got none" in broken.stderr
+    code, text = start(tmp_path, "--port", "0")
+    assert code == 2
+    assert "keys[0].id: expected a value, got none" in text
 
 
 def test_check_reports_missing_key(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text('[server]\nhost = "0.0.0.0"\n')
-    checked = run("check", "c.toml", cwd=tmp_path)
+    checked = run_here("check", "c.toml", cwd=tmp_path)
     assert checked.returncode == 2
     assert "is not loopback, got none; run `roundhouse keys create" in checked.stdout
-    with_key = run("check", "c.toml", cwd=tmp_path, environ={"ROUNDHOUSE_API_KEY": ENVIRONMENT_KEY})
+    with_key = run_here("check", "c.toml", cwd=tmp_path, environ={"ROUNDHOUSE_API_KEY": ENVIRONMENT_KEY})
     assert (with_key.returncode, with_key.stdout) == (0, "c.toml: no issues\n")
-    without = run("check", "c.toml", cwd=tmp_path, environ={"ROUNDHOUSE_AUTH__MODE": "off"})
+    without = run_here("check", "c.toml", cwd=tmp_path, environ={"ROUNDHOUSE_AUTH__MODE": "off"})
     assert without.returncode == 0
     assert "every caller has all scopes" in without.stdout
 
@@ -185,7 +211,7 @@ def test_server_reads_changes_of_keys_file(keyed: RunningServer, tmp_path: Path)
     assert keyed.sample("roundhouse_auth_key_reloads_total", outcome="failed") == 1
     assert keyed.sample("roundhouse_auth_keys") == 2
     file.write_bytes(good)
-    assert run("keys", "revoke", key[3:15], cwd=tmp_path).returncode == 0
+    assert run_here("keys", "revoke", key[3:15], cwd=tmp_path).returncode == 0
     wait_until(lambda: status(keyed, key) == 401)
     assert key[16:] not in "\n".join(keyed.lines)
     assert ENVIRONMENT_KEY not in "\n".join(keyed.lines)
@@ -202,10 +228,10 @@ def test_first_key_of_loopback_server_is_required(tmp_path: Path) -> None:
 
 def test_rotated_key_is_valid_during_overlap(keyed: RunningServer, tmp_path: Path) -> None:
     old = created(tmp_path, "--scopes", "read")
-    new = run("keys", "rotate", old[3:15], cwd=tmp_path).stdout.strip()
+    new = run_here("keys", "rotate", old[3:15], cwd=tmp_path).stdout.strip()
     wait_until(lambda: status(keyed, new) == 200)
     assert status(keyed, old) == 200
-    new = run("keys", "rotate", new[3:15], "--overlap", "0s", cwd=tmp_path).stdout.strip()
+    new = run_here("keys", "rotate", new[3:15], "--overlap", "0s", cwd=tmp_path).stdout.strip()
     wait_until(lambda: status(keyed, new) == 200)
     assert status(keyed, old) == 200
 
@@ -216,9 +242,9 @@ def test_commands_send_key(keyed: RunningServer, tmp_path: Path) -> None:
     assert models.returncode == 0, models.stdout
     assert models.stdout.splitlines()[1].startswith("digits")
     infer = ("infer", "digits", "--data", DIGIT, "--url", keyed.url)
-    done = run(*infer, "--api-key", ENVIRONMENT_KEY, cwd=tmp_path)
+    done = run_here(*infer, "--api-key", ENVIRONMENT_KEY, cwd=tmp_path)
     assert json.loads(done.stdout)["output_data"] == [2]
-    refused = run(*infer, "--api-key", ENVIRONMENT_KEY + "x", cwd=tmp_path, environ=by_variable)
+    refused = run_here(*infer, "--api-key", ENVIRONMENT_KEY + "x", cwd=tmp_path, environ=by_variable)
     assert refused.returncode == 1
     assert json.loads(refused.stdout)["error"]["code"] == "unauthenticated"
 
