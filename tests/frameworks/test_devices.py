@@ -1,12 +1,15 @@
 """Test which devices are found and which are candidates for a model, on simulated machines."""
 
-from typing import Any
+import ctypes
+import sys
+from typing import Any, NoReturn
 
 import psutil
 import pytest
 from structlog.testing import capture_logs
 
 from frameworks.devices import Device, DeviceManager, ModelNeeds, SystemProbe, visible_positions
+from tests.support.engine_processes import LINUX
 from tests.support.fake_probe import GIB, FakeProbe, cuda
 
 MPS = Device("mps", 0, "Apple GPU", 16 * GIB, 8 * GIB)
@@ -19,6 +22,17 @@ def candidates(
     with capture_logs() as logs:
         devices = DeviceManager(FakeProbe(there)).candidates("m", ModelNeeds(GIB, GIB, wanted, usable))
     return [device.id for device in devices], logs
+
+
+@LINUX
+def test_missing_nvml_imports_no_binding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> NoReturn:
+        raise OSError(name)
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    # An import of it would raise ModuleNotFoundError.
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert [device.kind for device in SystemProbe().accelerators()] == []
 
 
 class TestAuto:

@@ -63,3 +63,16 @@ def test_young_collections_do_not_freeze(collections: garbage._Collections, monk
     gc.collect(0)
     gc.collect(1)
     assert not collections.has_frozen
+
+
+def test_paused_collections_start_after_imports() -> None:
+    before = gc.get_freeze_count()
+    try:
+        garbage.pause_collections()
+        assert not gc.isenabled()
+        kept = [Node() for _ in range(1000)]
+        garbage.exclude_imports()
+        assert gc.isenabled()
+        assert gc.get_freeze_count() >= before + len(kept)
+    finally:
+        gc.enable()

@@ -7,11 +7,15 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from frameworks.engine.process import startup
+from memory.garbage import pause_collections
 
 
 def main(words: Sequence[str]) -> NoReturn:
     """Load and run a model until the server ends it."""
     arguments = startup.prepare(words)
+    pause_collections()
+    # A plugin of the server's environment has no use here, and the search for one reads the files of all packages.
+    os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"
     # Imports numpy, whose thread pool has the size of the CPUs of the process.
     from frameworks.engine.process.serving import serve
 

@@ -11,7 +11,7 @@ from frameworks.engine.process.messages import Measure, ProtocolError
 from frameworks.engine.registries import RegistrySettings, registry_factories
 from frameworks.runtime import LoadedModel, ModelEntry, Registry
 from frameworks.scheduling.device_clock import SharedDevice
-from memory.garbage import freeze
+from memory.garbage import exclude_imports
 from memory.host import proportional_bytes
 from memory.pooled_arrays import PooledArrays
 from memory.tensor_pool import TensorPool
@@ -70,7 +70,7 @@ class FileSource:
         pool = TensorPool(settings.memory)
         registry = self._factories(settings, devices, pool)[message.framework]()
         # Collections would scan the objects of the framework, which last until the end.
-        freeze()
+        exclude_imports()
         self._measured = _Measured(registry, entry, path, devices, pool)
         return registry.needs(entry, path)
 

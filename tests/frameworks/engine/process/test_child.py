@@ -1,6 +1,7 @@
 """Real engine processes with a real ONNX model: answers, crashes, damaged files, and nothing left behind."""
 
 import asyncio
+import gc
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -16,10 +17,12 @@ from frameworks.engine.process.descriptors import socket_pair
 from frameworks.engine.process.exit_reason import ExitReason
 from frameworks.engine.process.launch import EngineProcess, LaunchOptions, launch
 from frameworks.engine.process.messages import Answer, Close, Closed, Load, LoadFailed, Needs, Ping, Pong
+from frameworks.engine.process.model_source import FileSource
 from frameworks.engine.process.plain import answer_from_plain, error_from_plain
 from frameworks.engine.process.specs import spec_from_plain
 from frameworks.errors import InvalidModel
 from frameworks.types import TensorBatch
+from memory.garbage import pause_collections
 from tests.support.engine_hosts import CPU, SETTINGS, HostLink, arenas, measured
 from tests.support.engine_processes import LINUX
 from tests.support.loops import HANGS_AFTER_S, in_loop, soon
@@ -68,6 +71,15 @@ async def total(link: HostLink, rows: int) -> Any:
     answer = answer_from_plain((await link.next(Answer)).answer)
     assert isinstance(answer, dict)
     return answer["sum"]
+
+
+def test_measure_resumes_collections(tmp_path: Path) -> None:
+    pause_collections()
+    try:
+        FileSource().measure(model(tmp_path))
+        assert gc.isenabled()
+    finally:
+        gc.enable()
 
 
 @in_loop
