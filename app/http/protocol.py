@@ -15,7 +15,7 @@ from app.protocols.errors import RequestTimeout
 from frameworks.scheduling.byte_limit import UNCOUNTED_BYTES
 
 if TYPE_CHECKING:
-    from uvicorn._types import ASGIReceiveEvent
+    from uvicorn._types import ASGI3Application, ASGIReceiveEvent
 
 FAST_PATH = "roundhouse.fast_path"
 """The ASGI extension of this protocol, a FastPath: take a body that has arrived, and send a whole response, at once.
@@ -223,6 +223,14 @@ class Cycle(ClockedCycle):
         """The names in the client's certificate; empty without one."""
         names: tuple[str, ...] = self.transport.get_extra_info(CERTIFICATE_NAMES, ())
         return names
+
+    async def run_asgi(self, app: "ASGI3Application") -> None:
+        """As RequestResponseCycle.run_asgi, without a reference cycle for the garbage collector."""
+        try:
+            await super().run_asgi(app)
+        finally:
+            # The scope refers to this object, and this object to the scope.
+            self.scope["extensions"].clear()
 
     async def receive(self) -> "ASGIReceiveEvent":
         """As RequestResponseCycle.receive. Raises RequestTimeout."""

@@ -1,13 +1,14 @@
 """Requests and responses over real sockets: whole, in order and within their bounds."""
 
 import asyncio
+import gc
 import json
 from typing import Any
 
 import pytest
 
 from app.http.parsing import MAX_HEAD_BYTES
-from app.http.protocol import FAST_PATH
+from app.http.protocol import FAST_PATH, Cycle
 from tests.app.http.connections import (
     MAX_BYTES,
     Quick,
@@ -62,6 +63,20 @@ class TestAnswers:
             for size in (0, 1, 16 * 1024, 70_000, 1_000_000):
                 body = bytes(range(256)) * (size // 256) + b"z" * (size % 256)
                 assert (await exchange(connection, "/echo", body))[2] == body
+
+    @in_loop
+    @pytest.mark.parametrize("path", ["/short/5", "/long/5", "/echo"])
+    async def test_request_is_freed_without_collection(self, path: str) -> None:
+        async with connected() as connection:
+            gc.collect()
+            gc.disable()
+            try:
+                for _ in range(5):
+                    await exchange(connection, path, b"body")
+                kept = [each for each in gc.get_objects() if isinstance(each, Cycle)]
+            finally:
+                gc.enable()
+            assert len(kept) == 1, "the connection keeps its last request"
 
     @in_loop
     async def test_long_body_is_gathered(self) -> None:
