@@ -4,7 +4,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple, Self
 from weakref import WeakSet
@@ -51,6 +52,15 @@ class Block:
     array: Array
 
 
+@dataclass(slots=True, eq=False)
+class _Range:
+    """A leased range. `others`: an entry for each lease beside one."""
+
+    offset: int
+    size: int
+    others: list[int] = field(default_factory=list)
+
+
 class SharedArena:
     """Blocks of memory that two processes map. Thread-safe.
 
@@ -67,9 +77,9 @@ class SharedArena:
         self._lock = threading.Lock()
         self._free = FreeRanges(memory.max_bytes)
         self._numbers = count(1)
-        self._leased: dict[int, tuple[int, int]] = {}  # number -> offset and size
-        # Freed blocks that are not free ranges yet: see _merge_returned.
-        self._returned: deque[tuple[int, int]] = deque()
+        self._leased: dict[int, _Range] = {}
+        # Freed ranges that do not count as free yet: see _merge_returned.
+        self._returned: deque[_Range] = deque()
         self._reads: set[int] = set()
         self._peak_bytes = 0
         # A decaying maximum of the bytes in use: as many are soon used again.
@@ -99,23 +109,42 @@ class SharedArena:
     def max_bytes(self) -> int:
         return self._memory.max_bytes
 
-    def lease(self, nbytes: int) -> Block | None:
-        """Lease a block with any content, aligned to ALIGNMENT_BYTES. None without room for it, or after `close`."""
+    def lease(self, nbytes: int, most_bytes: int | None = None) -> Block | None:
+        """Lease a block with any content, aligned to ALIGNMENT_BYTES. None without room for it, or after `close`.
+
+        `most_bytes`: no room is left beyond so many leased bytes; None: beyond `max_bytes`.
+        """
         size = max(1, -(-nbytes // ALIGNMENT_BYTES)) * ALIGNMENT_BYTES
         with self._lock:
             self._merge_returned()
             memory = self._memory.array
+            if most_bytes is not None and self._used_bytes() + size > most_bytes:
+                return None
             offset = None if memory is None else self._free.take(size)
             if memory is None or offset is None:
                 return None
             number = next(self._numbers)
-            self._leased[number] = offset, size
+            self._leased[number] = _Range(offset, size)
             self._memory.mark_used(offset, offset + size)
             used = self._used_bytes()
             if used > self._recent_bytes:
                 self._recent_bytes = used
                 self._peak_bytes = max(self._peak_bytes, used)
             return Block(number, offset, memory[offset : offset + nbytes])
+
+    def share(self, number: int) -> int | None:
+        """Lease the range of a leased block once more; return the number. It is free after both leases have ended.
+
+        The peer may then get several references to one block, and frees each. None after `close`.
+        """
+        with self._lock:
+            block = self._leased.get(number)
+            if block is None:
+                return None
+            other = next(self._numbers)
+            block.others.append(other)
+            self._leased[other] = block
+            return other
 
     def free(self, number: int) -> None:
         """End a lease. Raises ArenaError for a number that is not leased. `close` has ended all leases.
@@ -127,6 +156,10 @@ class SharedArena:
             return
         if block is None:
             raise ArenaError(f"block: expected the number of a leased block, got {number}")
+        if block.others:
+            with suppress(IndexError):  # another thread ends the lease before the last one
+                block.others.pop()
+                return
         self._returned.append(block)
         # If another thread holds the lock, its next call merges the block.
         if self._lock.acquire(blocking=False):
@@ -194,7 +227,8 @@ class SharedArena:
     def _merge_returned(self) -> None:
         """Needs the lock."""
         while self._returned:
-            self._free.give_back(*self._returned.popleft())
+            block = self._returned.popleft()
+            self._free.give_back(block.offset, block.size)
 
     def _used_bytes(self) -> int:
         """Needs the lock."""

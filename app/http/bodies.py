@@ -8,6 +8,13 @@ from app.observability.fast_path import FastPath
 from app.protocols.codec import Header
 from app.protocols.errors import ClientGone, EmptyBody, TooLarge
 from frameworks.scheduling.byte_limit import UNCOUNTED_BYTES, ByteHold
+from frameworks.types import Array
+
+LEASED_BYTES = 256 * 1024
+"""Bodies from this length on are received into memory of their own."""
+
+LeaseBody = Callable[[int], Array]
+"""Return memory for a body of this length: uint8, writable."""
 
 # A longer content-length is too large in any case, and slow to parse.
 _MAX_LENGTH_DIGITS = 18
@@ -37,7 +44,7 @@ async def read_body(
     parts, before the rest is read; it may raise. Raises TooLarge and Overloaded (before reading, if content-length says
     so), EmptyBody, ClientGone.
     """
-    _check_length(scope["headers"], max_body_bytes, hold)
+    declared_length(scope["headers"], max_body_bytes, hold)
     parts: list[bytes] = []
     collected: list[bytes] = []
     size = 0
@@ -69,6 +76,31 @@ async def read_body(
         collected.clear()
 
 
+async def read_body_into(
+    receive: Receive, fast_path: FastPath, hold: ByteHold, lease: LeaseBody, lead_bytes: int, length: int
+) -> memoryview:
+    """Return the whole body of `length` bytes, behind `lead_bytes` bytes of any content, in the memory of `lease`.
+
+    `length`: by `declared_length`, at least LEASED_BYTES. The memory is leased when a part has arrived. Raises
+    Overloaded, ClientGone.
+    """
+    part, has_more = await _receive_part(receive)
+    body = lease(lead_bytes + length).data
+    end = lead_bytes
+    while True:
+        body[end : end + len(part)] = part
+        end += len(part)
+        if not has_more:
+            hold.resize(length)
+            return body
+        if end < len(body) and fast_path.receive_into(body[end:], hold.try_grow):
+            end = len(body)
+        else:
+            # Also where a part that was received directly was refused.
+            hold.resize(end - lead_bytes)
+        part, has_more = await _receive_part(receive)
+
+
 async def _receive_part(receive: Receive) -> tuple[bytes, bool]:
     """Return the next part of the body, and whether there is more. Raises ClientGone."""
     message = await receive()
@@ -77,10 +109,13 @@ async def _receive_part(receive: Receive) -> tuple[bytes, bool]:
     return message.get("body", b""), message.get("more_body", False)
 
 
-def _check_length(headers: list[Header], max_body_bytes: int, hold: ByteHold) -> None:
+def declared_length(headers: list[Header], max_body_bytes: int, hold: ByteHold) -> int | None:
+    """Return the length of the body that the headers declare. Raises TooLarge, and Overloaded without room for it."""
     for name, value in headers:
         if name == b"content-length" and value.isdigit():
             if len(value) > _MAX_LENGTH_DIGITS or int(value) > max_body_bytes:
                 raise TooLarge(max_body_bytes)
             if int(value) > UNCOUNTED_BYTES:
                 hold.check_room(int(value))
+            return int(value)
+    return None

@@ -5,11 +5,11 @@ import time
 from asyncio import CancelledError
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.http.bodies import check_body, read_body
+from app.http.bodies import LEASED_BYTES, check_body, declared_length, read_body, read_body_into
 from app.http.digests import check_digest
 from app.http.disconnects import DisconnectWatcher, WatchedRequest
 from app.http.gate import HttpGate
@@ -147,7 +147,7 @@ class Endpoint:
                     context.check_available(route.target.model, route.target.version)
                 body = record.fast_path.take_body() if record.fast_path is not None else None
                 if body is None or codec.lead_bytes or not 0 < len(body) <= self._uncounted_bytes:
-                    body = await self._complete_body(body, scope, exchange, context, route.target, codec.lead_bytes)
+                    body = await self._complete_body(body, scope, exchange, context, route.target, codec)
                 if record.digest is not None:
                     await check_digest(record, body, observer, codec.lead_bytes)
                 exchange.open(codec, route.target, body, send, context.permit)
@@ -180,14 +180,14 @@ class Endpoint:
         exchange: HttpExchange,
         context: RequestContext,
         target: Target,
-        lead_bytes: int,
+        codec: Codec,
     ) -> bytes:
-        """Return the whole body behind `lead_bytes` bytes of padding. `body` None: it has not arrived yet.
+        """Return the whole body behind the `lead_bytes` of the codec. `body` None: it has not arrived yet.
 
         Raises TooLarge, EmptyBody, ClientGone, RequestTimeout; Overloaded before a long body is read that the model
         would refuse, when its bytes are too many for the server, and after that if the server is full.
         """
-        hold = context.permit.hold_bytes()
+        hold, lead_bytes = context.permit.hold_bytes(), codec.lead_bytes
         if body is not None:
             check_body(body, self._max_body_bytes)
             if len(body) > UNCOUNTED_BYTES:
@@ -195,10 +195,23 @@ class Endpoint:
             return bytes(lead_bytes) + body if lead_bytes else body
         early_reject = partial(_early_reject, context) if target.model is None else None
         fast_path = exchange.record.fast_path
-        context.permit.suspend()
-        body = await read_body(scope, exchange.receive, self._max_body_bytes, hold, early_reject, fast_path, lead_bytes)
-        context.permit.resume()
-        return body
+        permit, model = context.permit, target.model
+        permit.suspend()
+        length = None
+        if codec.views_body and model is not None and fast_path is not None and fast_path.receives_into:
+            length = declared_length(scope["headers"], self._max_body_bytes, hold)
+        if length is None or length < LEASED_BYTES:
+            whole = await read_body(
+                scope, exchange.receive, self._max_body_bytes, hold, early_reject, fast_path, lead_bytes
+            )
+        else:
+            assert fast_path is not None
+            assert model is not None
+            lease = partial(context.lease_body, model, target.version)
+            view = await read_body_into(exchange.receive, fast_path, hold, lease, lead_bytes, length)
+            whole = cast("bytes", view)  # as `views_body` says
+        permit.resume()
+        return whole
 
 
 def _early_reject(context: RequestContext, beginning: bytes) -> None:

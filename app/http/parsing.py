@@ -26,6 +26,11 @@ class ParsingProtocol(ClockedProtocol):
     # The count of those bytes, and of bodies that wait behind another request; None until there were any.
     _waiting_hold: ByteHold | None = None
 
+    @property
+    def holds_unparsed(self) -> bool:
+        """Whether bytes have arrived that the parser has not got."""
+        return bool(self._unparsed)
+
     def feed_slices(self, data: bytes) -> None:
         """Feed what is unparsed and a long chunk behind it to the parser, until MAX_PIPELINED requests wait."""
         rest = memoryview(b"".join((self._unparsed, data)) if self._unparsed else data)
@@ -79,6 +84,11 @@ class ParsingProtocol(ClockedProtocol):
                 return
             except (httptools.HttpParserUpgrade, httptools.HttpParserError) as next_error:
                 error = next_error
+
+    def end_body(self) -> None:
+        """Note the end of a body that the parser has not seen: it still expects the rest, and another one follows."""
+        self.parser = _new_parser(self)
+        self.on_message_complete()
 
     def refuse_head(self) -> None:
         """Refuse a head that has grown too long before its end."""

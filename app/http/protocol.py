@@ -9,6 +9,7 @@ import httptools
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
+from app.http.body_receiver import BodyReceiver
 from app.http.clocks import BODY_PART_BYTES, CERTIFICATE_NAMES, ClockedCycle, HeldFlow
 from app.http.parsing import MAX_HEAD_BYTES, MAX_PIPELINED, SLICE_BYTES, ParsingProtocol
 from app.protocols.errors import RequestTimeout
@@ -185,6 +186,7 @@ class Cycle(ClockedCycle):
 
     def __init__(self, protocol: BoundedHttpProtocol, keep_alive: bool) -> None:
         # All attributes of uvicorn's cycle; its own __init__ would take them as twelve arguments.
+        self.protocol = protocol
         self.scope = protocol.scope
         self.transport = protocol.transport
         self.flow = protocol.flow
@@ -269,6 +271,19 @@ class Cycle(ClockedCycle):
         self._try_grow = try_grow
         self.collected = []
         return self.collected
+
+    @property
+    def receives_into(self) -> bool:
+        """Whether the transport can change its protocol; that of TLS has to decrypt."""
+        return type(self.transport).set_protocol is not asyncio.BaseTransport.set_protocol
+
+    def receive_into(self, buffer: memoryview, try_grow: Callable[[int], bool]) -> bool:
+        """Receive the rest of the body into the buffer, without the parser and its copies; see FastPath."""
+        protocol = self.protocol
+        if self.body or protocol.cycle is not self or protocol.holds_unparsed or self.bytes_left() != len(buffer):
+            return False
+        BodyReceiver(protocol, self, buffer, try_grow).start()
+        return True
 
     def collect(self, part: bytes) -> None:
         """Add a part of the body to the list of `collect_body`."""

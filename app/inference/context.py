@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+import numpy as np
+
 from app.inference.model_view import ModelView
 from app.observability.metrics import RequestRecord
 from frameworks.engine.contract import Run
@@ -10,7 +12,7 @@ from frameworks.models.contract import ServedModels
 from frameworks.models.slot import ModelSlot
 from frameworks.models.version import ModelVersion, VersionNotLoaded
 from frameworks.scheduling.admission import Permit
-from frameworks.types import ModelSpec
+from frameworks.types import Array, ModelSpec
 
 
 class RunContext(Run):
@@ -103,6 +105,19 @@ class RequestContext(RunContext):
             self.timeout_ms = read_timeout_ms()
             raise
         return spec
+
+    def lease_body(self, name: str, version: str | None, nbytes: int) -> Array:
+        """Return memory for the body of a request, uint8 [nbytes]. Call it after `check_available`.
+
+        The version is not chosen yet: another one gets copies of the tensors, if its process has other memory.
+        """
+        slot = self._served.slots_by_name.get(name)
+        if slot is not None:  # else it was removed meanwhile
+            chosen = slot.default_version if version is None else slot.version_named(version)
+            leased = chosen.lease_body(nbytes)
+            if leased is not None:
+                return leased
+        return np.empty(nbytes, np.uint8)
 
     def check_queue_of(self, name: str) -> None:
         """Raise Overloaded if a model has no room; does nothing for an unknown name."""

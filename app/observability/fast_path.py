@@ -26,6 +26,19 @@ class FastPath(Protocol):
         """
         ...
 
+    @property
+    def receives_into(self) -> bool:
+        """Whether `receive_into` is possible."""
+        ...
+
+    def receive_into(self, buffer: memoryview, try_grow: Callable[[int], bool]) -> bool:
+        """Receive the rest of the body into the buffer, which has its size; `try_grow` counts the bytes.
+
+        False while bytes of another request are unread. ASGI's `receive` then returns as after `collect_body`. The
+        buffer is not written after the end of the response.
+        """
+        ...
+
     def respond(self, status: int, header_lines: bytes, body: bytes) -> bool:
         """Send a whole response, or return False. `header_lines` end in CRLF each and are valid."""
         ...

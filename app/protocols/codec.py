@@ -88,6 +88,11 @@ class Codec(Protocol):
         ...
 
     @property
+    def views_body(self) -> bool:
+        """Whether tensors are views of the body. `decode` and `is_long_to_read` then take a memoryview too."""
+        ...
+
+    @property
     def encoding(self) -> str | None:
         """The content-encoding of the body; `decode` takes what `decompress` returns. None: it is not compressed."""
         ...
@@ -134,6 +139,7 @@ class JsonCodec:
     __slots__ = ()
 
     lead_bytes: int = 0
+    views_body: bool = False
     encoding: str | None = None
 
     def decompress(self, body: bytes, grow: Grow) -> bytes:

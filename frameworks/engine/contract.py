@@ -12,7 +12,17 @@ from frameworks.scheduling.batch.request import BatchCounts, Outputs
 from frameworks.scheduling.steps.counts import StepCounts
 from frameworks.tenants import DEFAULT_TENANT, Tenant
 from frameworks.text.tokens import TokenAnswer, TokenRequest
-from frameworks.types import DEFAULT_PRIORITY, Answer, Batch, ModelSpec, PairRequest, TensorBatch, TextRequest, Timings
+from frameworks.types import (
+    DEFAULT_PRIORITY,
+    Answer,
+    Array,
+    Batch,
+    ModelSpec,
+    PairRequest,
+    TensorBatch,
+    TextRequest,
+    Timings,
+)
 
 EngineRequest = TensorBatch | TextRequest | PairRequest | TokenRequest
 """A request with one answer."""
@@ -114,6 +124,13 @@ class Engine(Protocol):
     @property
     def stats(self) -> list[StepStats]:
         """The stats of each instance of a generating model; empty for other models."""
+        ...
+
+    def lease_body(self, nbytes: int) -> Array | None:
+        """Return memory for the body of a request, uint8 [nbytes], writable; None where other memory is as good.
+
+        Tensors that are views of it are sent to the model's process without a copy. It is free with the last view.
+        """
         ...
 
     def submit(

@@ -87,6 +87,9 @@ class EngineGroup:
     def stats(self) -> list[StepStats]:
         return [stats for engine in self.engines for stats in engine.stats]
 
+    def lease_body(self, nbytes: int) -> None:
+        """The process is chosen later, when the request is first in the queue."""
+
     def submit(
         self,
         batch: Batch,

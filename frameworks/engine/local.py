@@ -63,6 +63,9 @@ class LocalEngine:
     def stats(self) -> list[StepStats]:
         return self.dispatcher.stats if isinstance(self.dispatcher, StepDispatcher) else []
 
+    def lease_body(self, nbytes: int) -> None:
+        """Tensors in any memory of this process are not copied."""
+
     def answer(self, run: Run, request: EngineRequest) -> Awaitable[Answer | TokenAnswer]:
         if isinstance(request, TokenizeRequest | DetokenizeRequest):
             return self._texts.answer_token_request(run, request)

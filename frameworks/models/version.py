@@ -17,7 +17,7 @@ from frameworks.generation.types import StepStats
 from frameworks.models.files_state import FilesState
 from frameworks.models.identity import ModelIdentity
 from frameworks.scheduling.admission import Permit
-from frameworks.types import ModelSpec
+from frameworks.types import Array, ModelSpec
 
 log = structlog.get_logger(__name__)
 
@@ -267,6 +267,10 @@ class ModelVersion:
             raise ModelFailed.thread_ended(self.model.name)
         self.last_used_s = self._clock()
         return engine
+
+    def lease_body(self, nbytes: int) -> Array | None:
+        """As Engine.lease_body; None where the version is not loaded."""
+        return None if self._engine is None else self._engine.lease_body(nbytes)
 
     @property
     def step_stats(self) -> list[StepStats]:

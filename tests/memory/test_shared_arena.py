@@ -255,3 +255,50 @@ class TestClose:
         arena.close()
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(arena.fd)
+
+
+class TestSharedLeases:
+    def test_block_is_free_after_all_its_leases(self, arena: SharedArena) -> None:
+        block = leased(arena, 8 * MIB)
+        others = [arena.share(block.number) for _ in range(2)]
+        assert arena.stats().leases == 3
+        for number in (others[1], block.number, others[0]):
+            assert arena.lease(64) is None
+            assert number is not None
+            arena.free(number)
+        assert arena.stats().leases == 0
+        assert leased(arena, 8 * MIB).offset == 0
+
+    def test_each_lease_ends_once(self, arena: SharedArena) -> None:
+        block = leased(arena, 64)
+        other = arena.share(block.number)
+        assert other is not None
+        arena.free(other)
+        with pytest.raises(ArenaError, match="got 2"):
+            arena.free(other)
+        assert arena.stats().leases == 1
+
+    def test_ended_lease_is_not_shared(self, arena: SharedArena) -> None:
+        block, open_block = leased(arena, 64), leased(arena, 64)
+        arena.free(block.number)
+        assert arena.share(block.number) is None
+        arena.close()
+        assert arena.share(open_block.number) is None
+
+    def test_leases_end_in_many_threads(self, arena: SharedArena) -> None:
+        """Exactly one of them gives the range back."""
+        for _ in range(50):
+            block = leased(arena, 8 * MIB)
+            numbers = [block.number, *(arena.share(block.number) for _ in range(7))]
+            threads = [threading.Thread(target=arena.free, args=(number,)) for number in numbers]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            arena.check_integrity()
+
+    def test_lease_leaves_room_for_others(self, arena: SharedArena) -> None:
+        leased(arena, 3 * MIB)
+        assert arena.lease(2 * MIB, most_bytes=4 * MIB) is None
+        assert arena.lease(MIB, most_bytes=4 * MIB) is not None
+        leased(arena, 4 * MIB)

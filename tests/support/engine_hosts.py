@@ -34,6 +34,7 @@ from frameworks.settings import OnnxModelEntry
 from frameworks.text.tokenizer import TextTokenizer
 from frameworks.types import (
     TEXT_OUTPUT,
+    Array,
     Batch,
     ModelSpec,
     TensorBatch,
@@ -139,6 +140,9 @@ class HostLink:
     @property
     def num_leases(self) -> int:
         return self.tensors.num_in_use
+
+    def lease_body(self, nbytes: int) -> Array | None:
+        return self.tensors.lease_body(nbytes)
 
     @property
     def is_full(self) -> bool:

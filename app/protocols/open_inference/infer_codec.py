@@ -33,10 +33,11 @@ from app.protocols.open_inference.infer_schemas import OpenInferenceRequest, Ope
 from app.protocols.open_inference.infer_types import InferRequest
 from app.protocols.routes import Route, RouteDescription
 from frameworks.errors import InvalidInput
+from memory.buffers import ALIGNMENT_BYTES
 
 _MAX_CACHED_FORMATS = 256
-# The size of the largest number; the first bytes behind the JSON may be a tensor of such numbers.
-_ALIGNED_BYTES = 8
+# Of a cache line, and of what an engine process requires: the first tensor is behind the JSON.
+_ALIGNED_BYTES = ALIGNMENT_BYTES
 _BYTES_TYPE = b"application/octet-stream"
 _LENGTH = re.compile(rb"[0-9]{1,18}")
 # The limits below each take about a millisecond. Strings are read one by one.
@@ -69,7 +70,7 @@ _ALL_JSON = BodyFormat()
 class InferCodec:
     """The Codec of app/protocols/codec.py for requests of one BodyFormat."""
 
-    __slots__ = ("_format", "_max_body_bytes", "encoding", "lead_bytes")
+    __slots__ = ("_format", "_max_body_bytes", "encoding", "lead_bytes", "views_body")
 
     def __init__(self, max_body_bytes: int, body_format: BodyFormat = _ALL_JSON) -> None:
         """`max_body_bytes`: the limit of a decompressed body too."""
@@ -78,7 +79,8 @@ class InferCodec:
         self.encoding = body_format.encoding
         # Alignment of the bytes behind the JSON: tensors are views of them.
         length = body_format.json_bytes
-        self.lead_bytes = -length % _ALIGNED_BYTES if length and body_format.encoding is None else 0
+        self.views_body = length is not None and body_format.encoding is None
+        self.lead_bytes = -length % _ALIGNED_BYTES if length and self.views_body else 0
 
     def for_headers(self, headers: Sequence[Header]) -> "InferCodec":
         named = dict(headers)
@@ -90,7 +92,7 @@ class InferCodec:
             named.get(HEADER_LENGTH),
         )
 
-    def is_long_to_read(self, body: bytes) -> bool:
+    def is_long_to_read(self, body: bytes | memoryview) -> bool:
         length, encoding, _ = self._format
         if encoding is not None:
             return len(body) >= _LONG_COMPRESSED_BYTES
@@ -103,7 +105,8 @@ class InferCodec:
         if binary_bytes < _LONG_STRINGS_BYTES or not length:
             return binary_bytes >= _LONG_BINARY_BYTES
         # An escape may hide the name of the datatype.
-        may_be_strings = body.find(b'"BYTES"', 0, end) >= 0 or body.find(b"\\u", 0, end) >= 0
+        header = bytes(body[:end])
+        may_be_strings = b'"BYTES"' in header or b"\\u" in header
         return may_be_strings or binary_bytes >= _LONG_BINARY_BYTES
 
     def decompress(self, body: bytes, grow: Grow) -> bytes:
@@ -113,23 +116,23 @@ class InferCodec:
             raise EmptyBody("the decompressed body is empty; send a JSON object")
         return body
 
-    def decode(self, body: bytes, target: Target, find_spec: FindSpec) -> InferRequest:
+    def decode(self, body: bytes | memoryview, target: Target, find_spec: FindSpec) -> InferRequest:
         length = self._format.json_bytes
         if length is None and len(body) < SHORT_BYTES:
-            short = decode_one_tensor(body, target, find_spec)
+            short = decode_one_tensor(bytes(body), target, find_spec)
             if short is not None:
                 return short
         if length == 0:
             request = decode_raw_tensor(memoryview(body), target, find_spec)
         elif length is None:
-            request = decode_json(body, None, target, find_spec)
+            request = decode_json(bytes(body), None, target, find_spec)
         else:
             lead, end = self.lead_bytes, self.lead_bytes + length
             if end > len(body):
                 raise InvalidInput(
                     HEADER_LENGTH.decode(), f"expected at most the body's {len(body) - lead} bytes, got {length}"
                 )
-            request = decode_json(body[lead:end], memoryview(body)[end:], target, find_spec)
+            request = decode_json(bytes(body[lead:end]), memoryview(body)[end:], target, find_spec)
         if request.stream:
             raise NotSupported("inputs.stream: infer returns whole texts; send the request to generate_stream")
         check_output_formats(request)

@@ -24,7 +24,7 @@ from frameworks.generation.types import GenerateRequest, StepStats
 from frameworks.scheduling.batch.request import Outputs
 from frameworks.tenants import DEFAULT_TENANT, Tenant
 from frameworks.text.tokens import TokenAnswer
-from frameworks.types import DEFAULT_PRIORITY, Batch, ModelSpec, Timings
+from frameworks.types import DEFAULT_PRIORITY, Array, Batch, ModelSpec, Timings
 from frameworks.types import Answer as ModelAnswer
 
 log = structlog.get_logger(__name__)
@@ -131,6 +131,10 @@ class ProcessEngine:
             raise self._failure()
         assert isinstance(link, OwnerLink), "the process has another owner"
         return link.attach()
+
+    def lease_body(self, nbytes: int) -> Array | None:
+        link = self._calls.link
+        return None if link is None else link.lease_body(nbytes)
 
     def submit(
         self,

@@ -16,6 +16,7 @@ from frameworks.engine.process.messages import (
     ToEngine,
 )
 from frameworks.engine.process.shared_tensors import SharedTensors
+from frameworks.types import Array
 from memory.shared_arena import SharedArena
 
 ARENA_BYTES = 1024**3
@@ -50,6 +51,9 @@ class EngineConnection(ABC):
     @property
     def is_full(self) -> bool:
         return self._channel.is_full
+
+    def lease_body(self, nbytes: int) -> Array | None:
+        return self._tensors.lease_body(nbytes)
 
     def send(self, message: ToEngine) -> None:
         try:  # noqa: SIM105 - suppress takes three calls

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from frameworks.engine.process.messages import FromEngine, Loaded, ToEngine
-from frameworks.types import ModelSpec
+from frameworks.types import Array, ModelSpec
 
 
 class Loss(NamedTuple):
@@ -22,6 +22,10 @@ class Link(Protocol):
 
         Raises TypeError for a request that cannot be sent.
         """
+        ...
+
+    def lease_body(self, nbytes: int) -> Array | None:
+        """As Engine.lease_body."""
         ...
 
     @property

@@ -8,6 +8,8 @@ from frameworks.generation.types import StepStats
 from frameworks.scheduling.batch.request import BatchCounts
 from frameworks.scheduling.steps.counts import StepCounts
 
+_NO_COUNTS = (0, 0, 0, 0, 0)
+
 
 class RunGrowth:
     """The growth of the counts of one engine."""
@@ -30,20 +32,16 @@ class RunGrowth:
 
 def _take_steps(steps: StepCounts) -> StepDeltas | None:
     batches = _take_batches(steps.steps)
+    # Taken with the last of each burst of requests, also those for tensors: no objects are made for nothing.
+    counts = (steps.tokens, steps.prompt_tokens, steps.prefix_hit_tokens, steps.preemptions, steps.texts)
+    if batches is None and not steps.tenants and counts == _NO_COUNTS:
+        return None
     # The requests that run have references to the objects of their tenants.
     tenants = {name: (each.prompt, each.generated) for name, each in steps.tenants.items()}
     tenants = {name: tokens for name, tokens in tenants.items() if tokens != (0, 0)}
-    if batches is None and not tenants and steps == StepCounts():
+    if batches is None and not tenants and counts == _NO_COUNTS:
         return None
-    deltas = StepDeltas(
-        steps.tokens,
-        steps.prompt_tokens,
-        steps.prefix_hit_tokens,
-        steps.preemptions,
-        steps.texts,
-        batches or BatchDeltas(),
-        tenants,
-    )
+    deltas = StepDeltas(*counts, batches or BatchDeltas(), tenants)
     steps.tokens = steps.prompt_tokens = steps.prefix_hit_tokens = steps.preemptions = steps.texts = 0
     for each in steps.tenants.values():
         each.prompt = each.generated = 0

@@ -10,8 +10,13 @@ import numpy as np
 
 from frameworks.engine.process.arrays import Reference
 from frameworks.engine.process.messages import Free, ProtocolError
+from frameworks.engine.process.shared_bodies import SharedBody, body_under
 from frameworks.types import Array
+from memory.buffers import ALIGNMENT_BYTES
 from memory.shared_arena import ArenaError, SharedArena
+
+# The part of an arena for bodies: slow clients must leave room for the tensors of others.
+_BODIES_SHARE = 0.5
 
 
 class SharedTensors:
@@ -27,16 +32,39 @@ class SharedTensors:
         self._send = send
         self._loop = asyncio.get_running_loop()
         self._thread_id = threading.get_ident()
+        self._bodies: set[int] = set()
+        """The blocks of bodies."""
         self._unused: deque[int] = deque()
         self._is_flush_due = False
 
     @property
     def num_in_use(self) -> int:
-        """Number of blocks of either side that are not read to the end, and of reads whose end was not sent."""
+        """Number of blocks of either side that are not read to the end, and of reads whose end was not sent.
+
+        Bodies do not count: a client may send one slowly, to a model without requests.
+        """
         stats = self._read.stats()
-        return self._written.stats().leases + stats.reads + len(self._unused)
+        return self._written.stats().leases - len(self._bodies) + stats.reads + len(self._unused)
+
+    def lease_body(self, nbytes: int) -> Array | None:
+        """Return uint8 [nbytes], writable, for the body of a request; None without room for it.
+
+        `place` does not copy its views, where they are aligned. It is free with the last of them.
+        """
+        block = self._written.lease(nbytes, int(_BODIES_SHARE * self._written.max_bytes))
+        if block is None:
+            return None
+        self._bodies.add(block.number)
+        return SharedBody(self._written, block, self._end_body).array
 
     def place(self, array: Array) -> Reference | None:
+        body = body_under(array)
+        if body is not None and body.arena is self._written and array.flags.c_contiguous:
+            number, offset = body.place_of(array)
+            # The process frees each of its references, and the body may have several tensors, or be sent again.
+            shared = None if offset % ALIGNMENT_BYTES else self._written.share(number)
+            if shared is not None:
+                return shared, offset, array.nbytes
         block = self._written.lease(array.nbytes)
         if block is None:
             return None
@@ -69,6 +97,10 @@ class SharedTensors:
         """Close the arenas. Arrays that are in use keep their memory."""
         self._written.close()
         self._read.close()
+
+    def _end_body(self, block: int) -> None:
+        self._written.free(block)
+        self._bodies.discard(block)
 
     def _note_unused(self, block: int) -> None:
         """Collect a block. It runs in any thread, also within a garbage collection."""

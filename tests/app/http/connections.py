@@ -6,19 +6,23 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import numpy as np
 import uvicorn
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from app.http.bodies import read_body
+from app.http.bodies import declared_length, read_body, read_body_into
 from app.http.clocks import ConnectionBounds, Connections
 from app.http.protocol import FAST_PATH, BoundedHttpProtocol
 from app.protocols.errors import ClientGone, RequestTimeout, TooLarge
+from frameworks.errors import Overloaded
 from frameworks.scheduling.byte_limit import ByteLimit
+from frameworks.types import Array
 from tests.support.loops import HANGS_AFTER_S, pass_time, settle, soon
 
 IDLE_S = HANGS_AFTER_S
 MAX_BYTES = 2_000_000
+LEAD_BYTES = 3
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -26,8 +30,8 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
     """Respond after `x-wait` seconds. /short/1000: 1000 bytes by the fast path; /long/1000: by ASGI messages.
 
     /echo: the body of the request; /late: the same, read after `x-wait` seconds; /gathered: the same, read by
-    `read_body` up to MAX_BYTES. /refused: 413 before the body is read. The header `x-way` names the path that was
-    taken.
+    `read_body` up to MAX_BYTES; /direct: the same, by `read_body_into` in the memory that `leased` has. /refused: 413
+    before the body is read. The header `x-way` names the path that was taken.
     """
     headers = dict(scope["headers"])
     _, way, *size = scope["path"].split("/")
@@ -37,9 +41,11 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
     if way == "late":
         await asyncio.sleep(float(headers[b"x-wait"]))
         del headers[b"x-wait"]
-    body = await _gathered(scope, receive) if way == "gathered" else await _received(receive)
+    body = await (_gathered(scope, receive) if way in ("gathered", "direct") else _received(receive))
     await asyncio.sleep(float(headers.get(b"x-wait", b"0")))
-    answer = body if way in ("echo", "gathered", "late") else (b"%d " % int(size[0])).ljust(int(size[0]), b"x")
+    answer = (
+        body if way in ("echo", "gathered", "direct", "late") else (b"%d " % int(size[0])).ljust(int(size[0]), b"x")
+    )
     if way != "long" and scope["extensions"][FAST_PATH].respond(
         200, b"content-length: %d\r\nx-way: short\r\n" % len(answer), answer
     ):
@@ -66,14 +72,29 @@ async def _gathered(scope: Scope, receive: Receive) -> bytes:
         messages.append(scope["path"])
         return receive()
 
+    fast_path = scope["extensions"][FAST_PATH]
     try:
-        return await read_body(scope, counted, MAX_BYTES, ByteLimit(None).hold(), None, scope["extensions"][FAST_PATH])
-    except (ClientGone, RequestTimeout, TooLarge) as error:
+        with byte_limit.hold() as hold:
+            if scope["path"].startswith("/gathered"):
+                return await read_body(scope, counted, MAX_BYTES, hold, None, fast_path)
+            assert fast_path.receives_into
+            length = declared_length(scope["headers"], MAX_BYTES, hold)
+            assert length is not None
+            body = await read_body_into(counted, fast_path, hold, _lease, LEAD_BYTES, length)
+            return bytes(body[LEAD_BYTES:])
+    except (ClientGone, Overloaded, RequestTimeout, TooLarge) as error:
         outcomes.append(type(error).__name__)
         return b"-"
 
 
+def _lease(nbytes: int) -> Array:
+    leased.append(np.zeros(nbytes, np.uint8))
+    return leased[-1]
+
+
 messages: list[str] = []
+leased: list[Array] = []
+byte_limit = ByteLimit(5 * MAX_BYTES)
 outcomes: list[str] = []
 
 
@@ -109,6 +130,7 @@ async def connected(
     Quick.limits = Connections(ConnectionBounds(header_timeout_s, body_timeout_s, max_connections))
     Quick.made = []
     messages.clear()
+    leased.clear()
     outcomes.clear()
     config = uvicorn.Config(app, lifespan="off", log_config=None)
     config.load()

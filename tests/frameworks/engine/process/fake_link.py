@@ -38,6 +38,9 @@ class FakeLink:
         if not self.is_lost:
             self.sent.append(message)
 
+    def lease_body(self, nbytes: int) -> None:
+        """It has no shared memory."""
+
     def kill(self, label: str, reason: str) -> None:
         asyncio.get_running_loop().call_soon(self.lose, Loss(label, reason))
 

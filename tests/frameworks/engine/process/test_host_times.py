@@ -83,6 +83,8 @@ async def test_cancelled_batch_is_counted() -> None:
         await link.load()
         number = link.infer(numbers(1))
         await link.next(Begun)
+        # Before that, a cancelled batch does not run.
+        await soon(gate.arrived.is_set)
         link.send(Cancel(number))
         await settle()
         gate.open()
