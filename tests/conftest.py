@@ -3,6 +3,7 @@
 import gc
 import os
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 # Set before torch is imported. Threads which spin while they wait take the cores from the other workers and servers.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -58,6 +59,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("nightly"):
             item.add_marker(pytest.mark.skip(reason=_NIGHTLY_REASON))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | None:
+    """Keep the files together that share a server."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from tests.support.scheduling import SharedServerScheduling
+
+    return SharedServerScheduling(config, log)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
