@@ -88,9 +88,9 @@ class ModelResidency:
         try:
             with suppress(EvictionNeeded):  # it joined a load at start-up, which may not evict; the next load may
                 await self._join_load(version)
-        except InvalidModel as error:
+        except (InvalidModel, ModelFailed) as error:
             permit.release_version()
-            raise ModelFailed(f"{version} failed to load: {error.message}") from error
+            raise ModelFailed(f"{version} failed to load: {error.message}", version.retry_in_s or None) from error
         except BaseException:
             permit.release_version()
             raise

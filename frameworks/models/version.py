@@ -298,10 +298,12 @@ class ModelVersion:
                     self._record_failure(ModelFailed(ModelFailed.THREAD_ENDED))
                 left_s = self._retry_at_s - self._clock()
                 if left_s > 0:
-                    kind = OutOfMemory if isinstance(self._failure, OutOfMemory) else ModelFailed
-                    raise kind(
+                    message = (
                         f'model "{self.model.name}" failed: {self.reason}; its load is retried in {left_s:.1f} s, or '
                         f"by POST /models/{self.model.name}/load"
+                    )
+                    raise (
+                        OutOfMemory(message) if isinstance(self._failure, OutOfMemory) else ModelFailed(message, left_s)
                     )
             case ModelState.REGISTERED | ModelState.LOADING if not self.waits_for_load:
                 raise ModelLoading(

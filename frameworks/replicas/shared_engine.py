@@ -179,7 +179,7 @@ class SharedEngine:
             raise ModelFailed(f"{self.version} has no process {question.index}")
         process, connects = self._processes[question.index], self._connects[question.index]
         if process.outage is not None and not connects.was_connected(peer):
-            raise ModelFailed(process.outage)  # it is prepared when the process serves again
+            raise ModelFailed(process.outage, process.retry_after_s())  # it is prepared when the process serves again
         await connects.turn(peer, question.suspects)
         started = process.started
         assert started is not None, "the turn is given while the process serves"
@@ -242,8 +242,15 @@ class SharedEngine:
         if load is None:
             return not self._peers.is_connected(peer)
         if load.prepare is None and load.failure is not None:
-            raise load.failure
+            raise self._refusal(load.failure)
         return load.is_held
+
+    def _refusal(self, failure: RoundhouseError) -> RoundhouseError:
+        """Return the error of a request whose worker cannot get the engine."""
+        if not isinstance(failure, ModelFailed):
+            return failure
+        message = f'model "{self.version.model.name}" failed: {failure.message}; try again later'
+        return ModelFailed(message, failure.retry_after_s)
 
     def _retry(self, peer: Peer) -> None:
         if self.is_ready and self._peers.is_connected(peer) and self._engine.outage is None:
@@ -278,7 +285,7 @@ class SharedEngine:
                 peer.link.send(EngineLost(self.serving, index, loss.label, loss.message))
 
     def _start_failed(self, index: int, reason: str) -> None:
-        self._connects[index].fail(ModelFailed(reason))
+        self._connects[index].fail(ModelFailed(reason, self._processes[index].retry_after_s()))
 
 
 def _processes_of(engine: Engine) -> list[ProcessEngine]:

@@ -1,5 +1,7 @@
 """Engine processes of a running server: found, stopped and killed by their ids; and requests while they are."""
 
+import itertools
+import json
 import os
 import signal
 import threading
@@ -81,13 +83,13 @@ def engine_or_none(server: RunningServer, model: str) -> psutil.Process | None:
     return next((process for name, process in engines(server) if name == model), None)
 
 
-def wait_at_rest(server: RunningServer, processes: int) -> None:
-    """Wait until the server holds nothing of a request, and has so many engines and no other process."""
-    gauges = ("inflight", "queue_depth", "sequences", "engine_shared_memory_bytes")
+def wait_at_rest(server: RunningServer, processes: int, others: int = 0) -> None:
+    """Wait until the server holds nothing of a request, and has so many engines and so many other processes."""
+    gauges = ("inflight", "queue_depth", "buffered_bytes", "sequences", "engine_shared_memory_bytes")
 
     def is_at_rest() -> bool:
         held = [server.sample(f"roundhouse_{name}", **_LEASED.get(name, {})) for name in gauges]
-        if any(held) or len(children(server)) != processes:
+        if any(held) or len(children(server)) != processes + others:
             return False
         return server.sample("roundhouse_engine_processes") == len(engines(server)) == processes
 
@@ -109,12 +111,18 @@ class Question:
 
 
 class Load:
-    """Callers that send questions until the block ends. `outcomes`: (model, "right", "wrong" or the error's code)."""
+    """Callers that send questions until the block ends.
+
+    `outcomes`: by model "right", "wrong", the code of an error, or what became of the connection: "refused", "lost",
+    or "hung" after WAIT_S without a byte.
+    """
 
     def __init__(self) -> None:
         self.outcomes: Counter[tuple[str, str]] = Counter()
         self.stop = threading.Event()
         self.problems: list[str] = []
+        self.broken: list[Exception] = []
+        """Errors that have ended a caller."""
 
     def right(self, model: str) -> int:
         return self.outcomes[model, "right"]
@@ -122,38 +130,78 @@ class Load:
     def wait_for_more(self, *models: str, count: int = 20) -> None:
         """Wait until each of the models has answered `count` more requests rightly."""
         before = {model: self.right(model) for model in models}
-        wait_until(lambda: all(self.right(model) >= before[model] + count for model in models))
+        self.wait_until(lambda: all(self.right(model) >= before[model] + count for model in models))
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Wait until the condition holds; fail where a caller has ended."""
+
+        def holds() -> bool:
+            assert not self.broken, self.broken
+            return condition()
+
+        wait_until(holds)
 
     def ask(self, client: httpx.Client, question: Question) -> None:
-        answer = client.post(f"/models/{question.model}/infer", json=question.body)
-        if answer.status_code == 200:
-            outcome = "right" if question.check(answer.json()) else "wrong"
+        try:
+            answer = client.post(f"/models/{question.model}/infer", json=question.body)
+        except httpx.TransportError as error:
+            outcome, detail = lost_as(error), repr(error)
         else:
-            outcome = answer.json()["error"]["code"]
-            if outcome == "model_failed":
-                assert int(answer.headers["retry-after"]) >= 1, answer.headers
+            outcome, detail = self._outcome(question, answer), answer.text[:500]
         if outcome != "right":
-            self.problems.append(answer.text[:500])
+            self.problems.append(f"{question.model}, {outcome}: {detail}")
         self.outcomes[question.model, outcome] += 1
+
+    def _outcome(self, question: Question, answer: httpx.Response) -> str:
+        body = content(answer)
+        if "error" not in body:
+            return "right" if question.check(body) else "wrong"
+        code: str = body["error"]["code"]
+        if code == "model_failed" and answer.status_code != 200 and int(answer.headers.get("retry-after", 0)) < 1:
+            return "model_failed without retry-after"
+        return code
+
+
+def lost_as(error: httpx.TransportError) -> str:
+    """Return the outcome of a request whose connection failed."""
+    if isinstance(error, httpx.TimeoutException):
+        return "hung"
+    return "refused" if isinstance(error, httpx.ConnectError) else "lost"
+
+
+def content(answer: httpx.Response) -> dict[str, Any]:
+    """Return the body without what differs between equal requests; of a stream the last event with the whole text."""
+    if answer.headers["content-type"].startswith("text/event-stream"):
+        lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
+        events = [json.loads(line) for line in lines if line != "[DONE]"]
+        body = events[-1] | {"text": "".join(event.get("text", "") for event in events), "is_whole": "[DONE]" in lines}
+    else:
+        body = answer.json()
+    return {key: value for key, value in body.items() if key not in ("latency_ms", "request_id")}
 
 
 @contextmanager
-def loaded(server: RunningServer, questions: Mapping[Question, int], pause_s: float = 0.05) -> Iterator[Load]:
-    """Ask each question from so many threads, over and over. `pause_s`: of a thread between two requests.
+def loaded(
+    server: RunningServer, questions: Mapping[Question, int] | Mapping[tuple[Question, ...], int], pause_s: float = 0.05
+) -> Iterator[Load]:
+    """Ask each question from so many threads, over and over; those of a tuple in turn.
 
-    Without a pause the threads would take a core from the servers, and every restart would take longer.
+    `pause_s`: of a thread between two requests. Without a pause the threads would take a core from the servers, and
+    every restart would take longer.
     """
     load, count = Load(), sum(questions.values())
-    limits = httpx.Limits(max_connections=count, max_keepalive_connections=count)
-    with (
-        httpx.Client(base_url=server.url, timeout=WAIT_S, limits=limits, verify=False, trust_env=False) as client,
-        ThreadPoolExecutor(count) as pool,
-    ):
+    with ThreadPoolExecutor(count) as pool:
 
-        def ask_on(question: Question) -> None:
-            while not load.stop.is_set():
-                load.ask(client, question)
-                load.stop.wait(pause_s)
+        def ask_on(asked: Question | tuple[Question, ...]) -> None:
+            in_turn = itertools.cycle((asked,) if isinstance(asked, Question) else asked)
+            try:
+                with httpx.Client(base_url=server.url, timeout=WAIT_S, verify=False, trust_env=False) as client:
+                    while not load.stop.is_set():
+                        load.ask(client, next(in_turn))
+                        load.stop.wait(pause_s)
+            except Exception as error:
+                load.broken.append(error)
+                raise
 
         futures = [pool.submit(ask_on, question) for question, times in questions.items() for _ in range(times)]
         try:

@@ -12,7 +12,7 @@ from frameworks.engine.contract import EngineRequest, EngineSettings, Run, RunCo
 from frameworks.engine.process.calls import InferCall
 from frameworks.engine.process.counting import add_counts
 from frameworks.engine.process.generations import GenerationCall
-from frameworks.engine.process.link import Link, Loss, OwnerLink, Start, Started
+from frameworks.engine.process.link import Link, Loss, OwnerLink, RemoteModel, Start, Started
 from frameworks.engine.process.messages import Close, Counts, FromEngine, Pong, ProtocolError, SpecLearned
 from frameworks.engine.process.open_calls import OpenCalls
 from frameworks.engine.process.restarts import RestartPolicy
@@ -32,13 +32,6 @@ log = structlog.get_logger(__name__)
 _CLOSE_S = 10.0
 # The messages that free the last tensors arrive later than the answers.
 _IDLE_S = 5.0
-
-
-class RemoteModel:
-    """Implement Described: the spec that the process reported."""
-
-    def __init__(self, spec: ModelSpec) -> None:
-        self.spec = spec
 
 
 class ProcessEngine:
@@ -171,6 +164,10 @@ class ProcessEngine:
         if self.is_dead or (self.outage is not None and not self._policy.expects_restart_soon):
             raise self._failure()
 
+    def retry_after_s(self) -> float:
+        """Return the seconds after which a process that is down is likely to serve."""
+        return self._policy.retry_after_s(self._load_s)
+
     async def generate(
         self, run: Run, request: GenerateRequest, times: TokenTimes, left_s: float | None, in_pieces: bool
     ) -> GenerationCall:
@@ -288,7 +285,7 @@ class ProcessEngine:
         self._calls.stop_charging()
 
     def _failure(self) -> ModelFailed:
-        wait_s = self._policy.retry_after_s(self._load_s)
+        wait_s = self.retry_after_s()
         return ModelFailed(f'model "{self._name}" failed: {self.outage}; try again in {wait_s:.0f} s', wait_s)
 
     def _add_counts(self, message: Counts) -> None:

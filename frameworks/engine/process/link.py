@@ -14,6 +14,13 @@ class Loss(NamedTuple):
     message: str
 
 
+class RemoteModel:
+    """Implement Described: the spec that the process reported."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self.spec = spec
+
+
 class Link(Protocol):
     """One running process with a loaded model. Owned by the event loop."""
 

@@ -44,6 +44,8 @@ class SizedRegistry(FakeRegistry):
         self.gates: dict[str, Gate] = {}
         """Block a load until the gate is opened."""
         self.broken: set[str] = set()
+        self.crashing: set[str] = set()
+        """Their process ends while they load."""
         self.loads: list[str] = []
         """In the order of their start."""
         self.of: dict[str, DoublingModel] = {}
@@ -68,6 +70,8 @@ class SizedRegistry(FakeRegistry):
                 self.gates[name]()
             if name in self.broken:
                 raise InvalidModel(f"{name} is broken")
+            if name in self.crashing:
+                raise ModelFailed("its process ended")
             instances = [DoublingModel(self.behaviour, self.sizes.get(name, GIB)) for _ in range(entry.instances)]
             self.made += instances
             self.of[name] = instances[0]

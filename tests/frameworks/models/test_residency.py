@@ -97,6 +97,16 @@ class TestFailures:
             assert (states(manager), manager.slot("a").reason) == ({"a": "failed"}, "a is broken")
 
     @in_loop
+    async def test_crash_in_load_fails_requests_with_retry(self) -> None:
+        async with lazy_models("a") as (registry, manager):
+            version = manager.slot("a").active
+            version._clock = Clock()
+            registry.crashing.add("a")
+            with pytest.raises(ModelFailed, match=r'model "a".* failed to load: its process ended') as caught:
+                await infer(manager, "a")
+            assert caught.value.retry_after_s == 1.0
+
+    @in_loop
     async def test_retries_after_failures_have_growing_delays(self) -> None:
         async with lazy_models("a") as (registry, manager):
             version, clock = manager.slot("a").active, Clock()
@@ -106,8 +116,9 @@ class TestFailures:
                 assert isinstance(await error_of(infer(manager, "a")), ModelFailed)
                 assert len(registry.loads) == count + 1
                 clock.now_s += wait_s - 0.1
-                with pytest.raises(ModelFailed, match=r"failed: a is broken; its load is retried in 0\.1 s"):
+                with pytest.raises(ModelFailed, match=r"failed: a is broken; its load is retried in 0\.1 s") as caught:
                     await infer(manager, "a")
+                assert caught.value.retry_after_s == pytest.approx(0.1)
                 assert len(registry.loads) == count + 1
                 clock.now_s += 0.1
             registry.broken.clear()

@@ -17,7 +17,7 @@ from frameworks.devices import DeviceManager
 from frameworks.engine.process import live
 from frameworks.engine.process.client import ProcessEngine
 from frameworks.engine.registries import RegistrySettings
-from frameworks.errors import Draining
+from frameworks.errors import Draining, ModelFailed
 from frameworks.manager import MLFrameworkManager
 from frameworks.models.contract import ServedModels
 from frameworks.models.loader import Loader
@@ -154,3 +154,18 @@ async def test_worker_leaves_while_it_connects(tmp_path: Path) -> None:
         await soon(lambda: any(each._asked for each in connects) or slot.state is ModelState.READY)
         await whole.leave(0)
         assert await add_to_itself(whole.replicas[1], 1.0) == 2.0
+
+
+@in_loop
+async def test_new_worker_refuses_with_retry_during_outage(tmp_path: Path) -> None:
+    async with sharing(tmp_path, num_workers=1) as whole:
+        slot = await whole.manager.load("m")
+        for _ in range(2):
+            await soon(lambda: slot.state is ModelState.READY)
+            engine_process().send_signal(signal.SIGKILL)
+            await soon(lambda: slot.state is ModelState.FAILED)
+        joined = await whole.join(1)
+        with pytest.raises(ModelFailed, match=r'model "m" failed: .*SIGKILL.*; try again') as caught:
+            await add_to_itself(joined, 1.0)
+        assert caught.value.retry_after_s is not None
+        assert caught.value.retry_after_s >= 1.0
