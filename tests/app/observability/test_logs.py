@@ -129,3 +129,7 @@ def test_failed_write_loses_only_its_line() -> None:
         configure_logging("info", "json", stream)
         structlog.get_logger().info("lost")
         logging.getLogger("library").warning("lost too")
+    later = io.StringIO()
+    configure_logging("info", "json", later)
+    structlog.get_logger().info("kept")
+    assert [json.loads(line)["event"] for line in later.getvalue().splitlines()] == ["kept"]

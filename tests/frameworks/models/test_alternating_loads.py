@@ -162,6 +162,7 @@ class TestTurns:
         await asyncio.sleep(0)
         second.cancel()
         await asyncio.wait([first, second])
+        assert (first.cancelled(), second.cancelled()) == (True, True)
         third.cancel()
         await asyncio.wait([third])
         async with asyncio.timeout(HANGS_AFTER_S), turns.turn(lambda: False):

@@ -115,7 +115,8 @@ class TestSpec:
 
     @pytest.mark.parametrize("model_type", ["qwen3", "llama"])
     def test_model_type_accepts_family_name(self, made_once: FolderMaker, model_type: str) -> None:
-        load_generating(made_once(save_causal_model, model_type="qwen3"), model_type=model_type)
+        model = load_generating(made_once(save_causal_model, model_type="qwen3"), model_type=model_type)
+        assert model.spec.task == "generate"
 
     def test_other_family_is_refused(self, made_once: FolderMaker) -> None:
         message = refusal(made_once(save_causal_model), model_type="bert")
@@ -302,7 +303,8 @@ class TestRefusals:
         assert "missing weights of LlamaForCausalLM: lm_head.weight" in refusal(folder)
 
     def test_tied_head_may_be_absent(self, made_once: FolderMaker) -> None:
-        load_generating(made_once(save_causal_model, tie_word_embeddings=True))
+        model = load_generating(made_once(save_causal_model, tie_word_embeddings=True))
+        assert model.spec.task == "generate"
 
     def test_invalid_config_is_refused(self, copied: FolderMaker) -> None:
         folder = copied(save_causal_model)
