@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, get_args
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
@@ -140,8 +140,13 @@ def truncated_by_library(name: str, text: Any, max_tokens: int) -> list[int]:
     return ids
 
 
+FEW_EXAMPLES = settings(max_examples=20)
+"""For properties of each of the tokenizers: hundreds of examples in all."""
+
+
 @pytest.mark.parametrize("name", TOKENIZERS)
 class TestBeginning:
+    @FEW_EXAMPLES
     @given(text=TEXTS, max_tokens=st.sampled_from([3, 4, 9, 30]))
     @example("the cat " * 2_000, 9)
     @example("a" * 9_000, 4)
@@ -151,6 +156,7 @@ class TestBeginning:
         [ids] = ours_of(name, max_tokens).tokenize([text], truncate=True)
         assert ids == truncated_by_library(name, text, max_tokens)
 
+    @FEW_EXAMPLES
     @given(text=TEXTS, max_tokens=st.sampled_from([3, 30]))
     def test_text_that_fits_is_never_refused(self, name: str, text: str, max_tokens: int) -> None:
         whole = library_of(name).encode(text).ids
@@ -160,6 +166,7 @@ class TestBeginning:
             with pytest.raises(InvalidInput, match=f"expected at most {max_tokens} tokens, got "):
                 ours_of(name, max_tokens).tokenize([text], truncate=False)
 
+    @FEW_EXAMPLES
     @given(text=TEXTS)
     def test_limit_admits_texts_with_so_many_tokens(self, name: str, text: str) -> None:
         assert not TextLengths(library_of(name)).limit(num_tokens_of(name, text)).exceeds(text)
