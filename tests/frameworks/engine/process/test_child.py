@@ -5,7 +5,7 @@ import gc
 import os
 import signal
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +130,20 @@ async def test_damaged_file_fails_load(keep: int, tmp_path: Path) -> None:
         link.send(Ping(1))
         await link.next(Pong)
         assert process.exit_reason is None
+
+
+@LINUX
+@in_loop
+async def test_all_threads_have_low_priority(tmp_path: Path) -> None:
+    async with started() as (link, process):
+        await link.load(measure=model(tmp_path))
+        await total(link, 1)
+        low = min(psutil.Process().nice() + LaunchOptions("minilm").niceness, 19)
+        found = set()
+        for thread in os.listdir(f"/proc/{process.pid}/task"):
+            with suppress(ProcessLookupError):  # that of the load ends
+                found.add(os.getpriority(os.PRIO_PROCESS, int(thread)))
+        assert found == {low}
 
 
 @LINUX
