@@ -10,9 +10,6 @@ from app.protocols.errors import ClientGone, EmptyBody, TooLarge
 from frameworks.scheduling.byte_limit import UNCOUNTED_BYTES, ByteHold
 from frameworks.types import Array
 
-LEASED_BYTES = 256 * 1024
-"""Bodies from this length on are received into memory of their own."""
-
 LeaseBody = Callable[[int], Array]
 """Return memory for a body of this length: uint8, writable."""
 
@@ -81,10 +78,12 @@ async def read_body_into(
 ) -> memoryview:
     """Return the whole body of `length` bytes, behind `lead_bytes` bytes of any content, in the memory of `lease`.
 
-    `length`: by `declared_length`, at least LEASED_BYTES. The memory is leased when a part has arrived. Raises
+    `length`: by `declared_length`, at least LONG_BODY_BYTES. The memory is leased when a part has arrived. Raises
     Overloaded, ClientGone.
     """
-    part, has_more = await _receive_part(receive)
+    part, has_more = b"", True
+    if not fast_path.has_part:
+        part, has_more = await _receive_part(receive)
     body = lease(lead_bytes + length).data
     end = lead_bytes
     while True:

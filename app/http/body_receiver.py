@@ -3,8 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from app.http.clocks import ClockedCycle
-from app.http.parsing import ParsingProtocol
+from app.http.parsing import HeldCycle, ParsingProtocol
 
 _SCRATCH_BYTES = 64 * 1024
 
@@ -13,7 +12,7 @@ class BodyReceiver(asyncio.BufferedProtocol):
     """Stands for the protocol of a connection until the end of one body, whose length is known."""
 
     def __init__(
-        self, protocol: ParsingProtocol, cycle: ClockedCycle, buffer: memoryview, try_grow: Callable[[int], bool]
+        self, protocol: ParsingProtocol, cycle: HeldCycle, buffer: memoryview, try_grow: Callable[[int], bool]
     ) -> None:
         self._protocol = protocol
         self._cycle = cycle

@@ -9,11 +9,12 @@ from typing import Any, cast
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.http.bodies import LEASED_BYTES, check_body, declared_length, read_body, read_body_into
+from app.http.bodies import check_body, declared_length, read_body, read_body_into
 from app.http.digests import check_digest
 from app.http.disconnects import DisconnectWatcher, WatchedRequest
 from app.http.gate import HttpGate
 from app.http.origins import OriginPolicy, is_preflight
+from app.http.parsing import LONG_BODY_BYTES
 from app.http.responses import begin_record, send_body, send_error
 from app.http.sse import EventStream
 from app.inference.context import RequestContext
@@ -200,7 +201,7 @@ class Endpoint:
         length = None
         if codec.views_body and model is not None and fast_path is not None and fast_path.receives_into:
             length = declared_length(scope["headers"], self._max_body_bytes, hold)
-        if length is None or length < LEASED_BYTES:
+        if length is None or length < LONG_BODY_BYTES:
             whole = await read_body(
                 scope, exchange.receive, self._max_body_bytes, hold, early_reject, fast_path, lead_bytes
             )

@@ -2,7 +2,7 @@
 
 import httptools
 
-from app.http.clocks import ClockedProtocol
+from app.http.clocks import ClockedCycle, ClockedProtocol, HeldFlow
 from frameworks.scheduling.byte_limit import UNCOUNTED_BYTES, ByteHold
 
 MAX_HEAD_BYTES = 64 * 1024
@@ -10,30 +10,54 @@ MAX_HEAD_BYTES = 64 * 1024
 
 MAX_PIPELINED = 16
 """Requests of a connection that wait behind another one; at this number the connection is not read further."""
+LONG_BODY_BYTES = 256 * 1024
+"""Bodies from this length on may be received into memory of their own."""
 SLICE_BYTES = 8 * 1024
 """The parser cannot be stopped within the bytes that it gets: the requests in one slice may exceed MAX_PIPELINED."""
+
+
+class HeldCycle(ClockedCycle):
+    """A request whose long body is held until something asks for it."""
+
+    flow: HeldFlow
+    is_asked_for = False
+    """Whether something has asked for the body."""
 
 
 class ParsingProtocol(ClockedProtocol):
     """A connection that parses no more than it can hold."""
 
+    cycle: "HeldCycle"
     _head_bytes = 0
     # Bytes that arrived since the parser last reported something: a header without end adds to nothing else.
     _held_bytes = 0
     _is_upgrade = False
-    # Bytes behind MAX_PIPELINED requests.
+    # Bytes behind MAX_PIPELINED requests, or of a long body that nothing has asked for.
     _unparsed: bytes | memoryview = b""
     # The count of those bytes, and of bodies that wait behind another request; None until there were any.
     _waiting_hold: ByteHold | None = None
 
-    @property
-    def holds_unparsed(self) -> bool:
-        """Whether bytes have arrived that the parser has not got."""
-        return bool(self._unparsed)
+    def take_held(self, nbytes: int) -> memoryview:
+        """Return at most so many bytes that have arrived and that the parser has not got. It does not get them."""
+        held = memoryview(self._unparsed)
+        self._unparsed = held[nbytes:]
+        self.flow.is_held = bool(self._unparsed)
+        return held[:nbytes]
 
-    def feed_slices(self, data: bytes) -> None:
+    def _holds_body(self) -> bool:
+        """Whether the rest of the body waits for what the request does: it may be received elsewhere."""
+        cycle = self.cycle
+        if cycle is None or cycle.is_asked_for or cycle.response_complete or self.pipeline:
+            return False
+        return cycle.bytes_left() >= LONG_BODY_BYTES
+
+    def feed_slices(self, data: bytes | memoryview) -> None:
         """Feed what is unparsed and a long chunk behind it to the parser, until MAX_PIPELINED requests wait."""
-        rest = memoryview(b"".join((self._unparsed, data)) if self._unparsed else data)
+        if not data:
+            data = self._unparsed
+        elif self._unparsed:
+            data = b"".join((self._unparsed, data))
+        rest = memoryview(data)
         self._unparsed = b""
         while rest and self._held_bytes <= MAX_HEAD_BYTES and not self.transport.is_closing():
             if len(self.pipeline) >= MAX_PIPELINED:
@@ -49,15 +73,21 @@ class ParsingProtocol(ClockedProtocol):
                 self.parser.feed_data(part)
             except (httptools.HttpParserUpgrade, httptools.HttpParserError) as error:
                 self.feed_behind(error, part)
+            if rest and self._holds_body():
+                self._unparsed = rest
+                self.flow.pause_reading()
+                break
         self.flow.is_held = bool(self._unparsed)
-        if self._unparsed or self.pipeline:
+        if self.pipeline:
             self.count_waiting()
 
     def count_waiting(self) -> None:
         """Count what waits behind the request in progress; close the connection if it does not fit."""
         if self._waiting_hold is None:
             self._waiting_hold = self.limits.byte_limit.hold()
-        waiting = len(self._unparsed) + sum(len(cycle.body) for cycle, _ in self.pipeline)
+        # A part of the body of the request in progress is counted when it asks for it.
+        unparsed_bytes = len(self._unparsed) if self.pipeline else 0
+        waiting = unparsed_bytes + sum(len(cycle.body) for cycle, _ in self.pipeline)
         if waiting <= UNCOUNTED_BYTES:
             waiting = 0
         if not self._waiting_hold.try_grow(waiting - self._waiting_hold.held_bytes):

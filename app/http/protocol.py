@@ -10,8 +10,8 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from app.http.body_receiver import BodyReceiver
-from app.http.clocks import BODY_PART_BYTES, CERTIFICATE_NAMES, ClockedCycle, HeldFlow
-from app.http.parsing import MAX_HEAD_BYTES, MAX_PIPELINED, SLICE_BYTES, ParsingProtocol
+from app.http.clocks import BODY_PART_BYTES, CERTIFICATE_NAMES, HeldFlow
+from app.http.parsing import MAX_HEAD_BYTES, MAX_PIPELINED, SLICE_BYTES, HeldCycle, ParsingProtocol
 from app.protocols.errors import RequestTimeout
 from frameworks.scheduling.byte_limit import UNCOUNTED_BYTES
 
@@ -178,7 +178,7 @@ class _Flow(HeldFlow):
             super().resume_reading()
 
 
-class Cycle(ClockedCycle):
+class Cycle(HeldCycle):
     """One request and its response: uvicorn's cycle, and the FastPath of the request.
 
     The event that ASGI's `receive` waits for is made when it is first used: most requests take the fast path.
@@ -236,6 +236,10 @@ class Cycle(ClockedCycle):
 
     async def receive(self) -> "ASGIReceiveEvent":
         """As RequestResponseCycle.receive. Raises RequestTimeout."""
+        if not self.is_asked_for:
+            self.is_asked_for = True
+            if self.flow.is_held and not self.response_complete:
+                self.protocol.feed_slices(b"")
         message = await super().receive()
         if self.is_late and not self.disconnected:
             raise RequestTimeout(
@@ -277,12 +281,27 @@ class Cycle(ClockedCycle):
         """Whether the transport can change its protocol; that of TLS has to decrypt."""
         return type(self.transport).set_protocol is not asyncio.BaseTransport.set_protocol
 
+    @property
+    def has_part(self) -> bool:
+        """Whether a part of the body has arrived, and is held."""
+        return self.flow.is_held and self.protocol.cycle is self and not self.is_asked_for
+
     def receive_into(self, buffer: memoryview, try_grow: Callable[[int], bool]) -> bool:
         """Receive the rest of the body into the buffer, without the parser and its copies; see FastPath."""
         protocol = self.protocol
-        if self.body or protocol.cycle is not self or protocol.holds_unparsed or self.bytes_left() != len(buffer):
+        if self.body or protocol.cycle is not self or self.bytes_left() != len(buffer):
             return False
-        BodyReceiver(protocol, self, buffer, try_grow).start()
+        self.is_asked_for = True
+        held = protocol.take_held(len(buffer))
+        buffer[: len(held)] = held
+        self.received_bytes += len(held)
+        if not try_grow(len(held)):
+            self.message_event.set()
+        if len(held) < len(buffer):
+            BodyReceiver(protocol, self, buffer[len(held) :], try_grow).start()
+            return True
+        protocol.end_body()
+        protocol.feed_slices(b"")
         return True
 
     def collect(self, part: bytes) -> None:

@@ -31,6 +31,11 @@ class FastPath(Protocol):
         """Whether `receive_into` is possible."""
         ...
 
+    @property
+    def has_part(self) -> bool:
+        """Whether a part of a long body has arrived that nothing has received."""
+        ...
+
     def receive_into(self, buffer: memoryview, try_grow: Callable[[int], bool]) -> bool:
         """Receive the rest of the body into the buffer, which has its size; `try_grow` counts the bytes.
 

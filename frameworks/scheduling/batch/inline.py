@@ -21,6 +21,8 @@ _HEAVY_RUNS = 3
 _MAX_SHAPES = 256
 # Longest time that the runs of one round may block the loop; the others run in the next round.
 _LONGEST_ROUND_S = 0.002
+# Requests with more elements do not share a run: copying 256 KiB of floats takes as long as the overhead of a run.
+_MERGED_ELEMENTS = 64 * 1024
 
 
 class InlinePolicy:
@@ -156,7 +158,7 @@ class InlineExecutor:
     def _first_batch(self, requests: list[Request]) -> tuple[list[Request], list[Request]]:
         """Return the first request with those that may share its batch, and the others."""
         first = requests[0].signature
-        if not first.shares:
+        if not first.shares or first.rows * first.length > _MERGED_ELEMENTS:
             return requests[:1], requests[1:]
         capacity = self._most_rows(first) - first.rows
         batch, others = [requests[0]], []
