@@ -110,6 +110,19 @@ def test_uncounted_body_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) ->
     run(test)
 
 
+def test_unread_body_leaves_connection_usable(run: Run) -> None:
+    """The part that has arrived is held for a request that never asks for it."""
+
+    async def test() -> None:
+        async with connected() as connection:
+            for way in ("/refused", "/direct", "/refused"):
+                connection[1].write(request(way, BODY) + request("/echo", b"next"))
+                assert (await answer_of(connection))[0] == (413 if way == "/refused" else 200)
+                assert (await answer_of(connection))[2] == b"next"
+
+    run(test)
+
+
 @in_loop
 async def test_slow_body_times_out() -> None:
     async with connected(body_timeout_s=IDLE_S) as connection:
