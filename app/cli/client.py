@@ -45,7 +45,7 @@ def call(
     address = url.rstrip("/") + quote(path)
     data = b"" if body is None else json.dumps(body).encode()
     try:
-        credentials = _credentials(method, address, data, api_key, is_signed)
+        headers = credentials(method, address, data, api_key, is_signed)
     except ValueError as error:
         return 0, _error("invalid_key", f"--api-key: {error}")
     try:
@@ -55,10 +55,10 @@ def call(
             headers={"content-type": "application/json"},
             method=method,
         )
-        for name, value in credentials.items():
+        for name, value in headers.items():
             # Not sent to the target of a redirect.
             request.add_unredirected_header(name, value)
-        context = _context(tls) if tls is not None and url.startswith("https://") else None
+        context = tls_context(tls) if tls is not None and url.startswith("https://") else None
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=context) as response:  # noqa: S310
             return response.status, json.load(response)
     except urllib.error.HTTPError as error:
@@ -68,7 +68,7 @@ def call(
         return 0, _error("unreachable", f"--url: expected a Roundhouse server at {url}, got {error}")
 
 
-def _credentials(method: str, url: str, body: bytes, api_key: str, is_signed: bool) -> dict[str, str]:
+def credentials(method: str, url: str, body: bytes, api_key: str, is_signed: bool) -> dict[str, str]:
     """Return the headers that authenticate a request. Raises ValueError for a key that cannot be sent."""
     if is_signed:
         from app.cli.signing import signature_headers
@@ -79,7 +79,7 @@ def _credentials(method: str, url: str, body: bytes, api_key: str, is_signed: bo
     return {"authorization": f"Bearer {api_key}"} if api_key else {}
 
 
-def _context(tls: TlsOptions) -> ssl.SSLContext:
+def tls_context(tls: TlsOptions) -> ssl.SSLContext:
     """Raises OSError for a file that cannot be read or used."""
     context = ssl.create_default_context(cafile=tls.authorities)
     if tls.certificate is not None:

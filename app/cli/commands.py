@@ -1,4 +1,4 @@
-"""Run the command line: serve, check, models, infer, keys."""
+"""Run the command line: serve, check, models, infer, keys, bench."""
 
 import argparse
 import json
@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from app.cli.bench import add_bench
 from app.cli.config_file import config_file
 from app.cli.keys import add_keys
 from app.cli.tables import print_table
@@ -37,6 +38,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_models(commands)
     _add_infer(commands)
     add_keys(commands, _command)
+    add_bench(commands, _command, _add_server, _access)
     return parser
 
 

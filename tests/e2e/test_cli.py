@@ -13,7 +13,18 @@ import pytest
 from app.cli.commands import main
 from tests.e2e.server import ROOT, RunningServer
 
-COMMANDS = ("serve", "check", "models", "infer", "keys", "keys create", "keys list", "keys revoke", "keys rotate")
+COMMANDS = (
+    "serve",
+    "check",
+    "models",
+    "infer",
+    "keys",
+    "keys create",
+    "keys list",
+    "keys revoke",
+    "keys rotate",
+    "bench",
+)
 
 
 def output(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -> str:

@@ -1,0 +1,111 @@
+"""Totals of outcomes, and what they become in the reports."""
+
+from app.load_test.page import html_page
+from app.load_test.plots import nice_end
+from app.load_test.report import limits
+from app.load_test.tally import MAX_POINTS, Course, Outcome, Tally
+
+
+def tally() -> Tally:
+    return Tally(10.0, lambda: 0.0)
+
+
+def test_latency_counts_from_planned_time() -> None:
+    totals = tally()
+    totals.record(Outcome(10.0, 12.0, 200))
+    assert totals.latency.max_s == 2.0
+    assert totals.per_second == 0.5
+
+
+def test_request_planned_in_warmup_is_ignored() -> None:
+    totals = tally()
+    totals.record(Outcome(9.9, 12.0, 200))
+    totals.record(Outcome(9.9, 12.0, 0, "timeout"))
+    assert (totals.succeeded, totals.failed) == (0, 0)
+
+
+def test_failures_are_counted_by_kind() -> None:
+    totals = tally()
+    for number in range(1000):
+        totals.record(Outcome(10.0, 11.0, 503, "overloaded" if number % 2 else f"made-up-{number}"))
+    assert totals.failures[503, "overloaded"] == 500
+    assert totals.failures.total() == totals.failed == 1000
+    assert len(totals.failures) <= 51
+    assert totals.latency.count == 0
+
+
+def test_server_timings_are_bounded() -> None:
+    totals = tally()
+    totals.record(Outcome(10.0, 11.0, 200, "", "decode;dur=1.5, queue;dur=nan, x;dur=-1, cpu, compute; dur=20"))
+    assert {name: timing.max_s for name, timing in totals.server_timings.items()} == {"decode": 0.0015, "compute": 0.02}
+    for number in range(100):
+        totals.record(Outcome(10.0, 11.0, 200, "", f"t{number};dur=1"))
+    assert len(totals.server_timings) == 12
+
+
+def test_tokens_after_first_have_mean_time() -> None:
+    totals = tally()
+    totals.record(Outcome(10.0, 15.0, 200, "", "", first_token_s=11.0, last_token_s=14.0, tokens=4))
+    assert (totals.first_token.max_s, totals.per_token.max_s, totals.tokens) == (1.0, 1.0, 4)
+
+
+def test_course_is_bounded_and_complete() -> None:
+    course = Course()
+    for number in range(100_000):
+        course.at(number * 0.1).succeeded += 1
+    assert len(course.points) <= MAX_POINTS
+    assert sum(point.succeeded for point in course.points) == 100_000
+    # Each interval holds the requests of its own time.
+    for point in course.points[:-1]:
+        assert abs(point.succeeded - course.interval_s * 10) <= 1
+
+
+def test_busy_or_late_load_generator_is_limit() -> None:
+    totals = tally()
+    totals.record(Outcome(10.0, 10.010, 200))
+    totals.lateness.record(0.0005)
+    assert limits(totals, 0.5) == []
+    assert limits(totals, 0.95) == ["the load generator used 95% of a core"]
+    totals.lateness.record(0.010)
+    assert len(limits(totals, 0.5)) == 1
+
+
+def test_axis_ends_above_largest() -> None:
+    assert [nice_end(value) for value in (0, 0.3, 1, 1.2, 2.1, 7, float("inf"))] == [1, 0.5, 1, 2, 2.5, 10, 1]
+
+
+def test_page_escapes_every_text() -> None:
+    evil = "<script>alert('&\"')</script>"
+    duration = {"count": 1, "mean": 1.0, "min": 1.0, "max": 1.0} | dict.fromkeys(
+        ("p50", "p90", "p95", "p99", "p99_9"), 1.0
+    )
+    page = html_page(
+        {
+            "started": evil,
+            "target": {"url": evil, "protocol": evil, "model": evil, "path": evil},
+            "load": {"loop": "open", "rate_per_s": 1.0, "arrivals": evil},
+            "ended_by": evil,
+            "elapsed_s": 1.0,
+            "requests": {"succeeded": 1, "failed": 1, "not_sent": 1},
+            "throughput_per_s": 1.0,
+            "latency_ms": duration,
+            "time_to_first_token_ms": None,
+            "time_per_token_ms": None,
+            "tokens": {"generated": 1, "per_s": 1.0},
+            "failures": [{"status": 0, "code": evil, "count": 1}],
+            "server_timing_ms": {evil: duration},
+            "connections": {"opened": 1},
+            "load_generator": {"cpu_part_of_a_core": 0.1, "timer_lateness_ms": None, "is_limit": False},
+            "course": [
+                {"after_s": 0.0, "succeeded": 1, "failed": 1, "p50_ms": 1.0, "p95_ms": 1.0, "p99_ms": 1.0},
+            ],
+            "course_interval_s": 0.25,
+            "latency_histogram": [{"from_ms": 0.99, "to_ms": 1.01, "count": 1}],
+            "warnings": [evil],
+        }
+    )
+    assert "<script" not in page
+    assert page.count("&lt;script&gt;") == 12
+    # No other resource is loaded.
+    assert "http:" not in page
+    assert "src=" not in page

@@ -1,0 +1,118 @@
+"""`roundhouse bench` against a real server: tensors, texts and generation over each protocol."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.cli.commands import main
+from tests.e2e.server import RunningServer
+
+COUNT = 12
+
+
+def measured(server: RunningServer, folder: Path, *arguments: str, status: int = 0) -> dict[str, Any]:
+    """Run the command and return its result."""
+    file = folder / "result.json"
+    words = ["bench", "--url", server.url, "--requests", str(COUNT), "--json", str(file), *arguments]
+    assert main(words) == status
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("arguments", "path"),
+    [
+        (["--model", "digits", "--concurrency", "3"], "/models/digits/infer"),
+        (["--model", "minilm", "--rate", "200", "--rows", "2"], "/models/minilm/infer"),
+        (["--model", "digits", "--protocol", "v2", "--rows", "2"], "/v2/models/digits/infer"),
+        (["--model", "minilm", "--protocol", "v2"], "/v2/models/minilm/infer"),
+        (["--model", "minilm", "--protocol", "openai-embeddings", "--rate", "100"], "/v1/embeddings"),
+    ],
+)
+def test_tensors_and_texts_are_measured(server: RunningServer, tmp_path: Path, arguments: list[str], path: str) -> None:
+    found = measured(server, tmp_path, *arguments)
+    assert found["target"]["path"] == path
+    assert (found["requests"]["sent"], found["requests"]["succeeded"]) == (COUNT, COUNT)
+    latency = found["latency_ms"]
+    assert 0 < latency["min"] <= latency["p50"] <= latency["p95"] <= latency["p99"] <= latency["max"]
+    assert set(found["server_timing_ms"]) == {"decode", "queue", "compute", "encode"}
+    # The server's own time is a part of that of the client.
+    assert found["server_timing_ms"]["compute"]["mean"] <= latency["mean"]
+    assert sum(each["count"] for each in found["latency_histogram"]) == COUNT
+    assert sum(each["succeeded"] for each in found["course"]) == COUNT
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--protocol", "openai-chat"],
+        ["--protocol", "openai-completions"],
+        ["--protocol", "openai-completions", "--no-stream"],
+    ],
+)
+def test_generation_reports_tokens(server: RunningServer, tmp_path: Path, arguments: list[str]) -> None:
+    found = measured(server, tmp_path, "--model", "tiny-llama", "--max-tokens", "4", "--words", "3", *arguments)
+    assert found["requests"]["succeeded"] == COUNT
+    assert COUNT <= found["tokens"]["generated"] <= COUNT * 4
+    is_streamed = "--no-stream" not in arguments
+    assert (found["time_to_first_token_ms"] is not None) == is_streamed
+    if is_streamed:
+        assert found["time_to_first_token_ms"]["max"] <= found["latency_ms"]["max"]
+
+
+def test_bodies_of_file_and_page(server: RunningServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bodies = tmp_path / "bodies.jsonl"
+    bodies.write_text('{"text": ["a", "b"]}\n{"text": 5}\n', encoding="utf-8")
+    page = tmp_path / "result.html"
+    found = measured(server, tmp_path, "--model", "minilm", "--input", str(bodies), "--html", str(page))
+    assert found["failures"] == [{"status": 400, "code": "invalid_input", "count": COUNT // 2}]
+    assert "6 of 12 requests failed." in found["warnings"]
+    printed = capsys.readouterr()
+    assert "400 invalid_input" in printed.out
+    assert "warning: 6 of 12 requests failed." in printed.err
+    assert page.read_text(encoding="utf-8").count("<svg") == 3
+
+
+def test_run_without_success_exits_with_1(server: RunningServer, tmp_path: Path) -> None:
+    arguments = ["--model", "absent", "--protocol", "openai-embeddings"]
+    found = measured(server, tmp_path, *arguments, status=1)
+    assert [(each["status"], each["code"]) for each in found["failures"]] == [(404, "model_not_found")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "digitz"], "404"),
+        ([], "--model: expected one of "),
+        (["--model", "map-in"], "--input FILE"),
+        (["--protocol", "v2"], "--model: expected the name"),
+    ],
+)
+def test_model_is_refused_before_the_run(
+    server: RunningServer, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "--url", server.url, *arguments]) == 1
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--url", "ftp://h"], ["--json", "absent-folder/x"], ["--cacert", "absent", "--url", "https://h"]],
+)
+def test_wrong_option_exits_with_2(arguments: list[str]) -> None:
+    assert main(["bench", *arguments]) == 2
+
+
+@pytest.mark.parametrize("arguments", [["--rate", "0"], ["--rate", "nan"], ["--concurrency", "0"], ["--words", "5-3"]])
+def test_wrong_number_exits_with_2(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", *arguments])
+    assert ended.value.code == 2
+
+
+def test_no_server_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--url", "http://127.0.0.1:1"]) == 1
+    assert "--url: expected a server at 127.0.0.1:1/models" in capsys.readouterr().err
