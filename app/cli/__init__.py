@@ -1,4 +1,4 @@
-"""Run the command line: serve, check, models, infer, keys."""
+"""Run the command line: serve, check, models, infer, run, keys, bench."""
 
 from app.cli.commands import main
 

@@ -1,4 +1,4 @@
-"""Run the command line: serve, check, models, infer, keys, bench."""
+"""Run the command line: serve, check, models, infer, run, keys, bench."""
 
 import argparse
 import json
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from app.cli.bench import add_bench
 from app.cli.config_file import config_file
 from app.cli.keys import add_keys
+from app.cli.run import add_run
 from app.cli.tables import print_table
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_check(commands)
     _add_models(commands)
     _add_infer(commands)
+    add_run(commands, _command)
     add_keys(commands, _command)
     add_bench(commands, _command, _add_server, _access)
     return parser

@@ -18,6 +18,7 @@ COMMANDS = (
     "check",
     "models",
     "infer",
+    "run",
     "keys",
     "keys create",
     "keys list",

@@ -1,0 +1,188 @@
+"""Run a model over files: `roundhouse run MODEL INPUT OUTPUT`."""
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from app.cli.config_file import config_file
+
+if TYPE_CHECKING:
+    from app.offline.job import Job, JobResult
+    from app.offline.model import RunModel
+    from app.offline.remote_model import RemoteModel
+
+AddCommand = Callable[[Any, str, str, str], argparse.ArgumentParser]
+"""Adds a command: subparsers, name, description, example."""
+
+BAD_ROWS_STATUS = 3
+"""The exit status of a run that is complete, with bad rows in the file of --errors."""
+_INTERRUPTED_STATUS = 130
+_FORBIDDEN = {"model_name", "version", "input_data", "inputs", "text", "prompt", "messages", "stream", "n", "logprobs"}
+
+
+def add_run(commands: Any, add_command: AddCommand) -> None:
+    """Add `roundhouse run`."""
+    run = add_command(
+        commands,
+        "run",
+        "Run a model over Parquet, CSV or JSON Lines files. The same command resumes an interrupted run.",
+        "roundhouse run ./models/minilm-onnx texts.parquet embeddings.parquet --column text\n"
+        "  roundhouse run ./models/digits images.parquet results.parquet --columns image=pixels\n"
+        "  roundhouse run minilm texts.csv embeddings.parquet --column text --url http://127.0.0.1:8080",
+    )
+    run.add_argument("model", metavar="MODEL", help="path as for serve, or a name in the file of --config or at --url")
+    run.add_argument("input", metavar="INPUT", help="a .parquet, .csv or .jsonl file, a folder, or a glob in quotes")
+    run.add_argument("output", type=Path, metavar="OUTPUT", help="a file; for several input files a folder")
+    rows = run.add_mutually_exclusive_group(required=True)
+    rows.add_argument("--column", metavar="NAME", help="the texts, or the prompts of a language model")
+    rows.add_argument("--columns", metavar="NAMES", help="tensors: comma-separated INPUT=COLUMN, or equal names alone")
+    run.add_argument("--outputs", metavar="NAMES", help="only these outputs of a tensor model, comma-separated")
+    run.add_argument(
+        "--normalize", action=argparse.BooleanOptionalAction, help="embed: default as the model's files say"
+    )
+    run.add_argument("--truncate", action=argparse.BooleanOptionalAction, help="truncate long texts; default: yes")
+    run.add_argument("--top-k", type=int, metavar="N", help="classify: the number of labels; default: all")
+    run.add_argument(
+        "--options", type=json.loads, default={}, metavar="JSON", help="further options of /infer, an object"
+    )
+    run.add_argument("--prefix", default="", metavar="TEXT", help="before the names of result columns")
+    run.add_argument("--format", choices=("parquet", "csv", "jsonl"), help="of the files in an OUTPUT folder")
+    run.add_argument(
+        "--errors", type=Path, metavar="FILE", help="JSON Lines of bad rows; default: the first ends the run"
+    )
+    run.add_argument("--window", type=int, default=4096, metavar="N", help="rows sorted by length; default: 4096")
+    run.add_argument("--restart", action="store_true", help="forget an earlier run and replace its output")
+    run.add_argument("--config", type=Path, metavar="FILE", help="settings of devices, scheduling and models")
+    run.add_argument("--url", help="send to this running server instead")
+    run.add_argument("--concurrency", type=int, default=8, metavar="N", help="requests at a time to --url; default: 8")
+    run.add_argument("--cacert", metavar="FILE", help="PEM file of the authorities for https; default: the system's")
+    run.add_argument("--api-key", metavar="KEY", help="for --url; default: ROUNDHOUSE_API_KEY")
+    run.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    try:
+        from app.offline.errors import RunFailed, WrongCommand
+        from app.offline.job import run_job
+    except ModuleNotFoundError as error:
+        if error.name != "pyarrow":
+            raise
+        print("roundhouse run needs pyarrow; install the extra: pip install 'roundhouse[data]'", file=sys.stderr)
+        return 1
+    from app.config import ConfigError
+
+    async def work() -> "JobResult":
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        async with _open_model(options) as model:
+            return await run_job(_job(options, model), model, sys.stderr)
+
+    try:
+        result = asyncio.run(work())
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        print("interrupted; run the same command again to resume", file=sys.stderr)
+        return _INTERRUPTED_STATUS
+    except (ConfigError, WrongCommand) as error:
+        print(error, file=sys.stderr)
+        return 2
+    except RunFailed as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(f"{result.rows:,} rows, {result.bad:,} of them bad", file=sys.stderr)
+    return BAD_ROWS_STATUS if result.bad else 0
+
+
+@asynccontextmanager
+async def _open_model(options: argparse.Namespace) -> AsyncIterator["RunModel"]:
+    """Load the model, or connect to the server that has it."""
+    if options.url is not None:
+        model = await asyncio.to_thread(_connect, options)
+        try:
+            yield model
+        finally:
+            await asyncio.to_thread(model.close)
+        return
+    from app.cli.model_paths import with_models
+    from app.config import load_settings
+    from app.observability.logs import configure_logging
+    from app.offline.local_model import open_local_model, with_one_model
+
+    configure_logging("warning", "auto", sys.stderr)
+    loaded = load_settings(config_file(options.config, [options.model]), os.environ, {})
+    models = loaded.settings.models
+    names = [entry.name for entry in (*models.onnx_models, *models.torch_models)]
+    name = options.model
+    if name not in names:
+        # The paths are added at the end of their table.
+        none = models.model_copy(update={"onnx_models": (), "torch_models": ()})
+        loaded = replace(loaded, settings=with_models(loaded.settings.model_copy(update={"models": none}), [name]))
+        models = loaded.settings.models
+        name = next(entry.name for entry in (*models.onnx_models, *models.torch_models))
+    async with open_local_model(with_one_model(loaded, name), name) as local:
+        yield local
+
+
+def _connect(options: argparse.Namespace) -> "RemoteModel":
+    from app.cli.client import TlsOptions, credentials, tls_context
+    from app.config import API_KEY_VARIABLE
+    from app.offline.errors import WrongCommand
+    from app.offline.remote_model import RemoteModel
+
+    if options.concurrency < 1:
+        raise WrongCommand(f"--concurrency: expected 1 or more, got {options.concurrency}")
+    key = os.environ.get(API_KEY_VARIABLE, "") if options.api_key is None else options.api_key
+    try:
+        tls = tls_context(TlsOptions(options.cacert)) if options.url.startswith("https://") else None
+        headers = credentials("GET", options.url, b"", key, is_signed=False)
+    except (OSError, ValueError) as error:
+        raise WrongCommand(f"--api-key or --cacert: {error}") from error
+    return RemoteModel(options.url, options.model, headers, tls, options.concurrency)
+
+
+def _job(options: argparse.Namespace, model: "RunModel") -> "Job":
+    from app.offline.errors import WrongCommand
+    from app.offline.files import find_files
+    from app.offline.job import Job
+    from app.offline.requests import RowSource
+
+    if options.window < 1:
+        raise WrongCommand(f"--window: expected 1 or more, got {options.window}")
+    field = "inputs" if options.columns else "prompt" if model.description.task == "generate" else "text"
+    source = RowSource(options.column or "", _inputs(options.columns or ""), field, _infer_options(options))
+    output = options.output
+    files = find_files(options.input, output, options.format)
+    parts = output.with_name(output.name + ".parts")
+    return Job(files, parts, source, options.errors, options.prefix, options.restart, options.window)
+
+
+def _inputs(columns: str) -> dict[str, str]:
+    """Return input name → column of `--columns a,b=column`."""
+    pairs = (pair.partition("=") for pair in columns.split(",") if pair)
+    return {name.strip(): (column or name).strip() for name, _, column in pairs}
+
+
+def _infer_options(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the fields of /infer besides the rows. The decoder of the server checks them. Raises WrongCommand."""
+    from app.offline.errors import WrongCommand
+
+    if not isinstance(options.options, dict):
+        raise WrongCommand("--options: expected a JSON object")
+    chosen: dict[str, Any] = dict(options.options)
+    for name in ("normalize", "truncate", "top_k"):
+        if (value := getattr(options, name)) is not None:
+            chosen[name] = value
+    if options.outputs:
+        chosen["outputs"] = [name.strip() for name in options.outputs.split(",")]
+    forbidden = sorted(_FORBIDDEN & chosen.keys())
+    if forbidden:
+        raise WrongCommand(f"--options: expected options of one row, got {', '.join(forbidden)}; leave them out")
+    return chosen

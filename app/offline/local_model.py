@@ -1,0 +1,135 @@
+"""Load the model into this process, with the scheduler and engines of the server."""
+
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from app.config import LoadedSettings
+from app.inference.pipeline import FindSpec, Pipeline
+from app.observability.metrics import Observer, RequestRecord
+from app.offline.errors import RequestRefused, RunFailed, WrongCommand
+from app.offline.model import Generated, ModelDescription, RowAnswer, Shape
+from app.protocols.codec import Target
+from app.protocols.errors import ProtocolError
+from app.protocols.native.codec import NativeRequest, decode
+from app.server.build import build_inference
+from frameworks.devices import SystemProbe
+from frameworks.errors import FieldError, InvalidModel, OutOfMemory, RequestError, RoundhouseError
+from frameworks.generation.types import GenerateAnswer
+from frameworks.models.slot import ModelSlot
+from frameworks.scheduling.byte_limit import ByteLimit
+from frameworks.types import ClassifyAnswer, EmbedAnswer, ModelSpec, ValueSpec
+
+
+@asynccontextmanager
+async def open_local_model(loaded: LoadedSettings, name: str) -> AsyncIterator["LocalModel"]:
+    """Load the model `name` of the settings, and unload it at the end. Raises RunFailed for a model that fails."""
+    observer = Observer("none", loaded.settings.logging.slow_ms)
+    limit = ByteLimit(loaded.settings.server.max_buffered_bytes)
+    inference = build_inference(loaded, observer, SystemProbe(), limit)
+    async with inference.manager as manager:
+        try:
+            slot = await manager.load(name)
+        except (InvalidModel, OutOfMemory) as error:
+            raise RunFailed(f"MODEL: {error.message}") from error
+        try:
+            yield LocalModel(inference.pipeline, slot)
+        finally:
+            await inference.shadowing.close()
+            inference.pipeline.close()
+
+
+class LocalModel:
+    """A RunModel. Bodies are decoded by the native API's decoder, answers stay arrays."""
+
+    def __init__(self, pipeline: Pipeline, slot: ModelSlot) -> None:
+        self._pipeline = pipeline
+        spec = slot.spec
+        assert spec is not None
+        self._target = Target(slot.name, slot.version)
+        self.rows_per_request = min(slot.limits.max_rows, 32)
+        # Two batches for each instance: one runs while the next one is formed.
+        batches = 2 * slot.entry.instances + 2
+        self.concurrency = slot.limits.max_rows * 2 if spec.task == "generate" else batches
+        self.description = ModelDescription(
+            slot.name, str(spec.task), _shapes(spec.inputs), _shapes(spec.outputs), _identity(slot, spec),
+            frozenset(each.name for each in spec.inputs if each.required),
+        )  # fmt: skip
+
+    async def answer(self, body: bytes) -> RowAnswer:
+        record = RequestRecord("offline", "POST", "/infer", time.perf_counter())
+        try:
+            context = self._pipeline.admit(record)
+            try:
+                answer: RowAnswer = await self._pipeline.run(context, _OfflineExchange(body, self._target))
+                return answer
+            finally:
+                context.permit.release()
+        except (FieldError, ProtocolError, OutOfMemory, RequestError) as error:
+            raise RequestRefused(error.message) from error
+        except RoundhouseError as error:
+            raise RunFailed(error.message) from error
+
+
+class _OfflineExchange:
+    """The pipeline's Exchange for one body of a run."""
+
+    __slots__ = ("_body", "_target")
+
+    keeps_body = False
+    is_long_to_decode = False
+
+    def __init__(self, body: bytes, target: Target) -> None:
+        self._body = body
+        self._target = target
+
+    def decode(self, find_spec: FindSpec) -> NativeRequest:
+        return decode(self._body, self._target, find_spec)
+
+    def drop_body(self) -> None:
+        self._body = b""
+
+    def is_long_to_encode(self, decoded: Any, answer: Any) -> bool:
+        return False
+
+    def encode(self, decoded: Any, answer: Any) -> RowAnswer:
+        if isinstance(answer, GenerateAnswer):
+            choice = answer.choices[0]
+            return Generated(choice.text, choice.finish_reason, answer.usage.tokens_generated)
+        assert isinstance(answer, EmbedAnswer | ClassifyAnswer | dict)
+        return answer
+
+    def open_stream(self, decoded: Any) -> None:
+        raise WrongCommand("stream: expected a whole text, got a stream; leave the option out")
+
+    def watch(self) -> None:
+        pass
+
+    def unwatch(self) -> None:
+        pass
+
+
+def with_one_model(loaded: LoadedSettings, name: str) -> LoadedSettings:
+    """Return the settings with this model only."""
+    models = loaded.settings.models
+    kept = {
+        table: tuple(entry for entry in getattr(models, table) if entry.name == name)
+        for table in ("onnx_models", "torch_models")
+    }
+    settings = loaded.settings.model_copy(update={"models": models.model_copy(update=kept)})
+    return replace(loaded, settings=settings)
+
+
+def _shapes(values: tuple[ValueSpec, ...]) -> Mapping[str, Shape]:
+    return {value.name: value.shape for value in values}
+
+
+def _identity(slot: ModelSlot, spec: ModelSpec) -> dict[str, Any]:
+    """Return the files of the model with their sizes and times, and what else changes its results."""
+    path: Path = slot.active.path
+    files = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
+    described = [[str(each.relative_to(path.parent)), each.stat().st_size, each.stat().st_mtime_ns] for each in files]
+    return {"path": str(path.resolve()), "files": described, "dtype": spec.dtype}
