@@ -215,7 +215,7 @@ class _WindowRunner:
                 answers.append((positions, await self._model.answer(request.body)))
             except RequestRefused as error:
                 if len(positions) == 1:
-                    bad.append((positions[0], str(error)))
+                    bad.append((positions[0], _reason(error)))
                 else:
                     await self._answer_each(prepared, positions, answers, bad)
         finally:
@@ -229,4 +229,9 @@ class _WindowRunner:
             try:
                 answers.append(([position], await self._model.answer(prepared.body([position]))))
             except RequestRefused as error:
-                bad.append((position, str(error)))
+                bad.append((position, _reason(error)))
+
+
+def _reason(error: RequestRefused) -> str:
+    """Return why the only row of a request is refused. Its position in the request says nothing to the user."""
+    return str(error).replace("text[0]: ", "text: ", 1)

@@ -35,7 +35,7 @@ class PreparedRows(Protocol):
         ...
 
     def body(self, positions: list[int]) -> bytes:
-        """Return the body for these rows. A single text is sent as a string: errors then name no position."""
+        """Return the body for these rows. A single text is sent as a string."""
         ...
 
 

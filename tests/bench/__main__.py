@@ -30,6 +30,7 @@ from tests.bench.lending import measure_lending
 from tests.bench.loads import measure_loads
 from tests.bench.models import write_image_model, write_vector_model
 from tests.bench.neighbours import measure_neighbours
+from tests.bench.offline import measure_offline
 from tests.bench.open_inference import measure_open_inference
 from tests.bench.overload import measure_overload
 from tests.bench.quantization import measure_quantization
@@ -85,6 +86,7 @@ def _parts(folder: Path) -> dict[str, list[Callable[[], list[Row]]]]:
         "requests": [lambda: measure_throughput(image, vector), lambda: measure_requests(image, vector)],
         "open-inference": [lambda: measure_open_inference(image, vector), lambda: measure_grpc(vector)],
         "texts": [lambda: measure_text_throughput(_MODELS), lambda: measure_texts(_MODELS)],
+        "offline": [lambda: measure_offline(folder, _MODELS)],
         "quantization": [lambda: measure_quantization(_MODELS)],
         "isolation": [lambda: measure_isolation(vector, _MODELS / "minilm-onnx")],
         "isolation-generation": [lambda: measure_isolation_generation(folder, vector, _MODELS / "minilm-onnx")],

@@ -1,0 +1,118 @@
+"""Measure `roundhouse run`: its rate beside that of sentence-transformers, and its memory by the number of rows."""
+
+import asyncio
+import io
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from sentence_transformers import SentenceTransformer
+
+from app.cli.model_paths import with_models
+from app.config import load_settings
+from app.offline.files import find_files
+from app.offline.job import Job, run_job
+from app.offline.local_model import LocalModel, open_local_model
+from app.offline.requests import RowSource
+from memory.sizes import format_size
+from tests.bench.corpus import WORDS
+from tests.bench.rounds import in_turn, ratio
+from tests.bench.servers import ROOT
+from tests.bench.table import Row
+
+_TEXTS = 512
+_ROUNDS = 3
+_FEW_ROWS = 10_000
+_MANY_ROWS = 100_000
+
+
+def measure_offline(folder: Path, models: Path) -> list[Row]:
+    """Compare the rates in alternating rounds, then the memory of two processes."""
+    return [*_rates(folder, models), _memory(folder, models / "digits")]
+
+
+def _rates(folder: Path, models: Path) -> list[Row]:
+    chosen = random.Random(0)
+    texts = [" ".join(chosen.choices(WORDS, k=chosen.randint(4, 130))) for _ in range(_TEXTS)]
+    source = folder / "texts.parquet"
+    pq.write_table(pa.table({"text": texts}), source)
+    peer = SentenceTransformer(str(models / "minilm"), device="cpu")
+    rows = []
+    with asyncio.Runner() as runner:
+        for name, label in (("minilm-onnx", "ONNX"), ("minilm", "PyTorch")):
+            stack = AsyncExitStack()
+            loaded = load_settings(None, {}, {})
+            loaded = replace(loaded, settings=with_models(loaded.settings, [str(models / name)]))
+            model = runner.run(stack.enter_async_context(open_local_model(loaded, name)))
+            files = find_files(str(source), folder / f"{name}.parquet")
+            job = Job(files, folder / f"{name}.parts", RowSource("text", {}, "text", {}), restart=True)
+
+            def ours(job: Job = job, model: LocalModel = model) -> float:
+                return _rate(lambda: runner.run(run_job(job, model, io.StringIO())))
+
+            def theirs() -> float:
+                return _rate(lambda: peer.encode(texts, batch_size=32))
+
+            rates = in_turn({"ours": ours, "theirs": theirs}, _ROUNDS)
+            runner.run(stack.aclose())
+            rows.append(
+                Row(
+                    f"roundhouse run: {_TEXTS} texts of 4 to 130 words, MiniLM ({label})",
+                    f"{median(rates['ours']):.0f} texts/s, {ratio(rates['ours'], rates['theirs']):.2f} times",
+                    "1.0 times",
+                    f"SentenceTransformer.encode: {median(rates['theirs']):.0f} texts/s",
+                )
+            )
+    return rows
+
+
+def _rate(work: Callable[[], object]) -> float:
+    started_s = time.perf_counter()
+    work()
+    return _TEXTS / (time.perf_counter() - started_s)
+
+
+def _memory(folder: Path, model: Path) -> Row:
+    """Run a small tensor model over few and many rows, as the rows alone decide."""
+    peaks = [_peak_bytes(folder, model, rows) for rows in (_FEW_ROWS, _MANY_ROWS)]
+    return Row(
+        f"roundhouse run: peak resident memory of {_MANY_ROWS:,} rows of 64 numbers",
+        format_size(peaks[1]),
+        "flat",
+        f"{_FEW_ROWS:,} rows: {format_size(peaks[0])}",
+    )
+
+
+def _peak_bytes(folder: Path, model: Path, rows: int) -> int:
+    source, output = folder / f"{rows}.parquet", folder / f"{rows}.out.parquet"
+    numbers = pa.array(np.zeros(rows * 64, np.float32))
+    pq.write_table(pa.table({"image": pa.FixedSizeListArray.from_arrays(numbers, 64)}), source, row_group_size=10_000)
+    words = [
+        sys.executable,
+        "-m",
+        "app",
+        "run",
+        str(model),
+        str(source),
+        str(output),
+        "--columns",
+        "image",
+        "--restart",
+    ]
+    process = subprocess.Popen(words, cwd=ROOT, stderr=subprocess.DEVNULL)
+    # The kernel's own peak of this child.
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise RuntimeError(f"roundhouse run exited with {process.returncode}")
+    return usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
