@@ -87,6 +87,7 @@ def _tiles(result: dict[str, Any]) -> str:
 def _plots(result: dict[str, Any]) -> str:
     course: list[dict[str, Any]] = result["course"]
     interval_s = result["course_interval_s"]
+    end_s = max(1, len(course)) * interval_s
     seconds = [point["after_s"] + interval_s / 2 for point in course]
     throughput = [
         Line("succeeded", seconds, [point["succeeded"] / interval_s for point in course]),
@@ -97,8 +98,8 @@ def _plots(result: dict[str, Any]) -> str:
     latency = [Line(name, known_s, [point[f"{name}_ms"] for point in known]) for name in ("p50", "p95", "p99")]
     histogram = [(each["from_ms"], each["to_ms"], each["count"]) for each in result["latency_histogram"]]
     return (
-        _plot("Responses per second", throughput, lambda: lines(throughput, "s", ""))
-        + _plot("Latency over time, ms", latency, lambda: lines(latency, "s", ""))
+        _plot("Responses per second", throughput, lambda: lines(throughput, end_s, "s"))
+        + _plot("Latency over time, ms", latency, lambda: lines(latency, end_s, "s"))
         + _plot("Distribution of the latency, ms", [], lambda: bars(histogram))
     )
 

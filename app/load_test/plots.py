@@ -19,14 +19,13 @@ class Line:
     y: Sequence[float]
 
 
-def lines(drawn: Sequence[Line], unit_x: str, unit_y: str) -> str:
-    """Return a plot with both axes from zero."""
-    end_x = nice_end(max((x for line in drawn for x in line.x), default=0.0))
+def lines(drawn: Sequence[Line], end_x: float, unit_x: str) -> str:
+    """Return a plot with both axes from zero. `end_x`: end of the x axis, above zero."""
     end_y = nice_end(max((y for line in drawn for y in line.y), default=0.0))
-    parts = [_axis_y(end_y, unit_y)]
+    parts = [_axis_y(end_y)]
     for step in range(_TICKS + 1):
         value = end_x * step / _TICKS
-        parts.append(_label_x(_place(value / end_x), f"{value:g} {unit_x}".strip()))
+        parts.append(_label_x(_place(value / end_x), f"{value:.3g} {unit_x}"))
     for place, line in enumerate(drawn):
         points = [(_place(x / end_x), _level(y / end_y)) for x, y in zip(line.x, line.y, strict=True)]
         if len(points) == 1:
@@ -48,7 +47,7 @@ def bars(buckets: Sequence[tuple[float, float, int]]) -> str:
         middle = (math.log10(lower) + math.log10(upper)) / 2
         counts[min(_MAX_BARS, int((middle - low) / width))] += count
     end_y = nice_end(max(counts))
-    parts = [_axis_y(end_y, "")]
+    parts = [_axis_y(end_y)]
     for step in range(_TICKS + 1):
         part = step / _TICKS
         parts.append(_label_x(_place(part), f"{10 ** (low + (high - low) * part):.3g}"))
@@ -71,14 +70,14 @@ def nice_end(largest: float) -> float:
     return next((step * power for step in (1, 2, 2.5, 5) if step * power >= largest), 10 * power)
 
 
-def _axis_y(end: float, unit: str) -> str:
+def _axis_y(end: float) -> str:
     parts = []
     for step in range(_TICKS + 1):
         value = end * step / _TICKS
         y = _level(step / _TICKS)
         parts.append(
             f'<line class="grid" x1="{_LEFT}" y1="{y:.1f}" x2="{_WIDTH - _RIGHT}" y2="{y:.1f}"/>'
-            f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:g}{unit}</text>'
+            f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:g}</text>'
         )
     return "".join(parts)
 

@@ -90,8 +90,8 @@ async def show(run: Run, stream: TextIO, lines: Callable[[], list[str]]) -> None
             height = draw(stream, lines(), height)
             await asyncio.sleep(REDRAW_S)
     finally:
-        # The final table is the last one: complete, and below it the prompt.
-        draw(stream, lines(), height)
+        # The last table is complete: it may scroll, and long lines may wrap.
+        _write(stream, lines(), height)
         stream.write(_SHOW_CURSOR)
         stream.flush()
 
@@ -102,10 +102,14 @@ def draw(stream: TextIO, lines: list[str], height: int) -> int:
     # Longer lines would wrap, more of them would scroll: the cursor could not return to the first.
     columns, rows = size.columns or 80, size.lines or 24
     shown = [each[: max(1, columns - 1)] for each in lines[: max(1, rows - 1)]]
-    text = "".join(f"{each}{_CLEAR_LINE}\n" for each in shown)
+    _write(stream, shown, height)
+    return len(shown)
+
+
+def _write(stream: TextIO, lines: list[str], height: int) -> None:
+    text = "".join(f"{each}{_CLEAR_LINE}\n" for each in lines)
     stream.write((_UP.format(height) if height else "") + "\r" + text + _CLEAR_BELOW)
     stream.flush()
-    return len(shown)
 
 
 def _progress(run: Run, plan: Plan, now_s: float) -> str:

@@ -8,6 +8,9 @@ import pytest
 
 from app.cli.commands import main
 from tests.e2e.server import RunningServer
+from tests.e2e.tls_server import tls_serving
+from tests.support.certificates import Authority
+from tests.support.keyring import make_key, write_keys
 
 COUNT = 12
 
@@ -116,3 +119,21 @@ def test_wrong_number_exits_with_2(arguments: list[str]) -> None:
 def test_no_server_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--url", "http://127.0.0.1:1"]) == 1
     assert "--url: expected a server at 127.0.0.1:1/models" in capsys.readouterr().err
+
+
+def test_credentials_and_certificates_are_sent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain, signed, clients = make_key("default"), make_key("default", is_signed=True), Authority()
+    write_keys(tmp_path / "keys.toml", plain, signed)
+    with tls_serving(tmp_path, clients, '[auth]\nmode = "required"\n') as tls:
+        tls.server.wait_for_log("model ready")
+        (tmp_path / "ca.pem").write_bytes(tls.authority.pem)
+        certificate, key = clients.issue("bench").write(tmp_path, "bench")
+        own = ["--cacert", str(tmp_path / "ca.pem"), "--cert", str(certificate), "--cert-key", str(key)]
+        words = ["bench", "--url", tls.url, "--requests", "6", *own]
+        assert main([*words, "--api-key", plain.text]) == 0
+        assert main([*words, "--api-key", signed.text, "--sign"]) == 0
+        assert capsys.readouterr().out.count("6 succeeded  0 failed") == 2
+        assert main(words) == 1
+        assert "401" in capsys.readouterr().err
+        assert main([*words, "--api-key", "rh_x", "--sign"]) == 2
+        assert main([*words[:5], "--cacert", str(tmp_path / "ca.pem"), "--api-key", plain.text]) == 1
