@@ -53,6 +53,9 @@ def run_command(options: Options) -> int:
     except (NoTarget, CannotMake) as error:
         print(error, file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        # Before the run: there is no result yet.
+        return 130
 
 
 def _runner() -> Callable[[Coroutine[Any, Any, int]], int]:

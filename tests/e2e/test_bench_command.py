@@ -137,3 +137,16 @@ def test_credentials_and_certificates_are_sent(tmp_path: Path, capsys: pytest.Ca
         assert "401" in capsys.readouterr().err
         assert main([*words, "--api-key", "rh_x", "--sign"]) == 2
         assert main([*words[:5], "--cacert", str(tmp_path / "ca.pem"), "--api-key", plain.text]) == 1
+
+
+def test_interrupt_before_run_exits_quietly(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from app.load_test import command
+
+    async def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "find_target", interrupted)
+    assert main(["bench"]) == 130
+    assert capsys.readouterr().err == ""
