@@ -285,7 +285,8 @@ class PairRequest:
 class Timings:
     """The phases of a request, in seconds; used by headers, logs and metrics.
 
-    `started_s`: arrival of the first byte (time.perf_counter). `cache_hit`: whether the answer came from the response
+    `started_s`: arrival of the first byte (time.perf_counter). `batch_rows`: rows of the largest batch in which the
+    request ran; 0 if it ran in none. `cache_hit`: whether the answer came from the response
     cache or from a concurrent equal request; None for a model without cache.
     """
 
@@ -295,6 +296,7 @@ class Timings:
     encode_s: float = 0.0
     started_s: float = field(default_factory=time.perf_counter)
     cache_hit: bool | None = None
+    batch_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,6 +158,12 @@ class _Collector:
             [([], self._process.log_lines_dropped)],
         )
         yield counter(
+            "traces_dropped",
+            "Sampled requests without a trace: the queue was full, or the collector did not take them.",
+            [],
+            [([], self._process.traces_dropped)],
+        )
+        yield counter(
             "integrity_failures",
             "Integrity checks that found reserved memory without an owner, or an owner without a reservation.",
             [],

@@ -8,6 +8,7 @@ from app.observability.integrity import IntegrityMonitor
 from app.observability.logs import lost_lines
 from app.observability.loop_lag import LoopLagMonitor
 from app.observability.process_counts import ProcessCounts
+from app.observability.traces import Tracer
 from memory.shared_arena import shared_memory_in_use
 from memory.tensor_pool import TensorPool
 
@@ -21,6 +22,7 @@ class ProcessParts:
     tensor_pool: TensorPool
     connections: Connections
     keys: KeyStore
+    tracer: Tracer | None = None
 
     def counts(self) -> ProcessCounts:
         """Return the counts now. They share dictionaries with the parts, which change them later."""
@@ -37,4 +39,5 @@ class ProcessParts:
             self.tensor_pool.stats(),
             memory.leased_bytes,
             memory.resident_bytes,
+            0 if self.tracer is None else self.tracer.ended.dropped,
         )

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any
 
-from app.auth.access import EXEMPT, GRPC_ACCESS
+from app.auth.access import EXEMPT, GRPC_ACCESS, INFER
 from app.auth.authenticator import CREDENTIAL_HEADERS, Authenticator, check_scope, read_credentials
 from app.auth.client_certificates import check_same_tenant
 from app.auth.errors import Forbidden, Unauthenticated
@@ -91,6 +91,8 @@ class CallGate:
         """Count and log a refused call; return the error that ends it."""
         record = RequestRecord(request_id(call.headers), "gRPC", path, time.perf_counter())
         record.principal = principal
+        if self._observer.tracer is not None:
+            record.trace = self._observer.tracer.begin(call.headers)
         if isinstance(error, Unauthenticated):
             self._observer.auth_failures[error.reason] += 1
             if error.is_guess:
@@ -98,8 +100,11 @@ class CallGate:
         elif isinstance(error, Forbidden):
             self._observer.auth_failures["scope"] += 1
         status = as_grpc_error(error, record)
-        self._observer.log_request(record, time.perf_counter() - record.started_s)
+        total_s = time.perf_counter() - record.started_s
+        self._observer.log_request(record, total_s)
         access = GRPC_ACCESS.get(path)
+        if access is INFER:
+            self._observer.end_trace(record, total_s)
         if access is not None and access.action and principal.key_id:
             log_outcome(record, access.action)
         return status

@@ -105,8 +105,11 @@ class GrpcHandler:
 
     async def run(self, inference: InferenceCall, call: Call, send_pieces: SendPieces | None = None) -> Any:
         """Return what `write` returns; None if the response is text that `send_pieces` has sent. Raises GrpcError."""
-        record = RequestRecord(request_id(call.headers), "gRPC", inference.path, time.perf_counter())
+        headers, tracer = call.headers, self._observer.tracer
+        record = RequestRecord(request_id(headers), "gRPC", inference.path, time.perf_counter())
         record.principal = call.principal
+        if tracer is not None:
+            record.trace = tracer.begin(headers)
         self._observer.inflight += 1
         try:
             context = self.pipeline.admit(record)

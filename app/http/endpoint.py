@@ -88,6 +88,7 @@ class Endpoint:
         """`gate`: decides on every request before it is routed; None: all may call."""
         self._pipeline = pipeline
         self._observer = pipeline.observer
+        self._tracer = pipeline.observer.tracer
         self._max_body_bytes = pipeline.bounds.max_body_bytes
         self._uncounted_bytes = min(UNCOUNTED_BYTES, self._max_body_bytes)
         self._watcher = DisconnectWatcher()
@@ -101,13 +102,17 @@ class Endpoint:
         if scope["type"] != "http":
             return self._admin(scope, receive, send)
         record = begin_record(scope)
-        gate = self._gate
+        gate, tracer = self._gate, self._tracer
         if gate is not None and gate.keys.required:
             refusal = gate.check(scope, record)
+            if tracer is not None:
+                record.trace = tracer.begin(scope["headers"])
             if refusal is not None:
                 return gate.refuse(refusal, scope, record, send)
             if record.digest is not None and gate.shares_nonces:
                 return self._answer_signed(gate, record, scope, receive, send)
+        elif tracer is not None:
+            record.trace = tracer.begin(scope["headers"])
         route = self._find_route(scope["path"])
         if route is None or (scope["method"] == "OPTIONS" and is_preflight(scope["headers"])):
             scope["record"] = record

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from starlette.types import Scope, Send
 
-from app.auth.access import EXEMPT, HttpAccess
+from app.auth.access import EXEMPT, INFER, HttpAccess
 from app.auth.authenticator import Authenticator, check_query, check_scope, read_credentials
 from app.auth.client_certificates import check_same_tenant
 from app.auth.errors import Forbidden, Unauthenticated
@@ -132,10 +132,14 @@ class HttpGate:
         error = self._check_origin(scope, record) or error
         is_unread = record.fast_path is None or record.fast_path.take_body() is None
         await send_error(send, record, error, self._error_writer(record.path), is_unread)
-        self._observer.log_request(record, time.perf_counter() - record.started_s)
+        total_s = time.perf_counter() - record.started_s
+        self._observer.log_request(record, total_s)
+        matched = self._find(record.path)
+        if record.trace is not None and matched is not None and matched.methods.get(record.method) is INFER:
+            self._observer.end_trace(record, total_s)
         # Without a known key there is no name to write: the request log has the attempt.
         if record.principal.key_id:
-            log_action(record, self._find(record.path))
+            log_action(record, matched)
 
     def _check_origin(self, scope: Scope, record: RequestRecord) -> RoundhouseError | None:
         """Set the headers of the response, so that a page of an allowed origin can read it."""

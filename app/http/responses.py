@@ -120,7 +120,13 @@ def map_error(error: BaseException, record: RequestRecord) -> ErrorReply:
     """
     reply = to_http(error)
     if reply.status == 500:
-        log.error("internal error", request_id=record.request_id, path=shown_path(record.path), exc_info=error)
+        log.error(
+            "internal error",
+            request_id=record.request_id,
+            trace_id=record.trace_id,
+            path=shown_path(record.path),
+            exc_info=error,
+        )
     record.code = reply.code
     return reply
 

@@ -2,6 +2,7 @@
 
 import itertools
 import secrets
+import time
 from dataclasses import dataclass, field
 from math import inf
 
@@ -12,6 +13,7 @@ from app.auth.principal import ANONYMOUS, Principal
 from app.auth.quotas import TenantLimits
 from app.observability.fast_path import FastPath
 from app.observability.tallies import GenerationMetrics, ModelMetrics, RequestTallies, VersionRequests
+from app.observability.traces import EndedRequest, RequestTrace, Tracer
 from frameworks.types import Timings
 
 log = structlog.get_logger("roundhouse.request")
@@ -81,6 +83,13 @@ class RequestRecord:
     """The only Host header, if no header says that a web page sends the request."""
     headers: tuple[tuple[bytes, bytes], ...] = ()
     """Further headers of the response, for web pages."""
+    trace: RequestTrace | None = None
+    """None if tracing is off."""
+
+    @property
+    def trace_id(self) -> str | None:
+        """The id of the trace, for log lines."""
+        return None if self.trace is None else self.trace.hex_id
 
     def set_limits(self, limits: TenantLimits) -> None:
         """Note the limits of the request's tenant, which count the bytes of its response until they are read."""
@@ -92,9 +101,10 @@ class RequestRecord:
 class Observer(RequestTallies):
     """Count and log the requests of this process. Owned by the event loop."""
 
-    def __init__(self, log_requests: str, slow_ms: float) -> None:
-        """`log_requests`: `all`, `slow_and_failed` or `none`."""
+    def __init__(self, log_requests: str, slow_ms: float, tracer: Tracer | None = None) -> None:
+        """`log_requests`: `all`, `slow_and_failed` or `none`. `tracer`: None if tracing is off."""
         super().__init__()
+        self.tracer = tracer
         self._log_requests = log_requests
         # Successful requests that take longer than this are logged.
         self._slow_s = {"all": -1.0, "none": inf}.get(log_requests, slow_ms / 1000)
@@ -126,6 +136,33 @@ class Observer(RequestTallies):
                 requests.failed_s += total_s
         if not succeeded or total_s >= self._slow_s:
             self.log_request(record, total_s)
+        if record.trace is not None:
+            self.end_trace(record, total_s)
+
+    def end_trace(self, record: RequestRecord, total_s: float) -> None:
+        """Hand a sampled inference request to the exporter of traces."""
+        trace = record.trace
+        if self.tracer is None or trace is None or not trace.is_sampled:
+            return
+        principal = record.principal
+        self.tracer.ended.add(
+            EndedRequest(
+                trace,
+                record.request_id,
+                record.method,
+                record.path,
+                record.model,
+                record.version,
+                principal.tenant.name,
+                record.status,
+                record.code,
+                record.timings,
+                record.started_s,
+                total_s,
+                time.time_ns(),
+                bool(record.credentials or principal.key_id),
+            )
+        )
 
     def log_request(self, record: RequestRecord, total_s: float) -> None:
         """Log one request of any kind, as `[logging] requests` says. Probes and scrapes are not logged."""
@@ -139,6 +176,7 @@ class Observer(RequestTallies):
         log.info(
             "request",
             request_id=record.request_id,
+            trace_id=record.trace_id,
             tenant=principal.tenant.name or None,
             key_id=principal.key_id or None,
             method=record.method,

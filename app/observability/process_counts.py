@@ -26,12 +26,14 @@ class ProcessCounts:
     tensor_pool: dict[str, PoolStats] = field(default_factory=dict)
     shared_leased_bytes: int = 0
     shared_resident_bytes: int = 0
+    traces_dropped: int = 0
 
     def merge(self, other: "ProcessCounts") -> None:
         """Add the counts of another process of the same server."""
         self.loop_lag_seconds.merge(other.loop_lag_seconds)
         self.integrity_failures += other.integrity_failures
         self.log_lines_dropped += other.log_lines_dropped
+        self.traces_dropped += other.traces_dropped
         for reason, count in other.connections_closed.items():
             self.connections_closed[reason] = self.connections_closed.get(reason, 0) + count
         # Each process reads the same files.

@@ -41,6 +41,7 @@ from app.observability.loop_lag import LoopLagMonitor
 from app.observability.metrics import Observer
 from app.observability.process_counts import ProcessCounts
 from app.observability.tallies import RequestTallies
+from app.observability.traces import Tracer
 from app.observability.worker_counts import WorkerCounts
 from app.protocols.native.codec import ROUTES as NATIVE_ROUTES
 from app.protocols.open_inference.generate_codec import ROUTES as GENERATE_ROUTES
@@ -128,14 +129,15 @@ def build(
     grpc_listener: "GrpcListener | None" = None,
     connections: Connections | None = None,
     keys: KeyStore | None = None,
+    tracer: Tracer | None = None,
 ) -> Server:
     """Wire the parts for these settings. Nothing is loaded before the application starts.
 
     `log_requests`: `all`, `slow_and_failed` or `none`. `probe`: finds the devices; None: those of this machine.
     `grpc_listener`: already open; it answers while the application runs. `connections`: those of the HTTP listener.
-    `keys`: None reads the keys file. Raises ConfigError.
+    `keys`: None reads the keys file. `tracer`: None if tracing is off. Raises ConfigError.
     """
-    observer = Observer(log_requests, loaded.settings.logging.slow_ms)
+    observer = Observer(log_requests, loaded.settings.logging.slow_ms, tracer)
     if connections is None:
         connections = Connections(ConnectionBounds(), ByteLimit(loaded.settings.server.max_buffered_bytes))
     if keys is None:
@@ -211,7 +213,8 @@ def build_counting(
 ) -> Counting:
     """Return the counts of this process, or with `sharing` those of all workers too."""
     observer: RequestTallies = inference.pipeline.observer
-    counts = ProcessParts(monitors.loop_lag, monitors.integrity, inference.pool, connections, keys).counts
+    tracer = inference.pipeline.observer.tracer
+    counts = ProcessParts(monitors.loop_lag, monitors.integrity, inference.pool, connections, keys, tracer).counts
     memory_bytes = resident_bytes
     if sharing is not None:
         merged = MergedTallies(sharing.workers, observer, counts)

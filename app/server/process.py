@@ -15,6 +15,7 @@ from app.auth.tls import ServerTls
 from app.config import ConfigError, LoadedSettings, Settings
 from app.inference.lifecycle import Lifecycle
 from app.observability.logs import FLUSH_S, close_logs, configure_logging, flush_logs
+from app.observability.tracing import check_tracing, close_tracer, open_tracer
 from app.server.build import build
 from app.server.http_server import open_connections, server_tls, uvicorn_config
 from app.server.keys import open_keys
@@ -72,6 +73,8 @@ def _serve(loaded: LoadedSettings, api_key: str, log_to_terminal: bool) -> int:
     settings = loaded.settings
     log_requests = settings.logging.requests or ("all" if log_to_terminal else "slow_and_failed")
     if settings.server.num_workers > 1:
+        # Workers inherit the imports.
+        check_tracing(os.environ)
         # It forks, so this process must have no other thread: nothing was logged before.
         from app.server.supervisor import run_supervisor
 
@@ -80,6 +83,7 @@ def _serve(loaded: LoadedSettings, api_key: str, log_to_terminal: bool) -> int:
     try:
         keys = open_keys(loaded, api_key)
         tls = server_tls(loaded)
+        tracer = open_tracer(os.environ)
     except ConfigError:
         listener.close()
         raise
@@ -87,7 +91,7 @@ def _serve(loaded: LoadedSettings, api_key: str, log_to_terminal: bool) -> int:
     for warning in loaded.warnings:
         log.warning("deprecated key", place=warning.place, key=warning.key, reason=warning.message)
     connections = open_connections(settings.server, tls)
-    server = build(loaded, log_requests, grpc_listener=grpc_listener, connections=connections, keys=keys)
+    server = build(loaded, log_requests, grpc_listener=grpc_listener, connections=connections, keys=keys, tracer=tracer)
     host, port = listener.getsockname()[:2]
     config = uvicorn_config(server.app, connections, settings.server.drain_timeout_s)
     uvicorn_server = _DrainingServer(config, server.lifecycle)
@@ -99,6 +103,7 @@ def _serve(loaded: LoadedSettings, api_key: str, log_to_terminal: bool) -> int:
         with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
             runner.run(uvicorn_server.serve(sockets=[listener]))
     finally:
+        close_tracer(tracer, server.lifecycle.drain_left_s(settings.server.drain_timeout_s))
         kill_all(_SERVER_ENDS)
     log.info("stopped")
     return _ended(0 if uvicorn_server.started else 1)

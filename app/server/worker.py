@@ -28,6 +28,7 @@ from app.observability.log_lock import LogLock
 from app.observability.logs import FLUSH_S, close_logs, configure_logging, flush_logs
 from app.observability.loop_lag import LoopLagMonitor
 from app.observability.metrics import Observer, renew_request_ids
+from app.observability.tracing import close_tracer, open_tracer
 from app.server.build import Monitors, build_bounds, build_routes, management_methods, origin_rules
 from app.server.http_server import open_connections, server_tls, uvicorn_config, whole_seconds
 from app.server.keys import open_keys
@@ -145,7 +146,8 @@ class _Worker:
         self._inherited, self._link = inherited, link
         loaded, settings = inherited.loaded, inherited.loaded.settings
         self._is_ending = False
-        self._observer = Observer(inherited.log_requests, settings.logging.slow_ms)
+        self._tracer = open_tracer(os.environ)
+        self._observer = Observer(inherited.log_requests, settings.logging.slow_ms, self._tracer)
         self._keys = open_keys(loaded, inherited.api_key, logs_warnings=False)
         self._connections = open_connections(
             settings.server, server_tls(loaded), inherited.limits.server(), logs_warnings=False
@@ -163,7 +165,12 @@ class _Worker:
         self._authenticator = None if settings.auth.mode == "off" else _authenticator(self._keys, link)
         self._monitors = self._build_monitors()
         counts = ProcessParts(
-            self._monitors.loop_lag, self._monitors.integrity, self._pool, self._connections, self._keys
+            self._monitors.loop_lag,
+            self._monitors.integrity,
+            self._pool,
+            self._connections,
+            self._keys,
+            self._tracer,
         ).counts
         self._tallies = TalliesSender(link, self._observer, self._replica, counts)
 
@@ -185,6 +192,7 @@ class _Worker:
     def close(self) -> None:
         """Send what is left, and close the connection to the supervisor."""
         self._is_ending = True
+        close_tracer(self._tracer, self.lifecycle.drain_left_s(self._inherited.loaded.settings.server.drain_timeout_s))
         self._link.close()
 
     @asynccontextmanager

@@ -45,6 +45,7 @@ from tests.bench.table import Row, print_table
 from tests.bench.text_throughput import measure_text_throughput
 from tests.bench.texts import measure_texts
 from tests.bench.throughput import measure_throughput
+from tests.bench.tracing import measure_tracing
 
 _MODELS = ROOT / "models"
 
@@ -106,6 +107,7 @@ def _parts(folder: Path) -> dict[str, list[Callable[[], list[Row]]]]:
             lambda: measure_signatures(vector),
             *fairness,
         ],
+        "tracing": [measure_tracing],
         "loads": [lambda: measure_loads(folder, _MODELS)],
     }
 

@@ -37,6 +37,7 @@ FAMILIES = {
     "roundhouse_shadow_requests": "counter",
     "roundhouse_integrity_failures": "counter",
     "roundhouse_log_lines_dropped": "counter",
+    "roundhouse_traces_dropped": "counter",
     "roundhouse_workers": "gauge",
     "roundhouse_worker_restarts": "counter",
     "roundhouse_connections_closed": "counter",

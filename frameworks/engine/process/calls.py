@@ -89,6 +89,7 @@ class InferCall:
         timings.queue_s += message.queue_s
         timings.compute_s += message.compute_s
         timings.decode_s += message.decode_s
+        timings.batch_rows = message.batch_rows
         if not self.future.done():
             self.future.set_result(answer)
 

@@ -81,7 +81,14 @@ class HostedCall:
     def last_message(self, result: Any) -> FromEngine:
         """Return the message that completes the request."""
         timings = self.timings
-        return Answer(self.id, answer_to_plain(result), timings.queue_s, timings.compute_s, timings.decode_s)
+        return Answer(
+            self.id,
+            answer_to_plain(result),
+            timings.queue_s,
+            timings.compute_s,
+            timings.decode_s,
+            timings.batch_rows,
+        )
 
 
 class HostedGeneration(HostedCall):

@@ -166,13 +166,14 @@ class Begun(EngineMessage, frozen=True):
 
 
 class Answer(EngineMessage, frozen=True):
-    """The answer to a request, and its phases in seconds."""
+    """The answer to a request, its phases in seconds, and the rows of its batch."""
 
     id: int
     answer: Any
     queue_s: float
     compute_s: float
     decode_s: float = 0.0
+    batch_rows: int = 0
 
 
 class Failed(EngineMessage, frozen=True):

@@ -207,6 +207,7 @@ class InlineExecutor:
             request.begin()
             request.timings.queue_s += started_s - request.arrived_s
             request.timings.compute_s += compute_s
+            request.timings.batch_rows = rows
             request.future.set_result(own)
 
     def _handle_failure(self, worker: BatchWorker, requests: list[Request], failure: Exception | None) -> None:

@@ -61,10 +61,10 @@ class Progress:
     """The progress of a request that goes through the queue.
 
     `backlog`: parts that are not queued yet. `num_pending`: parts without a result. `queue_s` is negative until the
-    first part has a result.
+    first part has a result. `batch_rows`: as in Timings.
     """
 
-    __slots__ = ("assembler", "backlog", "compute_s", "num_pending", "queue_s", "queued")
+    __slots__ = ("assembler", "backlog", "batch_rows", "compute_s", "num_pending", "queue_s", "queued")
 
     def __init__(self, num_pending: int, backlog: Iterator[Part], rows: int) -> None:
         self.num_pending = num_pending
@@ -73,6 +73,7 @@ class Progress:
         self.assembler = ResultAssembler(rows)
         self.queue_s = -1.0
         self.compute_s = 0.0
+        self.batch_rows = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -93,11 +94,12 @@ class Request:
     arrived_s: float = field(default_factory=time.perf_counter)
     progress: Progress | None = None
 
-    def complete(self, outputs: Outputs, queue_s: float, compute_s: float) -> None:
+    def complete(self, outputs: Outputs, progress: Progress) -> None:
         """Resolve the future, unless the caller has cancelled it."""
         if not self.future.done():
-            self.timings.queue_s += queue_s
-            self.timings.compute_s += compute_s
+            self.timings.queue_s += progress.queue_s
+            self.timings.compute_s += progress.compute_s
+            self.timings.batch_rows = progress.batch_rows
             self.future.set_result(outputs)
 
     def fail(self, error: BaseException) -> None:

@@ -28,7 +28,9 @@ def distribute(items: Sequence[BatchItem], sent_s: float, result: BatchResult, s
     """Hand each item its rows of the outputs. `sent_s`: when the batch was handed to the worker."""
     sequence = sequence if isinstance(items[0].part.batch, TensorBatch) else None
     counts, lengths = [item.part.rows for item in items], [item.part.length for item in items]
+    rows = sum(counts)
     for item, outputs in zip(items, split_outputs(result.outputs, counts, lengths, sequence), strict=True):
+        item.progress.batch_rows = max(item.progress.batch_rows, rows)
         _add_result(item, outputs, sent_s, result)
 
 
@@ -48,4 +50,4 @@ def _add_result(item: BatchItem, outputs: Outputs, sent_s: float, result: BatchR
         request.fail(OutOfMemory(f"the response does not fit into memory: {error}"))
         return
     if not progress.num_pending:
-        request.complete(assembled, progress.queue_s, progress.compute_s)
+        request.complete(assembled, progress)

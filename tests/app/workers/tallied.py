@@ -69,6 +69,7 @@ def process_of(number: int) -> ProcessCounts:
         {"cpu": PoolStats(*range(number, number + 7))},
         4 * number,
         5 * number,
+        6 * number,
     )
 
 

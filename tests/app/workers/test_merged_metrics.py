@@ -57,6 +57,7 @@ RULES = {
     "shadow_requests": SUM,
     "integrity_failures": SUM,
     "log_lines_dropped": SUM,
+    "traces_dropped": SUM,
     "workers": OWN,
     "worker_restarts": OWN,
     "connections_closed": SUM,
