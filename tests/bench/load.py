@@ -97,8 +97,8 @@ _TIMER_GRAIN_S = 0.0015
 async def open_loop(port: int, request: bytes, per_second: float, goes_on: Callable[[int], bool]) -> list[Answered]:
     """Send at a steady rate, independent of the answers, while `goes_on(number sent)` is true.
 
-    What a request is sent late counts as its own time. Timers of the loop are late by up to a millisecond, which is not
-    the server's: the last part of each wait polls the sockets.
+    Times are counted from when a request is due. Timers of the loop are late by up to a millisecond, which is not the
+    server's: the last part of each wait polls the sockets.
     """
     # In turns: the server closes a connection that sends no head for ten seconds.
     idle = deque(await asyncio.gather(*(Connection.to(port) for _ in range(64))))
