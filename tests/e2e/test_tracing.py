@@ -3,7 +3,9 @@
 import sys
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
+import grpc
 import httpx
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
@@ -19,6 +21,7 @@ from tests.support.otlp_collector import Collector, attributes, collecting
 TRACE_ID, SPAN_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 PHASES = ["decode", "queue", "compute", "encode"]
 NUMBERS = {"input_data": [1.0]}
+KEY = "k" * 40
 
 
 def traceparent(number: int, is_sampled: bool = True) -> str:
@@ -153,3 +156,24 @@ def test_absent_collector_costs_one_log_line(tmp_path_factory: pytest.TempPathFa
 
 def _has_lost(server: RunningServer, requests: int) -> bool:
     return server.sample("roundhouse_traces_dropped_total") == requests
+
+
+def test_key_checks_are_in_traces(collector: Collector, tmp_path: Path) -> None:
+    entries = onnx_entries(tmp_path, {"keyed": onnx_graphs.identity()})
+    with serving(tmp_path, entries, environ_of(collector) | {"ROUNDHOUSE_API_KEY": KEY}) as server:
+        wait_until(lambda: server.client.get("/health/ready").status_code == 200, WAIT_S)
+        for number, given in ((21, KEY), (22, "another")):
+            headers = {"authorization": f"Bearer {given}", "traceparent": traceparent(number)}
+            server.client.post("/models/keyed/infer", json=NUMBERS, headers=headers)
+        server.client.get("/models", headers={"traceparent": traceparent(23)})
+        request, metadata = messages.ModelInferRequest(model_name="keyed"), (("traceparent", traceparent(24)),)
+        with grpc_channel(server) as channel:
+            infer = GRPCInferenceServiceStub(channel).ModelInfer
+            with pytest.raises(grpc.RpcError):
+                infer(request, metadata=metadata, timeout=WAIT_S)
+        answered, refused, call = (span_in(collector, number) for number in (21, 22, 24))
+    assert [child.name for child in collector.children(answered)] == ["authenticate", *PHASES]
+    assert [attributes(each)["error.type"] for each in (refused, call)] == ["unauthenticated"] * 2
+    # A refused management request has no span.
+    assert not [span for span in collector.spans if span.trace_id == (23).to_bytes(16)]
+    assert not [span for span in collector.spans if KEY.encode() in span.SerializeToString()]
