@@ -40,7 +40,8 @@ class BodyReceiver(asyncio.BufferedProtocol):
         self._left_bytes -= nbytes
         cycle.received_bytes += nbytes
         if not self._left_bytes:
-            # The reference to the buffer ends with this object.
+            # The event loop keeps this object until the next long body, or the end of the connection.
+            self._buffer = memoryview(b"")
             self._hand_over(protocol)
             protocol.end_body()
             return

@@ -40,7 +40,8 @@ class ParsingProtocol(ClockedProtocol):
     def take_held(self, nbytes: int) -> memoryview:
         """Return at most so many bytes that have arrived and that the parser has not got. It does not get them."""
         held = memoryview(self._unparsed)
-        self._unparsed = held[nbytes:]
+        # An empty view would keep the bytes that were taken.
+        self._unparsed = held[nbytes:] or b""
         self.flow.is_held = bool(self._unparsed)
         return held[:nbytes]
 

@@ -1,6 +1,7 @@
 """Bodies that are received into memory of their own, over real sockets and both event loops."""
 
 import asyncio
+import weakref
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -106,6 +107,19 @@ def test_uncounted_body_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) ->
             connection[1].write(BODY[-100:])
             assert (await exchange(connection, "/echo", b"next"))[2] == b"next"
             assert (leased[0] == before).all()
+
+    run(test)
+
+
+def test_idle_connection_keeps_no_body(run: Run) -> None:
+    async def test() -> None:
+        async with connected() as connection:
+            assert (await exchange(connection, "/direct", BODY))[2] == BODY
+            body = weakref.ref(leased.pop())
+            await soon(lambda: body() is None)
+            assert not Quick.made[0]._unparsed
+            assert not isinstance(Quick.made[0]._unparsed, memoryview)
+            assert (await exchange(connection, "/direct", BODY))[2] == BODY
 
     run(test)
 
