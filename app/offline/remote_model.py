@@ -18,6 +18,8 @@ from app.offline.model import Generated, ModelDescription, RowAnswer, Shape
 from frameworks.types import ClassifyAnswer, EmbedAnswer
 
 _TIMEOUT_S = 600.0
+_MAX_ANSWER_BYTES = 512 * 1024 * 1024
+"""Larger than any answer to a window of rows; a server that sends without end must not fill the memory."""
 _FIRST_DELAY_S = 0.5
 _LONGEST_DELAY_S = 30.0
 _REFUSED_ROWS = frozenset({400, 413, 507})
@@ -121,13 +123,17 @@ class RemoteModel:
         try:
             connection.request(method, path, body or None, headers)
             response = connection.getresponse()
-            content = response.read()
+            content = response.read(_MAX_ANSWER_BYTES + 1)
+            if response.length and len(content) <= _MAX_ANSWER_BYTES:
+                raise http.client.IncompleteRead(content, response.length)
         except (OSError, http.client.HTTPException) as error:
             # A new connection for the next request: this one is in an unknown state.
             connection.close()
             self._connections.discard(connection)
             self._local.connection = None
             return Reply(0, str(error) or type(error).__name__)
+        if len(content) > _MAX_ANSWER_BYTES:
+            raise RunFailed(f"--url: expected at most {_MAX_ANSWER_BYTES} bytes in an answer of {self._url}, got more")
         return Reply(response.status, _decode(content), _seconds(response.getheader("retry-after")))
 
     def _connect(self) -> http.client.HTTPConnection:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from app.offline import remote_model
 from app.offline.errors import RequestRefused, RunFailed, WrongCommand
 from app.offline.model import Generated
 from app.offline.remote_model import RemoteModel
@@ -125,6 +126,12 @@ def test_responses_become_arrays(model: RemoteModel, answers: Answers) -> None:
     assert ask(model) == ClassifyAnswer([[("a", 1.0)]])
     answers[:] = [(200, {}, {"text": "so", "finish_reason": "stop", "tokens_generated": 2})]
     assert ask(model) == Generated("so", "stop", 2)
+
+
+def test_endless_answer_fails_run(model: RemoteModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_model, "_MAX_ANSWER_BYTES", 16)
+    with pytest.raises(RunFailed, match="at most 16 bytes"):
+        ask(model)
 
 
 def test_absent_server_fails_run() -> None:
