@@ -9,22 +9,27 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.cli.config_file import config_file
+from app.cli.run_on_ray import add_ray_options, cluster_of, open_on_ray
 
 if TYPE_CHECKING:
+    from app.config import LoadedSettings
     from app.offline.job import Job, JobResult
     from app.offline.model import RunModel
     from app.offline.remote_model import RemoteModel
+    from app.offline.windows import Runner
 
 AddCommand = Callable[[Any, str, str, str], argparse.ArgumentParser]
 """Adds a command: subparsers, name, description, example."""
 
 BAD_ROWS_STATUS = 3
 """The exit status of a run that is complete, with bad rows in the file of --errors."""
-_INTERRUPTED_STATUS = 130
+INTERRUPTED_STATUS = 130
+INTERRUPTED = "interrupted; run the same command again to resume"
 _FORBIDDEN = {"model_name", "version", "input_data", "inputs", "text", "prompt", "messages", "stream", "n", "logprobs"}
 
 
@@ -36,9 +41,12 @@ def add_run(commands: Any, add_command: AddCommand) -> None:
         "Run a model over Parquet, CSV or JSON Lines files. The same command resumes an interrupted run.",
         "roundhouse run ./models/minilm-onnx texts.parquet embeddings.parquet --column text\n"
         "  roundhouse run ./models/digits images.parquet results.parquet --columns image=pixels\n"
-        "  roundhouse run minilm texts.csv embeddings.parquet --column text --url http://127.0.0.1:8080",
+        "  roundhouse run minilm texts.csv embeddings.parquet --column text --url http://127.0.0.1:8080\n"
+        "  roundhouse run ./models/minilm texts.parquet embeddings.parquet --column text --ray auto",
     )
-    run.add_argument("model", metavar="MODEL", help="path as for serve, or a name in the file of --config or at --url")
+    run.add_argument(
+        "model", metavar="MODEL", help="path or address as for serve, or a name in the file of --config or at --url"
+    )
     run.add_argument("input", metavar="INPUT", help="a .parquet, .csv or .jsonl file, a folder, or a glob in quotes")
     run.add_argument("output", type=Path, metavar="OUTPUT", help="a file; for several input files a folder")
     rows = run.add_mutually_exclusive_group(required=True)
@@ -65,6 +73,7 @@ def add_run(commands: Any, add_command: AddCommand) -> None:
     run.add_argument("--concurrency", type=int, default=8, metavar="N", help="requests at a time to --url; default: 8")
     run.add_argument("--cacert", metavar="FILE", help="PEM file of the authorities for https; default: the system's")
     run.add_argument("--api-key", metavar="KEY", help="for --url; default: ROUNDHOUSE_API_KEY")
+    add_ray_options(run)
     run.set_defaults(run=_run)
 
 
@@ -77,24 +86,29 @@ def _run(options: argparse.Namespace) -> int:
             raise
         print("roundhouse run needs pyarrow; install the extra: pip install 'roundhouse[data]'", file=sys.stderr)
         return 1
+    from app.cli.fetch import FetchFailed
     from app.config import ConfigError
 
-    async def work() -> "JobResult":
+    async def work(local: "tuple[LoadedSettings, str] | None") -> "JobResult":
         task = asyncio.current_task()
         assert task is not None
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-        async with _open_model(options) as model:
-            return await run_job(_job(options, model), model, sys.stderr)
+        async with _open_model(options, local) as (model, make_runner):
+            job = _job(options, model)
+            return await run_job(job, model, sys.stderr, make_runner and make_runner(job))
 
     try:
-        result = asyncio.run(work())
+        local = None if options.url is not None else _local_settings(options)
+        # Ray sets handlers of signals; those of the event loop replace them.
+        with cluster_of(options):
+            result = asyncio.run(work(local))
     except (KeyboardInterrupt, asyncio.CancelledError):
-        print("interrupted; run the same command again to resume", file=sys.stderr)
-        return _INTERRUPTED_STATUS
+        print(INTERRUPTED, file=sys.stderr)
+        return INTERRUPTED_STATUS
     except (ConfigError, WrongCommand) as error:
         print(error, file=sys.stderr)
         return 2
-    except RunFailed as error:
+    except (RunFailed, FetchFailed) as error:
         print(error, file=sys.stderr)
         return 1
     print(f"{result.rows:,} rows, {result.bad:,} of them bad", file=sys.stderr)
@@ -102,33 +116,52 @@ def _run(options: argparse.Namespace) -> int:
 
 
 @asynccontextmanager
-async def _open_model(options: argparse.Namespace) -> AsyncIterator["RunModel"]:
-    """Load the model, or connect to the server that has it."""
-    if options.url is not None:
+async def _open_model(
+    options: argparse.Namespace, local: "tuple[LoadedSettings, str] | None"
+) -> AsyncIterator["tuple[RunModel, Callable[[Job], Runner] | None]"]:
+    """Load the model `local`, or connect to the server that has it. A function for runs on Ray makes their runner."""
+    if local is None:
         model = await asyncio.to_thread(_connect, options)
         try:
-            yield model
+            yield model, None
         finally:
             await asyncio.to_thread(model.close)
         return
+    if options.ray is not None:
+        async with open_on_ray(options, *local) as on_ray:
+            yield on_ray
+        return
+    from app.offline.local_model import open_local_model
+
+    async with open_local_model(*local) as opened:
+        yield opened, None
+
+
+def _local_settings(options: argparse.Namespace) -> "tuple[LoadedSettings, str]":
+    """Return the settings with the model to run only, and its name. The files of an address are fetched first."""
+    from app.cli.fetch import fetch_framework
     from app.cli.model_paths import with_models
     from app.config import load_settings
     from app.observability.logs import configure_logging
-    from app.offline.local_model import open_local_model, with_one_model
+    from app.offline.local_model import with_one_model
+    from frameworks.addresses import SourceAddress
 
     configure_logging("warning", "auto", sys.stderr)
     loaded = load_settings(config_file(options.config, [options.model]), os.environ, {})
     models = loaded.settings.models
-    names = [entry.name for entry in (*models.onnx_models, *models.torch_models)]
-    name = options.model
-    if name not in names:
-        # The paths are added at the end of their table.
-        none = models.model_copy(update={"onnx_models": (), "torch_models": ()})
-        loaded = replace(loaded, settings=with_models(loaded.settings.model_copy(update={"models": none}), [name]))
-        models = loaded.settings.models
-        name = next(entry.name for entry in (*models.onnx_models, *models.torch_models))
-    async with open_local_model(with_one_model(loaded, name), name) as local:
-        yield local
+    fetch = partial(fetch_framework, loaded)
+    for framework, entries in (("onnx", models.onnx_models), ("pytorch", models.torch_models)):
+        for entry in entries:
+            if entry.name == options.model:
+                if isinstance(entry.path, SourceAddress):
+                    fetch(entry.path, "onnx" if framework == "onnx" else "pytorch")
+                return with_one_model(loaded, entry.name), entry.name
+    none = models.model_copy(update={"onnx_models": (), "torch_models": ()})
+    settings = loaded.settings.model_copy(update={"models": none})
+    loaded = replace(loaded, settings=with_models(settings, [options.model], fetch))
+    models = loaded.settings.models
+    name = next(entry.name for entry in (*models.onnx_models, *models.torch_models))
+    return with_one_model(loaded, name), name
 
 
 def _connect(options: argparse.Namespace) -> "RemoteModel":

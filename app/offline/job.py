@@ -1,33 +1,30 @@
-"""Run a model over all rows of the input files: two windows at a time, kept in the order of the input."""
+"""Run a model over all rows of the input files, and keep the results in the order of the input."""
 
 import asyncio
 import errno
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO, TypeVar, TypeVarTuple
 
 import orjson
-import pyarrow as pa
 
 from app.offline.errors import RequestRefused, RunFailed, WrongCommand
 from app.offline.files import InputFile
 from app.offline.model import RunModel
-from app.offline.parts import FileParts, Parts, open_parts
+from app.offline.parts import Parts, open_parts
 from app.offline.progress import Progress
-from app.offline.readers import BadRow, Reader, Window, open_reader
-from app.offline.requests import PreparedRows, RowRequest, RowSource
-from app.offline.results import Answers, check_names, result_columns, with_results
+from app.offline.readers import Reader, open_reader
+from app.offline.requests import RowSource
+from app.offline.results import check_names, result_columns
+from app.offline.windows import LocalRunner, PendingFile, Runner
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
 
 WINDOW_ROWS = 4096
 """Rows that are sorted by length, and written as one part."""
-
-# While one window ends, the next one keeps the device busy.
-_WINDOWS_AT_ONCE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +42,11 @@ class Job:
     restart: bool = False
     window_rows: int = WINDOW_ROWS
 
+    @property
+    def window_options(self) -> tuple[RowSource, str, int]:
+        """The source, the prefix and the rows of a window."""
+        return self.source, self.prefix, self.window_rows
+
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
@@ -54,13 +56,16 @@ class JobResult:
     bad: int
 
 
-async def run_job(job: Job, model: RunModel, stream: TextIO) -> JobResult:
-    """Run or resume a job, and show its progress on `stream`. Raises WrongCommand, RunFailed."""
+async def run_job(job: Job, model: RunModel, stream: TextIO, runner: Runner | None = None) -> JobResult:
+    """Run or resume a job, and show its progress on `stream`. Raises WrongCommand, RunFailed.
+
+    `runner`: of the windows; None runs them in this process.
+    """
     try:
         readers = [await asyncio.to_thread(open_reader, file.path, file.format) for file in job.files]
         await _check(job, model, readers)
         with open_parts(job.parts, _identity(job, model), job.files, job.restart) as parts:
-            return await _run(job, model, readers, parts, stream)
+            return await _run(job, model, readers, parts, stream, runner)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise RunFailed(f"{error.filename or job.parts}: the disk is full; free space and run it again") from error
@@ -109,58 +114,64 @@ def _identity(job: Job, model: RunModel) -> dict[str, object]:
     }
 
 
-async def _run(job: Job, model: RunModel, readers: list[Reader], parts: Parts, stream: TextIO) -> JobResult:
+async def _run(
+    job: Job, model: RunModel, readers: list[Reader], parts: Parts, stream: TextIO, runner: Runner | None
+) -> JobResult:
     total = sum(reader.num_rows for reader in readers)
     resumed = sum(
-        reader.num_rows if part.is_merged else min(reader.num_rows, part.num_done * job.window_rows)
+        reader.num_rows if part.is_merged else sum(_rows_of(reader, number, job.window_rows) for number in part.done)
         for reader, part in zip(readers, parts.files, strict=True)
     )
     if resumed:
         stream.write(f"resumed: {resumed:,} of {total:,} rows were done\n")
     progress = Progress(total, resumed, stream)
-    runner = _WindowRunner(job, model)
     try:
-        for file, reader, part in zip(job.files, readers, parts.files, strict=True):
-            if not part.is_merged:
-                await _run_file(job, runner, file, reader, part, progress)
-            await _to_the_end(part.merge)
+        await _run_windows(job, readers, parts, runner or LocalRunner(model, *job.window_options), progress)
         num_bad = await _to_the_end(parts.finish, job.errors)
     finally:
         progress.close()
     return JobResult(total, num_bad)
 
 
-async def _run_file(
-    job: Job, runner: "_WindowRunner", file: InputFile, reader: Reader, part: FileParts, progress: Progress
-) -> None:
-    """Write the parts of one file from the first window on that is not done."""
-    windows = reader.windows(job.window_rows, part.num_done)
-    running: deque[asyncio.Task[tuple[pa.Table, list[BadRow]]]] = deque()
-    try:
-        while True:
-            window = await asyncio.to_thread(_next, windows)
-            if window is not None:
-                running.append(asyncio.create_task(runner.run(window, progress)))
-            if len(running) == _WINDOWS_AT_ONCE or (window is None and running):
-                table, bad = await running.popleft()
-                if bad and job.errors is None:
-                    raise RunFailed(
-                        f"{file.path}, row {min(bad).row}: {min(bad).reason}; "
-                        "--errors FILE writes such rows to a file and goes on"
-                    )
-                await _to_the_end(part.add, table, bad)
-            elif window is None:
-                break
-    finally:
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+def _rows_of(reader: Reader, number: int, window_rows: int) -> int:
+    return max(0, min(window_rows, reader.num_rows - number * window_rows))
+
+
+async def _run_windows(job: Job, readers: list[Reader], parts: Parts, runner: Runner, progress: Progress) -> None:
+    """Write the parts of all windows that are not done, and each output file when it has all of them."""
+    counts = [-(-reader.num_rows // job.window_rows) for reader in readers]
+    pending = []
+    for index, (reader, part) in enumerate(zip(readers, parts.files, strict=True)):
+        if part.is_merged or len(part.done) == counts[index]:
+            await _to_the_end(part.merge)
+        else:
+            pending.append(PendingFile(index, reader, frozenset(part.done)))
+    if not pending:
+        return
+    async with aclosing(runner.run(pending, progress.add)) as finished:
+        async for index, number, table, bad in finished:
+            file, part = job.files[index], parts.files[index]
+            if bad and job.errors is None:
+                raise RunFailed(
+                    f"{file.path}, row {min(bad).row}: {min(bad).reason}; "
+                    "--errors FILE writes such rows to a file and goes on"
+                )
+            await _to_the_end(part.add, number, table, bad)
+            if len(part.done) == counts[index]:
+                _check_unchanged(file)
+                await _to_the_end(part.merge)
+    for each in pending:
+        if not parts.files[each.index].is_merged:
+            raise _changed(job.files[each.index])
+
+
+def _check_unchanged(file: InputFile) -> None:
     if file.has_changed:
-        raise RunFailed(f"{file.path}: the file has changed since the run began; say --restart to begin again")
+        raise _changed(file)
 
 
-def _next(windows: Iterator[Window]) -> Window | None:
-    return next(windows, None)
+def _changed(file: InputFile) -> RunFailed:
+    return RunFailed(f"{file.path}: the file has changed since the run began; say --restart to begin again")
 
 
 async def _to_the_end(work: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
@@ -171,67 +182,3 @@ async def _to_the_end(work: Callable[[*Arguments], Result], *arguments: *Argumen
     except asyncio.CancelledError:
         await asyncio.wait([future])
         raise
-
-
-class _WindowRunner:
-    """Owned by the event loop."""
-
-    def __init__(self, job: Job, model: RunModel) -> None:
-        self._source = job.source
-        self._prefix = job.prefix
-        self._model = model
-        # First in, first out: the requests of the older window are sent first.
-        self._places = asyncio.Semaphore(model.concurrency)
-
-    async def run(self, window: Window, progress: Progress) -> tuple[pa.Table, list[BadRow]]:
-        """Return the rows that have a result, in the order of the input, and the others."""
-        description = self._model.description
-        prepared = await asyncio.to_thread(self._source.prepare, window.table, description)
-        answers: Answers = []
-        bad = list(prepared.bad)
-        progress.add(len(window.bad) + len(bad))
-        try:
-            async with asyncio.TaskGroup() as group:
-                for request in prepared.requests(self._model.rows_per_request):
-                    await self._places.acquire()
-                    group.create_task(self._answer_one(prepared, request, answers, bad, progress))
-        except BaseExceptionGroup as failed:
-            raise failed.exceptions[0] from None
-        table = await asyncio.to_thread(with_results, window.table, answers, description.outputs, self._prefix)
-        return table, [*window.bad, *(BadRow(window.rows[position], reason) for position, reason in bad)]
-
-    async def _answer_one(
-        self,
-        prepared: PreparedRows,
-        request: RowRequest,
-        answers: Answers,
-        bad: list[tuple[int, str]],
-        progress: Progress,
-    ) -> None:
-        """Run a request that has a place. If its rows are refused, each of them runs alone."""
-        positions = request.positions
-        try:
-            try:
-                answers.append((positions, await self._model.answer(request.body)))
-            except RequestRefused as error:
-                if len(positions) == 1:
-                    bad.append((positions[0], _reason(error)))
-                else:
-                    await self._answer_each(prepared, positions, answers, bad)
-        finally:
-            self._places.release()
-        progress.add(len(positions))
-
-    async def _answer_each(
-        self, prepared: PreparedRows, positions: list[int], answers: Answers, bad: list[tuple[int, str]]
-    ) -> None:
-        for position in positions:
-            try:
-                answers.append(([position], await self._model.answer(prepared.body([position]))))
-            except RequestRefused as error:
-                bad.append((position, _reason(error)))
-
-
-def _reason(error: RequestRefused) -> str:
-    """Return why the only row of a request is refused. Its position in the request says nothing to the user."""
-    return str(error).replace("text[0]: ", "text: ", 1)

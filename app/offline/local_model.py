@@ -15,25 +15,32 @@ from app.offline.model import Generated, ModelDescription, RowAnswer, Shape
 from app.protocols.codec import Target
 from app.protocols.errors import ProtocolError
 from app.protocols.native.codec import NativeRequest, decode
-from app.server.build import build_inference
-from frameworks.devices import SystemProbe
-from frameworks.errors import FieldError, InvalidModel, OutOfMemory, RequestError, RoundhouseError
+from app.server.build import Host, build_inference
+from frameworks.errors import FieldError, InvalidModel, ModelFailed, OutOfMemory, RequestError, RoundhouseError
 from frameworks.generation.types import GenerateAnswer
 from frameworks.models.slot import ModelSlot
 from frameworks.scheduling.byte_limit import ByteLimit
 from frameworks.types import ClassifyAnswer, EmbedAnswer, ModelSpec, ValueSpec
 
+QUEUED_ROWS = 512
+"""Texts that batches are chosen from. Texts of one length in characters differ in tokens: with 128 texts a batch of
+MiniLM had 3.5 % of padding, with 512 it has 0.9 %, and with 1,024 it has no less.
+"""
+
+_NO_BOUND = 2**31 - 1
+
 
 @asynccontextmanager
 async def open_local_model(loaded: LoadedSettings, name: str) -> AsyncIterator["LocalModel"]:
     """Load the model `name` of the settings, and unload it at the end. Raises RunFailed for a model that fails."""
+    loaded = _without_bounds(loaded)
     observer = Observer("none", loaded.settings.logging.slow_ms)
     limit = ByteLimit(loaded.settings.server.max_buffered_bytes)
-    inference = build_inference(loaded, observer, SystemProbe(), limit)
+    inference = build_inference(loaded, observer, Host(), limit)
     async with inference.manager as manager:
         try:
             slot = await manager.load(name)
-        except (InvalidModel, OutOfMemory) as error:
+        except (InvalidModel, ModelFailed, OutOfMemory) as error:
             raise RunFailed(f"MODEL: {error.message}") from error
         try:
             yield LocalModel(inference.pipeline, slot)
@@ -47,13 +54,12 @@ class LocalModel:
 
     def __init__(self, pipeline: Pipeline, slot: ModelSlot) -> None:
         self._pipeline = pipeline
+        self.slot = slot
         spec = slot.spec
         assert spec is not None
         self._target = Target(slot.name, slot.version)
         self.rows_per_request = min(slot.limits.max_rows, 32)
-        # Two batches for each instance: one runs while the next one is formed.
-        batches = 2 * slot.entry.instances + 2
-        self.concurrency = slot.limits.max_rows * 2 if spec.task == "generate" else batches
+        self.concurrency = _concurrency(spec, slot.entry.instances, slot.limits.max_rows, self.rows_per_request)
         self.description = ModelDescription(
             slot.name, str(spec.task), _shapes(spec.inputs), _shapes(spec.outputs), _identity(slot, spec),
             frozenset(each.name for each in spec.inputs if each.required),
@@ -121,6 +127,34 @@ def with_one_model(loaded: LoadedSettings, name: str) -> LoadedSettings:
     }
     settings = loaded.settings.model_copy(update={"models": models.model_copy(update=kept)})
     return replace(loaded, settings=settings)
+
+
+def _without_bounds(loaded: LoadedSettings) -> LoadedSettings:
+    """Return the settings without the queue bounds and deadline of a server: the run itself bounds its requests."""
+    settings = loaded.settings
+    models = {
+        table: tuple(
+            entry.model_copy(update={"max_queue_size": None, "max_concurrent_requests": None})
+            for entry in getattr(settings.models, table)
+        )
+        for table in ("onnx_models", "torch_models")
+    }
+    scheduling = {"max_queue_size": _NO_BOUND, "max_concurrent_requests": None, "default_timeout_ms": None}
+    update = {
+        "models": settings.models.model_copy(update=models),
+        "scheduling": settings.scheduling.model_copy(update=scheduling),
+    }
+    return replace(loaded, settings=settings.model_copy(update=update))
+
+
+def _concurrency(spec: ModelSpec, instances: int, max_rows: int, rows_per_request: int) -> int:
+    """Return how many requests are sent at a time."""
+    if spec.task == "generate":
+        return 2 * max_rows
+    # Two batches for each instance: one runs while the next one is formed.
+    batches = 2 * instances + 2
+    # Tensors are large, and those of one shape need no padding.
+    return max(batches, QUEUED_ROWS // rows_per_request) if spec.text else batches
 
 
 def _shapes(values: tuple[ValueSpec, ...]) -> Mapping[str, Shape]:

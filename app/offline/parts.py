@@ -34,26 +34,22 @@ class FileParts:
         self._folder = folder
         self._file = file
         self._mark = folder.with_suffix(".done")
-        self.num_done = 0
-        """The number of finished windows; the next one has this number."""
         folder.mkdir(exist_ok=True)
-        while self._part(self.num_done).exists():
-            self.num_done += 1
+        self.done = {int(path.stem) for path in folder.glob("*.arrow")}
+        """The numbers of the finished windows. Those of a run on Ray finish in any order."""
 
     @property
     def is_merged(self) -> bool:
         """Whether the output file is complete."""
         return self._mark.exists()
 
-    def add(self, table: pa.Table, bad: list[BadRow]) -> None:
-        """Write the next window. It is kept from the moment when its Arrow file has its name. Raises OSError."""
+    def add(self, number: int, table: pa.Table, bad: list[BadRow]) -> None:
+        """Write a window. It is kept from the moment when its Arrow file has its name. Raises OSError."""
         lines = [{"file": str(self._file.path), "row": row, "reason": reason} for row, reason in sorted(bad)]
         # First: a window without its bad rows would be a loss. Written again if the process ends here.
-        _publish(
-            self._errors(self.num_done), lambda file: file.writelines(orjson.dumps(each) + b"\n" for each in lines)
-        )
-        _publish(self._part(self.num_done), lambda file: _write_arrow(file, table))
-        self.num_done += 1
+        _publish(self._errors(number), lambda file: file.writelines(orjson.dumps(each) + b"\n" for each in lines))
+        _publish(self._part(number), lambda file: _write_arrow(file, table))
+        self.done.add(number)
 
     def merge(self) -> None:
         """Write the output file from all windows, one after the other, unless it is done. Raises OSError."""
@@ -61,7 +57,7 @@ class FileParts:
             schema = self._output_schema()
             scratch = self._folder.with_suffix(".output")
             with open_writer(scratch, format_of(self._file.output), schema) as writer:
-                for number in range(self.num_done):
+                for number in sorted(self.done):
                     with pa.memory_map(str(self._part(number))) as source:
                         table = pa.ipc.open_file(source).read_all()
                         if table.num_rows:
@@ -85,7 +81,7 @@ class FileParts:
     def _output_schema(self) -> pa.Schema:
         """Return the schema of the first window with rows; windows without a result lack the columns of results."""
         schema = pa.schema([])
-        for number in range(self.num_done):
+        for number in sorted(self.done):
             with pa.memory_map(str(self._part(number))) as source:
                 part = pa.ipc.open_file(source)
                 schema = part.schema

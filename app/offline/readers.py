@@ -98,7 +98,6 @@ class CsvReader:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        csv.field_size_limit(_MAX_CELL_CHARACTERS)
         header = next(self._records(), (0, []))[1]
         if not header or len(set(header)) != len(header):
             raise WrongCommand(f"{path}: expected a header line with different names, got {header}; add one")
@@ -122,6 +121,8 @@ class CsvReader:
 
     def _records(self) -> Iterator[tuple[int, list[str]]]:
         """Yield the cells of each row with its number; 0 is the header. Empty lines are no rows."""
+        # Of the process: a worker of Ray has another one.
+        csv.field_size_limit(_MAX_CELL_CHARACTERS)
         with self._path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
             reader = csv.reader(file)
             try:

@@ -1,0 +1,149 @@
+"""Run the missing windows of a job as one Ray dataset: read, run by a pool of workers, received by the command."""
+
+import asyncio
+import threading
+import warnings
+from collections.abc import AsyncGenerator
+from typing import TextIO
+
+import pyarrow as pa
+import ray
+import ray.data
+from ray.data import ActorPoolStrategy, DataContext, ExecutionResources
+from ray.exceptions import RayError
+
+from app.config import LoadedSettings
+from app.offline.errors import RunFailed
+from app.offline.job import Job
+from app.offline.ray.blocks import unpack
+from app.offline.ray.cluster import alive_nodes
+from app.offline.ray.model import RayModel
+from app.offline.ray.placement import Limits, Placement, place
+from app.offline.ray.source import WindowsDatasource
+from app.offline.ray.worker import Worker, WorkerJob
+from app.offline.windows import WINDOWS_AT_ONCE, CountRows, FinishedWindow, PendingFile
+
+# A window that ends its worker each time is the cause.
+_MAX_RETRIES = 5
+# Blocks that Ray Data holds: rows for the workers, and results for the command.
+_BLOCK_BYTES = 512 * 1024**2
+_READS_AT_ONCE = 2
+_END_TIMEOUT_S = 10.0
+
+
+class RayRunner:
+    """A Runner. Owned by the event loop."""
+
+    def __init__(self, job: Job, model: RayModel, loaded: LoadedSettings, limits: Limits, stream: TextIO) -> None:
+        self._job = job
+        self._model = model
+        self._loaded = loaded
+        self._limits = limits
+        self._stream = stream
+
+    async def run(self, pending: list[PendingFile], count: CountRows) -> AsyncGenerator[FinishedWindow, None]:
+        placement = place(self._model.needs, alive_nodes(), self._limits)
+        self._stream.write(f"ray: {placement.describe()}\n")
+        self._model.close()
+        results = _Results(self._dataset(pending, placement))
+        try:
+            while (table := await results.next()) is not None:
+                for file, number, window, failure in unpack(table):
+                    if failure is not None:
+                        raise RunFailed(failure)
+                    count(min(self._job.window_rows, pending_rows(pending, file, number, self._job.window_rows)))
+                    yield FinishedWindow(file, number, window.table, window.bad)
+        finally:
+            await asyncio.to_thread(results.close)
+
+    def _dataset(self, pending: list[PendingFile], placement: Placement) -> "ray.data.Dataset":
+        context = DataContext.get_current()
+        context.execution_options.resource_limits = ExecutionResources.for_limits(object_store_memory=_BLOCK_BYTES)
+        job, description = self._job, self._model.description
+        windows = ray.data.read_datasource(
+            WindowsDatasource(pending, job.files, job.window_rows),
+            override_num_blocks=len(pending),
+            concurrency=min(_READS_AT_ONCE, len(pending)),
+            num_cpus=0,
+        )
+        work = WorkerJob(self._loaded, description.name, placement.cpus, job.source, job.prefix, description)
+        with warnings.catch_warnings():
+            # Restarts have no other option yet.
+            warnings.filterwarnings("ignore", "`ray_remote_args` is deprecated", DeprecationWarning)
+            return self._mapped(windows, work, placement)
+
+    def _mapped(self, windows: "ray.data.Dataset", work: WorkerJob, placement: Placement) -> "ray.data.Dataset":
+        return windows.map_batches(
+            Worker,
+            fn_constructor_args=[work],
+            batch_size=None,
+            batch_format="pyarrow",
+            compute=ActorPoolStrategy(
+                min_size=1,
+                max_size=placement.workers,
+                initial_size=placement.workers,
+                max_tasks_in_flight_per_actor=WINDOWS_AT_ONCE,
+                max_concurrent_calls_per_actor=WINDOWS_AT_ONCE,
+                enable_true_multi_threading=True,
+            ),
+            num_cpus=placement.cpus,
+            num_gpus=placement.gpus or None,
+            memory=placement.memory_bytes,
+            max_restarts=-1,
+            max_task_retries=_MAX_RETRIES,
+        )
+
+
+def pending_rows(pending: list[PendingFile], file: int, number: int, window_rows: int) -> int:
+    """Return the rows of the input from this window on."""
+    reader = next(each.reader for each in pending if each.index == file)
+    return max(0, reader.num_rows - number * window_rows)
+
+
+class _Results:
+    """Iterate over a dataset in a thread of its own, one block ahead of the event loop."""
+
+    def __init__(self, dataset: "ray.data.Dataset") -> None:
+        self._dataset = dataset
+        self._loop = asyncio.get_running_loop()
+        self._queue: asyncio.Queue[pa.Table | Exception | None] = asyncio.Queue()
+        self._room = threading.Semaphore(2)
+        self._is_closed = False
+        # A daemon: Ray may never end a call that waits for a node.
+        self._thread = threading.Thread(target=self._iterate, name="ray-results", daemon=True)
+        self._thread.start()
+
+    async def next(self) -> pa.Table | None:
+        """Return the next block; None after the last one. Raises RunFailed."""
+        result = await self._queue.get()
+        self._room.release()
+        if isinstance(result, Exception):
+            kind = type(result).__name__
+            reason = str(result).strip().splitlines()
+            raise RunFailed(f"ray: {kind}: {reason[-1] if reason else ''}; see the logs of Ray") from result
+        return result
+
+    def close(self) -> None:
+        """End the dataset, whatever it waits for."""
+        self._is_closed = True
+        self._room.release()
+        executor = self._dataset._current_executor
+        if executor is not None:
+            executor.shutdown(force=True)
+        self._thread.join(_END_TIMEOUT_S)
+
+    def _iterate(self) -> None:
+        result: pa.Table | Exception | None = None
+        try:
+            for table in self._dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1):
+                self._put(table)
+                if self._is_closed:
+                    return
+        except (RayError, RuntimeError, ValueError, OSError) as error:
+            result = error
+        self._put(result)
+
+    def _put(self, result: pa.Table | Exception | None) -> None:
+        self._room.acquire()
+        if not self._is_closed:
+            self._loop.call_soon_threadsafe(self._queue.put_nowait, result)
