@@ -1,44 +1,55 @@
 """Send load to a running server and report what a client measures: `roundhouse bench`."""
 
 import argparse
+import ssl
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from app.cli.client import TlsOptions
     from app.cli.keys import AddCommand
     from app.load_test.command import Options
+    from app.load_test.connection import Address, Pem
 
 _MAX_RATE = 100_000
 _MAX_CONNECTIONS = 10_000
 _MAX_SECONDS = 7 * 86_400
 _MAX_COUNT = 10**9
-_PROTOCOLS = ("native", "openai-chat", "openai-completions", "openai-embeddings", "v2")
+_PROTOCOLS = ("native", "openai-chat", "openai-completions", "openai-embeddings", "v2", "grpc")
+_HTTP_URL, _GRPC_URL = "http://127.0.0.1:8080", "127.0.0.1:8081"
 
 
 def add_bench(
     commands: Any,
     add_command: "AddCommand",
-    add_server: Callable[[argparse.ArgumentParser], None],
+    add_server: Callable[..., None],
     access: Callable[[argparse.Namespace], dict[str, Any]],
 ) -> None:
-    """Add `roundhouse bench`. `access`: reads the options that `add_server` adds."""
+    """Add `roundhouse bench`.
+
+    `add_server(parser, default URL, help)`: adds the options of access, which `access` reads.
+    """
     bench = add_command(
         commands,
         "bench",
         "Send load to a running server and measure it.",
         "roundhouse bench --model minilm --concurrency 16 --duration 30\n"
         "  roundhouse bench --model digits --rate 500 --html result.html --json result.json\n"
-        "  roundhouse bench --url http://127.0.0.1:8000 --protocol openai-chat --model llama --rate 2",
+        "  roundhouse bench --url http://127.0.0.1:8000 --protocol openai-chat --model llama --rate 2\n"
+        "  roundhouse bench --url 127.0.0.1:8081 --protocol grpc --model digits",
     )
-    bench.add_argument("--model", metavar="NAME", help="default: the only model of the server")
-    bench.add_argument("--protocol", choices=_PROTOCOLS, help="default: native, for a Roundhouse server")
+    bench.add_argument("--model", metavar="NAME", help="default: the only model of the server; v2 and grpc need it")
+    bench.add_argument(
+        "--protocol", choices=_PROTOCOLS, help="default: native, for a Roundhouse server; v2 and grpc: Open Inference"
+    )
     _add_load(bench)
     _add_inputs(bench)
     bench.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
     bench.add_argument("--html", type=Path, metavar="FILE", help="write the result as a page with plots")
-    add_server(bench)
+    url_help = f"address of the server; default: {_HTTP_URL}, with --protocol grpc {_GRPC_URL}"
+    add_server(bench, None, url_help)
     bench.set_defaults(run=lambda options: _run(options, access(options)))
 
 
@@ -77,6 +88,11 @@ def _add_load(bench: argparse.ArgumentParser) -> None:
 
 def _add_inputs(bench: argparse.ArgumentParser) -> None:
     bench.add_argument("--input", type=Path, metavar="FILE", help="JSON Lines: one request body a line")
+    bench.add_argument(
+        "--binary",
+        action=argparse.BooleanOptionalAction,
+        help="with --protocol v2: send and receive binary tensors; default: if JSON cannot represent them",
+    )
     bench.add_argument(
         "--rows", type=_count(4096), default=1, metavar="N", help="texts or tensor rows of a request; default: 1"
     )
@@ -148,11 +164,11 @@ def _run(options: argparse.Namespace, access: dict[str, Any]) -> int:
 
 def _options(options: argparse.Namespace, access: dict[str, Any]) -> "Options":
     """Raises OSError and ValueError for options that cannot be used."""
-    from app.cli.client import credentials, tls_context
+    from app.cli.client import credentials
     from app.load_test.command import Options
-    from app.load_test.connection import address_of
-    from app.load_test.inputs import Made
     from app.load_test.run import Plan
+    from app.load_test.target import Wanted
+    from app.load_test.tensors import Made
 
     def headers(method: str, path: str, body: bytes) -> dict[str, str]:
         try:
@@ -160,15 +176,15 @@ def _options(options: argparse.Namespace, access: dict[str, Any]) -> "Options":
         except ValueError as error:
             raise ValueError(f"--api-key: {error}") from None
 
-    is_https = options.url.startswith("https://")
+    if options.binary is not None and options.protocol != "v2":
+        raise ValueError(f"--binary: expected --protocol v2, got {options.protocol or 'native'}; leave out --binary")
     is_open = options.rate is not None
     unlimited = None if options.requests else 10.0
     return Options(
-        address=address_of(options.url, tls_context(access["tls"]) if is_https else None),
+        address=_address(options, access["tls"]),
         credentials=headers,
         is_signed=access["is_signed"],
-        protocol=options.protocol,
-        model=options.model,
+        wanted=Wanted(options.protocol, options.model, options.binary),
         plan=Plan(
             rate=options.rate,
             concurrency=None if is_open else options.concurrency or 8,
@@ -193,3 +209,30 @@ def _options(options: argparse.Namespace, access: dict[str, Any]) -> "Options":
         json_file=options.json,
         html_file=options.html,
     )
+
+
+def _address(options: argparse.Namespace, tls: "TlsOptions") -> "Address":
+    """Raises OSError for a file of TLS that cannot be used, ValueError."""
+    from app.cli.client import tls_context
+    from app.load_test.connection import address_of
+
+    is_grpc = options.protocol == "grpc"
+    url = options.url or (_GRPC_URL if is_grpc else _HTTP_URL)
+    if is_grpc and "://" not in url:
+        has_tls = tls.authorities is not None or tls.certificate is not None
+        url = f"{'https' if has_tls else 'http'}://{url}"
+    # The context also for gRPC, whose own messages name no file.
+    is_https = url.startswith("https://")
+    address = address_of(url, tls_context(tls) if is_https else None, _pem(tls) if is_https and is_grpc else None)
+    if is_grpc and address.prefix:
+        raise ValueError(f"--url: expected host and port for gRPC, got the path {address.prefix} too; leave it out")
+    return address
+
+
+def _pem(tls: "TlsOptions") -> "Pem":
+    from app.load_test.connection import Pem
+
+    authorities = tls.authorities or ssl.get_default_verify_paths().cafile
+    certificate = None if tls.certificate is None else Path(tls.certificate).read_bytes()
+    key = certificate if tls.key is None else Path(tls.key).read_bytes()
+    return Pem(None if authorities is None else Path(authorities).read_bytes(), certificate, key)

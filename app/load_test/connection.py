@@ -24,18 +24,28 @@ class Failure(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Pem:
+    """Contents of PEM files, as gRPC takes them. `authorities` None: those of gRPC."""
+
+    authorities: bytes | None = None
+    certificate: bytes | None = None
+    key: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Address:
-    """Where the server listens. `prefix`: the path of its URL, before every other path."""
+    """Where the server listens. `prefix`: the path of its URL, before every other path. `pem`: TLS of gRPC."""
 
     host: str
     port: int
     authority: str
     prefix: str
     tls: ssl.SSLContext | None
+    pem: Pem | None = None
 
 
-def address_of(url: str, tls: ssl.SSLContext | None) -> Address:
-    """Read a URL. `tls`: used for https. Raises ValueError with the remedy."""
+def address_of(url: str, tls: ssl.SSLContext | None, pem: Pem | None = None) -> Address:
+    """Read a URL. `tls` and `pem`: used for https. Raises ValueError with the remedy."""
     wanted = f'--url: expected an http:// or https:// address, got "{url}"'
     try:
         parts = urlsplit(url)
@@ -47,7 +57,10 @@ def address_of(url: str, tls: ssl.SSLContext | None) -> Address:
     if parts.username is not None or parts.query or parts.fragment:
         raise ValueError("--url: expected scheme, host, port and path, got more; give a key with --api-key")
     is_tls = parts.scheme == "https"
-    return Address(host, port or (443 if is_tls else 80), parts.netloc, parts.path.rstrip("/"), tls if is_tls else None)
+    prefix = parts.path.rstrip("/")
+    return Address(
+        host, port or (443 if is_tls else 80), parts.netloc, prefix, *((tls, pem) if is_tls else (None, None))
+    )
 
 
 @dataclass(slots=True)

@@ -3,75 +3,61 @@
 import asyncio
 import ssl
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 import orjson
 
-from app.load_test.connection import Address, Connection, Failure, Response
+from app.load_test.client import BackOff, ConnectionCounts, Pause
+from app.load_test.connection import Connection, Failure, Response
 from app.load_test.events import BadStream, StreamedGeneration, generated_tokens
 from app.load_test.inputs import Body
 from app.load_test.tally import Outcome
-from app.load_test.target import error_code
+from app.load_test.target import RequestWriter, Target, error_code, error_message, printable
 
 _MAX_ERROR_BYTES = 64 * 1024
 
 
-@dataclass(slots=True)
-class ConnectionCounts:
-    """Connections of the whole run."""
+class HttpClient:
+    """Sends the requests of one run over HTTP/1.1."""
 
-    opened: int = 0
-    closed_by_server: int = 0
-    failed: int = 0
+    def __init__(self, target: Target, writer: RequestWriter, timeout_s: float) -> None:
+        self.target = target
+        self.timeout_s = timeout_s
+        self.counts = ConnectionCounts()
+        self.back_off = BackOff()
+        self._writer = writer
+        self._written: dict[Body, bytes] = {}
 
+    def exchange(self, pause: Pause) -> "HttpExchange":
+        """Return a place without a connection."""
+        return HttpExchange(self, pause)
 
-class BackOff:
-    """Delays new connections while the server refuses or drops them: 50 ms, doubled up to 2 s. Shared by all."""
-
-    def __init__(self) -> None:
-        self._delay_s = 0.0
-        self._until_s = 0.0
-
-    def wait_s(self, now_s: float) -> float:
-        """Return the seconds until a connection may be opened."""
-        return max(0.0, self._until_s - now_s)
-
-    def fail(self, now_s: float) -> None:
-        """Report a failure. Failures during a delay do not make it longer."""
-        if now_s >= self._until_s:
-            self._delay_s = min(2.0, max(0.05, self._delay_s * 2))
-            self._until_s = now_s + self._delay_s
-
-    def succeed(self) -> None:
-        """Report a response."""
-        self._delay_s = self._until_s = 0.0
+    def write(self, body: Body) -> bytes:
+        """Return the bytes of a request, which are written once if they are always the same."""
+        request = self._written.get(body)
+        if request is None:
+            request = self._writer.write("POST", self.target.path, body.content, body.headers)
+            if not self._writer.is_signed:
+                self._written[body] = request
+        return request
 
 
-class Exchange:
+class HttpExchange:
     """One place for a connection, and the requests sent over it."""
 
-    def __init__(
-        self,
-        address: Address,
-        timeout_s: float,
-        counts: ConnectionCounts,
-        back_off: BackOff,
-        pause: Callable[[float], Awaitable[None]],
-    ) -> None:
-        """`pause`: sleeps, and ends early when the run does."""
-        self._address = address
-        self._timeout_s = timeout_s
-        self._counts = counts
-        self._back_off = back_off
+    def __init__(self, client: HttpClient, pause: Pause) -> None:
+        self._client = client
+        self._address = client.target.address
+        self._counts = client.counts
+        self._back_off = client.back_off
         self._pause = pause
         self._connection: Connection | None = None
 
-    async def run(self, body: Body, request: bytes, planned_s: float, is_delayed: bool) -> Outcome:
+    async def run(self, body: Body, planned_s: float, is_delayed: bool) -> Outcome:
         """Send one request. `is_delayed`: it is planned again for the time when the connection is open."""
         outcome = Outcome(planned_s, 0.0)
+        request = self._client.write(body)
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self._client.timeout_s):
                 connection = await self._open_connection()
                 if is_delayed:
                     outcome.planned_s = time.monotonic()
@@ -84,6 +70,7 @@ class Exchange:
             self._back_off.fail(time.monotonic())
         except OSError as error:
             outcome.code = "tls_failed" if isinstance(error, ssl.SSLError) else "connection_failed"
+            outcome.message = printable(str(error), 500)
             self._counts.failed += 1
             self._back_off.fail(time.monotonic())
         outcome.done_s = time.monotonic()
@@ -97,7 +84,7 @@ class Exchange:
         if wait_s > 0:
             await self._pause(wait_s)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Close the connection."""
         if self._connection is not None:
             self._connection.close()
@@ -135,6 +122,7 @@ async def _ask(connection: Connection, body: Body, request: bytes, outcome: Outc
         return
     if generation.error is not None:
         outcome.code = error_code(generation.error) or "error_event"
+        outcome.message = error_message(generation.error)
     elif not generation.is_done:
         outcome.code = "incomplete_stream"
     outcome.first_token_s, outcome.last_token_s = generation.first_s, generation.last_s
@@ -145,7 +133,9 @@ def _read_status(response: Response, outcome: Outcome) -> None:
     outcome.status = response.status
     outcome.server_timing = response.headers.get("server-timing", "")
     if response.status != 200:
-        outcome.code = error_code(_decoded(response.body[:_MAX_ERROR_BYTES])) or "error"
+        error = _decoded(response.body[:_MAX_ERROR_BYTES])
+        outcome.code = error_code(error) or "error"
+        outcome.message = error_message(error)
 
 
 def _decoded(content: bytes) -> object:

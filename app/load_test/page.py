@@ -1,10 +1,10 @@
 """Write a result as one HTML page with plots as inline SVG. It loads nothing, and runs no script."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from app.load_test.plots import Line, bars, lines
+from app.load_test.plots import STYLE, Line, bars, lines
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c2430; --soft: #667085; --edge: #d7dce3; --page: #fff; --tile: #f6f7f9;
@@ -21,13 +21,14 @@ ul.warnings { background: var(--warn); border-radius: .5rem; padding: .75rem 1re
   font-size: 1.3rem; font-variant-numeric: tabular-nums } .tiles span { color: var(--soft); font-size: .85rem }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums } .wide { overflow-x: auto }
 th, td { text-align: right; padding: .3rem .6rem; border-bottom: 1px solid var(--edge) }
-th:first-child, td:first-child { text-align: left }
-svg { width: 100%; height: auto; display: block } svg text { fill: var(--soft); font-size: 11px }
-.grid { stroke: var(--edge); stroke-width: 1 } .l0, .l1, .l2 { fill: none; stroke-width: 1.8; stroke: var(--a) }
-.l1 { stroke: var(--b) } .l2 { stroke: var(--c) } .bar { fill: var(--a) } .key { margin-right: 1rem }
+th:first-child, td:first-child { text-align: left; overflow-wrap: anywhere }
+.key { margin-right: 1rem }
 .k0::before, .k1::before, .k2::before { content: ""; display: inline-block; width: .8rem; height: .2rem;
   margin-right: .35rem; vertical-align: middle; background: var(--a) }
 .k1::before { background: var(--b) } .k2::before { background: var(--c) }
+th:nth-child(4):last-child, td:nth-child(4):last-child { text-align: left; overflow-wrap: anywhere; color: var(--soft) }
+@media (max-width: 34rem) { body { margin: 1rem auto } th, td { padding: .3rem .2rem; font-size: .75rem }
+  .plot { margin-left: -.75rem } }
 """
 _QUANTILES = ("mean", "p50", "p90", "p95", "p99", "p99_9", "max")
 
@@ -41,7 +42,7 @@ def html_page(result: dict[str, Any]) -> str:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         "<meta http-equiv=\"content-security-policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>\n"
+        f"<title>{escape(title)}</title><style>{_STYLE}{STYLE}</style></head><body>\n"
         f"<h1>{escape(title)}</h1>\n<p>{escape(_subtitle(result))}</p>\n"
         + (f'<ul class="warnings">{warnings}</ul>\n' if warnings else "")
         + _tiles(result)
@@ -61,10 +62,16 @@ def _load_words(load: dict[str, Any]) -> str:
 
 def _subtitle(result: dict[str, Any]) -> str:
     target = result["target"]
+    form = ", binary tensors" if target["encoding"] == "binary" else ""
     return (
-        f"{target['url']}{target['path']}, protocol {target['protocol']}, {result['started']}, "
+        f"{target['url']}{target['path']}, protocol {target['protocol']}{form}, {_time(result['started'])}, "
         f"{result['elapsed_s']:g} s, ended by {result['ended_by']}"
     )
+
+
+def _time(started: str) -> str:
+    """Return the time of a result for readers; results have it in ISO 8601, in UTC."""
+    return started.replace("T", " ").replace("+00:00", " UTC")
 
 
 def _tiles(result: dict[str, Any]) -> str:
@@ -87,26 +94,37 @@ def _tiles(result: dict[str, Any]) -> str:
 def _plots(result: dict[str, Any]) -> str:
     course: list[dict[str, Any]] = result["course"]
     interval_s = result["course_interval_s"]
-    end_s = max(1, len(course)) * interval_s
-    seconds = [point["after_s"] + interval_s / 2 for point in course]
-    throughput = [
-        Line("succeeded", seconds, [point["succeeded"] / interval_s for point in course]),
-        Line("failed", seconds, [point["failed"] / interval_s for point in course]),
-    ]
+    end_s = max(result["elapsed_s"], interval_s)
     known = [point for point in course if point["succeeded"]]
-    known_s = [point["after_s"] + interval_s / 2 for point in known]
+    known_s = [_middle_s(point, interval_s, end_s) for point in known]
     latency = [Line(name, known_s, [point[f"{name}_ms"] for point in known]) for name in ("p50", "p95", "p99")]
     histogram = [(each["from_ms"], each["to_ms"], each["count"]) for each in result["latency_histogram"]]
+    rates = _rates(course, interval_s, end_s, has_failures=result["requests"]["failed"] > 0)
+    titles = "Responses per second", "Latency over time, ms", "Number of responses by latency, ms"
     return (
-        _plot("Responses per second", throughput, lambda: lines(throughput, end_s, "s"))
-        + _plot("Latency over time, ms", latency, lambda: lines(latency, end_s, "s"))
-        + _plot("Distribution of the latency, ms", [], lambda: bars(histogram))
+        _plot(titles[0], rates, lines(titles[0], rates, end_s))
+        + _plot(titles[1], latency, lines(titles[1], latency, end_s))
+        + _plot(titles[2], [], bars(titles[2], histogram))
     )
 
 
-def _plot(title: str, keys: Sequence[Line], draw: Callable[[], str]) -> str:
+def _rates(course: list[dict[str, Any]], interval_s: float, end_s: float, has_failures: bool) -> list[Line]:
+    """Return responses per second. The last interval is shorter; without its half it says nothing."""
+    widths = [min(interval_s, end_s - point["after_s"]) for point in course]
+    shown = [each for each in zip(course, widths, strict=True) if each[1] >= interval_s / 2]
+    seconds = [_middle_s(point, interval_s, end_s) for point, _ in shown]
+    names = ("succeeded", "failed") if has_failures else ("succeeded",)
+    return [Line(name, seconds, [point[name] / width for point, width in shown]) for name in names]
+
+
+def _middle_s(point: dict[str, Any], interval_s: float, end_s: float) -> float:
+    after_s: float = point["after_s"]
+    return (after_s + min(end_s, after_s + interval_s)) / 2
+
+
+def _plot(title: str, keys: Sequence[Line], drawn: str) -> str:
     names = "".join(f'<span class="key k{place}">{escape(key.name)}</span>' for place, key in enumerate(keys))
-    return f"<h2>{escape(title)}</h2>\n<p>{names}</p>\n{draw()}\n"
+    return f"<h2>{escape(title)}</h2>\n" + (f"<p>{names}</p>\n" if len(keys) > 1 else "") + f"{drawn}\n"
 
 
 def _durations(result: dict[str, Any]) -> str:
@@ -114,15 +132,17 @@ def _durations(result: dict[str, Any]) -> str:
         ("latency", result["latency_ms"]),
         ("time to first token", result["time_to_first_token_ms"]),
         ("time per token", result["time_per_token_ms"]),
-        *((f"server: {name}", timing) for name, timing in result["server_timing_ms"].items()),
+        *((f"server: {name}", each) for name, each in result["server_timing_ms"].items() if each["max"]),
     ]
     cells = [[name, *(_number(each[key]) for key in _QUANTILES)] for name, each in rows if each]
     return _table("Durations, ms", ["", *(name.replace("_", ".") for name in _QUANTILES)], cells)
 
 
 def _failures(result: dict[str, Any]) -> str:
-    rows = [[each["code"], str(each["status"] or "-"), f"{each['count']:,}"] for each in result["failures"]]
-    return _table("Failures", ["code", "status", "requests"], rows)
+    rows = [
+        [each["code"], str(each["status"] or "-"), f"{each['count']:,}", each["message"]] for each in result["failures"]
+    ]
+    return _table("Failures", ["code", "status", "requests", "first message"], rows)
 
 
 def _generator(result: dict[str, Any]) -> str:
@@ -140,9 +160,9 @@ def _generator(result: dict[str, Any]) -> str:
 def _table(title: str, head: list[str], rows: list[list[str]]) -> str:
     if not rows:
         return ""
-    heads = "".join(f"<th>{escape(each)}</th>" for each in head)
+    heads = "<tr>" + "".join(f"<th>{escape(each)}</th>" for each in head) + "</tr>" if any(head) else ""
     lines_ = "".join("<tr>" + "".join(f"<td>{escape(each)}</td>" for each in row) + "</tr>" for row in rows)
-    return f'<h2>{escape(title)}</h2>\n<div class="wide"><table><tr>{heads}</tr>{lines_}</table></div>\n'
+    return f'<h2>{escape(title)}</h2>\n<div class="wide"><table>{heads}{lines_}</table></div>\n'
 
 
 def _number(value: float) -> str:

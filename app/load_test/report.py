@@ -34,7 +34,13 @@ def result(run: Run, plan: Plan, target: Target, cpu_part: float, started: str) 
     return {
         "tool": "roundhouse bench",
         "started": started,
-        "target": {"url": _url(target), "protocol": target.protocol, "model": target.model, "path": target.path},
+        "target": {
+            "url": _url(target),
+            "protocol": target.protocol,
+            "model": target.model,
+            "path": target.path,
+            "encoding": target.encoding,
+        },
         "load": {
             "loop": "open" if is_open else "closed",
             "rate_per_s": plan.rate,
@@ -61,7 +67,8 @@ def result(run: Run, plan: Plan, target: Target, cpu_part: float, started: str) 
         "time_per_token_ms": durations(tally.per_token),
         "tokens": {"generated": tally.tokens, "per_s": round(tally.tokens_per_second, 3)},
         "failures": [
-            {"status": status, "code": code, "count": count} for (status, code), count in tally.failures.most_common()
+            {"status": kind[0], "code": kind[1], "count": count, "message": tally.messages.get(kind, "")}
+            for kind, count in tally.failures.most_common()
         ],
         "server_timing_ms": {name: durations(timing) for name, timing in tally.server_timings.items()},
         "connections": {
@@ -105,13 +112,15 @@ def warnings(run: Run, reasons: list[str]) -> list[str]:
         )
     if tally.not_sent:
         found.append(
-            f"{tally.not_sent} planned requests were not sent: no connection was free. The server is slower than the "
+            f"{tally.not_sent:,} planned requests were not sent: no connection was free. The server is slower than the "
             "rate, and the latencies are too small."
         )
     if timed_out := sum(count for (_, code), count in tally.failures.items() if code == "timeout"):
-        found.append(f"{timed_out} requests timed out. Their latency is not part of the percentiles.")
+        found.append(f"{timed_out:,} requests timed out. Their latency is not part of the percentiles.")
+    if lost := tally.failures[0, "connection_failed"]:
+        found.append(f"{lost:,} requests had no connection. The server has ended, or it refuses connections.")
     if tally.failed:
-        found.append(f"{tally.failed} of {tally.failed + tally.succeeded} requests failed.")
+        found.append(f"{tally.failed:,} of {tally.failed + tally.succeeded:,} requests failed.")
     if not tally.succeeded:
         found.append("No request succeeded.")
     return found

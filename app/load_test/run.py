@@ -7,10 +7,9 @@ from collections import deque
 from dataclasses import dataclass
 
 from app.load_test.arrivals import Schedule, poisson, steady
-from app.load_test.exchange import BackOff, ConnectionCounts, Exchange
+from app.load_test.client import Client, Exchange
 from app.load_test.inputs import Body
 from app.load_test.tally import Tally
-from app.load_test.target import RequestWriter, Target
 from app.load_test.timer import Timer
 
 MAX_BACKLOG = 100_000
@@ -37,20 +36,15 @@ class Plan:
 class Run:
     """One run. `tally` is complete when `go` returns; until then it holds the result so far."""
 
-    def __init__(self, plan: Plan, target: Target, writer: RequestWriter, bodies: list[Body]) -> None:
+    def __init__(self, plan: Plan, client: Client, bodies: list[Body]) -> None:
         self._plan = plan
-        self._target = target
-        self._writer = writer
+        self._client = client
         # In random order: callers in step would send the same ones together.
         self._bodies = random.Random(plan.seed).sample(bodies, len(bodies))  # noqa: S311 - no secret
-        self._written: list[bytes] | None = None
-        if not writer.is_signed:
-            self._written = [writer.write("POST", target.path, body.content) for body in self._bodies]
         self._number = 0
         self._taken = 0
         self._is_planned = False
         self._error: BaseException | None = None
-        self._back_off = BackOff()
         self._ended = asyncio.Event()
         self._due: deque[float] = deque()
         self._idle: deque[asyncio.Future[None]] = deque()
@@ -59,7 +53,7 @@ class Run:
         self._timer: Timer | None = None
         self._tick_s = 0.0
         self._end_s = float("inf")
-        self.connections = ConnectionCounts()
+        self.connections = client.counts
         self.ended_by = ""
         """duration, requests or interrupt; "" until the end."""
         self.in_flight = 0
@@ -161,7 +155,7 @@ class Run:
             self._due.append(planned_s)
             if self._idle:
                 _wake(self._idle.popleft())
-            elif len(self._workers) < self._plan.connections and not self._back_off.wait_s(now_s):
+            elif len(self._workers) < self._plan.connections and not self._client.back_off.wait_s(now_s):
                 self._add_worker()
 
     def _is_enough(self, planned_s: float) -> bool:
@@ -189,7 +183,7 @@ class Run:
             self.interrupt()
 
     async def _work(self) -> None:
-        exchange = Exchange(self._target.address, self._plan.timeout_s, self.connections, self._back_off, self._pause)
+        exchange = self._client.exchange(self._pause)
         try:
             while True:
                 await exchange.wait()
@@ -198,7 +192,7 @@ class Run:
                     return
                 await self._send(exchange, planned_s)
         finally:
-            exchange.close()
+            await exchange.close()
 
     async def _take(self) -> float | None:
         """Return the planned time of the next request, None at the end."""
@@ -223,10 +217,9 @@ class Run:
         place = self._number % len(self._bodies)
         self._number += 1
         body = self._bodies[place]
-        request = self._written[place] if self._written else self._writer.write("POST", self._target.path, body.content)
         self.in_flight += 1
         try:
-            outcome = await exchange.run(body, request, planned_s, is_delayed=self._schedule is None)
+            outcome = await exchange.run(body, planned_s, is_delayed=self._schedule is None)
         finally:
             self.in_flight -= 1
         self.tally.record(outcome)

@@ -18,7 +18,7 @@ _COLUMNS = ("", "p50", "p95", "p99", "max", "mean")
 _MAX_FAILURES_SHOWN = 5
 _BAR_WIDTH = 30
 _UP, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[{}A", "\x1b[K", "\x1b[J"
-_HIDE_CURSOR, _SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
+_HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 
 
 def table(run: Run, plan: Plan, target: Target, now_s: float) -> list[str]:
@@ -27,8 +27,9 @@ def table(run: Run, plan: Plan, target: Target, now_s: float) -> list[str]:
     # While it runs, the time without a response counts.
     elapsed_s = max(1e-9, tally.elapsed_s if run.ended_by else now_s - tally.start_s)
     load = f"{plan.rate:g} requests/s" if plan.rate is not None else f"{plan.concurrency} callers"
+    form = " binary" if target.encoding == "binary" else ""
     lines = [
-        f"{printable(target.model)}  {target.protocol} {printable(target.path)}  {load}",
+        f"{printable(target.model)}  {target.protocol}{form} {printable(target.path)}  {load}",
         _progress(run, plan, now_s),
         "",
         f"{'throughput':<20}{tally.succeeded / elapsed_s:>12,.1f} requests/s",
@@ -92,7 +93,7 @@ async def show(run: Run, stream: TextIO, lines: Callable[[], list[str]]) -> None
     finally:
         # The last table is complete: it may scroll, and long lines may wrap.
         _write(stream, lines(), height)
-        stream.write(_SHOW_CURSOR)
+        stream.write(SHOW_CURSOR)
         stream.flush()
 
 
@@ -126,6 +127,8 @@ def _progress(run: Run, plan: Plan, now_s: float) -> str:
     part, words = max(parts, default=(0.0, f"{after_s:.1f} s"))
     filled = min(_BAR_WIDTH, int(part * _BAR_WIDTH))
     ended = f"  ended by {run.ended_by}" if run.ended_by else ""
+    if run.ended_by and run.in_flight:
+        ended += ", waiting for responses"
     return f"[{'#' * filled}{'.' * (_BAR_WIDTH - filled)}] {words}{ended}"
 
 
@@ -139,9 +142,14 @@ def _row(name: str, histogram: Histogram) -> str:
 def _failures(run: Run) -> list[str]:
     kinds = run.tally.failures.most_common()
     lines = [
-        f"{'failures' if not place else '':<20}{count:>12,} {status or '-'} {code}"
-        for place, ((status, code), count) in enumerate(kinds[:_MAX_FAILURES_SHOWN])
+        f"{'failures' if not place else '':<20}{count:>12,} {kind[0] or '-'} {kind[1]}{_first_message(run, kind)}"
+        for place, (kind, count) in enumerate(kinds[:_MAX_FAILURES_SHOWN])
     ]
     if len(kinds) > _MAX_FAILURES_SHOWN:
         lines.append(f"{'':<20}{'':>12} and {len(kinds) - _MAX_FAILURES_SHOWN} more kinds")
     return lines
+
+
+def _first_message(run: Run, kind: tuple[int, str]) -> str:
+    message = run.tally.messages.get(kind)
+    return f": {message}" if message else ""

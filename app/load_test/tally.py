@@ -20,7 +20,10 @@ _OTHER = (0, "other")
 
 @dataclass(slots=True)
 class Outcome:
-    """One request. `code`: "" for a success. Times: seconds on the clock of the run; `planned_s`: of the send."""
+    """One request. `code`: "" for a success. Times: seconds on the clock of the run; `planned_s`: of the send.
+
+    `message`: that of the error, without characters that would control a terminal.
+    """
 
     planned_s: float
     done_s: float
@@ -30,6 +33,7 @@ class Outcome:
     first_token_s: float | None = None
     last_token_s: float = 0.0
     tokens: int | None = None
+    message: str = ""
 
 
 @dataclass(slots=True)
@@ -92,6 +96,8 @@ class Tally:
         """Of the load generator's own timers."""
         self.server_timings: dict[str, Histogram] = {}
         self.failures: Counter[tuple[int, str]] = Counter()
+        self.messages: dict[tuple[int, str], str] = {}
+        """Message of the first failure of each kind."""
         self.course = Course()
 
     @property
@@ -129,7 +135,10 @@ class Tally:
             self.failed += 1
             point.failed += 1
             kind = (outcome.status, outcome.code)
-            self.failures[kind if kind in self.failures or len(self.failures) < _MAX_FAILURE_KINDS else _OTHER] += 1
+            if kind not in self.failures and len(self.failures) >= _MAX_FAILURE_KINDS:
+                kind = _OTHER
+            self.failures[kind] += 1
+            self.messages.setdefault(kind, outcome.message)
             return
         latency_s = outcome.done_s - outcome.planned_s
         self.latency.record(latency_s)

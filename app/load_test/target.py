@@ -19,6 +19,8 @@ _OPENAI_PATHS = {
     "openai-embeddings": "/v1/embeddings",
 }
 _MAX_NAMES = 20
+_OPTIONS = {401: "--api-key", 403: "--api-key", 404: "--model"}
+"""The option that is wrong, by the status of a missing description."""
 
 
 class NoTarget(Exception):
@@ -27,13 +29,26 @@ class NoTarget(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where requests are sent. `description`: of the model; empty if the protocol has none."""
+    """Where requests are sent. `description`: of the model; empty if the protocol has none.
+
+    `encoding` of requests: json, binary (JSON with binary tensors) or protobuf.
+    """
 
     address: Address
     protocol: str
     model: str
     path: str
     description: dict[str, Any]
+    encoding: str = "json"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The options that select the target. `is_binary` None: only if JSON cannot represent the tensors."""
+
+    protocol: str | None
+    model: str | None
+    is_binary: bool | None = None
 
 
 class RequestWriter:
@@ -45,21 +60,20 @@ class RequestWriter:
         self._credentials = credentials
         self.is_signed = is_signed
 
-    def write(self, method: str, path: str, body: bytes = b"") -> bytes:
-        """Return head and body. Raises ValueError for a key that cannot be sent."""
+    def write(self, method: str, path: str, body: bytes = b"", own: tuple[tuple[str, str], ...] = ()) -> bytes:
+        """Return head and body. `own`: headers of the body. Raises ValueError for a key that cannot be sent."""
         whole = self._address.prefix + path
         headers = {"host": self._address.authority, "user-agent": "roundhouse-bench", "accept": "*/*"}
         if method == "POST":
-            headers |= {"content-type": "application/json", "content-length": str(len(body))}
+            headers |= dict(own) | {"content-length": str(len(body))}
         headers |= self._credentials(method, whole, body)
         lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         return f"{method} {whole} HTTP/1.1\r\n{lines}\r\n".encode("latin-1") + body
 
 
-async def find_target(
-    address: Address, writer: RequestWriter, protocol: str | None, model: str | None, timeout_s: float
-) -> Target:
-    """Choose protocol and model. Raises NoTarget, ValueError for a key that cannot be sent."""
+async def find_target(address: Address, writer: RequestWriter, wanted: Wanted, timeout_s: float) -> Target:
+    """Choose protocol, model and form. Raises NoTarget, ValueError for a key that cannot be sent."""
+    protocol, model = wanted.protocol, wanted.model
     if protocol in {None, "native"}:
         return await _native(address, writer, model, timeout_s)
     assert protocol is not None
@@ -68,7 +82,8 @@ async def find_target(
             raise NoTarget("--model: expected the name of a model, got none; --protocol v2 needs it")
         path = f"/v2/models/{quote(model, safe='')}"
         description = await _get(address, writer, path, timeout_s)
-        return Target(address, protocol, model, f"{path}/infer", description)
+        is_binary = _needs_binary(description) if wanted.is_binary is None else wanted.is_binary
+        return Target(address, protocol, model, f"{path}/infer", description, "binary" if is_binary else "json")
     if model is None:
         listed = await _get(address, writer, "/v1/models", timeout_s)
         model = _only(_names(listed.get("data"), "id"))
@@ -86,6 +101,12 @@ async def _native(address: Address, writer: RequestWriter, model: str | None, ti
             "--protocol: expected a Roundhouse server at --url, got another; choose a protocol that it speaks"
         )
     return Target(address, "native", model, f"{path}/infer", description)
+
+
+def _needs_binary(description: dict[str, Any]) -> bool:
+    from app.load_test.open_inference import needs_binary
+
+    return needs_binary(description)
 
 
 def _names(listed: Any, key: str) -> list[str]:
@@ -115,7 +136,11 @@ async def _get(address: Address, writer: RequestWriter, path: str, timeout_s: fl
                 connection.close()
     except TimeoutError:
         raise NoTarget(f"--url: expected a response from {where} in {timeout_s:g} s, got none") from None
-    except (OSError, Failure) as error:
+    except Failure as error:
+        raise NoTarget(
+            f"--url: expected an HTTP/1.1 server at {where}, got {error}; use --protocol grpc for a port of gRPC"
+        ) from None
+    except OSError as error:
         raise NoTarget(f"--url: expected a server at {where}, got {error}") from None
     try:
         answer = orjson.loads(response.body)
@@ -123,7 +148,12 @@ async def _get(address: Address, writer: RequestWriter, path: str, timeout_s: fl
         answer = None
     if response.status == 200 and isinstance(answer, dict):
         return answer
-    raise NoTarget(f"--url: expected a description at {where}, got {response.status} {error_message(answer)}".rstrip())
+    option = _OPTIONS.get(response.status, "--url")
+    # Only a server with models explains itself.
+    option = option if error_message(answer) else "--url"
+    raise NoTarget(
+        f"{option}: expected a description at {where}, got {response.status} {error_message(answer)}".rstrip()
+    )
 
 
 def error_message(answer: Any) -> str:

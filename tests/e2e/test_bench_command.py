@@ -31,6 +31,10 @@ def measured(server: RunningServer, folder: Path, *arguments: str, status: int =
         (["--model", "minilm", "--rate", "200", "--rows", "2"], "/models/minilm/infer"),
         (["--model", "digits", "--protocol", "v2", "--rows", "2"], "/v2/models/digits/infer"),
         (["--model", "minilm", "--protocol", "v2"], "/v2/models/minilm/infer"),
+        (["--model", "minilm", "--protocol", "v2", "--binary"], "/v2/models/minilm/infer"),
+        (["--model", "float16", "--protocol", "v2"], "/v2/models/float16/infer"),
+        (["--model", "bfloat16", "--protocol", "v2"], "/v2/models/bfloat16/infer"),
+        (["--model", "tiny-llama", "--protocol", "v2", "--max-tokens", "2"], "/v2/models/tiny-llama/infer"),
         (["--model", "minilm", "--protocol", "openai-embeddings", "--rate", "100"], "/v1/embeddings"),
     ],
 )
@@ -38,6 +42,8 @@ def test_tensors_and_texts_are_measured(server: RunningServer, tmp_path: Path, a
     found = measured(server, tmp_path, *arguments)
     assert found["target"]["path"] == path
     assert (found["requests"]["sent"], found["requests"]["succeeded"]) == (COUNT, COUNT)
+    is_binary = "--binary" in arguments or path.endswith("float16/infer")
+    assert found["target"]["encoding"] == ("binary" if is_binary else "json")
     latency = found["latency_ms"]
     assert 0 < latency["min"] <= latency["p50"] <= latency["p95"] <= latency["p99"] <= latency["max"]
     assert set(found["server_timing_ms"]) == {"decode", "queue", "compute", "encode"}
@@ -45,6 +51,59 @@ def test_tensors_and_texts_are_measured(server: RunningServer, tmp_path: Path, a
     assert found["server_timing_ms"]["compute"]["mean"] <= latency["mean"]
     assert sum(each["count"] for each in found["latency_histogram"]) == COUNT
     assert sum(each["succeeded"] for each in found["course"]) == COUNT
+
+
+def measured_over_grpc(server: RunningServer, folder: Path, *arguments: str) -> dict[str, Any]:
+    address = ["--protocol", "grpc", "--url", f"127.0.0.1:{server.grpc_port}"]
+    return measured(server, folder, *address, *arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--model", "digits", "--concurrency", "3", "--rows", "2"],
+        ["--model", "minilm", "--rate", "100"],
+        ["--model", "bfloat16"],
+        ["--model", "tiny-llama", "--max-tokens", "2", "--no-stream"],
+    ],
+)
+def test_grpc_calls_are_measured(server: RunningServer, tmp_path: Path, arguments: list[str]) -> None:
+    found = measured_over_grpc(server, tmp_path, *arguments)
+    assert (found["requests"]["sent"], found["requests"]["succeeded"]) == (COUNT, COUNT)
+    assert found["target"]["path"] == "/inference.GRPCInferenceService/ModelInfer"
+    assert found["target"]["encoding"] == "protobuf"
+
+
+def test_grpc_stream_has_first_token(server: RunningServer, tmp_path: Path) -> None:
+    found = measured_over_grpc(server, tmp_path, "--model", "tiny-llama", "--max-tokens", "4", "--words", "3")
+    assert found["requests"]["succeeded"] == COUNT
+    assert COUNT <= found["tokens"]["generated"] <= COUNT * 4
+    assert found["time_to_first_token_ms"]["max"] <= found["latency_ms"]["max"]
+
+
+def test_grpc_refusals_have_status_codes(server: RunningServer, tmp_path: Path) -> None:
+    bodies = tmp_path / "bodies.jsonl"
+    good = {"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}
+    bodies.write_text("\n".join(json.dumps({"inputs": [good | {"name": name}]}) for name in ("x", "typo")), "utf-8")
+    found = measured_over_grpc(server, tmp_path, "--model", "float32", "--input", str(bodies))
+    (failure,) = found["failures"]
+    assert (failure["status"], failure["code"], failure["count"]) == (3, "INVALID_ARGUMENT", COUNT // 2)
+    assert "typo" in failure["message"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "digitz"], "got NOT_FOUND model"),
+        ([], "--model: expected the name"),
+        (["--model", "digits", "--url", "127.0.0.1:1"], "--url: expected a gRPC server at 127.0.0.1:1"),
+    ],
+)
+def test_grpc_model_is_refused_before_run(
+    server: RunningServer, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "--protocol", "grpc", "--url", f"127.0.0.1:{server.grpc_port}", *arguments]) == 1
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -71,10 +130,12 @@ def test_bodies_of_file_and_page(server: RunningServer, tmp_path: Path, capsys: 
     bodies.write_text('{"text": ["a", "b"]}\n{"text": 5}\n', encoding="utf-8")
     page = tmp_path / "result.html"
     found = measured(server, tmp_path, "--model", "minilm", "--input", str(bodies), "--html", str(page))
-    assert found["failures"] == [{"status": 400, "code": "invalid_input", "count": COUNT // 2}]
+    (failure,) = found["failures"]
+    assert (failure["status"], failure["code"], failure["count"]) == (400, "invalid_input", COUNT // 2)
+    assert failure["message"].startswith("text: expected")
     assert "6 of 12 requests failed." in found["warnings"]
     printed = capsys.readouterr()
-    assert "400 invalid_input" in printed.out
+    assert "400 invalid_input: text: expected" in printed.out
     assert "warning: 6 of 12 requests failed." in printed.err
     assert page.read_text(encoding="utf-8").count("<svg") == 3
 
@@ -88,7 +149,7 @@ def test_run_without_success_exits_with_1(server: RunningServer, tmp_path: Path)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "digitz"], "404"),
+        (["--model", "digitz"], "--model: expected a description at"),
         ([], "--model: expected one of "),
         (["--model", "map-in"], "--input FILE"),
         (["--protocol", "v2"], "--model: expected the name"),
@@ -103,7 +164,17 @@ def test_model_is_refused_before_the_run(
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--url", "ftp://h"], ["--json", "absent-folder/x"], ["--cacert", "absent", "--url", "https://h"]],
+    [
+        ["--url", "ftp://h"],
+        ["--json", "absent-folder/x"],
+        ["--html", "."],
+        ["--cacert", "absent", "--url", "https://h"],
+        ["--binary"],
+        ["--no-binary", "--protocol", "openai-chat"],
+        ["--binary", "--protocol", "grpc"],
+        ["--protocol", "grpc", "--url", "http://h:1/path"],
+        ["--protocol", "grpc", "--url", "h:1", "--cacert", "absent"],
+    ],
 )
 def test_wrong_option_exits_with_2(arguments: list[str]) -> None:
     assert main(["bench", *arguments]) == 2
@@ -132,7 +203,13 @@ def test_credentials_and_certificates_are_sent(tmp_path: Path, capsys: pytest.Ca
         words = ["bench", "--url", tls.url, "--requests", "6", *own]
         assert main([*words, "--api-key", plain.text]) == 0
         assert main([*words, "--api-key", signed.text, "--sign"]) == 0
-        assert capsys.readouterr().out.count("6 succeeded  0 failed") == 2
+        address = f"localhost:{tls.server.grpc_port}"
+        over_grpc = ["bench", "--protocol", "grpc", "--url", address, "--requests", "6", "--model", "echo", *own]
+        assert main([*over_grpc, "--api-key", plain.text]) == 0
+        assert main([*over_grpc, "--api-key", signed.text, "--sign"]) == 0
+        assert capsys.readouterr().out.count("6 succeeded  0 failed") == 4
+        assert main(over_grpc) == 1
+        assert "--api-key: expected a description" in capsys.readouterr().err
         assert main(words) == 1
         assert "401" in capsys.readouterr().err
         assert main([*words, "--api-key", "rh_x", "--sign"]) == 2
@@ -150,3 +227,13 @@ def test_interrupt_before_run_exits_quietly(
     monkeypatch.setattr(command, "find_target", interrupted)
     assert main(["bench"]) == 130
     assert capsys.readouterr().err == ""
+
+
+def test_unwritable_result_keeps_other_file(
+    server: RunningServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "result.html"
+    words = ["bench", "--url", server.url, "--model", "digits", "--requests", "2", "--html", str(page)]
+    assert main([*words, "--json", "/dev/full"]) == 1
+    assert "--json: expected a file that can be written, got /dev/full: No space left" in capsys.readouterr().err
+    assert page.read_text(encoding="utf-8").count("<svg") == 3

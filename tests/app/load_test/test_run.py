@@ -7,6 +7,7 @@ import pytest
 
 from app.load_test import connection
 from app.load_test.connection import address_of
+from app.load_test.exchange import HttpClient
 from app.load_test.inputs import Body
 from app.load_test.report import result
 from app.load_test.run import Plan, Run
@@ -35,11 +36,14 @@ def responding(response: bytes, closes: bool = False) -> Answer:
     return respond
 
 
+def target_at(port: int) -> Target:
+    return Target(address_of(f"http://127.0.0.1:{port}", None), "native", "m", "/models/m/infer", {})
+
+
 def run_of(plan: Plan, port: int, is_streamed: bool = False) -> Run:
-    address = address_of(f"http://127.0.0.1:{port}", None)
-    writer = RequestWriter(address, lambda *_: {"x-key": "k"}, is_signed=False)
-    target = Target(address, "native", "m", "/models/m/infer", {})
-    return Run(plan, target, writer, [Body(b"{}", is_streamed)])
+    target = target_at(port)
+    writer = RequestWriter(target.address, lambda *_: {"x-key": "k"}, is_signed=False)
+    return Run(plan, HttpClient(target, writer, plan.timeout_s), [Body(b"{}", is_streamed)])
 
 
 async def served(answer: Answer, work: Callable[[int], Awaitable[None]]) -> None:
@@ -123,7 +127,7 @@ def test_requests_without_free_connection_are_not_sent() -> None:
     run = gone(plan, hang)
     assert (run.sent, run.tally.failures) == (2, {(0, "timeout"): 2})
     assert run.tally.not_sent == 98
-    warnings = result(run, plan, run._target, 0.0, "")["warnings"]
+    warnings = result(run, plan, target_at(1), 0.0, "")["warnings"]
     assert "98 planned requests were not sent" in " ".join(warnings)
     assert "No request succeeded." in warnings
 
@@ -191,6 +195,9 @@ def test_dead_server_is_asked_with_delays() -> None:
         assert run.tally.failures.keys() == {(0, "connection_failed")}
         # Delays of 50, 100, 200 and 400 ms, after which all four try again.
         assert 4 <= run.connections.failed <= 20
+        assert "Errno" in run.tally.messages[0, "connection_failed"]
+        warnings = result(run, Plan(rate=None, concurrency=4), target_at(unused), 0.0, "")["warnings"]
+        assert f"{run.tally.failed} requests had no connection." in " ".join(warnings)
 
     asyncio.run(served(responding(OK), work))
 

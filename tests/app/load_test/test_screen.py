@@ -12,7 +12,7 @@ from app.load_test import screen
 from app.load_test.run import Plan, Run
 from app.load_test.tally import Outcome
 from app.load_test.timer import Timer
-from tests.app.load_test.test_run import run_of
+from tests.app.load_test.test_run import run_of, target_at
 
 
 class Terminal(io.StringIO):
@@ -44,7 +44,7 @@ def run_with_outcomes() -> Run:
 
 
 def table_of(run: Run) -> str:
-    return "\n".join(screen.table(run, PLAN, run._target, run.tally.start_s + 1))
+    return "\n".join(screen.table(run, PLAN, target_at(1), run.tally.start_s + 1))
 
 
 def test_table_has_every_result() -> None:

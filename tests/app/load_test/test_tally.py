@@ -1,7 +1,11 @@
 """Totals of outcomes, and what they become in the reports."""
 
+import math
+
+import pytest
+
 from app.load_test.page import html_page
-from app.load_test.plots import nice_end
+from app.load_test.plots import log_ticks, ticks
 from app.load_test.report import limits
 from app.load_test.tally import MAX_POINTS, Course, Outcome, Tally
 
@@ -70,8 +74,43 @@ def test_busy_or_late_load_generator_is_limit() -> None:
     assert len(limits(totals, 0.5)) == 1
 
 
-def test_axis_ends_above_largest() -> None:
-    assert [nice_end(value) for value in (0, 0.3, 1, 1.2, 2.1, 7, float("inf"))] == [1, 0.5, 1, 2, 2.5, 10, 1]
+def test_first_message_of_failure_is_kept() -> None:
+    totals = tally()
+    for number in range(60):
+        totals.record(Outcome(10.0, 11.0, 400, "a", message=f"first {number}"))
+        totals.record(Outcome(10.0, 11.0, 400, f"kind-{number}", message=str(number)))
+    assert totals.messages[400, "a"] == "first 0"
+    # Both are bounded: further kinds are counted together.
+    assert totals.failures[0, "other"] == 11
+    assert totals.failures.keys() == totals.messages.keys()
+
+
+@pytest.mark.parametrize(
+    ("largest", "expected"),
+    [
+        (0, [0, 1]),
+        (float("inf"), [0, 1]),
+        (1, [0, 0.25, 0.5, 0.75, 1]),
+        (28, [0, 10, 20, 30]),
+        (8.1, [0, 2.5, 5, 7.5, 10]),
+        (400, [0, 100, 200, 300, 400]),
+    ],
+)
+def test_axis_has_round_values(largest: float, expected: list[float]) -> None:
+    assert ticks(largest) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (34.6, 408, [50, 100, 200]),
+        (10.1, 10.4, [10.1, 10.4]),
+        (0.02, 30, [0.1, 1, 10]),
+        (1e-4, 1e8, [1e-4, 1e-2, 1, 100, 1e4, 1e6, 1e8]),
+    ],
+)
+def test_log_axis_has_round_values(low: float, high: float, expected: list[float]) -> None:
+    assert log_ticks(math.log10(low), math.log10(high)) == pytest.approx(expected)
 
 
 def test_page_escapes_every_text() -> None:
@@ -82,7 +121,7 @@ def test_page_escapes_every_text() -> None:
     page = html_page(
         {
             "started": evil,
-            "target": {"url": evil, "protocol": evil, "model": evil, "path": evil},
+            "target": {"url": evil, "protocol": evil, "model": evil, "path": evil, "encoding": evil},
             "load": {"loop": "open", "rate_per_s": 1.0, "arrivals": evil},
             "ended_by": evil,
             "elapsed_s": 1.0,
@@ -92,7 +131,7 @@ def test_page_escapes_every_text() -> None:
             "time_to_first_token_ms": None,
             "time_per_token_ms": None,
             "tokens": {"generated": 1, "per_s": 1.0},
-            "failures": [{"status": 0, "code": evil, "count": 1}],
+            "failures": [{"status": 0, "code": evil, "count": 1, "message": evil}],
             "server_timing_ms": {evil: duration},
             "connections": {"opened": 1},
             "load_generator": {"cpu_part_of_a_core": 0.1, "timer_lateness_ms": None, "is_limit": False},
@@ -105,7 +144,7 @@ def test_page_escapes_every_text() -> None:
         }
     )
     assert "<script" not in page
-    assert page.count("&lt;script&gt;") == 12
+    assert page.count("&lt;script&gt;") == 13
     # No other resource is loaded.
     assert "http:" not in page
     assert "src=" not in page
