@@ -6,8 +6,10 @@ The lines are queued for a thread (`log_queue.py`); `flush_logs` waits for it be
 import json
 import logging
 import sys
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from functools import partial
+from types import MappingProxyType
 from typing import Any, TextIO
 
 import orjson
@@ -31,13 +33,13 @@ def configure_logging(
     log_format: str,
     stream: TextIO | None = None,
     lock: AbstractContextManager[None] | None = None,
-    worker: int | None = None,
+    fields: Mapping[str, object] = MappingProxyType({}),
 ) -> None:
     """Configure structlog and logging.
 
     `level`: debug, info, warning or error. `log_format`: json, console, or auto (console on a terminal). `stream`: is
     written at once, without a queue; None: standard error. `lock`: of all processes that write to standard error; None
-    for one process. `worker`: number in each line of a worker.
+    for one process. `fields`: in each line, such as the number of a worker.
     """
     out = stream or sys.stderr
     sink = _StreamSink(out) if stream is not None else _queue_for(out, lock)
@@ -49,7 +51,7 @@ def configure_logging(
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         _drop_nones,
-        *(() if worker is None else (partial(_add_worker, worker),)),
+        *((partial(_add_fields, fields),) if fields else ()),
     ]
     last: list[Processor]
     if console:
@@ -153,8 +155,8 @@ def _drop_nones(logger: WrappedLogger, name: str, event: EventDict) -> EventDict
     return {key: value for key, value in event.items() if value is not None}
 
 
-def _add_worker(number: int, logger: WrappedLogger, name: str, event: EventDict) -> EventDict:
-    event["worker"] = number
+def _add_fields(fields: Mapping[str, object], logger: WrappedLogger, name: str, event: EventDict) -> EventDict:
+    event.update(fields)
     return event
 
 

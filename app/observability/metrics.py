@@ -2,7 +2,6 @@
 
 import itertools
 import secrets
-import time
 from dataclasses import dataclass, field
 from math import inf
 
@@ -14,6 +13,7 @@ from app.auth.quotas import TenantLimits
 from app.observability.fast_path import FastPath
 from app.observability.tallies import GenerationMetrics, ModelMetrics, RequestTallies, VersionRequests
 from app.observability.traces import EndedRequest, RequestTrace, Tracer
+from frameworks.traces import unix_ns
 from frameworks.types import Timings
 
 log = structlog.get_logger("roundhouse.request")
@@ -136,7 +136,10 @@ class Observer(RequestTallies):
                 requests.failed_s += total_s
         if not succeeded or total_s >= self._slow_s:
             self.log_request(record, total_s)
-        if record.trace is not None:
+        trace = record.trace
+        if trace is not None and trace.is_sampled:
+            if succeeded:
+                self.models[model, tenant].show(trace.hex_id, total_s, timings)
             self.end_trace(record, total_s)
 
     def end_trace(self, record: RequestRecord, total_s: float) -> None:
@@ -159,7 +162,7 @@ class Observer(RequestTallies):
                 record.timings,
                 record.started_s,
                 total_s,
-                time.time_ns(),
+                unix_ns(record.started_s + total_s),
                 bool(record.credentials or principal.key_id),
             )
         )

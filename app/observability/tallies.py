@@ -1,11 +1,12 @@
 """Add up requests in plain numbers: histograms, and the counts of a model, a version and a generating model."""
 
 import itertools
+import time
 from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field, fields
 from operator import add
-from typing import Any
+from typing import Any, NamedTuple
 
 from frameworks.models.slot import ModelSlot
 from frameworks.types import Timings
@@ -19,21 +20,42 @@ SERIES_OF_MODELS = ("requests", "models", "versions", "generations", "cache_hits
 """The counts of RequestTallies whose keys begin with the name of a model."""
 
 
+class Exemplar(NamedTuple):
+    """A request of a sampled trace, as an example of its bucket. `ended_s`: Unix time."""
+
+    trace_id: str
+    value: float
+    ended_s: float
+
+
 @dataclass(slots=True)
 class Histogram:
-    """Observations in seconds. `counts`: per bucket of SECONDS_BUCKETS, not cumulated; the last is for all above."""
+    """Observations in seconds. `counts`: per bucket of SECONDS_BUCKETS, not cumulated; the last is for all above.
+
+    `exemplars`: the latest of a bucket, by its index.
+    """
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(SECONDS_BUCKETS) + 1))
     total: float = 0.0
+    exemplars: dict[int, Exemplar] = field(default_factory=dict)
 
     def observe(self, value: float) -> None:
         self.counts[bisect_left(SECONDS_BUCKETS, value)] += 1
         self.total += value
 
+    def show(self, exemplar: Exemplar) -> None:
+        """Keep an observation as the example of its bucket, unless a later one is there."""
+        index = bisect_left(SECONDS_BUCKETS, exemplar.value)
+        before = self.exemplars.get(index)
+        if before is None or before.ended_s <= exemplar.ended_s:
+            self.exemplars[index] = exemplar
+
     def merge(self, other: "Histogram") -> None:
         """Add the observations of another histogram."""
         self.counts = list(map(add, self.counts, other.counts))
         self.total += other.total
+        for exemplar in other.exemplars.values():
+            self.show(exemplar)
 
     def cumulated(self) -> list[tuple[str, float]]:
         """Return Prometheus buckets: each bound and the number of observations up to it."""
@@ -59,6 +81,13 @@ class ModelMetrics:
             # As Histogram.observe, without three calls for each request.
             histogram.counts[bisect_left(SECONDS_BUCKETS, value)] += 1
             histogram.total += value
+
+    def show(self, trace_id: str, total_s: float, timings: Timings) -> None:
+        """Keep a request that succeeded as an example of its buckets."""
+        ended_s = round(time.time(), 3)
+        self.request_seconds.show(Exemplar(trace_id, total_s, ended_s))
+        self.queue_seconds.show(Exemplar(trace_id, timings.queue_s, ended_s))
+        self.compute_seconds.show(Exemplar(trace_id, timings.compute_s, ended_s))
 
     def merge(self, other: "ModelMetrics") -> None:
         """Add the observations of another tenant."""

@@ -6,16 +6,14 @@ from collections.abc import Iterator
 
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, TraceFlags, TraceState
 from opentelemetry.trace.status import Status, StatusCode
 from opentelemetry.util.types import AttributeValue
 
 from app import VERSION
+from app.observability.batch_spans import SAMPLED, SCOPE, batch_spans, links_to
 from app.observability.traces import EndedRequest, RemoteParent
 
-_SCOPE = InstrumentationScope("roundhouse", VERSION)
-_SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _GRPC = "gRPC"
 _MAX_PATH_CHARACTERS = 256
 # As OpenTelemetry has it, which would log a line for each member that is no such.
@@ -33,11 +31,18 @@ def own_resource() -> Resource:
 
 
 def spans_of(request: EndedRequest, resource: Resource, child_ids: Iterator[int]) -> list[ReadableSpan]:
-    """Return the span of a request and those of its phases. `child_ids`: nonzero, 64 bits."""
+    """Return the span of a request, those of the batches that it exports, and those of its phases.
+
+    `child_ids`: nonzero, 64 bits.
+    """
     trace = request.trace
     state = None if trace.parent is None else read_state(trace.parent.state)
-    context = SpanContext(trace.trace_id, trace.span_id, is_remote=False, trace_flags=_SAMPLED, trace_state=state)
+    context = SpanContext(trace.trace_id, trace.span_id, is_remote=False, trace_flags=SAMPLED, trace_state=state)
     started_ns = request.ended_ns - round(request.total_s * 1e9)
+    runs = [] if request.timings.trace is None else request.timings.trace.runs
+    phases = list(phases_of(request))
+    # The key of a call over gRPC is checked before its handler begins.
+    first_s = min([0.0, *(begin_s for _, begin_s, _ in phases)])
     spans = [
         ReadableSpan(
             f"infer {request.model}" if request.model else "infer",
@@ -47,22 +52,24 @@ def spans_of(request: EndedRequest, resource: Resource, child_ids: Iterator[int]
             _attributes(request),
             kind=SpanKind.SERVER,
             status=Status(StatusCode.ERROR if _is_server_error(request) else StatusCode.UNSET),
-            start_time=started_ns,
+            start_time=started_ns + round(first_s * 1e9),
             end_time=request.ended_ns,
-            instrumentation_scope=_SCOPE,
+            instrumentation_scope=SCOPE,
+            links=links_to([run.span for run in runs]),
         )
     ]
-    for name, begin_s, seconds in phases_of(request):
+    spans += batch_spans(request, runs, resource)
+    for name, begin_s, seconds in phases:
         begin_ns = started_ns + round(begin_s * 1e9)
         spans.append(
             ReadableSpan(
                 name,
-                SpanContext(trace.trace_id, next(child_ids), is_remote=False, trace_flags=_SAMPLED, trace_state=state),
+                SpanContext(trace.trace_id, next(child_ids), is_remote=False, trace_flags=SAMPLED, trace_state=state),
                 context,
                 resource,
                 start_time=begin_ns,
                 end_time=begin_ns + round(seconds * 1e9),
-                instrumentation_scope=_SCOPE,
+                instrumentation_scope=SCOPE,
             )
         )
     return spans
@@ -72,8 +79,12 @@ def phases_of(request: EndedRequest) -> Iterator[tuple[str, float, float]]:
     """Yield the name of each phase, its begin in seconds since the request's, and its duration.
 
     Only durations were measured. The phases but the first are in front of the end, one behind the other.
+    The first may begin before the request.
     """
-    if request.is_authenticated and request.method != _GRPC:  # grpcio's thread checks the key of a call
+    checked = request.trace.checked
+    if checked is not None:
+        yield "authenticate", min(0.0, checked.begun_s - request.started_s), checked.seconds
+    elif request.is_authenticated and request.method != _GRPC:  # another request of the stream had the check
         yield "authenticate", 0.0, max(0.0, request.trace.begun_s - request.started_s)
     timings = request.timings
     phases = (

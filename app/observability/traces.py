@@ -31,10 +31,20 @@ class RemoteParent(NamedTuple):
         return bool(self.flags & _SAMPLED)
 
 
-class RequestTrace:
-    """The context of one request. `begun_s`: when it was made, after authentication (time.perf_counter)."""
+class KeyCheck(NamedTuple):
+    """A check of a key that another thread has made. `begun_s`: time.perf_counter."""
 
-    __slots__ = ("begun_s", "is_sampled", "parent", "span_id", "trace_id")
+    begun_s: float
+    seconds: float
+
+
+class RequestTrace:
+    """The context of one request. `begun_s`: when it was made, after authentication (time.perf_counter).
+
+    `checked`: how its key was checked before it was begun, over gRPC.
+    """
+
+    __slots__ = ("begun_s", "checked", "is_sampled", "parent", "span_id", "trace_id")
 
     def __init__(self, trace_id: int, parent: RemoteParent | None, is_sampled: bool) -> None:
         self.trace_id = trace_id
@@ -43,6 +53,12 @@ class RequestTrace:
         self.parent = parent
         self.is_sampled = is_sampled
         self.begun_s = time.perf_counter()
+        self.checked: KeyCheck | None = None
+
+    @property
+    def span_ref(self) -> bytes:
+        """The ids of the trace and of its span, as SpanRef."""
+        return self.trace_id.to_bytes(16) + self.span_id.to_bytes(8)
 
     @property
     def hex_id(self) -> str:

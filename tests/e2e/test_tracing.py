@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 from tests.e2e.configs import onnx_entries
+from tests.e2e.load import QUESTION, ROW, slow_model, wait_for_inflight
 from tests.e2e.server import GRPC_PORT, WAIT_S, RunningServer, free_port, serving, wait_until
 from tests.e2e.triton_clients import grpc_channel
 from tests.support.models import onnx_graphs
@@ -58,6 +60,12 @@ def post(server: RunningServer, model: str, body: object, number: int, is_sample
     return server.client.post(f"/models/{model}/infer", json=body, headers=headers).status_code
 
 
+def numbers_message(model: str) -> messages.ModelInferRequest:
+    tensor = messages.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1])
+    tensor.contents.fp32_contents.append(1.0)
+    return messages.ModelInferRequest(model_name=model, inputs=[tensor])
+
+
 def span_in(collector: Collector, number: int) -> Span:
     """Return the span of the request in a trace."""
     trace_id = number.to_bytes(16)
@@ -84,10 +92,90 @@ def test_http_request_has_spans(model: str, number: int, server: RunningServer, 
     assert server.wait_for_log("request", trace_id=f"{number:032x}")["model"] == model
 
 
+@pytest.mark.parametrize(("model", "number"), [("local", 11), ("apart", 12)])
+def test_request_is_linked_to_batch(model: str, number: int, server: RunningServer, collector: Collector) -> None:
+    assert post(server, model, NUMBERS, number) == 200
+    span = span_in(collector, number)
+    wait_until(partial(has_batch, collector, span), WAIT_S)
+    (batch,) = collector.batches(span)
+    assert (batch.name, batch.kind, batch.parent_span_id) == (f"batch {model}", Span.SpanKind.SPAN_KIND_INTERNAL, b"")
+    assert batch.trace_id != span.trace_id
+    assert [(link.trace_id, link.span_id) for link in batch.links] == [(span.trace_id, span.span_id)]
+    found = attributes(batch)
+    assert (found["roundhouse.model"], found["roundhouse.version"], found["roundhouse.batch_size"]) == (model, "1", 1)
+    assert (found["roundhouse.device"], found["roundhouse.instance"]) == ("cpu", 0)
+    own = {resource["process.pid"] for resource in collector.resources if resource["service.name"] == "tested"}
+    assert (found["process.pid"] in own) == (model == "local")
+    # The clocks of the two are the same, the ends of the phases are computed.
+    assert span.start_time_unix_nano <= batch.start_time_unix_nano <= batch.end_time_unix_nano
+    assert batch.end_time_unix_nano <= span.end_time_unix_nano + 10**8
+
+
+def test_sampled_requests_share_batch_span(tmp_path: Path) -> None:
+    entry, gate = slow_model(tmp_path, rows="n")
+    with collecting() as collector, serving(tmp_path, entry, environ_of(collector), gated=True) as server:
+        server.wait_ready()
+        for _ in range(2):  # the cost model expects that batches pay
+            server.infer("slow", input_data=[ROW] * 32)
+        with ThreadPoolExecutor(4) as pool, gate.closed():
+            asked = []
+            for number in range(31, 35):
+                asked.append(pool.submit(ask, server, number, is_sampled=number != 34))
+                wait_for_inflight(server, len(asked))
+            wait_until(lambda: server.sample("roundhouse_queue_depth", model="slow") == 3, WAIT_S)
+            gate.open()
+            assert [each.result() for each in asked] == [200] * 4
+        first, *later = (span_in(collector, number) for number in (31, 32, 33))
+        wait_until(partial(has_batch, collector, later[0]), WAIT_S)
+        (batch,) = collector.batches(later[0])
+        assert collector.batches(later[1]) == [batch]
+        assert batch not in collector.batches(first)
+        assert attributes(batch)["roundhouse.batch_size"] == 3
+        linked = {(link.trace_id, link.span_id) for link in batch.links}
+        assert linked == {(span.trace_id, span.span_id) for span in later}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="several workers need Linux")
+def test_workers_link_batch_of_engine_process(tmp_path: Path) -> None:
+    entry = slow_model(tmp_path, rows="n")[0] + 'isolation = "process"\nmax_queue_delay_ms = 200\n'
+    with (
+        collecting() as collector,
+        serving(tmp_path, f"[server]\nworkers = 2\n{entry}", environ_of(collector)) as server,
+    ):
+        server.wait_ready()
+        with ThreadPoolExecutor(4) as pool:
+            # The kernel chooses the worker of a connection, and the first batches are small.
+            for start in range(100, 500, 4):
+                numbers = range(start, start + 4)
+                asked = [pool.submit(ask, server, each, is_sampled=True) for each in numbers]
+                assert [each.result() for each in asked] == [200] * 4
+                spans = {span.trace_id: span for span in (span_in(collector, each) for each in numbers)}
+                for span in spans.values():
+                    wait_until(partial(has_batch, collector, span), WAIT_S)
+                batches = [batch for span in spans.values() for batch in collector.batches(span)]
+                largest = max(batches, key=lambda batch: len(batch.links))
+                assert {link.trace_id for link in largest.links} <= spans.keys()
+                workers = {collector.process_of(spans[link.trace_id]) for link in largest.links}
+                if len(workers) == 2:
+                    break
+        assert len(workers) == 2
+        assert attributes(largest)["roundhouse.batch_size"] == len(largest.links) >= 2
+        assert attributes(largest)["process.pid"] not in workers
+
+
+def has_batch(collector: Collector, span: Span) -> bool:
+    return bool(collector.batches(span))
+
+
+def ask(server: RunningServer, number: int, is_sampled: bool) -> int:
+    """Ask `slow` over a connection of its own."""
+    headers = {"traceparent": traceparent(number, is_sampled)}
+    url = f"{server.url}/models/slow/infer"
+    return httpx.post(url, json=QUESTION, headers=headers, timeout=WAIT_S, trust_env=False, verify=False).status_code
+
+
 def test_grpc_call_has_spans(server: RunningServer, collector: Collector) -> None:
-    tensor = messages.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1])
-    tensor.contents.fp32_contents.append(1.0)
-    request = messages.ModelInferRequest(model_name="local", inputs=[tensor])
+    request = numbers_message("local")
     with grpc_channel(server) as channel:
         metadata = (("traceparent", traceparent(3)), ("tracestate", "a=1"))
         GRPCInferenceServiceStub(channel).ModelInfer(request, metadata=metadata, timeout=WAIT_S)
@@ -166,14 +254,20 @@ def test_key_checks_are_in_traces(collector: Collector, tmp_path: Path) -> None:
             headers = {"authorization": f"Bearer {given}", "traceparent": traceparent(number)}
             server.client.post("/models/keyed/infer", json=NUMBERS, headers=headers)
         server.client.get("/models", headers={"traceparent": traceparent(23)})
-        request, metadata = messages.ModelInferRequest(model_name="keyed"), (("traceparent", traceparent(24)),)
+        request, metadata = numbers_message("keyed"), (("traceparent", traceparent(24)),)
+        keyed = (("traceparent", traceparent(25)), ("x-api-key", KEY))
         with grpc_channel(server) as channel:
             infer = GRPCInferenceServiceStub(channel).ModelInfer
             with pytest.raises(grpc.RpcError):
                 infer(request, metadata=metadata, timeout=WAIT_S)
-        answered, refused, call = (span_in(collector, number) for number in (21, 22, 24))
-    assert [child.name for child in collector.children(answered)] == ["authenticate", *PHASES]
-    assert [attributes(each)["error.type"] for each in (refused, call)] == ["unauthenticated"] * 2
+            infer(request, metadata=keyed, timeout=WAIT_S)
+        answered, refused, refused_call, call = (span_in(collector, number) for number in (21, 22, 24, 25))
+    for each in (answered, call):
+        children = collector.children(each)
+        assert [child.name for child in children] == ["authenticate", *PHASES]
+        assert each.start_time_unix_nano <= children[0].start_time_unix_nano <= children[0].end_time_unix_nano
+    assert [child.name for child in collector.children(refused_call)] == ["authenticate"]
+    assert [attributes(each)["error.type"] for each in (refused, refused_call)] == ["unauthenticated"] * 2
     # A refused management request has no span.
     assert not [span for span in collector.spans if span.trace_id == (23).to_bytes(16)]
     assert not [span for span in collector.spans if KEY.encode() in span.SerializeToString()]

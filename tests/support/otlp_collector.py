@@ -17,6 +17,7 @@ class Collector:
         self.endpoint = endpoint
         self.spans: list[Span] = []
         self.resources: list[dict[str, Any]] = []
+        self._processes: dict[bytes, int] = {}
 
     def requests(self, **wanted: object) -> list[Span]:
         """Return the spans of requests whose attributes have these values, `__` for a dot."""
@@ -24,17 +25,28 @@ class Collector:
         servers = [span for span in self.spans if span.kind == Span.SpanKind.SPAN_KIND_SERVER]
         return [span for span in servers if named.items() <= attributes(span).items()]
 
+    def batches(self, request: Span) -> list[Span]:
+        """Return the spans of batches that a request is linked to."""
+        linked = {(link.trace_id, link.span_id) for link in request.links}
+        return [span for span in self.spans if (span.trace_id, span.span_id) in linked]
+
     def children(self, parent: Span) -> list[Span]:
         """Return the spans below another, in the order of their begin."""
         found = [span for span in self.spans if span.parent_span_id == parent.span_id]
         return sorted(found, key=lambda span: span.start_time_unix_nano)
+
+    def process_of(self, span: Span) -> int:
+        """Return the id of the process that has exported a span."""
+        return self._processes[span.span_id]
 
     def take(self, body: bytes) -> None:
         """Decode the body of a request."""
         request = ExportTraceServiceRequest.FromString(body)
         for resource in request.resource_spans:
             self.resources.append(attributes(resource.resource))
-            self.spans += [span for scope in resource.scope_spans for span in scope.spans]
+            spans = [span for scope in resource.scope_spans for span in scope.spans]
+            self._processes |= dict.fromkeys((span.span_id for span in spans), self.resources[-1]["process.pid"])
+            self.spans += spans
 
 
 def attributes(source: Any) -> dict[str, Any]:

@@ -8,7 +8,8 @@ import structlog
 from structlog.testing import LogCapture
 
 from app.observability.metrics import Observer, RequestRecord, request_id, server_timing
-from app.observability.tallies import SECONDS_BUCKETS, Histogram
+from app.observability.tallies import SECONDS_BUCKETS, Exemplar, Histogram
+from app.observability.traces import RequestTrace
 from frameworks.types import Timings
 
 
@@ -73,6 +74,41 @@ def test_requests_are_counted_by_model_version_status() -> None:
     observer.forget("m")
     assert observer.requests == {("other", "1", 200, ""): 1}
     assert observer.models.keys() == {("other", "")}
+
+
+def test_exemplars_are_latest_sampled_successes() -> None:
+    observer = Observer("none", 1000)
+    for trace_id, is_sampled, status, total_s in (
+        (1, True, 200, 0.1),
+        (2, True, 200, 0.1),
+        (3, False, 200, 0.1),
+        (4, True, 503, 0.1),
+        (5, True, 200, 100.0),
+    ):
+        one = record(status)
+        one.trace = RequestTrace(trace_id, None, is_sampled)
+        observer.record_inference(one, total_s)
+    observer.record_inference(record(200), 0.1)
+    metrics = observer.models["m", ""]
+    shown = metrics.request_seconds.exemplars
+    bounds = [SECONDS_BUCKETS.index(0.1), len(SECONDS_BUCKETS)]
+    assert {index: (int(each.trace_id, 16), each.value) for index, each in shown.items()} == {
+        bounds[0]: (2, 0.1),
+        bounds[1]: (5, 100.0),
+    }
+    assert [int(each.trace_id, 16) for each in metrics.queue_seconds.exemplars.values()] == [5]
+    assert [each.value for each in metrics.compute_seconds.exemplars.values()] == [0.3]
+
+
+def test_merged_histogram_keeps_latest_exemplar() -> None:
+    own, other = Histogram(), Histogram()
+    own.show(Exemplar("b", 0.1, 2.0))
+    other.show(Exemplar("a", 0.1, 1.0))
+    other.show(Exemplar("c", 1.0, 1.0))
+    own.merge(other)
+    other.merge(own)
+    assert {each.trace_id for each in own.exemplars.values()} == {"b", "c"}
+    assert other.exemplars == own.exemplars
 
 
 @pytest.mark.parametrize(

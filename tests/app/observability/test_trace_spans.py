@@ -1,5 +1,7 @@
 """Spans of ended requests: names, times, attributes and status."""
 
+import os
+import time
 from itertools import count
 from typing import Any
 
@@ -8,7 +10,8 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.trace import SpanKind, StatusCode
 
 from app.observability.trace_spans import own_resource, phases_of, read_state, spans_of
-from app.observability.traces import RemoteParent
+from app.observability.traces import KeyCheck, RemoteParent
+from frameworks.traces import RunTrace, note_batch
 from frameworks.types import Timings
 from tests.app.observability.ended import ended
 
@@ -27,14 +30,48 @@ def test_phases_end_with_request() -> None:
     assert [seconds for _, _, seconds in phases] == pytest.approx([0.1, 0.1, 0.2, 0.3, 0.1])
 
 
-def test_grpc_call_has_no_authenticate_span() -> None:
+def test_later_request_of_stream_has_no_authenticate_span() -> None:
     assert spans(method="gRPC", is_authenticated=True)[1].name == "decode"
+
+
+def test_grpc_call_begins_with_check_of_key() -> None:
+    call = ended(method="gRPC", is_authenticated=True)
+    call.trace.checked = KeyCheck(99.5, 0.25)
+    span, authenticate, decode, *_ = spans_of(call, Resource({}), count(1))
+    assert (authenticate.name, decode.name) == ("authenticate", "decode")
+    assert span.start_time == authenticate.start_time == 10**18 - 15 * 10**8
+    assert authenticate.end_time == 10**18 - 125 * 10**7
+    assert decode.start_time == 10**18 - 7 * 10**8
 
 
 def test_phases_without_time_have_no_span() -> None:
     cached = spans(timings=Timings(0.1, 0.0, 0.0, 0.1, cache_hit=True))
     assert [span.name for span in cached] == ["infer m", "decode", "encode"]
     assert cached[0].attributes["roundhouse.cache_hit"] is True
+
+
+def test_batch_span_links_its_requests() -> None:
+    own, other = (RunTrace(number.to_bytes(16) + number.to_bytes(8)) for number in (7, 8))
+    note_batch([own, other], time.perf_counter(), 0.25, 5, "cuda:1", 2)
+    span, batch, *phases = spans(timings=Timings(0.1, 0.2, 0.25, 0.1, trace=own))
+    assert [each.name for each in phases] == ["decode", "queue", "compute", "encode"]
+    assert (batch.name, batch.parent, batch.kind) == ("batch m", None, SpanKind.INTERNAL)
+    assert dict(batch.attributes) == {
+        "roundhouse.model": "m",
+        "roundhouse.version": "1",
+        "roundhouse.batch_size": 5,
+        "roundhouse.device": "cuda:1",
+        "roundhouse.instance": 2,
+        "process.pid": os.getpid(),
+    }
+    assert batch.end_time - batch.start_time == 25 * 10**7
+    assert [(each.context.trace_id, each.context.span_id) for each in batch.links] == [(7, 7), (8, 8)]
+    assert batch.context.trace_id not in (0, 7, 8)
+    assert batch.context.trace_flags.sampled
+    assert [each.context for each in span.links] == [batch.context]
+    linked = spans(timings=Timings(0.1, 0.2, 0.25, 0.1, trace=other))
+    assert [each.name for each in linked] == ["infer m", "decode", "queue", "compute", "encode"]
+    assert [each.context for each in linked[0].links] == [batch.context]
 
 
 def test_request_span_below_clients_span() -> None:
