@@ -1,6 +1,6 @@
 """The contract of a generating model's tokenizer."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from frameworks.generation.types import Prompt
@@ -51,6 +51,10 @@ class GenerationTokenizer(Protocol):
 
     def text_of(self, token_id: int) -> str:
         """Return one token's own text; incomplete characters as U+FFFD."""
+        ...
+
+    def special_tokens(self, names: Iterable[str]) -> Mapping[int, str]:
+        """Return the id and the name of each of these tokens that is special, so that it has no text."""
         ...
 
     def stream(self, prompt_ids: tuple[int, ...]) -> TokenStream:

@@ -6,30 +6,50 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
+from frameworks.generation.tools.formats import TextFormat
 from frameworks.tenants import DEFAULT_TENANT, Tenant
 
 FinishReason = Literal["stop", "length"]
 """`stop`: at an end-of-text token, a stop token or a stop string. `length`: at max_tokens or at the context's end."""
 
-ConstraintKind = Literal["json_object", "json_schema", "regex", "choice"]
+ConstraintKind = Literal["json_object", "json_schema", "regex", "choice", "tools"]
 
 # With 20 alternatives each, about a millisecond.
 _TOKENS_FREED_AT_ONCE = 256
 
 
 @dataclass(frozen=True, slots=True)
+class MessageCall:
+    """A tool call in an earlier turn. `arguments`: a JSON object, unless it was cut off."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation. `role`: as the model's chat template knows it (`system`, `user`, `assistant`)."""
+    """One turn of a conversation. `role`: as the model's chat template knows it (`system`, `user`, `assistant`,
+    `tool`). `tool_call_id`, `name`: of the call whose result the content is. `reasoning`: what preceded the content.
+    """
 
     role: str
     content: str
+    tool_calls: tuple[MessageCall, ...] = ()
+    tool_call_id: str = ""
+    name: str = ""
+    reasoning: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Messages, from which the model's chat template makes a prompt."""
+    """Messages, from which the model's chat template makes a prompt. `tools`: a JSON list for the template, or empty.
+    `reasoning_effort` None: the template's default.
+    """
 
     messages: tuple[Message, ...]
+    tools: str = ""
+    reasoning_effort: str | None = None
 
 
 Prompt = str | tuple[int, ...] | Conversation
@@ -76,22 +96,26 @@ class Stopping:
 @dataclass(frozen=True, slots=True)
 class Constraint:
     """The form that the text must have. `definition`: the schema as JSON, the pattern, or the choices as a JSON list of
-    strings; empty for `json_object`.
+    strings; empty for `json_object`; a ToolsDefinition for `tools`. `after_opening`: the prompt ends with `<think>`.
     """
 
     kind: ConstraintKind
     definition: str = ""
+    after_opening: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """`num_choices` texts for each prompt; choice i of prompt p has the index p * num_choices + i."""
+    """`num_choices` texts for each prompt; choice i of prompt p has the index p * num_choices + i. The marks of
+    `text_format` are part of the text; `<think>` also if the prompt ends with it.
+    """
 
     prompts: tuple[Prompt, ...]
     sampling: Sampling = field(default_factory=Sampling)
     stopping: Stopping = field(default_factory=Stopping)
     constraint: Constraint | None = None
     num_choices: int = 1
+    text_format: TextFormat = field(default_factory=TextFormat)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +123,8 @@ class GenerationSpec:
     """Context, end tokens and sampling of a generating model.
 
     `max_context_tokens`: prompt and text together, bounded by the model and by its key/value cache. `eos_token_ids`:
-    each of them ends a text. `sampling`: defaults of the model's own generation_config.json.
+    each of them ends a text. `sampling`: defaults of the model's own generation_config.json. `text_format`: of tool
+    calls and reasoning. `has_reasoning_effort`: whether the chat template reads it.
     """
 
     max_context_tokens: int
@@ -107,6 +132,8 @@ class GenerationSpec:
     eos_token_ids: frozenset[int] = frozenset()
     has_chat_template: bool = False
     sampling: Sampling = field(default_factory=Sampling)
+    text_format: TextFormat = field(default_factory=TextFormat)
+    has_reasoning_effort: bool = False
 
 
 class TokenMatcher(Protocol):

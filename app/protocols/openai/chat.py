@@ -7,8 +7,9 @@ import orjson
 
 from app.protocols.codec import AnswerContext
 from app.protocols.errors import ErrorReply
-from app.protocols.generation_fields import to_conversation, to_sampling, to_stopping
+from app.protocols.generation_fields import to_sampling, to_stopping
 from app.protocols.json_output import list_to_json
+from app.protocols.openai.chat_text import ChatText
 from app.protocols.openai.codec import OpenAiCodec, OpenAiRequest, error_body
 from app.protocols.openai.field_policy import CHAT
 from app.protocols.openai.generation import (
@@ -21,7 +22,9 @@ from app.protocols.openai.generation import (
     sends_usage,
     usage_of,
 )
-from app.protocols.openai.requests import ChatRequest
+from app.protocols.openai.messages import to_conversation
+from app.protocols.openai.requests import ChatRequest, NamedTool
+from app.protocols.tools import Tool, ToolMode, ToolUse, check_tools_size, use_tools
 from frameworks.errors import InvalidInput
 from frameworks.generation.types import (
     GenerateAnswer,
@@ -42,13 +45,53 @@ def _build(body: ChatRequest, spec: ModelSpec) -> GenerateRequest:
     generation = generation_of(spec)
     check_has_template(generation, body.model)
     check_stream_options(body)
+    use = _tool_use(body, generation)
     return GenerateRequest(
-        (to_conversation(body.messages),),
+        (to_conversation(body.messages, use.for_template, _effort_of(body, generation)),),
         to_sampling(body, generation, _num_top_logprobs(body)),
         _stopping_of(body, generation),
-        constraint_of(body),
+        use.constraint,
         num_choices_of(body, num_prompts=1),
+        use.text_format,
     )
+
+
+def _check_tools(fields: dict[str, Any], spec: ModelSpec) -> None:
+    """Raise InvalidInput for tools beyond the bounds, before they are validated."""
+    check_tools_size(fields.get("tools"))
+
+
+def _tool_use(body: ChatRequest, generation: GenerationSpec) -> ToolUse:
+    tools = [
+        Tool(each.function.name, each.function.description, each.function.parameters, bool(each.function.strict))
+        for each in body.tools or ()
+    ]
+    choice = body.tool_choice or "auto"
+    mode: ToolMode = "named" if isinstance(choice, NamedTool) else choice
+    if not tools and mode in ("required", "named"):
+        raise InvalidInput("tool_choice", "expected tools to choose from, got none; send tools or omit tool_choice")
+    chosen = choice.function.name if isinstance(choice, NamedTool) else None
+    is_parallel = body.parallel_tool_calls is not False
+    return use_tools(tools, mode, chosen, is_parallel, generation, constraint_of(body))
+
+
+def _effort_of(body: ChatRequest, generation: GenerationSpec) -> str | None:
+    effort = body.reasoning_effort
+    if generation.has_reasoning_effort or effort in (None, "none"):
+        return effort if generation.has_reasoning_effort else None
+    raise InvalidInput(
+        "reasoning_effort",
+        f'expected "none", got "{effort}"; the chat template of this model reads no effort: omit the field',
+    )
+
+
+def _text_of(decoded: OpenAiRequest) -> ChatText | None:
+    """Return a parser of one text; None for a text that is content as it is."""
+    if not decoded.request.text_format.marks:
+        return None
+    names = frozenset(each.function.name for each in decoded.body.tools or ())
+    is_single = decoded.body.parallel_tool_calls is False or isinstance(decoded.body.tool_choice, NamedTool)
+    return ChatText(decoded.request, names, 1 if is_single else None)
 
 
 def _stopping_of(body: ChatRequest, generation: GenerationSpec) -> Stopping:
@@ -72,15 +115,20 @@ def _num_top_logprobs(body: ChatRequest) -> int | None:
 
 
 def _write(decoded: OpenAiRequest, answer: GenerateAnswer, context: AnswerContext) -> bytes:
-    choices = [
-        {
-            "index": index,
-            "message": {"role": "assistant", "content": choice.text, "refusal": None},
-            "logprobs": _logprobs(decoded, choice.tokens),
-            "finish_reason": choice.finish_reason,
-        }
-        for index, choice in enumerate(answer.choices)
-    ]
+    choices = []
+    for index, choice in enumerate(answer.choices):
+        text, reason = _text_of(decoded), str(choice.finish_reason)
+        message = (
+            {"role": "assistant", "content": choice.text, "refusal": None} if text is None else text.whole(choice.text)
+        )
+        choices.append(
+            {
+                "index": index,
+                "message": message,
+                "logprobs": _logprobs(decoded, choice.tokens),
+                "finish_reason": reason if text is None else text.reason(reason),
+            }
+        )
     return orjson.dumps({**_head(context, "chat.completion"), "choices": choices, "usage": usage_of(answer.usage)})
 
 
@@ -91,18 +139,28 @@ class _Stream:
         self._decoded = decoded
         self._head = _head(context, "chat.completion.chunk")
         self._include_usage = sends_usage(decoded.body)
+        self._texts = [_text_of(decoded) for _ in range(decoded.request.num_choices)]
 
     def begin(self) -> list[bytes]:
         role = {"role": "assistant", "content": "", "refusal": None}
         return [self._chunk(index, role) for index in range(self._decoded.request.num_choices)]
 
     def piece(self, piece: Piece) -> list[bytes]:
-        chunks = []
-        if piece.text or piece.tokens:
-            logprobs = _logprobs(self._decoded, piece.tokens)
-            chunks.append(self._chunk(piece.index, {"content": piece.text}, logprobs))
-        if piece.finish_reason is not None:
-            chunks.append(self._chunk(piece.index, {}, finish_reason=piece.finish_reason))
+        text, reason = self._texts[piece.index], piece.finish_reason
+        deltas: list[dict[str, Any]] = [{"content": piece.text}] if piece.text or piece.tokens else []
+        if text is not None:
+            deltas = text.push(piece.text)
+            if reason is not None:
+                deltas += text.finish()
+            if piece.tokens and not deltas:
+                deltas = [{"content": ""}]
+        # The log probabilities of the piece are in its first chunk.
+        chunks = [
+            self._chunk(piece.index, delta, None if number else _logprobs(self._decoded, piece.tokens))
+            for number, delta in enumerate(deltas)
+        ]
+        if reason is not None:
+            chunks.append(self._chunk(piece.index, {}, finish_reason=reason if text is None else text.reason(reason)))
         return chunks
 
     def end(self, usage: Usage, latency_ms: float) -> list[bytes]:
@@ -153,4 +211,11 @@ def _token(text: str, logprob: float | None) -> dict[str, Any]:
     return {"token": text, "logprob": finite(logprob), "bytes": utf8}
 
 
-CHAT_CODEC = OpenAiCodec("/v1/chat/completions", ("generate",), ChatRequest, _build, _write, CHAT, _Stream)
+def _rename(field: str) -> str:
+    """Name the schema of a tool, which the pipeline knows as `tools[3]`."""
+    return f"{field}.function.parameters" if field.startswith("tools[") and field.endswith("]") else field
+
+
+CHAT_CODEC = OpenAiCodec(
+    "/v1/chat/completions", ("generate",), ChatRequest, _build, _write, CHAT, _Stream, _rename, _check_tools
+)

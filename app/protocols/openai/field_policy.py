@@ -1,56 +1,11 @@
 """Fields of the OpenAI API that the server refuses, with the remedy of each.
 
-A refused field may have a value that changes nothing, as `"tools": []`. Fields of no table and no body are unknown.
+A refused field may have a value that changes nothing, as `"functions": []`. Fields of no table and no body are unknown.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from app.protocols.field_policy import FieldPolicy, Refusal
 
-import orjson
-
-from app.protocols.bodies import got
-from app.protocols.generation_fields import build_messages
-from frameworks.errors import InvalidInput
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why a field is refused. `neutral`: the values that are accepted besides null."""
-
-    remedy: str
-    neutral: tuple[Any, ...] = ()
-
-    def accepts(self, value: Any) -> bool:
-        # Python takes 0 for False; JSON does not.
-        return value is None or any(type(value) is type(each) and value == each for each in self.neutral)
-
-    def error(self, field: str, value: Any) -> InvalidInput:
-        expected = " or ".join(orjson.dumps(each).decode() for each in self.neutral or (None,))
-        found = orjson.dumps(value).decode() if isinstance(value, bool) else got(value)
-        return InvalidInput(field, f"expected {expected}, got {found}; {self.remedy}")
-
-
-@dataclass(frozen=True, slots=True)
-class FieldPolicy:
-    """The refused fields of one route, by name."""
-
-    refusals: Mapping[str, Refusal]
-
-    def apply(self, fields: dict[str, Any], within: str = "") -> None:
-        """Remove the refused fields from `fields`. Raises InvalidInput for one that would change the response.
-
-        `within`: the path of the object, as `messages[0].`.
-        """
-        if self.refusals.keys().isdisjoint(fields):
-            return
-        for name, refusal in self.refusals.items():
-            if name in fields and not refusal.accepts(value := fields.pop(name)):
-                raise refusal.error(within + name, value)
-
-
-_NO_FUNCTIONS = "the server calls no functions: describe them in a message and request JSON by response_format"
-_NO_CALLS = "the server calls no functions: put the call and its result into the content"
+_NO_FUNCTIONS = "the older name of tools: send tools and tool_choice"
 _ONLY_TEXT = "the server generates only text: omit the field"
 _ONLY_TEXT_READ = "the server reads only text: omit the field"
 _CACHE = "common prefixes of prompts are cached automatically: omit the field"
@@ -82,14 +37,10 @@ CHAT = FieldPolicy(
     {
         **_VLLM,
         **_NEW_TURN,
-        "tools": Refusal(_NO_FUNCTIONS, ([],)),
-        "tool_choice": Refusal(_NO_FUNCTIONS, ("none", "auto")),
-        "parallel_tool_calls": Refusal(_NO_FUNCTIONS, (True, False)),
         "functions": Refusal(_NO_FUNCTIONS, ([],)),
         "function_call": Refusal(_NO_FUNCTIONS, ("none", "auto")),
         "audio": Refusal(_ONLY_TEXT),
         "modalities": Refusal(_ONLY_TEXT, (["text"],)),
-        "reasoning_effort": Refusal(_IN_MESSAGE, ("none",)),
         "verbosity": Refusal(_IN_MESSAGE, ("medium",)),
         "prediction": Refusal("a predicted text saves no time here: omit the field, the response is the same"),
         "web_search_options": Refusal("the server searches nothing: put the facts into a message"),
@@ -107,55 +58,85 @@ CHAT = FieldPolicy(
         ),
     }
 )
+_NOT_PADDED = "texts are not padded to a length: omit the field"
+_WHOLE = "a document is scored whole, truncated at the model's limit: send its parts as documents"
+
+# Fields of vLLM for all routes that generate nothing.
+_POOLING = {
+    "truncation_side": Refusal("a text is cut at its end: send the part that matters", ("right",)),
+    "padding": Refusal(_NOT_PADDED, ("do_not_pad",)),
+    "request_id": Refusal("send the header x-request-id"),
+    "mm_processor_kwargs": Refusal(_ONLY_TEXT_READ, ({},)),
+    "media_io_kwargs": Refusal(_ONLY_TEXT_READ, ({},)),
+    "cache_salt": Refusal("tenants share no cached responses: omit the field"),
+    "modality": Refusal(_ONLY_TEXT_READ, ("text",)),
+}
+_OF_INPUT = {
+    **_POOLING,
+    "add_special_tokens": Refusal("texts are read with the special tokens of the model's files", (True,)),
+    "messages": Refusal("put the text into input"),
+    "add_generation_prompt": Refusal("texts are read without a chat template: omit the field", (False,)),
+    "continue_final_message": Refusal("texts are read without a chat template: omit the field", (False,)),
+    "chat_template": Refusal("texts are read without a chat template: omit the field"),
+    "chat_template_kwargs": Refusal("texts are read without a chat template: omit the field", ({},)),
+}
+_ENCODED = {
+    "embed_dtype": Refusal("base64 holds numbers of float32: omit the field", ("float32",)),
+    "endianness": Refusal("base64 holds little-endian numbers: omit the field", ("native", "little")),
+}
+_PAIRS = {
+    **_POOLING,
+    "instruction": Refusal("put it into the query"),
+    "chat_template_kwargs": Refusal("pairs are read without a chat template: omit the field", ({},)),
+}
+EMBEDDINGS = FieldPolicy(
+    {
+        **_OF_INPUT,
+        **_ENCODED,
+        # Fields of Jina, and of NVIDIA's and Voyage's variants of the route.
+        "task": Refusal("put the prompt of the task before each text"),
+        "input_type": Refusal("put the prompt of the type before each text"),
+        "late_chunking": Refusal("each text is embedded by itself: omit the field", (False,)),
+        "embedding_type": Refusal("send encoding_format", ("float",)),
+        "return_multivector": Refusal("each text has one vector: omit the field", (False,)),
+    }
+)
+CLASSIFY = FieldPolicy(
+    {
+        **_OF_INPUT,
+        "labels": Refusal("the labels are those of the model"),
+        "task": Refusal("omit the field", ("classify",)),
+    }
+)
+POOLING = FieldPolicy(
+    {
+        **_OF_INPUT,
+        **_ENCODED,
+        "data": Refusal("send texts as input"),
+        "raw_scores": Refusal("send use_activation", (False,)),
+    }
+)
+SCORE = FieldPolicy(_PAIRS)
 RERANK = FieldPolicy(
     {
-        "max_chunks_per_doc": Refusal(
-            "a document is scored whole, truncated at the model's limit: send its parts as documents"
-        ),
+        **_PAIRS,
+        "texts": Refusal("name the texts documents; a request in TEI's form has texts in its first 64 KiB"),
+        "max_doc_length": Refusal(_WHOLE),
+        "max_query_length": Refusal(_WHOLE),
+        "overlap_tokens": Refusal(_WHOLE),
+        "relevant_spans": Refusal("scores are of whole documents: omit the field"),
+        "max_chunks_per_doc": Refusal(_WHOLE),
         "rank_fields": Refusal("a document is one text: put the fields into it"),
     }
 )
-TOKENIZE = FieldPolicy(_NEW_TURN)
-EMPTY = FieldPolicy({})
-"""Refuses nothing."""
-
-# A response that a client sends back as a message has most of these, empty.
-_MESSAGE = FieldPolicy(
+TOKENIZE = FieldPolicy(
     {
-        "name": Refusal("chat templates know only roles: put the name into the content", ([],)),
-        "refusal": Refusal("put it into the content", ([],)),
-        "annotations": Refusal("omit the field", ([],)),
-        "audio": Refusal(_ONLY_TEXT_READ, ([],)),
-        "function_call": Refusal(_NO_CALLS, ([],)),
-        "tool_calls": Refusal(_NO_CALLS, ([],)),
-        "tool_call_id": Refusal(_NO_CALLS, ([],)),
+        **_NEW_TURN,
+        "chat_template": Refusal("the model's own template is used: send a formatted prompt"),
+        "chat_template_kwargs": Refusal("the model's template receives only messages: send a formatted prompt", ({},)),
+        "mm_processor_kwargs": Refusal(_ONLY_TEXT_READ, ({},)),
+        "media_io_kwargs": Refusal(_ONLY_TEXT_READ, ({},)),
+        "tools": Refusal("put the description of the tools into a message", ([],)),
+        "inputs": Refusal("name the text prompt; a request in TEI's form has inputs in its first 64 KiB"),
     }
 )
-_MESSAGE_FIELDS = {"role", "content"}
-_REFUSED_ROLES = ("tool", "function")
-
-
-def plain_messages(messages: Any) -> Any:
-    """Reduce OpenAI's messages to role and content; `developer` becomes `system`. Raises InvalidInput.
-
-    Anything but a list of objects is returned as it is.
-    """
-    if not isinstance(messages, list):
-        return messages
-    return build_messages(
-        [_plain(message, index) if isinstance(message, dict) else message for index, message in enumerate(messages)]
-    )
-
-
-def _plain(message: dict[str, Any], index: int) -> dict[str, Any]:
-    if message.keys() != _MESSAGE_FIELDS:
-        message = {name: value for name, value in message.items() if value is not None or name == "content"}
-        _MESSAGE.apply(message, f"messages[{index}].")
-    role = message.get("role")
-    if role == "developer":
-        return {**message, "role": "system"}
-    if role in _REFUSED_ROLES:
-        raise InvalidInput(
-            f"messages[{index}].role", f'expected "system", "user" or "assistant", got "{role}"; {_NO_CALLS}'
-        )
-    return message

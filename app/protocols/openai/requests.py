@@ -7,11 +7,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from app.protocols.bodies import MAX_INT32, Body, OnlyFalse, Priority, TimeoutMs
+from app.protocols.bodies import MAX_INT32, Body, OnlyFalse
+from app.protocols.body_codec import RequestBody
 from app.protocols.constraint_fields import ConstraintFields, StructuredOutputs
 from app.protocols.generation_fields import (
-    MAX_MESSAGES,
-    ChatMessage,
     MaxTokens,
     NumChoices,
     SamplingFields,
@@ -20,8 +19,9 @@ from app.protocols.generation_fields import (
     TokenId,
     TopLogprobs,
 )
-from app.protocols.openai.field_policy import plain_messages
-from app.protocols.text_fields import MAX_TEXTS, Dimensions, Texts, Truncate
+from app.protocols.openai.messages import OpenAiMessages
+from app.protocols.text_fields import MAX_TEXTS, Texts, TextsOrIds, Truncate
+from app.protocols.tools import MAX_TOOLS
 from frameworks.engine.generation import MAX_SEQUENCES
 
 MAX_TOKENS_DECODED = 131_072
@@ -31,16 +31,7 @@ _DOCUMENT_FIELDS = frozenset({"text"})
 
 _Label = Annotated[Any, Field(description="Accepted without effect.")]
 _TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
-_MaxTexts = Field(min_length=1, max_length=MAX_TEXTS, fail_fast=True)
 _MaxPrompts = Field(min_length=1, max_length=MAX_SEQUENCES, fail_fast=True)
-
-
-class RequestBody(Body):
-    """Fields of every route."""
-
-    model: str = Field(min_length=1, description="Name of the model, as GET /v1/models lists it.")
-    priority: Priority = None
-    timeout_ms: TimeoutMs = None
 
 
 class StreamOptions(Body):
@@ -79,16 +70,40 @@ class CompletionsRequest(GenerationBody):
     )
 
 
-OpenAiMessages = Annotated[
-    list[ChatMessage],
-    Field(
-        min_length=1,
-        max_length=MAX_MESSAGES,
-        fail_fast=True,
-        description="The role `developer` is read as `system`.",
-    ),
-    BeforeValidator(plain_messages),
-]
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+
+
+class FunctionTool(Body):
+    """A function as OpenAI describes it."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"name": "weather", "parameters": {"type": "object"}}]})
+
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = Field(None, description="JSON schema of the arguments.")
+    strict: bool | None = Field(False, description="A call meets the schema even if the model need not call.")
+
+
+class ToolField(Body):
+    """A tool."""
+
+    type: Literal["function"]
+    function: FunctionTool
+
+
+class NamedFunction(Body):
+    """The name of a function."""
+
+    name: FunctionName
+
+
+class NamedTool(Body):
+    """The tool that must be called."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"type": "function", "function": {"name": "weather"}}]})
+
+    type: Literal["function"]
+    function: NamedFunction
 
 
 class ChatRequest(GenerationBody):
@@ -100,19 +115,69 @@ class ChatRequest(GenerationBody):
     )
     logprobs: bool | None = Field(False, description="Report the log probability of each token.")
     top_logprobs: TopLogprobs = None
+    tools: Annotated[list[ToolField], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = Field(
+        None, description="Functions that the model may call.", examples=[[]]
+    )
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = Field(
+        None, description="Whether the model calls a function. Default: auto with tools, else none.", examples=["auto"]
+    )
+    parallel_tool_calls: bool | None = Field(True, description="Whether a response may have several calls.")
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
+        None, description="Passed to a chat template that reads it; other models accept none.", examples=["none"]
+    )
 
 
-class EmbeddingsRequest(RequestBody):
-    """Texts to embed, for any embed model."""
+class PoolingBody(RequestBody):
+    """Fields of all routes for texts that generate nothing."""
 
-    input: str | Annotated[list[str], _MaxTexts] | _TokenIds | Annotated[list[_TokenIds], _MaxTexts] = Field(
+    truncate: Truncate = True
+    truncation: bool | None = Field(True, description="Another name of truncate.")
+    truncate_prompt_tokens: int | None = Field(
+        None, ge=-1, le=MAX_INT32, description="-1 or 0, or at least the model's limit, which is the only one."
+    )
+    user: _Label = None
+
+    @property
+    def truncates(self) -> bool:
+        """Whether texts are cut at the model's limit."""
+        return self.truncate is not False and self.truncation is not False
+
+
+_UseActivation = Annotated[bool | None, Field(description="false: return the logits of a classification model.")]
+_RawScores = Annotated[bool | None, Field(description="true: return the logits of a classification model.")]
+_TextsOrIds = Annotated[
+    TextsOrIds,
+    Field(
         description="A text or a list of texts. Token ids are refused unless the model's entry has token_ids.",
         examples=["Bread rises overnight."],
-    )
-    encoding_format: Literal["float", "base64"] | None = Field("float", description="base64: float32, little-endian.")
-    dimensions: Dimensions = None
-    truncate: Truncate = True
-    user: _Label = None
+    ),
+]
+_EncodingFormat = Annotated[Literal["float", "base64"] | None, Field(description="base64: float32, little-endian.")]
+_AnyDimensions = Annotated[
+    int | None,
+    Field(
+        ge=0,
+        le=MAX_INT32,
+        description="Truncate the vectors to this size and normalise them, where the model supports it. 0: do not.",
+    ),
+]
+
+
+class EmbeddingsRequest(PoolingBody):
+    """Texts to embed, for any embed model."""
+
+    input: _TextsOrIds
+    encoding_format: _EncodingFormat = "float"
+    dimensions: _AnyDimensions = None
+    normalize: bool | None = Field(None, description="L2-normalise. Default: as the model's files say.")
+    normalized: bool | None = Field(None, description="Jina's name of normalize.")
+    use_activation: bool | None = Field(None, description="vLLM's name of normalize.")
+
+    @property
+    def normalizes(self) -> bool | None:
+        """Whether the vectors are normalised; None for the default of the model's files."""
+        given = [each for each in (self.normalize, self.normalized, self.use_activation) if each is not None]
+        return all(given) if given else None
 
 
 class RerankDocument(Body):
@@ -133,7 +198,23 @@ def _to_plain_documents(documents: Any) -> Any:
     ]
 
 
-class RerankRequest(RequestBody):
+class PairsBody(PoolingBody):
+    """Fields of both routes for pairs of texts."""
+
+    use_activation: _UseActivation = None
+    raw_scores: _RawScores = None
+    max_tokens_per_doc: int | None = Field(
+        None, ge=0, le=MAX_INT32, description="0, or at least the model's limit, which is the only one."
+    )
+    max_tokens_per_query: int | None = Field(None, ge=0, le=MAX_INT32, description="As max_tokens_per_doc.")
+
+    @property
+    def raw(self) -> bool:
+        """Whether the scores are logits."""
+        return bool(self.raw_scores) or self.use_activation is False
+
+
+class RerankRequest(PairsBody):
     """Documents to rank by their relevance to a query."""
 
     query: str
@@ -141,21 +222,38 @@ class RerankRequest(RequestBody):
         str | Annotated[list[str | RerankDocument], Field(max_length=MAX_TEXTS, fail_fast=True)],
         BeforeValidator(_to_plain_documents),
     ]
-    top_n: int | None = Field(None, ge=1, le=MAX_INT32, description="Number of best documents. Default: all.")
+    top_n: int | None = Field(None, ge=0, le=MAX_INT32, description="Number of best documents. Default, and 0: all.")
     return_documents: bool | None = Field(False, description="Repeat the documents in the response.")
-    truncate: Truncate = True
-    user: _Label = None
 
 
-class ScoreRequest(RequestBody):
+class ScoreRequest(PairsBody):
     """Pairs of texts to score: one text with each of several, or two lists of equal length."""
 
     text_1: Texts | None = None
     text_2: Texts | None = None
     queries: Texts | None = Field(None, description="Another name of text_1.")
     documents: Texts | None = Field(None, description="Another name of text_2.")
-    truncate: Truncate = True
-    user: _Label = None
+    items: Texts | None = Field(None, description="Another name of text_2.")
+    data_1: Texts | None = Field(None, description="Another name of text_1.")
+    data_2: Texts | None = Field(None, description="Another name of text_2.")
+
+
+class ClassifyRequest(PoolingBody):
+    """Texts to classify. With `raw_scores` the response is Infinity's, which has all labels; else vLLM's."""
+
+    input: Texts = Field(description="A text or a list of texts.", examples=["Bread rises overnight."])
+    use_activation: _UseActivation = None
+    raw_scores: _RawScores = None
+
+
+class PoolingRequest(PoolingBody):
+    """Texts for an embedding or a classification model."""
+
+    input: _TextsOrIds
+    task: Literal["embed", "classify"] | None = Field(None, description="The task of the model.")
+    encoding_format: _EncodingFormat = "float"
+    dimensions: _AnyDimensions = None
+    use_activation: bool | None = Field(None, description="Normalise vectors; return probabilities. Default: true.")
 
 
 class TokenizeRequest(RequestBody):

@@ -32,7 +32,7 @@ class CompletionsResponse(_GenerationResponse):
 
 
 class ChatResponse(_GenerationResponse):
-    """Each choice has `message`, `finish_reason` and, on request, `logprobs`."""
+    """Each choice has `message` (with `tool_calls` and `reasoning_content`), `finish_reason`, `logprobs`."""
 
     object: Literal["chat.completion"]
 
@@ -94,6 +94,52 @@ class ScoreResponse(ResponseBody):
     created: int = Field(description="Unix time in seconds.")
     model: str
     data: list[PairScore]
+    usage: TokenUsage
+
+
+class ClassifiedText(ResponseBody):
+    """vLLM's form of one text. `probs`: of the labels of the model, in their order."""
+
+    index: int
+    label: str
+    probs: list[float]
+    num_classes: int
+
+
+class LabelScore(ResponseBody):
+    """The score of one label."""
+
+    score: float
+    label: str
+
+
+class ClassifyResponse(ResponseBody):
+    """`object` is `classify` for a request with `raw_scores`; `data` then has all labels by falling score."""
+
+    id: str
+    object: Literal["list", "classify"]
+    created: int = Field(description="Unix time in seconds.")
+    model: str
+    data: list[ClassifiedText] | list[list[LabelScore]]
+    usage: TokenUsage
+
+
+class PooledText(ResponseBody):
+    """The vector of one text, or the scores of the labels in their order."""
+
+    index: int
+    object: Literal["pooling"]
+    data: list[float] | str
+
+
+class PoolingResponse(ResponseBody):
+    """One result for each text, in the order of the texts."""
+
+    id: str
+    object: Literal["list"]
+    created: int = Field(description="Unix time in seconds.")
+    model: str
+    data: list[PooledText]
     usage: TokenUsage
 
 

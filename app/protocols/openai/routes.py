@@ -1,9 +1,12 @@
 """The routes of the OpenAI API, with their descriptions for OpenAPI."""
 
+from dataclasses import replace
+
 from pydantic import BaseModel
 
 from app.protocols.openai import responses
 from app.protocols.openai.chat import CHAT_CODEC
+from app.protocols.openai.classify import CLASSIFY_CODEC, POOLING_CODEC
 from app.protocols.openai.codec import OpenAiCodec
 from app.protocols.openai.completions import COMPLETIONS_CODEC
 from app.protocols.openai.embeddings import EMBEDDINGS_CODEC
@@ -12,7 +15,9 @@ from app.protocols.openai.tokens import DETOKENIZE_CODEC, TOKENIZE_CODEC
 from app.protocols.routes import Route, RouteDescription
 
 
-def _route(codec: OpenAiCodec, summary: str, response: type[BaseModel]) -> Route:
+def _route(codec: OpenAiCodec, summary: str, response: type[BaseModel], path: str | None = None) -> Route:
+    """`path`: another one than the codec's."""
+    codec = codec if path is None else replace(codec, path=path)
     streams = codec.stream is not None
     text = RouteDescription("openai", summary, codec.body, response, responses.OpenAiErrorResponse, streams)
     return Route(codec.path, codec, text)
@@ -21,9 +26,18 @@ def _route(codec: OpenAiCodec, summary: str, response: type[BaseModel]) -> Route
 ROUTES = (
     _route(COMPLETIONS_CODEC, "Continue prompts", responses.CompletionsResponse),
     _route(CHAT_CODEC, "Answer a conversation", responses.ChatResponse),
-    _route(EMBEDDINGS_CODEC, "Embed texts", responses.EmbeddingsResponse),
-    _route(RERANK_CODEC, "Rank documents by a query", responses.RerankResponse),
-    _route(SCORE_CODEC, "Score pairs of texts", responses.ScoreResponse),
-    _route(TOKENIZE_CODEC, "Text to tokens", responses.TokenizeResponse),
-    _route(DETOKENIZE_CODEC, "Tokens to text", responses.DetokenizeResponse),
+    *(
+        _route(codec, summary, response, path)
+        for codec, summary, response in (
+            (EMBEDDINGS_CODEC, "Embed texts", responses.EmbeddingsResponse),
+            (RERANK_CODEC, "Rank documents by a query", responses.RerankResponse),
+            (SCORE_CODEC, "Score pairs of texts", responses.ScoreResponse),
+            (CLASSIFY_CODEC, "Classify texts", responses.ClassifyResponse),
+            (TOKENIZE_CODEC, "Text to tokens", responses.TokenizeResponse),
+            (DETOKENIZE_CODEC, "Tokens to text", responses.DetokenizeResponse),
+        )
+        # vLLM and Infinity have these routes at the root too.
+        for path in (None, codec.path.removeprefix("/v1"))
+    ),
+    _route(POOLING_CODEC, "Run a text model", responses.PoolingResponse),
 )

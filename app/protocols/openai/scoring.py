@@ -2,25 +2,31 @@
 
 import orjson
 
+from app.inference.unnamed_model import Kind
 from app.protocols.codec import AnswerContext
 from app.protocols.openai.codec import OpenAiCodec, OpenAiRequest
-from app.protocols.openai.field_policy import RERANK
-from app.protocols.openai.requests import RerankRequest, ScoreRequest
-from app.protocols.text_fields import to_texts
+from app.protocols.openai.field_policy import RERANK, SCORE
+from app.protocols.openai.requests import PairsBody, RerankRequest, ScoreRequest
+from app.protocols.ranking import best_first, check_scores_pairs, rename_pair
+from app.protocols.text_fields import check_token_limit, to_texts
 from frameworks.engine.scoring import PAIR_FIELD
 from frameworks.errors import InvalidInput
 from frameworks.types import ModelSpec, PairRequest, ScoreAnswer
 
+_SIDES = (
+    ("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2")
+)  # fmt: skip
+
 
 def _build_rerank(body: RerankRequest, spec: ModelSpec) -> PairRequest:
-    _check_scores_pairs(body.model, spec)
+    _check(body, spec)
     documents = [body.documents] if isinstance(body.documents, str) else body.documents
     pairs = [(body.query, each if isinstance(each, str) else each.text) for each in documents]
-    return PairRequest(pairs, body.truncate is not False)
+    return PairRequest(pairs, body.truncates, body.raw)
 
 
 def _build_score(body: ScoreRequest, spec: ModelSpec) -> PairRequest:
-    _check_scores_pairs(body.model, spec)
+    _check(body, spec)
     first_field, second_field = _sides_of(body)
     first, second = getattr(body, first_field), getattr(body, second_field)
     for field, texts in ((first_field, first), (second_field, second)):
@@ -34,33 +40,31 @@ def _build_score(body: ScoreRequest, spec: ModelSpec) -> PairRequest:
             second_field,
             f"expected {len(firsts)} texts, as in {first_field}, got {len(seconds)}; or send a string as {first_field}",
         )
-    return PairRequest(list(zip(firsts, seconds, strict=True)), body.truncate is not False)
+    return PairRequest(list(zip(firsts, seconds, strict=True)), body.truncates, body.raw)
 
 
 def _sides_of(body: ScoreRequest) -> tuple[str, str]:
     """Return the names of both sides as the body has them. Raises InvalidInput for a mixture."""
-    others = [name for name in ("queries", "documents") if getattr(body, name) is not None]
-    if not others:
-        return "text_1", "text_2"
-    if body.text_1 is None and body.text_2 is None:
-        return "queries", "documents"
-    raise InvalidInput(others[0], "expected nothing with text_1 and text_2, got texts; send one pair of fields")
+    given = {name for sides in _SIDES for name in sides if getattr(body, name) is not None}
+    for sides in _SIDES:
+        if given <= set(sides):
+            return sides
+    first, second = next(sides for sides in _SIDES if not given.isdisjoint(sides))
+    other = min(given - {first, second})
+    raise InvalidInput(other, f"expected nothing with {first} and {second}, got texts; send one pair of fields")
 
 
-def _check_scores_pairs(model: str, spec: ModelSpec) -> None:
-    num_labels = len(spec.text.labels) if spec.text else 0
-    if spec.task == "classify" and num_labels != 1:
-        raise InvalidInput(
-            "model", f'expected a cross-encoder, which has one label, got "{model}" with {num_labels} labels'
-        )
+def _check(body: PairsBody, spec: ModelSpec) -> None:
+    check_scores_pairs(spec)
+    check_token_limit(body.truncate_prompt_tokens, "truncate_prompt_tokens", spec)
+    check_token_limit(body.max_tokens_per_doc, "max_tokens_per_doc", spec)
+    check_token_limit(body.max_tokens_per_query, "max_tokens_per_query", spec)
 
 
 def _write_rerank(decoded: OpenAiRequest, answer: ScoreAnswer, context: AnswerContext) -> bytes:
     body: RerankRequest = decoded.body
-    # The sort is stable: equal scores stay in the order of the documents.
-    best_first = sorted(range(len(answer.scores)), key=lambda index: -answer.scores[index])
     results = []
-    for index in best_first[: body.top_n]:
+    for index in best_first(answer.scores, body.top_n):
         document = {"document": {"text": decoded.request.pairs[index][1]}} if body.return_documents else {}
         results.append({"index": index, "relevance_score": answer.scores[index], **document})
     return orjson.dumps(
@@ -91,10 +95,7 @@ def _usage(answer: ScoreAnswer) -> dict[str, int]:
 
 
 def _rename_in_rerank(field: str) -> str:
-    pair = PAIR_FIELD.fullmatch(field)
-    if pair is None:
-        return field
-    return "query" if pair["side"] == "0" else f"documents[{pair['pair']}]"
+    return rename_pair(field, "query", "documents")
 
 
 def _rename_in_score(field: str) -> str:
@@ -104,9 +105,13 @@ def _rename_in_score(field: str) -> str:
     return f"text_1[{pair['pair']}]" if pair["side"] == "0" else f"text_2[{pair['pair']}]"
 
 
+_KINDS: tuple[Kind, ...] = ("rerank", "embed")
+
 RERANK_CODEC = OpenAiCodec(
-    "/v1/rerank", ("embed", "classify"), RerankRequest, _build_rerank, _write_rerank, RERANK, rename=_rename_in_rerank
-)
+    "/v1/rerank", ("embed", "classify"), RerankRequest, _build_rerank, _write_rerank, RERANK,
+    rename=_rename_in_rerank, kinds=_KINDS,
+)  # fmt: skip
 SCORE_CODEC = OpenAiCodec(
-    "/v1/score", ("embed", "classify"), ScoreRequest, _build_score, _write_score, rename=_rename_in_score
-)
+    "/v1/score", ("embed", "classify"), ScoreRequest, _build_score, _write_score, SCORE,
+    rename=_rename_in_score, kinds=_KINDS,
+)  # fmt: skip

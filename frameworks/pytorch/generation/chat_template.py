@@ -5,19 +5,20 @@ messages. Here its time and the length of its result are bounded too, because ji
 is not bounded, except products and powers: model folders are trusted so far.
 """
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from threading import local
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from frameworks.errors import InvalidInput, InvalidModel
-from frameworks.generation.types import Message
+from frameworks.generation.types import Message, MessageCall
 
 MAX_SECONDS = 2.0
 """CPU seconds. A long conversation of 1,000 messages takes a few milliseconds."""
@@ -25,6 +26,8 @@ MAX_CHARACTERS = 64 * 1024**2
 """Characters of a prompt: more than any model's context."""
 _LARGEST_POWER = 64
 _CHECKS_PER_READING = 64
+# Names of the variable in the templates of different families.
+_EFFORTS = ("reasoning_effort", "enable_thinking")
 _CLOCK_CHECK = "look at the clock"
 
 
@@ -53,22 +56,31 @@ class ChatTemplate:
             raise InvalidModel(f"the chat template cannot be compiled: {error}{where}") from error
         self._environment = environment
         self._variables = dict(variables)
+        self.source = source
+        self.names = frozenset(meta.find_undeclared_variables(environment.parse(source)))
+        """The variables that the template reads."""
         self._max_characters = max_characters
 
-    def render(self, messages: Sequence[Message]) -> str:
-        """Return the prompt, up to where the model's response begins.
+    @property
+    def has_reasoning_effort(self) -> bool:
+        """Whether the template reads how long the model shall think."""
+        return not self.names.isdisjoint(_EFFORTS)
+
+    def render(self, messages: Sequence[Message], tools: str = "", reasoning_effort: str | None = None) -> str:
+        """Return the prompt, up to where the model's response begins. `tools`: a JSON list, or empty.
 
         Raises InvalidInput for the field `messages` if the template refuses them, or takes too long.
         """
         if not messages:
             raise InvalidInput("messages", "expected at least one message, got none")
-        turns = [{"role": message.role, "content": message.content} for message in messages]
+        variables: dict[str, Any] = {**self._variables, "documents": None, "add_generation_prompt": True}
+        if reasoning_effort is not None:
+            variables |= {"reasoning_effort": reasoning_effort, "enable_thinking": reasoning_effort != "none"}
         self._environment.begin()
         try:
             parts, length = [], 0
-            for part in self._template.generate(
-                **self._variables, messages=turns, tools=None, documents=None, add_generation_prompt=True
-            ):
+            variables |= {"messages": list(map(_turn, messages)), "tools": json.loads(tools) if tools else None}
+            for part in self._template.generate(variables):
                 length += len(part)
                 if length > self._max_characters:
                     raise _LimitExceeded(f"it makes more than {self._max_characters} characters of them")
@@ -79,6 +91,27 @@ class ChatTemplate:
                 "messages", f"refused by the model's chat template: {reason or type(error).__name__}"
             ) from error
         return "".join(parts)
+
+
+def _turn(message: Message) -> dict[str, Any]:
+    """Return a message as templates know it: absent members are not there at all."""
+    turn: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        turn["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": _arguments(call)}}
+            for call in message.tool_calls
+        ]
+    others = {"tool_call_id": message.tool_call_id, "name": message.name, "reasoning_content": message.reasoning}
+    return turn | {name: value for name, value in others.items() if value}
+
+
+def _arguments(call: MessageCall) -> Any:
+    """Return the object that templates write as JSON; arguments that were cut off stay a text."""
+    try:
+        arguments = json.loads(call.arguments or "{}")
+    except ValueError:
+        return call.arguments
+    return arguments if isinstance(arguments, dict) else call.arguments
 
 
 class _LimitExceeded(Exception):

@@ -14,6 +14,7 @@ from frameworks.generation.blocks import BlockPool
 from frameworks.generation.generation_config import default_sampling, eos_token_ids
 from frameworks.generation.scheduler import StepScheduler
 from frameworks.generation.step_cost import StepCost
+from frameworks.generation.tools.formats import TextFormat, format_of_template, thinks_by_template
 from frameworks.generation.types import GenerationSpec
 from frameworks.pytorch.device_errors import map_device_error
 from frameworks.pytorch.generation.attention import BlockAttention
@@ -37,7 +38,7 @@ from frameworks.pytorch.generation.trial import Trial, WeightBytes
 from frameworks.pytorch.int8_choice import GENERATOR_ROWS, Int8Choice, choose_int8, log_choice
 from frameworks.pytorch.loader import DTYPE_NAMES, DTYPES, load_causal_model
 from frameworks.quantization.comparison import check_cosine
-from frameworks.settings import TorchModelEntry
+from frameworks.settings import ToolFormat, TorchModelEntry
 from frameworks.types import ModelSpec, QuantizationReport, TensorType, ValueSpec
 from memory.sizes import format_size
 
@@ -145,7 +146,7 @@ def load_generator(
         check_cosine(report, entry.min_cosine, folder, 'dtype = "bf16" or "f16" is nearer, left out is the original')
     else:
         trial.check(decoder, layouts)
-    spec = _spec(folder, device, "int8" if is_int8 else dtype, shape, tokenizer.has_chat_template)
+    spec = _spec(folder, device, "int8" if is_int8 else dtype, shape, tokenizer, entry.tool_format)
     weight_bytes = sizes.as_is if sizes.as_int8 is None else sizes.as_int8
     spec = replace(spec, memory_bytes=weight_bytes + cache.size_bytes, quantization=report)
     sequences = performance.max_sequences
@@ -193,7 +194,19 @@ def _cache(
         raise (ours or error) from error
 
 
-def _spec(folder: Path, device: Device, dtype: str, shape: GeneratorShape, has_chat_template: bool) -> ModelSpec:
+def _spec(
+    folder: Path,
+    device: Device,
+    dtype: str,
+    shape: GeneratorShape,
+    tokenizer: HuggingFaceTokenizer,
+    tool_format: ToolFormat | None,
+) -> ModelSpec:
+    template = tokenizer.tool_template
+    text_format = TextFormat()
+    if template is not None:
+        tool_format = tool_format or format_of_template(template.source, template.names)
+        text_format = TextFormat(tool_format, thinks_by_template(template.source))
     return ModelSpec(
         framework="pytorch",
         task="generate",
@@ -206,8 +219,10 @@ def _spec(folder: Path, device: Device, dtype: str, shape: GeneratorShape, has_c
             max_context_tokens=shape.max_context_tokens,
             vocabulary_size=shape.vocabulary_size,
             eos_token_ids=frozenset(each for each in eos_token_ids(folder) if each < shape.vocabulary_size),
-            has_chat_template=has_chat_template,
+            has_chat_template=tokenizer.has_chat_template,
             sampling=default_sampling(folder),
+            text_format=text_format,
+            has_reasoning_effort=template is not None and template.has_reasoning_effort,
         ),
     )
 

@@ -15,12 +15,15 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from tokenizers import Tokenizer
 
 from frameworks.errors import InvalidInput
+from frameworks.generation.tools.definition import ToolsDefinition
+from frameworks.generation.tools.grammar import ToolSchemaError, grammar_of
 from frameworks.generation.types import Constraint, TokenMatcher
 from frameworks.pytorch.generation.grammar_cache import Grammar, GrammarCache
 from frameworks.pytorch.generation.masking import MaskWords
 from memory.allocator import in_use_bytes
 
 _MAX_DEFINITION_BYTES = 64 << 10
+_MAX_TOOLS_BYTES = 512 << 10
 _MAX_CACHED_BYTES = 256 << 20
 _MAX_ERROR_CHARACTERS = 500
 _WORD_BITS = 32
@@ -81,19 +84,14 @@ class TokenMasks:
         return beginning.copy()
 
     def _compile(self, constraint: Constraint) -> "_GrammarMatcher":
-        grammar = _grammar(constraint)
         table = self._table_of_tokens()
-        limits = LLParserLimits(
-            max_lexer_states=_MAX_LEXER_STATES,
-            initial_lexer_fuel=_MAX_PATTERN_FUEL,
-            max_grammar_size=_MAX_GRAMMAR_SYMBOLS,
-            verbose_errors=False,
-        )
+        grammar = self._tools_grammar(constraint) if constraint.kind == "tools" else _grammar(constraint)
         self.cache.check_room()
         bytes_before = in_use_bytes()
-        matcher = LLMatcher(table, grammar, log_level=0, limits=limits)
+        matcher = LLMatcher(table, grammar, log_level=0, limits=_limits())
         error = matcher.get_error() or _compute_first_masks(matcher.deep_copy())
         if error:
+            self._check_each_tool(constraint)
             raise InvalidInput(_FIELD, f"this {constraint.kind} cannot be used: {_with_remedy(_error_text(error))}")
         shared = Grammar(_compiled_bytes(grammar, bytes_before), _MAX_STATES_BYTES)
         # Copies share the lexer, so a limit that one has reached holds for all.
@@ -102,6 +100,46 @@ class TokenMasks:
         )
         self.cache.add(constraint, beginning)
         return beginning
+
+    def _tools_grammar(self, constraint: Constraint) -> str:
+        """Translate tools. Raises InvalidInput for the field `tools[i]`."""
+        if len(constraint.definition) > _MAX_TOOLS_BYTES:
+            raise InvalidInput(
+                "tools", f"expected at most {_MAX_TOOLS_BYTES} bytes, got {len(constraint.definition)}; send fewer"
+            )
+        table = self._table_of_tokens()
+
+        def mark(text: str) -> str | None:
+            token_id = self._tokenizer.token_to_id(text)
+            # The library has no text for tokens that are special, nor for any other in angle brackets.
+            is_token = token_id is not None and token_id < self._vocabulary_size and table.is_special_token(token_id)
+            return f"<[{token_id}]>" if is_token else None
+
+        definition = ToolsDefinition.from_json(constraint.definition)
+        try:
+            grammar = grammar_of(definition, mark, _WHITESPACE, constraint.after_opening)
+            return LLMatcher.grammar_from_lark(grammar)
+        except ToolSchemaError as error:
+            raise InvalidInput(f"tools[{error.index}]", error.message) from error
+        except UnicodeEncodeError as error:
+            raise InvalidInput("tools", "not valid Unicode: it holds half of a surrogate pair") from error
+
+    def _check_each_tool(self, constraint: Constraint) -> None:
+        """Raise InvalidInput for the field `tools[i]` if a grammar of tools failed because of one of them."""
+        if constraint.kind != "tools":
+            return
+        for tool in ToolsDefinition.from_json(constraint.definition).tools:
+            if tool.schema is not None:
+                try:
+                    grammar = LLMatcher.grammar_from_json_schema(json.dumps(tool.schema))
+                    error = LLMatcher(self._table_of_tokens(), grammar, log_level=0, limits=_limits()).get_error()
+                except ValueError as unreadable:
+                    error = str(unreadable)
+                if error:
+                    raise InvalidInput(
+                        f"tools[{tool.index}]",
+                        f"expected a schema that can be held, got {_with_remedy(_error_text(error))}",
+                    )
 
     def _table_of_tokens(self) -> LLTokenizer:
         if self._table is None:
@@ -117,6 +155,15 @@ class TokenMasks:
                     _FIELD, f"this model's tokenizer cannot be constrained: {_error_text(error)}"
                 ) from error
         return self._table
+
+
+def _limits() -> LLParserLimits:
+    return LLParserLimits(
+        max_lexer_states=_MAX_LEXER_STATES,
+        initial_lexer_fuel=_MAX_PATTERN_FUEL,
+        max_grammar_size=_MAX_GRAMMAR_SYMBOLS,
+        verbose_errors=False,
+    )
 
 
 def _compiled_bytes(grammar: str, bytes_before: int | None) -> int:
@@ -199,6 +246,8 @@ def _grammar(constraint: Constraint) -> str:
                 return LLMatcher.grammar_from_regex(constraint.definition)
             case "choice":
                 return LLMatcher.grammar_from_regex(_alternatives(constraint.definition))
+            case "tools":
+                raise AssertionError("tools have a grammar of their own")
     except UnicodeEncodeError as error:
         raise InvalidInput(_FIELD, "not valid Unicode: it holds half of a surrogate pair") from error
     except ValueError as error:

@@ -7,7 +7,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # As in frameworks/text/tokenizer.py.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +53,23 @@ class HuggingFaceTokenizer:
             raise InvalidModel(f"{folder}: its tokenizer encodes nothing: {error}") from error
         self._lengths = TextLengths(self._tokenizer)
         self._detokenizer = detokenizer_of(self._tokenizer)
-        self._chat_template = _chat_template(self.pretrained, folder)
+        self._chat_template = _chat_template(self.pretrained, folder, "default")
+        # Some folders have a template of its own for tools.
+        self._tool_template = _chat_template(self.pretrained, folder, "tool_use") or self._chat_template
 
     @property
     def has_chat_template(self) -> bool:
         return self._chat_template is not None
+
+    @property
+    def tool_template(self) -> ChatTemplate | None:
+        """The chat template of conversations with tools."""
+        return self._tool_template
+
+    def special_tokens(self, names: Iterable[str]) -> Mapping[int, str]:
+        """As GenerationTokenizer.special_tokens."""
+        special = {token.content: i for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
+        return {special[name]: name for name in names if name in special}
 
     def limit(self, num_tokens: int) -> TextLimit:
         """As GenerationTokenizer.limit."""
@@ -71,12 +83,13 @@ class HuggingFaceTokenizer:
             ids = self._ids_of(prompt, True, "prompt")
             return tuple(ids[: len(ids) - self._num_suffix_tokens])
         if isinstance(prompt, Conversation):
-            if self._chat_template is None:
+            template = self._tool_template if prompt.tools else self._chat_template
+            if template is None:
                 raise InvalidInput(
                     "messages",
                     "expected a chat template (chat_template.jinja) in the model's folder, got none; send a prompt",
                 )
-            text = self._chat_template.render(prompt.messages)
+            text = template.render(prompt.messages, prompt.tools, prompt.reasoning_effort)
             if limit is not None:
                 self._check_length(text, limit, "messages")
             return tuple(self._ids_of(text, False, "messages"))
@@ -169,11 +182,11 @@ def _from_pretrained(folder: Path) -> Any:
     return pretrained
 
 
-def _chat_template(pretrained: Any, folder: Path) -> ChatTemplate | None:
-    """Return the folder's template; the one named default if there are several."""
+def _chat_template(pretrained: Any, folder: Path, name: str) -> ChatTemplate | None:
+    """Return the folder's template; the one of this name if there are several."""
     source = pretrained.chat_template
     if isinstance(source, dict):
-        source = source.get("default")
+        source = source.get(name)
     if source is None:
         return None
     variables: dict[str, str] = pretrained.special_tokens_map

@@ -5,8 +5,11 @@ from typing import Any
 
 import torch
 import transformers
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from frameworks.settings import ToolFormat
+from tests.support.models.tool_templates import TEMPLATES, TOKENS
 
 VOCABULARY_SIZE = 300
 """256 bytes, the special tokens, and numbers that no text has."""
@@ -78,6 +81,17 @@ def save_causal_model(folder: Path, model_type: str = "llama", *, dtype: str = "
     dtypes = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
     model.to(dtypes[dtype]).save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def save_tool_model(folder: Path, tool_format: ToolFormat, template: str | None = None, **changes: Any) -> Path:
+    """A model whose tokenizer has the tokens and, unless given, the chat template of a family with tools."""
+    save_causal_model(folder, **changes)
+    tokenizer = byte_tokenizer()
+    names = [AddedToken(name, special=is_special, normalized=False) for name, is_special in TOKENS[tool_format].items()]
+    tokenizer.add_tokens(names)
+    tokenizer.chat_template = TEMPLATES[tool_format] if template is None else template
+    tokenizer.save_pretrained(folder)
     return folder
 
 

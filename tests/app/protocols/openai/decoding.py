@@ -6,9 +6,12 @@ import orjson
 import pytest
 from pydantic import BaseModel
 
+from app.inference.unnamed_model import UnnamedModel
+from app.protocols.body_codec import BodyCodec
 from app.protocols.codec import AnswerContext, Target
-from app.protocols.openai.codec import OpenAiCodec, OpenAiRequest
+from app.protocols.openai.codec import OpenAiRequest
 from frameworks.errors import InvalidInput, ModelNotFound, RoundhouseError
+from frameworks.generation.tools.formats import TextFormat
 from frameworks.generation.types import GenerationSpec, Sampling
 from frameworks.types import ModelSpec, Task, TextSpec
 
@@ -27,10 +30,19 @@ SPECS = {
         "generate",
         generation=GenerationSpec(64, VOCABULARY_SIZE, frozenset({2}), True, Sampling(temperature=0.7, top_k=40)),
     ),
+    "caller": _spec(
+        "generate",
+        generation=GenerationSpec(
+            64, VOCABULARY_SIZE, frozenset({2}), True, Sampling(), TextFormat("hermes", thinks=True), True
+        ),
+    ),
     "no-template": _spec("generate", generation=GenerationSpec(64, VOCABULARY_SIZE)),
     "embed": _spec("embed", TextSpec(16, embedding_size=8)),
     "embed-two-shorter-sizes": _spec("embed", TextSpec(16, embedding_size=8, shorter_sizes=(2, 4))),
     "embed-any-shorter-size": _spec("embed", TextSpec(16, embedding_size=64, shorter_sizes=tuple(range(1, 64)))),
+    "embed-prompts": _spec(
+        "embed", TextSpec(16, embedding_size=8, prompts={"query": "q: ", "passage": "p: ", "clustering": "c: "})
+    ),
     "embed-unknown-size": _spec("embed", TextSpec(16)),
     "cross-encoder": _spec("classify", TextSpec(16, labels=("LABEL_0",), multi_label=True)),
     "classify": _spec("classify", TextSpec(16, labels=("a", "b"))),
@@ -38,27 +50,33 @@ SPECS = {
 }
 
 
-def find_spec(name: str, version: str | None, read_timeout_ms: object = None) -> ModelSpec:
+ONLY = {"generate": "llama", "embed": "embed", "classify": "classify", "rerank": "cross-encoder"}
+"""By kind, the model that a request without a name means."""
+
+
+def find_spec(name: str | UnnamedModel, version: str | None, read_timeout_ms: object = None) -> ModelSpec:
     """Return the spec of a model, as the pipeline does."""
+    if isinstance(name, UnnamedModel):
+        name = ONLY[name.kinds[0]]
     if name not in SPECS:
         raise ModelNotFound(name, SPECS)
     return SPECS[name]
 
 
-def decode(codec: OpenAiCodec, body: object = None, /, **fields: object) -> OpenAiRequest:
+def decode(codec: BodyCodec, body: object = None, /, **fields: object) -> OpenAiRequest:
     """Decode `body`: bytes or a JSON value. Without it, decode an object of the fields."""
     content = body if isinstance(body, bytes) else orjson.dumps(fields if body is None else body)
     return codec.decode(content, Target(), find_spec)
 
 
-def decode_error(codec: OpenAiCodec, body: object = None, /, **fields: object) -> RoundhouseError:
+def decode_error(codec: BodyCodec, body: object = None, /, **fields: object) -> RoundhouseError:
     """Return the error that the codec raises for a body."""
     with pytest.raises(RoundhouseError) as refused:
         decode(codec, body, **fields)
     return refused.value
 
 
-def assert_refused(codec: OpenAiCodec, field: str, *words: str, **fields: object) -> None:
+def assert_refused(codec: BodyCodec, field: str, *words: str, **fields: object) -> None:
     """Check that the codec raises InvalidInput for the field, with all words in the message."""
     error = decode_error(codec, **fields)
     assert isinstance(error, InvalidInput), error
@@ -67,7 +85,7 @@ def assert_refused(codec: OpenAiCodec, field: str, *words: str, **fields: object
         assert word in error.message
 
 
-def encode(codec: OpenAiCodec, request: OpenAiRequest, given: object) -> Any:
+def encode(codec: BodyCodec, request: OpenAiRequest, given: object) -> Any:
     """Return the response body of an encode of the pipeline."""
     return orjson.loads(codec.encode(request, given, CONTEXT))
 

@@ -101,9 +101,9 @@ class TestRequest:
     @pytest.mark.parametrize(
         ("field", "value", "word"),
         [
-            ("tools", [{"type": "function", "function": {"name": "f"}}], "response_format"),
-            ("tool_choice", "required", '"required"'),
-            ("functions", [{"name": "f"}], "response_format"),
+            ("tools", [{"type": "function", "function": {"name": "f"}}], "set tool_format"),
+            ("tool_choice", "required", "expected tools to choose from, got none"),
+            ("functions", [{"name": "f"}], "send tools"),
             ("audio", {"voice": "ash", "format": "wav"}, "only text"),
             ("modalities", ["text", "audio"], "only text"),
             ("prediction", {"type": "content", "content": "x"}, "omit the field"),
@@ -147,10 +147,11 @@ class TestMessages:
             ("Hello", "messages[1]", 'got "Hello"'),
             ({"role": "user"}, "messages[1].content", "string"),
             ({"role": "assistant", "content": None}, "messages[1].content", "null"),
-            ({"role": "user", "content": "x", "name": "Ann"}, "messages[1].name", "content"),
-            ({"role": "tool", "content": "x"}, "messages[1].role", "functions"),
-            ({"role": "tool", "content": "x", "tool_call_id": "1"}, "messages[1].tool_call_id", "functions"),
-            ({"role": "assistant", "content": "x", "tool_calls": [{}]}, "messages[1].tool_calls", "functions"),
+            ({"role": "user", "content": "x", "name": 1}, "messages[1].name", "string"),
+            ({"role": "function", "content": "x"}, "messages[1].role", "tool_calls"),
+            ({"role": "tool", "content": "x", "tool_call_id": 1}, "messages[1].tool_call_id", "string"),
+            ({"role": "assistant", "tool_calls": []}, "messages[1].content", "string"),
+            ({"role": "assistant", "content": "x", "tool_calls": [{}]}, "messages[1].tool_calls[0].id", "nothing"),
             ({"role": 1, "content": "x"}, "messages[1].role", "string"),
             (
                 {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},

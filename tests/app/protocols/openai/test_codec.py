@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.shared import ErrorObject
 
+from app.inference.unnamed_model import UnnamedModel
 from app.protocols.codec import Target
 from app.protocols.errors import ErrorReply, InvalidJson, to_http
 from app.protocols.openai.chat import CHAT_CODEC
@@ -72,11 +73,21 @@ class TestBody:
 
 
 class TestModel:
-    @pytest.mark.parametrize(
-        ("model", "word"), [(None, "got nothing"), ("", 'got ""'), (1, "got 1"), ([], "got an array")]
-    )
+    @pytest.mark.parametrize(("model", "word"), [("", 'got ""'), (1, "got 1"), ([], "got an array")])
     def test_invalid_model_name_is_refused(self, model: object, word: str) -> None:
         assert_refused(COMPLETIONS_CODEC, "model", word, "/v1/models", model=model, prompt="a")
+
+    @pytest.mark.parametrize("given", [{}, {"model": None}, {"model": "default/not-specified"}])
+    def test_request_without_model_means_the_only_one(self, given: dict[str, object]) -> None:
+        asked: list[str | UnnamedModel] = []
+
+        def found(name: str | UnnamedModel, version: str | None, read_timeout_ms: object = None) -> ModelSpec:
+            asked.append(name)
+            return find_spec(name, version)
+
+        body = orjson.dumps({**given, "input": "a"})
+        assert EMBEDDINGS_CODEC.decode(body, Target(), found).spec is SPECS["embed"]
+        assert asked == [UnnamedModel(("embed",))]
 
     def test_unknown_model_is_refused(self) -> None:
         assert isinstance(decode_error(COMPLETIONS_CODEC, model="lama", prompt="a"), ModelNotFound)
@@ -92,7 +103,9 @@ class TestModel:
         assert isinstance(decode_error(COMPLETIONS_CODEC, model="lama", prompt=7), ModelNotFound)
 
     def test_timeout_is_readable_before_model_is_loaded(self) -> None:
-        def absent(name: str, version: str | None, read_timeout_ms: Callable[[], float | None]) -> ModelSpec:
+        def absent(
+            name: str | UnnamedModel, version: str | None, read_timeout_ms: Callable[[], float | None]
+        ) -> ModelSpec:
             assert read_timeout_ms() == 7
             raise ModelLoading("not loaded")
 
@@ -100,9 +113,9 @@ class TestModel:
             COMPLETIONS_CODEC.decode(b'{"model": "llama", "timeout_ms": 7}', Target(), absent)
 
     def test_model_is_searched_by_name_of_body(self) -> None:
-        asked: list[tuple[str, str | None]] = []
+        asked: list[tuple[str | UnnamedModel, str | None]] = []
 
-        def found(name: str, version: str | None, read_timeout_ms: object = None) -> ModelSpec:
+        def found(name: str | UnnamedModel, version: str | None, read_timeout_ms: object = None) -> ModelSpec:
             asked.append((name, version))
             return find_spec(name, version)
 
@@ -111,12 +124,22 @@ class TestModel:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("priority", 0), ("priority", 10), ("priority", "1"), ("timeout_ms", 0), ("timeout_ms", 0.5)]
+    ("field", "value"),
+    [
+        ("priority", -1),
+        ("priority", False),
+        ("priority", 10),
+        ("priority", "1"),
+        ("timeout_ms", 0),
+        ("timeout_ms", 0.5),
+    ],
 )
 def test_invalid_priority_or_deadline_is_refused(field: str, value: object) -> None:
-    assert_refused(
-        COMPLETIONS_CODEC, field, "expected an integer from 1 to ", model="llama", prompt="a", **{field: value}
-    )
+    assert_refused(COMPLETIONS_CODEC, field, "expected an integer from ", model="llama", prompt="a", **{field: value})
+
+
+def test_priority_zero_is_the_default() -> None:
+    assert decode(COMPLETIONS_CODEC, model="llama", prompt="a", priority=0).priority == 5
 
 
 class TestErrors:

@@ -62,7 +62,7 @@ def test_options_reach_request() -> None:
         ("input", [[1]] * 100_001, "got 100001 items"),
         ("encoding_format", "hex", "base64"),
         ("truncate", 1, "expected a boolean, got 1"),
-        ("dimensions", 0, "expected an integer from 1 to"),
+        ("dimensions", -1, "expected an integer from 0 to"),
     ],
 )
 def test_invalid_value_is_refused(field: str, value: object, word: str) -> None:

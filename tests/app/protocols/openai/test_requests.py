@@ -9,16 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.protocols.codec import Target
+from app.protocols.field_policy import FieldPolicy
 from app.protocols.openai.codec import OpenAiCodec
-from app.protocols.openai.field_policy import FieldPolicy
 from app.protocols.openai.routes import ROUTES
 from frameworks.errors import FieldError
+from frameworks.generation.tools.formats import TextFormat
 from frameworks.generation.types import GenerationSpec
 from frameworks.types import ModelSpec, TextSpec
 from tests.app.protocols.json_schemas import accepts, schema_of, values_around
 
 CODECS = {route.path: cast(OpenAiCodec, route.codec) for route in ROUTES}
 MESSAGES = [{"role": "user", "content": "a"}]
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
 MAX = 2**31 - 1
 # Required fields, and for a field that needs others in the body those others.
 BASES: dict[str, dict[str, dict[str, Any]]] = {
@@ -31,6 +33,7 @@ BASES: dict[str, dict[str, dict[str, Any]]] = {
         "": {"messages": MESSAGES},
         "stream_options": {"messages": MESSAGES, "stream": True},
         "top_logprobs": {"messages": MESSAGES, "logprobs": True},
+        "tool_choice": {"messages": MESSAGES, "tools": TOOLS},
     },
     "/v1/embeddings": {"": {"input": "a"}},
     "/v1/rerank": {"": {"query": "q", "documents": ["a"]}},
@@ -38,19 +41,33 @@ BASES: dict[str, dict[str, dict[str, Any]]] = {
         "": {"text_1": "a", "text_2": ["b"]},
         "queries": {"documents": ["b"]},
         "documents": {"queries": "a"},
+        "items": {"queries": "a"},
+        "data_1": {"data_2": ["b"]},
+        "data_2": {"data_1": "a"},
     },
+    "/v1/classify": {"": {"input": "a"}},
+    "/pooling": {"": {"input": "a"}},
     "/v1/tokenize": {"": {"prompt": "a"}, "messages": {}},
     "/v1/detokenize": {"": {"tokens": [1]}},
 }
-OTHER_SIDES = {"text_1": "text_2", "queries": "documents"}
-FIELDS = [(path, field) for path, codec in CODECS.items() for field in codec.body.model_fields if field != "model"]
+# vLLM's names of the routes.
+BASES |= {path.removeprefix("/v1"): bases for path, bases in BASES.items()}
+OTHER_SIDES = {"text_1": "text_2", "queries": "documents", "data_1": "data_2"}
+FIELDS = [
+    (path, field)
+    for path, codec in CODECS.items()
+    for field in codec.body.model_fields
+    if field != "model" and (path, field) != ("/pooling", "task")
+]
 
 
 def spec_for(codec: OpenAiCodec) -> ModelSpec:
     """Return the spec of a model without limits below those of the schemas."""
     task = codec.tasks[0]
-    text = TextSpec(16, embedding_size=8, shorter_sizes=cast(Any, range(1, MAX + 1)))
-    generation = GenerationSpec(MAX, MAX + 1, has_chat_template=True) if task == "generate" else None
+    text = TextSpec(1, embedding_size=8, shorter_sizes=cast(Any, range(1, MAX + 1)))
+    hermes = TextFormat("hermes", thinks=True)
+    writer = GenerationSpec(MAX, MAX + 1, has_chat_template=True, text_format=hermes, has_reasoning_effort=True)
+    generation = writer if task == "generate" else None
     return ModelSpec("pytorch", task, (), (), "cpu", "float32", 0, text, generation=generation)
 
 
@@ -68,8 +85,14 @@ def test_schema_and_decoder_accept_same_values(path: str, field: str, data: st.D
     value = data.draw(values_of(path, field))
     base = BASES[path].get(field if value is not None else "", BASES[path][""])
     body = {"model": "any", **base, field: value}
-    if path == "/v1/score" and field in OTHER_SIDES and isinstance(value, list):
+    if path.endswith("/score") and field in OTHER_SIDES and isinstance(value, list):
         body[OTHER_SIDES[field]] = ["b"] * len(value)
+    if field == "tool_choice" and isinstance(value, dict) and accepts(schema, value):
+        body["tools"] = [value]  # the function that is chosen
+    if field == "tools" and accepts(schema, value):
+        # No schema states that names differ.
+        value = [tool | {"function": tool["function"] | {"name": f"f{i}"}} for i, tool in enumerate(value or ())]
+        body["tools"] = value
     refusal = None
     try:
         codec.decode(json.dumps(body).encode(), Target(), lambda *_: spec_for(codec))

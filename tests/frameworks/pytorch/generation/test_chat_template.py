@@ -1,5 +1,6 @@
 """Prompts equal those of transformers; broken and endless templates are refused."""
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -7,9 +8,10 @@ import pytest
 import transformers
 
 from frameworks.errors import InvalidInput, InvalidModel
-from frameworks.generation.types import Message
+from frameworks.generation.types import Message, MessageCall
 from frameworks.pytorch.generation.chat_template import ChatTemplate
 from tests.support.models.generation_tokenizers import CHAT_TEMPLATE, write_generation_tokenizer
+from tests.support.models.tool_templates import TEMPLATES as TOOL_TEMPLATES
 
 TALK = (
     Message("system", "You are an engine."),
@@ -133,3 +135,52 @@ def test_rendering_works_in_threads() -> None:
 
     with ThreadPoolExecutor(4) as threads:
         assert all(threads.map(ask, range(8)))
+
+
+TOOLS = [{"type": "function", "function": {"name": "f", "description": "é", "parameters": {"type": "object"}}}]
+CALLS = (
+    Message("user", "How warm?"),
+    Message("assistant", "", (MessageCall("abcdefghi", "f", '{"city": "Köln", "days": [1, 2]}'),), reasoning="Hm."),
+    Message("tool", "12 °C", tool_call_id="abcdefghi", name="f"),
+)
+CALLS_AS_SENT = [
+    {"role": "user", "content": "How warm?"},
+    {
+        "role": "assistant",
+        "content": "",
+        "reasoning_content": "Hm.",
+        "tool_calls": [
+            {
+                "id": "abcdefghi",
+                "type": "function",
+                "function": {"name": "f", "arguments": {"city": "Köln", "days": [1, 2]}},
+            }
+        ],
+    },
+    {"role": "tool", "content": "12 °C", "tool_call_id": "abcdefghi", "name": "f"},
+]
+
+
+@pytest.mark.parametrize("template", TOOL_TEMPLATES.values())
+def test_prompt_with_tools_equals_transformers(tmp_path: Path, template: str) -> None:
+    write_generation_tokenizer(tmp_path, chat_template=template)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(str(tmp_path), local_files_only=True)
+    ours = ChatTemplate(template, {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"})
+    for tools in (None, TOOLS):
+        text = tokenizer.apply_chat_template(CALLS_AS_SENT, tools=tools, add_generation_prompt=True, tokenize=False)
+        assert ours.render(CALLS, json.dumps(tools) if tools else "") == text
+        assert "Köln" in text
+
+
+def test_reasoning_effort_reaches_template() -> None:
+    template = ChatTemplate("{{ reasoning_effort }}{{ enable_thinking }}", {})
+    assert template.has_reasoning_effort
+    prompts = [template.render(TALK, reasoning_effort=each) for each in (None, "none", "low")]
+    assert prompts == ["", "noneFalse", "lowTrue"]
+    assert not ChatTemplate("{{ messages }}", {}).has_reasoning_effort
+
+
+def test_arguments_cut_off_stay_text() -> None:
+    cut = Message("assistant", "", (MessageCall("1", "f", '{"a": "'),))
+    template = ChatTemplate("{{ messages[0].tool_calls[0].function.arguments }}", {})
+    assert template.render((cut,)) == '{"a": "'
