@@ -165,7 +165,7 @@ def _field_error(
     field = within + str(place)
     if detail["type"] == "extra_forbidden":
         name = str(place.path[-1])
-        return UnknownField.among(name, place.names, field[: -len(name[:MAX_SHOWN_CHARACTERS])])
+        return UnknownField.among(name, place.names, field[: len(field) - len(name[:MAX_SHOWN_CHARACTERS])])
     metadata = kind.model_fields[str(place.path[0])].metadata if place.path[0] in kind.model_fields else []
     remedy = next((f"; {each.text}" for each in metadata if isinstance(each, Remedy)), "")
     expected = _expected(place, [each["type"] for other, each in closest if other.path == place.path], detail)

@@ -10,7 +10,7 @@ from app.inference.pipeline import DecodedRequest, FindSpec
 from app.protocols.compression import Grow
 from app.protocols.errors import ErrorReply, UnsupportedMediaType
 from frameworks.generation.types import GenerateAnswer, Piece, Usage
-from frameworks.text.tokens import TokenizeAnswer
+from frameworks.text.tokens import SpansAnswer, TokenizeAnswer
 from frameworks.types import ClassifyAnswer, EmbedAnswer, ScoreAnswer
 
 Header = tuple[bytes, bytes]
@@ -101,6 +101,10 @@ class Codec(Protocol):
         """Return the codec for a request with these headers. Raises UnsupportedMediaType, InvalidInput."""
         ...
 
+    def for_body(self, body: bytes) -> "Codec":
+        """Return the codec for a request with this body, of the codecs that share the path."""
+        ...
+
     def is_long_to_read(self, body: bytes) -> bool:
         """Return whether `decode` would block the loop for about a millisecond."""
         ...
@@ -150,6 +154,9 @@ class JsonCodec:
             # The usual header is accepted without a call; `check_media_type` knows all others.
             if header[0] in _BODY_HEADERS and header != _JSON_HEADER:
                 check_media_type(headers)
+        return self
+
+    def for_body(self, body: bytes) -> Any:
         return self
 
     def is_long_to_read(self, body: bytes) -> bool:
@@ -218,4 +225,6 @@ def elements_of(answer: Any) -> int:
         return 4 * len(answer.scores)
     if isinstance(answer, TokenizeAnswer):
         return len(answer.token_ids)
+    if isinstance(answer, SpansAnswer):
+        return 8 * sum(map(len, answer.token_ids))
     return len(answer) if isinstance(answer, list) else 1

@@ -155,7 +155,7 @@ class ChatMessage(Body):
     content: str | Annotated[list[TextPart], Field(fail_fast=True)]
 
 
-def build_messages(messages: Any) -> Any:
+def build_messages(messages: Any, kind: type[ChatMessage] = ChatMessage) -> Any:
     """Build the messages of a long list, and join the parts of a long content; leave what is invalid as it is.
 
     pydantic validates a list in one call, and no other thread runs meanwhile. It accepts a built message as it is, and
@@ -164,10 +164,10 @@ def build_messages(messages: Any) -> Any:
     if not isinstance(messages, list):
         return messages
     are_many = len(messages) > _FEW_ITEMS
-    return [_built(message, are_many) if type(message) is dict else message for message in messages]
+    return [_built(message, are_many, kind) if type(message) is dict else message for message in messages]
 
 
-def _built(message: dict[str, Any], are_many: bool) -> Any:
+def _built(message: dict[str, Any], are_many: bool, kind: type[ChatMessage]) -> Any:
     content = message.get("content")
     if type(content) is list and (are_many or len(content) > _FEW_ITEMS):
         parts = [_built_part(part) for part in content]
@@ -178,7 +178,7 @@ def _built(message: dict[str, Any], are_many: bool) -> Any:
     if not are_many or type(content) is not str or message.keys() != _MESSAGE_FIELDS:
         return message
     is_role = type(role) is str and 0 < len(role) <= _MAX_ROLE_CHARACTERS
-    return ChatMessage.model_construct(role=role, content=content) if is_role else message
+    return kind.model_construct(role=role, content=content) if is_role else message
 
 
 def _built_part(part: Any) -> Any:

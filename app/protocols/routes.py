@@ -7,6 +7,7 @@ from typing import NamedTuple
 from pydantic import BaseModel
 
 from app.protocols.codec import Codec, ErrorWriter, Target
+from app.protocols.shared_path import SharedPathCodec
 
 _MAX_CACHED_PATHS = 1024
 
@@ -27,18 +28,30 @@ class RouteDescription(NamedTuple):
 
 
 class Route(NamedTuple):
-    """A POST route. `path`: `{name}` and `{version}` match one part each and give the Target."""
+    """A POST route. `path`: `{name}` and `{version}` match one part each and give the Target.
+
+    `others`: the methods of this path that the admin application answers. `field`: a body with this field is for this
+    route, any other body for the routes of the same path before it.
+    """
 
     path: str
     codec: Codec
     description: RouteDescription
+    others: frozenset[str] = frozenset()
+    field: str | None = None
 
 
 class ResolvedRoute(NamedTuple):
-    """The codec of a path, and the model that the path names."""
+    """The codec of a path, and the model that the path names. `others`: see Route."""
 
     codec: Codec
     target: Target
+    others: frozenset[str] = frozenset()
+
+    @property
+    def allowed(self) -> str:
+        """The methods of the path, for an error message."""
+        return ", ".join(sorted(self.others | {"POST"}))
 
 
 class RouteTable:
@@ -47,18 +60,33 @@ class RouteTable:
     def __init__(self, routes: Sequence[Route]) -> None:
         """The first route's codec writes the errors of paths that belong to no protocol."""
         self.routes = tuple(routes)
-        self._exact = {route.path: ResolvedRoute(route.codec, Target()) for route in routes if "{" not in route.path}
+        self._exact: dict[str, ResolvedRoute] = {}
+        for route in routes:
+            if "{" not in route.path:
+                self._add_exact(route)
         self._patterns = [(route.path.split("/"), route.codec) for route in routes if "{" in route.path]
         self._error_writers = {_first_part(route.path): route.codec.error_body for route in reversed(routes)}
+        self._error_writers.pop("", None)
         # Most requests have one of few paths.
         self.find = lru_cache(maxsize=_MAX_CACHED_PATHS)(self._find)
         """Return the ResolvedRoute of a path; None where no route matches."""
 
+    def _add_exact(self, route: Route) -> None:
+        path, codec = route.path.removesuffix("/"), route.codec
+        if route.field is not None:
+            codec = SharedPathCodec(self._exact[path].codec, codec, route.field)
+        self._exact[path] = ResolvedRoute(codec, Target(), route.others)
+
     def error_writer(self, path: str) -> ErrorWriter:
-        """Return the error writer of any path; a protocol writes the errors of all paths with its first part."""
+        """Return the error writer of any path: of its route, or of the first route with its first part."""
+        resolved = self._exact.get(path.removesuffix("/"))
+        if resolved is not None and not resolved.others:
+            return resolved.codec.error_body
         return self._error_writers.get(_first_part(path)) or self.routes[0].codec.error_body
 
     def _find(self, path: str) -> ResolvedRoute | None:
+        if not path.startswith("/"):
+            return None
         path = path.removesuffix("/")
         resolved = self._exact.get(path)
         if resolved is not None:

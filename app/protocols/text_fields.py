@@ -1,12 +1,13 @@
 """Fields of texts and of their embeddings, shared by all protocols."""
 
-from typing import Annotated
+from typing import Annotated, cast
 
 from pydantic import Field
 
 from app.protocols.bodies import MAX_INT32
+from app.protocols.generation_fields import TokenId
 from frameworks.errors import InvalidInput
-from frameworks.types import TextSpec
+from frameworks.types import ModelSpec, TextSpec
 
 MAX_TEXTS = 100_000
 """Texts in one request to an embed or classify model."""
@@ -14,6 +15,15 @@ MAX_TEXTS = 100_000
 _MAX_OFFERED_SIZES = 20
 
 Texts = str | Annotated[list[str], Field(max_length=MAX_TEXTS, fail_fast=True)]
+TextsOrIds = (
+    str
+    | Annotated[list[str], Field(min_length=1, max_length=MAX_TEXTS, fail_fast=True)]
+    | Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+    | Annotated[
+        list[Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]],
+        Field(min_length=1, max_length=MAX_TEXTS, fail_fast=True),
+    ]
+)
 Truncate = Annotated[bool | None, Field(description="Truncate texts at the model's limit. Default: true.")]
 Dimensions = Annotated[
     int | None,
@@ -28,6 +38,28 @@ Dimensions = Annotated[
 def to_texts(texts: str | list[str]) -> list[str]:
     """Return a list also for a single text."""
     return [texts] if isinstance(texts, str) else texts
+
+
+def texts_or_ids(given: str | list[str] | list[int] | list[list[int]]) -> tuple[list[str], list[list[int]] | None]:
+    """Return texts, or the token ids of texts. TextsOrIds accepts no empty list."""
+    if isinstance(given, list) and not isinstance(given[0], str):
+        is_one_text = isinstance(given[0], int)
+        return [], cast("list[list[int]]", [given] if is_one_text else given)
+    return to_texts(given), None
+
+
+def rename_text(field: str, name: str) -> str:
+    """Return the field of a text, as `text[3]`, as the body names it."""
+    return name + field[len("text") :] if field == "text" or field.startswith("text[") else field
+
+
+def check_token_limit(num_tokens: int | None, field: str, spec: ModelSpec) -> None:
+    """Raise InvalidInput for a length of texts below that of the model. None, 0 and -1 ask for that of the model."""
+    limit = spec.max_tokens
+    if num_tokens is not None and limit is not None and 0 < num_tokens < limit:
+        raise InvalidInput(
+            field, f"expected {limit} or more, got {num_tokens}; texts are cut at the model's limit only"
+        )
 
 
 def check_dimensions(dimensions: int | None, text: TextSpec) -> int | None:

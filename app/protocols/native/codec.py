@@ -6,6 +6,7 @@ import numpy as np
 import orjson
 
 from app.inference.pipeline import FindSpec, no_timeout_ms
+from app.inference.unnamed_model import UnnamedModel
 from app.protocols import json_body
 from app.protocols.codec import AnswerContext, JsonCodec, Target
 from app.protocols.errors import ErrorReply
@@ -45,6 +46,7 @@ from frameworks.types import (
 # Sets of fields that were checked, in their order, and their input field: clients send the same fields again and again.
 _input_fields: dict[tuple[str, ...], str] = {}
 _MAX_FIELD_SETS = 256
+_GENERATOR = UnnamedModel(("generate",), "model_name")
 
 
 class NativeRequest(NamedTuple):
@@ -67,7 +69,7 @@ def decode(body: bytes, target: Target, find_spec: FindSpec) -> NativeRequest:
     """Decode a body for the model that the path or the body names.
 
     `find_spec` is called as soon as the name is known, before any tensor is decoded, and raises what keeps the model
-    from answering. It is called with "" for `prompt` or `messages` without a name: the model that generates text.
+    from answering. `prompt` or `messages` without a name are for the only model that generates text.
     Raises InvalidJson, InvalidInput, UnknownField.
     """
     if len(body) < SHORT_BYTES and body.startswith(b"{") and body.count(b"[") == 1:
@@ -162,7 +164,7 @@ def _input_field_of(names: tuple[str, ...]) -> str:
     return field
 
 
-def _name_and_version(fields: dict[str, Node], target: Target) -> tuple[str, str | None]:
+def _name_and_version(fields: dict[str, Node], target: Target) -> tuple[str | UnnamedModel, str | None]:
     if target.model is not None and "model_name" not in fields and "version" not in fields:
         return target.model, target.version
     name, version = fields.get("model_name"), fields.get("version")
@@ -175,7 +177,7 @@ def _name_and_version(fields: dict[str, Node], target: Target) -> tuple[str, str
             )
     model = target.model or name
     if model is None and not GENERATION_INPUTS.isdisjoint(fields):
-        return "", version
+        return _GENERATOR, version
     if not model:
         raise InvalidInput(
             "model_name", "expected a model name, got none; name the model here or post to /models/{name}/infer"

@@ -92,6 +92,9 @@ class InferCodec:
             named.get(HEADER_LENGTH),
         )
 
+    def for_body(self, body: bytes) -> "InferCodec":
+        return self
+
     def is_long_to_read(self, body: bytes | memoryview) -> bool:
         length, encoding, _ = self._format
         if encoding is not None:

@@ -60,7 +60,7 @@ def values(schema: Schema) -> st.SearchStrategy[Any]:
             low = schema.get("minimum", schema.get("exclusiveMinimum"))
             return st.floats(low, schema.get("maximum"), exclude_min="exclusiveMinimum" in schema)
         case "string":
-            return st.text(min_size=schema.get("minLength", 0), max_size=min(schema.get("maxLength", 8), 8))
+            return _strings(schema)
         case "array":
             size = schema.get("minItems", 0)
             unique = repr if schema.get("uniqueItems") else None
@@ -74,6 +74,12 @@ def values_around(schema: Schema) -> st.SearchStrategy[Any]:
     """Generate values in a schema, at its bounds and just outside of them, and any other JSON."""
     bounds = list(_bounds(schema))
     return st.one_of(values(schema), json_values, *([st.sampled_from(bounds)] if bounds else []))
+
+
+def _strings(schema: Schema) -> st.SearchStrategy[str]:
+    if pattern := schema.get("pattern"):
+        return st.from_regex(pattern.replace("$", r"\Z"))
+    return st.text(min_size=schema.get("minLength", 0), max_size=min(schema.get("maxLength", 8), 8))
 
 
 def _objects(schema: Schema) -> st.SearchStrategy[Any]:
@@ -93,6 +99,7 @@ def _rules(schema: Schema, value: Any) -> Iterator[bool]:
         yield value > schema.get("exclusiveMinimum", -math.inf)
     if isinstance(value, str):
         yield schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", math.inf)
+        yield "pattern" not in schema or re.search(schema["pattern"].replace("$", r"\Z"), value) is not None
     if isinstance(value, list):
         yield schema.get("minItems", 0) <= len(value) <= schema.get("maxItems", math.inf)
         yield all(accepts(schema.get("items", {}), item) for item in value)

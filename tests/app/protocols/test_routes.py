@@ -49,7 +49,8 @@ NATIVE = ROUTES[0].codec
     ],
 )
 def test_find_resolves_paths(path: str, resolved: Any) -> None:
-    assert TABLE.find(path) == resolved
+    found = TABLE.find(path)
+    assert (None if found is None else (found.codec, found.target)) == resolved
     assert TABLE.find(path) is TABLE.find(path)
 
 
@@ -61,3 +62,25 @@ def test_error_writer_belongs_to_first_part(path: str) -> None:
 @pytest.mark.parametrize("path", ["/infer", "/models/a", "/nothing", "", "/", "v9/ask", "/v99"])
 def test_error_writer_of_other_paths_is_native(path: str) -> None:
     assert TABLE.error_writer(path)(ErrorReply(404, "not_found", "m"), "id").startswith(b'{"error":{"code":"not_found"')
+
+
+class TestSharedPaths:
+    """Paths whose first part belongs to another protocol, and paths that the admin application shares."""
+
+    TABLE = RouteTable([*ROUTES, Route("/", OTHER, TEXT, frozenset({"GET"})), Route("/models/ask", OTHER, TEXT)])
+
+    def test_root_is_a_path(self) -> None:
+        found = self.TABLE.find("/")
+        assert found is not None
+        assert found.codec is OTHER
+        assert found.others == {"GET"}
+        assert found.allowed == "GET, POST"
+        assert self.TABLE.find("") is None
+
+    @pytest.mark.parametrize("path", ["/models/ask", "/models/ask/"])
+    def test_route_writes_its_errors(self, path: str) -> None:
+        assert self.TABLE.error_writer(path)(ErrorReply(404, "not_found", "m"), "id") == b"other"
+
+    @pytest.mark.parametrize("path", ["/", "", "/models/asked", "/models"])
+    def test_other_paths_keep_their_writer(self, path: str) -> None:
+        assert self.TABLE.error_writer(path)(ErrorReply(404, "not_found", "m"), "id") != b"other"

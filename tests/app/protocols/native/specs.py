@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from app.inference.unnamed_model import UnnamedModel
 from frameworks.errors import ModelNotFound, VersionNotFound
 from frameworks.generation.types import GenerationSpec, Sampling
 from frameworks.types import (
@@ -69,8 +70,10 @@ SPECS: dict[str, ModelSpec] = {
 }
 
 
-def find_spec(name: str, version: str | None, read_timeout_ms: object = None) -> ModelSpec:
+def find_spec(name: str | UnnamedModel, version: str | None, read_timeout_ms: object = None) -> ModelSpec:
     """Implement FindSpec of app/inference/pipeline.py."""
+    if isinstance(name, UnnamedModel):
+        name = "generate"
     if name not in SPECS:
         raise ModelNotFound(name, SPECS)
     if version not in (None, "1"):

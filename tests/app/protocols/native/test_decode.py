@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from app.inference.unnamed_model import UnnamedModel
 from app.protocols import json_body
 from app.protocols.codec import Target
 from app.protocols.errors import InvalidJson
@@ -35,9 +36,9 @@ def refusal(model: str, body: object, kind: type[RoundhouseError] = InvalidInput
 
 
 def test_decode_takes_model_from_path_or_body() -> None:
-    asked: list[tuple[str, str | None]] = []
+    asked: list[tuple[str | UnnamedModel, str | None]] = []
 
-    def find(name: str, version: str | None, read_timeout_ms: object = None) -> ModelSpec:
+    def find(name: str | UnnamedModel, version: str | None, read_timeout_ms: object = None) -> ModelSpec:
         asked.append((name, version))
         return find_spec(name, version)
 

@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
+from app.inference.unnamed_model import UnnamedModel
 from app.protocols.codec import AnswerContext, Target
 from app.protocols.errors import ErrorReply, InvalidJson, UnsupportedMediaType, to_http
 from app.protocols.open_inference.generate_codec import DecodedGenerate, GenerateCodec
@@ -107,7 +108,9 @@ class TestDecode:
     def test_timeout_bounds_the_wait_for_a_load(self) -> None:
         read: list[float | None] = []
 
-        def absent(name: str, version: str | None, read_timeout_ms: Callable[[], float | None]) -> ModelSpec:
+        def absent(
+            name: str | UnnamedModel, version: str | None, read_timeout_ms: Callable[[], float | None]
+        ) -> ModelSpec:
             assert (name, version) == ("generate", "2")
             read.append(read_timeout_ms())
             raise ModelLoading("not loaded")

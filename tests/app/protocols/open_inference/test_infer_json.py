@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from app.inference.unnamed_model import UnnamedModel
 from app.protocols.codec import Target
 from app.protocols.errors import InvalidJson, NotSupported
 from app.protocols.open_inference import infer_body
@@ -153,7 +154,9 @@ def test_decode_stream_is_not_supported() -> None:
 
 
 def test_decode_passes_timeout_to_find_spec() -> None:
-    def is_absent(name: str, version: str | None, read_timeout_ms: Callable[[], float | None]) -> ModelSpec:
+    def is_absent(
+        name: str | UnnamedModel, version: str | None, read_timeout_ms: Callable[[], float | None]
+    ) -> ModelSpec:
         assert read_timeout_ms() == 1500
         raise ModelLoading("not loaded")
 

@@ -1,0 +1,97 @@
+"""Route /info: describe the text model as Text Embeddings Inference does."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+from starlette.responses import Response
+
+from app import VERSION
+from app.admin.views import Views
+from app.http.openapi import describe_responses
+from app.http.responses import json_response
+from app.inference.unnamed_model import UnnamedModel, kind_of
+from app.protocols.bodies import MAX_INT32, ResponseBody
+from app.protocols.text_fields import MAX_TEXTS
+from frameworks.engine.tokenizer_threads import LONG_THREADS
+from frameworks.errors import InvalidInput
+from frameworks.models.slot import ModelSlot
+from frameworks.types import ModelSpec
+
+_MODEL = UnnamedModel(("embed", "rerank", "classify"))
+
+
+class TeiInfo(ResponseBody):
+    """One text model."""
+
+    model_id: str
+    model_sha: str | None
+    model_dtype: str
+    model_type: dict[str, dict[str, Any]]
+    max_concurrent_requests: int = Field(description="2147483647: no limit.")
+    max_input_length: int
+    max_batch_tokens: int
+    max_batch_requests: int
+    max_client_batch_size: int
+    auto_truncate: bool
+    tokenization_workers: int
+    version: str
+    sha: str | None
+    docker_label: str | None
+
+
+class TeiApi:
+    """Handler of the route."""
+
+    def __init__(self, views: Views) -> None:
+        self._views = views
+
+    def router(self) -> APIRouter:
+        router = APIRouter(tags=["tei"])
+        router.add_api_route(
+            "/info", self.info, methods=["GET"], summary="Describe a text model", responses=describe_responses(TeiInfo)
+        )
+        return router
+
+    async def info(self, request: Request, model: str | None = None) -> Response:
+        """Describe a text model as Text Embeddings Inference does. `model`: its name; default: the only one."""
+        models = self._views.for_request(request).models
+        slot = models.slot(model if model is not None else _MODEL.name_in(models.slots))
+        spec = slot.spec
+        if spec is None or spec.text is None:
+            raise InvalidInput(
+                "model", f'expected a loaded text model, got "{slot.name}"; GET /models lists the models'
+            )
+        return json_response(_describe(slot, spec))
+
+
+def _describe(slot: ModelSlot, spec: ModelSpec) -> dict[str, Any]:
+    limits, entry = slot.limits, slot.entry
+    return {
+        "model_id": slot.name,
+        "model_sha": None,
+        "model_dtype": spec.dtype,
+        "model_type": _type_of(spec),
+        "max_concurrent_requests": entry.max_concurrent_requests or MAX_INT32,
+        "max_input_length": spec.max_tokens,
+        "max_batch_tokens": limits.max_tokens or limits.max_rows * (spec.max_tokens or 1),
+        "max_batch_requests": limits.max_rows,
+        "max_client_batch_size": MAX_TEXTS,
+        "auto_truncate": True,
+        "tokenization_workers": LONG_THREADS,
+        "version": VERSION,
+        "sha": None,
+        "docker_label": None,
+    }
+
+
+def _type_of(spec: ModelSpec) -> dict[str, dict[str, Any]]:
+    """Return the kind of a text model, and its labels or its pooling."""
+    assert spec.text is not None
+    if spec.task == "embed":
+        # BERT's own pooler reads the first token.
+        return {"embedding": {"pooling": "cls" if spec.text.pooling == "pooler" else spec.text.pooling}}
+    labels = spec.text.labels
+    id2label = {str(i): label for i, label in enumerate(labels)}
+    kind = "reranker" if kind_of(spec) == "rerank" else "classifier"
+    return {kind: {"id2label": id2label, "label2id": {label: i for i, label in enumerate(labels)}}}

@@ -1,0 +1,148 @@
+"""The codec of routes whose body one pydantic model describes. A route adds the functions that build its request and
+its response, and a protocol adds its form of errors.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import Field
+
+from app.inference.pipeline import FindSpec
+from app.inference.unnamed_model import Kind, UnnamedModel
+from app.protocols.bodies import Body, TimeoutMs, got, read_body
+from app.protocols.codec import LONG_BYTES, AnswerContext, JsonCodec, StreamWriter, Target
+from app.protocols.errors import ErrorReply
+from app.protocols.field_policy import EMPTY, FieldPolicy
+from app.protocols.json_body import Document, ExactParseNeeded, describe_type, parse_exact
+from app.protocols.long_json import parse_body
+from frameworks.errors import InvalidInput
+from frameworks.types import DEFAULT_PRIORITY, LAST_PRIORITY, ModelSpec, Task
+
+UNNAMED = "default/not-specified"
+"""The model of a client of Infinity that names none."""
+
+_DENSE_BYTES = 8 * 1024
+_DENSE_VALUES = 1024
+_KINDS: dict[Task, tuple[Kind, ...]] = {
+    "generate": ("generate",),
+    "embed": ("embed",),
+    "classify": ("classify", "rerank"),
+    "tensor": (),
+}
+
+
+class RequestBody(Body):
+    """Fields of every route."""
+
+    model: str = Field("", description="Name of the model. Default: the only one with a task of the route.")
+    priority: int | None = Field(
+        None,
+        ge=0,
+        le=LAST_PRIORITY,
+        description=f"Position in the queue, 1 is first. 0, the default of vLLM and Cohere: {DEFAULT_PRIORITY}.",
+    )
+    timeout_ms: TimeoutMs = None
+
+
+class _Deadline(Body):
+    timeout_ms: TimeoutMs = None
+
+
+@dataclass(frozen=True, slots=True)
+class BodyRequest:
+    """As DecodedRequest of app/inference/pipeline.py. `body`: the validated body, of the class of its route."""
+
+    request: Any
+    spec: ModelSpec
+    body: Any
+    priority: int
+    timeout_ms: int | None
+    stream: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BodyCodec(JsonCodec):
+    """As Codec of app/protocols/codec.py, without `error_body`.
+
+    `tasks`: of the models that the route serves. `build`: from the validated body to the request of the pipeline; may
+    raise InvalidInput. `check`: refuses fields whose validation would take long. `stream`: None for a route that does
+    not stream. `rename`: from a field as the pipeline names it to its name in the body. `kinds`: of the model that a
+    body without a name means, in order of preference; empty: those of `tasks`.
+    """
+
+    path: str
+    tasks: tuple[Task, ...]
+    body: type[RequestBody]
+    build: Callable[[Any, ModelSpec], Any]
+    write: Callable[[BodyRequest, Any, AnswerContext], bytes]
+    policy: FieldPolicy = EMPTY
+    stream: Callable[[BodyRequest, AnswerContext], StreamWriter] | None = None
+    rename: Callable[[str], str] = str
+    check: Callable[[dict[str, Any], ModelSpec], None] | None = None
+    kinds: tuple[Kind, ...] = ()
+    fields: frozenset[str] = field(init=False)
+    """Every field that is not unknown."""
+    unnamed: UnnamedModel = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fields", frozenset(self.body.model_fields.keys() | self.policy.refusals.keys()))
+        kinds = self.kinds or tuple(kind for task in self.tasks for kind in _KINDS[task])
+        object.__setattr__(self, "unnamed", UnnamedModel(kinds))
+
+    def is_long_to_read(self, body: bytes) -> bool:
+        """Every value of these bodies becomes a Python object, so that many short ones take long."""
+        return len(body) >= LONG_BYTES or (len(body) >= _DENSE_BYTES and body.count(b",") >= _DENSE_VALUES)
+
+    def decode(self, body: bytes, target: Target, find_spec: FindSpec) -> BodyRequest:
+        """Raises InvalidJson, InvalidInput, UnknownField, and the errors of `find_spec`."""
+        try:
+            return self._decode(parse_body(body), find_spec)
+        except ExactParseNeeded:
+            return self._decode(parse_exact(body), find_spec)
+
+    def encode(self, decoded: Any, answer: Any, context: AnswerContext) -> bytes:
+        return self.write(decoded, answer, context)
+
+    def stream_writer(self, decoded: Any, context: AnswerContext) -> StreamWriter:
+        assert self.stream is not None
+        return self.stream(decoded, context)
+
+    def renamed(self, error: ErrorReply) -> ErrorReply:
+        """Return the error with the name of its field in the body."""
+        if error.code == "invalid_input" and error.field is not None:
+            return error.with_field(self.rename(error.field))
+        return error
+
+    def _decode(self, document: Document, find_spec: FindSpec) -> BodyRequest:
+        if not document.is_object(document.root):
+            raise InvalidInput("body", f"expected an object, got {describe_type(document.root)}")
+        members = document.members(document.root, self.fields)
+        # The model comes first: a refusal must not cost the conversion of a long body.
+        spec = find_spec(self._model_of(members), None, lambda: _timeout_ms_of(members))
+        if spec.task not in self.tasks:
+            raise InvalidInput(
+                "model",
+                f"expected a model whose task is {' or '.join(self.tasks)}, got one whose task is {spec.task}; "
+                f"{self.path} serves no other task",
+            )
+        fields = {name: document.python(node) for name, node in members.items() if node is not None}
+        if self.check is not None:
+            self.check(fields, spec)
+        self.policy.apply(fields)
+        body = read_body(self.body, fields)
+        request = self.build(body, spec)
+        stream = self.stream is not None and bool(getattr(body, "stream", False))
+        return BodyRequest(request, spec, body, body.priority or DEFAULT_PRIORITY, body.timeout_ms, stream)
+
+    def _model_of(self, members: dict[str, Any]) -> str | UnnamedModel:
+        name = members.get("model")
+        if name is None or name == UNNAMED:
+            return self.unnamed
+        if isinstance(name, str) and name:
+            return name
+        raise InvalidInput("model", f"expected the name of a model, got {got(name)}; GET /v1/models lists the models")
+
+
+def _timeout_ms_of(members: dict[str, Any]) -> int | None:
+    return read_body(_Deadline, {"timeout_ms": members.get("timeout_ms")}).timeout_ms

@@ -1,0 +1,1 @@
+"""The parts of Cohere's API that embed and rank: /v2/embed and /v2/rerank."""

@@ -1,0 +1,59 @@
+"""Request bodies of Cohere's API. Each class validates its body, and OpenAPI shows its schema."""
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+
+from app.protocols.bodies import MAX_INT32, Body
+from app.protocols.body_codec import RequestBody
+from app.protocols.text_fields import MAX_TEXTS, Dimensions
+
+_SomeTexts = Annotated[list[str], Field(min_length=1, max_length=MAX_TEXTS, fail_fast=True)]
+_MAX_PARTS = 1024
+
+
+class EmbedPart(Body):
+    """A part of an input."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"type": "text", "text": "…"}]})
+
+    type: Literal["text"]
+    text: str
+
+
+class EmbedInput(Body):
+    """An input; its texts are joined by line breaks."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"content": [{"type": "text", "text": "…"}]}]})
+
+    content: Annotated[list[EmbedPart], Field(min_length=1, max_length=_MAX_PARTS, fail_fast=True)]
+
+
+class CohereEmbedRequest(RequestBody):
+    """Texts to embed: `texts` or `inputs`."""
+
+    texts: _SomeTexts | None = None
+    inputs: Annotated[list[EmbedInput], Field(min_length=1, max_length=MAX_TEXTS, fail_fast=True)] | None = None
+    input_type: Literal["search_document", "search_query", "classification", "clustering"] | None = Field(
+        None, description="Put the prompt before the texts that the model's files have for this type."
+    )
+    embedding_types: (
+        Annotated[list[Literal["float", "base64", "binary", "ubinary"]], Field(min_length=1, max_length=8)] | None
+    ) = Field(None, description="Forms of the vectors. Default: float.")
+    output_dimension: Dimensions = None
+    max_tokens: int | None = Field(
+        None, ge=1, le=MAX_INT32, description="At least the model's limit, which is the only one."
+    )
+    truncate: Literal["NONE", "END"] | None = Field("END", description="NONE: refuse texts beyond the model's limit.")
+
+
+class CohereRerankRequest(RequestBody):
+    """Documents to rank by their relevance to a query."""
+
+    query: str
+    documents: Annotated[list[str], Field(max_length=MAX_TEXTS, fail_fast=True)]
+    top_n: int | None = Field(None, ge=0, le=MAX_INT32, description="Number of best documents. Default, and 0: all.")
+    max_tokens_per_doc: int | None = Field(
+        None, ge=0, le=MAX_INT32, description="0, or at least the model's limit, which is the only one."
+    )
+    return_documents: bool | None = Field(False, description="Repeat the documents in the response.")

@@ -1,0 +1,1 @@
+"""The API of Text Embeddings Inference: /embed, /rerank, /predict, /similarity and /tokenize."""

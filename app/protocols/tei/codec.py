@@ -1,0 +1,33 @@
+"""The codec of every route of Text Embeddings Inference (TEI): its form of errors, and the fields that it refuses."""
+
+from dataclasses import dataclass
+
+import orjson
+
+from app.protocols.body_codec import BodyCodec
+from app.protocols.errors import ErrorReply
+from app.protocols.field_policy import FieldPolicy, Refusal
+
+OPTIONS = {
+    "truncation_direction": Refusal("a text is cut at its end: send the part that matters", ("Right", "right")),
+    "prompt_name": Refusal("put the prompt before each text"),
+}
+"""Refused fields of most routes."""
+POLICY = FieldPolicy(OPTIONS)
+
+
+@dataclass(frozen=True, slots=True)
+class TeiCodec(BodyCodec):
+    """As Codec of app/protocols/codec.py."""
+
+    def error_body(self, error: ErrorReply, request_id: str) -> bytes:
+        error = self.renamed(error)
+        return orjson.dumps({"error": error.message, "error_type": _type_of(error)})
+
+
+def _type_of(error: ErrorReply) -> str:
+    if error.code in ("overloaded", "quota_exceeded"):
+        return "Overloaded"
+    if error.status == 503:
+        return "Unhealthy"
+    return "Backend" if error.status >= 500 else "Validation"

@@ -1,0 +1,86 @@
+"""Run the client libraries of other projects against a server of this one: `make test-clients`.
+
+    python -m tests.clients.run [GROUP …]
+
+A group is a folder here: `requirements.txt` names its clients, `check_*.py` are its tests. Each group has a virtual
+environment of its own below .cache/clients, because the clients of two groups may need different versions of a package.
+The server has one model of each kind for texts, so that clients which name no model are answered.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from hashlib import sha256
+from pathlib import Path
+
+from tests.e2e.configs import text_entries
+from tests.e2e.server import MODELS, ROOT, serving
+
+FOLDER = Path(__file__).parent
+ENVIRONMENTS = ROOT / ".cache" / "clients"
+INSTALL_WITHIN_S = 900
+CHECK_WITHIN_S = 600
+
+_MODELS = f"""
+[[models.torch_models]]
+name = "minilm"
+path = "{MODELS / "minilm"}"
+[[models.torch_models]]
+name = "tiny-llama"
+path = "{MODELS / "tiny-llama"}"
+"""
+_TEXT_MODELS = ("classify", "cross-encoder")
+
+
+def main(names: list[str]) -> int:
+    """Check the groups with these names, or all; return the exit status."""
+    groups = [each for each in sorted(FOLDER.iterdir()) if (each / "requirements.txt").is_file()]
+    unknown = set(names) - {each.name for each in groups}
+    if unknown:
+        print(f"expected groups of {FOLDER.name}, got {', '.join(sorted(unknown))}", file=sys.stderr)
+        return 2
+    chosen = [each for each in groups if not names or each.name in names]
+    pythons = [_environment(each) for each in chosen]
+    with tempfile.TemporaryDirectory() as folder, serving(Path(folder), _config(Path(folder))) as server:
+        server.wait_ready()
+        failed = [each.name for each, python in zip(chosen, pythons, strict=True) if _check(each, python, server.url)]
+        server.check_log()
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _environment(group: Path) -> Path:
+    """Return the Python of a group's environment, which is made again when its requirements have changed."""
+    requirements = group / "requirements.txt"
+    folder = ENVIRONMENTS / group.name
+    stamp, digest = folder / "digest", sha256(requirements.read_bytes()).hexdigest()
+    python = folder / "bin" / "python"
+    if not (stamp.is_file() and stamp.read_text() == digest):
+        print(f"installing the clients of {group.name}", flush=True)
+        for words in (
+            [sys.executable, "-m", "venv", "--clear", str(folder)],
+            [str(python), "-m", "pip", "install", "--quiet", "--progress-bar", "off", "-r", str(requirements)],
+        ):
+            subprocess.run(words, check=True, timeout=INSTALL_WITHIN_S)
+        stamp.write_text(digest)
+    return python
+
+
+def _config(folder: Path) -> str:
+    entries = [f"[[models.{each}" for each in text_entries(folder).split("[[models.") if each]
+    return _MODELS + "".join(each for each in entries if any(f'name = "{name}"' in each for name in _TEXT_MODELS))
+
+
+def _check(group: Path, python: Path, url: str) -> int:
+    """Run the tests of a group; return the exit status."""
+    own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environ = own | {"ROUNDHOUSE_URL": url, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    environ |= {"HAYSTACK_TELEMETRY_ENABLED": "False"}
+    words = [str(python), "-m", "pytest", "-q", "-c", str(FOLDER / "pytest.ini"), "--rootdir", str(group), str(group)]
+    return subprocess.run(words, env=environ, timeout=CHECK_WITHIN_S, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,131 @@
+"""Clients of embeddings and rankers, as the documentation of each shows them."""
+
+import os
+
+import cohere
+import numpy as np
+import pytest
+from haystack import Document
+from haystack_integrations.components.embedders.huggingface_api import (
+    HuggingFaceAPIDocumentEmbedder,
+    HuggingFaceAPITextEmbedder,
+)
+from haystack_integrations.components.rankers.huggingface_api import HuggingFaceTEIRanker
+from huggingface_hub import InferenceClient
+from infinity_client import Client
+from infinity_client.api.default import classify, embeddings, health, models, rerank
+from infinity_client.models import ClassifyInput, OpenAIEmbeddingInputText, RerankInput
+from infinity_client.vision_client import InfinityVisionAPI
+
+URL = os.environ["ROUNDHOUSE_URL"]
+QUERY = "Where do engines wait?"
+DOCUMENTS = ["Bread rises overnight.", "Locomotives are kept in a shed.", "A roundhouse is where engines wait."]
+SIZE = 384
+
+
+class TestCohere:
+    @pytest.fixture
+    def client(self) -> cohere.ClientV2:
+        return cohere.ClientV2(api_key="none", base_url=URL)
+
+    def test_embed(self, client: cohere.ClientV2) -> None:
+        answer = client.embed(
+            model="minilm",
+            texts=DOCUMENTS,
+            input_type="search_document",
+            embedding_types=["float", "ubinary"],
+        )
+        assert np.array(answer.embeddings.float_).shape == (3, SIZE)
+        assert np.array(answer.embeddings.ubinary).shape == (3, SIZE // 8)
+        assert answer.meta.billed_units.input_tokens > 3
+
+    def test_rerank(self, client: cohere.ClientV2) -> None:
+        answer = client.rerank(model="minilm", query=QUERY, documents=DOCUMENTS, top_n=2)
+        assert [each.index for each in answer.results] == [2, 1]
+        assert answer.results[0].relevance_score > 0.6
+
+    def test_errors(self, client: cohere.ClientV2) -> None:
+        with pytest.raises(cohere.NotFoundError, match="minilm"):
+            client.rerank(model="minilm-2", query=QUERY, documents=DOCUMENTS)
+        with pytest.raises(cohere.BadRequestError, match="embedding_types"):
+            client.embed(model="minilm", texts=["a"], input_type="search_query", embedding_types=["int8"])
+
+
+class TestHuggingFaceHub:
+    """The client at the root URL."""
+
+    @pytest.fixture
+    def client(self) -> InferenceClient:
+        return InferenceClient(URL)
+
+    def test_feature_extraction(self, client: InferenceClient) -> None:
+        one = client.feature_extraction(DOCUMENTS[0])
+        many = client.feature_extraction(DOCUMENTS, normalize=True, truncate=True, truncation_direction="right")
+        assert (one.shape, many.shape) == ((1, SIZE), (3, SIZE))
+        assert np.allclose(one[0], many[0], atol=1e-5)
+
+    def test_sentence_similarity(self, client: InferenceClient) -> None:
+        scores = client.sentence_similarity(QUERY, other_sentences=DOCUMENTS)
+        assert int(np.argmax(scores)) == 2
+
+    def test_text_classification(self, client: InferenceClient) -> None:
+        labels = client.text_classification(DOCUMENTS[0])
+        assert sum(each.score for each in labels) == pytest.approx(1, abs=1e-5)
+        assert client.text_classification(DOCUMENTS[0], top_k=1) == labels[:1]
+
+
+class TestHaystack:
+    def test_text_embedder(self) -> None:
+        embedder = HuggingFaceAPITextEmbedder(api_type="text_embeddings_inference", api_params={"url": URL}, token=None)
+        assert len(embedder.run(QUERY)["embedding"]) == SIZE
+
+    def test_document_embedder(self) -> None:
+        embedder = HuggingFaceAPIDocumentEmbedder(
+            api_type="text_embeddings_inference", api_params={"url": URL}, token=None
+        )
+        documents = embedder.run([Document(content=text) for text in DOCUMENTS])["documents"]
+        assert [len(each.embedding) for each in documents] == [SIZE] * 3
+
+    def test_ranker(self) -> None:
+        ranker = HuggingFaceTEIRanker(url=URL, top_k=2, token=None)
+        documents = ranker.run(query=QUERY, documents=[Document(content=text) for text in DOCUMENTS])["documents"]
+        scores = [each.score for each in documents]
+        assert len(scores) == 2
+        assert scores == sorted(scores, reverse=True)
+
+
+class TestInfinity:
+    @pytest.fixture
+    def client(self) -> Client:
+        return Client(base_url=URL)
+
+    def test_models_and_health(self, client: Client) -> None:
+        with client as opened:
+            assert {each.id for each in models.sync(client=opened).data} >= {"minilm", "cross-encoder"}
+            assert health.sync_detailed(client=opened).status_code == 200
+
+    def test_embeddings(self, client: Client) -> None:
+        with client as opened:
+            body = OpenAIEmbeddingInputText.from_dict({"input": DOCUMENTS, "model": "minilm"})
+            answer = embeddings.sync(client=opened, body=body)
+            assert [len(each.embedding) for each in answer.data] == [SIZE] * 3
+            unnamed = embeddings.sync(client=opened, body=OpenAIEmbeddingInputText(input_="a"))
+            assert unnamed.model == "minilm"
+
+    def test_rerank(self, client: Client) -> None:
+        with client as opened:
+            body = RerankInput(query=QUERY, documents=DOCUMENTS, model="minilm", return_documents=True, top_n=1)
+            (best,) = rerank.sync(client=opened, body=body).results
+            assert best.index == 2
+
+    def test_classify(self, client: Client) -> None:
+        with client as opened:
+            answer = classify.sync(client=opened, body=ClassifyInput(input_=DOCUMENTS))
+            assert answer.model == "classify"
+            for row in answer.data:
+                assert sum(each.score for each in row) == pytest.approx(1, abs=1e-5)
+
+    def test_texts_of_vision_client(self) -> None:
+        vectors, tokens = InfinityVisionAPI(URL, model="minilm").embed("minilm", DOCUMENTS).result(timeout=60)
+        assert len(vectors) == 3
+        assert tokens > 3
