@@ -53,7 +53,10 @@ def entry_schema() -> dict[str, Any]:
     schemas = []
     for framework, entry_type in (("onnx", OnnxModelEntry), ("pytorch", TorchModelEntry)):
         schema = entry_type.model_json_schema()
-        schema["description"] = "The keys of an entry in config.toml. `path` must be below one of models.roots."
+        schema["description"] = (
+            "The keys of an entry in config.toml. `path` must be below one of models.roots, or an address within "
+            "models.sources."
+        )
         properties = schema["properties"]
         for name in properties.keys() & _VALUES.keys():
             kept = {key: value for key, value in properties[name].items() if key in ("title", "default")}

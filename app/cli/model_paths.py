@@ -1,37 +1,80 @@
-"""Add the models of `roundhouse serve PATH …` to the settings; name and framework come from the path."""
+"""Add the models of `roundhouse serve PATH …` to the settings; name and framework come from the path or the files."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from app.config import ConfigError, ConfigIssue, Settings
+from frameworks.addresses import SourceAddress, is_address, parse_address
 from frameworks.settings import ModelEntry, OnnxModelEntry, TorchModelEntry
+from frameworks.sources.contract import Framework
 
-_NOT_A_MODEL = "expected an .onnx file, or a folder with model.onnx or *.safetensors"
+_NOT_A_MODEL = (
+    "expected an .onnx file, or a folder with model.onnx or *.safetensors, or an address like hf://org/name, or the "
+    "org/name of a hub"
+)
+_HUB_REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*(@[A-Za-z0-9._-]+)?", re.ASCII)
 
 
-def with_models(settings: Settings, paths: list[str]) -> Settings:
-    """Return the settings with one more model per path. Raises ConfigError for paths without a model."""
+def with_models(
+    settings: Settings, paths: list[str], fetch: Callable[[SourceAddress], Framework] | None = None
+) -> Settings:
+    """Return the settings with one more model per path or address. Raises ConfigError for those without a model.
+
+    `fetch`: fetches the model of an address and returns its framework; its errors are raised. It is called when all
+    other models are valid. None: only local paths are accepted.
+    """
     if not paths:
         return settings
     models = settings.models
-    onnx, torch = list(models.onnx_models), list(models.torch_models)
-    taken = {entry.name for entry in (*onnx, *torch)}
+    found: list[ModelEntry | SourceAddress] = []
+    taken = {entry.name for entry in (*models.onnx_models, *models.torch_models)}
     issues = []
     for path in paths:
-        entry = _read_entry(Path(path).absolute())
-        if entry is None:
+        each: ModelEntry | SourceAddress | None
+        try:
+            each = (address_of(path) if fetch is not None else None) or _read_entry(Path(path).absolute())
+        except ValueError as error:
+            issues.append(ConfigIssue("command line", None, path, str(error), "invalid"))
+            continue
+        if each is None:
             issues.append(ConfigIssue("command line", None, path, _NOT_A_MODEL, "not_found"))
-        elif entry.name in taken:
-            message = f'expected a unique name, got "{entry.name}" again; name the models in a config file'
+            continue
+        name = _name(each.name)
+        if name in taken:
+            message = f'expected a unique name, got "{name}" again; name the models in a config file'
             issues.append(ConfigIssue("command line", None, path, message, "duplicate"))
         else:
-            taken.add(entry.name)
-            (onnx if isinstance(entry, OnnxModelEntry) else torch).append(entry)  # type: ignore[arg-type]
+            taken.add(name)
+            found.append(each)
     if issues:
         raise ConfigError(issues)
+    entries = [
+        _fetched_entry(each, fetch(each)) if fetch is not None and isinstance(each, SourceAddress) else each
+        for each in found
+    ]
+    onnx = [*models.onnx_models, *(entry for entry in entries if isinstance(entry, OnnxModelEntry))]
+    torch = [*models.torch_models, *(entry for entry in entries if isinstance(entry, TorchModelEntry))]
     return settings.model_copy(
         update={"models": models.model_copy(update={"onnx_models": tuple(onnx), "torch_models": tuple(torch)})}
     )
+
+
+def address_of(path: str) -> SourceAddress | None:
+    """Return the address that a path of the command line names; None for a local path. Raises ValueError.
+
+    `org/name` is a repository of a hub where no file or folder has this path.
+    """
+    if is_address(path):
+        return parse_address(path)
+    if _HUB_REPOSITORY.fullmatch(path) and not path.endswith(".onnx") and not Path(path).exists():
+        return parse_address(f"hf://{path}")
+    return None
+
+
+def _fetched_entry(address: SourceAddress, framework: Framework) -> ModelEntry:
+    entry_type = OnnxModelEntry if framework == "onnx" else TorchModelEntry
+    return entry_type(name=_name(address.name), path=address)
 
 
 def _read_entry(path: Path) -> ModelEntry | None:

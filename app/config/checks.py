@@ -11,6 +11,7 @@ from app.config.environment import find_setting, nested_model, setting_names
 from app.config.issues import Location, describe_error, format_location, format_value, nearest
 from app.config.source import Source
 from app.config.tls_files import TlsFileError, TlsFiles, read_material
+from frameworks.addresses import is_address, parse_address
 from frameworks.settings import names_several_devices
 
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -89,6 +90,8 @@ def check_paths(source: Source, resolve: Callable[[Path], Path]) -> None:
     for location, text in (*folders, *paths, (("models", "cache_dir"), models.get("cache_dir"))):
         if not isinstance(text, str) or not text.strip() or "\0" in text:
             continue  # left out, or reported already
+        if location[-1] == "path" and is_address(text):
+            continue
         path = resolve(Path(text))
         kind = _path_kind(path)
         if kind == "file" and location[1] != "onnx_models":
@@ -96,6 +99,23 @@ def check_paths(source: Source, resolve: Callable[[Path], Path]) -> None:
         elif kind not in ("file", "folder") and location[1] != "cache_dir":  # a cache_dir is made when first used
             message = f"expected a file or folder, got {path} ({kind}); correct the path"
             source.add_issue(location, message, "not_found")
+
+
+def check_sources(source: Source) -> None:
+    """Add an issue for each model with an address whose source needs a package that is not installed."""
+    for location, entry in source.model_entries():
+        text = entry.get("path") if isinstance(entry, dict) else None
+        if not isinstance(text, str) or not is_address(text):
+            continue
+        from frameworks.sources.remotes import missing_package
+
+        try:
+            extra = missing_package(parse_address(text))
+        except ValueError:
+            continue  # reported already
+        if extra is not None:
+            message = f"expected the extra {extra}, got none; pip install 'roundhouse[{extra}]'"
+            source.add_issue((*location, "path"), message, "invalid")
 
 
 def check_input_values(source: Source, resolve: Callable[[Path], Path]) -> None:

@@ -12,9 +12,18 @@ import structlog
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationInfo
 
 from app.config.auth_settings import AuthSettings
-from app.config.checks import check_input_values, check_isolation, check_names, check_paths, check_tls, validate
+from app.config.checks import (
+    check_input_values,
+    check_isolation,
+    check_names,
+    check_paths,
+    check_sources,
+    check_tls,
+    validate,
+)
 from app.config.environment import find_setting, read_environment, set_from_text
 from app.config.issues import ConfigError, ConfigIssue, format_value, nearest
+from app.config.ray_settings import RaySettings
 from app.config.source import Place, Source, read_toml
 from app.config.tls_files import TlsFiles
 from app.config.web_names import HostPattern, WebOrigin
@@ -163,6 +172,7 @@ class Settings(BaseModel):
     cache: CacheSettings = CacheSettings()
     logging: LoggingSettings = LoggingSettings()
     auth: AuthSettings = AuthSettings()
+    ray: RaySettings = RaySettings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +223,7 @@ def check_file(file: Path, environ: Mapping[str, str]) -> tuple[ConfigIssue, ...
     settings = validate(Settings, source, all_settings=Settings)
     loaded = LoadedSettings(settings or Settings(), _base_dir(file))
     check_paths(source, loaded.resolve)
+    check_sources(source)
     check_input_values(source, loaded.resolve)
     check_tls(source, loaded.tls_files())
     return source.sorted_issues()

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from frameworks.engine.contract import EngineSettings, RunCounts
 from frameworks.engine.threads import EngineThreads
+from frameworks.models.download import ModelDownloads
 from frameworks.runtime import ModelEntry
 from frameworks.scheduling.admission import RequestLimit
 from frameworks.scheduling.batch.batcher import BatchLimits
@@ -53,6 +54,7 @@ class ModelIdentity:
     """Number of loads by version, including versions whose files have changed since."""
     runs: defaultdict[str, RunCounts] = field(default_factory=lambda: defaultdict(RunCounts))
     """By version, as `loads`: a counter that restarted at zero would look like a restart of the server."""
+    downloads: ModelDownloads = field(default_factory=ModelDownloads)
 
     def __post_init__(self) -> None:
         entry = self.entry

@@ -52,6 +52,7 @@ class MemoryLedger:
         self._clock = clock
         self._min_residency_s = min_residency_s
         self._orders: Counter[ModelVersion] = Counter()
+        self._fetching: set[ModelVersion] = set()
         self._versions: set[ModelVersion] = set()
         # Evictions run one at a time, in order of arrival: two at once would evict the same, or too many.
         self._evicting = asyncio.Lock()
@@ -74,6 +75,17 @@ class MemoryLedger:
             self._orders += Counter()  # drops zeros
             self.notify()
 
+    @contextmanager
+    def fetching(self, version: ModelVersion) -> Iterator[None]:
+        """Fetch the files of a version within the block. Other loads do not wait for it, even if it is ordered."""
+        self._fetching.add(version)
+        self.notify()
+        try:
+            yield
+        finally:
+            self._fetching.discard(version)
+            self.notify()
+
     def is_ordered(self, version: ModelVersion) -> bool:
         """Whether an operator waits for the load of the version."""
         return version in self._orders
@@ -91,7 +103,7 @@ class MemoryLedger:
         is_first = True
         while True:
             self._changed.clear()
-            if self._orders and not self.is_ordered(version):
+            if self._orders.keys() - self._fetching and not self.is_ordered(version):
                 await self._wait_for_change(inf)
                 continue
             async with self._evicting:

@@ -17,6 +17,7 @@ from frameworks.engine.process.client import ProcessEngine
 from frameworks.models.files_state import FilesState, files_state
 from frameworks.models.processes import ProcessStarter
 from frameworks.models.small_models import reason_of_device, reason_of_framework, reason_of_runs, reason_of_size
+from frameworks.models.starters import Starter
 from frameworks.models.turns import Turns
 from frameworks.models.version import ModelVersion
 from frameworks.runtime import LoadedModel, Registry
@@ -77,7 +78,7 @@ class Loader:
         self,
         registries: Mapping[str, Callable[[], Registry]],
         devices: DeviceManager,
-        processes: ProcessStarter | None = None,
+        processes: Starter | None = None,
         num_workers: int = 0,
     ) -> None:
         """`registries`: framework → function that creates its registry, called once, at the first load. `processes`:
@@ -85,7 +86,7 @@ class Loader:
         small models too; other models then have processes. 0: the requests are answered in this process.
         """
         self._num_workers = num_workers
-        self._processes = processes or ProcessStarter(None)
+        self._processes: Starter = processes or ProcessStarter(None)
         self._make_registry = registries
         self._registries: dict[str, Registry] = {}
         self._registries_lock = threading.Lock()

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import structlog
 
+from frameworks.addresses import SourceAddress
 from frameworks.devices import DeviceManager
 from frameworks.engine.contract import Engine
 from frameworks.errors import (
@@ -21,7 +22,8 @@ from frameworks.errors import (
 from frameworks.models.identity import ModelIdentity
 from frameworks.models.ledger import LoadOptions, MemoryLedger
 from frameworks.models.loader import Loaded, Loader
-from frameworks.models.version import ModelState, ModelVersion, new_serving_id
+from frameworks.models.serving_ids import new_serving_id
+from frameworks.models.version import ModelState, ModelVersion
 from frameworks.scheduling.admission import Permit
 from memory.sizes import format_size
 
@@ -35,6 +37,9 @@ StartEngine = Callable[[ModelVersion, Loaded, int], Awaitable[Engine]]
 
 Raises RoundhouseError after the model is closed.
 """
+
+Fetch = Callable[[ModelVersion], Awaitable[None]]
+"""Let the path of a version have its files."""
 
 # A measurement differs from the one before only by what else the process allocated meanwhile.
 _MAX_LOAD_ATTEMPTS = 3
@@ -52,6 +57,8 @@ class ModelResidency:
         self._on_unloaded: list[Callable[[str], None]] = []
         self.start_engine: StartEngine = _start_here
         """Replaced where requests are in other processes."""
+        self.fetch: Fetch = _fetch_nothing
+        """Replaced where models may have addresses."""
 
     def on_unloaded(self, callback: Callable[[str], None]) -> None:
         """Call `callback(model)` after each unload of a version: its files may differ at the next load."""
@@ -214,12 +221,15 @@ class ModelResidency:
         self._report_unloaded(version)
         serving_id = new_serving_id()
         try:
+            with self.ledger.fetching(version):
+                await self.fetch(version)
             loaded = await self._load_instances(version, options)
             engine = await self.start_engine(version, loaded, serving_id)
         except EvictionNeeded:
             version.defer_load()
             raise
         except RoundhouseError as error:
+            error.message = _without_cache_path(version, error.message)
             self._fail(version, error)
             raise
         except asyncio.CancelledError:
@@ -228,7 +238,7 @@ class ModelResidency:
         except Exception as error:
             # The errors of libraries on damaged files are not ours; the caller gets our own.
             log.exception("model failed to load", model=version.model.name, version=version.version)
-            kind = f"{type(error).__name__}: {error}"
+            kind = _without_cache_path(version, f"{type(error).__name__}: {error}")
             self._fail(version, InvalidModel(kind))
             raise InvalidModel(f"{version} cannot be loaded: {kind}") from error
         finally:
@@ -298,6 +308,16 @@ class ModelResidency:
     def _report_unloaded(self, version: ModelVersion) -> None:
         for callback in self._on_unloaded:
             callback(version.model.name)
+
+
+def _without_cache_path(version: ModelVersion, message: str) -> str:
+    """Return a message with the address of a model in place of the folder that its files were fetched into."""
+    address = version.model.entry.path
+    return message.replace(str(version.path), str(address)) if isinstance(address, SourceAddress) else message
+
+
+async def _fetch_nothing(_: ModelVersion) -> None:
+    pass
 
 
 async def _start_here(version: ModelVersion, loaded: Loaded, _: int) -> Engine:

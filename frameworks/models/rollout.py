@@ -23,9 +23,11 @@ class Rollout:
 
         A version that is ready is loaded again if its files have changed; the old instances serve until then.
         """
-        if version.is_ready and await _have_files_changed(version):
+        if not version.is_ready:
+            version.fetched = None  # an operator's load lists the source again
+        elif (changed := await self._changed_copy(slot, version)) is not None:
             log.info("model files have changed", model=slot.name, version=version.version)
-            old, version = version, _unloaded_copy(slot, version)
+            old, version = version, changed
             await self.switch_to(slot, version, instead_of=old)
         keeps_all = slot.entry.version_policy != "latest"
         older = int(version.version) < int(slot.active.version)
@@ -33,6 +35,16 @@ class Rollout:
             await self._residency.load(version, keep=slot.active)
         else:
             await self.switch_to(slot, version)
+
+    async def _changed_copy(self, slot: ModelSlot, version: ModelVersion) -> ModelVersion | None:
+        """Return an unloaded copy of a version whose files have changed; None where they are the same.
+
+        None as well where the files are gone: the loaded version is the only copy left.
+        """
+        copy = _unloaded_copy(slot, version)
+        await self._residency.fetch(copy)
+        files = await asyncio.to_thread(files_state, copy.path)
+        return copy if files and files != version.files else None
 
     async def switch_to(self, slot: ModelSlot, version: ModelVersion, instead_of: ModelVersion | None = None) -> None:
         """Load a version while the active one serves, then activate it. `instead_of`: default the active version."""
@@ -75,9 +87,3 @@ class Rollout:
 
 def _unloaded_copy(slot: ModelSlot, version: ModelVersion) -> ModelVersion:
     return ModelVersion(slot.identity, version.version, version.path)
-
-
-async def _have_files_changed(version: ModelVersion) -> bool:
-    """Return False where the files are gone: the loaded version is the only copy left."""
-    files = await asyncio.to_thread(files_state, version.path)
-    return bool(files) and files != version.files

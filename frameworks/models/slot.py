@@ -5,12 +5,13 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
+from frameworks.addresses import SourceAddress
 from frameworks.errors import VersionNotFound
 from frameworks.generation.types import StepStats
 from frameworks.models.identity import ModelIdentity
 from frameworks.models.traffic import Share
 from frameworks.models.version import ModelState, ModelVersion
-from frameworks.models.version_folders import find_versions, served_versions
+from frameworks.models.version_folders import ONLY_VERSION, find_versions, served_versions
 from frameworks.scheduling.batch.request import BatchCounts
 from frameworks.scheduling.steps.counts import StepCounts
 from frameworks.settings import Isolation
@@ -26,7 +27,7 @@ class ModelSlot:
     """A registered model. Owned by the event loop."""
 
     def __init__(self, identity: ModelIdentity, path: Path, found: Mapping[str, Path] | None = None) -> None:
-        """`path` is absolute. `found`: its versions; None scans the folder."""
+        """`path` is absolute. `found`: its versions; None scans the folder. A model with an address has one version."""
         self.identity = identity
         self.framework = identity.framework
         self.entry = identity.entry
@@ -44,9 +45,16 @@ class ModelSlot:
         """Whether one version answers all requests without a version, apart from a canary's share."""
         self.canary: Share | None = None
         self.shadow: Share | None = None
-        self.update_versions(find_versions(path) if found is None else found)
+        if found is None:
+            found = {ONLY_VERSION: path} if self.has_address else find_versions(path)
+        self.update_versions(found)
         self.active = self.versions[self.served[-1]]
         """The version that answers requests without a version."""
+
+    @property
+    def has_address(self) -> bool:
+        """Whether its files are fetched before each load."""
+        return isinstance(self.entry.path, SourceAddress)
 
     @property
     def version(self) -> str:
@@ -75,6 +83,11 @@ class ModelSlot:
     @property
     def loads(self) -> int:
         return self.identity.loads.total()
+
+    @property
+    def downloaded_bytes(self) -> int:
+        """The bytes received from its address since the start of the server."""
+        return self.identity.downloads.received_bytes.total()
 
     @property
     def generates(self) -> bool:

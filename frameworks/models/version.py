@@ -1,12 +1,12 @@
 """Hold one version of a model: its state, the references of requests, and its loaded instances."""
 
 import asyncio
-import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -16,21 +16,18 @@ from frameworks.errors import ModelFailed, ModelLoading, ModelUnloaded, OutOfMem
 from frameworks.generation.types import StepStats
 from frameworks.models.files_state import FilesState
 from frameworks.models.identity import ModelIdentity
+from frameworks.models.serving_ids import new_serving_id
 from frameworks.scheduling.admission import Permit
 from frameworks.types import Array, ModelSpec
+
+if TYPE_CHECKING:
+    from frameworks.sources.store import Fetched
 
 log = structlog.get_logger(__name__)
 
 # A failed load is retried after 1 s, 2 s, 4 s …
 _FIRST_RETRY_S = 1.0
 _MAX_RETRY_S = 60.0
-
-_serving_ids = itertools.count(1)
-
-
-def new_serving_id() -> int:
-    """Return the number of another load, unique in this process."""
-    return next(_serving_ids)
 
 
 class VersionNotLoaded(ModelLoading):
@@ -82,6 +79,8 @@ class ModelVersion:
         """The same of the largest process, by the kind of its device."""
         self.files: FilesState = frozenset()
         """The files of the last load."""
+        self.fetched: Fetched | None = None
+        """The download of the files; None: the next load lists the source again, or the path is local."""
         self.serving_id = 0
         """Unique for each load: cached responses of one load are not valid for the next."""
         # Times of the clock.

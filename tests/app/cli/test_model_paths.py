@@ -6,7 +6,9 @@ import pytest
 
 from app.cli.model_paths import with_models
 from app.config import ConfigError, Settings
-from frameworks.settings import ModelsSettings, OnnxModelEntry
+from frameworks.addresses import SourceAddress
+from frameworks.settings import ModelsSettings, OnnxModelEntry, TorchModelEntry
+from frameworks.sources.contract import Framework
 
 
 @pytest.fixture
@@ -20,9 +22,14 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def refused(address: SourceAddress) -> Framework:
+    """Stand in for the fetch of tests without addresses."""
+    raise AssertionError(f"expected no fetch, got {address}")
+
+
 def names(folder: Path, *paths: str) -> tuple[list[str], list[str]]:
     """Return the names of the ONNX and of the PyTorch models."""
-    models = with_models(Settings(), [str(folder / path) for path in paths]).models
+    models = with_models(Settings(), [str(folder / path) for path in paths], refused).models
     return [entry.name for entry in models.onnx_models], [entry.name for entry in models.torch_models]
 
 
@@ -42,8 +49,9 @@ def test_model_name_is_file_or_folder_name(folder: Path) -> None:
 def test_relative_path_starts_at_working_directory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder / "bert")
     for path in (".", "model.onnx", "../bert"):
-        (entry,) = with_models(Settings(), [path]).models.onnx_models
+        (entry,) = with_models(Settings(), [path], refused).models.onnx_models
         assert entry.name == "bert"
+        assert isinstance(entry.path, Path)
         assert entry.path.is_absolute()
 
 
@@ -51,15 +59,44 @@ def test_paths_without_model_are_all_reported(folder: Path) -> None:
     with pytest.raises(ConfigError) as refusal:
         names(folder, "empty", "notes.txt", "nowhere", "bert", "bert.onnx")
     assert [issue.kind for issue in refusal.value.issues] == ["not_found"] * 3 + ["duplicate"]
-    assert "expected an .onnx file, or a folder with model.onnx or *.safetensors" in str(refusal.value)
+    assert "expected an .onnx file, or a folder with model.onnx or *.safetensors, or an address" in str(refusal.value)
     assert 'expected a unique name, got "bert" again' in str(refusal.value)
 
 
 def test_with_models_keeps_models_of_config(folder: Path) -> None:
     configured = OnnxModelEntry(name="bert", path=Path("elsewhere"))
     settings = Settings(models=ModelsSettings(onnx_models=(configured,)))
-    served = with_models(settings, [str(folder / "plain.onnx")]).models.onnx_models
+    served = with_models(settings, [str(folder / "plain.onnx")], refused).models.onnx_models
     assert [entry.name for entry in served] == ["bert", "plain"]
     with pytest.raises(ConfigError, match="expected a unique name"):
-        with_models(settings, [str(folder / "bert")])
+        with_models(settings, [str(folder / "bert")], refused)
     assert settings.models.onnx_models == (configured,)
+
+
+def test_addresses_are_fetched_and_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    fetched: list[str] = []
+
+    def fetch(address: SourceAddress) -> Framework:
+        fetched.append(str(address))
+        return "onnx" if "graph" in str(address) else "pytorch"
+
+    paths = ["hf://org/first@main", "org/second@v1.0", "s3://bucket/graph.onnx", "bert/model.onnx"]
+    models = with_models(Settings(), paths, fetch).models
+    assert fetched == ["hf://org/first@main", "hf://org/second@v1.0", "s3://bucket/graph.onnx"]
+    assert [entry.name for entry in models.torch_models] == ["first", "second"]
+    assert [entry.name for entry in models.onnx_models] == ["graph", "bert"]
+    assert models.torch_models[1] == TorchModelEntry(name="second", path=SourceAddress("hf", "org/second", "", "v1.0"))
+
+
+def test_local_path_wins_over_hub_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder.parent)
+    (entry,) = with_models(Settings(), [f"{folder.name}/bert"], refused).models.onnx_models
+    assert isinstance(entry.path, Path)
+
+
+def test_nothing_is_fetched_beside_invalid_paths(folder: Path) -> None:
+    paths = ["hf://org/bert", "ftp://host/model", "hf://org", str(folder / "bert")]
+    with pytest.raises(ConfigError) as refusal:
+        with_models(Settings(), paths, refused)
+    assert [issue.kind for issue in refusal.value.issues] == ["invalid", "invalid", "duplicate"]

@@ -75,7 +75,8 @@ def test_contract_example_loads(tmp_path: Path) -> None:
     assert (llama.model_type, llama.device, llama.dtype) == ("llama", "cuda", "f16")
     assert settings.memory.max_allocated == 16 * 1024**3
     assert settings.performance.num_intra_op_threads() == 8
-    assert loaded.resolve(bert.path) == tmp_path / "models/bert-base.onnx"
+    assert bert.path == Path("./models/bert-base.onnx")
+    assert loaded.resolve(Path("./models/bert-base.onnx")) == tmp_path / "models/bert-base.onnx"
 
 
 def test_own_config_file_loads() -> None:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from app.config import ConfigError, check_file, load_settings, parse_model_entry
-from frameworks.settings import GivenTensor, OnnxModelEntry
+from frameworks.setting_values import GivenTensor
+from frameworks.settings import OnnxModelEntry
 from tests.support.models import onnx_graphs
 
 ENTRY = "[[models.onnx_models]]\nname = 'a'\npath = 'a'\n"

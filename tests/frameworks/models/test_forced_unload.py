@@ -13,7 +13,7 @@ from frameworks.models.slot import ModelState
 from frameworks.models.version import ModelVersion
 from tests.frameworks.models.test_generating_versions import generate, request
 from tests.support.batch_models import FakeRegistry, Gate, numbers
-from tests.support.loops import HANGS_AFTER_S, in_loop, pass_time, settle, soon, task
+from tests.support.loops import HANGS_AFTER_S, in_loop, pass_time, queued, settle, soon, task
 from tests.support.managing import ask, opened, permit, serving, step_dispatcher
 from tests.support.step_models import EchoRegistry, StepGate
 
@@ -134,7 +134,7 @@ async def test_timeout_ends_requests_that_another_command_awaits() -> None:
         patient = task(manager.unload("m"))
         await soon(lambda: manager.slot("m").state is ModelState.DRAINING)
         removal = task(manager.remove("m"))
-        await settle()
+        await queued(manager.slot("m").lock)
         forced = task(manager.unload("m", drain_timeout_s=0))
         with pytest.raises(Draining):
             await reader

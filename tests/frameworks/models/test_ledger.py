@@ -6,6 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from frameworks.errors import ModelFailed, OutOfMemory
+from frameworks.models.version import ModelState
 from tests.frameworks.models.sized_registry import (
     Clock,
     check_settled,
@@ -79,7 +80,7 @@ class TestEviction:
             with permit() as held:
                 await manager.wait_for(version, held)
                 other, order = task(infer(manager, "b")), task(manager.unload("a"))
-                await settle()
+                await soon(lambda: version.state is ModelState.DRAINING)
                 assert not other.done()
                 assert version.acquire(held, version.spec_for(held))
             await asyncio.gather(other, order)

@@ -21,7 +21,7 @@ from tests.frameworks.models.sized_registry import (
 )
 from tests.support.batch_models import Gate
 from tests.support.fake_probe import GIB
-from tests.support.loops import in_loop, settle, soon, task
+from tests.support.loops import in_loop, queued, settle, soon, task
 from tests.support.managing import entry, make_manager, permit, permitted, register
 
 
@@ -45,7 +45,7 @@ class TestUnloadCommands:
             requests = [task(infer(manager, "a", x)) for x in range(3)]
             await soon(registry.gates["a"].arrived.is_set)
             order = task(manager.unload("a"))
-            await settle()
+            await queued(manager.slot("a").active.lock)
             registry.gates["a"].open()
             assert await asyncio.gather(*requests) == ["1"] * 3
             await order
@@ -64,10 +64,11 @@ class TestUnloadCommands:
             await soon(gate.arrived.is_set)
             other = task(infer(manager, "b"))
             await soon(lambda: states(manager)["a"] == "draining")
+            lock = manager.slot("a").active.lock
             late = task(error_of(infer(manager, "a")))
-            await settle()
+            await queued(lock)
             order = task(manager.unload("a"))
-            await settle()
+            await queued(lock, 2)
             gate.open()
             await asyncio.gather(busy, other, order)
             assert isinstance(await late, ModelUnloaded)
@@ -83,9 +84,9 @@ class TestUnloadCommands:
             # Both wait for the version's lock, the unload command first.
             async with slot.active.lock:
                 order = task(manager.unload("a"))
-                await settle()
+                await queued(slot.active.lock)
                 eviction = task(manager.residency._evict(slot.active))
-                await settle()
+                await queued(slot.active.lock, 2)
             await asyncio.gather(order, eviction)
             assert states(manager) == {"a": "unloaded"}
             check_settled(manager)
@@ -97,10 +98,11 @@ class TestUnloadCommands:
             [slot] = register_lazy(manager, "a")
             async with slot.active.lock:
                 out = task(manager.residency.unload(slot.active))
-                await settle()
+                await queued(slot.active.lock)
                 request = task(error_of(infer(manager, "a")))  # its load waits behind the unload
-                await settle()
+                await queued(slot.active.lock, 2)
                 order = task(manager.load("a"))
+                await soon(lambda: manager.residency.ledger.is_ordered(slot.active))
                 await settle()
             await asyncio.gather(out, order)
             assert isinstance(await request, ModelUnloaded)
@@ -116,7 +118,7 @@ class TestUnloadCommands:
             request = task(infer(manager, "a"))
             await soon(registry.gates["a"].arrived.is_set)
             removal = task(manager.remove("a"))
-            await settle()
+            await queued(manager.slot("a").active.lock)
             registry.gates["a"].open()
             assert await request == "1"
             await removal

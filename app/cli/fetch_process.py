@@ -1,0 +1,85 @@
+"""Run a download for the command line. Standard output gets one line of JSON: the framework, or the error."""
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from app.cli.download_bar import DownloadBar
+from app.observability.logs import configure_logging
+from frameworks.addresses import parse_address
+from frameworks.errors import RoundhouseError
+from frameworks.sources.contract import Framework
+from frameworks.sources.store import Cancelled, Fetched, Progress, SourceStore
+
+_FRAMEWORKS: dict[str, Framework | None] = {"": None, "onnx": "onnx", "pytorch": "pytorch"}
+_SHOW_S = 0.2
+_CANCELLED_WITHIN_S = 0.5
+_END_WITHIN_S = 2.0
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Fetch a model. Returns the exit status.
+
+    `arguments`: the cache folder, the maximum bytes, the framework or "", and the address.
+    """
+    cache_dir, max_bytes, framework, address = arguments
+    configure_logging("warning", "auto", sys.stderr)
+    download = _Download(SourceStore(Path(cache_dir), int(max_bytes)), address, framework)
+    threading.Thread(target=_end_with_parent, args=(download,), daemon=True).start()
+    answer = download.run()
+    print(json.dumps(answer), flush=True)
+    return 1 if "error" in answer else 0
+
+
+class _Download:
+    """One download in a thread of its own, while this one shows its progress."""
+
+    def __init__(self, store: SourceStore, address: str, framework: str) -> None:
+        self._store = store
+        self._address = parse_address(address)
+        self._framework = _FRAMEWORKS[framework]
+        self._progress = Progress()
+        self.is_cancelled = threading.Event()
+        self._done = threading.Event()
+        self._fetched: Fetched | None = None
+        self._error = "interrupted"
+
+    def run(self) -> dict[str, str]:
+        bar = DownloadBar(str(self._address), sys.stderr)
+        threading.Thread(target=self._fetch, daemon=True).start()
+        while not self._done.wait(_SHOW_S) and not self.is_cancelled.is_set():
+            bar.update(self._progress.received_bytes, self._progress.total_bytes)
+        self._done.wait(_CANCELLED_WITHIN_S)
+        fetched = self._fetched
+        bar.close(None if fetched is None else fetched.downloaded_bytes)
+        return {"error": self._error} if fetched is None else {"framework": fetched.framework}
+
+    def _fetch(self) -> None:
+        try:
+            self._fetched = self._store.fetch(self._address, self._framework, self._progress, self.is_cancelled)
+        except RoundhouseError as error:
+            self._error = error.message
+        except Cancelled:
+            pass
+        except Exception as error:  # noqa: BLE001 - the user gets it
+            self._error = f"{self._address}: {type(error).__name__}: {error}"
+        finally:
+            self._done.set()
+
+
+def _end_with_parent(download: _Download) -> None:
+    """Cancel the download when the parent closes its end of the pipe, or dies."""
+    # Not by sys.stdin: its lock would be held at the end of the interpreter, which then fails.
+    while os.read(0, 4096):
+        pass
+    download.is_cancelled.set()
+    time.sleep(_END_WITHIN_S)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,55 @@
+"""Serve versions by the replicas of a Ray cluster: the engine is here, the model is there."""
+
+from collections.abc import Mapping, Sequence
+
+from frameworks.devices import Device, ModelNeeds
+from frameworks.engine.process.link import Started
+from frameworks.engine.ray.group import ReplicaGroup
+from frameworks.engine.ray.opening import Deployed, open_group
+from frameworks.errors import InvalidModel
+from frameworks.models.version import ModelVersion
+
+
+class RayStarter:
+    """Implement Starter. Owned by the event loop. Versions, shares and roll-backs stay with the manager of the ingress.
+
+    The models of the manager have `isolation = "process"`, and the device `"cpu"`: they take no memory here.
+    """
+
+    def __init__(self, deployments: Mapping[str, Deployed]) -> None:
+        """`deployments`: by the name of the model."""
+        self._deployments = deployments
+
+    async def needs(self, version: ModelVersion) -> ModelNeeds:
+        """Return no needs: the memory is that of the replicas. Raises InvalidModel for a model without deployment."""
+        self._deployment(version)
+        return ModelNeeds(0, 0, wanted="cpu")
+
+    async def load(self, version: ModelVersion, devices: Sequence[Device]) -> tuple[ReplicaGroup, list[Started]]:
+        """Wait until a replica has loaded the version. Raises InvalidModel, OutOfMemory, ModelFailed."""
+        model = version.model
+        group, started = await open_group(
+            self._deployment(version),
+            model.engine_settings,
+            model.runs[version.version],
+            version.version,
+            str(version.path),
+            model.entry.instances,
+        )
+        loaded = started.loaded
+        here = type(loaded)(loaded.spec, 0, loaded.load_s, loaded.warm_up_s)
+        return group, [Started(started.link, here, started.spec) for _ in devices]
+
+    def discard(self, version: ModelVersion) -> None:
+        """Nothing is prepared before a load."""
+
+    def close(self) -> None:
+        """Nothing is prepared before a load."""
+
+    def _deployment(self, version: ModelVersion) -> Deployed:
+        name = version.model.name
+        if name not in self._deployments:
+            raise InvalidModel(
+                f'model "{name}": expected a model of the config file, got a new one; add it there and deploy again'
+            )
+        return self._deployments[name]

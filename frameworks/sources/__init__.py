@@ -1,0 +1,1 @@
+"""Fetch models from hubs, buckets and web servers into `models.cache_dir`."""

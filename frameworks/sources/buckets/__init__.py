@@ -1,0 +1,1 @@
+"""Fetch models from buckets: S3, Google Cloud Storage and Azure Blob Storage."""

@@ -1,0 +1,105 @@
+"""Read repositories of models on a Hugging Face hub: the one of HF_ENDPOINT, with the user's token.
+
+huggingface_hub finds the token and knows the URLs. It sends no requests: they have no limits there, and
+HF_HUB_OFFLINE, which the PyTorch side sets for transformers, refuses them.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from urllib.parse import quote
+
+import orjson
+
+from frameworks.addresses import SourceAddress
+from frameworks.errors import InvalidModel
+from frameworks.sources import offline
+from frameworks.sources.contract import Listing, RemoteFile
+from frameworks.sources.http_bytes import HttpBytes
+
+_MAX_LISTING_BYTES = 16 << 20
+_SHA1 = re.compile(r"[0-9a-f]{40}", re.ASCII)
+_SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_TOKEN = re.compile(r"[!-~]{1,4096}", re.ASCII)
+_ADVICE = "check the name, and give a token in HF_TOKEN for a private or gated model"
+
+
+class HubRemote:
+    """A repository of models. `read` reads the commit that `list_files` has found."""
+
+    def __init__(self, address: SourceAddress) -> None:
+        """Open no connection. Raises InvalidModel where HF_ENDPOINT or the token is invalid."""
+        from huggingface_hub import constants
+
+        self._address = address
+        self._endpoint = (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
+        if not self._endpoint.startswith(("https://", "http://")):
+            raise InvalidModel("HF_ENDPOINT: expected https://host, got another text; correct it")
+        token = _token()
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._bytes = HttpBytes(headers, _ADVICE, allows_plain=True)
+        self._commit = ""
+
+    def list_files(self) -> Listing:
+        """Return all files of the repository at the address's revision, with their hashes."""
+        if offline.IS_HUB_OFFLINE:
+            raise offline.HubOffline(f"{self._address}: expected access to the hub, got HF_HUB_OFFLINE=1")
+        revision = f"/revision/{quote(self._address.revision, safe='')}" if self._address.revision else ""
+        url = f"{self._endpoint}/api/models/{self._address.repository}{revision}?blobs=true"
+        body = self._bytes.document(url, _MAX_LISTING_BYTES)
+        if body is None:
+            raise InvalidModel(
+                f"{self._address}: expected a model of the hub, got no such model or revision; {_ADVICE}"
+            )
+        try:
+            content = orjson.loads(body)
+            commit = content["sha"]
+            files = tuple(_file(each) for each in content["siblings"])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InvalidModel(
+                f"{self._address}: expected names, sizes and hashes from the hub, got another answer; check HF_ENDPOINT"
+            ) from error
+        if not isinstance(commit, str) or not _SHA1.fullmatch(commit):
+            raise InvalidModel(
+                f"{self._address}: expected a commit of 40 hexadecimal digits from the hub; check HF_ENDPOINT"
+            )
+        if _SHA1.fullmatch(self._address.revision or "") and commit != self._address.revision:
+            raise InvalidModel(f"{self._address}: expected this commit from the hub, got {commit}; check HF_ENDPOINT")
+        self._commit = commit
+        return Listing(files, commit)
+
+    def read(self, file: RemoteFile, offset: int) -> Iterator[bytes]:
+        """Yield the bytes of a file from `offset` on. Its hash, not its etag, shows that it is the listed one."""
+        from huggingface_hub import hf_hub_url
+
+        url = hf_hub_url(self._address.repository, file.name, revision=self._commit, endpoint=self._endpoint)
+        return self._bytes.read(url, file.size, offset)
+
+    def close(self) -> None:
+        """Do nothing: each connection ends with its response."""
+
+
+def _file(sibling: dict[str, object]) -> RemoteFile:
+    """Return the description of a file. Raises KeyError and TypeError for another content."""
+    name, size, blob, lfs = sibling["rfilename"], sibling["size"], sibling["blobId"], sibling.get("lfs")
+    sha256 = lfs["sha256"] if isinstance(lfs, dict) else None
+    if not isinstance(name, str) or type(size) is not int or size < 0:
+        raise TypeError("name or size")
+    if not isinstance(blob, str) or not _SHA1.fullmatch(blob):
+        raise TypeError("blobId")
+    if sha256 is not None and not (isinstance(sha256, str) and _SHA256.fullmatch(sha256)):
+        raise TypeError("lfs")
+    return RemoteFile(name, size, blob, sha256, None if sha256 else blob)
+
+
+def _token() -> str | None:
+    """Return the user's token from HF_TOKEN or from the file of `hf auth login`."""
+    from huggingface_hub import get_token
+
+    try:
+        token = get_token()
+    except Exception as error:  # noqa: BLE001 - the message may hold the token
+        raise InvalidModel(f"HF_TOKEN: expected a readable token, got {type(error).__name__}; log in again") from None
+    if token is not None and not _TOKEN.fullmatch(token):
+        raise InvalidModel("HF_TOKEN: expected letters, digits and punctuation, got another character; log in again")
+    return token
