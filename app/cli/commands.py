@@ -1,4 +1,4 @@
-"""Run the command line: serve, check, models, infer, run, keys, bench."""
+"""Run the command line: serve, check, models, infer, run, deploy, keys, bench."""
 
 import argparse
 import json
@@ -8,13 +8,15 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.cli.bench import add_bench
 from app.cli.config_file import config_file
+from app.cli.deploy import add_deploy
 from app.cli.keys import add_keys
-from app.cli.run import add_run
+from app.cli.run import INTERRUPTED, INTERRUPTED_STATUS, add_run
 from app.cli.tables import print_table
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_models(commands)
     _add_infer(commands)
     add_run(commands, _command)
+    add_deploy(commands, _command)
     add_keys(commands, _command)
     add_bench(commands, _command, _add_server, _access)
     return parser
@@ -49,10 +52,14 @@ def _add_serve(commands: Any) -> None:
         commands,
         "serve",
         "Serve models until a signal ends it.",
-        "roundhouse serve --config config.toml\n  roundhouse serve ./models/digits/model.onnx --port 9000",
+        "roundhouse serve --config config.toml\n  roundhouse serve ./models/digits/model.onnx --port 9000\n"
+        "  roundhouse serve sentence-transformers/all-MiniLM-L6-v2",
     )
     serve.add_argument(
-        "models", nargs="*", metavar="MODEL_PATH", help="an .onnx file, or a folder with model.onnx or *.safetensors"
+        "models",
+        nargs="*",
+        metavar="MODEL_PATH",
+        help="an .onnx file, a folder with model.onnx or *.safetensors, org/name of a hub, or an address like hf://…",
     )
     serve.add_argument(
         "--config",
@@ -124,8 +131,12 @@ def _command(commands: Any, name: str, description: str, example: str) -> argpar
     return parser
 
 
-def _add_server(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", default=_DEFAULT_URL, help="address of the server; default: %(default)s")
+def _add_server(
+    parser: argparse.ArgumentParser,
+    url: str | None = _DEFAULT_URL,
+    url_help: str = "address of the server; default: %(default)s",
+) -> None:
+    parser.add_argument("--url", default=url, help=url_help)
     parser.add_argument("--cacert", metavar="FILE", help="PEM file of the authorities for https; default: the system's")
     parser.add_argument("--cert", metavar="FILE", help="PEM file of your own certificate, for server.tls_client_ca")
     parser.add_argument("--cert-key", metavar="FILE", help="PEM file of its key; default: the file of --cert")
@@ -153,6 +164,7 @@ def _api_key(options: argparse.Namespace) -> str:
 
 def _serve(options: argparse.Namespace) -> int:
     with _signals_end_process():
+        from app.cli.fetch import FetchFailed, fetch_framework
         from app.cli.model_paths import with_models
         from app.config import API_KEY_VARIABLE, ConfigError, load_settings
         from app.server.process import serve
@@ -170,14 +182,18 @@ def _serve(options: argparse.Namespace) -> int:
             overrides["server.grpc_port"] = options.grpc_port
         try:
             loaded = load_settings(config_file(options.config, options.models), os.environ, overrides)
-            loaded = replace(loaded, settings=with_models(loaded.settings, options.models))
+            fetch = partial(fetch_framework, loaded)
+            loaded = replace(loaded, settings=with_models(loaded.settings, options.models, fetch))
             # Removed, so that no child process inherits it.
             api_key = os.environ.pop(API_KEY_VARIABLE, "")
             with ExitStack() as stack:
                 if options.self_signed:
                     loaded = _with_certificate(loaded, stack)
                 return serve(loaded, api_key, log_to_terminal=sys.stderr.isatty())
-        except (ConfigError, CannotListenError) as error:
+        except KeyboardInterrupt:
+            print(INTERRUPTED, file=sys.stderr)
+            return INTERRUPTED_STATUS
+        except (ConfigError, CannotListenError, FetchFailed) as error:
             print(error, file=sys.stderr)
             return 2 if isinstance(error, ConfigError) else 1
 

@@ -14,9 +14,11 @@ from frameworks.engine.stream import GenerationStream
 from frameworks.engine.threads import EngineThreads
 from frameworks.engine.tokenizer_threads import size_of_prompt
 from frameworks.errors import DeadlineExceeded, InvalidInput
+from frameworks.generation.marked_stream import MarkedStream, ends_with_opening
 from frameworks.generation.stop_strings import StopStrings
 from frameworks.generation.text_stream import ChoiceText
-from frameworks.generation.tokenizer import GenerationTokenizer
+from frameworks.generation.tokenizer import GenerationTokenizer, TokenStream
+from frameworks.generation.tools.formats import THINK
 from frameworks.generation.types import (
     Conversation,
     GenerateRequest,
@@ -48,11 +50,14 @@ _sequence_ids = itertools.count(1)
 
 @dataclass(frozen=True, slots=True)
 class _PreparedPrompts:
-    """Token ids of each prompt, the compiled constraint, and the search for the stop strings."""
+    """Token ids of each prompt, the compiled constraint, and the search for the stop strings. `is_opened`: the first
+    prompt ends with `<think>`.
+    """
 
     prompts: list[tuple[int, ...]]
     matcher: TokenMatcher | None
     stops: StopStrings
+    is_opened: bool = False
 
 
 class GenerationService:
@@ -121,13 +126,16 @@ class GenerationService:
             ids = list(
                 chain.from_iterable(await self._threads.tokenizers.run_pieces(map(size_of_prompt, prompts), encode))
             )
+        is_opened = ends_with_opening(tokenizer, ids[0], request.text_format)
         matcher: TokenMatcher | None = None
         if constraint is not None:
+            constraint = replace(constraint, after_opening=is_opened)
             loop = asyncio.get_running_loop()
             matcher = await loop.run_in_executor(self._threads.constraints, model.constrain, constraint)
         if sum(map(len, stops)) <= _MAX_SHORT_STOPS:
-            return _PreparedPrompts(ids, matcher, StopStrings(stops))
-        return _PreparedPrompts(ids, matcher, await self._threads.tokenizers.run(0, StopStrings, stops))
+            return _PreparedPrompts(ids, matcher, StopStrings(stops), is_opened)
+        search = await self._threads.tokenizers.run(0, StopStrings, stops)
+        return _PreparedPrompts(ids, matcher, search, is_opened)
 
 
 def check_request(request: GenerateRequest) -> None:
@@ -271,10 +279,18 @@ def _max_tokens(request: GenerateRequest, prompt_index: int, prompt_ids: tuple[i
 def _choice_texts(request: GenerateRequest, prepared: _PreparedPrompts, model: StepModel) -> list[ChoiceText]:
     """Return the empty text of each choice, in order of their index."""
     text_of = None if request.sampling.top_logprobs is None else model.tokenizer.text_of
+    marks = request.text_format.marks
+    shown = model.tokenizer.special_tokens(marks) if marks else {}
+    beginning = THINK if prepared.is_opened else ""
+
+    def stream(prompt_ids: tuple[int, ...]) -> TokenStream:
+        own = model.tokenizer.stream(prompt_ids[-_MAX_TOKENS_BEFORE:])
+        return MarkedStream(own, shown, beginning) if marks else own
+
     return [
         ChoiceText(
             i * request.num_choices + choice,
-            model.tokenizer.stream(prompt_ids[-_MAX_TOKENS_BEFORE:]),
+            stream(prompt_ids),
             prepared.stops,
             text_of,
             request.stopping.min_tokens,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from frameworks.engine.contract import EngineRequest, EngineSettings, Run, TokenTimes
-from frameworks.engine.group_queue import GroupQueue, Job, Member
+from frameworks.engine.group_queue import Choose, GroupQueue, Job, Member
 from frameworks.engine.process.calls import InferCall
 from frameworks.engine.process.client import ProcessEngine
 from frameworks.engine.process.link import Loss, Started
@@ -59,17 +59,26 @@ class EngineGroup:
 
     references = 0
 
-    def __init__(self, settings: EngineSettings, engines: Sequence[ProcessEngine], instances: int) -> None:
-        """`engines`: at least one, all open, with one model. `instances`: of each process."""
+    def __init__(
+        self,
+        settings: EngineSettings,
+        engines: Sequence[ProcessEngine],
+        instances: int,
+        choose: Choose | None = None,
+        model: type[GroupModel] = GroupModel,
+    ) -> None:
+        """`engines`: at least one, all open, with one model. `instances`: of each process. `choose`: as of GroupQueue.
+        `model`: describes what the engines have in common.
+        """
         self._name = settings.name
         self.engines = list(engines)
-        self.model = GroupModel(self.engines)
+        self.model = model(self.engines)
         self.is_dead = False
         self.has_ended_requests = False
         self._members = [Member(each) for each in engines]
         generates = self.model.spec.generation is not None
         capacity = settings.limits.max_rows * (1 if generates else _BATCHES_AHEAD * instances)
-        self._queue = GroupQueue(self._members, capacity, settings.ageing_s)
+        self._queue = GroupQueue(self._members, capacity, settings.ageing_s, choose)
         for member in self._members:
             self._follow(member)
 
@@ -110,7 +119,7 @@ class EngineGroup:
         self._check_open()
         granted: asyncio.Future[Member] = asyncio.get_running_loop().create_future()
         size = len(request.prompts) * request.num_choices
-        job = Job(size, run.permit.tenant, run.priority, granted, _grant)
+        job = Job(size, run.permit.tenant, run.priority, granted, _grant, request)
         self._queue.add(job)
         try:
             member = await _within(left_s, granted)
@@ -149,6 +158,23 @@ class EngineGroup:
         self._queue.check_integrity()
         for engine in self.engines:
             engine.check_integrity()
+
+    def add(self, engine: ProcessEngine) -> Member:
+        """Use a further engine, which is open."""
+        member = Member(engine)
+        self._members.append(member)
+        self.engines.append(engine)
+        self._follow(member)
+        self.model.note(engine)
+        self._queue.dispatch()
+        return member
+
+    def retire(self, member: Member, on_left: Callable[[], None]) -> None:
+        """Send a member no further requests. `on_left`: called after the last one of those that it has."""
+        self._members.remove(member)
+        member.on_left = on_left
+        if not member.jobs:
+            on_left()
 
     def _follow(self, member: Member) -> None:
         engine = member.engine
@@ -190,7 +216,7 @@ class EngineGroup:
             except Exception as error:  # noqa: BLE001 - handed to the caller
                 job.fail(error)
 
-        job = Job(_rows(request), tenant, priority, future, send)
+        job = Job(_rows(request), tenant, priority, future, send, request)
         # The tokens of a request with a budget may be counted already.
         job.has_moved = budget is not None
         future.add_done_callback(lambda _: self._queue.end(job))

@@ -14,16 +14,19 @@ from frameworks.tenants import Tenant
 
 
 class Member:
-    """One engine process of a group. `work`: rows or sequences of the requests that it has."""
+    """One engine process of a group. `work`: rows or sequences of the requests that it has; `units`: see Job."""
 
-    __slots__ = ("engine", "has_failed_start", "jobs", "work")
+    __slots__ = ("engine", "has_failed_start", "jobs", "on_left", "units", "work")
 
     def __init__(self, engine: ProcessEngine) -> None:
         self.engine = engine
         self.jobs: set[Job] = set()
         self.work = 0
+        self.units = 0.0
         self.has_failed_start = False
         """Whether the last start of the process has failed."""
+        self.on_left: Callable[[], None] | None = None
+        """Of a member that gets no further requests: called after its last one."""
 
     @property
     def is_available(self) -> bool:
@@ -32,11 +35,16 @@ class Member:
         return engine.outage is None and not engine.is_dead and not engine.num_suspects
 
 
+Choose = Callable[[Sequence[Member], int, "Job"], Member | None]
+"""Return the member for a request among those with less work than the given capacity; None while none has room."""
+
+
 class Job:
     """A request to a group. Owned by the event loop.
 
     `size`: its rows or sequences. `future`: of its answer, or of the member that generates its text. `send`: hands it
-    to its member. `call`: of a request with one answer, after it was sent.
+    to its member. `call`: of a request with one answer, after it was sent. `request`: for the choice of a member, which
+    may note there how large the request is, in `units` of any kind.
     """
 
     __slots__ = (
@@ -49,19 +57,29 @@ class Job:
         "member",
         "priority",
         "queued_s",
+        "request",
         "send",
         "size",
         "tenant",
+        "units",
     )
 
     def __init__(
-        self, size: int, tenant: Tenant, priority: int, future: "asyncio.Future[Any]", send: Callable[["Job"], None]
+        self,
+        size: int,
+        tenant: Tenant,
+        priority: int,
+        future: "asyncio.Future[Any]",
+        send: Callable[["Job"], None],
+        request: Any = None,
     ) -> None:
         self.size = size
         self.tenant = tenant
         self.priority = priority
         self.future = future
         self.send = send
+        self.request = request
+        self.units = 0.0
         self.queued_s = time.perf_counter()
         self.member: Member | None = None
         self.entry: QueueEntry | None = None
@@ -84,10 +102,13 @@ class GroupQueue:
     one process. A tenant pays for rows or sequences.
     """
 
-    def __init__(self, members: Sequence[Member], capacity: int, ageing_s: float) -> None:
-        """`capacity`: a member with so many rows or sequences gets no more."""
+    def __init__(self, members: Sequence[Member], capacity: int, ageing_s: float, choose: Choose | None = None) -> None:
+        """`members`: may change. `capacity`: a member with so many rows or sequences gets no more. `choose`: None for
+        the member with the least work.
+        """
         self._members = members
         self._capacity = capacity
+        self._choose = choose or least_work
         self._clock = FairClock()
         self._queue = FairQueue(ageing_s, self._clock)
 
@@ -98,7 +119,7 @@ class GroupQueue:
         """Send a request, or queue it until a member has room."""
         share = self._clock.share(job.tenant)
         job.costs = {share: float(job.size)}
-        if not self._queue.entries and (member := self._next_member()) is not None:
+        if not self._queue.entries and (member := self._choose(self._members, self._capacity, job)) is not None:
             self._clock.queue(share)
             self._start(job, member)
             self._clock.unqueue(share)
@@ -126,8 +147,11 @@ class GroupQueue:
 
     def dispatch(self) -> None:
         """Send what members have room for."""
-        while (head := self._queue.head()) is not None and (member := self._next_member()) is not None:
+        while (head := self._queue.head()) is not None:
             job: Job = head.work
+            member = self._choose(self._members, self._capacity, job)
+            if member is None:
+                return
             # Before the entry is removed: its tenant stays active.
             self._start(job, member)
             self._queue.remove(head)
@@ -146,17 +170,10 @@ class GroupQueue:
         """Raise AssertionError where a request waits beside a free member, or work is counted without a request."""
         for member in self._members:
             assert member.work == sum(job.size for job in member.jobs), "the work of a process is counted wrongly"
-        assert not self._queue.entries or self._next_member() is None, "a request waits, and a process has room"
+        has_room = least_work(self._members, self._capacity) is not None
+        assert not self._queue.entries or not has_room, "a request waits, and a process has room"
         if not self._queue.entries and not any(member.jobs for member in self._members):
             assert not self._clock.num_active, "a tenant without requests has a place"
-
-    def _next_member(self) -> Member | None:
-        """Return the member with the least work; None while none has room."""
-        best, least = None, self._capacity
-        for member in self._members:
-            if member.work < least and member.is_available:
-                best, least = member, member.work
-        return best
 
     def _enqueue(self, job: Job, share: TenantShare) -> None:
         job.entry = QueueEntry(job, share, job.size, 1, job, shares=False)
@@ -168,10 +185,23 @@ class GroupQueue:
         job.member = member
         member.jobs.add(job)
         member.work += job.size
+        member.units += job.units
 
     def _leave(self, member: Member, job: Job, paid: dict[TenantShare, float]) -> None:
         """Take a request from its member. `paid`: what its tenant pays."""
         job.member = None
         member.jobs.discard(job)
         member.work -= job.size
+        member.units -= job.units
         self._clock.finish(job.costs, paid)
+        if member.on_left is not None and not member.jobs:
+            member.on_left()
+
+
+def least_work(members: Sequence[Member], capacity: int, _: Job | None = None) -> Member | None:
+    """Return the member with the least work; None while none has room."""
+    best, least = None, capacity
+    for member in members:
+        if member.work < least and member.is_available:
+            best, least = member, member.work
+    return best

@@ -17,7 +17,7 @@ from frameworks.scheduling.batch.worker import BatchWorker
 from frameworks.scheduling.device_clock import SharedDevice
 from frameworks.scheduling.steps.dispatcher import StepDispatcher
 from frameworks.scheduling.steps.worker import StepWorker
-from frameworks.text.tokens import DetokenizeRequest, TokenAnswer, TokenizeRequest
+from frameworks.text.tokens import TokenAnswer, TokenRequest
 from frameworks.types import Answer, PairRequest, TextRequest
 
 
@@ -67,7 +67,7 @@ class LocalEngine:
         """Tensors in any memory of this process are not copied."""
 
     def answer(self, run: Run, request: EngineRequest) -> Awaitable[Answer | TokenAnswer]:
-        if isinstance(request, TokenizeRequest | DetokenizeRequest):
+        if isinstance(request, TokenRequest):
             return self._texts.answer_token_request(run, request)
         if isinstance(request, TextRequest):
             return self._texts.answer(run, request)

@@ -59,6 +59,10 @@ def cosines(pairs: PairedTexts, answer: EmbedAnswer) -> ScoreAnswer:
     return ScoreAnswer(scores_of_pairs, answer.tokens)
 
 
-def probabilities(logits: Array, tokens: TokenBatch) -> ScoreAnswer:
-    """Return the sigmoid of a cross-encoder's logits [pairs, 1], as sentence-transformers' CrossEncoder does."""
-    return ScoreAnswer(scores(logits, multi_label=True)[:, 0].tolist(), sum(map(len, tokens.token_ids)))
+def probabilities(logits: Array, tokens: TokenBatch, raw_scores: bool) -> ScoreAnswer:
+    """Return the sigmoid of a cross-encoder's logits [pairs, 1], as sentence-transformers' CrossEncoder does.
+
+    `raw_scores`: return the logits.
+    """
+    rows = logits.astype(np.float64) if raw_scores else scores(logits, multi_label=True)
+    return ScoreAnswer(rows[:, 0].tolist(), sum(map(len, tokens.token_ids)))

@@ -15,7 +15,7 @@ from frameworks.runtime import BatchModel, StepModel
 from frameworks.scheduling.batch.request import Outputs
 from frameworks.tenants import Tenant
 from frameworks.text.tokenizer import TextTokenizer, normalize_rows, scores
-from frameworks.text.tokens import DetokenizeRequest, TokenAnswer, TokenRequest, answer_token_request
+from frameworks.text.tokens import DetokenizeRequest, SpansRequest, TokenAnswer, TokenRequest, answer_token_request
 from frameworks.types import (
     TEXT_OUTPUT,
     Array,
@@ -74,7 +74,7 @@ class TextService:
             size = sum(map(len, request.token_ids))
             token_ids = await self._threads.run(size, tokenizer.read_ids, request.token_ids, request.truncate)
         else:
-            token_ids = tokenizer.tokenize_at_once(request.texts, request.truncate)
+            token_ids = tokenizer.tokenize_at_once(request.texts, request.truncate, request.prompt)
         if token_ids is None:
             token_ids = await self._tokenize_pieces(tokenizer, request)
         run.timings.decode_s += loop.time() - started_s
@@ -82,20 +82,25 @@ class TextService:
         rows = await _rows(run, self._submit, TokenBatch(token_ids))
         return await self._compute(rows.size, _finished, model.spec.task, text, request, rows, token_ids)
 
-    async def score(self, run: Run, request: PairRequest) -> ScoreAnswer:
+    async def score(self, run: Run, request: PairRequest) -> ScoreAnswer | ClassifyAnswer:
         """Score pairs by a cross-encoder, which reads both texts at once, or by the cosine of two embeddings.
 
         Raises InvalidInput; its field is a PAIR_FIELD of frameworks/engine/scoring.py.
         """
         model = self._model
         if not request.pairs:
-            return ScoreAnswer([], tokens=0)
+            return ClassifyAnswer([]) if request.with_labels else ScoreAnswer([], tokens=0)
         if model.spec.task == "classify":
             assert isinstance(model.tokenizer, TextTokenizer)
             tokens = await self._tokenized(model.tokenizer, request, run.timings)
             await _count_tokens(run, tokens.token_ids)
             rows = await _rows(run, self._submit, tokens)
-            return await self._compute(rows.size, probabilities, rows, tokens)
+            if request.with_labels:
+                assert model.spec.text is not None
+                return await self._compute(
+                    rows.size, _classified, model.spec.text, request.raw_scores, None, rows, tokens.token_ids
+                )
+            return await self._compute(rows.size, probabilities, rows, tokens, request.raw_scores)
         pairs = await self._compute(_NUMBERS_PER_PAIR * len(request.pairs), distinct_texts, request)
         texts = TextRequest(pairs.texts, normalize=True, truncate=request.truncate)
         try:
@@ -119,10 +124,10 @@ class TextService:
             run.timings.compute_s += loop.time() - started_s
 
     async def _tokenize_pieces(self, tokenizer: TextTokenizer, request: TextRequest) -> list[list[int]]:
-        texts, truncate = request.texts, request.truncate
+        texts, truncate, prompt = request.texts, request.truncate, request.prompt
 
         def tokenize(start: int, stop: int) -> list[list[int]]:
-            return tokenizer.tokenize(texts[start:stop], truncate, start)
+            return tokenizer.tokenize(texts[start:stop], truncate, start, prompt)
 
         pieces = await self._threads.run_pieces(map(len, texts), tokenize)
         return pieces[0] if len(pieces) == 1 else list(chain.from_iterable(pieces))
@@ -168,6 +173,8 @@ def _size_of(request: TokenRequest) -> int:
     """Return the size of the work, in characters."""
     if isinstance(request, DetokenizeRequest):
         return len(request.token_ids)
+    if isinstance(request, SpansRequest):
+        return sum(map(len, request.texts))
     return size_of_prompt(request.prompt)
 
 
@@ -192,10 +199,18 @@ def _finished(
 ) -> EmbedAnswer | ClassifyAnswer:
     """Compute the answer from the model's rows [texts, embedding size or labels]."""
     if task == "classify":
-        return ClassifyAnswer(_ranked(scores(rows, text.multi_label), text.labels, request.top_k))
+        return _classified(text, request.raw_scores, request.top_k, rows, token_ids)
     normalize = text.normalize if request.normalize is None else request.normalize
     rows = rows[:, : request.dimensions]
     return EmbedAnswer(normalize_rows(rows) if normalize else rows, tokens=sum(map(len, token_ids)))
+
+
+def _classified(
+    text: TextSpec, raw_scores: bool, top_k: int | None, rows: Array, token_ids: Sequence[Sequence[int]]
+) -> ClassifyAnswer:
+    """Compute the answer from the model's logits [texts, labels]."""
+    values = rows.astype(np.float64) if raw_scores else scores(rows, text.multi_label)
+    return ClassifyAnswer(_ranked(values, text.labels, top_k), sum(map(len, token_ids)))
 
 
 def _ranked(probabilities: Array, labels: tuple[str, ...], top_k: int | None) -> list[list[tuple[str, float]]]:

@@ -8,7 +8,7 @@ from math import inf
 from typing import NamedTuple, TypeVar, TypeVarTuple
 
 from frameworks.cpus import usable_cpus
-from frameworks.generation.types import Conversation, Prompt
+from frameworks.generation.types import Conversation, Message, Prompt
 
 SHORT_CHARACTERS = 16 * 1024
 """Work up to this size takes about 20 ms."""
@@ -79,8 +79,13 @@ class TokenizerThreads:
 def size_of_prompt(prompt: Prompt) -> int:
     """Return the work of a prompt, in characters."""
     if isinstance(prompt, Conversation):
-        return sum(len(message.content) + _CHARACTERS_PER_TEXT for message in prompt.messages)
+        return len(prompt.tools) + sum(map(_size_of_message, prompt.messages))
     return len(prompt)
+
+
+def _size_of_message(message: Message) -> int:
+    calls = sum(len(call.arguments) + _CHARACTERS_PER_TEXT for call in message.tool_calls)
+    return len(message.content) + len(message.reasoning) + calls + _CHARACTERS_PER_TEXT
 
 
 def split(sizes: Iterable[int]) -> Iterator[Piece]:

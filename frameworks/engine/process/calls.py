@@ -62,6 +62,7 @@ class InferCall:
 
     def message(self) -> Infer:
         """Return the message that runs it."""
+        trace = self.timings.trace
         return Infer(
             self.id,
             request_to_plain(self.request),
@@ -69,6 +70,7 @@ class InferCall:
             tenant_to_plain(self.tenant),
             self.timings.started_s,
             self.budget is not None and not self.is_counted,
+            b"" if trace is None else trace.span,
         )
 
     def restart(self) -> None:
@@ -90,6 +92,8 @@ class InferCall:
         timings.compute_s += message.compute_s
         timings.decode_s += message.decode_s
         timings.batch_rows = message.batch_rows
+        if timings.trace is not None:
+            timings.trace.add(message.runs)
         if not self.future.done():
             self.future.set_result(answer)
 

@@ -13,7 +13,16 @@ from frameworks.engine.process.calls import InferCall
 from frameworks.engine.process.counting import add_counts
 from frameworks.engine.process.generations import GenerationCall
 from frameworks.engine.process.link import Link, Loss, OwnerLink, RemoteModel, Start, Started
-from frameworks.engine.process.messages import Close, Counts, FromEngine, Pong, ProtocolError, SpecLearned
+from frameworks.engine.process.messages import (
+    Close,
+    Counts,
+    FromEngine,
+    Pong,
+    ProtocolError,
+    QueueState,
+    SpecLearned,
+    Waiting,
+)
 from frameworks.engine.process.open_calls import OpenCalls
 from frameworks.engine.process.restarts import RestartPolicy
 from frameworks.engine.process.specs import spec_from_plain
@@ -69,6 +78,8 @@ class ProcessEngine:
         """Whether the process has further clients, whose requests may hang too."""
         self.started: Started | None = None
         """The process that was started last, which may have ended."""
+        self.queue_state = QueueState(0.0, 0)
+        """The last report of an engine that several servers use."""
         self.on_started: Callable[[Started], None] = lambda started: None
         """Called when a process serves, also after each restart."""
         self.on_lost: Callable[[Loss], None] = lambda loss: None
@@ -84,6 +95,7 @@ class ProcessEngine:
             Counts: self._add_counts,
             SpecLearned: self._note_spec,
             Pong: self._note_pong,
+            QueueState: self._note_queue_state,
         }
 
     async def open(self) -> Started:
@@ -158,6 +170,12 @@ class ProcessEngine:
     def withdraw(self, call: InferCall) -> None:
         """Forget a request that was sent, and leave its future to the caller."""
         self._calls.end(call)
+
+    def report_waiting(self, calls: int) -> None:
+        """Report the number of requests that wait here, for autoscaling."""
+        link = self._calls.link
+        if link is not None:
+            link.send(Waiting(calls))
 
     def check_outage(self) -> None:
         """Raise ModelFailed while the process is down and no restart is near, and after its end."""
@@ -303,3 +321,6 @@ class ProcessEngine:
     def _note_pong(self, message: Pong) -> None:
         if self._watch is not None:
             self._watch.answered(message)
+
+    def _note_queue_state(self, message: QueueState) -> None:
+        self.queue_state = message

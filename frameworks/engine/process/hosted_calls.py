@@ -43,13 +43,16 @@ class Sender(Protocol):
 
 
 class HostedClient:
-    """A client of the engine process. `calls`: its requests in progress, by their numbers."""
+    """A client of the engine process. `calls`: its requests in progress, by their numbers. `waiting`: number of those
+    that wait at the client.
+    """
 
-    __slots__ = ("calls", "sender")
+    __slots__ = ("calls", "sender", "waiting")
 
     def __init__(self, sender: Sender) -> None:
         self.calls: dict[int, HostedCall] = {}
         self.sender = sender
+        self.waiting = 0
 
 
 class HostedCall:
@@ -88,6 +91,7 @@ class HostedCall:
             timings.compute_s,
             timings.decode_s,
             timings.batch_rows,
+            [] if timings.trace is None else timings.trace.runs,
         )
 
 

@@ -5,13 +5,14 @@ specs are plain values of frameworks.engine.process.plain. Times are of time.per
 of a machine.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from frameworks.devices import Device, ModelNeeds
 from frameworks.engine.contract import EngineSettings
 from frameworks.generation.types import Piece, StepStats, Usage
+from frameworks.traces import MAX_LINKS, BatchRun
 
 
 class ChannelError(Exception):
@@ -68,6 +69,7 @@ class Infer(EngineMessage, frozen=True):
     """Run a request. Answered by Answer or Failed.
 
     `tenant`: name, weight, whether it shares caches. `is_metered`: the engine sends Counted, and waits for Proceed.
+    `span`: a SpanRef of a sampled request; empty for the others.
     """
 
     id: int
@@ -76,6 +78,7 @@ class Infer(EngineMessage, frozen=True):
     tenant: tuple[str, float, bool]
     arrived_s: float
     is_metered: bool = False
+    span: bytes = b""
 
 
 class Generate(EngineMessage, frozen=True):
@@ -110,6 +113,12 @@ class Ping(EngineMessage, frozen=True):
     """Ask for a Pong of the same number."""
 
     number: int
+
+
+class Waiting(EngineMessage, frozen=True):
+    """So many requests wait at the client until the engine has room for them."""
+
+    calls: int
 
 
 class EndRequests(EngineMessage, frozen=True):
@@ -166,7 +175,7 @@ class Begun(EngineMessage, frozen=True):
 
 
 class Answer(EngineMessage, frozen=True):
-    """The answer to a request, its phases in seconds, and the rows of its batch."""
+    """The answer to a request, its phases in seconds, and the rows of its batch. `runs`: batches of a sampled one."""
 
     id: int
     answer: Any
@@ -174,6 +183,7 @@ class Answer(EngineMessage, frozen=True):
     compute_s: float
     decode_s: float = 0.0
     batch_rows: int = 0
+    runs: Annotated[list[BatchRun], Meta(max_length=MAX_LINKS)] = []
 
 
 class Failed(EngineMessage, frozen=True):
@@ -235,17 +245,27 @@ class SpecLearned(EngineMessage, frozen=True):
 
 
 class Pong(EngineMessage, frozen=True):
-    """Answer to a Ping. `running_s`: of the longest run in progress; 0.0 when idle."""
+    """Answer to a Ping. `running_s`: of the longest run in progress; 0.0 when idle. `at_s`: when it was sent, by the
+    clock of the engine's machine.
+    """
 
     number: int
     running_s: float
+    at_s: float = 0.0
+
+
+class QueueState(EngineMessage, frozen=True):
+    """`call_s`: seconds of the device that a request takes, as learned. `others`: requests of other clients."""
+
+    call_s: float
+    others: int
 
 
 class Closed(EngineMessage, frozen=True):
     """The model is unloaded; the process ends."""
 
 
-ToEngine = Measure | Load | Infer | Generate | Cancel | Proceed | Free | Ping | EndRequests | Close
+ToEngine = Measure | Load | Infer | Generate | Cancel | Proceed | Free | Ping | Waiting | EndRequests | Close
 FromEngine = (
     Needs
     | Loaded
@@ -259,5 +279,6 @@ FromEngine = (
     | Counts
     | SpecLearned
     | Pong
+    | QueueState
     | Closed
 )

@@ -65,10 +65,13 @@ class FileSource:
     def measure(self, message: Measure) -> ModelNeeds:
         entry: ModelEntry = pickle.loads(message.entry)  # noqa: S301 - of the server, which started this process
         settings: RegistrySettings = pickle.loads(message.settings)  # noqa: S301
-        path = Path(message.path)
+        return self.prepare(message.framework, entry, Path(message.path), settings)
+
+    def prepare(self, framework: str, entry: ModelEntry, path: Path, settings: RegistrySettings) -> ModelNeeds:
+        """As `measure`, of a model that needs no message."""
         devices = DeviceManager(SystemProbe(), settings.performance.enable_gpu)
         pool = TensorPool(settings.memory)
-        registry = self._factories(settings, devices, pool)[message.framework]()
+        registry = self._factories(settings, devices, pool)[framework]()
         # Collections would scan the objects of the framework, which last until the end.
         exclude_imports()
         self._measured = _Measured(registry, entry, path, devices, pool)

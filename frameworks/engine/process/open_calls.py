@@ -164,7 +164,7 @@ class OpenCalls:
         try:
             link.send(call.message())
         except MessageTooLarge as error:
-            self._fail_call(call.id, InvalidInput("inputs", f"{error.message}; send fewer strings at once"))
+            self._fail_call(call.id, InvalidInput("inputs", f"{error.message}; send less at once"))
         except (InvalidInput, TypeError) as error:
             self._fail_call(call.id, error)
 

@@ -18,6 +18,8 @@ from frameworks.tenants import DEFAULT_TENANT, Tenant
 from frameworks.text.tokens import (
     DetokenizeAnswer,
     DetokenizeRequest,
+    SpansAnswer,
+    SpansRequest,
     TokenAnswer,
     TokenizeAnswer,
     TokenizeRequest,
@@ -45,10 +47,19 @@ _OUTPUTS = "outputs"
 _TENSORS = "TensorBatch"
 _REQUESTS: dict[str, type[SentRequest]] = {
     each.__name__: each
-    for each in (TokenBatch, TextRequest, PairRequest, TokenizeRequest, DetokenizeRequest, GenerateRequest)
+    for each in (
+        TokenBatch,
+        TextRequest,
+        PairRequest,
+        TokenizeRequest,
+        DetokenizeRequest,
+        SpansRequest,
+        GenerateRequest,
+    )
 }
 _ANSWERS: dict[str, type[SentAnswer]] = {
-    each.__name__: each for each in (EmbedAnswer, ClassifyAnswer, ScoreAnswer, TokenizeAnswer, DetokenizeAnswer)
+    each.__name__: each
+    for each in (EmbedAnswer, ClassifyAnswer, ScoreAnswer, TokenizeAnswer, DetokenizeAnswer, SpansAnswer)
 }
 _ERRORS: dict[str, type[RoundhouseError]] = {
     name: each for name, each in vars(errors).items() if isinstance(each, type) and issubclass(each, RoundhouseError)
@@ -123,7 +134,10 @@ def error_from_plain(state: ErrorState) -> Exception:
         error.field, error.reason = state.field, state.reason
     elif isinstance(error, Overloaded) and state.retry_after_s is not None:
         error.retry_after_s = state.retry_after_s
-    elif isinstance(error, FieldError | Overloaded | ModelFailed):
+    elif isinstance(error, ModelFailed):
+        if state.retry_after_s is not None:
+            error.retry_after_s = state.retry_after_s
+    elif isinstance(error, FieldError | Overloaded):
         return ModelFailed(state.message, state.retry_after_s)
     return error
 

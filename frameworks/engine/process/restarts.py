@@ -17,9 +17,10 @@ _MIN_RETRY_AFTER_S = 1.0
 class RestartPolicy:
     """Delays between the crashes of one model's process and its next starts. A start that fails is a crash too."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock`: seconds; it may jump."""
+    def __init__(self, clock: Callable[[], float] = time.monotonic, first_delay_s: float = FIRST_DELAY_S) -> None:
+        """`clock`: seconds; it may jump. `first_delay_s`: after the first crash; it doubles with each further one."""
         self._clock = clock
+        self._first_delay_s = first_delay_s
         self._serving: Elapsed | None = None
         self._down: Elapsed | None = None
         self.crashes = 0
@@ -35,7 +36,7 @@ class RestartPolicy:
         """The delay of the start after the last crash; 0.0 before the first crash."""
         if not self.crashes:
             return 0.0
-        return min(MAX_DELAY_S, FIRST_DELAY_S * 2.0 ** min(self.crashes - 1, 10))
+        return min(MAX_DELAY_S, self._first_delay_s * 2.0 ** min(self.crashes - 1, 10))
 
     def serves(self) -> None:
         """Note that the model is loaded and the process accepts requests."""

@@ -9,8 +9,8 @@ from typing import Any
 import structlog
 
 from frameworks.engine.local import LocalEngine
-from frameworks.engine.process.host import COUNTS_S, EngineHost
 from frameworks.engine.process.hosted_calls import HostedCall, HostedGeneration, Sender
+from frameworks.engine.process.hosted_engine import COUNTS_S, HostedEngine
 from frameworks.engine.process.messages import (
     Begun,
     Cancel,
@@ -27,10 +27,12 @@ from frameworks.engine.process.messages import (
     Proceed,
     ProtocolError,
     ToEngine,
+    Waiting,
 )
 from frameworks.engine.process.plain import error_to_plain, request_from_plain
 from frameworks.errors import Draining, InvalidInput, ModelFailed, RoundhouseError
 from frameworks.generation.types import GenerateRequest
+from frameworks.traces import RunTrace
 from frameworks.types import TensorBatch, TokenBatch
 
 log = structlog.get_logger(__name__)
@@ -41,7 +43,7 @@ class ClientSession:
 
     def __init__(
         self,
-        host: EngineHost,
+        host: HostedEngine,
         sender: Sender,
         freed: Callable[[Free], None],
         is_owner: bool,
@@ -52,7 +54,6 @@ class ClientSession:
         """
         self._host = host
         self._sender = sender
-        self._is_owner = is_owner
         self._closed = closed
         self._loop = asyncio.get_running_loop()
         self._client = host.add(sender)
@@ -67,6 +68,7 @@ class ClientSession:
             Proceed: self._proceed,
             Free: freed,
             Ping: self._answer_ping,
+            Waiting: self._note_waiting,
             EndRequests: self._end_requests,
             Close: self._close,
         }
@@ -96,6 +98,8 @@ class ClientSession:
         if isinstance(request, GenerateRequest):
             raise ProtocolError("expected a request with one answer, got one for generated text")
         call = HostedCall(message, self._note_begun)
+        if message.span:
+            call.timings.trace = RunTrace(message.span)
         self._calls[message.id] = call
         try:
             if isinstance(request, TensorBatch | TokenBatch):
@@ -160,10 +164,12 @@ class ClientSession:
         self._sender.send(Failed(call.id, error_to_plain(error)))
 
     def _forget(self, call: HostedCall) -> None:
-        """Forget a request. The owner gets the counts with its last one before the answer."""
+        """Forget a request. The reporter gets the counts with its last one before the answer."""
         del self._calls[call.id]
-        if self._is_owner and (not self._calls or self._loop.time() - self._host.counted_s >= COUNTS_S):
-            self._host.send_counts()
+        host = self._host
+        host.num_done += 1
+        if host.reporter is self._client and (not self._calls or self._loop.time() - host.counted_s >= COUNTS_S):
+            host.send_counts()
 
     def _cancel(self, message: Cancel) -> None:
         # Its answer may have been sent meanwhile.
@@ -176,10 +182,14 @@ class ClientSession:
         if call is not None and call.budget is not None:
             call.budget.proceed()
 
+    def _note_waiting(self, message: Waiting) -> None:
+        self._client.waiting = message.calls
+
     def _answer_ping(self, message: Ping) -> None:
         engine = self._host.engine
         since_s = None if engine is None else engine.running_since_s
-        self._sender.send(Pong(message.number, 0.0 if since_s is None else max(0.0, time.perf_counter() - since_s)))
+        now_s = time.perf_counter()
+        self._sender.send(Pong(message.number, 0.0 if since_s is None else max(0.0, now_s - since_s), now_s))
 
     def _end_requests(self, message: EndRequests) -> None:
         """Fail the requests of this client that wait or generate, and later ones; those in a batch are answered."""

@@ -49,8 +49,10 @@ def test_many_pairs_are_scored_in_blocks() -> None:
 @given(np_st.arrays(np.float32, (5, 1), elements=st.floats(-200, 200, width=32)))
 def test_logits_become_probabilities(logits: "np.ndarray[tuple[int, int], np.dtype[np.float32]]") -> None:
     wanted = torch.sigmoid(torch.tensor(logits, dtype=torch.float64))[:, 0]
-    answer = probabilities(logits, TokenBatch([[1, 2]] * 5))
+    tokens = TokenBatch([[1, 2]] * 5)
+    answer = probabilities(logits, tokens, raw_scores=False)
     assert answer.scores == pytest.approx(wanted.tolist())
+    assert probabilities(logits, tokens, raw_scores=True).scores == logits[:, 0].tolist()
     assert answer.tokens == 10
 
 

@@ -21,7 +21,16 @@ from frameworks.scheduling.byte_limit import ByteLimit
 from frameworks.tenants import Tenant
 from frameworks.text.config import TextConfig
 from frameworks.text.tokenizer import TextTokenizer
-from frameworks.types import TEXT_OUTPUT, PairRequest, TextRequest, TextSpec, Timings, TokenBatch
+from frameworks.types import (
+    TEXT_OUTPUT,
+    ClassifyAnswer,
+    PairRequest,
+    ScoreAnswer,
+    TextRequest,
+    TextSpec,
+    Timings,
+    TokenBatch,
+)
 from tests.support.loops import in_loop
 from tests.support.models.text_files import write_tokenizer
 
@@ -49,7 +58,7 @@ def harness(tmp_path: Path) -> Iterator[Harness]:
         batches.append(tokens)
         return {TEXT_OUTPUT: np.zeros((tokens.rows, 1), np.float32)}
 
-    spec = SimpleNamespace(task="classify", text=TextSpec(16, labels=LABEL))
+    spec = SimpleNamespace(task="classify", text=TextSpec(16, labels=LABEL, multi_label=True))
     model: Any = SimpleNamespace(tokenizer=tokenizer, spec=spec)
     run = Run(Permit(RequestLimit("the server", None, None)), Timings())
     yield Harness(TextService(model, submit, False, threads), run, tokenizer, batches)
@@ -69,6 +78,28 @@ async def test_pieces_of_pairs_equal_whole(harness: Harness) -> None:
     pairs = [("the cat", "sat on " * (i % 70)) for i in range(1500)]
     await harness.service.score(harness.run, PairRequest(pairs))
     assert harness.batches == [harness.tokenizer.tokenize_pairs(pairs, truncate=True)]
+
+
+@pytest.mark.parametrize("num_texts", [1, 9])
+@in_loop
+async def test_prompt_of_request_is_before_texts(harness: Harness, num_texts: int) -> None:
+    texts = ["cat sat"] * num_texts
+    await harness.service.answer(harness.run, TextRequest(texts, prompt="the "))
+    [batch] = harness.batches
+    assert batch.token_ids == harness.tokenizer.tokenize(["the cat sat"] * num_texts, truncate=True)
+
+
+@in_loop
+async def test_scores_are_raw_on_request(harness: Harness) -> None:
+    service, run, pairs = harness.service, harness.run, [("the cat", "sat")]
+    tokens = len(harness.tokenizer.tokenize_pairs(pairs, truncate=True).token_ids[0])
+    for raw, score in ((False, 0.5), (True, 0.0)):
+        assert await service.score(run, PairRequest(pairs, raw_scores=raw)) == ScoreAnswer([score], tokens)
+        with_labels = PairRequest(pairs, raw_scores=raw, with_labels=True)
+        assert await service.score(run, with_labels) == ClassifyAnswer([[(LABEL[0], score)]], tokens)
+        texts = TextRequest(["the cat"], raw_scores=raw)
+        assert await service.answer(run, texts) == ClassifyAnswer([[(LABEL[0], score)]], 4)
+    assert await service.score(run, PairRequest([], with_labels=True)) == ClassifyAnswer([])
 
 
 @in_loop

@@ -34,7 +34,7 @@ async def sharing(model: Any, status: int = 0) -> AsyncIterator[tuple[HostLink, 
 
 def num_calls(link: HostLink) -> int:
     """Return the requests of all clients that the host has."""
-    return sum(len(client.calls) for client in link.process._host._clients)
+    return sum(len(client.calls) for client in link.process._host.clients)
 
 
 def value_of(answer: Answer) -> list[Any]:

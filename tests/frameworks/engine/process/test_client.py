@@ -26,10 +26,11 @@ from frameworks.engine.process.messages import (
     ProtocolError,
     StepDeltas,
 )
-from frameworks.engine.process.plain import error_to_plain
+from frameworks.engine.process.plain import answer_to_plain, error_to_plain
 from frameworks.errors import Draining, InvalidInput, ModelFailed, Overloaded
 from frameworks.generation.types import StepStats
 from frameworks.scheduling.admission import Permit, RequestLimit
+from frameworks.traces import SPAN_BYTES, BatchRun, RunTrace
 from frameworks.types import TensorBatch, TextRequest, Timings
 from tests.frameworks.engine.process.fake_link import Harness, is_failed, outcomes
 from tests.support.loops import in_loop, soon
@@ -61,6 +62,21 @@ async def test_answer_has_outputs_and_timings(harness: Harness) -> None:
     assert await outcomes([future]) == [sent.id]
     assert (begun, timings.queue_s, timings.compute_s) == ([True], 0.5, 0.25)
     assert not harness.engine.is_running
+
+
+@opened
+async def test_sampled_request_notes_batches_of_process(harness: Harness) -> None:
+    trace, unsampled = RunTrace(b"s" * SPAN_BYTES), Timings()
+    batch = TensorBatch({"x": np.ones(1, np.float32)})
+    futures = [harness.engine.submit(batch, timings=each) for each in (Timings(trace=trace), unsampled)]
+    sent = harness.link.sent_of(Infer)
+    assert [each.span for each in sent] == [trace.span, b""]
+    run = BatchRun(b"b" * SPAN_BYTES, 1, 2, 3, "cpu", 4, 5, (trace.span,))
+    answer = answer_to_plain({"y": np.ones(1)})
+    harness.link.receive(*(Answer(each.id, answer, 0.5, 0.25, runs=[run]) for each in sent))
+    await asyncio.gather(*futures)
+    assert trace.runs == [run]
+    assert unsampled.trace is None
 
 
 @opened

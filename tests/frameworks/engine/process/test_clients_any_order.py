@@ -166,11 +166,11 @@ class SharedHost(RuleBasedStateMachine):
             for client in self.clients[1:]:
                 self._run(_call(client.link.channel.close))
                 client.link.tensors.close()
-            self._run(soon(lambda: not any(each.calls for each in process._host._clients)))
+            self._run(soon(lambda: not any(each.calls for each in process._host.clients)))
             rows = [sum(sizes) for sizes in self.model.executed]  # type: ignore[arg-type]
             self._run(soon(lambda: sum(self.owner.link.counts.batches.sizes.elements()) == sum(rows)))
             self._run(soon(lambda: process.num_tensors_in_use == 0))
-            self._run(soon(lambda: len(process._host._clients) == 1))
+            self._run(soon(lambda: len(process._host.clients) == 1))
             assert self._run(_num_tasks()) == self.num_tasks
         self._run(self.stack.aclose())
         self._run(settle())

@@ -20,7 +20,7 @@ from frameworks.generation.types import (
 from frameworks.scheduling.admission import Permit, RequestLimit
 from frameworks.scheduling.batch.request import BatchCounts
 from frameworks.tenants import Tenant
-from frameworks.text.tokens import DetokenizeRequest, TokenizeRequest
+from frameworks.text.tokens import DetokenizeRequest, SpansAnswer, SpansRequest, TokenizeRequest
 from frameworks.types import Batch, PairRequest, TensorBatch, TextRequest, Timings, Value
 from tests.frameworks.engine.process.test_host_times import tokenizer
 from tests.support.batch_models import DoublingModel, numbers
@@ -53,6 +53,8 @@ async def outcome(engine: Engine, request: Any) -> Any:
         answer = await engine.answer(run_of(), request)
     except RoundhouseError as error:
         return type(error).__name__, str(error)
+    if isinstance(answer, SpansAnswer):
+        return answer
     if isinstance(answer, dict):
         return {name: np.asarray(value).tolist() for name, value in answer.items()}
     return [np.asarray(each).tolist() for each in astuple(answer) if each is not None]
@@ -94,10 +96,11 @@ async def test_tensor_answers_are_equal(make: Any, request_: Any) -> None:
         TextRequest([], token_ids=[[2, 3]]),
         PairRequest([("the cat", "sat"), ("the mat", "sat")]),
         PairRequest([("the cat " * 30, "sat")], truncate=False),
+        SpansRequest(("the cat", "")),
         TokenizeRequest("the cat", with_strings=True),
         DetokenizeRequest((6, 7, 8)),
     ],
-    ids=["texts", "none", "long", "many", "ids", "pairs", "pair", "tokenize", "detokenize"],
+    ids=["texts", "none", "long", "many", "ids", "pairs", "pair", "spans", "tokenize", "detokenize"],
 )
 @in_loop
 async def test_text_answers_are_equal(request_: Any, kind: str, tmp_path: Path) -> None:

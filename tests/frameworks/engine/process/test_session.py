@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from frameworks.engine.process import host, session
+from frameworks.engine.process import hosted_engine, session
 from frameworks.engine.process.messages import (
     Answer,
     Begun,
@@ -19,6 +19,7 @@ from frameworks.engine.process.messages import (
 from frameworks.engine.process.plain import request_to_plain
 from frameworks.engine.process.specs import spec_from_plain
 from frameworks.tenants import DEFAULT_TENANT, Tenant
+from frameworks.traces import SPAN_BYTES
 from frameworks.types import Batch, TextRequest, Value
 from tests.frameworks.engine.process.sharing import rows_counted, sharing, value_of
 from tests.frameworks.engine.process.test_host_times import tokenizer
@@ -47,6 +48,25 @@ async def test_requests_of_clients_meet_in_batch() -> None:
             assert answers == [0.0, 2.0, 4.0]
         await soon(lambda: rows_counted(owner) == 3 * rounds)
         assert not any(link.counts.batches.sizes for link in others)
+
+
+@in_loop
+async def test_sampled_requests_of_clients_link_one_batch() -> None:
+    model = ArrayModel(runs_by_shape=False)
+    async with sharing(model) as links:
+        spans = [bytes([number]) * SPAN_BYTES for number in (1, 2)]
+        # The batcher has to measure some runs first. The last client's requests are not sampled.
+        while True:
+            for link, span in zip(links, [*spans, b""], strict=True):
+                link.infer(array_rows(1, 4, 0), span=span)
+            one, other, unsampled = [await link.next(Answer) for link in links]
+            assert (len(one.runs), len(other.runs), unsampled.runs) == (1, 1, [])
+            if one.runs[0].span == other.runs[0].span:
+                break
+        exported, linked = sorted([one.runs[0], other.runs[0]], key=lambda run: len(run.requests), reverse=True)
+        assert sorted(exported.requests) == spans
+        assert linked == exported._replace(requests=())
+        assert exported.rows in (2, 3)
 
 
 @in_loop
@@ -96,7 +116,7 @@ async def test_learned_spec_reaches_all_clients() -> None:
 
 @in_loop
 async def test_counts_of_clients_are_sent_at_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "COUNTS_S", HANGS_AFTER_S)
+    monkeypatch.setattr(hosted_engine, "COUNTS_S", HANGS_AFTER_S)
     monkeypatch.setattr(session, "COUNTS_S", HANGS_AFTER_S)
     async with sharing(ArrayModel()) as (owner, first, _):
         first.infer(array_rows(1, 4))
@@ -110,7 +130,7 @@ async def test_counts_of_clients_are_sent_at_intervals(monkeypatch: pytest.Monke
 
 @in_loop
 async def test_counts_follow_request_that_waited(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(host, "COUNTS_S", 0.001)
+    monkeypatch.setattr(hosted_engine, "COUNTS_S", 0.001)
     async with sharing(TextModel(tokenizer(tmp_path), "embed")) as (owner, first, _):
         number = first.infer(TextRequest(["the cat"]), is_metered=True)
         await first.next(Counted)

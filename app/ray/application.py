@@ -1,0 +1,83 @@
+"""Build the Serve application of a config file: a deployment for each model, bound to the ingress."""
+
+import os
+from pathlib import Path
+
+from ray import serve
+
+from app.auth.keys import Key, environment_key
+from app.config import API_KEY_VARIABLE, ConfigError, ConfigIssue, LoadedSettings, load_settings
+from app.ray.checks import check_for_ray, for_ingress
+from app.ray.ingress import IngressConfig, ingress_deployment
+from app.server.keys import open_keys
+from app.server.manager import build_manager, registry_settings
+from frameworks.devices import DeviceManager, SystemProbe
+from frameworks.engine.ray.config import ReplicaConfig
+from frameworks.engine.ray.deployment import Scaling, model_deployment
+from frameworks.models.slot import ModelSlot
+from frameworks.setting_values import ReplicaRange
+from memory.tensor_pool import TensorPool
+
+_ARGUMENT = "config"
+
+
+def application(arguments: dict[str, str]) -> serve.Application:
+    """Build the application for `serve run app.ray:application config=config.toml`, and for Serve's config files.
+
+    Raises ConfigError.
+    """
+    unknown = sorted(arguments.keys() - {_ARGUMENT})
+    if unknown or _ARGUMENT not in arguments:
+        got = ", ".join(unknown) or "none"
+        message = f"expected the argument {_ARGUMENT}, got {got}; add {_ARGUMENT}=config.toml"
+        raise ConfigError([ConfigIssue("arguments", None, _ARGUMENT, message, "missing")])
+    loaded = load_settings(Path(arguments[_ARGUMENT]), os.environ)
+    return build_application(loaded, os.environ.get(API_KEY_VARIABLE, ""))
+
+
+def build_application(loaded: LoadedSettings, api_key: str) -> serve.Application:
+    """Return the application of settings. `api_key`: the text of ROUNDHOUSE_API_KEY, or "". Raises ConfigError.
+
+    The settings travel with it. The files that they name must exist on the nodes. In a process that is connected to a
+    cluster with GPUs it measures the share of models without `num_gpus`, and raises as `default_gpus`.
+    """
+    check_for_ray(loaded)
+    open_keys(loaded, api_key)
+    key: Key | None = environment_key(api_key) if api_key else None
+    drain_s = loaded.settings.server.drain_timeout_s
+    # Registers the models as the ingress will, and loads none.
+    manager = build_manager(loaded, DeviceManager(SystemProbe(), enable_gpu=False), TensorPool(loaded.settings.memory))
+    models = {
+        slot.name: model_deployment(
+            _replica_config(loaded, slot),
+            replicas=_replicas(loaded, slot),
+            num_cpus=1.0 if slot.entry.num_cpus is None else slot.entry.num_cpus,
+            num_gpus=slot.entry.num_gpus,
+            drain_s=drain_s,
+        )
+        for slot in manager.slots
+    }
+    return ingress_deployment(IngressConfig(for_ingress(loaded), key), models)
+
+
+def _replicas(loaded: LoadedSettings, slot: ModelSlot) -> int | Scaling:
+    ray, replicas = loaded.settings.ray, slot.entry.replicas
+    if not isinstance(replicas, ReplicaRange):
+        return replicas or 1
+    return Scaling(replicas.min, replicas.max, ray.target_queued_s, down_delay_s=ray.scale_down_delay_s)
+
+
+def _replica_config(loaded: LoadedSettings, slot: ModelSlot) -> ReplicaConfig:
+    versions = () if slot.entry.load == "lazy" else tuple((name, str(slot.versions[name].path)) for name in slot.served)
+    update: dict[str, object] = {"isolation": "none"}
+    if not slot.has_address:
+        update["path"] = slot.path
+    return ReplicaConfig(
+        slot.framework,
+        slot.entry.model_copy(update=update),
+        slot.identity.engine_settings,
+        registry_settings(loaded),
+        versions,
+        loaded.settings.logging.level,
+        loaded.settings.models.max_download_bytes,
+    )

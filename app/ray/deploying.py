@@ -1,0 +1,54 @@
+"""Deploy the application to the cluster that this process is connected to, and follow it until it runs."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ray import serve
+from ray.serve.schema import ApplicationStatus
+
+_POLL_S = 0.5
+_FAILED = (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The state of a deployment. `reason`: of a failure, or "". `deployments`: states by name."""
+
+    is_running: bool
+    has_failed: bool
+    reason: str
+    deployments: dict[str, str]
+
+
+def deploy(application: serve.Application, name: str) -> None:
+    """Deploy or update the application `name`. Serve's own HTTP proxies are not started, as the ingress listens."""
+    serve.start(proxy_location="Disabled")
+    target = serve.RunTarget(application, name=name, route_prefix=None)
+    serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+
+
+def follow(name: str, timeout_s: float) -> Iterator[Progress]:
+    """Yield the state at each change, until the application runs, has failed, or the time is over."""
+    until_s = time.monotonic() + timeout_s
+    last: Progress | None = None
+    while last is None or not (last.is_running or last.has_failed):
+        if time.monotonic() > until_s:
+            return
+        if last is not None:
+            time.sleep(_POLL_S)
+        progress = _progress(name)
+        if progress != last:
+            yield progress
+        last = progress
+
+
+def _progress(name: str) -> Progress:
+    found = serve.status().applications.get(name)
+    if found is None:
+        return Progress(False, False, "", {})
+    states = {each: str(status.status.value) for each, status in found.deployments.items()}
+    messages = [status.message for status in found.deployments.values() if status.message]
+    has_failed = found.status in _FAILED
+    reason = "\n".join([found.message, *messages]) if has_failed else ""
+    return Progress(found.status is ApplicationStatus.RUNNING, has_failed, reason, states)

@@ -1,0 +1,129 @@
+"""The engine of one loaded model and its clients: tenants, counts, specs. The requests of all clients use it."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from frameworks.engine.contract import EngineSettings
+from frameworks.engine.local import LocalEngine, start_local_engine
+from frameworks.engine.process.hosted_calls import HostedClient, Sender
+from frameworks.engine.process.messages import Loaded, SpecLearned, ToEngine
+from frameworks.engine.process.model_source import HostedModel
+from frameworks.engine.process.plain import PlainTenant, tenant_from_plain
+from frameworks.engine.process.run_growth import RunGrowth
+from frameworks.engine.process.specs import spec_to_plain
+from frameworks.engine.threads import EngineThreads
+from frameworks.scheduling.admission import RequestLimit
+from frameworks.tenants import Tenant
+from frameworks.types import ModelSpec
+
+COUNTS_S = 0.05
+"""The interval of counts while requests run."""
+
+
+class HostedEngine:
+    """Owned by the event loop. One client, the reporter, gets the counts of the requests of all clients."""
+
+    orders: Mapping[type[ToEngine], Callable[[Any], None]] = {}
+    """The messages that only the owner may send."""
+
+    def __init__(self, threads: EngineThreads, tidy: Callable[[], None], died: Callable[[], None]) -> None:
+        """`tidy`: called when no request is left. `died`: called once, when the engine will never answer again."""
+        self._threads = threads
+        self._tidy = tidy
+        self._died = died
+        self._loop = asyncio.get_running_loop()
+        self._growth = RunGrowth()
+        self.clients: list[HostedClient] = []
+        self.reporter: HostedClient | None = None
+        """The client that was connected first, of those that are left."""
+        self.limit = RequestLimit("the engine process", None, None)
+        self.name = ""
+        """Of the model that is loaded."""
+        self.engine: LocalEngine | None = None
+        self.num_done = 0
+        """Requests of all clients that have ended."""
+        self.counted_s = 0.0
+        """When the last counts were sent, in the time of the loop."""
+        self.tick: asyncio.TimerHandle | None = None
+        """The next report of counts; None while the engine is idle."""
+        self._tenants: dict[PlainTenant, Tenant] = {}
+        self._loaded_spec: ModelSpec | None = None
+        self._sent_spec: ModelSpec | None = None
+        self._is_over = False
+
+    def add(self, sender: Sender) -> HostedClient:
+        """Note a client."""
+        client = HostedClient(sender)
+        self.clients.append(client)
+        if self.reporter is None:
+            self.reporter = client
+        return client
+
+    def describe(self, sender: Sender) -> None:
+        """Send the spec to a new client if it has changed since the load."""
+        spec = self._sent_spec
+        if spec is not None and spec is not self._loaded_spec and sender.is_open:
+            sender.send(SpecLearned(spec_to_plain(spec)))
+
+    def remove(self, client: HostedClient) -> None:
+        """Forget a client without calls."""
+        self.clients.remove(client)
+        if client is self.reporter:
+            self.reporter = self.clients[0] if self.clients else None
+
+    def tenant(self, plain: PlainTenant) -> Tenant:
+        """Return the object of a tenant, the same for all clients; the scheduler compares objects."""
+        tenant = self._tenants.get(plain)
+        if tenant is None:
+            tenant = self._tenants[plain] = tenant_from_plain(plain)
+        return tenant
+
+    def start_reports(self) -> None:
+        """Send the counts at intervals until the engine is idle."""
+        self.tick = self._loop.call_later(COUNTS_S, self._report)
+
+    def send_counts(self) -> None:
+        """Send what has grown since the last message to the reporter, and a spec that was learned to all clients."""
+        self.counted_s = self._loop.time()
+        assert self.engine is not None
+        reporter = self.reporter
+        if reporter is not None:
+            counts = self._growth.take(self.engine.stats)
+            if counts is not None:
+                reporter.sender.send(counts)
+        spec = self.engine.model.spec
+        if spec is not self._sent_spec:
+            self._sent_spec = spec
+            for client in self.clients:
+                # A channel that opens gets it from `describe`.
+                if client.sender.is_open:
+                    client.sender.send(SpecLearned(spec_to_plain(spec)))
+
+    def abort(self) -> None:
+        """End the engine without an answer: the process ends."""
+        self._is_over = True
+        if self.tick is not None:
+            self.tick.cancel()
+        if self.engine is not None:
+            self.engine.abort("the server has ended")
+
+    def start(self, settings: EngineSettings, hosted: HostedModel) -> Loaded:
+        """Start the engine of a model that is loaded and warm; return its description."""
+        engine = start_local_engine(settings, hosted.instances, self._growth.counts, hosted.device, self._threads)
+        self.engine, self.name = engine, settings.name
+        self._loaded_spec = self._sent_spec = engine.model.spec
+        return Loaded(spec_to_plain(engine.model.spec), hosted.memory_bytes, hosted.load_s, hosted.warm_up_s)
+
+    def _report(self) -> None:
+        self.send_counts()
+        engine = self.engine
+        assert engine is not None
+        self.tick = None
+        if engine.is_running or any(client.calls for client in self.clients):
+            self.start_reports()
+        else:
+            self._tidy()
+        if engine.is_dead and not self._is_over:
+            self._is_over = True
+            self._died()

@@ -1,0 +1,187 @@
+"""Keep one engine for each running replica of a deployment: connect to new ones, drain those that leave."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import structlog
+
+from frameworks.engine.contract import EngineSettings, RunCounts
+from frameworks.engine.process.client import ProcessEngine
+from frameworks.engine.process.link import Listener, Started
+from frameworks.engine.process.restarts import RestartPolicy
+from frameworks.engine.process.suspects import Suspects
+from frameworks.engine.ray.hello import Address
+from frameworks.engine.ray.link import ReplicaLink
+from frameworks.engine.ray.running import RunningReplicas
+from frameworks.errors import ModelFailed, RoundhouseError
+
+log = structlog.get_logger(__name__)
+
+_FIRST_RETRY_S = 0.1
+_MAX_RETRY_S = 5.0
+REPLACED_S = 60.0
+"""Time for which requests of a lost replica wait for another one."""
+
+
+class Seat:
+    """The engine of one replica. Its requests go on at another replica when it is lost."""
+
+    def __init__(self, address: Address, engine: ProcessEngine) -> None:
+        self.address = address
+        self.engine = engine
+        self.is_open = False
+
+
+class Version:
+    """The version that a connection is for. `client`, `node`: names of this process and of its node in Ray."""
+
+    def __init__(self, name: str, path: str, client: str, node: str) -> None:
+        self.name = name
+        self.path = path
+        self.client = client
+        self.node = node
+
+
+class Connections:
+    """Owned by the event loop. `on_open` and `on_left` tell its owner which seats answer requests."""
+
+    def __init__(
+        self, settings: EngineSettings, counts: RunCounts, version: Version, running: RunningReplicas, replaced_s: float
+    ) -> None:
+        """`replaced_s`: as REPLACED_S. Call `open` next."""
+        self._settings = settings
+        self._counts = counts
+        self._version = version
+        self._running = running
+        self._replaced_s = replaced_s
+        # A request that ended one replica is refused by all.
+        self._suspects = Suspects()
+        self._addresses: Mapping[str, Address] = {}
+        self._seats: dict[str, Seat] = {}
+        self._opening: dict[str, asyncio.Task[None]] = {}
+        self._changed = asyncio.Event()
+        self._stop: Callable[[], None] = _ignore
+        self.on_open: Callable[[Seat], None] = _ignore_seat
+        """Called when a replica has loaded the version."""
+        self.on_left: Callable[[Seat], None] = _ignore_seat
+        """Called when a replica that was open leaves or is lost: its requests in progress go on."""
+        self.on_failed: Callable[[Exception], None] = _ignore_error
+        """Called when a replica cannot load the version, or cannot be reached. It is tried again."""
+
+    @property
+    def num_running(self) -> int:
+        """Number of replicas that Serve reports."""
+        return len(self._addresses)
+
+    def open(self) -> None:
+        """Begin to follow the running replicas."""
+        self._stop = self._running.follow(self._update)
+
+    def close(self) -> None:
+        """Connect to no further replica. The owner closes the engines of the seats."""
+        self._stop()
+        for task in self._opening.values():
+            task.cancel()
+        self._addresses = {}
+
+    def note_lost(self, seat: Seat) -> None:
+        """Note that the connection of an open seat has ended. A new seat is made while the replica runs."""
+        replica = seat.address.replica
+        if self._seats.get(replica) is seat:
+            del self._seats[replica]
+            self.on_left(seat)
+            self._open_missing()
+
+    def _update(self, addresses: Mapping[str, Address]) -> None:
+        self._addresses = addresses
+        self._changed.set()
+        self._changed = asyncio.Event()
+        for replica, task in list(self._opening.items()):
+            if replica not in addresses:
+                task.cancel()
+        for replica, seat in list(self._seats.items()):
+            if replica not in addresses:
+                log.info("replica leaves", model=self._settings.name, host=seat.address.host, port=seat.address.port)
+                del self._seats[replica]
+                self.on_left(seat)
+        self._open_missing()
+
+    def _open_missing(self) -> None:
+        for replica, address in self._addresses.items():
+            if replica not in self._seats and replica not in self._opening:
+                task = asyncio.get_running_loop().create_task(self._open_seat(address))
+                self._opening[replica] = task
+                task.add_done_callback(partial(self._forget_opening, replica))
+
+    def _forget_opening(self, replica: str, task: "asyncio.Task[None]") -> None:
+        if self._opening.get(replica) is task:
+            del self._opening[replica]
+
+    async def _open_seat(self, address: Address) -> None:
+        """Connect to a replica, again and again until it has loaded the version or leaves."""
+        delay_s = _FIRST_RETRY_S
+        while True:
+            seat = self._seat(address)
+            try:
+                await seat.engine.open()
+            except RoundhouseError as error:
+                log.warning("replica not connected", model=self._settings.name, reason=error.message)
+                self.on_failed(error)
+            except Exception as error:
+                log.exception("replica not connected", model=self._settings.name)
+                self.on_failed(error)
+            else:
+                seat.is_open = True
+                self._seats[address.replica] = seat
+                self.on_open(seat)
+                return
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, _MAX_RETRY_S)
+
+    def _seat(self, address: Address) -> Seat:
+        async def start(listener: Listener) -> Started:
+            return await (self._replace(seat, listener) if seat.is_open else self._connect(seat.address, listener))
+
+        policy = RestartPolicy(first_delay_s=0.0)
+        engine = ProcessEngine(self._settings, self._counts, start, policy, self._suspects)
+        seat = Seat(address, engine)
+        return seat
+
+    async def _connect(self, address: Address, listener: Listener) -> Started:
+        version = self._version
+        link = ReplicaLink(address, version.node)
+        return await link.open(version.name, version.path, version.client, listener)
+
+    async def _replace(self, seat: Seat, listener: Listener) -> Started:
+        """Connect the requests of a lost replica to another one. Raises ModelFailed where none runs in time."""
+        failure = ModelFailed("no replica of the model runs")
+        try:
+            async with asyncio.timeout(self._replaced_s):
+                while True:
+                    changed = self._changed
+                    others = [each for each in self._addresses.values() if each.replica != seat.address.replica]
+                    for address in others or self._addresses.values():
+                        try:
+                            return await self._connect(address, listener)
+                        except RoundhouseError as error:
+                            failure = ModelFailed(error.message)
+                    try:
+                        async with asyncio.timeout(_MAX_RETRY_S if self._addresses else None):
+                            await changed.wait()
+                    except TimeoutError:
+                        pass
+        except TimeoutError:
+            raise failure from None
+
+
+def _ignore() -> None:
+    pass
+
+
+def _ignore_seat(_: Seat) -> None:
+    pass
+
+
+def _ignore_error(_: Exception) -> None:
+    pass

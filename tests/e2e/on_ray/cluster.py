@@ -1,0 +1,164 @@
+"""A Ray cluster of a few nodes on this machine, and servers that are deployed on it."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import psutil
+
+from tests.e2e.server import READY_WITHIN_S, ROOT, WAIT_S, RunningServer, check_frame, free_port, wait_until
+
+
+class RayCluster:
+    """Owned by a fixture. The nodes listen on loopback only."""
+
+    def __init__(self, nodes: int, cpus: float) -> None:
+        """`cpus`: that each node claims to have; replicas reserve parts of them."""
+        self.environ = {name: value for name, value in os.environ.items() if not name.startswith("ROUNDHOUSE_")}
+        # Replicas import the code where this process does.
+        self.environ |= {"PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.ray_nodes", str(nodes), str(cpus)],
+            cwd=ROOT,
+            env=self.environ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self.address = self._line()
+
+    def kill_node(self) -> None:
+        """End all processes of a node that is not the head."""
+        self._command("kill")
+
+    def add_node(self) -> None:
+        """Start another node."""
+        self._command("add")
+
+    def replicas(self, deployment: str) -> list[psutil.Process]:
+        """Return the processes of the replicas of a deployment, on all nodes."""
+        found = []
+        for process in psutil.Process(self._process.pid).children(recursive=True):
+            try:
+                title = process.cmdline()[:1]
+            except psutil.Error:
+                continue
+            if title and title[0].endswith(f":{deployment}"):
+                found.append(process)
+        return found
+
+    def resident_bytes(self) -> int:
+        """Return the memory of all processes of the cluster."""
+        total = 0
+        for process in psutil.Process(self._process.pid).children(recursive=True):
+            try:
+                total += process.memory_full_info().uss
+            except psutil.Error:
+                continue
+        return total
+
+    def deploy(self, config: Path, timeout_s: float = READY_WITHIN_S) -> "subprocess.CompletedProcess[str]":
+        """Run `roundhouse deploy`."""
+        return subprocess.run(
+            [sys.executable, "-m", "app", "deploy", str(config), "--address", self.address],
+            cwd=ROOT,
+            env=self.environ,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+
+    def close(self) -> None:
+        """Stop all nodes; end what is left of them."""
+        left = psutil.Process(self._process.pid).children(recursive=True)
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(WAIT_S)
+        finally:
+            for process in left:
+                if process.is_running():
+                    process.kill()
+            self._process.kill()
+            self._process.wait()
+            assert self._process.stdout is not None
+            self._process.stdout.close()
+
+    def _command(self, text: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(text + "\n")
+        self._process.stdin.flush()
+        assert self._line() == "done"
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline().strip()
+        assert line, f"the cluster ended: {self._process.poll()}"
+        return line
+
+
+@contextmanager
+def cluster_of(nodes: int, cpus: float) -> Iterator[RayCluster]:
+    """Run a cluster within the block."""
+    cluster = RayCluster(nodes, cpus)
+    try:
+        yield cluster
+    finally:
+        cluster.close()
+
+
+class DeployedServer(RunningServer):
+    """A server on Ray, with the methods of the shared server."""
+
+    def __init__(self, cluster: RayCluster, folder: Path, models: str, ray: str = "") -> None:
+        """Deploy it, and wait until its models are ready. `models`, `ray`: tables of config.toml."""
+        self.cluster = cluster
+        self.config = folder / "config.toml"
+        self.port, self.grpc_port = int(free_port()), int(free_port())
+        self.lines: list[str] = []
+        self._line_read = threading.Condition()
+        self._closed = True
+        self._tables = f"[server]\nport = {self.port}\ngrpc_port = {self.grpc_port}\n[ray]\n{ray}"
+        self.update(models)
+        self.client = httpx.Client(
+            base_url=self.url, timeout=WAIT_S, event_hooks={"response": [check_frame]}, verify=False, trust_env=False
+        )
+
+    def update(self, models: str) -> None:
+        """Deploy the application again with these models."""
+        self.config.write_text(self._tables + models, encoding="utf-8")
+        done = self.cluster.deploy(self.config)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def num_running(self, deployment: str) -> int:
+        """Return how many processes of a deployment run."""
+        return len(self.cluster.replicas(deployment))
+
+    def kill_replica(self, deployment: str) -> None:
+        """Kill one process of a deployment."""
+        replica = self.cluster.replicas(deployment)[0]
+        replica.send_signal(signal.SIGKILL)
+        wait_until(lambda: not replica.is_running() or replica.status() == psutil.STATUS_ZOMBIE)
+
+    def check_log(self) -> None:
+        """The logs are those of Ray."""
+
+
+@contextmanager
+def deployment(cluster: RayCluster, folder: Path, models: str, name: str) -> Iterator[DeployedServer]:
+    """Deploy entries of models, each with a small part of a CPU."""
+    entries = models.replace("\n[[models.", "\nnum_cpus = 0.1\n[[models.").removeprefix("\nnum_cpus = 0.1")
+    tables = f"[performance]\nintra_op_threads = 1\n{entries}num_cpus = 0.1\n"
+    deployed = DeployedServer(cluster, folder, tables, f'application = "{name}"\ningress_cpus = 0.1\n')
+    try:
+        yield deployed.wait_ready()
+    finally:
+        deployed.client.close()
