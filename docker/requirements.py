@@ -10,6 +10,8 @@ from pathlib import Path
 
 ONLY_PYTORCH = {"jinja2", "llguidance", "safetensors", "torch", "transformers"}
 """Dependencies that a server without PyTorch models never imports."""
+EXTRAS = ("hub", "s3", "gcs", "azure", "otel")
+"""Extras of images with all frameworks: sources of models, and traces."""
 
 
 def requirements(project: Path, device: str, frameworks: str) -> list[str]:
@@ -22,9 +24,10 @@ def requirements(project: Path, device: str, frameworks: str) -> list[str]:
     if frameworks not in ("all", "onnx"):
         raise ValueError(f'FRAMEWORKS: expected all or onnx, got "{frameworks}"')
     declared = tomllib.loads(project.read_text(encoding="utf-8"))["project"]
-    lines: list[str] = declared["dependencies"] + declared["optional-dependencies"][device]
+    extras = declared["optional-dependencies"]
+    lines: list[str] = declared["dependencies"] + extras[device]
     if frameworks == "all":
-        return lines
+        return lines + [line for extra in EXTRAS for line in extras[extra]]
     lines = [line for line in lines if name_of(line) not in ONLY_PYTORCH]
     # torch depends on the wheels of CUDA and cuDNN. Without torch, ONNX Runtime must depend on them.
     return [line.replace("onnxruntime-gpu", "onnxruntime-gpu[cuda,cudnn]") for line in lines]

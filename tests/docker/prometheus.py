@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,6 +61,13 @@ class RunningPrometheus:
         found: list[dict[str, Any]] = answer["data"]["result"]
         return found
 
+    def exemplars(self, expression: str) -> list[dict[str, Any]]:
+        """Return the stored exemplars of the series in an expression."""
+        times = {"start": 0, "end": time.time() + WAIT_S}
+        answer = self._client.post("/api/v1/query_exemplars", data={"query": expression, **times}).json()
+        assert answer["status"] == "success", (expression, answer)
+        return [each for series in answer["data"] for each in series["exemplars"]]
+
     def firing(self) -> dict[str, list[dict[str, str]]]:
         """Return the labels of the firing alerts, by the alert's name."""
         found: dict[str, list[dict[str, str]]] = {}
@@ -70,7 +78,9 @@ class RunningPrometheus:
 
 
 @contextmanager
-def running_prometheus(folder: Path, targets: Sequence[str], key: str) -> Iterator[RunningPrometheus]:
+def running_prometheus(
+    folder: Path, targets: Sequence[str], key: str, stores_exemplars: bool = False
+) -> Iterator[RunningPrometheus]:
     """Run one with docker/prometheus.yml and docker/alerts.yml that scrapes these `host:port`s with an API key.
 
     Its minutes are seconds, and it scrapes twice a second.
@@ -91,6 +101,7 @@ def running_prometheus(folder: Path, targets: Sequence[str], key: str) -> Iterat
         f"--config.file={folder / 'prometheus.yml'}",
         f"--storage.tsdb.path={folder / 'data'}",
         f"--web.listen-address=127.0.0.1:{port}",
+        *(["--enable-feature=exemplar-storage"] if stores_exemplars else []),
     )
     log = folder / "prometheus.log"
     with log.open("wb") as lines:
