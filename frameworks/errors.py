@@ -12,6 +12,7 @@ RoundhouseError
 │   ├── ModelLoading             the model is being loaded
 │   ├── ModelUnloaded            an operator unloaded the model
 │   ├── ModelFailed              the load or the device thread failed
+│   │   └── SourceUnavailable    the hub, bucket or web server of the model cannot be reached
 │   ├── Draining                 the server is shutting down, or the model is being unloaded
 │   └── Overloaded               the queue is full
 ├── DeadlineExceeded             the request's deadline has passed
@@ -135,6 +136,10 @@ class ModelFailed(ModelUnavailable):
     def thread_ended(cls, model: str) -> "ModelFailed":
         """Return the error for a model whose device thread has ended."""
         return cls(f'model "{model}": {cls.THREAD_ENDED}; load the model again')
+
+
+class SourceUnavailable(ModelFailed):
+    """The source of a model's files cannot be reached, and the cache has no copy; another load may succeed."""
 
 
 class Draining(ModelUnavailable):

@@ -1,7 +1,7 @@
 """Register, load, roll out and unload models by name."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -91,7 +91,10 @@ class MLFrameworkManager:
             raise ModelNotFound(name, self._slots) from None
 
     def register(self, framework: str, entry: ModelEntry, path: Path) -> ModelSlot:
-        """Register a model without reading its files. `path` is absolute. Raises ModelExists, OutOfMemory."""
+        """Register a model without reading its files. Raises ModelExists, OutOfMemory.
+
+        `path` is absolute; of a model with an address it is its folder in the cache.
+        """
         if entry.name in self._slots:
             raise ModelExists(entry.name)
         identity = ModelIdentity(
@@ -200,7 +203,7 @@ class MLFrameworkManager:
                 await self._rollout.refresh(slot, slot.versions[each])
 
     async def unload(self, name: str, version: str | None = None, drain_timeout_s: float | None = None) -> ModelSlot:
-        """Drain and unload a model, or one version of it.
+        """Drain and unload a model, or one version of it. A download for its load is cancelled.
 
         `drain_timeout_s`: seconds after which the requests that are left fail with Draining, also if another command
         drains them; the unload then continues if the caller is cancelled. None: wait for all requests.
@@ -208,6 +211,7 @@ class MLFrameworkManager:
         Raises ModelNotFound, VersionNotFound.
         """
         slot = self.slot(name)
+        slot.identity.downloads.cancel(version)  # its load holds the slot's lock
         if drain_timeout_s is None:
             await self._unload(slot, version, None)
         else:
@@ -281,11 +285,17 @@ class MLFrameworkManager:
     async def load_registered(self) -> None:
         """Load every start-up model; a failure is logged, and the next model is loaded.
 
-        No model is evicted for another: a model that does not fit is loaded by its first request.
+        No model is evicted for another: a model that does not fit is loaded by its first request. Models with an
+        address do not wait for the downloads of others.
         """
-        for slot in self.slots:
-            if slot.entry.load == "lazy":
-                continue
+        slots = [slot for slot in self.slots if slot.entry.load != "lazy"]
+        local = [slot for slot in slots if not slot.has_address]
+        await asyncio.gather(
+            self._load_in_order(local), *(self._load_in_order([slot]) for slot in slots if slot.has_address)
+        )
+
+    async def _load_in_order(self, slots: Iterable[ModelSlot]) -> None:
+        for slot in slots:
             for version in slot.served:
                 try:
                     await self.residency.load(slot.versions[version], may_evict=False)
@@ -311,6 +321,8 @@ class MLFrameworkManager:
         self._is_open = False
         await self._watcher.close()
         self.residency.close()
+        for slot in self.slots:
+            slot.identity.downloads.cancel(None)
         versions = [version for slot in self.slots for version in slot.versions.values()]
         try:
             async with asyncio.timeout(self._drain_timeout_s):
@@ -329,6 +341,8 @@ class MLFrameworkManager:
     async def _scan_folder(self, slot: ModelSlot) -> list[str]:
         """Update the versions from the folder, and return the new ones. In a thread: the disk may be slow."""
         self._check_registered(slot)
+        if slot.has_address:
+            return []
         return slot.update_versions(await asyncio.to_thread(find_versions, slot.path))
 
     def _report_changed(self, name: str) -> None:

@@ -4,16 +4,32 @@ The docstrings of the fields are the texts of the manual's configuration referen
 describes the default.
 """
 
-import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, PlainSerializer, PlainValidator, ValidationInfo
 
+from frameworks.addresses import Scheme, SourceAddress
 from frameworks.cpus import parse_cpus, usable_cpus
+from frameworks.setting_values import (
+    GivenTensor,
+    ReplicaRange,
+    as_address,
+    as_replicas,
+    as_tables,
+    beside_local_path,
+    checked_model_path,
+    checked_npz_name,
+    checked_pad_values,
+    checked_path,
+    checked_quantized,
+    checked_replicas,
+    checked_source,
+    checked_warm_up,
+)
 from memory.settings import SETTINGS_RULES
 from memory.sizes import Bytes
 
@@ -21,6 +37,14 @@ Provider = Literal["TensorRT", "CUDA", "ROCm", "CoreML", "DirectML", "OpenVINO",
 Dtype = Literal["f32", "f16", "bf16", "int8"]
 VersionPolicy = Literal["latest", "all"] | tuple[int, ...]
 Isolation = Literal["none", "process"]
+ToolFormat = Literal["hermes", "llama3_json", "mistral", "mistral_args", "pythonic"]
+"""`hermes`: `<tool_call>{"name": …, "arguments": …}</tool_call>`, of Hermes and Qwen. `llama3_json`: the whole text is
+`{"name": …, "parameters": …}`. `mistral`: `[TOOL_CALLS][{"name": …, "arguments": …}]`. `mistral_args`:
+`[TOOL_CALLS]name[ARGS]{…}`. `pythonic`: the whole text is `[name(key=value)]`.
+"""
+
+RAY_KEYS = ("replicas", "num_cpus", "num_gpus")
+"""Keys of a model's entry that apply to a deployment on Ray."""
 
 ALL_CUDA = "cuda:*"
 """The `device` of a model with a process on each CUDA device."""
@@ -32,15 +56,8 @@ _PROVIDER_BY_LOWER_NAME = {name.lower(): name for name in EXECUTION_PROVIDERS} |
 _DTYPE_BY_SPELLING = {
     "float32": "f32", "fp32": "f32", "float16": "f16", "fp16": "f16", "bfloat16": "bf16",
 }  # fmt: skip
-_MAX_WARM_UPS = 16
 _MAX_DEVICES = 64
 _DEVICE = re.compile(r"auto|cpu|mps|cuda(:[0-9]{1,3})?", re.ASCII)
-
-
-def _path(value: object) -> Path:
-    if not isinstance(value, str | Path) or not str(value).strip() or "\0" in str(value):
-        raise ValueError("expected the path of a file or folder")
-    return Path(value)
 
 
 def _canonical_provider(value: object) -> object:
@@ -88,73 +105,9 @@ def _beside_isolation(device: str | tuple[str, ...], info: ValidationInfo) -> st
     return device
 
 
-def _quantized(value: object) -> object:
-    if not isinstance(value, bool) and value != "mixed":
-        raise ValueError('expected true, false or "mixed"')
-    return value
-
-
-def _pad_values(value: object) -> tuple[tuple[str, float], ...]:
-    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
-        raise ValueError("expected a table of input names and numbers, like { input_ids = 0 }")
-    for name, number in value.items():
-        if type(number) is not int and not (type(number) is float and math.isfinite(number)):
-            raise ValueError(f'expected a number for "{name}"')
-    return tuple(value.items())
-
-
 def _beside_sequence_axis(value: Any, info: ValidationInfo) -> Any:
     if info.data.get("sequence_axis", 1) is None:
         raise ValueError("expected no value without sequence_axis; set sequence_axis or remove this key")
-    return value
-
-
-def _as_tables(runs: "tuple[tuple[tuple[str, GivenTensor], ...], ...]") -> list[dict[str, Any]]:
-    """Return the values of `warm_up` as they are written in an entry."""
-    return [
-        {name: data if shape is None else {"data": data, "shape": shape} for name, (data, shape) in run} for run in runs
-    ]
-
-
-class GivenTensor(NamedTuple):
-    """A tensor of a model's entry. `data`: nested tuples, or flat for a `shape`; None: the shape of the nesting."""
-
-    data: Any
-    shape: tuple[int, ...] | None = None
-
-
-def _warm_up(value: object) -> tuple[tuple[tuple[str, GivenTensor], ...], ...]:
-    if not isinstance(value, list | tuple) or not 1 <= len(value) <= _MAX_WARM_UPS:
-        raise ValueError(f"expected 1 to {_MAX_WARM_UPS} tables of input names and values, one for each run")
-    for run in value:
-        if not isinstance(run, Mapping) or not run or not all(isinstance(name, str) for name in run):
-            raise ValueError("expected tables of input names and values, like { shape = [2, 3] }")
-    return tuple(tuple((name, _given_tensor(name, each)) for name, each in run.items()) for run in value)
-
-
-def _given_tensor(name: str, value: object) -> GivenTensor:
-    if not isinstance(value, Mapping):
-        return GivenTensor(_nested(name, value))
-    shape = value.get("shape")
-    is_shape = isinstance(shape, list | tuple) and all(type(size) is int and size >= 0 for size in shape)
-    if value.keys() != {"data", "shape"} or not is_shape:
-        raise ValueError(f'expected data and shape (a list of sizes) in the table of "{name[:128]}"')
-    return GivenTensor(_nested(name, value["data"]), tuple(shape or ()))
-
-
-def _nested(name: str, value: object) -> Any:
-    """Return lists as tuples. Raises ValueError for anything but numbers, booleans and strings in them."""
-    if isinstance(value, list | tuple):
-        return tuple(_nested(name, item) for item in value)
-    if type(value) not in (int, float, bool, str):
-        raise ValueError(f'expected numbers, booleans or strings, flat or nested, for "{name[:128]}"')
-    return value
-
-
-def _file_beside_model(value: Any) -> Any:
-    path = Path(value)
-    if path.is_absolute() or ".." in path.parts or path.suffix != ".npz" or "\0" in str(value):
-        raise ValueError("expected a .npz file in the folder of the model's graph, by its relative path")
     return value
 
 
@@ -178,7 +131,17 @@ def _version_policy(value: object) -> VersionPolicy:
     raise ValueError('expected "latest", "all" or a list of version numbers, like [1, 3]')
 
 
-SettingsPath = Annotated[Path, BeforeValidator(_path)]
+SettingsPath = Annotated[Path, BeforeValidator(checked_path)]
+ModelPath = Annotated[
+    Path | SourceAddress,
+    PlainValidator(checked_model_path, json_schema_input_type=str),
+    PlainSerializer(str, return_type=str),
+]
+SourcePrefix = Annotated[
+    SourceAddress | Scheme,
+    PlainValidator(checked_source, json_schema_input_type=str),
+    PlainSerializer(as_address, return_type=str),
+]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
@@ -192,9 +155,10 @@ class ModelEntry(BaseModel):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
     """Name in requests: letters, digits, `.`, `-` and `_`, at most 128; the first is a letter or a digit. No two models
     have the same name."""
-    path: SettingsPath
+    path: ModelPath
     """ONNX: a file, or a folder with `model.onnx`. PyTorch: a Hugging Face folder. Either may be a folder of version
-    folders, `1/`, `2/`. A relative path starts at the folder of the config file."""
+    folders, `1/`, `2/`, or an address, like `hf://org/name@revision`. A relative path starts at the folder of the
+    config file."""
     max_batch_size: Count | None = None
     """Maximum rows in one batch of this model. Of a language model: maximum texts that run at once. None: as in
     `[performance]`."""
@@ -212,11 +176,14 @@ class ModelEntry(BaseModel):
     min_cosine: Annotated[float, Field(ge=0, le=1)] | None = None
     """Minimum cosine between the outputs of a quantized model and of its original, for the worst warm-up input. A model
     below it is refused. None: 0.97."""
-    version_policy: Annotated[VersionPolicy, PlainValidator(_version_policy), PlainSerializer(lambda each: each)] = (
-        "latest"
-    )
+    version_policy: Annotated[
+        VersionPolicy,
+        PlainValidator(_version_policy),
+        AfterValidator(beside_local_path),
+        PlainSerializer(lambda each: each),
+    ] = "latest"
     """Which version folders are served: `"latest"`, `"all"`, or a list like `[1, 3]`."""
-    watch: bool = False
+    watch: Annotated[bool, AfterValidator(beside_local_path)] = False
     """Whether changed files are loaded as a new version while the old one serves."""
     max_queue_size: Count | None = None
     """Maximum queued requests of this model; more are refused with 503. A request for `n` texts counts as `n`.
@@ -240,6 +207,19 @@ class ModelEntry(BaseModel):
     max_process_memory: Annotated[Bytes, Field(ge=1)] | None = None
     """Maximum memory that the model's process may allocate, PyTorch weights included; an allocation beyond it fails.
     Linux, and only with `isolation = "process"`. None: no bound."""
+    replicas: (
+        Annotated[
+            int | ReplicaRange, PlainValidator(checked_replicas), PlainSerializer(as_replicas, return_type=int | dict)
+        ]
+        | None
+    ) = None
+    """Number of replicas, each a process with the model on any node; or `{ min = 0, max = 4 }`, within which Ray
+    follows the load. With `min = 0` the first request waits for a replica. Only on Ray, where None is 1."""
+    num_cpus: Annotated[float, Field(ge=0, le=1024)] | None = None
+    """CPUs that Ray reserves for each replica. Only on Ray, where None is 1."""
+    num_gpus: Annotated[float, Field(ge=0, le=64)] | None = None
+    """GPUs that Ray reserves for each replica; a part like 0.25 lets several share a GPU. Only on Ray, where None
+    is the share that the files of the model need, or 0 in a cluster without GPUs."""
     cpus: Annotated[str, BeforeValidator(_cpus)] | None = None
     """CPUs of each process of the model, like `"4-7"` or `"0,2-3"`. Linux, and only with `isolation = "process"`. None:
     those of the server."""
@@ -251,7 +231,7 @@ class OnnxModelEntry(ModelEntry):
     input_shape: Annotated[tuple[Count, ...], Field(strict=False)] | None = None
     """Shape with a number for every dimension, free ones too. It is checked against the graph and used for warm-up.
     None: the graph's shape."""
-    quantized: Annotated[bool | Literal["mixed"], BeforeValidator(_quantized)] | None = None
+    quantized: Annotated[bool | Literal["mixed"], BeforeValidator(checked_quantized)] | None = None
     """`true` serves a dynamic int8 copy; `"mixed"` keeps the most sensitive MatMuls in fp32. None: `false`."""
     execution_providers: (
         Annotated[
@@ -269,7 +249,7 @@ class OnnxModelEntry(ModelEntry):
     pad_values: (
         Annotated[
             tuple[tuple[str, float], ...],
-            PlainValidator(_pad_values),
+            PlainValidator(checked_pad_values),
             AfterValidator(_beside_sequence_axis),
             PlainSerializer(dict),
         ]
@@ -279,15 +259,17 @@ class OnnxModelEntry(ModelEntry):
     mask_input: Annotated[str, Field(min_length=1), AfterValidator(_beside_sequence_axis)] | None = None
     """Input that is 1 for real elements and 0 for padding; a request may omit it. None: no input is a mask."""
 
-    input_values: Annotated[str, Field(min_length=1), AfterValidator(_file_beside_model)] | None = None
+    input_values: (
+        Annotated[str, Field(min_length=1), AfterValidator(checked_npz_name), AfterValidator(beside_local_path)] | None
+    ) = None
     """NumPy `.npz` file with a tensor for each input, in the folder of the graph. The model runs on it at warm-up, and
     is refused if the graph refuses it. None: made-up values."""
     warm_up: (
         Annotated[
             tuple[tuple[tuple[str, GivenTensor], ...], ...],
-            PlainValidator(_warm_up),
+            PlainValidator(checked_warm_up),
             AfterValidator(_without_input_values),
-            PlainSerializer(_as_tables),
+            PlainSerializer(as_tables),
         ]
         | None
     ) = None
@@ -313,6 +295,9 @@ class TorchModelEntry(ModelEntry):
     max_num_batched_tokens: Count | None = None
     """Language models: maximum tokens computed in one step, prefill and decode together. None: 512; MPS 1024, CUDA
     2048."""
+    tool_format: ToolFormat | None = None
+    """Language models: format of tool calls, `"hermes"`, `"llama3_json"`, `"mistral"`, `"mistral_args"` or
+    `"pythonic"`. None: as the chat template shows."""
 
 
 class ModelsSettings(BaseModel):
@@ -321,11 +306,17 @@ class ModelsSettings(BaseModel):
     model_config = SETTINGS_RULES
 
     cache_dir: SettingsPath = Path("./models")
-    """Folder whose subfolder `quantized` holds quantized copies; created when first needed."""
+    """Folder for quantized copies, in its subfolder `quantized`, and for models fetched from addresses, in `sources`;
+    created when first needed."""
     max_model_size: Annotated[Bytes, Field(ge=1)] | None = None
     """Maximum size of the weights on disk; a larger model is refused. Default: what fits into the memory for models."""
     roots: Annotated[tuple[SettingsPath, ...], Field(strict=False)] = (Path("./models"),)
     """The only folders from which `POST /models` may register models."""
+    sources: Annotated[tuple[SourcePrefix, ...], Field(strict=False)] = ()
+    """Addresses from which `POST /models` may register models, or their beginnings: `"hf://"`, `"hf://org"`,
+    `"s3://bucket/folder"`, `"https://host"`. Default: none."""
+    max_download_bytes: Annotated[Bytes, Field(ge=1)] = 20 * 1024**3
+    """Maximum size of the files of one model that is fetched from an address; a larger model is refused."""
     default_model: Annotated[str, Field(min_length=1)] | None = None
     """Model of a gRPC `Predict` that names none. None: no model."""
     onnx_models: Annotated[tuple[OnnxModelEntry, ...], Field(strict=False)] = ()

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from frameworks.generation.types import GenerationSpec
+from frameworks.traces import RunTrace
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Value = Array | list[Any] | dict[Any, Any] | None
@@ -101,7 +102,9 @@ class TextSpec:
     """How a text model reads texts. `max_tokens`: per text, with special tokens. `normalize`: the default of requests.
 
     `embedding_size`: dimensions of an embedding; None where the files do not define it. `shorter_sizes`: dimensions to
-    which embeddings may be truncated (Matryoshka), ascending; empty for other models.
+    which embeddings may be truncated (Matryoshka), ascending; empty for other models. `pooling`: how an embedding is
+    computed from the hidden states of its tokens: `mean`, `cls`, `max`, or `pooler` for BERT's own. `prompts`:
+    by name, those that requests may put before their texts.
     """
 
     max_tokens: int
@@ -110,6 +113,8 @@ class TextSpec:
     multi_label: bool = False
     embedding_size: int | None = None
     shorter_sizes: tuple[int, ...] = ()
+    pooling: str = "mean"
+    prompts: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +267,8 @@ class TextRequest:
 
     `normalize`: None for the default of the model's files. `dimensions`: truncate embeddings to this size, one of
     `shorter_sizes`; None: whole embeddings. `token_ids`: the texts as token ids of this model, each with at least one;
-    `texts` is then empty.
+    `texts` is then empty. `raw_scores`: the logits of labels instead of their probabilities.
+    `prompt`: what is put before each text; None: the prompt of the model's files.
     """
 
     texts: list[str]
@@ -271,14 +277,22 @@ class TextRequest:
     top_k: int | None = None
     dimensions: int | None = None
     token_ids: list[list[int]] | None = None
+    raw_scores: bool = False
+    prompt: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PairRequest:
-    """Pairs of texts; the model scores how well the second text matches the first."""
+    """Pairs of texts; the model scores how well the second text matches the first.
+
+    `raw_scores`: the logits of a classification model instead of probabilities. `with_labels`: classify each pair; the
+    answer is a ClassifyAnswer.
+    """
 
     pairs: list[tuple[str, str]]
     truncate: bool = True
+    raw_scores: bool = False
+    with_labels: bool = False
 
 
 @dataclass(slots=True)
@@ -287,7 +301,8 @@ class Timings:
 
     `started_s`: arrival of the first byte (time.perf_counter). `batch_rows`: rows of the largest batch in which the
     request ran; 0 if it ran in none. `cache_hit`: whether the answer came from the response
-    cache or from a concurrent equal request; None for a model without cache.
+    cache or from a concurrent equal request; None for a model without cache. `trace`: None for a request that is not
+    sampled.
     """
 
     decode_s: float = 0.0
@@ -297,6 +312,7 @@ class Timings:
     started_s: float = field(default_factory=time.perf_counter)
     cache_hit: bool | None = None
     batch_rows: int = 0
+    trace: RunTrace | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,16 +325,17 @@ class EmbedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ClassifyAnswer:
-    """For each text its (label, score) pairs, highest score first."""
+    """For each text its (label, score) pairs, highest score first. `tokens`: number of tokens read."""
 
     predictions: list[list[tuple[str, float]]]
+    tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreAnswer:
     """A score for each pair, in the order of the request. `tokens`: number of tokens read.
 
-    The score of a cross-encoder is from 0 to 1, the cosine of two embeddings from -1 to 1.
+    The score of a cross-encoder is from 0 to 1, or a logit; the cosine of two embeddings is from -1 to 1.
     """
 
     scores: list[float]

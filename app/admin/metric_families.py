@@ -12,6 +12,8 @@ Family = Any
 """A metric family of prometheus_client, which has no types for it."""
 Samples = Iterable[tuple[Sequence[str], float]]
 """Pairs of label values and value."""
+Bucket = tuple[str, float] | tuple[str, float, Any]
+"""Upper bound, cumulated count, and perhaps an exemplar of prometheus_client."""
 
 
 def by_tenant(
@@ -51,7 +53,7 @@ def time_histogram(
     name: str, documentation: str, labels: Sequence[str], histograms: Iterable[tuple[Sequence[str], Histogram]]
 ) -> Family:
     """`name`: without `roundhouse_`. The histograms are in seconds."""
-    counted = [(values, histogram.cumulated(), histogram.total) for values, histogram in histograms]
+    counted = [(values, _buckets(histogram), histogram.total) for values, histogram in histograms]
     return histogram(name, documentation, labels, counted)
 
 
@@ -59,7 +61,7 @@ def histogram(
     name: str,
     documentation: str,
     labels: Sequence[str],
-    samples: Iterable[tuple[Sequence[str], Sequence[tuple[str, float]], float]],
+    samples: Iterable[tuple[Sequence[str], Sequence[Bucket], float]],
 ) -> Family:
     """`samples`: label values, cumulated count per upper bound, and sum of all values."""
     from prometheus_client.core import HistogramMetricFamily
@@ -68,3 +70,14 @@ def histogram(
     for values, buckets, total in samples:
         family.add_metric(values, buckets=buckets, sum_value=total)
     return family
+
+
+def _buckets(histogram: Histogram) -> list[Bucket]:
+    """Return the buckets of a histogram, with its exemplars."""
+    from prometheus_client.samples import Exemplar
+
+    buckets: list[Bucket] = list(histogram.cumulated())
+    for index, each in histogram.exemplars.items():
+        bound, count = buckets[index][:2]
+        buckets[index] = bound, count, Exemplar({"trace_id": each.trace_id}, each.value, each.ended_s)
+    return buckets

@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fastapi import APIRouter, Request, Response
 
 from app.admin.metric_families import Family, by_tenant, counter, gauge, time_histogram
+from app.admin.metric_formats import OPEN_METRICS, Collector, Labelled, metrics_page
 from app.admin.model_metrics import (
     batch_families,
     generation_families,
@@ -34,6 +35,7 @@ _WORKER_ENDS = ("exit_status", "sigabrt", "sigkill", "sigsegv")
 class StatsSources:
     """The parts of the server that hold statistics. `request_limit`: of the whole server. `tenants`: the limits of
     those that have any, by name. `process_counts`: returns those of all processes that answer requests.
+    `labels`: of each sample beside its own.
     """
 
     devices: DeviceManager
@@ -45,6 +47,7 @@ class StatsSources:
     tenants: Mapping[str, TenantLimits]
     process_counts: Callable[[], ProcessCounts]
     workers: WorkerCounts
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 class MetricsApi:
@@ -61,23 +64,24 @@ class MetricsApi:
             self.metrics,
             methods=["GET"],
             summary="Metrics for Prometheus",
-            responses={200: {"content": {"text/plain": {}}, "description": "Prometheus text."}},
+            responses={200: {"content": {"text/plain": {}, OPEN_METRICS: {}}, "description": "Prometheus text."}},
         )
         return router
 
     async def metrics(self, request: Request) -> Response:
         """Show metrics in Prometheus' text format: those of the models, the tenant and the machine.
 
-        An operator also gets those of all tenants and of the parts that tenants share.
+        An operator also gets those of all tenants and of the parts that tenants share. A client that accepts
+        OpenMetrics gets that format, with exemplars.
         """
-        # Imported at the first scrape, so that it does not delay the start.
-        from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-
         devices = await asyncio.to_thread(self._sources.devices.devices)
         view = self._views.for_request(request)
         await view.counts.refresh()
-        page = generate_latest(_Collector(self._sources, view, devices))
-        return Response(page, headers={"content-type": CONTENT_TYPE_LATEST})
+        collector: Collector = _Collector(self._sources, view, devices)
+        if self._sources.labels:
+            collector = Labelled(collector, self._sources.labels)
+        page = metrics_page(collector, request.headers.getlist("accept"))
+        return Response(page.content, headers={"content-type": page.content_type})
 
 
 class _Collector:

@@ -2,12 +2,14 @@
 
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
+from app.inference.unnamed_model import kind_of
 from app.observability.counts import Counts
 from app.protocols.bodies import ResponseBody
+from frameworks.addresses import SourceAddress
 from frameworks.models.slot import ModelSlot
 from frameworks.models.traffic import Share
 from frameworks.models.version import ModelVersion
@@ -82,6 +84,13 @@ class ModelDescription(ResponseBody):
     requests: RequestCounts
 
 
+class DownloadProgress(ResponseBody):
+    """A download that runs. Bytes of an earlier download on the disk count as received."""
+
+    received_bytes: int
+    total_bytes: int = Field(description="0 while the source is being listed, or the download waits for others.")
+
+
 class VersionDetail(ResponseBody):
     """One version of a model."""
 
@@ -104,7 +113,9 @@ class VersionDetail(ResponseBody):
     max_batch_size: int
     instances: int
     queue_depth: int
-    path: str
+    path: str = Field(description="Path or address, as in the entry of the model.")
+    revision: str | None = Field(description="Commit of the files from a hub; null for other files.")
+    download: DownloadProgress | None = Field(description="The download for a load; null while none runs.")
 
 
 class TrafficShare(ResponseBody):
@@ -124,10 +135,37 @@ class ModelDetail(ModelDescription):
     version_details: dict[str, VersionDetail]
 
 
+class ListedModel(ResponseBody):
+    """A model as Infinity lists it. `capabilities`: its task, `rerank` for a cross-encoder; empty while not loaded.
+
+    `stats`: empty; the counts are in `models`.
+    """
+
+    id: str
+    object: Literal["model"]
+    backend: str
+    capabilities: list[str]
+    stats: dict[str, int]
+
+
 class ModelList(ResponseBody):
-    """The registered models that the key may use."""
+    """The registered models that the key may use. `object` and `data`: as Infinity has them."""
 
     models: list[ModelDescription]
+    object: Literal["list"]
+    data: list[ListedModel]
+
+
+def list_model(slot: ModelSlot) -> dict[str, Any]:
+    """Return the ListedModel of a model."""
+    kind = None if slot.spec is None else kind_of(slot.spec) or slot.spec.task
+    return {
+        "id": slot.name,
+        "object": "model",
+        "backend": slot.framework,
+        "capabilities": [] if kind is None else [kind],
+        "stats": {},
+    }
 
 
 class Deleted(ResponseBody):
@@ -201,7 +239,16 @@ def _version_detail(slot: ModelSlot, version: ModelVersion, counts: Counts) -> d
         "instances": slot.entry.instances,
         "queue_depth": counts.queue_depth(slot),
         "path": _printable(_path_of(slot, version)),
+        "revision": None if version.fetched is None else version.fetched.revision,
+        "download": _download(version),
     }
+
+
+def _download(version: ModelVersion) -> dict[str, Any] | None:
+    download = version.model.downloads.running.get(version.version)
+    if download is None:
+        return None
+    return {"received_bytes": download.progress.received_bytes, "total_bytes": download.progress.total_bytes}
 
 
 def _warm_up(spec: ModelSpec | None) -> str | None:
@@ -210,6 +257,8 @@ def _warm_up(spec: ModelSpec | None) -> str | None:
 
 def _path_of(slot: ModelSlot, version: ModelVersion) -> str:
     """Return the path of the entry with the folder of the version; it is relative if the entry's path is."""
+    if isinstance(slot.entry.path, SourceAddress):
+        return str(slot.entry.path)
     return str(slot.entry.path / version.path.relative_to(slot.path))
 
 

@@ -38,6 +38,12 @@ def model_families(slots: Sequence[ModelSlot], evictions: Mapping[str, int], cou
     )
     yield counter("model_loads", "Successful loads of a model.", _MODEL, (([slot.name], slot.loads) for slot in slots))
     yield counter(
+        "download_bytes",
+        "Bytes received from the address of a model, also by downloads that failed.",
+        _MODEL,
+        (([slot.name], slot.downloaded_bytes) for slot in slots if slot.has_address),
+    )
+    yield counter(
         "model_evictions",
         "Evictions of a model to free memory for another one.",
         _MODEL,

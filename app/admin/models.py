@@ -2,17 +2,16 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated
 
 from fastapi import APIRouter, Request, Response
 from pydantic import ConfigDict, Field, WithJsonSchema
 
+from app.admin.allowed_paths import AllowedPaths
 from app.admin.bodies import DrainTimeout, describe_body, describe_optional, read_object, read_optional
-from app.admin.model_descriptions import Deleted, ModelDetail, ModelList, describe, describe_in_detail
+from app.admin.model_descriptions import Deleted, ModelDetail, ModelList, describe, describe_in_detail, list_model
 from app.admin.registrations import ENTRY_EXAMPLE, entry_schema, read_entry
 from app.admin.views import Views
-from app.auth.errors import Forbidden
 from app.http.openapi import describe_responses
 from app.http.responses import json_response
 from app.inference.lifecycle import Lifecycle
@@ -65,18 +64,14 @@ class ModelsApi:
         self,
         views: Views,
         lifecycle: Lifecycle,
-        base_dir: Path,
-        roots: tuple[Path, ...],
+        paths: AllowedPaths,
         max_body_bytes: int,
         isolation: Isolation = "none",
     ) -> None:
-        """`base_dir`: base of relative paths in a registration. `roots`: absolute folders with models. `isolation`:
-        that of a model that has none of its own.
-        """
+        """`paths`: those that may be registered. `isolation`: that of a model that has none of its own."""
         self._views = views
         self._lifecycle = lifecycle
-        self._base_dir = base_dir
-        self._roots = roots
+        self._paths = paths
         self._max_body_bytes = max_body_bytes
         self._isolation = isolation
 
@@ -106,7 +101,9 @@ class ModelsApi:
         """List the models that the key may use."""
         models, counts = self._views.for_request(request)
         await counts.refresh()
-        return json_response({"models": [describe(slot, counts) for slot in models.slots]})
+        slots = models.slots
+        listed = {"models": [describe(slot, counts) for slot in slots], "object": "list"}
+        return json_response({**listed, "data": list(map(list_model, slots))})
 
     async def show_model(self, name: str, request: Request) -> Response:
         """Show one model and its versions."""
@@ -122,7 +119,7 @@ class ModelsApi:
         entry = read_entry(body, self._isolation)
         models = self._views.for_request(request).models
         models.check_may_register(entry.name)
-        slot = await models.add(body["framework"], entry, self._allowed_path(entry.path))
+        slot = await models.add(body["framework"], entry, self._paths.check(entry.path))
         return await self._detail(slot, request, 201)
 
     async def load_model(self, name: str, request: Request) -> Response:
@@ -169,26 +166,6 @@ class ModelsApi:
         counts = self._views.for_request(request).counts
         await counts.refresh()
         return json_response(describe_in_detail(slot, counts), status)
-
-    def _allowed_path(self, path: Path) -> Path:
-        """Return the absolute path with symbolic links resolved.
-
-        Raises Forbidden if it is not below a root, InvalidInput if the system cannot read it.
-        """
-        shown = f'"{str(path)[:200]}"'
-        try:
-            resolved = (self._base_dir / path).resolve()
-        except (OSError, RuntimeError):  # links in a circle are a RuntimeError before Python 3.13
-            raise InvalidInput("path", f"expected a file or folder, got a loop of symbolic links: {shown}") from None
-        if not any(resolved.is_relative_to(root.resolve()) for root in self._roots):
-            raise Forbidden(f"path: expected a path below models.roots, got {shown}; move the model there")
-        try:
-            resolved.stat()
-        except (FileNotFoundError, NotADirectoryError):
-            pass  # the loader reports which file is missing
-        except OSError as error:
-            raise InvalidInput("path", f"expected a readable path, got {shown} ({error.strerror})") from None
-        return resolved
 
 
 @contextmanager

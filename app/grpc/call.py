@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Protocol
 
 from app.auth.principal import Principal
+from app.observability.traces import KeyCheck
 
 Header = tuple[bytes, bytes]
 
@@ -25,6 +26,7 @@ class GrpcError(Exception):
 class Call(Protocol):
     """One call. `left_s`: seconds until its deadline, None without a deadline. `headers`: its metadata. `peer`:
     the client's address and port, the same for all calls on a connection. `principal`: the authenticated sender.
+    `checked`: the check of its key, for the trace of its only request; None if it was not measured.
     """
 
     @property
@@ -38,6 +40,9 @@ class Call(Protocol):
 
     @property
     def principal(self) -> Principal: ...
+
+    @property
+    def checked(self) -> KeyCheck | None: ...
 
 
 Unary = Callable[[bytes, Call], Awaitable[bytes]]

@@ -93,6 +93,7 @@ class CallGate:
         record.principal = principal
         if self._observer.tracer is not None:
             record.trace = self._observer.tracer.begin(call.headers)
+            record.trace.checked = call.checked
         if isinstance(error, Unauthenticated):
             self._observer.auth_failures[error.reason] += 1
             if error.is_guess:

@@ -110,6 +110,7 @@ class GrpcHandler:
         record.principal = call.principal
         if tracer is not None:
             record.trace = tracer.begin(headers)
+            record.trace.checked = call.checked
         self._observer.inflight += 1
         try:
             context = self.pipeline.admit(record)

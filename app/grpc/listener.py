@@ -51,7 +51,8 @@ class GrpcListener:
             gate = CallGate(authenticator, pipeline.observer)
             gate.with_scopes(unary, streams)
             check = gate.check
-        await self._server.start(unary, streams, pipeline.bounds.byte_limit_of, check)
+        is_traced = pipeline.observer.tracer is not None
+        await self._server.start(unary, streams, pipeline.bounds.byte_limit_of, check, is_traced)
         drain_timeout_s = settings.server.drain_timeout_s
         try:
             yield

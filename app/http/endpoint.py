@@ -114,7 +114,11 @@ class Endpoint:
         elif tracer is not None:
             record.trace = tracer.begin(scope["headers"])
         route = self._find_route(scope["path"])
-        if route is None or (scope["method"] == "OPTIONS" and is_preflight(scope["headers"])):
+        if (
+            route is None
+            or scope["method"] in route.others
+            or (scope["method"] == "OPTIONS" and is_preflight(scope["headers"]))
+        ):
             scope["record"] = record
             return self._admin(scope, receive, send)
         return self._answer(route, record, scope, receive, send)
@@ -127,7 +131,7 @@ class Endpoint:
         route = self._find_route(scope["path"])
         if refusal is not None:
             await gate.refuse(refusal, scope, record, send)
-        elif route is None:
+        elif route is None or scope["method"] in route.others:
             scope["record"] = record
             await self._admin(scope, receive, send)
         else:
@@ -139,14 +143,15 @@ class Endpoint:
         """Answer an inference request."""
         observer = self._observer
         exchange = HttpExchange(self._watcher, receive, record)
+        codec = route.codec
         observer.inflight += 1
         try:
             # Most requests need no more than this: the same host as before, and no web page.
             is_known = record.plain_host in self._known_hosts
             record.headers = self._origins.plain if is_known else self._origins.check(scope)
             if scope["method"] != "POST":
-                raise MethodNotAllowed(scope["method"], scope["path"], "POST")
-            codec = route.codec.for_headers(scope["headers"])
+                raise MethodNotAllowed(scope["method"], scope["path"], route.allowed)
+            codec = codec.for_headers(scope["headers"])
             context = self._pipeline.admit(record)
             try:
                 if route.target.model is not None:
@@ -156,6 +161,7 @@ class Endpoint:
                     body = await self._complete_body(body, scope, exchange, context, route.target, codec)
                 if record.digest is not None:
                     await check_digest(record, body, observer, codec.lead_bytes)
+                codec = codec.for_body(body)
                 exchange.open(codec, route.target, body, send, context.permit)
                 del body
                 encoded = await self._pipeline.run(context, exchange)
@@ -172,9 +178,9 @@ class Endpoint:
         except CancelledError:
             # Only the end of the drain time cancels a request, which is answered all the same.
             error = Draining(Draining.UNANSWERED)
-            await send_error(send, record, error, route.codec.error_body)
+            await send_error(send, record, error, codec.error_body)
         except Exception as error:  # noqa: BLE001 - the last handler before the client
-            await send_error(send, record, error, route.codec.error_body)
+            await send_error(send, record, error, codec.error_body)
         finally:
             observer.inflight -= 1
             observer.record_inference(record, time.perf_counter() - record.started_s)

@@ -53,7 +53,13 @@ def build_document(admin: FastAPI, routes: Sequence[Route]) -> dict[str, Any]:
         for described in (each for route in admin.state.routes for each in route.responses.values()):
             if isinstance(described, _Description):
                 _add_schema(schemas, described.model)
-        document["paths"] = {route.path: {"post": _operation(route)} for route in routes} | document["paths"]
+        described_paths = document["paths"]
+        by_path: dict[str, list[Route]] = {}
+        for route in routes:
+            by_path.setdefault(route.path, []).append(route)
+        document["paths"] = {
+            path: described_paths.pop(path, {}) | {"post": _operation(*shared)} for path, shared in by_path.items()
+        } | described_paths
         document["components"]["securitySchemes"] = _KEYS
         document["security"] = [{"bearer": []}, {"x-api-key": []}, {}]
         for path, methods in HTTP_ACCESS.items():
@@ -70,9 +76,11 @@ def _add_schema(schemas: dict[str, Any], model: type[BaseModel]) -> None:
         schemas[model.__name__] = schema
 
 
-def _operation(route: Route) -> dict[str, Any]:
-    described = route.description
-    requests, responses = _json_content(described.request), _json_content(described.response)
+def _operation(route: Route, *shared: Route) -> dict[str, Any]:
+    """Describe a route. `shared`: others of the same path, told apart by their bodies."""
+    described, others = route.description, [each.description for each in shared]
+    requests = _one_of(described.request, [each.request for each in others])
+    responses = _one_of(described.response, [each.response for each in others])
     if described.streams:
         responses["text/event-stream"] = {"schema": {"type": "string"}}
     if described.in_bytes:
@@ -104,6 +112,14 @@ def _errors(body: type[BaseModel]) -> dict[str, Any]:
         for status, codes in by_status.items()
         if codes
     }
+
+
+def _one_of(model: type[BaseModel], others: list[type[BaseModel]]) -> dict[str, Any]:
+    content = _json_content(model)
+    if others:
+        schemas = [_json_content(each)["application/json"]["schema"] for each in dict.fromkeys((model, *others))]
+        content["application/json"]["schema"] = {"anyOf": schemas}
+    return content
 
 
 def _json_content(model: type[BaseModel], is_list: bool = False) -> dict[str, Any]:

@@ -5,9 +5,10 @@ from collections.abc import Callable
 import numpy as np
 
 from app.inference.model_view import ModelView
+from app.inference.unnamed_model import UnnamedModel
 from app.observability.metrics import RequestRecord
 from frameworks.engine.contract import Run
-from frameworks.errors import InvalidInput, ModelUnloaded
+from frameworks.errors import ModelUnloaded
 from frameworks.models.contract import ServedModels
 from frameworks.models.slot import ModelSlot
 from frameworks.models.version import ModelVersion, VersionNotLoaded
@@ -51,10 +52,7 @@ class RequestContext(RunContext):
 
         The version is not chosen yet: another one may serve when the body has arrived.
         """
-        principal = self.record.principal
-        slot = self._served.slots_by_name.get(name) if principal.sees_all or principal.may_use(name) else None
-        if slot is None:
-            slot = self.models.slot(name)  # raises
+        slot = self._find_slot(name)
         self.record.model, self.record.version = slot.name, slot.active.version
         chosen = slot.default_version if version is None else slot.version_named(version)
         try:
@@ -64,19 +62,18 @@ class RequestContext(RunContext):
         if not chosen.model.entry.cache:
             self.permit.check_room(chosen.model.requests)
 
-    def find_spec(self, name: str, version: str | None, read_timeout_ms: Callable[[], float | None]) -> ModelSpec:
+    def find_spec(
+        self, name: str | UnnamedModel, version: str | None, read_timeout_ms: Callable[[], float | None]
+    ) -> ModelSpec:
         """Choose the version that answers and return its spec; see FindSpec of the pipeline.
 
-        `name` "" means the only model that generates text. Called before the body's data are read. Raises what keeps
-        the version from answering; VersionNotLoaded if the request has to wait for a load.
+        Called before the body's data are read. Raises what keeps the version from answering; VersionNotLoaded if the
+        request has to wait for a load; InvalidInput if it names no model and several models could answer.
         """
         if self._is_routed:
             chosen = self.version
         else:
-            principal = self.record.principal
-            slot = self._served.slots_by_name.get(name) if principal.sees_all or principal.may_use(name) else None
-            if slot is None:
-                slot = self.models.slot(name or self._only_generator())
+            slot = self._find_slot(name if isinstance(name, str) else name.name_in(self.models.slots))
             self.record.model, self.record.version = slot.name, slot.active.version
             if version is not None:
                 chosen = slot.version_named(version)
@@ -136,10 +133,8 @@ class RequestContext(RunContext):
         if self._is_routed:
             self.version = version
 
-    def _only_generator(self) -> str:
-        """Return the name of the only model that generates text. Raises InvalidInput if there is none, or several."""
-        names = [slot.name for slot in self.models.slots if slot.spec is not None and slot.spec.task == "generate"]
-        if len(names) != 1:
-            found = f"{', '.join(names)} generate text" if names else "no model that generates text is loaded"
-            raise InvalidInput("model_name", f"expected a model name, got none, and {found}; name one")
-        return names[0]
+    def _find_slot(self, name: str) -> ModelSlot:
+        """Return a model. Raises ModelNotFound."""
+        principal = self.record.principal
+        slot = self._served.slots_by_name.get(name) if principal.sees_all or principal.may_use(name) else None
+        return self.models.slot(name) if slot is None else slot

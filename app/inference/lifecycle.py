@@ -21,6 +21,11 @@ class Lifecycle(ABC):
     def is_ready(self) -> bool:
         """Whether the server accepts requests and every start-up model is ready."""
 
+    @property
+    def is_starting(self) -> bool:
+        """Whether a start-up model is being loaded."""
+        return False
+
     def drain(self) -> None:
         """Refuse new requests from now on; /health/ready responds with 503."""
         self.is_draining = True
@@ -65,6 +70,10 @@ class ServerLifecycle(Lifecycle):
     @property
     def is_ready(self) -> bool:
         return not self.is_draining and not self.pending_models()
+
+    @property
+    def is_starting(self) -> bool:
+        return self.status() == "starting"
 
     def pending_models(self) -> list[str]:
         """Return the start-up models that keep the server from being ready.

@@ -16,6 +16,7 @@ from app.inference.lifecycle import Lifecycle
 from app.inference.model_view import ModelView
 from app.inference.service import InferenceService
 from app.inference.shadowing import ShadowTraffic
+from app.inference.unnamed_model import UnnamedModel
 from app.observability.metrics import Observer, RequestRecord
 from frameworks.errors import DeadlineExceeded
 from frameworks.generation.types import GenerateAnswer, GenerateRequest, Generation
@@ -23,9 +24,10 @@ from frameworks.models.contract import ServedModels
 from frameworks.models.version import ModelVersion, VersionNotLoaded
 from frameworks.scheduling.admission import Permit
 from frameworks.tenants import Tenant
+from frameworks.traces import RunTrace
 from frameworks.types import ModelSpec
 
-FindSpec = Callable[[str, str | None, Callable[[], float | None]], ModelSpec]
+FindSpec = Callable[[str | UnnamedModel, str | None, Callable[[], float | None]], ModelSpec]
 """RequestContext.find_spec: model, version (None: the request names none) and how to read the request's `timeout_ms`.
 
 The timeout is read only if the version has to be loaded first: the request waits no longer than that.
@@ -147,6 +149,9 @@ class Pipeline:
         """
         if self.lifecycle.is_draining:
             self.lifecycle.check_accepting()
+        trace = record.trace
+        if trace is not None and trace.is_sampled:
+            record.timings.trace = RunTrace(trace.span_ref)
         bounds, tenant = self.bounds, record.principal.tenant
         if bounds.tenants:
             limits = bounds.tenants.get(tenant.name)

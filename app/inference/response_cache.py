@@ -165,7 +165,14 @@ def key_of(
     if isinstance(request, TextRequest):
         texts = tuple(request.texts)
         size_bytes = _CHARACTER_BYTES * sum(map(len, texts)) + _OBJECT_BYTES * len(texts)
-        options = request.normalize, request.truncate, request.top_k, request.dimensions
+        options = (
+            request.normalize,
+            request.truncate,
+            request.top_k,
+            request.dimensions,
+            request.raw_scores,
+            request.prompt,
+        )
         if request.token_ids is None:
             return (*owner, texts, *options), size_bytes
         token_ids = tuple(map(tuple, request.token_ids))
@@ -173,7 +180,8 @@ def key_of(
         return (*owner, token_ids, *options), size_bytes
     if isinstance(request, PairRequest):
         size_bytes = sum(_CHARACTER_BYTES * (len(one) + len(other)) + 3 * _OBJECT_BYTES for one, other in request.pairs)
-        return (*owner, tuple(request.pairs), request.truncate), size_bytes
+        options_of_pairs = request.truncate, request.raw_scores, request.with_labels
+        return (*owner, tuple(request.pairs), *options_of_pairs), size_bytes
     key: list[Hashable] = [*owner, request.output_names]
     size_bytes = 0
     for name, value in request.inputs.items():

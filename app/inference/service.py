@@ -8,7 +8,7 @@ from app.inference.response_cache import CacheableRequest, Responses
 from frameworks.engine.contract import TokenTimes
 from frameworks.engine.generation import check_request
 from frameworks.generation.types import GenerateRequest, Generation
-from frameworks.text.tokens import DetokenizeRequest, TokenAnswer, TokenizeRequest, TokenRequest
+from frameworks.text.tokens import TokenAnswer, TokenRequest
 from frameworks.types import Answer, TensorBatch
 
 
@@ -32,7 +32,7 @@ class InferenceService:
             permit = context.permit
             permit.queue(version.model.requests)
             return version.engine().submit(request, context.priority, permit.begin, timings, permit.tenant)
-        if not is_cached or isinstance(request, TokenizeRequest | DetokenizeRequest):
+        if not is_cached or isinstance(request, TokenRequest):
             return self._run(context, request)
         version.touch()
         timings.cache_hit = True

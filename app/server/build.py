@@ -1,15 +1,17 @@
 """Build the server: wire every part, in the order of their dependencies."""
 
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import structlog
 from fastapi import APIRouter, FastAPI
 
+from app.admin.allowed_paths import AllowedPaths
 from app.admin.health import HealthApi
 from app.admin.metrics import MetricsApi, StatsSources
 from app.admin.models import ModelsApi
@@ -18,6 +20,7 @@ from app.admin.open_inference.routes import OpenInferenceApi
 from app.admin.openai_models import OpenAiModelsApi
 from app.admin.pages import PagesApi
 from app.admin.process_parts import ProcessParts
+from app.admin.tei import TeiApi
 from app.admin.views import Views
 from app.auth.authenticator import Authenticator
 from app.auth.quotas import limits_by_tenant
@@ -43,17 +46,20 @@ from app.observability.process_counts import ProcessCounts
 from app.observability.tallies import RequestTallies
 from app.observability.traces import Tracer
 from app.observability.worker_counts import WorkerCounts
+from app.protocols.cohere.routes import ROUTES as COHERE_ROUTES
 from app.protocols.native.codec import ROUTES as NATIVE_ROUTES
 from app.protocols.open_inference.generate_codec import ROUTES as GENERATE_ROUTES
 from app.protocols.open_inference.infer_codec import routes as open_inference_routes
 from app.protocols.openai.routes import ROUTES as OPENAI_ROUTES
 from app.protocols.routes import RouteTable
+from app.protocols.tei.routes import ROUTES as TEI_ROUTES
 from app.server.keys import open_keys
-from app.server.manager import build_manager
+from app.server.manager import build_manager, source_folder
 from app.workers.shared_responses import SharedResponses
 from app.workers.tallies_merged import MergedTallies
 from frameworks.devices import DeviceManager, DeviceProbe, SystemProbe
 from frameworks.manager import MLFrameworkManager
+from frameworks.models.starters import Starter
 from frameworks.replicas.control import Workers
 from frameworks.scheduling.admission import RequestLimit
 from frameworks.scheduling.byte_limit import ByteLimit
@@ -77,6 +83,17 @@ class Server:
 
     app: Endpoint
     lifecycle: Lifecycle
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Where the server runs. `probe`: finds the devices; None: those of this machine. `starter`: starts the models that
+    run outside of this process; None: in engine processes. `labels`: of each metric.
+    """
+
+    probe: DeviceProbe | None = None
+    starter: Starter | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +137,13 @@ class Counting:
     process_counts: Callable[[], ProcessCounts]
     workers: WorkerCounts
     memory_bytes: Callable[[], int]
+    labels: Mapping[str, str]
 
 
 def build(
     loaded: LoadedSettings,
     log_requests: str,
-    probe: DeviceProbe | None = None,
+    host: Host = Host(),
     grpc_listener: "GrpcListener | None" = None,
     connections: Connections | None = None,
     keys: KeyStore | None = None,
@@ -133,8 +151,8 @@ def build(
 ) -> Server:
     """Wire the parts for these settings. Nothing is loaded before the application starts.
 
-    `log_requests`: `all`, `slow_and_failed` or `none`. `probe`: finds the devices; None: those of this machine.
-    `grpc_listener`: already open; it answers while the application runs. `connections`: those of the HTTP listener.
+    `log_requests`: `all`, `slow_and_failed` or `none`. `grpc_listener`: already
+    open; it answers while the application runs. `connections`: those of the HTTP listener.
     `keys`: None reads the keys file. `tracer`: None if tracing is off. Raises ConfigError.
     """
     observer = Observer(log_requests, loaded.settings.logging.slow_ms, tracer)
@@ -143,9 +161,9 @@ def build(
     if keys is None:
         keys = open_keys(loaded, api_key="")
     authenticator = None if loaded.settings.auth.mode == "off" else Authenticator(keys)
-    inference = build_inference(loaded, observer, probe or SystemProbe(), connections.byte_limit)
+    inference = build_inference(loaded, observer, host, connections.byte_limit)
     monitors = build_monitors(inference, observer)
-    counting = build_counting(inference, monitors, connections, keys)
+    counting = build_counting(inference, monitors, connections, keys, labels=host.labels)
     table = build_routes(loaded.settings)
     serve_grpc = None
     if grpc_listener is not None:
@@ -164,16 +182,16 @@ def build(
 def build_inference(
     loaded: LoadedSettings,
     observer: Observer,
-    probe: DeviceProbe,
+    host: Host,
     byte_limit: ByteLimit,
     sharing: Sharing | None = None,
 ) -> Inference:
     """Return the parts of a single server, or with `sharing` those of a supervisor, which runs no requests."""
     settings = loaded.settings
     pool = TensorPool(settings.memory)
-    devices = DeviceManager(probe, settings.performance.enable_gpu)
+    devices = DeviceManager(host.probe or SystemProbe(), settings.performance.enable_gpu)
     limits = None if sharing is None else sharing.limits
-    manager = build_manager(loaded, devices, pool, 0 if sharing is None else sharing.num_workers, limits)
+    manager = build_manager(loaded, devices, pool, 0 if sharing is None else sharing.num_workers, limits, host.starter)
     lifecycle = ServerLifecycle(manager, tuple(slot.name for slot in manager.slots if slot.entry.load == "startup"))
     cache_settings = settings.cache
     responses = ResponseCache(
@@ -210,8 +228,9 @@ def build_counting(
     connections: Connections,
     keys: KeyStore,
     sharing: Sharing | None = None,
+    labels: Mapping[str, str] = MappingProxyType({}),
 ) -> Counting:
-    """Return the counts of this process, or with `sharing` those of all workers too."""
+    """Return the counts of this process, or with `sharing` those of all workers too. `labels`: of each metric."""
     observer: RequestTallies = inference.pipeline.observer
     tracer = inference.pipeline.observer.tracer
     counts = ProcessParts(monitors.loop_lag, monitors.integrity, inference.pool, connections, keys, tracer).counts
@@ -220,7 +239,7 @@ def build_counting(
         merged = MergedTallies(sharing.workers, observer, counts)
         observer, counts, memory_bytes = merged, merged.process_counts, merged.memory_bytes
     views = Views(partial(ManagedModelView, inference.manager), observer)
-    return Counting(views, counts, WorkerCounts(), memory_bytes)
+    return Counting(views, counts, WorkerCounts(), memory_bytes, labels)
 
 
 def build_monitors(inference: Inference, observer: Observer) -> Monitors:
@@ -234,7 +253,7 @@ def build_monitors(inference: Inference, observer: Observer) -> Monitors:
 
 def build_routes(settings: Settings) -> RouteTable:
     infer_routes = open_inference_routes(settings.server.max_body_bytes)
-    return RouteTable([*NATIVE_ROUTES, *OPENAI_ROUTES, *infer_routes, *GENERATE_ROUTES])
+    return RouteTable([*NATIVE_ROUTES, *OPENAI_ROUTES, *infer_routes, *GENERATE_ROUTES, *COHERE_ROUTES, *TEI_ROUTES])
 
 
 def build_routers(
@@ -244,7 +263,10 @@ def build_routers(
     manager, pipeline, views = inference.manager, inference.pipeline, counting.views
     lifecycle = inference.lifecycle
     max_body_bytes = loaded.settings.server.max_body_bytes
-    roots = tuple(loaded.resolve(root) for root in loaded.settings.models.roots)
+    models = loaded.settings.models
+    paths = AllowedPaths(
+        loaded.base_dir, tuple(map(loaded.resolve, models.roots)), models.sources, partial(source_folder, loaded)
+    )
     isolation = loaded.settings.performance.isolation
     sources = StatsSources(
         manager.devices,
@@ -256,11 +278,13 @@ def build_routers(
         pipeline.bounds.tenants,
         counting.process_counts,
         counting.workers,
+        counting.labels,
     )
     return [
         PagesApi().router(),
-        ModelsApi(views, lifecycle, loaded.base_dir, roots, max_body_bytes, isolation).router(),
+        ModelsApi(views, lifecycle, paths, max_body_bytes, isolation).router(),
         OpenAiModelsApi(views).router(),
+        TeiApi(views).router(),
         OpenInferenceApi(Management(pipeline, lifecycle), views, max_body_bytes).router(),
         HealthApi(views, manager.devices, lifecycle, counting.memory_bytes).router(),
         MetricsApi(sources, views).router(),

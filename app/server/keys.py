@@ -17,11 +17,11 @@ from app.config import ConfigError, ConfigIssue, LoadedSettings
 log = structlog.get_logger(__name__)
 
 
-def open_keys(loaded: LoadedSettings, api_key: str, logs_warnings: bool = True) -> KeyStore:
+def open_keys(loaded: LoadedSettings, api_key: str | Key, logs_warnings: bool = True) -> KeyStore:
     """Return the keys of a server with these settings.
 
-    `api_key`: the text of ROUNDHOUSE_API_KEY, or "". `logs_warnings`: False in workers, as the supervisor has logged
-    them. Raises ConfigError if the keys cannot be read, or if the server needs a key and has none.
+    `api_key`: the text of ROUNDHOUSE_API_KEY or its key, or "". `logs_warnings`: False in workers, as the supervisor
+    has logged them. Raises ConfigError if the keys cannot be read, or if the server needs a key and has none.
     """
     store, issues = _open(loaded, api_key)
     errors = [issue for issue in issues if issue.is_error]
@@ -37,12 +37,12 @@ def key_issues(loaded: LoadedSettings, api_key: str) -> tuple[ConfigIssue, ...]:
     return _open(loaded, api_key)[1]
 
 
-def _open(loaded: LoadedSettings, api_key: str) -> tuple[KeyStore, tuple[ConfigIssue, ...]]:
+def _open(loaded: LoadedSettings, api_key: str | Key) -> tuple[KeyStore, tuple[ConfigIssue, ...]]:
     settings = loaded.settings.auth
     file = loaded.resolve(settings.keys_file)
-    key: Key | None = None
+    key = api_key if isinstance(api_key, Key) else None
     try:
-        key = environment_key(api_key) if api_key else None
+        key = environment_key(api_key) if isinstance(api_key, str) and api_key else key
         store = KeyStore(file, settings, key)
         if settings.mode != "off":
             store.load()

@@ -1,14 +1,24 @@
 """Build the model manager: one registry per framework, every model of the settings registered."""
 
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 from app.config import LoadedSettings
+from frameworks.addresses import SourceAddress
 from frameworks.devices import DeviceManager
 from frameworks.engine.registries import RegistrySettings, registry_factories
 from frameworks.manager import MLFrameworkManager
+from frameworks.models.downloads import Downloads
 from frameworks.models.loader import Loader
 from frameworks.models.processes import ProcessStarter
+from frameworks.models.starters import Starter
 from frameworks.scheduling.shared_limits import SharedLimits
 from memory.pooled_arrays import PooledArrays
 from memory.tensor_pool import TensorPool
+
+if TYPE_CHECKING:
+    from frameworks.sources.store import SourceStore
 
 
 def build_manager(
@@ -17,18 +27,20 @@ def build_manager(
     pool: TensorPool,
     num_workers: int = 0,
     limits: SharedLimits | None = None,
+    starter: Starter | None = None,
 ) -> MLFrameworkManager:
     """Return a manager with every model of the settings registered; none is loaded.
 
     `num_workers`: processes that answer the requests, and have `limits` in common; 0: this one does.
+    `starter`: starts models outside of this process; None: in engine processes.
     """
     settings = loaded.settings
-    registry_settings = _registry_settings(loaded)
+    settings_of_models = registry_settings(loaded)
     manager = MLFrameworkManager(
         Loader(
-            registry_factories(registry_settings, devices, pool),
+            registry_factories(settings_of_models, devices, pool),
             devices,
-            ProcessStarter(registry_settings, settings.logging.level),
+            starter or ProcessStarter(settings_of_models, settings.logging.level),
             num_workers,
         ),
         settings.performance,
@@ -38,18 +50,35 @@ def build_manager(
         arrays=PooledArrays(pool),
         shared_limits=limits,
     )
+    manager.residency.fetch = Downloads(partial(source_store, loaded)).fetch
     for framework, entries in (("onnx", settings.models.onnx_models), ("pytorch", settings.models.torch_models)):
         for entry in entries:
-            manager.register(framework, entry, loaded.resolve(entry.path))
+            path = entry.path
+            path = source_folder(loaded, path) if isinstance(path, SourceAddress) else loaded.resolve(path)
+            manager.register(framework, entry, path)
     return manager
+
+
+def source_folder(loaded: LoadedSettings, address: SourceAddress) -> Path:
+    """Return the folder of an address in the cache, which may not exist."""
+    return source_store(loaded).folder(address)
+
+
+def source_store(loaded: LoadedSettings) -> "SourceStore":
+    """Return the store of models that are fetched from addresses."""
+    from frameworks.sources.store import SourceStore
+
+    models = loaded.settings.models
+    return SourceStore(loaded.resolve(models.cache_dir), models.max_download_bytes)
 
 
 def build_loader(loaded: LoadedSettings, devices: DeviceManager, pool: TensorPool) -> Loader:
     """Return the loader of a worker, which loads small models."""
-    return Loader(registry_factories(_registry_settings(loaded), devices, pool), devices)
+    return Loader(registry_factories(registry_settings(loaded), devices, pool), devices)
 
 
-def _registry_settings(loaded: LoadedSettings) -> RegistrySettings:
+def registry_settings(loaded: LoadedSettings) -> RegistrySettings:
+    """Return what the registries of the frameworks take of the settings."""
     settings = loaded.settings
     return RegistrySettings(
         performance=settings.performance,

@@ -21,6 +21,7 @@ from app.server.http_server import open_connections, server_tls, uvicorn_config
 from app.server.keys import open_keys
 from app.workers.sockets import CannotListenError, listen
 from frameworks.engine.process.live import kill_all
+from frameworks.settings import RAY_KEYS
 from memory.allocator import keep_freed_memory
 from memory.garbage import shorten_collections
 
@@ -90,6 +91,7 @@ def _serve(loaded: LoadedSettings, api_key: str, log_to_terminal: bool) -> int:
     grpc_listener = _open_grpc_listener(settings, tls)
     for warning in loaded.warnings:
         log.warning("deprecated key", place=warning.place, key=warning.key, reason=warning.message)
+    _warn_of_ray_keys(settings)
     connections = open_connections(settings.server, tls)
     server = build(loaded, log_requests, grpc_listener=grpc_listener, connections=connections, keys=keys, tracer=tracer)
     host, port = listener.getsockname()[:2]
@@ -116,6 +118,13 @@ def _ended(status: int) -> int:
         # A load or a batch outlived the drain timeout. A library that is unloaded while it computes aborts the process.
         os._exit(status)
     return status
+
+
+def _warn_of_ray_keys(settings: Settings) -> None:
+    for entry in (*settings.models.onnx_models, *settings.models.torch_models):
+        keys = [key for key in RAY_KEYS if getattr(entry, key) is not None]
+        if keys:
+            log.warning("keys without effect: they apply to a deployment on Ray", model=entry.name, keys=keys)
 
 
 def _open_grpc_listener(settings: Settings, tls: ServerTls | None) -> "GrpcListener | None":

@@ -23,6 +23,7 @@ from app.observability.logs import FLUSH_S, configure_logging, flush_logs
 from app.observability.metrics import Observer
 from app.server.build import (
     Counting,
+    Host,
     Sharing,
     build_counting,
     build_inference,
@@ -43,7 +44,6 @@ from app.workers.shared_nonces import SharedNonces
 from app.workers.sockets import CannotListenError, listen_for_workers, reserve_port
 from app.workers.supervision import Supervision
 from app.workers.watchdog import Watchdog
-from frameworks.devices import SystemProbe
 from frameworks.engine.process.live import kill_all
 from frameworks.engine.process.startup import set_name
 from frameworks.replicas.control import Workers
@@ -140,7 +140,7 @@ class _Supervisor:
         loaded, settings = self._inherited.loaded, self._inherited.loaded.settings
         connections, sharing = self._connections, self._sharing
         observer = Observer(self._inherited.log_requests, settings.logging.slow_ms)
-        inference = build_inference(loaded, observer, SystemProbe(), connections.byte_limit, sharing)
+        inference = build_inference(loaded, observer, Host(), connections.byte_limit, sharing)
         publisher = Publisher(inference.manager, self._workers)
         monitors = build_monitors(inference, observer)
         counting = build_counting(inference, monitors, connections, self._keys, sharing)

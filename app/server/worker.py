@@ -86,7 +86,9 @@ def run_worker(inherited: Inherited, number: int, control: socket.socket, descri
     renew_request_ids()
     inherited.limits.use(number)
     listener = inherited.http.keep_only(number)
-    configure_logging(settings.logging.level, settings.logging.format, lock=inherited.log_lock, worker=number)
+    configure_logging(
+        settings.logging.level, settings.logging.format, lock=inherited.log_lock, fields={"worker": number}
+    )
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(inherited, number, listener, control, descriptors))

@@ -63,6 +63,11 @@ def listen(host: str, port: int) -> socket.socket:
     return _listen(host, port, shares_port=False)
 
 
+def listen_shared(host: str, port: int) -> socket.socket:
+    """Return a listening socket that shares the port with others of this user. Raises CannotListenError."""
+    return _listen(host, port, shares_port=True)
+
+
 def listen_for_workers(host: str, port: int, count: int) -> HttpSockets:
     """Return the sockets of `count` workers. Raises CannotListenError, also if another process uses the port."""
     first = listen(host, port)

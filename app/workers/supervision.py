@@ -113,9 +113,9 @@ class Supervision:
         if not self._is_draining:
             delay_s = worker.replacement.ended()
             self._counts.restarts[label] += 1
-            log.error("worker ended", worker=number, worker_pid=pid, reason=detail, restart_in_s=delay_s)
             if delay_s:
                 self._http.pause(number)
+            log.error("worker ended", worker=number, worker_pid=pid, reason=detail, restart_in_s=delay_s)
             worker.timer = asyncio.get_running_loop().call_later(delay_s, self._start, worker)
 
     def fork_server_lost(self) -> None:

@@ -8,7 +8,8 @@ from typing import IO
 import numpy as np
 
 from frameworks.errors import InvalidModel, similar_names
-from frameworks.settings import GivenTensor, OnnxModelEntry
+from frameworks.setting_values import GivenTensor
+from frameworks.settings import OnnxModelEntry
 from frameworks.types import NUMPY_DTYPES, Array, TensorType, Value, ValueSpec
 from memory.sizes import format_size
 

@@ -92,6 +92,8 @@ class OnnxTextModel:
                 multi_label=config.multi_label or len(labels) == 1,
                 embedding_size=embedding_size or None,
                 shorter_sizes=tuple(shorter for shorter in config.shorter_sizes if shorter < embedding_size),
+                prompts=config.prompts,
+                pooling="pooler" if head.output == "pooler_output" else self._pooling,
             ),
         )
 

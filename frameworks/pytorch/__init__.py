@@ -5,6 +5,7 @@ The environment is set here, because its libraries read it when they are importe
 
 import os
 
+import frameworks.sources.offline  # noqa: F401 - reads the user's HF_HUB_OFFLINE before it is set here
 from frameworks.pytorch.lean_imports import leave_out_unused_parts
 
 # transformers downloads nothing, whatever a config.json names.

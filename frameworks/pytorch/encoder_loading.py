@@ -52,12 +52,12 @@ def load_encoders(files: ModelFiles, loading: EncoderLoading, copies: QuantizedC
     tokenizer = TextTokenizer(files.folder, config)
     needs_pooler = pooling in ("pooler", "logits")
     model = load_encoder(files.folder, config.classifies, needs_pooler, dtype, device, loading.enable_memory_mapping)
-    spec = _spec(model, config, device, dtype)
+    spec = _spec(model, config, pooling, device, dtype)
     threads = loading.intra_op_threads
     if copies is not None:
         encoder = EncoderModel(model, tokenizer, spec, pooling, config.pad_token_id, threads)
         report = quantize_encoder(model, encoder, files.entry, files.weights, copies)
-        spec = replace(_spec(model, config, device, "int8"), quantization=report)
+        spec = replace(_spec(model, config, pooling, device, "int8"), quantization=report)
     # A run does not change the module: one is enough for any number of threads.
     return [
         EncoderModel(model, tokenizer, spec, pooling, config.pad_token_id, threads, loading.pool)
@@ -76,7 +76,7 @@ def _pooling(config: TextConfig, weights: WeightFiles) -> TorchPooling:
     return "pooler" if any(name.endswith("pooler.dense.weight") for name in weights.names) else "mean"
 
 
-def _spec(model: torch.nn.Module, config: TextConfig, device: Device, dtype: str) -> ModelSpec:
+def _spec(model: torch.nn.Module, config: TextConfig, pooling: TorchPooling, device: Device, dtype: str) -> ModelSpec:
     size = len(config.labels) if config.classifies else int(getattr(model.config, "hidden_size", -1))
     embedding_size = 0 if config.classifies else max(0, size)
     return ModelSpec(
@@ -94,5 +94,7 @@ def _spec(model: torch.nn.Module, config: TextConfig, device: Device, dtype: str
             multi_label=config.multi_label,
             embedding_size=embedding_size or None,
             shorter_sizes=tuple(shorter for shorter in config.shorter_sizes if shorter < embedding_size),
+            pooling=pooling,
+            prompts=config.prompts,
         ),
     )

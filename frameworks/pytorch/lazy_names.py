@@ -94,12 +94,11 @@ def _complete_when_used(lazy_module: Any) -> type[ModuleType]:
             return self._complete_with()
 
         def __getattr__(self, name: str) -> Any:
-            try:
+            # Python looks at other such names of any module.
+            is_internal = name.startswith("__") and name != "__all__"
+            if self._is_complete or is_internal or name in self._class_to_module or name in self._modules:
                 return super().__getattr__(name)
-            except AttributeError:
-                # Python looks at other such names of any module.
-                if self._is_complete or (name.startswith("__") and name != "__all__"):
-                    raise
+            # Not by the lookup of the base: for a tokenizer that is not listed it tries the names of all others.
             module = f"{self.__name__}.{name}"
             if PathFinder.find_spec(module, self.__path__) is not None:
                 return import_module(module)

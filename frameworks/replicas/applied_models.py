@@ -213,7 +213,8 @@ class AppliedModels:
             slot = self.slots.get(message.name)
             if slot is None:
                 raise ModelNotFound(message.name, self.slots)
-            source = ModelVersion(slot.identity, message.version, slot.find(message.version).path)
+            slot.find(message.version)
+            source = ModelVersion(slot.identity, message.version, Path(os.fsdecode(message.path)))
             serving = Serving(message, source, self._engines, self._use, self._note_failed)
             self.servings[message.serving] = serving
         return serving

@@ -98,12 +98,14 @@ class Prepare(EngineMessage, frozen=True):
 
     The ModelChanged with its state `ready` follows when all workers have answered. The version may be ready with
     another load. The worker may have this load already, also while it drains it: its drain then ends. `is_local`: load
-    it in the worker, on `device`; else connect to each of its `num_processes` engine processes.
+    it in the worker, on `device`; else connect to each of its `num_processes` engine processes. `path`: of its files,
+    which may differ from those of the load that it replaces.
     """
 
     number: int
     name: str
     version: str
+    path: bytes
     serving: int
     is_local: bool
     device: Device

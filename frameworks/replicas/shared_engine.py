@@ -125,6 +125,7 @@ class SharedEngine:
                 number,
                 version.model.name,
                 version.version,
+                os.fsencode(version.path),
                 self.serving,
                 not self._processes,
                 self._device,

@@ -5,7 +5,8 @@ Sources: Hugging Face `config.json` and `tokenizer_config.json`; sentence-transf
 `tokenizer.json` for the limit where the others state none.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,6 +30,7 @@ _DEFAULT_MAX_TOKENS = 512
 # tokenizer_config.json writes about 1e30 for "no limit".
 _NO_LIMIT = 1_000_000
 _MOST_LABELS = 1_000_000
+_MOST_PROMPTS = 1000
 _LARGEST_EMBEDDING = 65_536
 # These models number positions from the padding index, so texts never use two of the position embeddings.
 _POSITIONS_AFTER_PADDING = ("roberta", "xlm-roberta", "camembert", "mpnet", "longformer", "data2vec-text")
@@ -39,7 +41,8 @@ class TextConfig:
     """The text settings of a model's folder. `pooling`: None where undefined. `prompt`: prefix of every text.
 
     `shorter_sizes`: sizes for which truncated embeddings were trained (Matryoshka), ascending. `reads_token_types`:
-    whether token types distinguish the texts of a pair, where the model has an input for them.
+    whether token types distinguish the texts of a pair, where the model has an input for them. `prompts`: those that
+    requests may choose instead of `prompt`, by name.
     """
 
     max_tokens: int
@@ -56,6 +59,7 @@ class TextConfig:
     hidden_size: int = 0
     shorter_sizes: tuple[int, ...] = ()
     reads_token_types: bool = True
+    prompts: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property
     def classifies(self) -> bool:
@@ -106,6 +110,7 @@ def read_text_config(folder: Path) -> TextConfig:
         hidden_size=max(0, _integer(config.get("hidden_size"), 0)),
         shorter_sizes=_shorter_sizes(config, encoder),
         reads_token_types=_reads_token_types(config, tokenizer),
+        prompts=_prompts(folder / "config_sentence_transformers.json"),
     )
 
 
@@ -155,6 +160,15 @@ def _prompt(file: Path) -> str:
         return str(config["prompts"][name] or "")
     except (KeyError, TypeError) as error:
         raise InvalidModel(f'{file}: default_prompt_name "{name}" is not one of prompts') from error
+
+
+def _prompts(file: Path) -> dict[str, str]:
+    prompts = read_json(file).get("prompts")
+    if not isinstance(prompts, dict):
+        return {}
+    if len(prompts) > _MOST_PROMPTS:
+        raise InvalidModel(f"{file}: expected at most {_MOST_PROMPTS} prompts, got {len(prompts)}")
+    return {name: prompt for name, prompt in prompts.items() if isinstance(prompt, str)}
 
 
 def _architecture(config: dict[str, Any], folder: Path) -> str:

@@ -80,12 +80,13 @@ class TextTokenizer:
         num_before, self._num_after = count_special_tokens(self._tokenizer)
         self._end = self._tokenizer.encode("").ids[num_before:]
 
-    def tokenize(self, texts: list[str], truncate: bool, first: int = 0) -> list[list[int]]:
+    def tokenize(self, texts: list[str], truncate: bool, first: int = 0, prompt: str | None = None) -> list[list[int]]:
         """Return the token ids of each text, with special tokens. `first`: number of texts before these in the request.
 
-        Raises InvalidInput, with both lengths, where `truncate` is False and a text exceeds the model's limit.
+        `prompt`: what is put before each text; None: the prompt of the model's files. Raises InvalidInput, with both
+        lengths, where `truncate` is False and a text exceeds the model's limit.
         """
-        prompt, num_tokens = self._config.prompt, self._limit.num_tokens
+        prompt, num_tokens = self._config.prompt if prompt is None else prompt, self._limit.num_tokens
         whole = [prompt + text for text in texts] if prompt else texts
         if not truncate:
             self._refuse_long(whole, first)
@@ -102,11 +103,11 @@ class TextTokenizer:
             rows.append(ids)
         return rows
 
-    def tokenize_at_once(self, texts: list[str], truncate: bool) -> list[list[int]] | None:
+    def tokenize_at_once(self, texts: list[str], truncate: bool, prompt: str | None = None) -> list[list[int]] | None:
         """As `tokenize`, for the event loop: return None where the texts are too long."""
         if len(texts) > _FEW_TEXTS or sum(map(len, texts)) > _FEW_CHARACTERS:
             return None
-        return self.tokenize(texts, truncate)
+        return self.tokenize(texts, truncate, prompt=prompt)
 
     def read_ids(self, token_ids: Sequence[list[int]], truncate: bool) -> list[list[int]]:
         """Return a caller's own token ids as the model reads them: as given, or cut at the model's limit.
@@ -180,6 +181,26 @@ class TextTokenizer:
             raise _not_unicode([text], 0) from error
         ids: list[int] = encoding.ids
         return ids
+
+    def spans_of(
+        self, text: str, add_special_tokens: bool, position: int
+    ) -> tuple[list[int], list[str], list[tuple[int, int] | None]]:
+        """Return the ids and strings of all tokens of a text, and their first character and the one after the last.
+
+        The span of a special token is None. `position`: of the text in the request. Raises InvalidInput as `ids_of`.
+        """
+        limit = self._limit.to_list()
+        if limit.exceeds(text):
+            raise limit.refusal(f"text[{position}]", text)
+        try:
+            [encoding] = self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
+        except TypeError as error:
+            raise _not_unicode([text], position) from error
+        spans = [
+            None if is_special else span
+            for span, is_special in zip(encoding.offsets, encoding.special_tokens_mask, strict=True)
+        ]
+        return encoding.ids, encoding.tokens, spans
 
     def token_strings(self, token_ids: Sequence[int]) -> list[str]:
         """Return the strings of token ids. Raises InvalidInput, with the field `tokens`, for an unknown id."""

@@ -49,8 +49,28 @@ class DetokenizeAnswer:
     text: str
 
 
-TokenRequest = TokenizeRequest | DetokenizeRequest
-TokenAnswer = TokenizeAnswer | DetokenizeAnswer
+@dataclass(frozen=True, slots=True)
+class SpansRequest:
+    """Request the tokens of texts, and where they are. `add_special_tokens`: include those of the model's files."""
+
+    texts: tuple[str, ...]
+    add_special_tokens: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class SpansAnswer:
+    """For each text its tokens.
+
+    `spans`: the first character of each token, and the first one after it; None for a special token.
+    """
+
+    token_ids: list[list[int]]
+    strings: list[list[str]]
+    spans: list[list[tuple[int, int] | None]]
+
+
+TokenRequest = TokenizeRequest | DetokenizeRequest | SpansRequest
+TokenAnswer = TokenizeAnswer | DetokenizeAnswer | SpansAnswer
 
 
 def answer_token_request(
@@ -58,12 +78,14 @@ def answer_token_request(
 ) -> TokenAnswer:
     """Tokenize or detokenize; blocks. `max_tokens`: the limit of the model, for the answer.
 
-    Raises InvalidInput, with the field `prompt`, `messages` or `tokens`.
+    Raises InvalidInput, with the field `prompt`, `messages` or `tokens`; `text[i]` for SpansRequest.
     """
     if tokenizer is None:
         raise InvalidInput("prompt", "this model reads no text")
     if isinstance(request, DetokenizeRequest):
         return DetokenizeAnswer(tokenizer.decode(request.token_ids))
+    if isinstance(request, SpansRequest):
+        return _spans_of(tokenizer, request)
     token_ids = _ids_of(tokenizer, max_tokens or 0, request)
     strings = tokenizer.token_strings(token_ids) if request.with_strings else None
     return TokenizeAnswer(token_ids, strings, max_tokens)
@@ -81,3 +103,15 @@ def _ids_of(tokenizer: TextTokenizer | GenerationTokenizer, max_tokens: int, req
             raise limit.refusal("prompt", prompt)
         return tokenizer.ids_of(prompt, add_special_tokens=False)
     return tokenizer.encode(prompt, limit)
+
+
+def _spans_of(tokenizer: TextTokenizer | GenerationTokenizer, request: SpansRequest) -> SpansAnswer:
+    if not isinstance(tokenizer, TextTokenizer):
+        raise InvalidInput("text", "expected a model that embeds or classifies texts, got one that generates text")
+    answer = SpansAnswer([], [], [])
+    for position, text in enumerate(request.texts):
+        ids, strings, spans = tokenizer.spans_of(text, request.add_special_tokens, position)
+        answer.token_ids.append(ids)
+        answer.strings.append(strings)
+        answer.spans.append(spans)
+    return answer

@@ -15,6 +15,7 @@ from app.grpc.bridge.arrivals import Arrivals
 from app.grpc.bridge.loop_bridge import LoopBridge
 from app.grpc.bridge.threads import CallThreads
 from app.grpc.call import GrpcError, Header, Stream, Unary
+from app.observability.traces import KeyCheck
 from frameworks.scheduling.byte_limit import UNCOUNTED_BYTES, ByteHold
 
 log = structlog.get_logger(__name__)
@@ -32,11 +33,12 @@ Handler = TypeVar("Handler")
 class ReceivedCall:
     """Implement Call of app/grpc/call.py with grpcio's context."""
 
-    __slots__ = ("_context", "principal")
+    __slots__ = ("_context", "checked", "principal")
 
-    def __init__(self, context: grpc.ServicerContext, principal: Principal) -> None:
+    def __init__(self, context: grpc.ServicerContext, principal: Principal, checked: KeyCheck | None = None) -> None:
         self._context = context
         self.principal = principal
+        self.checked = checked
 
     @property
     def left_s(self) -> float | None:
@@ -75,7 +77,11 @@ class UnaryMethod(_Method[Unary]):
         self._arrivals = arrivals
 
     def answer(
-        self, requests: Iterator[bytes], context: grpc.ServicerContext, principal: Principal = ANONYMOUS
+        self,
+        requests: Iterator[bytes],
+        context: grpc.ServicerContext,
+        principal: Principal = ANONYMOUS,
+        checked: KeyCheck | None = None,
     ) -> bytes:
         """Return the response. Runs in the call's thread.
 
@@ -86,7 +92,7 @@ class UnaryMethod(_Method[Unary]):
             if context.is_active():
                 _abort(GrpcError("UNIMPLEMENTED", "expected one request, got none"), context)
             return b""
-        state = _UnaryState(self, request, context, principal)
+        state = _UnaryState(self, request, ReceivedCall(context, principal, checked))
         # grpcio refuses the callback if the client has disconnected already.
         if not context.add_callback(state.on_end):
             return b""
@@ -101,10 +107,14 @@ class StreamMethod(_Method[Stream]):
     """A method in which either side may send any number of messages."""
 
     def answer(
-        self, requests: Iterator[bytes], context: grpc.ServicerContext, principal: Principal = ANONYMOUS
+        self,
+        requests: Iterator[bytes],
+        context: grpc.ServicerContext,
+        principal: Principal = ANONYMOUS,
+        checked: KeyCheck | None = None,
     ) -> Iterator[bytes]:
         """Yield the responses; grpcio asks for the next one when the client can take it. Runs in the call's thread."""
-        state = _StreamState(self, requests, context, principal)
+        state = _StreamState(self, requests, ReceivedCall(context, principal, checked))
         # grpcio refuses the callback if the client has disconnected already.
         if context.add_callback(state.on_end):
             self.bridge.call_soon(state.start)
@@ -118,8 +128,8 @@ class _CallState(ABC):
 
     _method: UnaryMethod | StreamMethod
 
-    def __init__(self, context: grpc.ServicerContext, principal: Principal) -> None:
-        self._call = ReceivedCall(context, principal)
+    def __init__(self, call: ReceivedCall) -> None:
+        self._call = call
         self._task: asyncio.Task[None] | None = None
         self._is_done = False
         self._has_ended = False
@@ -183,10 +193,8 @@ class _UnaryState(_CallState):
 
     _method: UnaryMethod
 
-    def __init__(
-        self, method: UnaryMethod, request: bytes, context: grpc.ServicerContext, principal: Principal
-    ) -> None:
-        super().__init__(context, principal)
+    def __init__(self, method: UnaryMethod, request: bytes, call: ReceivedCall) -> None:
+        super().__init__(call)
         self._method = method
         self._request = request
         self.response = b""
@@ -201,10 +209,8 @@ class _StreamState(_CallState):
 
     _method: StreamMethod
 
-    def __init__(
-        self, method: StreamMethod, requests: Iterator[bytes], context: grpc.ServicerContext, principal: Principal
-    ) -> None:
-        super().__init__(context, principal)
+    def __init__(self, method: StreamMethod, requests: Iterator[bytes], call: ReceivedCall) -> None:
+        super().__init__(call)
         self._method = method
         self._requests = StreamRequests(requests, method.bridge, method.threads)
         self._unsent: deque[bytes] = deque()

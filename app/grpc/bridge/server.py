@@ -128,18 +128,18 @@ class GrpcServer:
         streams: Mapping[str, Stream],
         byte_limit_of: Callable[[Tenant], ByteLimit] | None = None,
         check: Check | None = None,
+        times_checks: bool = False,
     ) -> None:
         """Answer calls from now on: full method name -> handler, which runs on this event loop.
 
         `byte_limit_of`: returns the limit that counts a tenant's responses that the clients have not read; None: they
-        have no limit. `check`: of each call, exactly if the server
-        is checked.
+        have no limit. `check`: of each call, exactly if the server is checked. `times_checks`: measure it, for traces.
         """
         unlimited = ByteLimit(None)
         self._bridge = LoopBridge(asyncio.get_running_loop(), byte_limit_of or (lambda _: unlimited))
         assert (check is None) == (self._interceptor is None), "an unchecked server would answer every call"
         if check is not None and self._interceptor is not None:
-            self._interceptor.start(check, self._bridge, self._threads)
+            self._interceptor.start(check, self._bridge, self._threads, times_checks)
         methods: dict[str, dict[str, grpc.RpcMethodHandler[Any, Any]]] = defaultdict(dict)
         for path, handler in unary.items():
             service, name = _split_path(path)

@@ -21,6 +21,7 @@ from frameworks.scheduling.batch.splitting import BatchCeiling, BatchItem, Split
 from frameworks.scheduling.batch.worker import BatchResult, BatchWorker
 from frameworks.scheduling.device_clock import SharedDevice
 from frameworks.tenants import DEFAULT_TENANT, Tenant
+from frameworks.traces import note_batch
 from frameworks.types import DEFAULT_PRIORITY, Batch, ModelSpec, TensorBatch, Timings
 
 # A worker computes one batch and may hold the next one. With several tenants it does not: a request that arrives
@@ -75,7 +76,8 @@ class Dispatcher:
         """Whether the thread of every worker has ended."""
         self.on_death: Callable[[], None] = lambda: None
         """Called after `is_dead` has become true."""
-        for worker in self._workers:
+        for number, worker in enumerate(self._workers):
+            worker.number = number
             worker.on_death = self._note_death
         # A graph whose run time depends on the values never runs on the loop, nor one with a batching delay. Nor does
         # a sequence: requests that differ only in length have one shape, and their run times differ.
@@ -241,7 +243,7 @@ class Dispatcher:
         self._charges.finish(costs, running, None if error is not None else done.result().compute_s)
         if error is None:
             try:
-                self._distribute(running, sent_s, done.result())
+                self._distribute(worker, running, sent_s, done.result())
             except Exception as failure:  # noqa: BLE001 - handed to the callers; in a callback it would be lost
                 error = failure
         if error is None and self._learner is not None and running:
@@ -257,7 +259,7 @@ class Dispatcher:
                 item.request.fail(error)
         self._wake()
 
-    def _distribute(self, items: list[BatchItem], sent_s: float, result: BatchResult) -> None:
+    def _distribute(self, worker: BatchWorker, items: list[BatchItem], sent_s: float, result: BatchResult) -> None:
         """Learn from a batch that ran, and hand each request its own outputs."""
         rows = sum(item.part.rows for item in items)
         length = max(item.part.length for item in items)
@@ -270,7 +272,10 @@ class Dispatcher:
             for item in items:
                 self._queue.requeue(item, object(), shares=False)
             return
-        distribute(items, sent_s, result, self._spec.sequence)
+        traces = distribute(items, sent_s, result, self._spec.sequence)
+        if traces:
+            begun_s = sent_s + result.queue_s
+            note_batch(traces, begun_s, result.compute_s, rows, self._spec.device, worker.number)
 
     def _note_learned(self, spec: ModelSpec | None, is_over: bool) -> None:
         """Serve by the spec that requests have shown."""

@@ -9,6 +9,7 @@ from frameworks.errors import InvalidInput, ModelFailed, OutOfMemory
 from frameworks.scheduling.batch.request import BatchCounts, Outputs, Request
 from frameworks.scheduling.batch.splitting import BatchCeiling
 from frameworks.scheduling.batch.worker import BatchWorker, for_callers, without_frames
+from frameworks.traces import RunTrace, note_batch
 
 LIGHT_S = 0.0003
 """Longest run that is light: about the cost of handing a batch to a thread and back. Light runs run on the loop."""
@@ -182,13 +183,8 @@ class InlineExecutor:
             # The number of rows that a graph returns may depend on the values, which its trial did not show.
             if len(counts) == 1 or follow_rows(outputs, sum(counts)):
                 own_outputs = split_outputs(outputs, counts)
-        except (OutOfMemory, MemoryError) as error:
-            failure = without_frames(error)
-        except Exception as error:  # noqa: BLE001 - handed to the callers
-            failure = for_callers(error)
-        except BaseException as error:  # noqa: BLE001
-            # A SystemExit on a future would end the loop; a CancelledError would look as if the caller had cancelled.
-            failure = ModelFailed(f"the model raised {type(error).__name__}")
+        except BaseException as error:  # noqa: BLE001 - handed to the callers
+            failure = _failure_of(error)
         if own_outputs is None:
             self._handle_failure(worker, requests, failure)
             return
@@ -203,12 +199,18 @@ class InlineExecutor:
         else:
             self._counts.tenant_seconds[requests[0].share.tenant.name] += compute_s
         self._learn(requests[0].signature, rows, thread_s)
+        traces: list[RunTrace] = []
         for request, own in zip(requests, own_outputs, strict=True):
             request.begin()
-            request.timings.queue_s += started_s - request.arrived_s
-            request.timings.compute_s += compute_s
-            request.timings.batch_rows = rows
+            timings = request.timings
+            timings.queue_s += started_s - request.arrived_s
+            timings.compute_s += compute_s
+            timings.batch_rows = rows
+            if timings.trace is not None:
+                traces.append(timings.trace)
             request.future.set_result(own)
+        if traces:
+            note_batch(traces, started_s, compute_s, rows, worker.model.spec.device, worker.number)
 
     def _handle_failure(self, worker: BatchWorker, requests: list[Request], failure: Exception | None) -> None:
         """`failure` None: the outputs could not be divided among the requests."""
@@ -233,3 +235,13 @@ class InlineExecutor:
         self.policy.check(signature.shape, seconds)
         if self._ceiling.state.size is not None:
             self._ceiling.accepted(rows * signature.length)
+
+
+def _failure_of(error: BaseException) -> Exception:
+    """Return the error of a run, for its callers."""
+    if isinstance(error, (OutOfMemory, MemoryError)):
+        return without_frames(error)
+    if isinstance(error, Exception):
+        return for_callers(error)
+    # A SystemExit on a future would end the loop; a CancelledError would look as if the caller had cancelled.
+    return ModelFailed(f"the model raised {type(error).__name__}")

@@ -7,6 +7,7 @@ from frameworks.errors import InvalidInput, OutOfMemory
 from frameworks.scheduling.batch.request import Outputs
 from frameworks.scheduling.batch.splitting import BatchItem
 from frameworks.scheduling.batch.worker import AllCancelled, BatchResult
+from frameworks.traces import RunTrace
 from frameworks.types import Batch, SequenceSpec, TensorBatch
 from memory.pooled_arrays import PooledArrays
 
@@ -24,14 +25,24 @@ def assemble(
     return merge([item.part.batch for item in running], sequence, arrays)
 
 
-def distribute(items: Sequence[BatchItem], sent_s: float, result: BatchResult, sequence: SequenceSpec | None) -> None:
-    """Hand each item its rows of the outputs. `sent_s`: when the batch was handed to the worker."""
+def distribute(
+    items: Sequence[BatchItem], sent_s: float, result: BatchResult, sequence: SequenceSpec | None
+) -> list[RunTrace]:
+    """Hand each item its rows of the outputs; return the traces of those that are sampled.
+
+    `sent_s`: when the batch was handed to the worker.
+    """
     sequence = sequence if isinstance(items[0].part.batch, TensorBatch) else None
     counts, lengths = [item.part.rows for item in items], [item.part.length for item in items]
     rows = sum(counts)
+    traces: list[RunTrace] = []
     for item, outputs in zip(items, split_outputs(result.outputs, counts, lengths, sequence), strict=True):
         item.progress.batch_rows = max(item.progress.batch_rows, rows)
+        trace = item.request.timings.trace
+        if trace is not None and not item.request.future.done():
+            traces.append(trace)
         _add_result(item, outputs, sent_s, result)
+    return traces
 
 
 def _add_result(item: BatchItem, outputs: Outputs, sent_s: float, result: BatchResult) -> None:

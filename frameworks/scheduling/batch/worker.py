@@ -53,6 +53,8 @@ class BatchWorker:
         self._name = name
         self.model = model
         """The event loop may run it too, while no job is pending here."""
+        self.number = 0
+        """That of the instance in its process."""
         self._loop = asyncio.get_running_loop()
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._pending: set[_Job] = set()

@@ -1,0 +1,71 @@
+"""Find the model that a request means which names none: the only one that can answer it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from frameworks.errors import InvalidInput, RoundhouseError
+from frameworks.models.slot import ModelSlot
+from frameworks.types import ModelSpec
+
+Kind = Literal["generate", "embed", "classify", "rerank"]
+"""A task. `rerank`: a classification model with one label, a cross-encoder; `classify`: one with more labels."""
+
+_MAX_NAMES = 10
+_VERBS: dict[Kind, str] = {
+    "generate": "generate text",
+    "embed": "embed texts",
+    "classify": "classify texts",
+    "rerank": "rank texts",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class UnnamedModel:
+    """Stands for the name that a request omits. `field`: where the caller can name the model.
+
+    `kinds`: the model is the only one of the first kind that any model has.
+    """
+
+    kinds: tuple[Kind, ...]
+    field: str = "model"
+
+    def name_in(self, slots: Iterable[ModelSlot]) -> str:
+        """Return the name of the model. Raises InvalidInput, which names the candidates, if there is not exactly one.
+
+        A model that was never loaded is meant if it is alone and no other model has one of the kinds.
+        """
+        by_kind: dict[Kind | Literal["tensor"] | None, list[str]] = {}
+        for slot in slots:
+            by_kind.setdefault(_kind_of(slot), []).append(slot.name)
+        kind = next((kind for kind in self.kinds if kind in by_kind), None)
+        names = by_kind.get(kind, [])
+        if len(names) == 1:
+            return names[0]
+        given = f"expected a model name, got none, and {self._found(kind, names)}; name one"
+        raise InvalidInput(self.field, given)
+
+    def _found(self, kind: Kind | None, names: list[str]) -> str:
+        if kind is None:
+            tasks = dict.fromkeys("classify" if each == "rerank" else each for each in self.kinds)
+            return f"no model whose task is {' or '.join(tasks)} is loaded"
+        more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+        return f"{', '.join(names[:_MAX_NAMES])}{more} {_VERBS[kind]}"
+
+
+def kind_of(spec: ModelSpec) -> Kind | None:
+    """Return the kind of a model; None for a tensor model."""
+    if spec.task == "classify":
+        return "rerank" if spec.text is not None and len(spec.text.labels) == 1 else "classify"
+    return None if spec.task == "tensor" else spec.task
+
+
+def _kind_of(slot: ModelSlot) -> Kind | Literal["tensor"] | None:
+    """Return the kind of a model, also after its eviction; None before its first load."""
+    spec = slot.spec
+    if spec is None:
+        try:
+            spec = slot.active.known_spec()
+        except RoundhouseError:  # a failed or unloaded model answers nothing
+            return "tensor"
+    return None if spec is None else kind_of(spec) or "tensor"
