@@ -35,6 +35,7 @@ STEPS_dev     := python install dev docs prometheus
 STEPS_check   := $(STEPS_dev)
 STEPS_test    := $(STEPS_dev) models
 STEPS_test-all := $(STEPS_test)
+STEPS_test-clients := python install dev models
 STEPS_bench   := $(STEPS_test)
 STEPS_gpu-kit := $(STEPS_test)
 STEPS := $(strip $(foreach step,$(STEPS_test),$(if $(filter $(step),$(foreach goal,$(MAKECMDGOALS),$(STEPS_$(goal)))),$(step))))
@@ -43,7 +44,8 @@ step = STEPS='$(or $(STEPS),$(STEPS_test))' .ci/step $(1) $(STAMPS)/$(1).log
 # Each worker takes whole files, because the tests of a file share servers. WORKERS=0 runs all tests in one process.
 # One more than there are CPUs: tests of servers wait for timeouts and restarts.
 WORKERS ?= $(shell echo $$(($$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN) + 1)))
-PYTEST  := $(BIN)/pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+# A report of the first failures beats a run that is ended at the time limit of CI.
+PYTEST  := $(BIN)/pytest --numprocesses $(WORKERS) --maxprocesses 8 --maxfail 10 --dist loadfile --no-loadscope-reorder
 # Each server that a test starts would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -55,12 +57,13 @@ ISA_TESTS := --maxprocesses 2 -m isa $$(grep -rlF --include='test_*.py' pytest.m
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install models serve test test-all check gpu-kit bench docs clean dev
+.PHONY: help install models serve test test-all test-clients check gpu-kit bench docs clean dev
 
 help:
 	@echo 'make serve    install, prepare the embedded models, serve $(CONFIG) and print curl lines'
 	@echo 'make test     install, then every check and test, stopping at the first that fails'
-	@echo 'make test-all the same with the nightly tests: long soaks, and 25 times the examples of properties'
+	@echo 'make test-all the same with nightly tests (long soaks, 25 times the examples of properties) and test-clients'
+	@echo 'make test-clients run the client libraries of other projects against a server; GROUPS="texts" runs fewer'
 	@echo 'make install  make $(BIN)/roundhouse with pinned dependencies; EXTRA=cpu or EXTRA=gpu overrides the choice'
 	@echo 'make models   prepare the embedded models below ./models'
 	@echo 'make check    ruff, mypy --strict and import-linter only'
@@ -85,6 +88,11 @@ test: dev models check
 test-all: dev models check
 	$(PYTEST) --nightly
 	$(OLDER_CPU) $(PYTEST) --nightly $(ISA_TESTS)
+	$(BIN)/python -m tests.clients.run
+
+# In environments of their own below .cache/clients.
+test-clients: $(STAMPS)/dev models
+	$(BIN)/python -m tests.clients.run $(GROUPS)
 
 check: dev
 	$(BIN)/ruff check .

@@ -1,6 +1,7 @@
 """Options and limits of every test process: examples of property tests, nightly tests, threads, order of files."""
 
 import gc
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -11,6 +12,7 @@ if _workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // _workers)))
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -59,6 +61,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("nightly"):
             item.add_marker(pytest.mark.skip(reason=_NIGHTLY_REASON))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _default_logs() -> Iterator[None]:
+    """Undo the configuration of logs by commands that ran in this process, so that later files see all lines."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    structlog.reset_defaults()
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[None]:
+    """Run one Ray cluster for all tests of this process with the marker `ray`."""
+    from tests.support.ray_cluster import local_cluster
+
+    with local_cluster():
+        yield
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -239,21 +239,34 @@ def check_frame(answer: httpx.Response) -> None:
         check_error(answer)
 
 
+_OPENAI_ROOTS = ("/v1", "/embeddings", "/rerank", "/score", "/classify", "/tokenize", "/detokenize", "/pooling")
+_TEI_PATHS = ("/", "/embed", "/rerank", "/predict", "/similarity", "/tokenize")
+
+
 def check_error(answer: httpx.Response) -> dict[str, str]:
     """Check the form of an error and return it: the contract's, OpenAI's below /v1, the Open Inference Protocol's below
-    /v2, which is the message alone. The status must not be 500.
+    /v2, which is the message alone, Cohere's, and that of Text Embeddings Inference. The status must not be 500.
     """
-    body = answer.json()
-    assert body.keys() == {"error"}
-    error: dict[str, str] = body["error"]
-    if answer.url.path.startswith("/v2"):
-        error = {"message": body["error"]}
-        assert isinstance(body["error"], str)
-    elif answer.url.path.startswith("/v1"):
-        assert error.keys() == {"message", "type", "param", "code"}
+    body, path = answer.json(), answer.url.path
+    error: dict[str, str]
+    if path in ("/v2/embed", "/v2/rerank"):
+        assert body.keys() == {"id", "message"}
+        assert body["id"] == answer.headers["x-request-id"]
+        error = body
+    elif path in _TEI_PATHS and isinstance(body["error"], str):
+        assert body.keys() == {"error", "error_type"}
+        error = {"message": body["error"], "type": body["error_type"]}
     else:
-        assert error.keys() == {"code", "message", "request_id"}
-        assert error["request_id"] == answer.headers["x-request-id"]
+        assert body.keys() == {"error"}
+        error = body["error"]
+        if path.startswith("/v2"):
+            error = {"message": body["error"]}
+            assert isinstance(body["error"], str)
+        elif path.startswith(_OPENAI_ROOTS):
+            assert error.keys() == {"message", "type", "param", "code"}
+        else:
+            assert error.keys() == {"code", "message", "request_id"}
+            assert error["request_id"] == answer.headers["x-request-id"]
     assert answer.headers["content-type"] == "application/json"
     assert answer.status_code != 500, error
     assert "Traceback" not in answer.text

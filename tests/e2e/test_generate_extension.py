@@ -94,7 +94,7 @@ def test_disconnect_frees_sequence(client: httpx.Client, server: RunningServer) 
     gone = server.sample("roundhouse_requests_total", model=MODEL, code="499")
     with client.stream("POST", "generate_stream", json=ENDLESS) as answer:
         next(events_of(answer))
-        assert server.sample("roundhouse_sequences", model=MODEL) > 0
+        wait_until(lambda: server.sample("roundhouse_sequences", model=MODEL) > 0)
     wait_until(lambda: server.sample("roundhouse_sequences", model=MODEL) == 0)
     wait_until(lambda: server.sample("roundhouse_requests_total", model=MODEL, code="499") == gone + 1)
 

@@ -30,6 +30,7 @@ FAMILIES = {
     "roundhouse_model_memory_bytes": "gauge",
     "roundhouse_model_loads": "counter",
     "roundhouse_model_evictions": "counter",
+    "roundhouse_download_bytes": "counter",
     "roundhouse_engine_restarts": "counter",
     "roundhouse_engine_processes": "gauge",
     "roundhouse_engine_shared_memory_bytes": "gauge",

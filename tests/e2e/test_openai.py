@@ -234,7 +234,7 @@ class TestTokens:
 class TestRefusals:
     def test_unsupported_fields_refused(self, client: openai.OpenAI) -> None:
         tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
-        with pytest.raises(openai.BadRequestError, match="response_format") as refused:
+        with pytest.raises(openai.BadRequestError, match="set tool_format") as refused:
             chat(client, tools=tools)
         assert (refused.value.param, refused.value.code) == ("tools", "invalid_input")
         with pytest.raises(openai.BadRequestError, match="did you mean") as refused:

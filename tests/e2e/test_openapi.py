@@ -13,7 +13,8 @@ from tests.e2e.server import RunningServer
 from tests.support.json_schema import meets
 
 ROUTES = {
-    "/": {"get"},
+    "/": {"get", "post"},
+    "/info": {"get"},
     "/docs": {"get"},
     "/infer": {"post"},
     "/inference": {"post"},
@@ -35,6 +36,7 @@ ROUTES = {
     "/v1/score": {"post"},
     "/v1/tokenize": {"post"},
     "/v1/detokenize": {"post"},
+    "/v1/classify": {"post"},
     "/v1/models": {"get"},
     "/v1/models/{name}": {"get"},
     "/v2/models/{name}/infer": {"post"},
@@ -56,6 +58,14 @@ ROUTES |= {
             for version in ("", "/versions/{version}")
             for part in ("", "/ready", "/config", "/stats")
         ),
+    )
+}
+# Routes of vLLM and Infinity at the root, of Text Embeddings Inference, and of Cohere.
+ROUTES |= {
+    f"/{name}": {"post"}
+    for name in (
+        *("embeddings", "rerank", "score", "classify", "tokenize", "detokenize", "pooling"),
+        *("embed", "predict", "similarity", "v2/embed", "v2/rerank"),
     )
 }
 REPOSITORY = tuple(f"/v2/repository/{order}" for order in ("index", "models/{name}/load", "models/{name}/unload"))
@@ -166,6 +176,20 @@ def test_document_lists_errors_of_inference(document: Any) -> None:
         assert set(responses) - {"200"} == {str(status) for status in ERROR_CODES} - {"409", "501"}
 
 
+@pytest.mark.parametrize(
+    ("path", "names"),
+    [
+        ("/rerank", ("RerankRequest", "TeiRerankRequest")),
+        ("/tokenize", ("TokenizeRequest", "TeiTokenizeRequest")),
+        ("/", ("TeiRootRequest", "TeiRerankRequest", "TeiSimilarityRequest")),
+    ],
+)
+def test_document_describes_either_body_of_path(path: str, names: tuple[str, ...], document: Any) -> None:
+    schema = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert schema == {"anyOf": [{"$ref": f"#/components/schemas/{name}"} for name in names]}
+    assert {"RerankResponse", "TeiRanks", "TeiTokens", "TeiRootResponse"} <= document["components"]["schemas"].keys()
+
+
 def test_responses_have_described_fields(document: Any, server: RunningServer) -> None:
     def ask(route: str, **body: object) -> Any:
         return server.client.post(f"/v1/{route}", json={"model": "minilm", **body}).json()
@@ -192,6 +216,15 @@ def test_responses_have_described_fields(document: Any, server: RunningServer) -
         "TokenizeResponse": ask("tokenize", prompt="a"),
         "OpenInferenceResponse": server.client.post("/v2/models/float32/infer", json=v2_request).json(),
         "OpenInferenceErrorResponse": server.client.get("/v2/nothing").json(),
+        "ClassifyResponse": ask("classify", model="classify", input="a"),
+        "PoolingResponse": server.client.post("/pooling", json={"model": "minilm", "input": "a"}).json(),
+        "CohereEmbedResponse": server.client.post("/v2/embed", json={"model": "minilm", "texts": ["a"]}).json(),
+        "CohereRerankResponse": server.client.post(
+            "/v2/rerank", json={"model": "minilm", "query": "a", "documents": []}
+        ).json(),
+        "CohereErrorResponse": server.client.post("/v2/embed", json={}).json(),
+        "TeiErrorResponse": server.client.post("/embed", json={}).json(),
+        "TeiInfo": server.client.get("/info?model=minilm").json(),
         "DetokenizeResponse": ask("detokenize", tokens=[101]),
         **{name: server.client.get(f"/v2{path}").json() for name, path in V2_PATHS.items()},
     }

@@ -31,6 +31,7 @@ PACKAGES = ("app", "frameworks", "memory")
 _TYPES_WITHOUT_SCHEMA = {
     "version_policy": "string or list of integers",
     "pad_values": "table of numbers",
+    "replicas": "integer or table",
     "warm_up": "list of tables of values",
 }
 _LARGEST_COUNT = 2**31 - 1

@@ -18,12 +18,15 @@ from app.config import check_file
 from tests.e2e.configs import DIGITS
 from tests.e2e.server import GRPC_PORT, ROOT, Fork, RunningServer, free_port, serving
 from tests.manual.pages import ANY, Example, blocks, examples
+from tests.support.models.causal_folders import save_tool_model
 
 SHELL = examples("sh", "json")
 PYTHON = examples("python", "text")
 KEY_VARIABLES = {"ROUNDHOUSE_API_KEY": False, "ROUNDHOUSE_SIGNED_KEY": True}
 """Variables that examples of docs/security.md read a key from -> whether it is one for signed requests."""
 _VARIES = {"latency_ms"}
+# Pages whose examples need another server.
+_SERVERS = {"security": "keyed_server", "tools": "tools_server"}
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +52,19 @@ def keyed_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSe
         yield running.wait_ready()
 
 
+@pytest.fixture(scope="module")
+def tools_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """Start a server with a model that has a chat template with tools, and random weights."""
+    folder = tmp_path_factory.mktemp("tools")
+    path = save_tool_model(folder / "qwen3", "hermes", max_position_embeddings=4096)
+    entry = f'[[models.torch_models]]\nname = "qwen3"\npath = "{path}"\nkv_cache_bytes = "8MiB"\n'
+    with serving(folder, entry) as running:
+        yield running.wait_ready()
+
+
 def server_of(example: Example, request: pytest.FixtureRequest) -> RunningServer:
-    found: RunningServer = request.getfixturevalue("keyed_server" if example.name.startswith("security-") else "server")
+    page = example.name.partition("-")[0]
+    found: RunningServer = request.getfixturevalue(_SERVERS.get(page, "server"))
     return found
 
 

@@ -177,10 +177,10 @@ class HostLink:
             if isinstance(message, kind):
                 return message
 
-    def infer(self, request: SentRequest, priority: int = 5, is_metered: bool = False) -> int:
-        """Send a request; return its number."""
+    def infer(self, request: SentRequest, priority: int = 5, is_metered: bool = False, span: bytes = b"") -> int:
+        """Send a request; return its number. `span`: of a sampled one."""
         number = next(self._numbers)
-        self.send(Infer(number, request_to_plain(request), priority, DEFAULT_TENANT, 0.0, is_metered))
+        self.send(Infer(number, request_to_plain(request), priority, DEFAULT_TENANT, 0.0, is_metered, span))
         return number
 
     async def load(self, settings: EngineSettings = SETTINGS, measure: Measure | None = None) -> Loaded:

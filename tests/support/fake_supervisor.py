@@ -85,8 +85,10 @@ class FakeSupervisor:
     def publish(self, *versions: VersionState, **more: Any) -> int:
         return self.send(lambda number: ModelChanged(number, model_state(*versions, **more)))
 
-    def prepare(self, serving: int, version: str = "1", name: str = "m", is_local: bool = True) -> int:
-        return self.send(lambda number: Prepare(number, name, version, serving, is_local, CPU))
+    def prepare(
+        self, serving: int, version: str = "1", name: str = "m", is_local: bool = True, path: bytes = b"files"
+    ) -> int:
+        return self.send(lambda number: Prepare(number, name, version, path, serving, is_local, CPU))
 
     def remove(self, name: str = "m") -> int:
         return self.send(lambda number: ModelRemoved(number, name))

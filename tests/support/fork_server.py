@@ -18,6 +18,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from frameworks.sources import offline
+
 MAX_MESSAGE_BYTES = 1024 * 1024
 
 
@@ -63,6 +65,8 @@ def _prepared(request: dict[str, Any], stderr: int) -> Callable[[], int]:
     os.close(stderr)
     os.environ.clear()
     os.environ.update(request["environ"])
+    # It was read at the import, in the environment of the tests.
+    offline.IS_HUB_OFFLINE = offline.is_set_offline()
     os.chdir(request["cwd"])
     sys.argv = ["roundhouse", "serve", *request["arguments"]]
     if request["is_gated"]:

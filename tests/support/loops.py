@@ -33,11 +33,16 @@ def task(coroutine: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
     return asyncio.get_running_loop().create_task(coroutine)
 
 
-async def soon(condition: Callable[[], bool]) -> None:
-    """Wait until the condition holds. Raises TimeoutError after HANGS_AFTER_S."""
-    async with asyncio.timeout(HANGS_AFTER_S):
+async def soon(condition: Callable[[], bool], within_s: float = HANGS_AFTER_S) -> None:
+    """Wait until the condition holds. Raises TimeoutError after `within_s` seconds."""
+    async with asyncio.timeout(within_s):
         while not condition():  # noqa: ASYNC110 - threads without a loop make it true
             await asyncio.sleep(0.001)
+
+
+async def queued(lock: asyncio.Lock, tasks: int = 1) -> None:
+    """Wait until so many tasks wait for the lock. A task may need a thread before it does, which `settle` ignores."""
+    await soon(lambda: len(lock._waiters or ()) == tasks)  # type: ignore[attr-defined]
 
 
 async def settle() -> None:

@@ -3,7 +3,7 @@
 import codecs
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,6 +86,9 @@ class ByteTokenizer:
 
     def text_of(self, token_id: int) -> str:
         return self.decode((token_id,))
+
+    def special_tokens(self, names: Iterable[str]) -> dict[int, str]:
+        return {}
 
     def stream(self, prompt_ids: tuple[int, ...]) -> ByteStream:
         return ByteStream()

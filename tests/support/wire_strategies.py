@@ -18,12 +18,14 @@ from frameworks.engine.process.plain import (
     tenant_to_plain,
 )
 from frameworks.engine.process.specs import spec_to_plain
+from frameworks.generation.tools.formats import TextFormat
 from frameworks.generation.types import (
     Constraint,
     Conversation,
     GenerateRequest,
     GenerationSpec,
     Message,
+    MessageCall,
     Piece,
     Sampling,
     StepStats,
@@ -33,7 +35,14 @@ from frameworks.generation.types import (
 )
 from frameworks.scheduling.batch.batcher import BatchLimits
 from frameworks.tenants import Tenant
-from frameworks.text.tokens import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest
+from frameworks.text.tokens import (
+    DetokenizeAnswer,
+    DetokenizeRequest,
+    SpansAnswer,
+    SpansRequest,
+    TokenizeAnswer,
+    TokenizeRequest,
+)
 from frameworks.types import (
     NUMPY_DTYPES,
     Array,
@@ -97,7 +106,10 @@ values: st.SearchStrategy[Value] = st.one_of(
 )
 tensors = st.dictionaries(texts, values, max_size=3)
 
-conversations = st.lists(st.builds(Message, texts, texts), max_size=3).map(lambda turns: Conversation(tuple(turns)))
+calls = st.lists(st.builds(MessageCall, texts, texts, texts), max_size=2).map(tuple)
+turns = st.lists(st.builds(Message, texts, texts, calls, texts, texts, texts), max_size=3).map(tuple)
+conversations = st.builds(Conversation, turns, texts, st.none() | texts)
+text_formats = st.builds(TextFormat, st.sampled_from([None, "hermes", "mistral"]), st.booleans())
 prompts = st.one_of(texts, st.lists(token_ids, max_size=4).map(tuple), conversations)
 samplings = st.builds(
     Sampling,
@@ -129,8 +141,11 @@ requests: st.SearchStrategy[SentRequest] = st.one_of(
         top_k=st.none() | counts,
         dimensions=st.none() | counts,
         token_ids=st.none() | _token_lists,
+        raw_scores=st.booleans(),
+        prompt=st.none() | texts,
     ),
-    st.builds(PairRequest, st.lists(st.tuples(texts, texts), max_size=3), st.booleans()),
+    st.builds(PairRequest, st.lists(st.tuples(texts, texts), max_size=3), st.booleans(), st.booleans(), st.booleans()),
+    st.builds(SpansRequest, st.lists(texts, max_size=3).map(tuple), st.booleans()),
     st.builds(TokenizeRequest, prompts, st.booleans(), st.booleans()),
     st.builds(DetokenizeRequest, st.lists(token_ids, max_size=4).map(tuple)),
     st.builds(
@@ -140,13 +155,20 @@ requests: st.SearchStrategy[SentRequest] = st.one_of(
         stoppings,
         st.none() | constraints,
         st.integers(1, 8),
+        text_formats,
     ),
 )
 
 answers: st.SearchStrategy[SentAnswer] = st.one_of(
     tensors,
     st.builds(EmbedAnswer, numpy_st.arrays(np.float32, st.tuples(st.integers(0, 3), st.integers(0, 3))), counts),
-    st.builds(ClassifyAnswer, st.lists(st.lists(st.tuples(texts, reals), max_size=3), max_size=3)),
+    st.builds(ClassifyAnswer, st.lists(st.lists(st.tuples(texts, reals), max_size=3), max_size=3), counts),
+    st.builds(
+        SpansAnswer,
+        st.lists(st.lists(token_ids, max_size=3), max_size=3),
+        st.lists(st.lists(texts, max_size=3), max_size=3),
+        st.lists(st.lists(st.none() | st.tuples(counts, counts), max_size=3), max_size=3),
+    ),
     st.builds(ScoreAnswer, st.lists(reals, max_size=4), counts),
     st.builds(
         TokenizeAnswer,
@@ -213,7 +235,15 @@ specs: st.SearchStrategy[ModelSpec] = st.builds(
     dtype=texts,
     memory_bytes=counts,
     text=st.none()
-    | st.builds(TextSpec, counts, st.booleans(), _some_names.map(tuple), st.booleans(), st.none() | counts),
+    | st.builds(
+        TextSpec,
+        counts,
+        st.booleans(),
+        _some_names.map(tuple),
+        st.booleans(),
+        st.none() | counts,
+        prompts=st.dictionaries(names, texts, max_size=2),
+    ),
     providers=_some_names.map(tuple),
     batched_inputs=_some_names.map(frozenset),
     unbatched_because=st.none() | texts,
@@ -271,6 +301,7 @@ message_fields: dict[type[EngineMessage], tuple[st.SearchStrategy[Any], ...]] = 
     messages.Proceed: (_ids,),
     messages.Free: (st.lists(counts, max_size=3),),
     messages.Ping: (counts,),
+    messages.Waiting: (counts,),
     messages.EndRequests: (),
     messages.Close: (),
     messages.Loaded: (specs.map(spec_to_plain), counts, _seconds, _seconds),
@@ -285,7 +316,8 @@ message_fields: dict[type[EngineMessage], tuple[st.SearchStrategy[Any], ...]] = 
     ),
     messages.Counts: (st.none() | _batch_deltas, st.none() | _step_deltas, st.none() | stats),
     messages.SpecLearned: (specs.map(spec_to_plain),),
-    messages.Pong: (counts, _seconds),
+    messages.Pong: (counts, _seconds, _seconds),
+    messages.QueueState: (_seconds, counts),
     messages.Closed: (),
 }
 """Strategies for the fields of each message."""

@@ -21,6 +21,7 @@ class FakeCall:
     left_s = None
     headers: ClassVar[list[tuple[bytes, bytes]]] = []
     principal = ANONYMOUS
+    checked = None
 
     def __init__(self, peer: str = "ipv4:127.0.0.1:40000") -> None:
         self.peer = peer

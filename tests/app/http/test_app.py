@@ -15,7 +15,7 @@ import structlog
 from app.config import LoadedSettings, Settings
 from app.inference.model_view import ModelView
 from app.observability.logs import configure_logging
-from app.server.build import build
+from app.server.build import Host, build
 from frameworks.devices import Device
 from tests.support.fake_probe import FakeProbe
 
@@ -47,7 +47,7 @@ def log() -> Iterator[io.StringIO]:
 def send_request(method: str, path: str, is_broken: bool = False) -> httpx.Response:
     """Send one request to a server without models in this process. `is_broken`: its device probe raises."""
     probe = Breaking()
-    server = build(LoadedSettings(Settings(), Path.cwd()), "all", probe)
+    server = build(LoadedSettings(Settings(), Path.cwd()), "all", Host(probe))
     probe.is_broken = is_broken
 
     async def call() -> httpx.Response:
@@ -125,4 +125,4 @@ def test_openapi_document_is_built_once() -> None:
 def test_server_without_models_is_healthy() -> None:
     assert send_request("GET", "/health").json()["status"] == "healthy"
     assert send_request("GET", "/health/ready").status_code == 200
-    assert send_request("GET", "/models").json() == {"models": []}
+    assert send_request("GET", "/models").json() == {"models": [], "object": "list", "data": []}

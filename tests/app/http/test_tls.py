@@ -6,7 +6,7 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import uvicorn
@@ -169,7 +169,7 @@ class TestHandshake:
     async def test_shutdown_ends_handshake(self, tmp_path: Path) -> None:
         async with served(tmp_path) as (limits, address, state), client_of(address):
             await soon(lambda: len(state.connections) == 1)
-            (connection,) = state.connections
+            (connection,) = cast("set[object]", state.connections)
             assert isinstance(connection, TlsConnection)
             connection.shutdown()
             await soon(lambda: limits.open == 0)

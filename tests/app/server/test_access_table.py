@@ -16,14 +16,14 @@ from app.grpc.management import management_methods
 from app.grpc.services import build_methods
 from app.http.endpoint import Endpoint
 from app.observability.metrics import Observer
-from app.server.build import build, build_routes
+from app.server.build import Host, build, build_routes
 from frameworks.tenants import Tenant
 from tests.support.fake_probe import FakeProbe
 
 
 @pytest.fixture
 def endpoint() -> Endpoint:
-    return build(LoadedSettings(Settings(), Path.cwd()), "all", FakeProbe()).app
+    return build(LoadedSettings(Settings(), Path.cwd()), "all", Host(FakeProbe())).app
 
 
 def test_table_equals_the_routes(endpoint: Endpoint) -> None:

@@ -23,7 +23,7 @@ from app.http.clocks import ConnectionBounds, Connections
 from app.http.endpoint import Endpoint
 from app.http.protocol import BoundedHttpProtocol
 from app.inference.pipeline import Pipeline
-from app.server.build import build, build_routes, origin_rules
+from app.server.build import Host, build, build_routes, origin_rules
 from app.server.keys import open_keys
 from app.workers.forwarding import AdminServer, ForwardedAdmin
 from app.workers.messages import FromWorker, ToWorker
@@ -72,7 +72,7 @@ async def both_ways(folder: Path, config: str, applied: Callable[[], Awaitable[o
     file.write_text(config, encoding="utf-8")
     loaded = load_settings(file, {})
     keys = open_keys(loaded, api_key="")
-    endpoint = build(loaded, "all", FakeProbe(), keys=keys).app
+    endpoint = build(loaded, "all", Host(FakeProbe()), keys=keys).app
     admin: Any = endpoint._admin
     links = make_links()
     async with AsyncExitStack() as stack:
@@ -102,7 +102,7 @@ async def forwarding_to(
     """Yield the links of a worker without models, and its URL; `served` answers what is no inference."""
     loaded = load_settings(None, {})
     keys = KeyStore(folder / KEYS_FILE, AuthSettings(mode="off"))
-    pipeline = build(loaded, "all", FakeProbe(), keys=keys).app._pipeline
+    pipeline = build(loaded, "all", Host(FakeProbe()), keys=keys).app._pipeline
     links = make_links()
     served.serve(links.supervisor)
     worker = worker_endpoint(loaded, pipeline, links.worker, keys)

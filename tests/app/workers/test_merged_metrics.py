@@ -50,6 +50,7 @@ RULES = {
     "model_memory_bytes": OWN,
     "model_loads": OWN,
     "model_evictions": OWN,
+    "download_bytes": OWN,
     "engine_restarts": OWN,
     "engine_processes": OWN,
     "engine_shared_memory_bytes": SUM,
@@ -137,7 +138,7 @@ class Pages:
     async def page(self, tallies: RequestTallies, process_counts: Callable[[], ProcessCounts]) -> Page:
         """Return the page that an operator gets."""
         views = Views(partial(ManagedModelView, self._manager), tallies)
-        request = Request({"type": "http", "record": RequestRecord("id", "GET", "/metrics", 0.0)})
+        request = Request({"type": "http", "headers": [], "record": RequestRecord("id", "GET", "/metrics", 0.0)})
         answer = await MetricsApi(self._sources(process_counts, WorkerCounts()), views).metrics(request)
         families = list(text_string_to_metric_families(bytes(answer.body).decode()))
         assert {family.name: family.type for family in families} == FAMILIES

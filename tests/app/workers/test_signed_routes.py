@@ -18,7 +18,7 @@ from app.grpc.bridge.server import ConnectionBounds, GrpcServer
 from app.grpc.call import Call, Stream, Unary
 from app.grpc.gate import CallGate
 from app.http.gate import HttpGate
-from app.server.build import build
+from app.server.build import Host, build
 from app.workers.shared_nonces import SharedNonces, WorkerNonces
 from frameworks.replicas.control import ControlLink, Workers
 from tests.app.workers.links import linked
@@ -66,7 +66,7 @@ class Worker:
 
     def __init__(self, keys: KeyStore, link: ControlLink) -> None:
         self._authenticator = Authenticator(keys, use_nonce=WorkerNonces(link).use)
-        self.endpoint = build(LoadedSettings(Settings(), Path.cwd()), "none", FakeProbe(), keys=keys).app
+        self.endpoint = build(LoadedSettings(Settings(), Path.cwd()), "none", Host(FakeProbe()), keys=keys).app
         self.observer = self.endpoint._pipeline.observer
         gate = self.endpoint._gate
         assert gate is not None

@@ -15,6 +15,7 @@ from app.workers.messages import CollectTallies, ForgetModel, Tallies, TalliesCh
 from app.workers.tallies import WorkerTallies
 from frameworks.models.slot import ModelSlot
 from frameworks.replicas.control import ControlLink
+from frameworks.types import Timings
 from tests.app.workers.tallied import FakeSlot, Supervisor, Worker, counted, observe, process_of
 from tests.support.loops import in_loop, settle, soon, task
 
@@ -224,6 +225,23 @@ async def test_late_reports_of_deleted_model_are_ignored() -> None:
     worker = ByHand()
     await supervisor.join(worker)
     assert await collected(worker.report(requests={old: 3})) == {old: 3, other: 2}
+    await supervisor.close()
+
+
+@in_loop
+async def test_exemplars_are_those_of_all_workers() -> None:
+    supervisor, workers = Supervisor(), [Worker(0), Worker(1)]
+    for number, worker in enumerate(workers):
+        await supervisor.join(worker)
+        observe(worker.observer, 1)
+        worker.observer.models["m", "a"].show(f"{number:032x}", 10.0**number, Timings())
+    merged = (await supervisor.refreshed()).models["m", "a"].request_seconds
+    assert sorted((each.trace_id, each.value) for each in merged.exemplars.values()) == [
+        (f"{0:032x}", 1.0),
+        (f"{1:032x}", 10.0),
+    ]
+    await supervisor.lose(workers[0])
+    assert (await supervisor.refreshed()).models["m", "a"].request_seconds == merged
     await supervisor.close()
 
 

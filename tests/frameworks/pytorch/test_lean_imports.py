@@ -76,6 +76,8 @@ assert torch.ones(3, device="meta").cummax(0).values.shape == (3,)
 
 NAMES = """
 assert not hasattr(transformers, "NoModel")
+# Another name of a tokenizer, which the base class finds among all of them.
+assert transformers.XLMRobertaTokenizerFast.__name__ == "XLMRobertaTokenizer"
 assert transformers.LlamaConfig is transformers.models.llama.LlamaConfig
 assert transformers.models.LlamaConfig is transformers.LlamaConfig
 for module in (transformers, transformers.models):

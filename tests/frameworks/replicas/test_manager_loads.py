@@ -61,7 +61,7 @@ async def test_failed_preparation_is_reported() -> None:
         state = type(broken)("1", b"files/broken", State.REGISTERED, State.UNLOADED, True)
         await supervisor.applied(supervisor.publish(state))
         for name, error in (("m", "InvalidModel"), ("absent", "ModelNotFound")):
-            number = supervisor.prepare(1, name=name)
+            number = supervisor.prepare(1, name=name, path=b"files/broken")
             await soon(lambda number=number: supervisor.has_answer(number))  # type: ignore[misc]
             assert supervisor.of(PrepareFailed)[-1].error.name == error
         assert replica.is_idle

@@ -216,6 +216,7 @@ class TestSentenceTransformers:
         for name, prompt in (("passage", "passage: "), ("query", "query: "), ("none", ""), (None, "")):
             write_json(file, {"prompts": prompts, "default_prompt_name": name})
             assert read_text_config(tmp_path).prompt == prompt
+            assert read_text_config(tmp_path).prompts == {"query": "query: ", "passage": "passage: "}
         write_json(file, {"prompts": None})
         assert read_text_config(tmp_path).prompt == ""
 

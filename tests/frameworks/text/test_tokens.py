@@ -11,6 +11,8 @@ from frameworks.text.tokenizer import TextTokenizer
 from frameworks.text.tokens import (
     DetokenizeAnswer,
     DetokenizeRequest,
+    SpansAnswer,
+    SpansRequest,
     TokenizeAnswer,
     TokenizeRequest,
     answer_token_request,
@@ -55,6 +57,31 @@ class TestTextTokenizer:
         assert bare == TokenizeAnswer(answer.token_ids[1:-1], None, MAX_TOKENS)
         request = DetokenizeRequest(tuple(answer.token_ids))
         assert answer_token_request(tokenizer, MAX_TOKENS, request) == DetokenizeAnswer("the cat")
+
+    @pytest.mark.parametrize("text", ["the cat", "", "The  cats\nsat, né? 9"])
+    def test_spans_show_tokens_in_text(self, tokenizer: TextTokenizer, text: str) -> None:
+        answer = answer_token_request(tokenizer, MAX_TOKENS, SpansRequest(("mat", text)))
+        assert isinstance(answer, SpansAnswer)
+        whole = answer_token_request(tokenizer, MAX_TOKENS, TokenizeRequest(text, with_strings=True))
+        assert isinstance(whole, TokenizeAnswer)
+        assert (answer.token_ids[1], answer.strings[1]) == (whole.token_ids, whole.strings)
+        assert answer.spans[1][0] is answer.spans[1][-1] is None
+        spans = [span for span in answer.spans[1] if span is not None]
+        assert len(spans) == len(whole.token_ids) - 2
+        assert "".join(text[start:stop] for start, stop in spans) == "".join(text.split())
+        bare = answer_token_request(tokenizer, MAX_TOKENS, SpansRequest((text,), add_special_tokens=False))
+        assert isinstance(bare, SpansAnswer)
+        assert bare.spans == [spans]
+
+    def test_span_errors_name_the_text(self, tokenizer: TextTokenizer) -> None:
+        with pytest.raises(InvalidInput, match=r"^text\[1\]: not valid Unicode"):
+            answer_token_request(tokenizer, MAX_TOKENS, SpansRequest(("a", "\ud800")))
+        with pytest.raises(InvalidInput, match=r"^text\[0\]: "):
+            answer_token_request(tokenizer, MAX_TOKENS, SpansRequest(("a" * 10_000_000,)))
+
+    def test_spans_need_a_text_model(self) -> None:
+        with pytest.raises(InvalidInput, match=r"^text: expected a model that embeds or classifies"):
+            answer_token_request(BYTES, 64, SpansRequest(("a",)))
 
     def test_unknown_token_id_is_refused(self, tokenizer: TextTokenizer) -> None:
         with pytest.raises(InvalidInput, match=r"^tokens: token 9999"):

@@ -46,7 +46,8 @@ class TestHalves:
         model = RowModel(limit=lambda: 1)
         async with running_dispatcher(model) as harness:
             assert await harness.send(*range(8)) == list(range(8))
-            assert (ceiling_of(harness), harness.batches_split) == (1, {8: 1, 4: 2, 2: 2})
+            # The worker may have the second pair of rows before it reports that the first one did not fit.
+            assert (ceiling_of(harness), harness.batches_split) in [(1, {8: 1, 4: 2, 2: split}) for split in (1, 2)]
         assert [len(batch) for batch in model.executed[-6:]] == [1] * 6
 
     @in_loop

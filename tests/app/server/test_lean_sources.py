@@ -1,0 +1,22 @@
+"""A server without addresses imports none of the packages of sources, and none of Ray."""
+
+import subprocess
+import sys
+
+from tests.e2e.server import ROOT
+
+CODE = """
+import sys
+from app.config import load_settings
+from app.server.build import build
+build(load_settings(None, {}, {"server.grpc_port": 0}), "none")
+packages = {"adlfs", "aiohttp", "azure", "botocore", "fsspec", "gcsfs", "google.auth", "huggingface_hub", "ray", "s3fs"}
+names = ("buckets", "connections", "http_bytes", "http_exchange", "hub", "store", "web")
+ours = {f"frameworks.sources.{name}" for name in names}
+sys.exit(", ".join((packages | ours) & set(sys.modules)) or 0)
+"""
+
+
+def test_server_without_addresses_imports_no_source() -> None:
+    done = subprocess.run([sys.executable, "-c", CODE], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

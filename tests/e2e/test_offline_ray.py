@@ -1,0 +1,87 @@
+"""`roundhouse run --ray` on a cluster of this machine: workers and the command itself are killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from app.cli.commands import main
+from tests.e2e.server import MODELS, ROOT
+
+pytestmark = pytest.mark.ray
+
+ROWS = 600
+_WAIT_S = 240
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Parquet file with images of 64 numbers, and a row without one."""
+    path = tmp_path_factory.mktemp("images") / "images.parquet"
+    pixels = np.random.default_rng(0).integers(0, 17, (ROWS, 64)).astype(np.float32)
+    column = pa.array([None if i == 77 else row for i, row in enumerate(pixels)], pa.list_(pa.float32(), 64))
+    pq.write_table(pa.table({"id": range(ROWS), "pixels": column}), path)
+    return path
+
+
+def command(source: Path, output: Path) -> list[str]:
+    words = [str(MODELS / "digits"), str(source), str(output), "--columns", "image=pixels", "--window", "2"]
+    return [*words, "--errors", str(output.with_suffix(".errors"))]
+
+
+def start(arguments: list[str]) -> subprocess.Popen[str]:
+    words = [sys.executable, "-m", "app", "run", *arguments, "--ray", "--workers", "2", "--worker-cpus", "1"]
+    # A cluster of its own, whose workers are its children.
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    return subprocess.Popen(words, cwd=ROOT, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def wait_for_parts(output: Path, count: int, process: subprocess.Popen[str]) -> None:
+    """Wait until this number of windows is done."""
+    parts = output.with_name(output.name + ".parts")
+    end_s = time.monotonic() + _WAIT_S
+    while len(list(parts.glob("*/*.arrow"))) < count:
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+
+
+def workers_of(process: subprocess.Popen[str]) -> Iterator[psutil.Process]:
+    for each in psutil.Process(process.pid).children(recursive=True):
+        try:
+            if "MapWorker" in " ".join(each.cmdline()):
+                yield each
+        except psutil.NoSuchProcess:
+            continue
+
+
+def test_killed_workers_and_command_lose_nothing(images: Path, tmp_path: Path) -> None:
+    whole, output = tmp_path / "whole.parquet", tmp_path / "out.parquet"
+    assert main(["run", *command(images, whole)]) == 3
+    with start(command(images, output)) as process:
+        wait_for_parts(output, 20, process)
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
+    with start(command(images, output)) as process:
+        wait_for_parts(output, 40, process)
+        killed = list(workers_of(process))
+        for worker in killed[:1]:
+            worker.kill()
+        _, printed = process.communicate(timeout=_WAIT_S)
+    assert process.returncode == 3, printed
+    assert killed
+    assert f"of {ROWS:,} rows were done" in printed
+    assert pq.read_table(output).equals(pq.read_table(whole))
+    (error,) = [json.loads(line) for line in output.with_suffix(".errors").read_text().splitlines()]
+    assert (error["row"], error["reason"]) == (78, "pixels: expected a tensor, got null")
+    assert not output.with_name(output.name + ".parts").exists()
