@@ -42,7 +42,7 @@ async def soon(condition: Callable[[], bool], within_s: float = HANGS_AFTER_S) -
 
 async def queued(lock: asyncio.Lock, tasks: int = 1) -> None:
     """Wait until so many tasks wait for the lock. A task may need a thread before it does, which `settle` ignores."""
-    await soon(lambda: len(lock._waiters or ()) == tasks)  # type: ignore[attr-defined]
+    await soon(lambda: len(lock._waiters or ()) == tasks)
 
 
 async def settle() -> None:

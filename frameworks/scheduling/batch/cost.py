@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 # Weight of the newest run in the moving average of its shape.
 _NEWEST_WEIGHT = 0.2
-# A run that took longer than this many times the average counts as that many times the average. A page fault or another
-# process on the core causes such runs.
+# A run that took longer than this many times the average counts as that many times the average. A page fault or a
+# host that gives the core to another machine causes such runs.
 _OUTLIER_FACTOR = 3.0
 # The curve is fitted again after this many runs. It changes slowly, and a fit costs about 100 µs.
 _RUNS_PER_FIT = 16

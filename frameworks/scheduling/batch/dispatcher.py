@@ -263,7 +263,7 @@ class Dispatcher:
         """Learn from a batch that ran, and hand each request its own outputs."""
         rows = sum(item.part.rows for item in items)
         length = max(item.part.length for item in items)
-        self._cost.observe(rows, length, result.compute_s)
+        self._cost.observe(rows, length, result.cost_s)
         self._ceiling.accepted(rows * length)
         if self._inline is not None and isinstance(items[0].part.batch, TensorBatch):
             self._inline.policy.learn(items[0].request.signature.shape, max(1, rows), result.thread_s)

@@ -12,6 +12,7 @@ import structlog
 
 from frameworks.errors import Draining, ModelFailed, OutOfMemory, RoundhouseError
 from frameworks.runtime import BatchModel
+from frameworks.scheduling.batch.cpu_wait import CpuWait
 from frameworks.scheduling.idle import next_message
 from frameworks.types import Batch, Value
 
@@ -26,13 +27,19 @@ class BatchResult(NamedTuple):
     """The outputs of a batch, and the seconds that it waited and computed.
 
     `thread_s`: CPU seconds of the worker's thread. Beside a busy event loop the wall time of a short run is mostly
-    waiting for the interpreter's lock.
+    waiting for the interpreter's lock. `cpu_wait_s`: the part of `compute_s` in which other work had the CPUs.
     """
 
     outputs: dict[str, Value]
     queue_s: float
     compute_s: float
     thread_s: float = 0.0
+    cpu_wait_s: float = 0.0
+
+    @property
+    def cost_s(self) -> float:
+        """Seconds that the batch would take on CPUs without other work."""
+        return max(0.0, self.compute_s - self.cpu_wait_s)
 
 
 @dataclass(slots=True, eq=False)
@@ -103,11 +110,12 @@ class BatchWorker:
 
     def _work(self) -> None:
         try:
-            while (job := next_message(self._jobs, self.model.on_idle)) is not None:
-                if not job.future.done():
-                    self._run_one(job)
-                    self.running_since_s = None
-                del job
+            with CpuWait() as cpu_wait:
+                while (job := next_message(self._jobs, self.model.on_idle)) is not None:
+                    if not job.future.done():
+                        self._run_one(job, cpu_wait)
+                        self.running_since_s = None
+                    del job
         except BaseException:
             # CancelledError, SystemExit and the like out of a model end the thread; the loop then fails the jobs.
             log.exception("device thread ended", model=self._name)
@@ -119,7 +127,8 @@ class BatchWorker:
                 log.exception("model did not close cleanly", model=self._name)
             self._call_in_loop(self._end)
 
-    def _run_one(self, job: _Job) -> None:
+    def _run_one(self, job: _Job, cpu_wait: CpuWait) -> None:
+        waited_s = cpu_wait.seconds()
         started_s, thread_started_s = time.perf_counter(), time.thread_time()
         self.running_since_s = started_s
         try:
@@ -135,7 +144,8 @@ class BatchWorker:
             self._call_in_loop(fail, job.future, for_callers(error))
             return
         compute_s, thread_s = time.perf_counter() - started_s, time.thread_time() - thread_started_s
-        self._call_in_loop(_resolve, job.future, BatchResult(outputs, started_s - job.enqueued_s, compute_s, thread_s))
+        result = BatchResult(outputs, started_s - job.enqueued_s, compute_s, thread_s, cpu_wait.seconds() - waited_s)
+        self._call_in_loop(_resolve, job.future, result)
 
     def _call_in_loop(self, callback: Callable[..., None], *arguments: object) -> None:
         try:
