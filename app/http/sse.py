@@ -3,13 +3,14 @@
 import asyncio
 import time
 from asyncio import CancelledError
+from collections.abc import Sequence
 
 from starlette.types import Send
 
 from app.http.disconnects import WatchedRequest
 from app.http.responses import map_error, own_headers
 from app.observability.metrics import server_timing
-from app.protocols.codec import StreamWriter
+from app.protocols.codec import NamedEvent, Payload, StreamWriter
 from app.protocols.errors import ClientGone
 from frameworks.engine.stream import read_in_time
 from frameworks.errors import Draining
@@ -28,7 +29,7 @@ class EventStream:
         self._record = request.record
         self._request = request
         self._writer = writer
-        self._last: list[bytes] = []
+        self._last: Sequence[Payload] = ()
         self._has_failed = False
         self._deadline_s: float | None = None
 
@@ -41,7 +42,7 @@ class EventStream:
         first = await anext(generation, None)
         await self._begin()
         try:
-            payloads = self._writer.begin()
+            payloads = list(self._writer.begin())
             if first is not None:
                 payloads += self._payloads([first, *generation.ready()])
             async with read_in_time(generation):
@@ -70,7 +71,7 @@ class EventStream:
             if self._record.fast_path is not None:
                 self._record.fast_path.abort()
 
-    def _payloads(self, pieces: list[Piece]) -> list[bytes]:
+    def _payloads(self, pieces: list[Piece]) -> list[Payload]:
         """Return the payloads of pieces that exist together, which are sent in one write."""
         return [payload for piece in pieces for payload in self._writer.piece(piece)]
 
@@ -95,12 +96,18 @@ class EventStream:
         )
         record.status = 200
 
-    async def _send_events(self, payloads: list[bytes], is_last: bool = False) -> None:
+    async def _send_events(self, payloads: Sequence[Payload], is_last: bool = False) -> None:
         """Send events in one write; waits while the reader is slow. Raises ClientGone."""
         if not payloads and not is_last:
             return
-        body = b"".join([b"data: %b\n\n" % payload for payload in payloads])
+        body = b"".join(map(_event, payloads))
         try:
             await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
         except OSError:
             raise ClientGone from None
+
+
+def _event(payload: Payload) -> bytes:
+    if isinstance(payload, NamedEvent):
+        return b"event: %b\ndata: %b\n\n" % (payload.name, payload.data)
+    return b"data: %b\n\n" % payload

@@ -60,18 +60,29 @@ class EncodedResponse(NamedTuple):
     headers: list[tuple[bytes, bytes]]
 
 
+class NamedEvent(NamedTuple):
+    """A server-sent event with a name; without line ends."""
+
+    name: bytes
+    data: bytes
+
+
+Payload = bytes | NamedEvent
+"""The data of a server-sent event without a name, or both."""
+
+
 class StreamWriter(Protocol):
     """Write one streamed response. Each method returns payloads of server-sent events, without `data:` or line ends."""
 
-    def begin(self) -> list[bytes]: ...
+    def begin(self) -> Sequence[Payload]: ...
 
-    def piece(self, piece: Piece) -> list[bytes]: ...
+    def piece(self, piece: Piece) -> Sequence[Payload]: ...
 
-    def end(self, usage: Usage, latency_ms: float) -> list[bytes]:
-        """Return the last payloads, including `[DONE]`."""
+    def end(self, usage: Usage, latency_ms: float) -> Sequence[Payload]:
+        """Return the last payloads, including `[DONE]` where the protocol has it."""
         ...
 
-    def error(self, error: ErrorReply) -> list[bytes]:
+    def error(self, error: ErrorReply) -> Sequence[Payload]:
         """Return the payloads that replace those of `end`."""
         ...
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import orjson
 
+from app.protocols.chat_turns import check_has_template, effort_of, generation_of
 from app.protocols.codec import AnswerContext
 from app.protocols.errors import ErrorReply
 from app.protocols.generation_fields import to_sampling, to_stopping
@@ -13,11 +14,9 @@ from app.protocols.openai.chat_text import ChatText
 from app.protocols.openai.codec import OpenAiCodec, OpenAiRequest, error_body
 from app.protocols.openai.field_policy import CHAT
 from app.protocols.openai.generation import (
-    check_has_template,
     check_stream_options,
     constraint_of,
     finite,
-    generation_of,
     num_choices_of,
     sends_usage,
     usage_of,
@@ -47,7 +46,7 @@ def _build(body: ChatRequest, spec: ModelSpec) -> GenerateRequest:
     check_stream_options(body)
     use = _tool_use(body, generation)
     return GenerateRequest(
-        (to_conversation(body.messages, use.for_template, _effort_of(body, generation)),),
+        (to_conversation(body.messages, use.for_template, effort_of(body.reasoning_effort, generation)),),
         to_sampling(body, generation, _num_top_logprobs(body)),
         _stopping_of(body, generation),
         use.constraint,
@@ -73,16 +72,6 @@ def _tool_use(body: ChatRequest, generation: GenerationSpec) -> ToolUse:
     chosen = choice.function.name if isinstance(choice, NamedTool) else None
     is_parallel = body.parallel_tool_calls is not False
     return use_tools(tools, mode, chosen, is_parallel, generation, constraint_of(body))
-
-
-def _effort_of(body: ChatRequest, generation: GenerationSpec) -> str | None:
-    effort = body.reasoning_effort
-    if generation.has_reasoning_effort or effort in (None, "none"):
-        return effort if generation.has_reasoning_effort else None
-    raise InvalidInput(
-        "reasoning_effort",
-        f'expected "none", got "{effort}"; the chat template of this model reads no effort: omit the field',
-    )
 
 
 def _text_of(decoded: OpenAiRequest) -> ChatText | None:

@@ -2,33 +2,29 @@
 
 from typing import Any
 
+from app.protocols.chat_turns import TurnText
 from app.protocols.tools import new_call_id
 from frameworks.generation.tools.events import CallArguments, CallBegin, Event
-from frameworks.generation.tools.parser import ResponseParser
-from frameworks.generation.types import GenerateAnswer, GenerateRequest
-
-# From this length on, parsing blocks the loop for about a millisecond.
-_LONG_CHARACTERS = 8 * 1024
+from frameworks.generation.types import GenerateRequest
 
 
 class ChatText:
     """The text of one choice, parsed. `max_calls`, `tool_names`: of the request's tools."""
 
     def __init__(self, request: GenerateRequest, tool_names: frozenset[str], max_calls: int | None) -> None:
-        self._format = request.text_format
-        self._parser = ResponseParser(self._format, tool_names, max_calls)
+        self._turn = TurnText(request, tool_names, max_calls)
 
     def push(self, text: str) -> list[dict[str, Any]]:
         """Return the deltas that some more text completes."""
-        return [self._delta(event) for event in self._parser.push(text)]
+        return [self._delta(event) for event in self._turn.push(text)]
 
     def finish(self) -> list[dict[str, Any]]:
         """Return the last deltas."""
-        return [self._delta(event) for event in self._parser.finish()]
+        return [self._delta(event) for event in self._turn.finish()]
 
     def reason(self, finish_reason: str) -> str:
         """Return OpenAI's finish_reason."""
-        return "tool_calls" if finish_reason == "stop" and self._parser.has_calls else finish_reason
+        return "tool_calls" if finish_reason == "stop" and self._turn.has_calls else finish_reason
 
     def whole(self, text: str) -> dict[str, Any]:
         """Return the message of a whole text, with the members of all deltas."""
@@ -45,7 +41,7 @@ class ChatText:
                 texts[name].append(part)
         content = "".join(texts["content"])
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
-        if self._format.thinks:
+        if self._turn.format.thinks:
             message["reasoning_content"] = "".join(texts["reasoning_content"]) or None
         if calls:
             message["content"] = content or None
@@ -58,13 +54,8 @@ class ChatText:
     def _delta(self, event: Event) -> dict[str, Any]:
         if isinstance(event, CallBegin):
             function = {"name": event.name, "arguments": ""}
-            call_id = new_call_id(self._format.tools)
+            call_id = new_call_id(self._turn.format.tools)
             return {"tool_calls": [{"index": event.call, "id": call_id, "type": "function", "function": function}]}
         if isinstance(event, CallArguments):
             return {"tool_calls": [{"index": event.call, "function": {"arguments": event.text}}]}
         return {"reasoning_content" if event.kind == "reasoning" else "content": event.text}
-
-
-def is_long_to_parse(request: GenerateRequest, answer: GenerateAnswer) -> bool:
-    """Return whether parsing the texts would block the loop for about a millisecond."""
-    return bool(request.text_format.marks) and sum(len(each.text) for each in answer.choices) >= _LONG_CHARACTERS

@@ -7,9 +7,9 @@ from typing import Any
 import orjson
 
 from app.protocols.body_codec import BodyCodec, BodyRequest
+from app.protocols.chat_turns import is_long_to_parse
 from app.protocols.codec import JsonCodec
 from app.protocols.errors import ErrorReply
-from app.protocols.openai.chat_text import is_long_to_parse
 from frameworks.generation.types import GenerateAnswer
 
 OpenAiRequest = BodyRequest

@@ -6,6 +6,7 @@ from typing import Any
 
 import orjson
 
+from app.protocols.chat_turns import generation_of
 from app.protocols.codec import AnswerContext
 from app.protocols.errors import ErrorReply
 from app.protocols.generation_fields import check_token_ids, to_sampling, to_stopping
@@ -16,7 +17,6 @@ from app.protocols.openai.generation import (
     check_stream_options,
     constraint_of,
     finite,
-    generation_of,
     num_choices_of,
     sends_usage,
     usage_of,

@@ -6,26 +6,9 @@ from app.protocols.constraint_fields import to_constraint, to_structured_constra
 from app.protocols.openai.requests import GenerationBody
 from frameworks.engine.generation import MAX_SEQUENCES
 from frameworks.errors import InvalidInput
-from frameworks.generation.types import Constraint, GenerationSpec, Usage
-from frameworks.types import ModelSpec
+from frameworks.generation.types import Constraint, Usage
 
 _MIN_LOGPROB = -9999.0
-
-
-def generation_of(spec: ModelSpec) -> GenerationSpec:
-    """Return the generation spec of a model whose task is `generate`."""
-    assert spec.generation is not None
-    return spec.generation
-
-
-def check_has_template(spec: GenerationSpec, model: str) -> None:
-    """Raise InvalidInput for a model that cannot format messages."""
-    if not spec.has_chat_template:
-        raise InvalidInput(
-            "messages",
-            f'expected a model with a chat template, got "{model}"; send a prompt to /v1/completions, '
-            "or add a chat_template to the model's tokenizer_config.json",
-        )
 
 
 def constraint_of(body: GenerationBody) -> Constraint | None:

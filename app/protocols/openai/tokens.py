@@ -2,12 +2,12 @@
 
 import orjson
 
+from app.protocols.chat_turns import check_has_template
 from app.protocols.codec import AnswerContext
 from app.protocols.generation_fields import check_token_ids
 from app.protocols.openai import requests
 from app.protocols.openai.codec import OpenAiCodec, OpenAiRequest
 from app.protocols.openai.field_policy import TOKENIZE
-from app.protocols.openai.generation import check_has_template
 from app.protocols.openai.messages import to_conversation
 from frameworks.errors import InvalidInput
 from frameworks.generation.types import Prompt

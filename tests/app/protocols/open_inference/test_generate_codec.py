@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from app.inference.unnamed_model import UnnamedModel
-from app.protocols.codec import AnswerContext, Target
+from app.protocols.codec import AnswerContext, NamedEvent, Target
 from app.protocols.errors import ErrorReply, InvalidJson, UnsupportedMediaType, to_http
 from app.protocols.open_inference.generate_codec import DecodedGenerate, GenerateCodec
 from app.protocols.open_inference.generate_response import GenerateTextResponse
@@ -50,9 +50,10 @@ def answer(*texts: str, **body: Any) -> Any:
 def events(pieces: list[Piece], error: bool = False, **body: Any) -> list[Any]:
     """Return the events of a generate_stream response."""
     writer = STREAM.stream_writer(ask(STREAM, **body), CONTEXT)
-    payloads = writer.begin() + [payload for piece in pieces for payload in writer.piece(piece)]
+    payloads = [*writer.begin(), *(payload for piece in pieces for payload in writer.piece(piece))]
     payloads += writer.error(ErrorReply(504, "deadline_exceeded", "too late")) if error else writer.end(USAGE, 1.0)
-    return [orjson.loads(payload) for payload in payloads]
+    assert not any(isinstance(payload, NamedEvent) for payload in payloads)
+    return [orjson.loads(payload) for payload in payloads if isinstance(payload, bytes)]
 
 
 def event(text: Any, reason: Any = None, done: bool = False, **more: Any) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Decode bodies and encode responses with the codecs of the OpenAI API, without a server or a model."""
 
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import orjson
@@ -8,7 +9,7 @@ from pydantic import BaseModel
 
 from app.inference.unnamed_model import UnnamedModel
 from app.protocols.body_codec import BodyCodec
-from app.protocols.codec import AnswerContext, Target
+from app.protocols.codec import AnswerContext, NamedEvent, Payload, Target
 from app.protocols.openai.codec import OpenAiRequest
 from frameworks.errors import InvalidInput, ModelNotFound, RoundhouseError
 from frameworks.generation.tools.formats import TextFormat
@@ -90,9 +91,14 @@ def encode(codec: BodyCodec, request: OpenAiRequest, given: object) -> Any:
     return orjson.loads(codec.encode(request, given, CONTEXT))
 
 
-def events(payloads: list[bytes]) -> list[Any]:
-    """Parse the events of a stream except [DONE]."""
-    return [payload if payload == b"[DONE]" else orjson.loads(payload) for payload in payloads]
+def events(payloads: Iterable[Payload]) -> list[Any]:
+    """Parse the events of a stream except [DONE]. The name of an event is the `type` of its data."""
+    parsed: list[Any] = []
+    for payload in payloads:
+        name, data = payload if isinstance(payload, NamedEvent) else (None, payload)
+        parsed.append(data if data == b"[DONE]" else orjson.loads(data))
+        assert name is None or name.decode() == parsed[-1]["type"]
+    return parsed
 
 
 def check_is(kind: type[Kind], content: object) -> Kind:

@@ -1,0 +1,67 @@
+"""A turn of a chat, for every protocol: what a request needs of its model, and the parts of the model's text."""
+
+from frameworks.errors import InvalidInput
+from frameworks.generation.tools.events import Event, TextPart
+from frameworks.generation.tools.parser import ResponseParser
+from frameworks.generation.types import GenerateAnswer, GenerateRequest, GenerationSpec
+from frameworks.types import ModelSpec
+
+# From this length on, parsing blocks the loop for about a millisecond.
+_LONG_CHARACTERS = 8 * 1024
+
+
+def generation_of(spec: ModelSpec) -> GenerationSpec:
+    """Return the generation spec of a model whose task is `generate`."""
+    assert spec.generation is not None
+    return spec.generation
+
+
+def check_has_template(generation: GenerationSpec, model: str, field: str = "messages") -> None:
+    """Raise InvalidInput for a model that cannot format messages. `field`: of the messages."""
+    if not generation.has_chat_template:
+        raise InvalidInput(
+            field,
+            f'expected a model with a chat template, got "{model}"; send a prompt to /v1/completions, '
+            "or add a chat_template to the model's tokenizer_config.json",
+        )
+
+
+def effort_of(effort: str | None, generation: GenerationSpec, field: str = "reasoning_effort") -> str | None:
+    """Return the reasoning effort for the chat template, or None. Raises InvalidInput if the template reads none."""
+    if generation.has_reasoning_effort or effort in (None, "none"):
+        return effort if generation.has_reasoning_effort else None
+    raise InvalidInput(
+        field, f'expected "none", got "{effort}"; the chat template of this model reads no effort: omit the field'
+    )
+
+
+class TurnText:
+    """The text of one choice as content, reasoning and tool calls. Used by one thread.
+
+    Joined, the events of a text do not depend on its pieces.
+    """
+
+    def __init__(self, request: GenerateRequest, tool_names: frozenset[str], max_calls: int | None) -> None:
+        """`tool_names`, `max_calls`: of the request's tools; as ResponseParser."""
+        self.format = request.text_format
+        self._parser = ResponseParser(self.format, tool_names, max_calls) if self.format.marks else None
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether a call has begun."""
+        return self._parser is not None and self._parser.has_calls
+
+    def push(self, text: str) -> list[Event]:
+        """Return the events that some more text completes."""
+        if self._parser is not None:
+            return self._parser.push(text)
+        return [TextPart("content", text)] if text else []
+
+    def finish(self) -> list[Event]:
+        """Return the last events."""
+        return [] if self._parser is None else self._parser.finish()
+
+
+def is_long_to_parse(request: GenerateRequest, answer: GenerateAnswer) -> bool:
+    """Return whether parsing the texts would block the loop for about a millisecond."""
+    return bool(request.text_format.marks) and sum(len(each.text) for each in answer.choices) >= _LONG_CHARACTERS
