@@ -44,14 +44,16 @@ def join_pieces(pieces: Iterable[Piece], num_choices: int) -> list[Choice]:
     texts: list[list[str]] = [[] for _ in range(num_choices)]
     tokens: list[list[TokenText]] = [[] for _ in range(num_choices)]
     reasons: list[FinishReason | None] = [None for _ in range(num_choices)]
+    stop_strings: list[str | None] = [None for _ in range(num_choices)]
     for piece in pieces:
         texts[piece.index].append(piece.text)
         tokens[piece.index] += piece.tokens
         reasons[piece.index] = piece.finish_reason
+        stop_strings[piece.index] = piece.stop_string
     choices = []
-    for parts, choice_tokens, reason in zip(texts, tokens, reasons, strict=True):
+    for parts, choice_tokens, reason, stop_string in zip(texts, tokens, reasons, stop_strings, strict=True):
         assert reason is not None, "the generation ended before the choice did"
-        choices.append(Choice("".join(parts), reason, choice_tokens))
+        choices.append(Choice("".join(parts), reason, choice_tokens, stop_string))
     return choices
 
 

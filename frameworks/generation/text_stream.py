@@ -58,7 +58,7 @@ class ChoiceText:
         self._length += len(text)
         found = self._search(text)
         if found.end is not None:
-            return self._stopped(len(self._held) + found.end - found.length, text)
+            return self._stopped(len(self._held) + found.end - found.length, found.length, text)
         held = self._stops.held(found.state) if token.finish_reason is None else 0
         text = self._held + text
         sent = len(text) - held
@@ -73,13 +73,13 @@ class ChoiceText:
             return _NO_MATCH
         return self._stops.skip(self._state, text) if self._min_tokens >= 0 else self._stops.search(self._state, text)
 
-    def _stopped(self, cut: int, text: str) -> Piece:
-        """Return the last piece: the first `cut` characters of the held and the new text."""
+    def _stopped(self, cut: int, stop_length: int, text: str) -> Piece:
+        """Return the last piece: the first `cut` characters of the held and the new text. The stop string is next."""
         text = self._held + text
         self.is_over = True
         end = self._length - len(text) + cut
         tokens = tuple(waiting.token for waiting in self._waiting if waiting.begin < end)
-        return Piece(self._index, text[:cut], "stop", tokens)
+        return Piece(self._index, text[:cut], "stop", tokens, text[cut : cut + stop_length])
 
     def _note(self, token: GeneratedToken, num_characters: int) -> None:
         """Keep a token until all of its text is delivered."""

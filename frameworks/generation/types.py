@@ -234,22 +234,25 @@ class TokenText(NamedTuple):
 class Piece:
     """Further text of one choice: whole characters, without any that a stop string may yet cut.
 
-    `tokens`: those since the last piece, for requests with log probabilities; else empty.
+    `tokens`: those since the last piece, for requests with log probabilities; else empty. `stop_string`: the one that
+    ended the text.
     """
 
     index: int
     text: str
     finish_reason: FinishReason | None = None
     tokens: tuple[TokenText, ...] = ()
+    stop_string: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One whole text."""
+    """One whole text. `stop_string`: the one that ended it; None: another end."""
 
     text: str
     finish_reason: FinishReason
     tokens: list[TokenText] = field(default_factory=list)
+    stop_string: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

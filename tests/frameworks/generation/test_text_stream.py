@@ -80,15 +80,16 @@ def text_of(pieces: Sequence[Piece]) -> str:
     return "".join(piece.text for piece in pieces)
 
 
-def cut_at_first_stop(text: str, stops: Sequence[str]) -> tuple[str, bool]:
+def cut_at_first_stop(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
     """The rule by its words: of the prefixes of a text the shortest that ends with a stop string, and the longest such
-    string; what is left, and whether there was one.
+    string; what is left, and that string.
     """
     for end in range(len(text) + 1):
         ended_by = [stop for stop in stops if text[:end].endswith(stop)]
         if ended_by:
-            return text[: end - max(map(len, ended_by))], True
-    return text, False
+            stop = max(ended_by, key=len)
+            return text[: end - len(stop)], stop
+    return text, None
 
 
 class TestStopStrings:
@@ -99,10 +100,11 @@ class TestStopStrings:
     @example("你好🚂", ["好🚂"], {1, 2, 4, 7, 8})
     def test_text_ends_before_first_stop_string(self, text: str, stops: list[str], borders: set[int]) -> None:
         pieces = pieces_of(cut_anywhere(text, borders), stops)
-        wanted, is_stopped = cut_at_first_stop(text, stops)
+        wanted, stop = cut_at_first_stop(text, stops)
         assert text_of(pieces) == wanted
         reasons = [piece.finish_reason for piece in pieces if piece.finish_reason]
-        assert reasons == (["stop" if is_stopped else "length"] if text else [])
+        assert reasons == (["stop" if stop else "length"] if text else [])
+        assert [piece.stop_string for piece in pieces if piece.stop_string] == ([stop] if stop else [])
 
     @given(text=texts, stops=stop_strings, borders=st.sets(st.integers(0, 100)))
     def test_only_possible_stop_string_held_back(self, text: str, stops: list[str], borders: set[int]) -> None:
@@ -143,7 +145,7 @@ class TestStopStrings:
             ("", None),
             ("", None),
         ]
-        assert pieces_of([b"a", b"b STOP"], ["STOP"])[-1] == Piece(3, "b ", "stop")
+        assert pieces_of([b"a", b"b STOP"], ["STOP"])[-1] == Piece(3, "b ", "stop", stop_string="STOP")
 
     def test_held_text_delivered_at_end(self) -> None:
         pieces = pieces_of([b"a ST", b"</s>"], ["STOP"], finish_reason="stop", last_is_text=False)
@@ -185,7 +187,7 @@ class TestCharacters:
         assert text_of(pieces_of(tokens, last_is_text=last_is_text)) == "a\ufffd"
 
     def test_stop_string_with_replacement_character(self) -> None:
-        assert pieces_of([b"ab", b"\xf0\x9f"], ["b\ufffd"])[-1] == Piece(3, "", "stop")
+        assert pieces_of([b"ab", b"\xf0\x9f"], ["b\ufffd"])[-1] == Piece(3, "", "stop", stop_string="b\ufffd")
 
     def test_stop_token_has_no_text(self) -> None:
         for reason in ("stop", "length"):
