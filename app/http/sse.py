@@ -42,7 +42,7 @@ class EventStream:
         first = await anext(generation, None)
         await self._begin()
         try:
-            payloads = list(self._writer.begin())
+            payloads = list(self._writer.begin(generation.usage))
             if first is not None:
                 payloads += self._payloads([first, *generation.ready()])
             async with read_in_time(generation):

@@ -74,7 +74,9 @@ Payload = bytes | NamedEvent
 class StreamWriter(Protocol):
     """Write one streamed response. Each method returns payloads of server-sent events, without `data:` or line ends."""
 
-    def begin(self) -> Sequence[Payload]: ...
+    def begin(self, usage: Usage) -> Sequence[Payload]:
+        """Return the first payloads. `usage`: at the first piece."""
+        ...
 
     def piece(self, piece: Piece) -> Sequence[Payload]: ...
 

@@ -21,7 +21,7 @@ class NativeStream:
         # The last event is held back until the counts are known.
         self._last: dict[str, Any] | None = None
 
-    def begin(self) -> list[bytes]:
+    def begin(self, usage: Usage) -> list[bytes]:
         return []
 
     def piece(self, piece: Piece) -> list[bytes]:

@@ -61,7 +61,7 @@ class StreamedText:
         # The last event is held back until the counts are known.
         self._last: dict[str, Any] = {}
 
-    def begin(self) -> list[bytes]:
+    def begin(self, usage: Usage) -> list[bytes]:
         return []
 
     def piece(self, piece: Piece) -> list[bytes]:
@@ -100,7 +100,7 @@ class WholeTextEvent:
         self._context = context
         self._pieces: list[list[Piece]] = [[] for _ in range(parsed.request.num_choices)]
 
-    def begin(self) -> list[bytes]:
+    def begin(self, usage: Usage) -> list[bytes]:
         return []
 
     def piece(self, piece: Piece) -> list[bytes]:

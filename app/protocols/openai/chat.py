@@ -130,7 +130,7 @@ class _Stream:
         self._include_usage = sends_usage(decoded.body)
         self._texts = [_text_of(decoded) for _ in range(decoded.request.num_choices)]
 
-    def begin(self) -> list[bytes]:
+    def begin(self, usage: Usage) -> list[bytes]:
         role = {"role": "assistant", "content": "", "refusal": None}
         return [self._chunk(index, role) for index in range(self._decoded.request.num_choices)]
 

@@ -97,7 +97,7 @@ class _Stream:
         # Number of characters in the tokens of each choice so far.
         self._offsets: Counter[int] = Counter()
 
-    def begin(self) -> list[bytes]:
+    def begin(self, usage: Usage) -> list[bytes]:
         return []
 
     def piece(self, piece: Piece) -> list[bytes]:

@@ -14,7 +14,7 @@ def read(payloads: list[bytes]) -> list[Any]:
 
 def test_stream_of_one_text() -> None:
     writer = NativeStream(1, "id")
-    assert writer.begin() == []
+    assert writer.begin(Usage(5, 0)) == []
     assert read(writer.piece(Piece(0, "Hä"))) == [{"text": "Hä", "index": 0}]
     assert writer.piece(Piece(0, "!", "stop")) == []
     assert read(writer.end(Usage(3, 2), 1.23456)) == [

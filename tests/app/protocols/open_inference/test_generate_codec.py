@@ -50,7 +50,7 @@ def answer(*texts: str, **body: Any) -> Any:
 def events(pieces: list[Piece], error: bool = False, **body: Any) -> list[Any]:
     """Return the events of a generate_stream response."""
     writer = STREAM.stream_writer(ask(STREAM, **body), CONTEXT)
-    payloads = [*writer.begin(), *(payload for piece in pieces for payload in writer.piece(piece))]
+    payloads = [*writer.begin(Usage(5, 0)), *(payload for piece in pieces for payload in writer.piece(piece))]
     payloads += writer.error(ErrorReply(504, "deadline_exceeded", "too late")) if error else writer.end(USAGE, 1.0)
     assert not any(isinstance(payload, NamedEvent) for payload in payloads)
     return [orjson.loads(payload) for payload in payloads if isinstance(payload, bytes)]

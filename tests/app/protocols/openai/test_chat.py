@@ -212,7 +212,7 @@ class TestStream:
     def test_stream_sends_role_pieces_and_finish_reason(self) -> None:
         writer = CHAT_CODEC.stream_writer(chat(stream=True, n=2), CONTEXT)
         payloads = [
-            *writer.begin(),
+            *writer.begin(Usage(5, 0)),
             *writer.piece(Piece(1, "Hi")),
             *writer.piece(Piece(0, "Ho", "stop")),
             *writer.piece(Piece(1, "", "length")),
@@ -238,7 +238,7 @@ class TestStream:
     def test_stream_usage_is_last_without_choices(self) -> None:
         request = chat(stream=True, stream_options={"include_usage": True})
         writer = CHAT_CODEC.stream_writer(request, CONTEXT)
-        payloads = [*writer.begin(), *writer.piece(Piece(0, "a", "stop")), *writer.end(Usage(5, 3), 1.0)]
+        payloads = [*writer.begin(Usage(5, 0)), *writer.piece(Piece(0, "a", "stop")), *writer.end(Usage(5, 3), 1.0)]
         *chunks, last, done = events(payloads)
         assert [chunk["usage"] for chunk in chunks] == [None, None, None]
         usage = check_is(ChatCompletionChunk, last)

@@ -247,7 +247,7 @@ class TestResponse:
 class TestStream:
     def test_stream_sends_each_piece(self) -> None:
         writer = COMPLETIONS_CODEC.stream_writer(completion(stream=True, n=2), CONTEXT)
-        assert writer.begin() == []
+        assert writer.begin(Usage(5, 0)) == []
         (first,) = events(writer.piece(Piece(1, " upon")))
         assert first == {
             **HEAD, "choices": [{"index": 1, "text": " upon", "logprobs": None, "finish_reason": None}]
