@@ -113,6 +113,14 @@ class TestEveryFormat:
             prompts.append(second.usage.prompt_tokens)
         assert prompts[1] - prompts[0] == len(", and rain")
 
+    def test_tokenize_counts_tools(self, client: openai.OpenAI, server: RunningServer, model: str) -> None:
+        body = {"model": model, "messages": MESSAGES}
+        plain, told = (
+            server.client.post("/v1/tokenize", json=each).json()["count"] for each in (body, {**body, "tools": TOOLS})
+        )
+        assert told > plain
+        assert ask(client, model, max_tokens=1).usage.prompt_tokens == told
+
     def test_free_text_is_content(self, client: openai.OpenAI, model: str) -> None:
         for choice_of_tool in ("auto", "none"):
             (choice,) = ask(client, model, tool_choice=choice_of_tool, max_tokens=20).choices

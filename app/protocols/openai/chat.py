@@ -23,7 +23,8 @@ from app.protocols.openai.generation import (
 )
 from app.protocols.openai.messages import to_conversation
 from app.protocols.openai.requests import ChatRequest, NamedTool
-from app.protocols.tools import Tool, ToolMode, ToolUse, check_tools_size, use_tools
+from app.protocols.openai.tool_fields import check_tools, rename_tool, tools_of
+from app.protocols.tools import ToolMode, ToolUse, use_tools
 from frameworks.errors import InvalidInput
 from frameworks.generation.types import (
     GenerateAnswer,
@@ -55,16 +56,8 @@ def _build(body: ChatRequest, spec: ModelSpec) -> GenerateRequest:
     )
 
 
-def _check_tools(fields: dict[str, Any], spec: ModelSpec) -> None:
-    """Raise InvalidInput for tools beyond the bounds, before they are validated."""
-    check_tools_size(fields.get("tools"))
-
-
 def _tool_use(body: ChatRequest, generation: GenerationSpec) -> ToolUse:
-    tools = [
-        Tool(each.function.name, each.function.description, each.function.parameters, bool(each.function.strict))
-        for each in body.tools or ()
-    ]
+    tools = tools_of(body.tools)
     choice = body.tool_choice or "auto"
     mode: ToolMode = "named" if isinstance(choice, NamedTool) else choice
     if not tools and mode in ("required", "named"):
@@ -200,11 +193,6 @@ def _token(text: str, logprob: float | None) -> dict[str, Any]:
     return {"token": text, "logprob": finite(logprob), "bytes": utf8}
 
 
-def _rename(field: str) -> str:
-    """Name the schema of a tool, which the pipeline knows as `tools[3]`."""
-    return f"{field}.function.parameters" if field.startswith("tools[") and field.endswith("]") else field
-
-
 CHAT_CODEC = OpenAiCodec(
-    "/v1/chat/completions", ("generate",), ChatRequest, _build, _write, CHAT, _Stream, _rename, _check_tools
+    "/v1/chat/completions", ("generate",), ChatRequest, _build, _write, CHAT, _Stream, rename_tool, check_tools
 )

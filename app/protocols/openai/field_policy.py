@@ -136,7 +136,6 @@ TOKENIZE = FieldPolicy(
         "chat_template_kwargs": Refusal("the model's template receives only messages: send a formatted prompt", ({},)),
         "mm_processor_kwargs": Refusal(_ONLY_TEXT_READ, ({},)),
         "media_io_kwargs": Refusal(_ONLY_TEXT_READ, ({},)),
-        "tools": Refusal("put the description of the tools into a message", ([],)),
         "inputs": Refusal("name the text prompt; a request in TEI's form has inputs in its first 64 KiB"),
     }
 )

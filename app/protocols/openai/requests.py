@@ -91,6 +91,12 @@ class ToolField(Body):
     function: FunctionTool
 
 
+_Tools = Annotated[
+    Annotated[list[ToolField], Field(max_length=MAX_TOOLS, fail_fast=True)] | None,
+    Field(description="Functions that the model may call.", examples=[[]]),
+]
+
+
 class NamedFunction(Body):
     """The name of a function."""
 
@@ -115,9 +121,7 @@ class ChatRequest(GenerationBody):
     )
     logprobs: bool | None = Field(False, description="Report the log probability of each token.")
     top_logprobs: TopLogprobs = None
-    tools: Annotated[list[ToolField], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = Field(
-        None, description="Functions that the model may call.", examples=[[]]
-    )
+    tools: _Tools = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = Field(
         None, description="Whether the model calls a function. Default: auto with tools, else none.", examples=["auto"]
     )
@@ -265,6 +269,7 @@ class TokenizeRequest(RequestBody):
         None, description="Add the special tokens of the model's files around a prompt. Default: true."
     )
     return_token_strs: bool | None = Field(False, description="Return the text of each token.")
+    tools: _Tools = None
 
 
 class DetokenizeRequest(RequestBody):

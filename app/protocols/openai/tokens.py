@@ -9,6 +9,8 @@ from app.protocols.openai import requests
 from app.protocols.openai.codec import OpenAiCodec, OpenAiRequest
 from app.protocols.openai.field_policy import TOKENIZE
 from app.protocols.openai.messages import to_conversation
+from app.protocols.openai.tool_fields import check_tools, tools_of
+from app.protocols.tools import use_tools
 from frameworks.errors import InvalidInput
 from frameworks.generation.types import Prompt
 from frameworks.text.tokens import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest
@@ -23,6 +25,8 @@ def _build_tokenize(body: requests.TokenizeRequest, spec: ModelSpec) -> Tokenize
 
 def _prompt_of(body: requests.TokenizeRequest, spec: ModelSpec) -> Prompt:
     if body.messages is None:
+        if body.tools:
+            raise InvalidInput("tools", "expected messages with the tools, got none; send messages, or no tools")
         if body.prompt is None:
             raise InvalidInput("prompt", "expected a string, got nothing; send prompt or messages")
         return body.prompt
@@ -36,7 +40,8 @@ def _prompt_of(body: requests.TokenizeRequest, spec: ModelSpec) -> Prompt:
             "add_special_tokens",
             "expected nothing with messages, got true; the chat template adds them: omit the field",
         )
-    return to_conversation(body.messages)
+    use = use_tools(tools_of(body.tools), "auto", None, True, spec.generation, None)
+    return to_conversation(body.messages, use.for_template)
 
 
 def _build_detokenize(body: requests.DetokenizeRequest, spec: ModelSpec) -> DetokenizeRequest:
@@ -61,7 +66,7 @@ def _write_detokenize(decoded: OpenAiRequest, answer: DetokenizeAnswer, context:
 
 
 TOKENIZE_CODEC = OpenAiCodec(
-    "/v1/tokenize", _TASKS, requests.TokenizeRequest, _build_tokenize, _write_tokenize, TOKENIZE
+    "/v1/tokenize", _TASKS, requests.TokenizeRequest, _build_tokenize, _write_tokenize, TOKENIZE, check=check_tools
 )
 DETOKENIZE_CODEC = OpenAiCodec(
     "/v1/detokenize", _TASKS, requests.DetokenizeRequest, _build_detokenize, _write_detokenize

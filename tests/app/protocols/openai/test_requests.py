@@ -47,7 +47,7 @@ BASES: dict[str, dict[str, dict[str, Any]]] = {
     },
     "/v1/classify": {"": {"input": "a"}},
     "/pooling": {"": {"input": "a"}},
-    "/v1/tokenize": {"": {"prompt": "a"}, "messages": {}},
+    "/v1/tokenize": {"": {"prompt": "a"}, "messages": {}, "tools": {"messages": MESSAGES}},
     "/v1/detokenize": {"": {"tokens": [1]}},
 }
 # vLLM's names of the routes.

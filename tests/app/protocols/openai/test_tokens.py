@@ -1,5 +1,7 @@
 """/v1/tokenize and /v1/detokenize: bodies decoded and responses encoded."""
 
+import json
+
 import pytest
 
 from app.protocols.openai.responses import DetokenizeResponse, TokenizeResponse
@@ -9,6 +11,7 @@ from frameworks.text.tokens import DetokenizeAnswer, DetokenizeRequest, Tokenize
 from tests.app.protocols.openai.decoding import assert_refused, decode, encode
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
+TOOL = {"type": "function", "function": {"name": "now"}}
 
 
 class TestTokenize:
@@ -22,10 +25,22 @@ class TestTokenize:
         decoded = decode(TOKENIZE_CODEC, model="llama", messages=MESSAGES, add_special_tokens=False)
         assert decoded.request.prompt == Conversation((Message("user", "Hello"),))
 
+    @pytest.mark.parametrize("strict", [False, True])
+    def test_tools_are_passed_to_template(self, strict: bool) -> None:
+        function = {"name": "now", "strict": strict}
+        decoded = decode(TOKENIZE_CODEC, model="caller", messages=MESSAGES, tools=[{**TOOL, "function": function}])
+        shown = {"name": "now", "parameters": {"type": "object", "properties": {}}}
+        assert json.loads(decoded.request.prompt.tools) == [{"type": "function", "function": shown}]
+        assert decode(TOKENIZE_CODEC, model="llama", prompt="a", tools=[]).request == TokenizeRequest("a")
+
     @pytest.mark.parametrize(
         ("fields", "where"),
         [
             ({}, "prompt"),
+            ({"prompt": "a", "tools": [TOOL], "model": "caller"}, "tools"),
+            ({"messages": MESSAGES, "tools": [TOOL]}, "tools"),
+            ({"messages": MESSAGES, "tools": [TOOL] * 2, "model": "caller"}, "tools[1].function.name"),
+            ({"messages": MESSAGES, "tools": [TOOL] * 129, "model": "caller"}, "tools"),
             ({"prompt": ["a"]}, "prompt"),
             ({"prompt": "a", "messages": MESSAGES}, "messages"),
             ({"messages": MESSAGES, "model": "no-template"}, "messages"),
