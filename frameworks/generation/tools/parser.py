@@ -6,20 +6,18 @@ The events of a text do not depend on how it is cut: their texts, joined, are th
 from collections.abc import Callable, Collection, Iterable
 from itertools import groupby
 
-from frameworks.generation.tools.events import CallArguments, CallBegin, Event, TextPart
+from frameworks.generation.tools.call_reader import CallReader, Reading
+from frameworks.generation.tools.cursor import Cursor
+from frameworks.generation.tools.events import CallBegin, Event, TextPart
 from frameworks.generation.tools.formats import (
-    ARGS,
-    CALL_ID,
     END_OF_THINKING,
     PYTHON_TAG,
     PYTHONIC_BEGINS,
-    PYTHONIC_ENDS,
     THINK,
     TOOL_CALLS,
     TextFormat,
 )
-from frameworks.generation.tools.json_scanner import CallScanner, ValueScanner, skip_space
-from frameworks.generation.tools.pythonic_scanner import PythonicScanner
+from frameworks.generation.tools.json_scanner import skip_space
 
 _BEGINS: dict[str | None, tuple[str, ...]] = {
     "hermes": ("<tool_call>",),
@@ -40,20 +38,11 @@ class ResponseParser:
         """`tool_names`: a text that begins like a call without a mark is one only with such a name. `max_calls`: later
         calls are left out.
         """
-        self._format = text_format
-        self._tool_names = tool_names
-        self._max_calls = max_calls
-        self._buffer = ""
-        self._position = 0
+        self._cursor = Cursor()
         self._events: list[Event] = []
+        self._calls = CallReader(self._cursor, text_format.tools, tool_names, max_calls, self._events)
         self._space = ""
         self._is_stripped = False
-        self._raw: list[str] | None = None
-        self._num_begun = 0
-        self._scanner: CallScanner | PythonicScanner | None = None
-        self._arguments: ValueScanner | None = None
-        self._name: list[str] = []
-        self._is_list = False
         self._begins = _BEGINS[text_format.tools]
         self._bare_begin = _BARE_BEGINS.get(text_format.tools or "", "")
         self._state: Callable[[], bool] = self._read_start if text_format.thinks else self._read_content
@@ -61,45 +50,43 @@ class ResponseParser:
     @property
     def has_calls(self) -> bool:
         """Whether a call has begun."""
-        return self._num_begun > 0
+        return self._calls.num_begun > 0
 
     def push(self, text: str) -> list[Event]:
         """Return the events that some more text completes."""
-        self._buffer = self._buffer[self._position :] + text
-        self._position = 0
-        while self._position < len(self._buffer) and self._state():
+        self._cursor.push(text)
+        while not self._cursor.is_at_end and self._state():
             pass
         return self._take_events()
 
     def finish(self) -> list[Event]:
         """Return the events of what was held back, at the end of the text."""
-        rest = self._buffer[self._position :]
-        self._buffer, self._position = "", 0
+        rest = self._cursor.take_rest()
         if self._state == self._read_thinking:
             self._give("reasoning", rest)
-        elif self._raw is not None:
+        elif self._cursor.raw is not None:
             self._fall_back(rest)
-        elif self._state in (self._read_start, self._read_content):
+        elif self._state != self._read_calls:
             self._give("content", rest)
-        if self._space and not self._num_begun and self._state != self._read_thinking:
+        if self._space and not self.has_calls and self._state != self._read_thinking:
             self._events.append(TextPart("content", self._space))
         return self._take_events()
 
     def _take_events(self) -> list[Event]:
-        events, self._events = self._events, []
-        return list(_joined(events))
-
-    # Text
+        events = list(_joined(self._events))
+        self._events.clear()
+        return events
 
     def _read_start(self) -> bool:
         """Read up to where it is known whether the text begins with thinking."""
-        begin = skip_space(self._buffer, self._position)
-        seen = self._buffer[begin : begin + len(THINK)]
+        cursor = self._cursor
+        begin = skip_space(cursor.text, cursor.position)
+        seen = cursor.text[begin : begin + len(THINK)]
         if len(seen) < len(THINK) and THINK.startswith(seen):
             return False
         self._state = self._read_content
         if seen == THINK:
-            self._position = begin + len(THINK)
+            cursor.move_to(begin + len(THINK))
             self._state = self._read_thinking
             self._is_stripped = True
         return True
@@ -112,46 +99,72 @@ class ResponseParser:
         return True
 
     def _read_content(self) -> bool:
+        cursor = self._cursor
         if self._bare_begin:
-            begin = skip_space(self._buffer, self._position)
-            if begin == len(self._buffer):
+            begin = skip_space(cursor.text, cursor.position)
+            if begin == len(cursor.text):
                 return False
             bare, self._bare_begin = self._bare_begin, ""
-            if self._buffer[begin] == bare:
-                self._raw = [self._buffer[self._position : begin]]
-                self._position = begin
-                self._begin_calls()
+            if cursor.text[begin] == bare:
+                space = cursor.text[cursor.position : begin]
+                cursor.move_to(begin)
+                self._calls.begin_bare(space)
+                self._state = self._read_calls
                 return True
         mark = self._read_up_to(self._begins, "content")
         if mark is None:
             return False
-        self._raw = [mark]
-        self._state = self._read_after_mark
+        self._calls.begin_after(mark)
+        self._state = self._read_calls
         return True
+
+    def _read_calls(self) -> bool:
+        num_before = self._calls.num_begun
+        reading = self._calls.read()
+        if self._calls.num_begun > num_before:
+            self._space = ""
+        match reading:
+            case Reading.WAITS:
+                return False
+            case Reading.ENDS:
+                self._state = self._read_content
+            case Reading.ENDS_BEFORE_BARE_CALL:
+                self._state = self._read_content
+                self._bare_begin = "{"
+            case Reading.FAILS:
+                self._fall_back("")
+        return True
+
+    def _fall_back(self, rest: str) -> None:
+        """Take the text of what turned out to be no call as content."""
+        raw, self._cursor.raw = self._cursor.raw, None
+        self._state = self._read_content
+        self._give("content", "".join(raw or ()) + rest)
 
     def _read_up_to(self, marks: Iterable[str], kind: str) -> str | None:
         """Give the text before the first mark and move behind it; None if no mark is complete."""
-        found = [(at, mark) for mark in marks if (at := self._buffer.find(mark, self._position)) >= 0]
+        cursor = self._cursor
+        found = [(at, mark) for mark in marks if (at := cursor.text.find(mark, cursor.position)) >= 0]
         if not found:
             end = self._end_of_certain(marks)
-            self._give(kind, self._buffer[self._position : end])
-            self._position = end
+            self._give(kind, cursor.text[cursor.position : end])
+            cursor.move_to(end)
             return None
         at, mark = min(found)
-        self._give(kind, self._buffer[self._position : at])
-        self._position = at + len(mark)
+        self._give(kind, cursor.text[cursor.position : at])
+        cursor.move_to(at + len(mark))
         return mark
 
     def _end_of_certain(self, marks: Iterable[str]) -> int:
-        """Return the position up to which the buffer holds no beginning of a mark."""
-        size = len(self._buffer)
+        """Return the position up to which the text holds no beginning of a mark."""
+        text = self._cursor.text
         held = 0
         for mark in marks:
-            for length in range(min(len(mark) - 1, size - self._position), held, -1):
-                if self._buffer.endswith(mark[:length]):
+            for length in range(min(len(mark) - 1, len(text) - self._cursor.position), held, -1):
+                if text.endswith(mark[:length]):
                     held = length
                     break
-        return size - held
+        return len(text) - held
 
     def _give(self, kind: str, text: str) -> None:
         """Add text. White space waits for the text behind it: before a call and after thinking it is left out."""
@@ -164,165 +177,6 @@ class ResponseParser:
             stripped, self._is_stripped = stripped.lstrip(), False
         self._events.append(TextPart("reasoning" if kind == "reasoning" else "content", self._space + stripped))
         self._space = text[len(text.rstrip()) :]
-
-    # Calls
-
-    def _read_after_mark(self) -> bool:
-        """Read white space behind the mark, and decide the form of the call behind it."""
-        if not self._skip_raw_space():
-            return False
-        first = self._buffer[self._position]
-        if self._format.tools in ("mistral", "mistral_args"):
-            if first == "[":
-                self._is_list = True
-                self._move(1)
-                self._state = self._read_next_of_list
-            elif first == "{":
-                self._begin_calls()
-            else:
-                self._name = []
-                self._state = self._read_bare_name
-            return True
-        if self._format.tools == "pythonic" and first != "[":
-            return self._fall_back("")
-        self._begin_calls()
-        return True
-
-    def _begin_calls(self) -> None:
-        if self._format.tools == "pythonic":
-            self._move(1)
-            self._scanner = PythonicScanner(self._begin_call, self._give_arguments)
-        else:
-            self._scanner = CallScanner(self._begin_call, self._give_arguments)
-        self._state = self._read_call
-
-    def _read_call(self) -> bool:
-        scanner = self._scanner
-        assert scanner is not None
-        start = self._position
-        self._position = scanner.feed(self._buffer, start)
-        if self._raw is not None:
-            self._raw.append(self._buffer[start : self._position])
-        if scanner.has_failed:
-            return self._fall_back("")
-        if not scanner.is_over:
-            return False
-        self._end_call()
-        return True
-
-    def _end_call(self) -> None:
-        self._scanner = self._arguments = None
-        if self._is_list:
-            self._state = self._read_next_of_list
-        elif self._format.tools == "llama3_json":
-            self._state = self._read_separator
-        elif self._format.tools in ("hermes", "pythonic"):
-            self._state = self._read_end_mark
-        else:
-            self._state = self._read_content
-
-    def _read_end_mark(self) -> bool:
-        ends = ("</tool_call>",) if self._format.tools == "hermes" else PYTHONIC_ENDS
-        if not self._skip_raw_space():
-            return False
-        rest = self._buffer[self._position : self._position + max(map(len, ends))]
-        if any(len(rest) < len(end) and end.startswith(rest) for end in ends):
-            return False
-        self._position += next((len(end) for end in ends if rest.startswith(end)), 0)
-        self._state = self._read_content
-        return True
-
-    def _read_separator(self) -> bool:
-        """Read the `;` between two calls of Llama."""
-        if not self._skip_raw_space():
-            return False
-        self._state = self._read_content
-        if self._buffer[self._position] == ";":
-            self._position += 1
-            self._bare_begin = "{"
-        return True
-
-    def _read_next_of_list(self) -> bool:
-        """Read up to the next call of Mistral's list, or its end."""
-        if not self._skip_raw_space():
-            return False
-        match self._buffer[self._position]:
-            case "{":
-                self._scanner = CallScanner(self._begin_call, self._give_arguments)
-                self._state = self._read_call
-            case ",":
-                self._move(1)
-            case "]":
-                self._move(1)
-                self._is_list = False
-                if self._raw is not None:
-                    return self._fall_back("")
-                self._state = self._read_content
-            case _:
-                self._is_list = False
-                return self._fall_back("")
-        return True
-
-    def _read_bare_name(self) -> bool:
-        """Read the name between `[TOOL_CALLS]` and `[ARGS]`, and leave out the id between them."""
-        start = self._buffer.find("{", self._position)
-        part = self._buffer[self._position : start if start >= 0 else None]
-        self._name.append(part)
-        self._move(len(part))
-        if start < 0:
-            return False
-        name = "".join(self._name).replace(ARGS, "", 1).partition(CALL_ID)[0].strip()
-        if not name or not self._begin_call(name):
-            return self._fall_back("")
-        self._arguments = ValueScanner()
-        self._state = self._read_arguments
-        return True
-
-    def _read_arguments(self) -> bool:
-        assert self._arguments is not None
-        start = self._position
-        self._position = self._arguments.feed(self._buffer, start)
-        self._give_arguments(self._buffer[start : self._position])
-        if not self._arguments.is_over:
-            return False
-        self._end_call()
-        return True
-
-    def _begin_call(self, name: str) -> bool:
-        is_bare = self._num_begun == 0 and self._raw is not None and self._raw[0].strip() == ""
-        if is_bare and self._tool_names and name not in self._tool_names:
-            return False
-        self._raw = None
-        self._space = ""
-        self._num_begun += 1
-        if self._is_wanted():
-            self._events.append(CallBegin(self._num_begun - 1, name))
-        return True
-
-    def _give_arguments(self, text: str) -> None:
-        if self._is_wanted():
-            self._events.append(CallArguments(self._num_begun - 1, text))
-
-    def _is_wanted(self) -> bool:
-        return self._max_calls is None or self._num_begun <= self._max_calls
-
-    def _fall_back(self, rest: str) -> bool:
-        """Take the text of what turned out to be no call as content."""
-        raw, self._raw = self._raw, None
-        self._scanner, self._is_list = None, False
-        self._state = self._read_content
-        self._give("content", "".join(raw or ()) + rest)
-        return True
-
-    def _skip_raw_space(self) -> bool:
-        """Move behind white space; return whether something follows it."""
-        self._move(skip_space(self._buffer, self._position) - self._position)
-        return self._position < len(self._buffer)
-
-    def _move(self, count: int) -> None:
-        if self._raw is not None:
-            self._raw.append(self._buffer[self._position : self._position + count])
-        self._position += count
 
 
 def _joined(events: list[Event]) -> Iterable[Event]:
