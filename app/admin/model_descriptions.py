@@ -77,6 +77,9 @@ class ModelDescription(ResponseBody):
     quantized: bool
     quantization: Quantization | None
     memory_bytes: int | None
+    attention: str | None = Field(
+        description="paged, or transformers and the reason why its own caches are used; null without text generation."
+    )
     warm_up: str | None = Field(description="done, or the reason why the model was not run at warm-up.")
     inputs: list[TensorDescription] | None
     outputs: list[TensorDescription] | None
@@ -191,6 +194,7 @@ def describe(slot: ModelSlot, counts: Counts) -> dict[str, Any]:
         "quantized": bool(spec and spec.quantization),
         "quantization": asdict(spec.quantization) if spec and spec.quantization else None,
         "memory_bytes": slot.memory_bytes if spec else None,
+        "attention": _attention(spec),
         "warm_up": _warm_up(spec),
         "inputs": _tensors(spec.inputs) if spec else None,
         "outputs": _tensors(spec.outputs) if spec else None,
@@ -249,6 +253,13 @@ def _download(version: ModelVersion) -> dict[str, Any] | None:
     if download is None:
         return None
     return {"received_bytes": download.progress.received_bytes, "total_bytes": download.progress.total_bytes}
+
+
+def _attention(spec: ModelSpec | None) -> str | None:
+    if spec is None or spec.generation is None:
+        return None
+    reason = spec.generation.unpaged_because
+    return "paged" if reason is None else f"transformers: {reason}"
 
 
 def _warm_up(spec: ModelSpec | None) -> str | None:

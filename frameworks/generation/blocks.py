@@ -39,6 +39,10 @@ class BlockPool:
     def __init__(self, blocks: int, block_tokens: int) -> None:
         self.num_blocks = blocks
         self.block_tokens = block_tokens
+        self.state_tokens = 0
+        """Tokens whose blocks a sequence needs beside those of its own tokens."""
+        self.num_spare = 1
+        """Blocks in reserve for each running sequence when another one starts."""
         self._free: list[int] = list(range(blocks))  # a heap: the lowest first
         self._nodes = itertools.count(1)
         # Full blocks by their content, of running sequences and of ended ones.

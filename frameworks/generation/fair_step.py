@@ -199,10 +199,11 @@ class FairStep:
         needed = self._running.num_needed(sequence)
         least = _DISPLACES_FROM * needed / turn.queue.weight
         candidates = [one for one in self._unplanned() if not one.was_displaced]
-        free, remaining = self._running.pool.num_free, len(self._running.sequences)
+        pool = self._running.pool
+        free, remaining = pool.num_free, len(self._running.sequences)
         victims: list[Sequence] = []
         held = {name: each.held_blocks for name, each in self._turns.items()}
-        while candidates and needed + remaining > free:
+        while candidates and needed + remaining * pool.num_spare > free:
             victim = max(candidates, key=lambda one: (self._by_weight(one, held), one))
             if self._by_weight(victim, held) < least:
                 return []
@@ -211,7 +212,7 @@ class FairStep:
             held[victim.request.tenant.name] -= len(victim.blocks)
             free += len(victim.blocks)
             remaining -= 1
-        return victims if needed + remaining <= free else []
+        return victims if needed + remaining * pool.num_spare <= free else []
 
     def _has_block_for_next(self, turn: _Turn, sequence: Sequence) -> bool:
         """Allocate the block for the sequence's next token. Return False if the sequence itself was preempted."""

@@ -31,7 +31,7 @@ class RunningSequences:
         from the list if they had to be evicted.
         """
         needed = self.num_needed(sequence)
-        if self.sequences and needed + len(self.sequences) > self.pool.num_free:
+        if self.sequences and needed + len(self.sequences) * self.pool.num_spare > self.pool.num_free:
             return False
         blocks = self.pool.allocate(needed, keep=cached)
         if blocks is None and not self.sequences:
@@ -59,9 +59,10 @@ class RunningSequences:
 
     def extend(self, sequence: Sequence) -> bool:
         """Allocate the block for the sequence's next token if it needs one. Return False if there is none."""
-        if sequence.num_computed_tokens < len(sequence.blocks) * self.pool.block_tokens:
+        pool = self.pool
+        if sequence.num_computed_tokens + pool.state_tokens < len(sequence.blocks) * pool.block_tokens:
             return True
-        taken = self.pool.allocate(1)
+        taken = pool.allocate(1)
         if taken is None:
             return False
         sequence.blocks += taken
@@ -73,6 +74,7 @@ class RunningSequences:
         self.pool.unmark_pending(sequence.chain)
         self._copies += self.pool.release(sequence.blocks)
         sequence.blocks, sequence.chain, sequence.num_computed_tokens = [], Chain(sequence.chain.scope), 0
+        sequence.cache = None
 
     def preempt(self, sequence: Sequence, waiting: WaitingQueue[Sequence]) -> None:
         """Release a sequence's blocks before its end; it waits again."""
@@ -86,8 +88,8 @@ class RunningSequences:
         self.pool.cache_full_blocks(sequence.chain, sequence.token_ids, computed, sequence.blocks)
 
     def num_needed(self, sequence: Sequence) -> int:
-        """Return the number of blocks that all of its tokens take."""
-        return -(-len(sequence.token_ids) // self.pool.block_tokens)
+        """Return the number of blocks that its state and all of its tokens take."""
+        return -(-(len(sequence.token_ids) + self.pool.state_tokens) // self.pool.block_tokens)
 
     def take_copies(self) -> list[Copy]:
         """Return the copies to make before the next step; each is returned once."""

@@ -24,14 +24,23 @@ class StepScheduler:
     """
 
     def __init__(
-        self, pool: BlockPool, cost: StepCost, max_sequences: int, max_num_batched_tokens: int, ageing_s: float = 1.0
+        self,
+        pool: BlockPool,
+        cost: StepCost,
+        max_sequences: int,
+        max_num_batched_tokens: int,
+        ageing_s: float = 1.0,
+        splits_prompts: bool = True,
     ) -> None:
-        """`max_sequences`: in one step. `max_num_batched_tokens`: computed in one step, over all sequences."""
+        """`max_sequences`: in one step. `max_num_batched_tokens`: computed in one step, over all sequences.
+        `splits_prompts`: False: each prompt is computed at once, and may exceed that number.
+        """
         self.pool = pool
         self.cost = cost
         self._max_sequences = max_sequences
         self._max_num_batched_tokens = max(max_num_batched_tokens, max_sequences)
         self._ageing_s = ageing_s
+        self._splits_prompts = splits_prompts
         self._running = RunningSequences(pool)
         self._queues = TenantQueues()
 
@@ -75,7 +84,7 @@ class StepScheduler:
 
         `held`: names of tenants that are left out if others have work.
         """
-        plan = StepPlan()
+        plan = StepPlan(splits_prompts=self._splits_prompts)
         queue = self._queues.only
         if queue is not None:
             self._plan_of_one_tenant(plan, queue)

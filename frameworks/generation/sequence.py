@@ -1,6 +1,7 @@
 """A sequence in progress, and what a step computes of it."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from frameworks.fairness import TenantShare
 from frameworks.generation.blocks import Chain, Copy
@@ -13,11 +14,13 @@ _MAX_ATTENTION_PAIRS = 1 << 22
 
 class Sequence:
     """One text in progress. `token_ids`: the prompt and the generated tokens. `blocks` hold the keys and values of the
-    first `num_computed_tokens` of them. `was_displaced`: it was preempted so that another tenant could start.
+    first `num_computed_tokens` of them. `was_displaced`: it was preempted so that another tenant could start. `cache`:
+    what a runner keeps for the sequence outside its blocks; it is dropped with them.
     """
 
     __slots__ = (
         "blocks",
+        "cache",
         "chain",
         "has_begun",
         "num_computed_tokens",
@@ -33,6 +36,7 @@ class Sequence:
         self.token_ids = list(request.prompt_ids)
         self.num_computed_tokens = 0
         self.blocks: list[int] = []
+        self.cache: dict[str, Any] | None = None
         self.chain = Chain(request.tenant.cache_scope)
         self.has_begun = False
         self.was_displaced = False
@@ -67,23 +71,31 @@ class StepPart:
         """Whether the next token can be sampled after this part."""
         return self.start + self.num_tokens == len(self.sequence.token_ids)
 
+    @property
+    def num_logits(self) -> int:
+        """Number of its last tokens whose logits are computed."""
+        return int(self.completes)
+
 
 @dataclass(slots=True)
 class StepPlan:
     """One step. `copies` are made first, in this order. `parts`: decodes, of one token each, come first.
 
     `begun`: ids of the sequences that start for the first time, with the number of prompt tokens found in the cache.
-    `costs`: of each tenant in the step; a decode costs 1.
+    `costs`: of each tenant in the step; a decode costs 1. `splits_prompts`: whether prompts are computed in parts.
     """
 
     copies: list[Copy] = field(default_factory=list)
     parts: list[StepPart] = field(default_factory=list)
     begun: list[tuple[int, int]] = field(default_factory=list)
     costs: dict[TenantShare, float] = field(default_factory=dict)
+    splits_prompts: bool = True
 
     def add_part(self, sequence: Sequence, budget: int) -> int:
-        """Add a part of at most `budget` tokens; return their number."""
-        most = max(MIN_PROMPT_TOKENS, _MAX_ATTENTION_PAIRS // len(sequence.token_ids))
-        count = min(sequence.num_uncomputed_tokens, budget, most)
+        """Add a part of at most `budget` tokens, or of the whole prompt; return their number."""
+        count = sequence.num_uncomputed_tokens
+        if self.splits_prompts:
+            most = max(MIN_PROMPT_TOKENS, _MAX_ATTENTION_PAIRS // len(sequence.token_ids))
+            count = min(count, budget, most)
         self.parts.append(StepPart(sequence, sequence.num_computed_tokens, count))
         return count

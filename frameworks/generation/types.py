@@ -124,7 +124,8 @@ class GenerationSpec:
 
     `max_context_tokens`: prompt and text together, bounded by the model and by its key/value cache. `eos_token_ids`:
     each of them ends a text. `sampling`: defaults of the model's own generation_config.json. `text_format`: of tool
-    calls and reasoning. `has_reasoning_effort`: whether the chat template reads it.
+    calls and reasoning. `has_reasoning_effort`: whether the chat template reads it. `unpaged_because`: why the model
+    runs with transformers' own caches; None: it runs by paged attention.
     """
 
     max_context_tokens: int
@@ -134,6 +135,7 @@ class GenerationSpec:
     sampling: Sampling = field(default_factory=Sampling)
     text_format: TextFormat = field(default_factory=TextFormat)
     has_reasoning_effort: bool = False
+    unpaged_because: str | None = None
 
 
 class TokenMatcher(Protocol):

@@ -97,7 +97,8 @@ class TorchRegistry:
         threads = self._performance.num_intra_op_threads(entry.instances)
         if _generates(files.config):
             # A process of an encoder needs none of it.
-            from frameworks.pytorch.generation.loading import GeneratorPerformance, load_generator
+            from frameworks.pytorch.generation.loading import load_generator
+            from frameworks.pytorch.generation.served import GeneratorPerformance
 
             performance = GeneratorPerformance(
                 self._max_rows(entry), threads, self._ageing_s, self._enable_memory_mapping
@@ -116,9 +117,12 @@ class TorchRegistry:
 
     def _kv_bytes(self, files: ModelFiles, dtype: str, kind: str) -> int:
         """Of a language model: its key/value cache, and the copy of an embedding table that the last layer packs."""
-        from frameworks.pytorch.generation.loading import kv_bytes, read_shape
+        from frameworks.pytorch.generation.shape import NotPaged, kv_bytes, max_cache_bytes, read_shape
 
-        shape = read_shape(files.folder, dtype)
+        try:
+            shape = read_shape(files.folder, dtype)
+        except NotPaged:
+            return max_cache_bytes(files.entry, kind)
         is_copied = kind == "cpu" and (self._quantizes(files.entry) or kernels.packs(DTYPES[dtype]))
         copy_bytes = shape.shared_elements * DTYPES[dtype].itemsize if is_copied else 0
         return kv_bytes(files.entry, shape, self._max_rows(files.entry), kind) + copy_bytes

@@ -21,11 +21,10 @@ from frameworks.generation.types import (
     TokenMatcher,
 )
 from frameworks.pytorch.device_errors import map_device_error
-from frameworks.pytorch.generation.decoder import Decoder
-from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, KeyValueCache
+from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS
+from frameworks.pytorch.generation.runner import StepRunner
 from frameworks.pytorch.generation.sampling import Sampled, Sampler
 from frameworks.pytorch.generation.sampling_state import SamplingState
-from frameworks.pytorch.generation.step_layout import LayoutMaker
 from frameworks.pytorch.generation.token_masks import TokenMasks
 from frameworks.pytorch.openmp import release_threads
 from frameworks.types import DEFAULT_PRIORITY, ModelSpec
@@ -39,9 +38,7 @@ _WARM_UP_TOKENS = 3
 class EngineParts:
     """The components of a generating model."""
 
-    decoder: Decoder
-    cache: KeyValueCache
-    layouts: LayoutMaker
+    runner: StepRunner
     scheduler: StepScheduler
     sampler: Sampler
     masks: TokenMasks
@@ -165,9 +162,7 @@ class GeneratingModel:
         ours: RoundhouseError | None = None
         try:
             with torch.inference_mode():
-                parts.cache.copy(plan.copies)
-                parts.cache.clear_begun(plan.parts)
-                logits = parts.decoder.logits(parts.layouts.make(plan.parts))
+                logits = parts.runner.logits(plan)
                 states = [self._sequences[part.sequence.sequence_id][1] for part in plan.parts if part.completes]
                 return parts.sampler.sample(logits, states) if states else []
         except Exception as error:
@@ -199,7 +194,7 @@ class GeneratingModel:
 
     def _stats(self, parts: EngineParts) -> StepStats:
         scheduler, pool = parts.scheduler, parts.scheduler.pool
-        block_bytes = parts.cache.shape.token_bytes * BLOCK_TOKENS
+        block_bytes = parts.runner.block_bytes
         return StepStats(
             running=len(scheduler.running),
             waiting=scheduler.num_waiting,

@@ -16,6 +16,7 @@ from frameworks.generation.types import Sampling, SequenceRequest
 from frameworks.pytorch.device_errors import map_device_error
 from frameworks.pytorch.generation.decoder import Decoder
 from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS
+from frameworks.pytorch.generation.shape import NotPaged
 from frameworks.pytorch.generation.step_layout import LayoutMaker
 from frameworks.pytorch.int8_choice import Int8Choice
 from frameworks.quantization.comparison import row_cosines
@@ -42,15 +43,15 @@ class Trial:
 
     def __init__(self, model: Any, folder: Path, vocabulary_size: int, max_tokens: int) -> None:
         """Compute the original's logits. Raises InvalidModel if the model does not run, OutOfMemory."""
-        self._folder = folder
+        self.folder = folder
         self._device: torch.device = model.device
         self._dtype: torch.dtype = model.dtype
         counts = [count for end, count in zip(np.cumsum(_PARTS), _PARTS, strict=True) if end <= max_tokens]
-        self._counts = counts or [1]
-        length = sum(self._counts)
+        self.counts = counts or [1]
+        length = sum(self.counts)
         # Any tokens suffice, if they differ.
-        self._token_ids = tuple(int(token) for token in np.random.default_rng(0).integers(0, vocabulary_size, length))
-        ids = torch.tensor([self._token_ids], device=model.device)
+        self.token_ids = tuple(int(token) for token in np.random.default_rng(0).integers(0, vocabulary_size, length))
+        ids = torch.tensor([self.token_ids], device=model.device)
 
         def original() -> torch.Tensor:
             with torch.inference_mode():
@@ -60,20 +61,26 @@ class Trial:
         try:
             logits, self._original_s = _timed(original)
         except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
-            self._check_memory(error)
+            self.check_memory(error)
             raise InvalidModel(f"{folder}: the model does not run: {error}") from error
-        self._logits = logits[np.cumsum(self._counts) - 1].numpy()
+        self._logits = logits[np.cumsum(self.counts) - 1].numpy()
 
     def check(self, decoder: Decoder, layouts: LayoutMaker) -> None:
-        """Raise InvalidModel if the decoder computes something else than the model, OutOfMemory."""
+        """Raise NotPaged if the decoder computes something else than the model, OutOfMemory."""
         own, _ = self._run_decoder(decoder, layouts)
-        spread = max(float(self._logits.std()), 1e-6)
-        off = float(np.sqrt(np.square(own - self._logits).mean())) / spread
-        if not off <= _TOLERANCE[self._dtype]:
-            raise InvalidModel(
-                f"{self._folder}: computed step by step the model's logits are off by {off:.3g} times their spread; "
-                "its kind of attention is not served"
-            )
+        off = self.off(own)
+        if not off <= self.tolerance:
+            raise NotPaged(f"by paged attention its logits are off by {off:.3g} times their spread")
+
+    def off(self, logits: Any, first: int = 0) -> float:
+        """Return the error of logits after the parts from `first` on, relative to their spread."""
+        expected = self._logits[first:]
+        return float(np.sqrt(np.square(logits - expected).mean())) / max(float(expected.std()), 1e-6)
+
+    @property
+    def tolerance(self) -> float:
+        """Largest error of a right model."""
+        return _TOLERANCE[self._dtype]
 
     def report(
         self, decoder: Decoder, layouts: LayoutMaker, sizes: WeightBytes, choice: Int8Choice
@@ -97,29 +104,27 @@ class Trial:
 
     def _run_decoder(self, decoder: Decoder, layouts: LayoutMaker) -> tuple[Any, float]:
         """Return the logits after each part, and the seconds of the whole text at once."""
-        blocks = list(range(-(-sum(self._counts) // BLOCK_TOKENS)))
+        blocks = list(range(-(-sum(self.counts) // BLOCK_TOKENS)))
 
         def computed(start: int, count: int) -> torch.Tensor:
-            token_ids = self._token_ids[: start + count]
+            token_ids = self.token_ids[: start + count]
             sequence = Sequence(SequenceRequest(0, token_ids, 1, Sampling(), priority=DEFAULT_PRIORITY), 0.0)
             sequence.blocks = blocks
             with torch.inference_mode():
                 return decoder.logits(layouts.make([StepPart(sequence, start, count)])).float().cpu()
 
         try:
-            ends = np.cumsum(self._counts)
-            rows = [computed(int(end) - count, count) for end, count in zip(ends, self._counts, strict=True)]
+            ends = np.cumsum(self.counts)
+            rows = [computed(int(end) - count, count) for end, count in zip(ends, self.counts, strict=True)]
             _, seconds = _timed(lambda: computed(0, int(ends[-1])))
         except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
-            self._check_memory(error)
-            raise InvalidModel(
-                f"{self._folder}: the model does not run step by step: {error}; its kind of attention is not served"
-            ) from error
+            self.check_memory(error)
+            raise NotPaged(f"it does not run by paged attention: {error}") from error
         return torch.cat(rows).numpy(), seconds
 
-    def _check_memory(self, error: Exception) -> None:
+    def check_memory(self, error: Exception) -> None:
         """Raise OutOfMemory if memory is the cause: the model may still be served where there is more."""
-        ours = map_device_error(error, f"{self._folder}: a text of {len(self._token_ids)} tokens", self._device)
+        ours = map_device_error(error, f"{self.folder}: a text of {len(self.token_ids)} tokens", self._device)
         if isinstance(ours, OutOfMemory):
             raise ours from error
 

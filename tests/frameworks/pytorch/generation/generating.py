@@ -11,7 +11,7 @@ from frameworks.devices import DeviceManager
 from frameworks.generation.types import GeneratedToken, Sampling, SequenceRequest, StepResult
 from frameworks.pytorch.generation.engine import GeneratingModel
 from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS
-from frameworks.pytorch.generation.loading import read_shape
+from frameworks.pytorch.generation.shape import read_shape
 from frameworks.pytorch.registry import TorchRegistry
 from frameworks.settings import PerformanceSettings, TorchModelEntry
 from tests.frameworks.models.loading import NO_COPIES

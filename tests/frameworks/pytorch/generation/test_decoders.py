@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from frameworks.generation.types import Sampling
-from frameworks.pytorch.generation import loading
+from frameworks.pytorch.generation import paged_loading
 from frameworks.pytorch.generation.llama import LlamaDecoder
 from frameworks.pytorch.generation.transformers_decoder import TransformersDecoder
 from tests.frameworks.conftest import FolderMaker
@@ -36,7 +36,7 @@ def prompts_of(*lengths: int, each: int = 1, seed: int = 0) -> list[list[int]]:
 
 
 def is_own(model: Any) -> bool:
-    return isinstance(model._parts.decoder, LlamaDecoder)
+    return isinstance(model._parts.runner.decoder, LlamaDecoder)
 
 
 def test_many_prompts_match_generate(made_once: FolderMaker) -> None:
@@ -67,13 +67,13 @@ def test_texts_match_generate(made_once: FolderMaker, family: str) -> None:
 def test_transformers_decoder_matches_generate(
     made_once: FolderMaker, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
-    monkeypatch.setattr(loading, "is_llama", lambda _: False)
+    monkeypatch.setattr(paged_loading, "is_llama", lambda _: False)
     check(made_once(save_causal_model, model_type=family), False, causal_model(family))
 
 
 def test_forward_with_all_logits_matches_generate(made_once: FolderMaker) -> None:
     model = load_generating(made_once(save_causal_model, model_type="gpt2"))
-    model._parts.decoder._keeps_some = False
+    model._parts.runner.decoder._keeps_some = False
     prompts = prompts_of(3, 40, each=2)
     ours = ids_of(model, *(request(i, prompt, 6) for i, prompt in enumerate(prompts)))
     assert [ours[i] for i in range(4)] == greedy_texts(causal_model("gpt2"), prompts, 6)
@@ -113,7 +113,7 @@ def check(folder: Path, is_by_us: bool, reference: Any) -> None:
     """Return greedy texts with their log probabilities."""
     model = load_generating(folder, blocks=20, max_batch_size=4, max_num_batched_tokens=48)
     assert is_own(model) == is_by_us
-    assert isinstance(model._parts.decoder, LlamaDecoder if is_by_us else TransformersDecoder)
+    assert isinstance(model._parts.runner.decoder, LlamaDecoder if is_by_us else TransformersDecoder)
     prompts = prompts_of(3, 75, each=3)
     sampling = Sampling(temperature=0, top_logprobs=3)
     ours = tokens_of(model, *(request(i, prompt, 12, sampling) for i, prompt in enumerate(prompts)))

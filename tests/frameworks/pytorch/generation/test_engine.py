@@ -190,14 +190,14 @@ class TestStandingReady:
             raise error
 
         assert model._parts is not None
-        monkeypatch.setattr(model._parts.decoder, "logits", fail)
+        monkeypatch.setattr(model._parts.runner.decoder, "logits", fail)
         with pytest.raises(ours, match=message):
             model.warm_up()
         assert not model.has_work
 
     def test_model_with_nan_logits_is_refused(self, model: GeneratingModel) -> None:
         assert model._parts is not None
-        decoder: Any = model._parts.decoder
+        decoder: Any = model._parts.runner.decoder
         decoder._embedding = torch.full_like(decoder._embedding, torch.nan)
         with pytest.raises(
             InvalidModel, match="the model does not generate text: the model returned logits that are not"

@@ -26,7 +26,7 @@ def model(made_once: FolderMaker) -> Any:
 def poison(model: GeneratingModel) -> None:
     """Make every row that reads the token POISON NaN."""
     assert model._parts is not None
-    decoder: Any = model._parts.decoder
+    decoder: Any = model._parts.runner.decoder
     embedding = decoder._embedding.clone()
     embedding[POISON] = torch.nan
     decoder._embedding = embedding
@@ -100,19 +100,19 @@ class Broken(Exception):
 class TestFailedSteps:
     def break_after(self, model: GeneratingModel, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
         """Let the next step write its keys and values, then fail."""
-        parts = model._parts
-        assert parts is not None
-        logits = parts.decoder.logits
+        assert model._parts is not None
+        runner: Any = model._parts.runner
+        logits = runner.decoder.logits
 
         def fail(layout: Any) -> torch.Tensor:
             logits(layout)
-            for keys, values in parts.cache.layers:
+            for keys, values in runner.cache.layers:
                 keys.fill_(5)
                 values.fill_(5)
             monkeypatch.undo()
             raise error
 
-        monkeypatch.setattr(parts.decoder, "logits", fail)
+        monkeypatch.setattr(runner.decoder, "logits", fail)
 
     def fail(self, model: GeneratingModel, error: type[Exception]) -> None:
         with pytest.raises(error):

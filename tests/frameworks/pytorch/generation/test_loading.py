@@ -10,11 +10,11 @@ from structlog.testing import capture_logs
 from frameworks.errors import InvalidModel, OutOfMemory
 from frameworks.generation.types import GenerationSpec
 from frameworks.pytorch import kernels
-from frameworks.pytorch.generation import loading
+from frameworks.pytorch.generation import paged_loading
 from frameworks.pytorch.generation.engine import GeneratingModel
 from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, CacheShape
 from frameworks.pytorch.generation.llama import LlamaDecoder
-from frameworks.pytorch.generation.loading import GeneratorShape, kv_bytes, read_shape
+from frameworks.pytorch.generation.shape import GeneratorShape, kv_bytes, read_shape
 from frameworks.pytorch.int8_choice import Int8Choice
 from frameworks.pytorch.int8_products import CPU_PRODUCTS, FbgemmProduct, Int8Kernel
 from frameworks.pytorch.loader import DTYPE_NAMES
@@ -177,7 +177,7 @@ def held_bytes(model: GeneratingModel) -> int:
     assert model._parts is not None
     pieces: dict[int, int] = {}
     seen: set[int] = set()
-    todo: list[Any] = [model._parts.decoder]
+    todo: list[Any] = [model._parts.runner.decoder]
     while todo:
         each = todo.pop()
         if id(each) in seen:
@@ -215,7 +215,7 @@ class TestMemory:
     def test_memory_bytes_count_every_int8_product(
         self, made_once: FolderMaker, monkeypatch: pytest.MonkeyPatch, kernel: Int8Kernel, family: str
     ) -> None:
-        monkeypatch.setattr(loading, "choose_int8", lambda *_: Int8Choice(kernel))
+        monkeypatch.setattr(paged_loading, "choose_int8", lambda *_: Int8Choice(kernel))
         folder = made_once(save_causal_model, model_type=family)
         model = load_generating(folder, dtype="int8", min_cosine=0.5, blocks=2)
         assert held_bytes(model) == pytest.approx(model.spec.memory_bytes, rel=0.05)
@@ -270,25 +270,58 @@ class TestContext:
         assert shape.cache.dtype == torch.bfloat16
 
 
-class TestRefusals:
-    @pytest.mark.parametrize("family", ["bloom", "falcon"])
-    def test_unsupported_attention_is_refused(self, made_once: FolderMaker, family: str) -> None:
-        """Relative positions, and attention outside transformers' interface."""
-        changes = {"alibi": True} if family == "falcon" else {}
-        message = refusal(made_once(save_causal_model, model_type=family, **changes))
-        assert "its kind of attention is not served" in message
+class TestUnpaged:
+    """Models that run with transformers' own caches."""
 
-    def test_unknown_attention_argument_is_refused(self, made_once: FolderMaker) -> None:
-        changes = {"num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": 40}
-        message = refusal(made_once(save_causal_model, model_type="gpt_oss", **changes))
-        assert "needs s_aux of its attention" in message
+    @pytest.mark.parametrize(
+        ("family", "changes", "reason"),
+        [
+            ("bloom", {}, "by paged attention its logits are off by"),
+            ("falcon", {"alibi": True}, "by paged attention"),
+            ("gpt_oss", {"num_local_experts": 2, "num_experts_per_tok": 1}, "needs s_aux of its attention"),
+            ("mamba", {}, "it has layers of linear_attention"),
+        ],
+    )
+    def test_reason_is_named(self, made_once: FolderMaker, family: str, changes: dict[str, Any], reason: str) -> None:
+        with capture_logs() as logs:
+            model = load_generating(made_once(save_causal_model, model_type=family, **changes))
+        assert reason in str(generation_of(model).unpaged_because)
+        [line] = [line for line in logs if "paged attention does not fit" in line["event"]]
+        assert reason in line["reason"]
 
-    def test_other_logits_are_refused(self, made_once: FolderMaker, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Wrong arithmetic is detected at load."""
+    def test_wrong_logits_are_detected(self, made_once: FolderMaker, monkeypatch: pytest.MonkeyPatch) -> None:
         rotated = LlamaDecoder._rotation
         monkeypatch.setattr(LlamaDecoder, "_rotation", lambda own, at, dtype: rotated(own, at + at, dtype))
-        message = refusal(made_once(save_causal_model))
-        assert "computed step by step the model's logits are off by" in message
+        model = load_generating(made_once(save_causal_model))
+        assert "its logits are off by" in str(generation_of(model).unpaged_because)
+
+    def test_cache_bytes_are_part_of_memory_bytes(self, made_once: FolderMaker) -> None:
+        folder = made_once(save_causal_model, model_type="bloom")
+        small, large = (load_generating(folder, kv_cache_bytes=size) for size in (1 << 18, 1 << 20))
+        assert large.spec.memory_bytes - small.spec.memory_bytes == pytest.approx((1 << 20) - (1 << 18), rel=0.1)
+        assert small.step().stats.kv_total_bytes <= 1 << 18
+
+    def test_kv_cache_bytes_bound_context(self, made_once: FolderMaker) -> None:
+        folder = made_once(save_causal_model, model_type="bloom")
+        model = load_generating(folder, kv_cache_bytes=100_000)
+        context = generation_of(model).max_context_tokens
+        assert 32 <= context < CONTEXT_TOKENS
+        assert len(alone(model, request(1, [7] * (context - 3), 3))) == 3
+
+    @pytest.mark.parametrize("family", ["bloom", "mamba"])
+    def test_kv_cache_bytes_below_one_text_are_refused(self, made_once: FolderMaker, family: str) -> None:
+        message = refusal(made_once(save_causal_model, model_type=family), kv_cache_bytes=64)
+        assert "kv_cache_bytes: expected at least" in message
+
+
+class TestRefusals:
+    def test_int8_without_paged_attention_is_refused(self, made_once: FolderMaker) -> None:
+        message = refusal(made_once(save_causal_model, model_type="mamba"), dtype="int8")
+        assert 'dtype: expected "f32", "f16" or "bf16", got "int8": the model runs with' in message
+
+    def test_logits_of_later_tokens_are_refused(self, made_once: FolderMaker) -> None:
+        message = refusal(made_once(save_causal_model, model_type="bert"))
+        assert "got logits that depend on later ones; check is_decoder in config.json" in message
 
     def test_several_instances_are_refused(self, made_once: FolderMaker) -> None:
         message = refusal(made_once(save_causal_model), instances=2)

@@ -1,0 +1,42 @@
+"""The contract between the engine and what computes a step, and its implementation by paged attention."""
+
+from typing import Protocol
+
+import torch
+
+from frameworks.generation.sequence import StepPlan
+from frameworks.pytorch.generation.decoder import Decoder
+from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS, KeyValueCache
+from frameworks.pytorch.generation.step_layout import LayoutMaker
+
+
+class StepRunner(Protocol):
+    """Compute the steps of one model, with the memory of its sequences. Used by one thread."""
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block of the scheduler's pool."""
+        ...
+
+    def logits(self, plan: StepPlan) -> torch.Tensor:
+        """Compute the plan's tokens and return [sum of num_logits, vocabulary], in the order of the parts."""
+        ...
+
+
+class PagedRunner:
+    """A StepRunner: all sequences of a step in one pass, over the blocks of one key/value cache."""
+
+    def __init__(self, decoder: Decoder, cache: KeyValueCache, layouts: LayoutMaker) -> None:
+        self.decoder = decoder
+        self.cache = cache
+        self._layouts = layouts
+
+    @property
+    def block_bytes(self) -> int:
+        return self.cache.shape.token_bytes * BLOCK_TOKENS
+
+    def logits(self, plan: StepPlan) -> torch.Tensor:
+        """As StepRunner.logits."""
+        self.cache.copy(plan.copies)
+        self.cache.clear_begun(plan.parts)
+        return self.decoder.logits(self._layouts.make(plan.parts))

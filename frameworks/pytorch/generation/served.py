@@ -1,0 +1,49 @@
+"""A load of a generating model and its result, for each way to compute it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from frameworks.devices import Device
+from frameworks.generation.blocks import BlockPool
+from frameworks.pytorch.generation.runner import StepRunner
+from frameworks.settings import TorchModelEntry
+from frameworks.types import QuantizationReport
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratorPerformance:
+    """`max_sequences`: texts that run at once. `intra_op_threads`: CPU threads of a step. `ageing_s`: after which a
+    waiting text gains a level of priority.
+    """
+
+    max_sequences: int
+    intra_op_threads: int
+    ageing_s: float = 1.0
+    enable_memory_mapping: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratorLoad:
+    """A load. `dtype`: of the arithmetic, f32, f16 or bf16. `is_int8`: whether the linear layers have int8 weights."""
+
+    folder: Path
+    entry: TorchModelEntry
+    device: Device
+    dtype: str
+    is_int8: bool
+    performance: GeneratorPerformance
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model that is ready to compute steps. `memory_bytes`: of its weights, and of the caches of all sequences.
+    `splits_prompts`: whether a prompt may be computed in parts. `unpaged_because`: why not by paged attention.
+    """
+
+    runner: StepRunner
+    pool: BlockPool
+    max_context_tokens: int
+    memory_bytes: int
+    quantization: QuantizationReport | None = None
+    splits_prompts: bool = True
+    unpaged_because: str | None = None
