@@ -39,6 +39,13 @@ def load_generating(folder: Path, *, blocks: int | None = None, enable_mapping: 
     return model
 
 
+def decoder_of(model: GeneratingModel) -> Any:
+    """The decoder of a model that runs by paged attention."""
+    assert model._parts is not None
+    runner: Any = model._parts.runner
+    return runner.decoder
+
+
 def request(
     sequence_id: int, prompt_ids: Iterable[int], max_tokens: int = 8, sampling: Sampling = GREEDY, **more: Any
 ) -> SequenceRequest:

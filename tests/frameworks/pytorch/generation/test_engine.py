@@ -13,6 +13,7 @@ from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.pytorch.generation.generating import (
     GREEDY,
     alone,
+    decoder_of,
     ids_of,
     load_generating,
     request,
@@ -189,15 +190,13 @@ class TestStandingReady:
         def fail(_: object) -> None:
             raise error
 
-        assert model._parts is not None
-        monkeypatch.setattr(model._parts.runner.decoder, "logits", fail)
+        monkeypatch.setattr(decoder_of(model), "logits", fail)
         with pytest.raises(ours, match=message):
             model.warm_up()
         assert not model.has_work
 
     def test_model_with_nan_logits_is_refused(self, model: GeneratingModel) -> None:
-        assert model._parts is not None
-        decoder: Any = model._parts.runner.decoder
+        decoder = decoder_of(model)
         decoder._embedding = torch.full_like(decoder._embedding, torch.nan)
         with pytest.raises(
             InvalidModel, match="the model does not generate text: the model returned logits that are not"

@@ -9,7 +9,7 @@ from frameworks.errors import InvalidInput, ModelFailed, OutOfMemory
 from frameworks.generation.types import Sampling
 from frameworks.pytorch.generation.engine import GeneratingModel
 from tests.frameworks.conftest import FolderMaker
-from tests.frameworks.pytorch.generation.generating import alone, load_generating, request, run_out, stepped
+from tests.frameworks.pytorch.generation.generating import alone, decoder_of, load_generating, request, run_out, stepped
 from tests.support.models.causal_folders import VOCABULARY_SIZE, save_causal_model
 
 PROMPT = tuple((7 * i + 3) % 250 for i in range(45))
@@ -25,8 +25,7 @@ def model(made_once: FolderMaker) -> Any:
 
 def poison(model: GeneratingModel) -> None:
     """Make every row that reads the token POISON NaN."""
-    assert model._parts is not None
-    decoder: Any = model._parts.runner.decoder
+    decoder = decoder_of(model)
     embedding = decoder._embedding.clone()
     embedding[POISON] = torch.nan
     decoder._embedding = embedding

@@ -22,7 +22,7 @@ from frameworks.pytorch.registry import TorchRegistry
 from frameworks.settings import PerformanceSettings, TorchModelEntry
 from tests.frameworks.conftest import FolderMaker
 from tests.frameworks.models.loading import NO_COPIES
-from tests.frameworks.pytorch.generation.generating import alone, load_generating, request
+from tests.frameworks.pytorch.generation.generating import alone, decoder_of, load_generating, request
 from tests.support.axes import one_axis_at_a_time
 from tests.support.fake_probe import GIB, FakeProbe
 from tests.support.models.causal_folders import CONTEXT_TOKENS, END_ID, VOCABULARY_SIZE, save_causal_model
@@ -177,7 +177,7 @@ def held_bytes(model: GeneratingModel) -> int:
     assert model._parts is not None
     pieces: dict[int, int] = {}
     seen: set[int] = set()
-    todo: list[Any] = [model._parts.runner.decoder]
+    todo: list[Any] = [decoder_of(model)]
     while todo:
         each = todo.pop()
         if id(each) in seen:
