@@ -59,6 +59,8 @@ HTTP_ACCESS: Mapping[str, Mapping[str, Access]] = {
     "/v1/models/{name}": _GET,
     "/v1/completions": _INFER,
     "/v1/chat/completions": _INFER,
+    "/v1/messages": _INFER,
+    "/v1/messages/count_tokens": _INFER,
     "/v1/embeddings": _INFER,
     "/v1/rerank": _INFER,
     "/v1/score": _INFER,

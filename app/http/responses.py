@@ -23,6 +23,7 @@ PAGE_HEADERS = (b"origin", b"sec-fetch-site")
 """Headers by which a browser says which page sends a request."""
 
 _OPENAI_PATHS = "/v1/"
+_ANTHROPIC_PATHS = "/v1/messages"
 _CLOSE = (b"connection", b"close")
 _READ_HEADERS = frozenset({b"host", b"x-request-id", *PAGE_HEADERS, *CREDENTIAL_HEADERS})
 
@@ -61,6 +62,13 @@ def own_headers(record: RequestRecord) -> Sequence[Header]:
     if record.limits is None or not record.path.startswith(_OPENAI_PATHS):
         return record.headers
     return [*record.headers, *rate_limit_headers(record.limits)]
+
+
+def anthropic_headers(record: RequestRecord) -> list[Header]:
+    """Return the header by which Anthropic's clients find the request id, on the paths of their API."""
+    if not record.path.startswith(_ANTHROPIC_PATHS):
+        return []
+    return [(b"request-id", record.request_id.encode())]
 
 
 async def send_body(
@@ -145,7 +153,7 @@ async def send_error(
     `is_unread`: a part of the body is not read.
     """
     status, body = error_body(error, record, write)
-    headers = extra_headers(error)
+    headers = [*extra_headers(error), *anthropic_headers(record)]
     if is_unread or isinstance(error, TooLarge):
         headers.append(_CLOSE)
     await send_body(send, record, status, body, headers=headers)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from starlette.types import Send
 
 from app.http.disconnects import WatchedRequest
-from app.http.responses import map_error, own_headers
+from app.http.responses import anthropic_headers, map_error, own_headers
 from app.observability.metrics import server_timing
 from app.protocols.codec import NamedEvent, Payload, StreamWriter
 from app.protocols.errors import ClientGone
@@ -91,6 +91,7 @@ class EventStream:
                     (b"x-request-id", record.request_id.encode()),
                     (b"server-timing", server_timing(record.timings).encode()),
                     *own_headers(record),
+                    *anthropic_headers(record),
                 ],
             }
         )

@@ -11,7 +11,7 @@ from pydantic import Field
 from app.inference.pipeline import FindSpec
 from app.inference.unnamed_model import Kind, UnnamedModel
 from app.protocols.bodies import Body, TimeoutMs, got, read_body
-from app.protocols.codec import LONG_BYTES, AnswerContext, JsonCodec, StreamWriter, Target
+from app.protocols.codec import LONG_BYTES, AnswerContext, EncodedResponse, JsonCodec, StreamWriter, Target
 from app.protocols.errors import ErrorReply
 from app.protocols.field_policy import EMPTY, FieldPolicy
 from app.protocols.json_body import Document, ExactParseNeeded, describe_type, parse_exact
@@ -101,7 +101,7 @@ class BodyCodec(JsonCodec):
         except ExactParseNeeded:
             return self._decode(parse_exact(body), find_spec)
 
-    def encode(self, decoded: Any, answer: Any, context: AnswerContext) -> bytes:
+    def encode(self, decoded: Any, answer: Any, context: AnswerContext) -> bytes | EncodedResponse:
         return self.write(decoded, answer, context)
 
     def stream_writer(self, decoded: Any, context: AnswerContext) -> StreamWriter:

@@ -114,6 +114,11 @@ def to_structured_constraint(body: StructuredOutputs, field: str) -> Constraint 
     return _only_one(found)
 
 
+def json_schema_constraint(schema: dict[str, Any], field: str) -> Constraint:
+    """Return the constraint of a JSON schema. Raises InvalidInput for one that is too long. `field`: its path."""
+    return Constraint("json_schema", _definition(schema, field))
+
+
 def _constraints(
     within: str, regex: str | None, choice: list[str] | None, json_schema: Any, json_name: str
 ) -> dict[str, Constraint]:

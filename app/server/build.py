@@ -46,6 +46,7 @@ from app.observability.process_counts import ProcessCounts
 from app.observability.tallies import RequestTallies
 from app.observability.traces import Tracer
 from app.observability.worker_counts import WorkerCounts
+from app.protocols.anthropic.routes import ROUTES as ANTHROPIC_ROUTES
 from app.protocols.cohere.routes import ROUTES as COHERE_ROUTES
 from app.protocols.native.codec import ROUTES as NATIVE_ROUTES
 from app.protocols.open_inference.generate_codec import ROUTES as GENERATE_ROUTES
@@ -253,7 +254,8 @@ def build_monitors(inference: Inference, observer: Observer) -> Monitors:
 
 def build_routes(settings: Settings) -> RouteTable:
     infer_routes = open_inference_routes(settings.server.max_body_bytes)
-    return RouteTable([*NATIVE_ROUTES, *OPENAI_ROUTES, *infer_routes, *GENERATE_ROUTES, *COHERE_ROUTES, *TEI_ROUTES])
+    others = (*GENERATE_ROUTES, *ANTHROPIC_ROUTES, *COHERE_ROUTES, *TEI_ROUTES)
+    return RouteTable([*NATIVE_ROUTES, *OPENAI_ROUTES, *infer_routes, *others])
 
 
 def build_routers(

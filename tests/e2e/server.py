@@ -256,6 +256,10 @@ def check_error(answer: httpx.Response) -> dict[str, str]:
     elif path in _TEI_PATHS and isinstance(body["error"], str):
         assert body.keys() == {"error", "error_type"}
         error = {"message": body["error"], "type": body["error_type"]}
+    elif path.startswith("/v1/messages"):
+        assert body.keys() == {"type", "error", "request_id"}
+        assert body["request_id"] == answer.headers["x-request-id"]
+        error = body["error"]
     else:
         assert body.keys() == {"error"}
         error = body["error"]

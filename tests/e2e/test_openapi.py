@@ -31,6 +31,8 @@ ROUTES = {
     "/metrics": {"get"},
     "/v1/completions": {"post"},
     "/v1/chat/completions": {"post"},
+    "/v1/messages": {"post"},
+    "/v1/messages/count_tokens": {"post"},
     "/v1/embeddings": {"post"},
     "/v1/rerank": {"post"},
     "/v1/score": {"post"},

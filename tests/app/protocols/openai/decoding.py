@@ -88,7 +88,9 @@ def assert_refused(codec: BodyCodec, field: str, *words: str, **fields: object) 
 
 def encode(codec: BodyCodec, request: OpenAiRequest, given: object) -> Any:
     """Return the response body of an encode of the pipeline."""
-    return orjson.loads(codec.encode(request, given, CONTEXT))
+    encoded = codec.encode(request, given, CONTEXT)
+    assert isinstance(encoded, bytes)
+    return orjson.loads(encoded)
 
 
 def events(payloads: Iterable[Payload]) -> list[Any]:

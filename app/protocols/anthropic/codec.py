@@ -1,0 +1,54 @@
+"""The codec of both routes of Anthropic's API: its form of errors and its header of the request id."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from app.protocols.body_codec import BodyCodec, BodyRequest
+from app.protocols.chat_turns import is_long_to_parse
+from app.protocols.codec import AnswerContext, EncodedResponse, JsonCodec
+from app.protocols.errors import ErrorReply
+from frameworks.generation.types import GenerateAnswer
+
+AnthropicRequest = BodyRequest
+
+_ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    504: "timeout_error",
+}
+# The same request may succeed later.
+_LATER = frozenset({"overloaded", "loading", "draining"})
+
+
+@dataclass(frozen=True, slots=True)
+class AnthropicCodec(BodyCodec):
+    """As Codec of app/protocols/codec.py."""
+
+    def is_long_to_write(self, decoded: Any, answer: Any) -> bool:
+        if type(answer) is GenerateAnswer and is_long_to_parse(decoded.request, answer):
+            return True
+        return JsonCodec.is_long_to_write(self, decoded, answer)
+
+    def encode(self, decoded: Any, answer: Any, context: AnswerContext) -> EncodedResponse:
+        body = self.write(decoded, answer, context)
+        return EncodedResponse(body, b"application/json", [(b"request-id", context.request_id.encode())])
+
+    def error_body(self, error: ErrorReply, request_id: str) -> bytes:
+        return error_body(self.renamed(error), request_id)
+
+
+def error_body(error: ErrorReply, request_id: str) -> bytes:
+    """Write Anthropic's error body."""
+    content = {"type": _type_of(error), "message": error.message}
+    return orjson.dumps({"type": "error", "error": content, "request_id": request_id})
+
+
+def _type_of(error: ErrorReply) -> str:
+    if error.code in _LATER:
+        return "overloaded_error"
+    return _ERROR_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
