@@ -10,6 +10,7 @@ import pytest
 
 from app.auth.principal import Scope
 from app.protocols.codec import NamedEvent
+from frameworks.settings import ToolFormat
 from tests.app.protocols.anthropic.messages import collect
 from tests.e2e.server import RunningServer, serving
 from tests.support.keyring import make_key, write_keys
@@ -39,11 +40,12 @@ CHOSEN = {"type": "tool", "name": "weather"}
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("messages")
     config = '[[auth.tenants]]\nname = "search"\noperator = true\n'
-    for name, tools, template in (
+    models: list[tuple[str, ToolFormat, str]] = [
         ("hermes", "hermes", TEMPLATES["hermes"]),
         ("mistral", "mistral", TEMPLATES["mistral"]),
         ("thinker", "hermes", ALWAYS_THINKING),
-    ):
+    ]
+    for name, tools, template in models:
         path = save_tool_model(folder / name, tools, template, max_position_embeddings=4096)
         config += f'[[models.torch_models]]\nname = "{name}"\npath = "{path}"\nkv_cache_bytes = "8MiB"\n'
     write_keys(folder / "keys.toml", KEY, READER)
@@ -98,7 +100,7 @@ def without_ids(message: Any) -> Any:
 class TestTools:
     @pytest.mark.parametrize("model", ["hermes", "mistral", "thinker"])
     def test_streamed_call_equals_whole(self, server: RunningServer, model: str) -> None:
-        fields = {"tools": TOOLS, "tool_choice": {"type": "any", "disable_parallel_tool_use": True}}
+        fields: dict[str, Any] = {"tools": TOOLS, "tool_choice": {"type": "any", "disable_parallel_tool_use": True}}
         whole = ask(server, model, **fields)
         assert whole["stop_reason"] == "tool_use"
         (call,) = [each for each in whole["content"] if each["type"] == "tool_use"]
@@ -106,7 +108,7 @@ class TestTools:
         assert without_ids(stream(server, model, **fields)) == without_ids(whole)
 
     def test_cut_off_call_equals_whole(self, server: RunningServer) -> None:
-        fields = {"tools": TOOLS, "tool_choice": CHOSEN, "max_tokens": 45}
+        fields: dict[str, Any] = {"tools": TOOLS, "tool_choice": CHOSEN, "max_tokens": 45}
         whole = ask(server, **fields)
         assert whole["stop_reason"] == "max_tokens"
         assert without_ids(stream(server, **fields)) == without_ids(whole)
@@ -118,7 +120,7 @@ class TestTools:
         for content in ("12 degrees", "12 degrees, and rain"):
             result = {"type": "tool_result", "tool_use_id": call["id"], "content": content}
             talk = [USER, {"role": "assistant", "content": first["content"]}, {"role": "user", "content": [result]}]
-            fields = {"messages": talk, "tools": TOOLS, "tool_choice": CHOSEN, "system": "Be short."}
+            fields: dict[str, Any] = {"messages": talk, "tools": TOOLS, "tool_choice": CHOSEN, "system": "Be short."}
             usage = ask(server, **fields)["usage"]
             counted: Any = post(server, "/v1/messages/count_tokens", model="hermes", **fields).json()
             counts.append(usage["input_tokens"] + usage["cache_read_input_tokens"])
@@ -127,7 +129,7 @@ class TestTools:
 
     def test_schema_that_cannot_be_held_is_named(self, server: RunningServer) -> None:
         bad = {"name": "bad", "input_schema": {"type": "object", "not": {}}}
-        fields = {"tools": [*TOOLS, bad], "tool_choice": {"type": "any"}}
+        fields: dict[str, Any] = {"tools": [*TOOLS, bad], "tool_choice": {"type": "any"}}
         answer = post(server, model="hermes", max_tokens=9, messages=[USER], **fields)
         assert refused(answer, 400, "invalid_request_error").startswith("tools[2].input_schema: ")
 
