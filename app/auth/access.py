@@ -59,6 +59,7 @@ HTTP_ACCESS: Mapping[str, Mapping[str, Access]] = {
     "/v1/models/{name}": _GET,
     "/v1/completions": _INFER,
     "/v1/chat/completions": _INFER,
+    "/v1/responses": _INFER,
     "/v1/messages": _INFER,
     "/v1/messages/count_tokens": _INFER,
     "/v1/embeddings": _INFER,

@@ -14,7 +14,7 @@ from frameworks.engine.stream import GenerationStream
 from frameworks.engine.threads import EngineThreads
 from frameworks.engine.tokenizer_threads import size_of_prompt
 from frameworks.errors import DeadlineExceeded, InvalidInput
-from frameworks.generation.marked_stream import MarkedStream, ends_with_opening
+from frameworks.generation.marked_stream import MarkedStream, ReasoningCount, ends_with_opening
 from frameworks.generation.stop_strings import StopStrings
 from frameworks.generation.text_stream import ChoiceText
 from frameworks.generation.tokenizer import GenerationTokenizer, TokenStream
@@ -294,6 +294,7 @@ def _choice_texts(request: GenerateRequest, prepared: _PreparedPrompts, model: S
             prepared.stops,
             text_of,
             request.stopping.min_tokens,
+            ReasoningCount() if request.text_format.thinks else None,
         )
         for i, prompt_ids in enumerate(prepared.prompts)
         for choice in range(request.num_choices)

@@ -101,7 +101,8 @@ class GenerationStream:
         for sequence_id, num_tokens in self._feed.cached_tokens.items():
             # The first choice of a prompt computes it, so only its cached tokens count.
             cached.setdefault((sequence_id - self._first_id) // self._num_choices, num_tokens)
-        return Usage(self._num_prompt_tokens, self._num_generated, sum(cached.values()))
+        num_reasoning = sum(text.num_reasoning_tokens for text in self._texts)
+        return Usage(self._num_prompt_tokens, self._num_generated, sum(cached.values()), num_reasoning)
 
     def set_deadline(self, deadline_s: float, late: DeadlineExceeded) -> None:
         """End the sequences at `deadline_s`, by the clock of the loop; the reader then gets `late`."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from frameworks.generation.tokenizer import GenerationTokenizer, TokenStream
-from frameworks.generation.tools.formats import THINK, TextFormat
+from frameworks.generation.tools.formats import END_OF_THINKING, THINK, TextFormat
 
 _MAX_TAIL_TOKENS = 16
 
@@ -39,3 +39,32 @@ class MarkedStream:
         if self._beginning:
             text, self._beginning = self._beginning + text, ""
         return text
+
+
+class ReasoningCount:
+    """Count the tokens of a text up to `</think>`, if it begins with `<think>`."""
+
+    def __init__(self) -> None:
+        self._num_tokens = 0
+        self._tail = ""
+        self._has_begun = False
+        self._is_over = False
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens of the reasoning, its marks included."""
+        return self._num_tokens if self._has_begun else 0
+
+    def push(self, text: str) -> None:
+        """Add the text of one token."""
+        if self._is_over:
+            return
+        self._num_tokens += 1
+        self._tail += text
+        if not self._has_begun:
+            self._tail = self._tail.lstrip()
+            self._has_begun = self._tail.startswith(THINK)
+            self._is_over = not (self._has_begun or THINK.startswith(self._tail))
+        if self._has_begun:
+            self._is_over = END_OF_THINKING in self._tail
+            self._tail = self._tail[1 - len(END_OF_THINKING) :]

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 
+from frameworks.generation.marked_stream import ReasoningCount
 from frameworks.generation.stop_strings import StopMatch, StopStrings
 from frameworks.generation.tokenizer import TokenStream
 from frameworks.generation.types import GeneratedToken, Piece, TokenText
@@ -24,15 +25,17 @@ class ChoiceText:
         stops: StopStrings,
         text_of: Callable[[int], str] | None = None,
         min_tokens: int = 0,
+        reasoning: ReasoningCount | None = None,
     ) -> None:
         """`index`: of the choice. `text_of`: returns a token's own text, or None if pieces carry no tokens.
-        `min_tokens`: a stop string counts if it ends after so many tokens.
+        `min_tokens`: a stop string counts if it ends after so many tokens. `reasoning` None: the model does not think.
         """
         self._index = index
         self._stream = stream
         self._stops = stops
         self._text_of = text_of
         self._min_tokens = min_tokens
+        self._reasoning = reasoning
         self._state = 0
         self._held = ""
         self._length = 0
@@ -40,6 +43,11 @@ class ChoiceText:
         self._unended: list[_Waiting] = []
         self.is_over = False
         """Whether the finish_reason was delivered. The sequence may then be aborted."""
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Number of tokens of the model's thinking."""
+        return 0 if self._reasoning is None else self._reasoning.num_tokens
 
     def push(self, token: GeneratedToken) -> Piece:
         """Return the piece that can be delivered now; it may be empty. A token after the end is ignored.
@@ -51,6 +59,8 @@ class ChoiceText:
             return Piece(self._index, "")
         self._min_tokens -= 1
         text = self._stream.push(token.token_id) if token.is_text else ""
+        if self._reasoning is not None and token.is_text:
+            self._reasoning.push(text)
         if token.finish_reason is not None:
             text += self._stream.flush()
         if self._text_of is not None:

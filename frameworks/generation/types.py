@@ -260,12 +260,13 @@ class Choice:
 @dataclass(frozen=True, slots=True)
 class Usage:
     """`prompt_tokens`: each prompt once; `cached_tokens` of them were found in the cache. `tokens_generated`: of all
-    choices, the tokens that ended them included.
+    choices, the tokens that ended them included; `reasoning_tokens` of them are the model's thinking.
     """
 
     prompt_tokens: int
     tokens_generated: int
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ HTTP = {
     "GET /v1/models/{name}": "read",
     "POST /v1/completions": "infer",
     "POST /v1/chat/completions": "infer",
+    "POST /v1/responses": "infer",
     "POST /v1/embeddings": "infer",
     "POST /v1/rerank": "infer",
     "POST /v1/score": "infer",
@@ -116,6 +117,7 @@ GRPC = {
 OPENAI_BODIES: dict[str, dict[str, Any]] = {
     "completions": {"prompt": "a"},
     "chat/completions": {"messages": [{"role": "user", "content": "a"}]},
+    "responses": {"input": "a"},
     "embeddings": {"input": "a"},
     "rerank": {"query": "a", "documents": ["a"]},
     "score": {"text_1": "a", "text_2": "a"},

@@ -70,6 +70,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "generate-too-long": ("/models/tiny-llama/infer", {"prompt": "word " * 3000, **GREEDY}),
     "logprobs": ("/v1/completions", {"model": "tiny-llama", "prompt": "A list is", "logprobs": 3, **GREEDY}),
     "chat": ("/v1/chat/completions", {**_CHAT, "logprobs": True, "top_logprobs": 2}),
+    "responses": ("/v1/responses", {"model": "tiny-llama", "input": "Tell me a story.", "temperature": 0}),
     "chat-by-schema": (
         "/v1/chat/completions",
         {
@@ -90,7 +91,10 @@ STREAMS: dict[str, tuple[str, dict[str, Any]]] = {
     "stop": ("/models/tiny-llama/infer", {"prompt": "A list is", "stop": ["the", "."], **GREEDY}),
     "chat": ("/v1/chat/completions", {**_CHAT, "stream_options": {"include_usage": True}}),
 }
-_VOLATILE = {"id", "created", "request_id", "path", "isolation", "uptime_seconds", "latency_ms"}
+_VOLATILE = {
+    "id", "created", "created_at", "completed_at", "request_id",
+    "path", "isolation", "uptime_seconds", "latency_ms",
+}  # fmt: skip
 """Keys whose values differ between two servers, or two times of one."""
 
 

@@ -31,6 +31,7 @@ ROUTES = {
     "/metrics": {"get"},
     "/v1/completions": {"post"},
     "/v1/chat/completions": {"post"},
+    "/v1/responses": {"post"},
     "/v1/messages": {"post"},
     "/v1/messages/count_tokens": {"post"},
     "/v1/embeddings": {"post"},

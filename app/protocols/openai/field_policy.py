@@ -10,6 +10,7 @@ _ONLY_TEXT = "the server generates only text: omit the field"
 _ONLY_TEXT_READ = "the server reads only text: omit the field"
 _CACHE = "common prefixes of prompts are cached automatically: omit the field"
 _IN_MESSAGE = "state it in a message, or limit the text by max_completion_tokens"
+_IN_RESPONSE = "state it in a message, or limit the text by max_output_tokens"
 _OWN_TURN = "the model always answers in a new turn: omit the field"
 
 # Of vLLM's own fields those that its users send most.
@@ -56,6 +57,60 @@ CHAT = FieldPolicy(
         "chat_template_kwargs": Refusal(
             "the model's template receives only messages: send a formatted prompt to /v1/completions"
         ),
+    }
+)
+_NO_STORE = "no response is stored: send the items of earlier turns in input, and omit the field"
+_NO_BACKGROUND = "a response is sent while it is generated: omit the field, and send stream"
+_ALL_REASONING = "the reasoning is in the response as a whole: omit the field"
+RESPONSES = FieldPolicy(
+    {
+        **_VLLM,
+        **_NEW_TURN,
+        "store": Refusal(
+            "no response is stored: omit the field, and send the items of earlier turns in input", (False,)
+        ),
+        "previous_response_id": Refusal(_NO_STORE),
+        "conversation": Refusal(_NO_STORE),
+        "prompt": Refusal("no prompts are stored: send instructions and input"),
+        "background": Refusal(_NO_BACKGROUND, (False,)),
+        "background_options": Refusal(_NO_BACKGROUND),
+        "truncation": Refusal("no items are left out: send only those that fit, and omit the field", ("disabled",)),
+        "context_management": Refusal("no items are left out: send only those that fit", ([],)),
+        "max_tool_calls": Refusal("the server runs no tools: limit the calls in the client"),
+        "service_tier": CHAT.refusals["service_tier"],
+        "moderation": CHAT.refusals["moderation"],
+        "image": Refusal(_ONLY_TEXT_READ),
+        "access_programs": Refusal("omit the field"),
+        "prompt_cache_retention": Refusal(_CACHE, ("in_memory",)),
+        "prompt_cache_options": Refusal(_CACHE),
+        # Fields of the other routes of generation.
+        "messages": Refusal("send input"),
+        "max_tokens": Refusal("send max_output_tokens"),
+        "max_completion_tokens": Refusal("send max_output_tokens"),
+        "reasoning_effort": Refusal('send "reasoning": {"effort": …}'),
+        "response_format": Refusal('send "text": {"format": …}'),
+        "verbosity": Refusal(_IN_RESPONSE, ("medium",)),
+        "functions": Refusal(_NO_FUNCTIONS, ([],)),
+        "logprobs": Refusal('send "include": ["message.output_text.logprobs"]', (False,)),
+        "n": Refusal("a response has one text: send several requests", (1,)),
+        "stop": Refusal("this route has no stop strings: use /v1/chat/completions", ([],)),
+    }
+)
+RESPONSES_REASONING = FieldPolicy(
+    {
+        "summary": Refusal(_ALL_REASONING, ("auto",)),
+        "generate_summary": Refusal(_ALL_REASONING, ("auto",)),
+        "context": Refusal("the reasoning items of the input are read: omit the field", ("auto",)),
+        "mode": Refusal("send effort", ("standard",)),
+    }
+)
+RESPONSES_TEXT = FieldPolicy({"verbosity": Refusal(_IN_RESPONSE, ("medium",))})
+RESPONSES_TOOL = FieldPolicy(
+    {
+        "defer_loading": Refusal("the model sees all tools: omit the field", (False,)),
+        "allowed_callers": Refusal("only the model calls functions: omit the field", (["direct"], [])),
+        "async": Refusal("the client runs the function: omit the field", (False,)),
+        "output_schema": Refusal("describe the result in the description"),
     }
 )
 _NOT_PADDED = "texts are not padded to a length: omit the field"

@@ -71,6 +71,7 @@ class CompletionsRequest(GenerationBody):
 
 
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class FunctionTool(Body):
@@ -126,7 +127,7 @@ class ChatRequest(GenerationBody):
         None, description="Whether the model calls a function. Default: auto with tools, else none.", examples=["auto"]
     )
     parallel_tool_calls: bool | None = Field(True, description="Whether a response may have several calls.")
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
+    reasoning_effort: Effort | None = Field(
         None, description="Passed to a chat template that reads it; other models accept none.", examples=["none"]
     )
 

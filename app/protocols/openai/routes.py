@@ -10,6 +10,7 @@ from app.protocols.openai.classify import CLASSIFY_CODEC, POOLING_CODEC
 from app.protocols.openai.codec import OpenAiCodec
 from app.protocols.openai.completions import COMPLETIONS_CODEC
 from app.protocols.openai.embeddings import EMBEDDINGS_CODEC
+from app.protocols.openai.respond.codec import RESPONSES_CODEC
 from app.protocols.openai.scoring import RERANK_CODEC, SCORE_CODEC
 from app.protocols.openai.tokens import DETOKENIZE_CODEC, TOKENIZE_CODEC
 from app.protocols.routes import Route, RouteDescription
@@ -26,6 +27,7 @@ def _route(codec: OpenAiCodec, summary: str, response: type[BaseModel], path: st
 ROUTES = (
     _route(COMPLETIONS_CODEC, "Continue prompts", responses.CompletionsResponse),
     _route(CHAT_CODEC, "Answer a conversation", responses.ChatResponse),
+    _route(RESPONSES_CODEC, "Answer a conversation with typed items", responses.ResponseObject),
     *(
         _route(codec, summary, response, path)
         for codec, summary, response in (

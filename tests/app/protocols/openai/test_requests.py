@@ -35,6 +35,12 @@ BASES: dict[str, dict[str, dict[str, Any]]] = {
         "top_logprobs": {"messages": MESSAGES, "logprobs": True},
         "tool_choice": {"messages": MESSAGES, "tools": TOOLS},
     },
+    "/v1/responses": {
+        "": {"input": "a"},
+        "stream_options": {"input": "a", "stream": True},
+        "top_logprobs": {"input": "a", "include": ["message.output_text.logprobs"]},
+        "tool_choice": {"input": "a", "tools": [{"type": "function", "name": "f"}]},
+    },
     "/v1/embeddings": {"": {"input": "a"}},
     "/v1/rerank": {"": {"query": "q", "documents": ["a"]}},
     "/v1/score": {
@@ -91,7 +97,7 @@ def test_schema_and_decoder_accept_same_values(path: str, field: str, data: st.D
         body["tools"] = [value]  # the function that is chosen
     if field == "tools" and accepts(schema, value):
         # No schema states that names differ.
-        value = [tool | {"function": tool["function"] | {"name": f"f{i}"}} for i, tool in enumerate(value or ())]
+        value = [_renamed(tool, f"f{index}") for index, tool in enumerate(value or ())]
         body["tools"] = value
     refusal = None
     try:
@@ -104,6 +110,11 @@ def test_schema_and_decoder_accept_same_values(path: str, field: str, data: st.D
     else:
         assert refusal is not None
         assert refusal.field.startswith(field)
+
+
+def _renamed(tool: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return a tool with another name, in the form of its route."""
+    return tool | ({"function": tool["function"] | {"name": name}} if "function" in tool else {"name": name})
 
 
 @pytest.mark.parametrize("codec", CODECS.values())
