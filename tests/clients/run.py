@@ -4,7 +4,8 @@
 
 A group is a folder here: `requirements.txt` names its clients, `check_*.py` are its tests. Each group has a virtual
 environment of its own below .cache/clients, because the clients of two groups may need different versions of a package.
-The server has one model of each kind for texts, so that clients which name no model are answered.
+Each group has a server of its own, with one model of each kind for texts, so that clients which name no model are
+answered. The generating model of the groups in _TOOL_GROUPS has tools and thinking in its chat template.
 """
 
 import os
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from tests.e2e.configs import text_entries
 from tests.e2e.server import MODELS, ROOT, serving
+from tests.support.models.causal_folders import save_tool_model
 
 FOLDER = Path(__file__).parent
 ENVIRONMENTS = ROOT / ".cache" / "clients"
@@ -26,10 +28,8 @@ _MODELS = f"""
 [[models.torch_models]]
 name = "minilm"
 path = "{MODELS / "minilm"}"
-[[models.torch_models]]
-name = "tiny-llama"
-path = "{MODELS / "tiny-llama"}"
 """
+_TOOL_GROUPS = frozenset({"messages"})
 _TEXT_MODELS = ("classify", "cross-encoder")
 
 
@@ -42,10 +42,7 @@ def main(names: list[str]) -> int:
         return 2
     chosen = [each for each in groups if not names or each.name in names]
     pythons = [_environment(each) for each in chosen]
-    with tempfile.TemporaryDirectory() as folder, serving(Path(folder), _config(Path(folder))) as server:
-        server.wait_ready()
-        failed = [each.name for each, python in zip(chosen, pythons, strict=True) if _check(each, python, server.url)]
-        server.check_log()
+    failed = [each.name for each, python in zip(chosen, pythons, strict=True) if _serve_and_check(each, python)]
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
@@ -68,9 +65,22 @@ def _environment(group: Path) -> Path:
     return python
 
 
-def _config(folder: Path) -> str:
+def _serve_and_check(group: Path, python: Path) -> int:
+    """Run the tests of a group against a server; return the exit status."""
+    with tempfile.TemporaryDirectory() as folder, serving(Path(folder), _config(group, Path(folder))) as server:
+        server.wait_ready()
+        status = _check(group, python, server.url)
+        server.check_log()
+    return status
+
+
+def _config(group: Path, folder: Path) -> str:
     entries = [f"[[models.{each}" for each in text_entries(folder).split("[[models.") if each]
-    return _MODELS + "".join(each for each in entries if any(f'name = "{name}"' in each for name in _TEXT_MODELS))
+    texts = "".join(each for each in entries if any(f'name = "{name}"' in each for name in _TEXT_MODELS))
+    name, path = "tiny-llama", MODELS / "tiny-llama"
+    if group.name in _TOOL_GROUPS:
+        name, path = "caller", save_tool_model(folder / "caller", "hermes", max_position_embeddings=4096)
+    return f'{_MODELS}[[models.torch_models]]\nname = "{name}"\npath = "{path}"\n{texts}'
 
 
 def _check(group: Path, python: Path, url: str) -> int:
