@@ -75,7 +75,7 @@ class Kubelet:
         source = volume.get("configMap", {}).get("name") or volume.get("secret", {}).get("secretName")
         place = self.place(mount["mountPath"])
         if "subPath" in mount:
-            place.write_text(self._inside(self._data[source][mount["subPath"]].decode()), encoding="utf-8")
+            place.write_text(self.inside(self._data[source][mount["subPath"]].decode()), encoding="utf-8")
             return
         self._paths[mount["mountPath"]] = str(place)
         place.mkdir(parents=True, exist_ok=True)
@@ -100,7 +100,7 @@ class Kubelet:
         link.symlink_to(version.name)
         link.rename(place / "..data")
 
-    def _inside(self, text: str) -> str:
+    def inside(self, text: str) -> str:
         """Return a text in which paths of the container are those of the test."""
         known = sorted(self._paths, key=len, reverse=True)
         pattern = r"(?<![\w/.])(?:" + "|".join(map(re.escape, known)) + r")(?![\w.-])"
@@ -114,7 +114,7 @@ class Kubelet:
             reference = each.get("valueFrom", {}).get("secretKeyRef")
             value = each.get("value") if reference is None else self._data[reference["name"]][reference["key"]].decode()
             assert value is not None, each
-            found[each["name"]] = self._inside(value)
+            found[each["name"]] = self.inside(value)
         return found
 
     def check(self) -> subprocess.CompletedProcess[str]:
@@ -135,7 +135,7 @@ class Kubelet:
         words = self._container.get("command", ["roundhouse"]) + self._container.get("args", ["serve"])
         assert words[:2] == ["roundhouse", "serve"]
         fork = Fork(needs_torch) if is_fork else None
-        with RunningServer([self._inside(word) for word in words[2:]], self._own_environ(), self.home, fork) as server:
+        with RunningServer([self.inside(word) for word in words[2:]], self._own_environ(), self.home, fork) as server:
             self.server = server
             for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
                 wait_until(lambda kind=kind: self.probe(kind))  # type: ignore[misc]
@@ -155,7 +155,7 @@ class Kubelet:
             return kind == "startupProbe"
         port = self._port(probe)
         if "exec" in probe:
-            command = [sys.executable if word == "python" else self._inside(word) for word in probe["exec"]["command"]]
+            command = [sys.executable if word == "python" else self.inside(word) for word in probe["exec"]["command"]]
             return self._run(command, self._own_environ()).returncode == 0
         with suppress(OSError, HTTPException, grpc.RpcError):
             if "tcpSocket" in probe:

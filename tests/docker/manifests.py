@@ -27,7 +27,7 @@ RELEASE, NAMESPACE = "prod", "models"
 VERSIONS = ("1.32", kubernetes_validate.latest_version().removesuffix(".0"))
 """The versions of Kubernetes whose schemas every manifest has to follow."""
 
-CUSTOM = ("InferenceService", "ServiceMonitor", "ServingRuntime")
+CUSTOM = ("InferenceService", "RayService", "ServiceMonitor", "ServingRuntime")
 """Custom resources. tests/docker/schemas has their schemas."""
 
 VALUES: Mapping[str, dict[str, Any]] = {

@@ -34,12 +34,13 @@ def requirements(device: str, frameworks: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_hadolint_accepts_dockerfile() -> None:
+@pytest.mark.parametrize("name", ["Dockerfile", "ray.Dockerfile"])
+def test_hadolint_accepts_dockerfile(name: str) -> None:
     beside = Path(sys.executable).parent
     hadolint = shutil.which("hadolint", path=os.pathsep.join([str(beside), os.environ.get("PATH", "")]))
     if hadolint is None:
         pytest.skip("needs hadolint")
-    done = run(hadolint, "docker/Dockerfile")
+    done = run(hadolint, f"docker/{name}")
     assert done.returncode == 0, done.stdout
 
 
