@@ -185,7 +185,9 @@ class JsonCodec:
 
 def num_logprobs_of(answer: GenerateAnswer) -> int:
     """Return the number of log probabilities, of the tokens and their alternatives."""
-    return sum(len(choice.tokens) * (1 + len(choice.tokens[0].top)) for choice in answer.choices if choice.tokens)
+    each = (tokens for choice in answer.choices for tokens in (choice.tokens, choice.prompt_tokens))
+    # The first token of a prompt has no alternatives.
+    return sum(len(tokens) * (1 + len(tokens[-1].top)) for tokens in each if tokens)
 
 
 def check_media_type(headers: Sequence[Header]) -> None:

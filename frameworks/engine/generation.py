@@ -10,6 +10,7 @@ from functools import partial
 from itertools import chain
 
 from frameworks.engine.contract import Run, TokenTimes
+from frameworks.engine.prompt_pieces import ShownPrompt
 from frameworks.engine.stream import GenerationStream
 from frameworks.engine.threads import EngineThreads
 from frameworks.engine.tokenizer_threads import size_of_prompt
@@ -51,13 +52,14 @@ _sequence_ids = itertools.count(1)
 @dataclass(frozen=True, slots=True)
 class _PreparedPrompts:
     """Token ids of each prompt, the compiled constraint, and the search for the stop strings. `is_opened`: the first
-    prompt ends with `<think>`.
+    prompt ends with `<think>`. `echoes`: the text of each prompt that is echoed.
     """
 
     prompts: list[tuple[int, ...]]
     matcher: TokenMatcher | None
     stops: StopStrings
     is_opened: bool = False
+    echoes: tuple[str, ...] = ()
 
 
 class GenerationService:
@@ -105,7 +107,8 @@ class GenerationService:
             times,
             request.sampling.top_logprobs,
         )
-        if budget is not None:
+        generation.show_prompts(_shown_prompts(request, prepared, model.tokenizer))
+        if budget is not None and sequences[0].max_tokens:
             generation.set_budget(budget)
         if deadline_s is not None:
             generation.set_deadline(deadline_s, late)
@@ -116,16 +119,18 @@ class GenerationService:
         tokenizer, prompts, constraint = model.tokenizer, request.prompts, request.constraint
         assert model.spec.generation is not None
         # The text needs a token too.
-        limit = tokenizer.limit(model.spec.generation.max_context_tokens - 1)
+        limit = tokenizer.limit(model.spec.generation.max_context_tokens - (request.stopping.max_tokens != 0))
         stops = request.stopping.strings
         if _are_short(prompts):
-            ids = _encode(tokenizer, prompts, limit, 0, len(prompts))
+            ids = _encode(tokenizer, request, limit, 0, len(prompts))
         else:
             _refuse_long(prompts, limit)
-            encode = partial(_encode, tokenizer, prompts, limit)
+            encode = partial(_encode, tokenizer, request, limit)
             ids = list(
                 chain.from_iterable(await self._threads.tokenizers.run_pieces(map(size_of_prompt, prompts), encode))
             )
+        check_prompt_logprobs(request, sum(map(len, ids)))
+        echoes = await self._echoes(tokenizer, prompts) if request.prompt_options.is_echoed else ()
         is_opened = ends_with_opening(tokenizer, ids[0], request.text_format)
         matcher: TokenMatcher | None = None
         if constraint is not None:
@@ -133,9 +138,20 @@ class GenerationService:
             loop = asyncio.get_running_loop()
             matcher = await loop.run_in_executor(self._threads.constraints, model.constrain, constraint)
         if sum(map(len, stops)) <= _MAX_SHORT_STOPS:
-            return _PreparedPrompts(ids, matcher, StopStrings(stops), is_opened)
+            return _PreparedPrompts(ids, matcher, StopStrings(stops), is_opened, echoes)
         search = await self._threads.tokenizers.run(0, StopStrings, stops)
-        return _PreparedPrompts(ids, matcher, search, is_opened)
+        return _PreparedPrompts(ids, matcher, search, is_opened, echoes)
+
+    async def _echoes(self, tokenizer: GenerationTokenizer, prompts: tuple[Prompt, ...]) -> tuple[str, ...]:
+        """Return the text of each prompt: as it was sent, or of its token ids."""
+
+        def decoded() -> tuple[str, ...]:
+            return tuple(tokenizer.decode(each) if isinstance(each, tuple) else str(each) for each in prompts)
+
+        sizes = [len(each) if isinstance(each, tuple) else 0 for each in prompts]
+        if sum(sizes) <= _MAX_SHORT_CHARACTERS:
+            return decoded()
+        return await self._threads.tokenizers.run(sum(sizes), decoded)
 
 
 def check_request(request: GenerateRequest) -> None:
@@ -152,6 +168,9 @@ def check_request(request: GenerateRequest) -> None:
             f"({num_prompts} prompts of {request.num_choices} choices each); send several requests",
         )
 
+    options = request.prompt_options
+    if request.stopping.max_tokens == 0 and not options.is_echoed and options.top_logprobs is None:
+        raise InvalidInput("max_tokens", "expected at least 1 without echo, got 0; ask for a token, or send echo")
     most, requested = _most_tokens(request), request.stopping.max_tokens
     if requested is not None and requested > most and not request.stopping.may_be_fewer:
         raise InvalidInput(
@@ -159,6 +178,21 @@ def check_request(request: GenerateRequest) -> None:
             f"expected at most {most} with logprobs, got {requested}: {num_prompts * request.num_choices} texts with "
             f"{request.sampling.top_logprobs} alternatives to each token have more than {MAX_LOGPROBS} log "
             "probabilities; ask for fewer tokens, texts or alternatives",
+        )
+
+
+def check_prompt_logprobs(request: GenerateRequest, num_tokens: int) -> None:
+    """Raise InvalidInput for too many log probabilities of prompts. `num_tokens`: of all prompts."""
+    top = request.prompt_options.top_logprobs
+    if top is None:
+        return
+    most = MAX_LOGPROBS // ((1 + top) * request.num_choices)
+    if num_tokens > most:
+        raise InvalidInput(
+            "prompt",
+            f"expected at most {most} tokens in all prompts whose log probabilities are returned, got {num_tokens}: "
+            f"with {top} alternatives to each token and {request.num_choices} choices they are more than "
+            f"{MAX_LOGPROBS} log probabilities; send fewer prompts in a request, or ask for fewer alternatives",
         )
 
 
@@ -189,13 +223,14 @@ def _refuse_long(prompts: tuple[Prompt, ...], limit: TextLimit) -> None:
 
 
 def _encode(
-    tokenizer: GenerationTokenizer, prompts: tuple[Prompt, ...], limit: TextLimit, start: int, stop: int
+    tokenizer: GenerationTokenizer, request: GenerateRequest, limit: TextLimit, start: int, stop: int
 ) -> list[tuple[int, ...]]:
     """Return the token ids of a part of the prompts. Raises InvalidInput; its field has the index of the prompt."""
+    prompts = request.prompts
     encoded = []
     for index in range(start, stop):
         try:
-            encoded.append(tokenizer.encode(prompts[index], limit))
+            encoded.append(tokenizer.encode(prompts[index], limit, request.prompt_options))
         except InvalidInput as error:
             raise InvalidInput(_field_of(prompts, index), error.reason) from error
     return encoded
@@ -233,6 +268,7 @@ def _sequences(
             # A stop string is found in time only if each token is delivered at once.
             is_read_whole=not (in_pieces or stopping.strings),
             tenant=run.permit.tenant,
+            prompt_logprobs=request.prompt_options.top_logprobs,
         )
         sequences += [
             replace(
@@ -252,21 +288,22 @@ def _max_tokens(request: GenerateRequest, prompt_index: int, prompt_ids: tuple[i
     if not prompt_ids:
         raise InvalidInput(field, "expected at least one token, got none; send a text to continue")
     room = context - len(prompt_ids)
-    if room < 1:
+    requested = request.stopping.max_tokens
+    least = 0 if requested == 0 else 1
+    if room < least:
         raise InvalidInput(
             field,
-            f"expected fewer than {context} tokens, the model's context for prompt and text, got {len(prompt_ids)}; "
-            "shorten it",
+            f"expected at most {context - least} tokens, as the model's context for prompt and text has {context}, "
+            f"got {len(prompt_ids)}; shorten it",
         )
-    requested = request.stopping.max_tokens
     most = min(room, _most_tokens(request))
     if requested is not None and request.stopping.may_be_fewer:
         requested = min(requested, most)
-    if requested is not None and not 1 <= requested <= room:
+    if requested is not None and not least <= requested <= room:
         raise InvalidInput(
             "max_tokens",
-            f"expected 1 to {room}, as {field} has {len(prompt_ids)} of the {context} tokens of the model's context, "
-            f"got {requested}; ask for fewer tokens or shorten {field}",
+            f"expected {least} to {room}, as {field} has {len(prompt_ids)} of the {context} tokens of the model's "
+            f"context, got {requested}; ask for fewer tokens or shorten {field}",
         )
     max_tokens = most if requested is None else requested
     if request.stopping.min_tokens > max_tokens:
@@ -295,7 +332,24 @@ def _choice_texts(request: GenerateRequest, prepared: _PreparedPrompts, model: S
             text_of,
             request.stopping.min_tokens,
             ReasoningCount() if request.text_format.thinks else None,
+            lists_end=request.prompt_options.is_echoed,
         )
         for i, prompt_ids in enumerate(prepared.prompts)
         for choice in range(request.num_choices)
     ]
+
+
+def _shown_prompts(
+    request: GenerateRequest, prepared: _PreparedPrompts, tokenizer: GenerationTokenizer
+) -> dict[int, ShownPrompt]:
+    """Return the prompt of each choice whose response shows it, by the index of the choice."""
+    options = request.prompt_options
+    if not options.is_echoed and options.top_logprobs is None:
+        return {}
+    return {
+        i * request.num_choices + choice: ShownPrompt(
+            prompt_ids, prepared.echoes[i] if prepared.echoes else "", options.top_logprobs, tokenizer
+        )
+        for i, prompt_ids in enumerate(prepared.prompts)
+        for choice in range(request.num_choices)
+    }

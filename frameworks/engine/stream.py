@@ -3,19 +3,19 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 
 from frameworks.engine.contract import TokenTimes
+from frameworks.engine.prompt_pieces import ShownPrompt
 from frameworks.errors import DeadlineExceeded
 from frameworks.generation.text_stream import ChoiceText
 from frameworks.generation.types import (
+    NO_TOKEN,
     Choice,
-    FinishReason,
     GenerateAnswer,
     Generation,
     Piece,
-    TokenText,
     Usage,
 )
 from frameworks.scheduling.admission import TokenBudget
@@ -41,20 +41,25 @@ _TEXTS_AT_ONCE = 512
 
 def join_pieces(pieces: Iterable[Piece], num_choices: int) -> list[Choice]:
     """Return the whole text of each choice, in order of their index. `pieces`: all of a generation that has ended."""
-    texts: list[list[str]] = [[] for _ in range(num_choices)]
-    tokens: list[list[TokenText]] = [[] for _ in range(num_choices)]
-    reasons: list[FinishReason | None] = [None for _ in range(num_choices)]
-    stop_strings: list[str | None] = [None for _ in range(num_choices)]
+    by_choice: list[list[Piece]] = [[] for _ in range(num_choices)]
     for piece in pieces:
-        texts[piece.index].append(piece.text)
-        tokens[piece.index] += piece.tokens
-        reasons[piece.index] = piece.finish_reason
-        stop_strings[piece.index] = piece.stop_string
-    choices = []
-    for parts, choice_tokens, reason, stop_string in zip(texts, tokens, reasons, stop_strings, strict=True):
-        assert reason is not None, "the generation ended before the choice did"
-        choices.append(Choice("".join(parts), reason, choice_tokens, stop_string))
-    return choices
+        by_choice[piece.index].append(piece)
+    return [_join(each) for each in by_choice]
+
+
+def _join(pieces: list[Piece]) -> Choice:
+    reason = pieces[-1].finish_reason if pieces else None
+    assert reason is not None, "the generation ended before the choice did"
+    of_prompt = [piece for piece in pieces if piece.is_prompt]
+    of_text = pieces[len(of_prompt) :]
+    return Choice(
+        "".join(piece.text for piece in of_text),
+        reason,
+        [token for piece in of_text for token in piece.tokens],
+        pieces[-1].stop_string,
+        "".join(piece.text for piece in of_prompt),
+        [token for piece in of_prompt for token in piece.tokens],
+    )
 
 
 class GenerationStream:
@@ -81,6 +86,7 @@ class GenerationStream:
         self._texts = texts
         self._num_choices = len(texts) // len(prompts)
         self._num_prompt_tokens = sum(map(len, prompts))
+        self._shown_prompts: dict[int, ShownPrompt] = {}
         self._num_generated = 0
         self._budget: TokenBudget | None = None
         self._timings = timings
@@ -113,6 +119,10 @@ class GenerationStream:
         """Count all generated tokens in this budget, also those after a stop string or for a reader that is gone."""
         self._budget = budget
 
+    def show_prompts(self, prompts: Mapping[int, ShownPrompt]) -> None:
+        """Begin the response of these choices with their prompt. `prompts`: by the index of the choice."""
+        self._shown_prompts = dict(prompts)
+
     def __aiter__(self) -> "GenerationStream":
         return self
 
@@ -132,6 +142,8 @@ class GenerationStream:
                         self._unread.extend(arrived[self._at_once :])
                         del arrived[self._at_once :]
                 for each in arrived:
+                    if self._shown_prompts:
+                        await self._show_prompt(each.token.sequence_id)
                     self._add_token(each)
         except BaseException:
             self.close()
@@ -167,12 +179,33 @@ class GenerationStream:
             self._timings.queue_s += begun_s - self._opened_s
             self._timings.compute_s += now_s - begun_s
 
+    async def _show_prompt(self, sequence_id: int) -> None:
+        """Add the prompt of a sequence whose first token has arrived, a part in each turn of the event loop."""
+        index = sequence_id - self._first_id
+        shown = self._shown_prompts.pop(index, None)
+        if shown is None:
+            return
+        scores = self._feed.prompt_scores.pop(sequence_id, None)
+        for piece in shown.pieces(index, scores):
+            self._pieces.append(piece)
+            await asyncio.sleep(0)
+
     def _add_token(self, arrived: ArrivedToken) -> None:
         generated_s, token = arrived
         index = token.sequence_id - self._first_id
         text = self._texts[index]
         if text.is_over:
             return  # a stop string ended the text before this token
+        if token.token_id != NO_TOKEN:
+            self._note_times(index, generated_s)
+        piece = text.push(token)
+        if piece.finish_reason is not None and token.finish_reason is None:
+            self._feed.abort(token.sequence_id)
+        if piece.text or piece.tokens or piece.finish_reason is not None:
+            self._pieces.append(piece)
+
+    def _note_times(self, index: int, generated_s: float) -> None:
+        """Count a token of choice `index`, and record its time."""
         if not self._num_generated:
             self._times.observe_first(generated_s - self._timings.started_s)
         self._num_generated += 1
@@ -180,8 +213,3 @@ class GenerationStream:
         self._last_token_s[index] = generated_s
         if previous_s is not None:
             self._times.observe_next(generated_s - previous_s)
-        piece = text.push(token)
-        if piece.finish_reason is not None and token.finish_reason is None:
-            self._feed.abort(token.sequence_id)
-        if piece.text or piece.tokens or piece.finish_reason is not None:
-            self._pieces.append(piece)

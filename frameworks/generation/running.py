@@ -21,8 +21,14 @@ class RunningSequences:
         self._copies: list[Copy] = []
 
     def match(self, sequence: Sequence) -> PrefixMatch:
-        """Find the longest prefix of a sequence that is cached for its tenant."""
-        return self.pool.match(sequence.token_ids, sequence.chain.scope)
+        """Find the longest prefix of a sequence that is cached for its tenant.
+
+        Tokens that have to be scored are computed again: the cache holds no logits.
+        """
+        found = self.pool.match(sequence.token_ids, sequence.chain.scope)
+        if sequence.num_scored < sequence.num_to_score:
+            return PrefixMatch(found.blocks[: sequence.num_scored // self.pool.block_tokens], is_pending=False)
+        return found
 
     def reserve(self, sequence: Sequence, cached: list[int]) -> bool:
         """Allocate blocks for all of the sequence's tokens, with one in reserve for each running sequence.

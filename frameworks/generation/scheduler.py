@@ -10,7 +10,7 @@ from frameworks.generation.blocks import BlockPool
 from frameworks.generation.fair_step import FairStep
 from frameworks.generation.running import RunningSequences
 from frameworks.generation.sequence import Sequence, StepPart, StepPlan
-from frameworks.generation.step_cost import StepCost
+from frameworks.generation.step_cost import MIN_PROMPT_TOKENS, StepCost
 from frameworks.generation.tenant_queues import TenantQueue, TenantQueues
 from frameworks.generation.types import SequenceRequest
 
@@ -31,9 +31,11 @@ class StepScheduler:
         max_num_batched_tokens: int,
         ageing_s: float = 1.0,
         splits_prompts: bool = True,
+        max_scored_tokens: int = MIN_PROMPT_TOKENS,
     ) -> None:
         """`max_sequences`: in one step. `max_num_batched_tokens`: computed in one step, over all sequences.
-        `splits_prompts`: False: each prompt is computed at once, and may exceed that number.
+        `splits_prompts`: False: each prompt is computed at once, and may exceed that number. `max_scored_tokens`: in
+        one step, of prompts whose log probabilities are requested.
         """
         self.pool = pool
         self.cost = cost
@@ -41,6 +43,7 @@ class StepScheduler:
         self._max_num_batched_tokens = max(max_num_batched_tokens, max_sequences)
         self._ageing_s = ageing_s
         self._splits_prompts = splits_prompts
+        self._max_scored_tokens = max_scored_tokens
         self._running = RunningSequences(pool)
         self._queues = TenantQueues()
 
@@ -84,7 +87,7 @@ class StepScheduler:
 
         `held`: names of tenants that are left out if others have work.
         """
-        plan = StepPlan(splits_prompts=self._splits_prompts)
+        plan = StepPlan(splits_prompts=self._splits_prompts, scorable=self._max_scored_tokens)
         queue = self._queues.only
         if queue is not None:
             self._plan_of_one_tenant(plan, queue)
@@ -102,6 +105,10 @@ class StepScheduler:
         for part in plan.parts:
             sequence = part.sequence
             sequence.num_computed_tokens += part.num_tokens
+            if part.is_scored:
+                # A preempted sequence computes some of its tokens again.
+                scored = min(sequence.num_computed_tokens, sequence.num_to_score)
+                sequence.num_scored = max(sequence.num_scored, scored)
             self._running.cache_full_blocks(sequence)
             if not part.completes:
                 self.pool.unmark_pending(sequence.chain)

@@ -15,7 +15,8 @@ _MAX_ATTENTION_PAIRS = 1 << 22
 class Sequence:
     """One text in progress. `token_ids`: the prompt and the generated tokens. `blocks` hold the keys and values of the
     first `num_computed_tokens` of them. `was_displaced`: it was preempted so that another tenant could start. `cache`:
-    what a runner keeps for the sequence outside its blocks; it is dropped with them.
+    what a runner keeps for the sequence outside its blocks; it is dropped with them. `num_to_score`: tokens of the
+    prompt whose logits are requested, and `num_scored` of them were computed.
     """
 
     __slots__ = (
@@ -24,6 +25,8 @@ class Sequence:
         "chain",
         "has_begun",
         "num_computed_tokens",
+        "num_scored",
+        "num_to_score",
         "order",
         "request",
         "token_ids",
@@ -40,6 +43,9 @@ class Sequence:
         self.chain = Chain(request.tenant.cache_scope)
         self.has_begun = False
         self.was_displaced = False
+        # The logits after the last token of the prompt belong to the next one.
+        self.num_to_score = 0 if request.prompt_logprobs is None else len(request.prompt_ids) - 1
+        self.num_scored = 0
 
     @property
     def sequence_id(self) -> int:
@@ -60,11 +66,14 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class StepPart:
-    """A step's share of one sequence: `num_tokens` tokens from `start` on."""
+    """A step's share of one sequence: `num_tokens` tokens from `start` on. `is_scored`: the logits of all of them are
+    computed, for the log probabilities of the prompt.
+    """
 
     sequence: Sequence
     start: int
     num_tokens: int
+    is_scored: bool = False
 
     @property
     def completes(self) -> bool:
@@ -74,7 +83,7 @@ class StepPart:
     @property
     def num_logits(self) -> int:
         """Number of its last tokens whose logits are computed."""
-        return int(self.completes)
+        return self.num_tokens if self.is_scored else int(self.completes)
 
 
 @dataclass(slots=True)
@@ -83,6 +92,7 @@ class StepPlan:
 
     `begun`: ids of the sequences that start for the first time, with the number of prompt tokens found in the cache.
     `costs`: of each tenant in the step; a decode costs 1. `splits_prompts`: whether prompts are computed in parts.
+    `scorable`: number of tokens that may yet be scored; `is_scored`: some are.
     """
 
     copies: list[Copy] = field(default_factory=list)
@@ -90,12 +100,24 @@ class StepPlan:
     begun: list[tuple[int, int]] = field(default_factory=list)
     costs: dict[TenantShare, float] = field(default_factory=dict)
     splits_prompts: bool = True
+    scorable: int = MIN_PROMPT_TOKENS
+    is_scored: bool = False
 
     def add_part(self, sequence: Sequence, budget: int) -> int:
-        """Add a part of at most `budget` tokens, or of the whole prompt; return their number."""
+        """Add a part of at most `budget` tokens, or of the whole prompt; return their number.
+
+        The number is 0 if no further tokens may be scored in this step.
+        """
         count = sequence.num_uncomputed_tokens
         if self.splits_prompts:
             most = max(MIN_PROMPT_TOKENS, _MAX_ATTENTION_PAIRS // len(sequence.token_ids))
             count = min(count, budget, most)
-        self.parts.append(StepPart(sequence, sequence.num_computed_tokens, count))
+        is_scored = sequence.num_scored < sequence.num_to_score
+        if is_scored:
+            if self.scorable <= 0:
+                return 0
+            count = min(count, self.scorable) if self.splits_prompts else count
+            self.scorable -= count
+            self.is_scored = True
+        self.parts.append(StepPart(sequence, sequence.num_computed_tokens, count, is_scored))
         return count

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from frameworks.generation.marked_stream import ReasoningCount
 from frameworks.generation.stop_strings import StopMatch, StopStrings
 from frameworks.generation.tokenizer import TokenStream
-from frameworks.generation.types import GeneratedToken, Piece, TokenText
+from frameworks.generation.types import NO_TOKEN, GeneratedToken, Piece, TokenText
 
 _NO_MATCH = StopMatch(0)
 
@@ -26,9 +26,11 @@ class ChoiceText:
         text_of: Callable[[int], str] | None = None,
         min_tokens: int = 0,
         reasoning: ReasoningCount | None = None,
+        lists_end: bool = False,
     ) -> None:
         """`index`: of the choice. `text_of`: returns a token's own text, or None if pieces carry no tokens.
         `min_tokens`: a stop string counts if it ends after so many tokens. `reasoning` None: the model does not think.
+        `lists_end`: pieces also carry the token that ended the sequence and has no text.
         """
         self._index = index
         self._stream = stream
@@ -36,6 +38,7 @@ class ChoiceText:
         self._text_of = text_of
         self._min_tokens = min_tokens
         self._reasoning = reasoning
+        self._lists_end = lists_end
         self._state = 0
         self._held = ""
         self._length = 0
@@ -94,9 +97,9 @@ class ChoiceText:
     def _note(self, token: GeneratedToken, num_characters: int) -> None:
         """Keep a token until all of its text is delivered."""
         assert self._text_of is not None
-        if token.is_text:
+        if token.is_text or (self._lists_end and token.token_id != NO_TOKEN):
             top = tuple((i, self._text_of(i), logprob) for i, logprob in token.top_logprobs)
-            own = TokenText(token.token_id, self._text_of(token.token_id), token.logprob, top)
+            own = TokenText(token.token_id, self._text_of(token.token_id), token.logprob, top, has_text=token.is_text)
             waiting = _Waiting(own, self._length)
             self._waiting.append(waiting)
             self._unended.append(waiting)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
+from frameworks.generation.prompt_scores import DEFAULT_OPTIONS, PromptOptions
 from frameworks.generation.types import Prompt
 from frameworks.text_lengths import TextLimit
 
@@ -26,8 +27,17 @@ class GenerationTokenizer(Protocol):
         """Return the limit of a prompt in characters: a longer one surely has more than `num_tokens` tokens."""
         ...
 
-    def encode(self, prompt: Prompt, limit: TextLimit | None = None) -> tuple[int, ...]:
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """The tokens that have no text."""
+        ...
+
+    def encode(
+        self, prompt: Prompt, limit: TextLimit | None = None, options: PromptOptions = DEFAULT_OPTIONS
+    ) -> tuple[int, ...]:
         """Return token ids, with the special tokens that precede a text; a conversation through the chat template.
+
+        With a suffix the text is followed by it, in the format of the model, which must know one.
 
         Raises InvalidInput for the field `prompt` or `messages`: more tokens than the limit as far as a part shows
         them, invalid Unicode, an unknown id, a model without a chat template, messages that the template refuses.

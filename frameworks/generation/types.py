@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
+from frameworks.generation.prompt_scores import DEFAULT_OPTIONS, PromptOptions, PromptScores
 from frameworks.generation.tools.formats import TextFormat
 from frameworks.tenants import DEFAULT_TENANT, Tenant
 
@@ -13,6 +14,9 @@ FinishReason = Literal["stop", "length"]
 """`stop`: at an end-of-text token, a stop token or a stop string. `length`: at max_tokens or at the context's end."""
 
 ConstraintKind = Literal["json_object", "json_schema", "regex", "choice", "tools"]
+
+NO_TOKEN = -1
+"""The token of a sequence that ends without any."""
 
 # With 20 alternatives each, about a millisecond.
 _TOKENS_FREED_AT_ONCE = 256
@@ -116,6 +120,7 @@ class GenerateRequest:
     constraint: Constraint | None = None
     num_choices: int = 1
     text_format: TextFormat = field(default_factory=TextFormat)
+    prompt_options: PromptOptions = DEFAULT_OPTIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +130,8 @@ class GenerationSpec:
     `max_context_tokens`: prompt and text together, bounded by the model and by its key/value cache. `eos_token_ids`:
     each of them ends a text. `sampling`: defaults of the model's own generation_config.json. `text_format`: of tool
     calls and reasoning. `has_reasoning_effort`: whether the chat template reads it. `unpaged_because`: why the model
-    runs with transformers' own caches; None: it runs by paged attention.
+    runs with transformers' own caches; None: it runs by paged attention. `can_infill`: whether the tokenizer has the
+    tokens of a text to fill in.
     """
 
     max_context_tokens: int
@@ -136,6 +142,7 @@ class GenerationSpec:
     text_format: TextFormat = field(default_factory=TextFormat)
     has_reasoning_effort: bool = False
     unpaged_because: str | None = None
+    can_infill: bool = False
 
 
 class TokenMatcher(Protocol):
@@ -158,10 +165,12 @@ class TokenMatcher(Protocol):
 class SequenceRequest:
     """One text to generate, as a model receives it.
 
-    `sequence_id`: unique. `max_tokens`: at least 1, and within the context. `stop_token_ids`: includes the end-of-text
-    tokens unless those are ignored; none of them is sampled before `min_tokens`. `sampling.seed` is set. `arrived_s`:
-    time.perf_counter; a waiting request gains a level of `priority` as it ages. `is_read_whole`: the caller needs no
-    single tokens, so several may be delivered together. `tenant`: is charged for the computed tokens.
+    `sequence_id`: unique. `max_tokens`: within the context; 0: the sequence ends after its prompt. `stop_token_ids`:
+    includes the end-of-text tokens unless those are ignored; none of them is sampled before `min_tokens`.
+    `sampling.seed` is set. `arrived_s`: time.perf_counter; a waiting request gains a level of `priority` as it ages.
+    `is_read_whole`: the caller needs no single tokens, so several may be delivered together. `tenant`: is charged for
+    the computed tokens.
+    `prompt_logprobs`: number of alternatives to each token of the prompt; None: no log probabilities of the prompt.
     """
 
     sequence_id: int
@@ -175,12 +184,13 @@ class SequenceRequest:
     arrived_s: float = 0.0
     is_read_whole: bool = False
     tenant: Tenant = DEFAULT_TENANT
+    prompt_logprobs: int | None = None
 
 
 class GeneratedToken(NamedTuple):
     """One token of a sequence. The last one has a `finish_reason`; `is_text` is False for a token that ended the
-    sequence and is not shown. `logprob` None: not requested. `top_logprobs`: (token id, log probability), by falling
-    probability.
+    sequence and is not shown. `token_id` NO_TOKEN: there is none. `logprob` None: not requested. `top_logprobs`: (token
+    id, log probability), by falling probability.
     """
 
     sequence_id: int
@@ -211,7 +221,8 @@ class StepStats:
 class StepResult:
     """Outcome of a step. `begun`: sequences computed for the first time, with the number of their prompt tokens found
     in the cache. `failed`: sequences that end with an error. `num_sequences`: that were computed. `costs`: of each
-    tenant in the step, in any unit.
+    tenant in the step, in any unit. `scored`: log probabilities of prompts that are complete. `ended`: sequences that
+    end without a token.
     """
 
     tokens: list[GeneratedToken]
@@ -220,16 +231,22 @@ class StepResult:
     stats: StepStats
     num_sequences: int = 0
     costs: tuple[tuple[Tenant, float], ...] = ()
+    scored: tuple[PromptScores, ...] = ()
+    ended: tuple[int, ...] = ()
 
 
 class TokenText(NamedTuple):
-    """One generated token with its own text, for requests with log probabilities."""
+    """One token with its own text, for requests with log probabilities. `logprob` None: it is the first of a prompt."""
 
     token_id: int
     text: str
     logprob: float | None = None
     top: tuple[tuple[int, str, float], ...] = ()
     """(token id, text, log probability), by falling probability."""
+    rank: int | None = None
+    """Of a prompt's token, 1 for the most likely one."""
+    has_text: bool = True
+    """False for a special token, which is no part of the text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +254,7 @@ class Piece:
     """Further text of one choice: whole characters, without any that a stop string may yet cut.
 
     `tokens`: those since the last piece, for requests with log probabilities; else empty. `stop_string`: the one that
-    ended the text.
+    ended the text. `is_prompt`: text and tokens are those of the prompt, which precede all others.
     """
 
     index: int
@@ -245,16 +262,21 @@ class Piece:
     finish_reason: FinishReason | None = None
     tokens: tuple[TokenText, ...] = ()
     stop_string: str | None = None
+    is_prompt: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One whole text. `stop_string`: the one that ended it; None: another end."""
+    """One whole text. `stop_string`: the one that ended it; None: another end. `prompt`: its prompt, if that is echoed.
+    `prompt_tokens`: for requests with their log probabilities.
+    """
 
     text: str
     finish_reason: FinishReason
     tokens: list[TokenText] = field(default_factory=list)
     stop_string: str | None = None
+    prompt: str = ""
+    prompt_tokens: list[TokenText] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,8 +301,9 @@ class GenerateAnswer:
     def drop_tokens(self) -> None:
         """Free the tokens of all choices, a few at a time: the interpreter's lock is held for each step."""
         for choice in self.choices:
-            while choice.tokens:
-                del choice.tokens[-_TOKENS_FREED_AT_ONCE:]
+            for tokens in (choice.tokens, choice.prompt_tokens):
+                while tokens:
+                    del tokens[-_TOKENS_FREED_AT_ONCE:]
 
 
 class Generation(Protocol):

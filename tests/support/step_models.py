@@ -12,6 +12,7 @@ import numpy as np
 
 from frameworks.devices import Device, ModelNeeds
 from frameworks.errors import InvalidInput, InvalidModel
+from frameworks.generation.prompt_scores import DEFAULT_OPTIONS, PromptOptions
 from frameworks.generation.types import (
     Constraint,
     Conversation,
@@ -61,7 +62,13 @@ class ByteTokenizer:
     def limit(self, num_tokens: int) -> TextLimit:
         return TextLimit(num_tokens, num_tokens)
 
-    def encode(self, prompt: Prompt, limit: TextLimit | None = None) -> tuple[int, ...]:
+    @property
+    def special_ids(self) -> frozenset[int]:
+        return frozenset()
+
+    def encode(
+        self, prompt: Prompt, limit: TextLimit | None = None, options: PromptOptions = DEFAULT_OPTIONS
+    ) -> tuple[int, ...]:
         self.threads.append(threading.current_thread().name)
         if self.behaviour:
             self.behaviour(prompt)

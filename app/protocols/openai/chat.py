@@ -14,11 +14,14 @@ from app.protocols.openai.chat_text import ChatText
 from app.protocols.openai.codec import OpenAiCodec, OpenAiRequest, error_body
 from app.protocols.openai.field_policy import CHAT
 from app.protocols.openai.generation import (
+    check_prompt_logprobs,
     check_stream_options,
     constraint_of,
     finite,
     num_choices_of,
+    prompt_logprobs_of,
     sends_usage,
+    token_name,
     usage_of,
 )
 from app.protocols.openai.messages import to_conversation
@@ -26,6 +29,7 @@ from app.protocols.openai.requests import ChatRequest, NamedTool
 from app.protocols.openai.tool_fields import check_tools, rename_tool, tools_of
 from app.protocols.tools import ToolMode, ToolUse, use_tools
 from frameworks.errors import InvalidInput
+from frameworks.generation.prompt_scores import PromptOptions
 from frameworks.generation.types import (
     GenerateAnswer,
     GenerateRequest,
@@ -45,6 +49,7 @@ def _build(body: ChatRequest, spec: ModelSpec) -> GenerateRequest:
     generation = generation_of(spec)
     check_has_template(generation, body.model)
     check_stream_options(body)
+    check_prompt_logprobs(body)
     use = _tool_use(body, generation)
     return GenerateRequest(
         (to_conversation(body.messages, use.for_template, effort_of(body.reasoning_effort, generation)),),
@@ -53,6 +58,7 @@ def _build(body: ChatRequest, spec: ModelSpec) -> GenerateRequest:
         use.constraint,
         num_choices_of(body, num_prompts=1),
         use.text_format,
+        PromptOptions(top_logprobs=body.prompt_logprobs),
     )
 
 
@@ -111,7 +117,12 @@ def _write(decoded: OpenAiRequest, answer: GenerateAnswer, context: AnswerContex
                 "finish_reason": reason if text is None else text.reason(reason),
             }
         )
-    return orjson.dumps({**_head(context, "chat.completion"), "choices": choices, "usage": usage_of(answer.usage)})
+    body: ChatRequest = decoded.body
+    more = {}
+    if body.prompt_logprobs is not None:
+        more = {"prompt_logprobs": prompt_logprobs_of(body, answer.choices[0].prompt_tokens)}
+    head = _head(context, "chat.completion")
+    return orjson.dumps({**head, "choices": choices, "usage": usage_of(answer.usage), **more})
 
 
 class _Stream:
@@ -177,20 +188,22 @@ def _head(context: AnswerContext, kind: str) -> dict[str, Any]:
 def _logprobs(decoded: OpenAiRequest, tokens: Sequence[TokenText]) -> dict[str, Any] | None:
     if decoded.request.sampling.top_logprobs is None:
         return None
-    return {"content": list_to_json(tokens, _token_with_top), "refusal": None}
+    body: ChatRequest = decoded.body
+    return {"content": list_to_json(tokens, lambda token: _token_with_top(token, body)), "refusal": None}
 
 
-def _token_with_top(token: TokenText) -> dict[str, Any]:
+def _token_with_top(token: TokenText, body: ChatRequest) -> dict[str, Any]:
     return {
-        **_token(token.text, token.logprob),
-        "top_logprobs": [_token(text, logprob) for _, text, logprob in token.top],
+        **_token((token.token_id, token.text, token.logprob), body),
+        "top_logprobs": [_token(each, body) for each in token.top],
     }
 
 
-def _token(text: str, logprob: float | None) -> dict[str, Any]:
-    """`bytes` is null for a token that holds part of a character."""
+def _token(token: tuple[int, str, float | None], body: ChatRequest) -> dict[str, Any]:
+    """`token`: id, text and log probability. `bytes` is null for a token that holds part of a character."""
+    token_id, text, logprob = token
     utf8 = None if _REPLACEMENT in text else list(text.encode())
-    return {"token": text, "logprob": finite(logprob), "bytes": utf8}
+    return {"token": token_name(token_id, text, body), "logprob": finite(logprob), "bytes": utf8}
 
 
 CHAT_CODEC = OpenAiCodec(

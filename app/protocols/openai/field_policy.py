@@ -19,6 +19,7 @@ _VLLM = {
     "include_stop_str_in_output": Refusal(
         "a text ends before its stop string: omit the field and append the string", (False,)
     ),
+    "return_token_ids": Refusal("send logprobs and return_tokens_as_token_ids: omit the field", (False,)),
     "use_beam_search": Refusal("texts are sampled, or greedy with temperature 0: omit the field", (False,)),
 }
 _NEW_TURN = {
@@ -29,8 +30,6 @@ _NEW_TURN = {
 COMPLETIONS = FieldPolicy(
     {
         **_VLLM,
-        "echo": Refusal("the prompt is not repeated: put it before the text", (False,)),
-        "suffix": Refusal("a text is continued, not filled in: omit the field", ("",)),
         "best_of": Refusal("texts are not ranked: request all of them by n, and logprobs to rank them", (1,)),
     }
 )
@@ -53,6 +52,7 @@ CHAT = FieldPolicy(
         "prompt_cache_retention": Refusal(_CACHE, ("in_memory",)),
         "prompt_cache_options": Refusal(_CACHE),
         "echo": Refusal("the last message is not repeated: put it before the text", (False,)),
+        "add_special_tokens": Refusal("the model's template writes the special tokens: omit the field", (False,)),
         "chat_template": Refusal("the model's own template is used: send a formatted prompt to /v1/completions"),
         "chat_template_kwargs": Refusal(
             "the model's template receives only messages: send a formatted prompt to /v1/completions"

@@ -1,12 +1,14 @@
 """Functions that /v1/completions and /v1/chat/completions share."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from app.protocols.constraint_fields import to_constraint, to_structured_constraint
+from app.protocols.json_output import list_to_json
 from app.protocols.openai.requests import GenerationBody
 from frameworks.engine.generation import MAX_SEQUENCES
 from frameworks.errors import InvalidInput
-from frameworks.generation.types import Constraint, Usage
+from frameworks.generation.types import Constraint, TokenText, Usage
 
 _MIN_LOGPROB = -9999.0
 
@@ -57,3 +59,30 @@ def usage_of(usage: Usage) -> dict[str, Any]:
 def finite(logprob: float | None) -> float:
     """Return a log probability that JSON can write: OpenAI writes -9999 for minus infinity."""
     return _MIN_LOGPROB if logprob is None else max(logprob, _MIN_LOGPROB)
+
+
+def token_name(token_id: int, text: str, body: GenerationBody) -> str:
+    """Return a token as log probabilities name it: by its text, or as vLLM writes its id."""
+    return f"token_id:{token_id}" if body.return_tokens_as_token_ids else text
+
+
+def check_prompt_logprobs(body: GenerationBody) -> None:
+    """Raise InvalidInput for log probabilities of a prompt in a stream, which vLLM does not send either."""
+    if body.stream and body.prompt_logprobs is not None:
+        raise InvalidInput("prompt_logprobs", "expected none in a streamed response, got a number; send stream false")
+
+
+def prompt_logprobs_of(body: GenerationBody, tokens: Sequence[TokenText]) -> Any:
+    """Return vLLM's `prompt_logprobs`: for each token null, or token id → log probability, rank and text."""
+    return list_to_json(tokens, lambda token: _with_ranks(token, body.prompt_logprobs or 0))
+
+
+def _with_ranks(token: TokenText, num_top: int) -> dict[str, Any] | None:
+    if token.logprob is None:
+        return None
+    own = (token.token_id, token.text, token.logprob)
+    ranked = [(token.rank, own), *enumerate(token.top[:num_top], 1)]
+    return {
+        str(token_id): {"logprob": finite(logprob), "rank": rank, "decoded_token": text}
+        for rank, (token_id, text, logprob) in ranked
+    }

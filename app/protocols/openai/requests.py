@@ -25,6 +25,7 @@ from app.protocols.tools import MAX_TOOLS
 from frameworks.engine.generation import MAX_SEQUENCES
 
 MAX_TOKENS_DECODED = 131_072
+DEFAULT_COMPLETION_TOKENS = 16
 _MAX_COMPLETION_LOGPROBS = 5
 
 _DOCUMENT_FIELDS = frozenset({"text"})
@@ -50,6 +51,13 @@ class GenerationBody(ConstraintFields, StoppingFields, SamplingFields, RequestBo
     stream: Stream = False
     stream_options: StreamOptions | None = Field(None, description="Only for a streamed response.")
     structured_outputs: StructuredOutputs | None = Field(None, description="vLLM's names of the constraints.")
+    prompt_logprobs: TopLogprobs = Field(
+        None,
+        description="Report the log probability of each token of the prompt and of this number of most likely tokens.",
+    )
+    return_tokens_as_token_ids: bool | None = Field(
+        False, description="In log probabilities, write each token as token_id: and its id."
+    )
     user: _Label = None
     safety_identifier: _Label = None
     prompt_cache_key: _Label = None
@@ -62,11 +70,27 @@ class CompletionsRequest(GenerationBody):
     prompt: str | Annotated[list[str], _MaxPrompts] | _TokenIds | Annotated[list[_TokenIds], _MaxPrompts] = Field(
         description="A text, token ids, or a list of either.", examples=["Once upon a time"]
     )
+    max_tokens: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_INT32,
+        description=f"Maximum number of generated tokens, {DEFAULT_COMPLETION_TOKENS} by default. 0 with echo or "
+        "prompt_logprobs: only the prompt is scored.",
+    )
     logprobs: int | None = Field(
         None,
         ge=0,
         le=_MAX_COMPLETION_LOGPROBS,
         description="Report the log probability of each token and of this number of most likely tokens.",
+    )
+    echo: bool | None = Field(
+        False, description="Begin each text with its prompt; log probabilities then include those of the prompt."
+    )
+    suffix: str | None = Field(
+        None, description="Text after the generated one, for models that fill in the middle of a text."
+    )
+    add_special_tokens: bool | None = Field(
+        True, description="Add the special tokens of the model's files before a text."
     )
 
 

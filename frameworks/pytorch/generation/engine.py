@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from frameworks.errors import InvalidModel, ModelFailed, RoundhouseError
+from frameworks.generation.prompt_scores import PromptScores
 from frameworks.generation.scheduler import StepScheduler
 from frameworks.generation.sequence import Sequence, StepPlan
 from frameworks.generation.tokenizer import GenerationTokenizer
@@ -22,6 +23,7 @@ from frameworks.generation.types import (
 )
 from frameworks.pytorch.device_errors import map_device_error
 from frameworks.pytorch.generation.kv_cache import BLOCK_TOKENS
+from frameworks.pytorch.generation.prompt_scoring import PromptScorer
 from frameworks.pytorch.generation.runner import StepRunner
 from frameworks.pytorch.generation.sampling import Sampled, Sampler
 from frameworks.pytorch.generation.sampling_state import SamplingState
@@ -58,6 +60,8 @@ class GeneratingModel:
         self._intra_op_threads = intra_op_threads
         self._sequences: dict[int, tuple[Sequence, SamplingState]] = {}
         self._failed: list[tuple[int, Exception]] = []
+        assert spec.generation is not None
+        self._scorer = PromptScorer(self._device, spec.generation.vocabulary_size)
 
     @property
     def has_work(self) -> bool:
@@ -76,12 +80,14 @@ class GeneratingModel:
             self._failed.append((request.sequence_id, error))
             return
         self._sequences[request.sequence_id] = self._open_parts.scheduler.add(request), state
+        self._scorer.add(request)
 
     def abort(self, sequence_id: int) -> None:
         """As StepModel.abort."""
         known = self._sequences.pop(sequence_id, None)
         if known is not None:
             self._open_parts.scheduler.remove(known[0])
+            self._scorer.forget(sequence_id)
 
     def step(self, held: Collection[str] = ()) -> StepResult:
         """As StepModel.step."""
@@ -91,6 +97,8 @@ class GeneratingModel:
             torch.set_num_threads(self._intra_op_threads)
         failed, self._failed = self._failed, []
         tokens: list[GeneratedToken] = []
+        scored: list[PromptScores] = []
+        ended: list[int] = []
         plan = StepPlan()
         if self._sequences:
             started_s = time.perf_counter()
@@ -98,17 +106,23 @@ class GeneratingModel:
             texts = sum(part.num_tokens == 1 for part in plan.parts)
             sampled = self._compute(parts, plan)
             parts.scheduler.advance(plan)
+            if plan.is_scored:
+                scored = self._scorer.take_scored(plan.parts)
             completed = [part.sequence for part in plan.parts if part.completes]
             for sequence, chosen in zip(completed, sampled, strict=True):
-                if isinstance(chosen, Sampled):
+                if isinstance(chosen, Sampled) and sequence.request.max_tokens:
                     tokens.append(self._accept_token(parts, sequence, chosen))
+                    continue
+                self.abort(sequence.sequence_id)
+                if isinstance(chosen, Sampled):
+                    ended.append(sequence.sequence_id)
                 else:
-                    self.abort(sequence.sequence_id)
                     failed.append((sequence.sequence_id, chosen))
             prompt_tokens = sum(part.num_tokens for part in plan.parts) - texts
             parts.scheduler.cost.learn(texts, prompt_tokens, time.perf_counter() - started_s)
         costs = tuple((share.tenant, cost) for share, cost in plan.costs.items())
-        return StepResult(tokens, plan.begun, failed, self._stats(parts), len(plan.parts), costs)
+        stats = self._stats(parts)
+        return StepResult(tokens, plan.begun, failed, stats, len(plan.parts), costs, tuple(scored), tuple(ended))
 
     def warm_up(self) -> None:
         """Run two short sequences to their ends, and read the vocabulary for constrained texts, which would delay the
@@ -163,6 +177,8 @@ class GeneratingModel:
         try:
             with torch.inference_mode():
                 logits = parts.runner.logits(plan)
+                if plan.is_scored:
+                    logits = self._scorer.score(plan.parts, logits)
                 states = [self._sequences[part.sequence.sequence_id][1] for part in plan.parts if part.completes]
                 return parts.sampler.sample(logits, states) if states else []
         except Exception as error:

@@ -15,6 +15,7 @@ from frameworks.generation.types import GenerationSpec
 from frameworks.pytorch.generation.cached_loading import load_cached
 from frameworks.pytorch.generation.engine import EngineParts, GeneratingModel
 from frameworks.pytorch.generation.paged_loading import load_paged
+from frameworks.pytorch.generation.prompt_scoring import max_scored_tokens
 from frameworks.pytorch.generation.sampling import Sampler
 from frameworks.pytorch.generation.served import GeneratorLoad, GeneratorPerformance, ServedModel
 from frameworks.pytorch.generation.shape import NotPaged, read_limits
@@ -57,7 +58,13 @@ def load_generator(
     parts = EngineParts(
         served.runner,
         StepScheduler(
-            served.pool, StepCost(most), sequences, most, performance.ageing_s, splits_prompts=served.splits_prompts
+            served.pool,
+            StepCost(most),
+            sequences,
+            most,
+            performance.ageing_s,
+            splits_prompts=served.splits_prompts,
+            max_scored_tokens=max_scored_tokens(vocabulary_size),
         ),
         Sampler(torch.device(device.id), vocabulary_size),
         TokenMasks(tokenizer.pretrained.backend_tokenizer, vocabulary_size, spec.generation.eos_token_ids),
@@ -107,5 +114,6 @@ def _spec(load: GeneratorLoad, served: ServedModel, vocabulary_size: int, tokeni
             text_format=text_format,
             has_reasoning_effort=template is not None and template.has_reasoning_effort,
             unpaged_because=served.unpaged_because,
+            can_infill=tokenizer.infill_tokens is not None,
         ),
     )

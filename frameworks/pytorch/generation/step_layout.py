@@ -100,7 +100,7 @@ class StepLayout:
 
     `token_ids`, `positions`: int64 [rows], padded behind the tokens. `writes`: int64 [tokens * 2 * heads], the rows of
     a layer that each token's keys and then its values are written to. `logit_rows`: int64, the `num_logits` tokens
-    whose logits are sampled, padded too.
+    whose logits are sampled or scored, padded too.
     """
 
     token_ids: torch.Tensor
@@ -153,7 +153,7 @@ class LayoutMaker:
         places = np.asarray(blocks)[:, None] * self._shape.heads + self._heads
         writes = places * BLOCK_TOKENS + np.asarray(positions)[:, None] % BLOCK_TOKENS
         ends = list(itertools.accumulate(part.num_tokens for part in parts))
-        logit_rows = [end - 1 for end, part in zip(ends, parts, strict=True) if part.completes]
+        logit_rows = [row for end, part in zip(ends, parts, strict=True) for row in range(end - part.num_logits, end)]
         return StepLayout(
             token_ids=self._filled(token_ids),
             positions=self._filled(positions),

@@ -16,6 +16,8 @@ from tokenizers import Tokenizer
 
 from frameworks.errors import InvalidInput, InvalidModel
 from frameworks.generation.detokenizing import detokenizer_of
+from frameworks.generation.infilling import find_infill_tokens
+from frameworks.generation.prompt_scores import DEFAULT_OPTIONS, PromptOptions
 from frameworks.generation.tokenizer import TokenStream
 from frameworks.generation.types import Conversation, Prompt
 from frameworks.pytorch.generation.chat_template import ChatTemplate
@@ -23,6 +25,10 @@ from frameworks.text.truncation import count_special_tokens
 from frameworks.text_lengths import TextLengths, TextLimit
 
 transformers.logging.set_verbosity_error()
+
+_SENTENCEPIECE_SPACE = "▁"
+# A character that is never part of a longer token.
+_ANCHOR = "☺"
 
 
 class HuggingFaceTokenizer:
@@ -53,9 +59,18 @@ class HuggingFaceTokenizer:
             raise InvalidModel(f"{folder}: its tokenizer encodes nothing: {error}") from error
         self._lengths = TextLengths(self._tokenizer)
         self._detokenizer = detokenizer_of(self._tokenizer)
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.infill_tokens = find_infill_tokens(self._tokenizer.token_to_id, vocabulary_size)
+        """The tokens of prompts with a suffix; None: the model cannot fill in the middle of a text."""
         self._chat_template = _chat_template(self.pretrained, folder, "default")
         # Some folders have a template of its own for tools.
         self._tool_template = _chat_template(self.pretrained, folder, "tool_use") or self._chat_template
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """As GenerationTokenizer.special_ids."""
+        return self._special_ids
 
     @property
     def has_chat_template(self) -> bool:
@@ -75,11 +90,17 @@ class HuggingFaceTokenizer:
         """As GenerationTokenizer.limit."""
         return self._lengths.limit(num_tokens)
 
-    def encode(self, prompt: Prompt, limit: TextLimit | None = None) -> tuple[int, ...]:
+    def encode(
+        self, prompt: Prompt, limit: TextLimit | None = None, options: PromptOptions = DEFAULT_OPTIONS
+    ) -> tuple[int, ...]:
         """As GenerationTokenizer.encode. Special tokens after a text are left out, because the text continues."""
         if isinstance(prompt, str):
             if limit is not None:
                 self._check_length(prompt, limit, "prompt")
+            if options.suffix is not None:
+                return self._infilled(prompt, options.suffix, options.add_special_tokens, limit)
+            if not options.add_special_tokens:
+                return tuple(self._ids_of(prompt, False, "prompt"))
             ids = self._ids_of(prompt, True, "prompt")
             return tuple(ids[: len(ids) - self._num_suffix_tokens])
         if isinstance(prompt, Conversation):
@@ -123,6 +144,29 @@ class HuggingFaceTokenizer:
     def stream(self, prompt_ids: Sequence[int]) -> TokenStream:
         """As GenerationTokenizer.stream."""
         return self._detokenizer.stream(prompt_ids)
+
+    def _infilled(self, text: str, suffix: str, add_special_tokens: bool, limit: TextLimit | None) -> tuple[int, ...]:
+        """Return the tokens of a prompt whose middle is filled in, between `text` and `suffix`."""
+        assert self.infill_tokens is not None, "the caller has checked can_infill"
+        if limit is not None:
+            self._check_length(suffix, limit, "suffix")
+        before, between, after = self.infill_tokens
+        first = self._tokenizer.encode("", add_special_tokens=add_special_tokens).ids
+        return (
+            *first[: max(0, len(first) - self._num_suffix_tokens)],
+            before,
+            *self._ids_of(text, False, "prompt"),
+            between,
+            *self._continued_ids(suffix),
+            after,
+        )
+
+    def _continued_ids(self, text: str) -> list[int]:
+        """Return the tokens of a text within another one: without the space that SentencePiece adds at its begin."""
+        anchor, both = (self._ids_of(each, False, "suffix") for each in (_ANCHOR, _ANCHOR + text))
+        starts = both[: len(anchor)] == anchor
+        has_space = (self._tokenizer.id_to_token(anchor[0]) or "").startswith(_SENTENCEPIECE_SPACE) if anchor else False
+        return both[len(anchor) :] if starts and has_space else self._ids_of(text, False, "suffix")
 
     def _check_length(self, text: str, limit: TextLimit, field: str) -> None:
         if self._lengths.has_more(text, limit):

@@ -28,7 +28,7 @@ class StepCounts:
     def add(self, result: StepResult, before: StepStats, compute_s: float) -> None:
         """Add the result of a step. `before`: the stats of the step before it."""
         after = result.stats
-        texts = sum(token.finish_reason is not None for token in result.tokens)
+        texts = len(result.ended) + sum(token.finish_reason is not None for token in result.tokens)
         if result.num_sequences:
             self.steps.ran(result.num_sequences, compute_s)
         self.texts += texts

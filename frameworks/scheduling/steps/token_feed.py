@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from frameworks.errors import Overloaded
+from frameworks.generation.prompt_scores import PromptScores
 from frameworks.generation.types import GeneratedToken
 
 MAX_UNREAD_TOKENS = 1024
@@ -51,6 +52,8 @@ class TokenFeed:
         """Where the tokens of the request are counted for its tenant; None: only for the model."""
         self.cached_tokens: dict[int, int] = {}
         """Sequence id → number of cached prompt tokens, of sequences that have begun, in that order."""
+        self.prompt_scores: dict[int, PromptScores] = {}
+        """By sequence id, of prompts that were computed. They arrive before the first token."""
 
     @property
     def is_over(self) -> bool:
@@ -93,6 +96,7 @@ class TokenFeed:
     def close(self) -> None:
         """End all sequences and drop unread tokens. May be called again."""
         self._unread.clear()
+        self.prompt_scores.clear()
         for sequence_id in list(self._aborts):
             self.abort(sequence_id)
 

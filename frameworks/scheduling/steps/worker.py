@@ -10,7 +10,7 @@ from typing import NamedTuple
 import structlog
 
 from frameworks.errors import Draining, ModelFailed, OutOfMemory, RoundhouseError
-from frameworks.generation.types import SequenceRequest, StepResult, StepStats
+from frameworks.generation.types import NO_TOKEN, GeneratedToken, SequenceRequest, StepResult, StepStats
 from frameworks.runtime import StepModel
 from frameworks.scheduling.batch.worker import for_callers, without_frames
 from frameworks.scheduling.device_clock import DeviceClock
@@ -136,6 +136,17 @@ class StepWorker:
                 if feed.tenant_tokens is not None:
                     feed.tenant_tokens.prompt += self._prompt_lengths.pop(sequence_id)
                 feed.mark_begun(sequence_id, num_cached_tokens, started_s)
+        self._deliver_tokens(result, ended_s)
+        for sequence_id, error in result.failed:
+            if (feed := feeds.pop(sequence_id, None)) is not None:
+                self._forget(sequence_id)
+                feed.fail_sequence(sequence_id, error)
+
+    def _deliver_tokens(self, result: StepResult, ended_s: float) -> None:
+        feeds = self._feeds
+        for scores in result.scored:
+            if (feed := feeds.get(scores.sequence_id)) is not None:
+                feed.prompt_scores[scores.sequence_id] = scores
         for token in result.tokens:
             if (feed := feeds.get(token.sequence_id)) is not None:
                 if feed.tenant_tokens is not None:
@@ -144,10 +155,10 @@ class StepWorker:
                     del feeds[token.sequence_id]
                     self._charges.end(token.sequence_id)
                 feed.push(token, ended_s)
-        for sequence_id, error in result.failed:
+        for sequence_id in result.ended:
             if (feed := feeds.pop(sequence_id, None)) is not None:
-                self._forget(sequence_id)
-                feed.fail_sequence(sequence_id, error)
+                self._charges.end(sequence_id)
+                feed.push(GeneratedToken(sequence_id, NO_TOKEN, "length", is_text=False), ended_s)
 
     def _fail(self, sequence_ids: Iterable[int], error: Exception, num_processed: int) -> None:
         self._num_processed = num_processed
@@ -286,6 +297,7 @@ class _StepThread:
             ended_s = time.perf_counter()
             ended = {token.sequence_id for token in result.tokens if token.finish_reason is not None}
             ended.update(sequence_id for sequence_id, _ in result.failed)
+            ended.update(result.ended)
         except Exception as error:  # noqa: BLE001 - handed to the readers
             self._fail(list(self._active), error)
             return

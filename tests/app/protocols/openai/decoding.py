@@ -37,6 +37,7 @@ SPECS = {
             64, VOCABULARY_SIZE, frozenset({2}), True, Sampling(), TextFormat("hermes", thinks=True), True
         ),
     ),
+    "coder": _spec("generate", generation=GenerationSpec(64, VOCABULARY_SIZE, can_infill=True)),
     "no-template": _spec("generate", generation=GenerationSpec(64, VOCABULARY_SIZE)),
     "embed": _spec("embed", TextSpec(16, embedding_size=8)),
     "embed-two-shorter-sizes": _spec("embed", TextSpec(16, embedding_size=8, shorter_sizes=(2, 4))),

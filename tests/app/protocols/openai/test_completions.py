@@ -152,8 +152,8 @@ class TestRequest:
     @pytest.mark.parametrize(
         ("field", "value", "word"),
         [
-            ("echo", True, "put it before"),
-            ("suffix", "end", 'expected "", got "end"; '),
+            ("return_token_ids", True, "return_tokens_as_token_ids"),
+            ("suffix", "end", "fill-in-the-middle tokens"),
             ("best_of", 3, "by n"),
             ("use_beam_search", True, "temperature 0"),
         ],

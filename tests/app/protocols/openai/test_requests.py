@@ -72,7 +72,9 @@ def spec_for(codec: OpenAiCodec) -> ModelSpec:
     task = codec.tasks[0]
     text = TextSpec(1, embedding_size=8, shorter_sizes=cast(Any, range(1, MAX + 1)))
     hermes = TextFormat("hermes", thinks=True)
-    writer = GenerationSpec(MAX, MAX + 1, has_chat_template=True, text_format=hermes, has_reasoning_effort=True)
+    writer = GenerationSpec(
+        MAX, MAX + 1, has_chat_template=True, text_format=hermes, has_reasoning_effort=True, can_infill=True
+    )
     generation = writer if task == "generate" else None
     return ModelSpec("pytorch", task, (), (), "cpu", "float32", 0, text, generation=generation)
 
