@@ -1,4 +1,4 @@
-"""`roundhouse run --ray` on a cluster of this machine: workers and the command itself are killed."""
+"""`roundhouse run --ray` on a cluster of this machine: the command is interrupted, and it and workers are killed."""
 
 import json
 import os
@@ -43,7 +43,10 @@ def start(arguments: list[str]) -> subprocess.Popen[str]:
     words = [sys.executable, "-m", "app", "run", *arguments, "--ray", "--workers", "2", "--worker-cpus", "1"]
     # A cluster of its own, whose workers are its children.
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    return subprocess.Popen(words, cwd=ROOT, stderr=subprocess.PIPE, text=True, env=environment)
+    # The default, 15, lets the workers starve beside other tests.
+    environment["RAY_worker_niceness"] = "0"
+    # A process group of its own, as a shell starts it.
+    return subprocess.Popen(words, cwd=ROOT, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True)
 
 
 def wait_for_parts(output: Path, count: int, process: subprocess.Popen[str]) -> None:
@@ -65,9 +68,50 @@ def workers_of(process: subprocess.Popen[str]) -> Iterator[psutil.Process]:
             continue
 
 
-def test_killed_workers_and_command_lose_nothing(images: Path, tmp_path: Path) -> None:
-    whole, output = tmp_path / "whole.parquet", tmp_path / "out.parquet"
-    assert main(["run", *command(images, whole)]) == 3
+@pytest.fixture(scope="module")
+def whole(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output of a run without Ray."""
+    path = tmp_path_factory.mktemp("whole") / "whole.parquet"
+    assert main(["run", *command(images, path)]) == 3
+    return path
+
+
+def check_complete(output: Path, numbers: set[str]) -> set[str]:
+    """Check the finished windows of an interrupted run, and return their names. `numbers`: of those before."""
+    assert not output.exists()
+    (folder,) = output.with_name(output.name + ".parts").glob("*/")
+    parts = {path.stem: path for path in folder.glob("*.arrow")}
+    assert parts.keys() > numbers
+    for path in parts.values():
+        assert pa.ipc.open_file(path.read_bytes()).read_all().num_rows in (1, 2)
+        assert path.with_suffix(".errors").exists()
+    return set(parts)
+
+
+def test_interrupted_run_keeps_complete_windows(images: Path, whole: Path, tmp_path: Path) -> None:
+    """Ctrl-C is sent to the process group, SIGTERM to the command."""
+    output = tmp_path / "out.parquet"
+    numbers: set[str] = set()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with start(command(images, output)) as process:
+            wait_for_parts(output, len(numbers) + 10, process)
+            children = psutil.Process(process.pid).children(recursive=True)
+            (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
+            _, printed = process.communicate(timeout=_WAIT_S)
+        assert process.returncode == 130, printed
+        assert "run the same command again to resume" in printed
+        _, left = psutil.wait_procs(children, _WAIT_S)
+        assert not left
+        numbers = check_complete(output, numbers)
+    with start(command(images, output)) as process:
+        _, printed = process.communicate(timeout=_WAIT_S)
+    assert process.returncode == 3, printed
+    assert f"of {ROWS:,} rows were done" in printed
+    assert pq.read_table(output).equals(pq.read_table(whole))
+
+
+def test_killed_workers_and_command_lose_nothing(images: Path, whole: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out.parquet"
     with start(command(images, output)) as process:
         wait_for_parts(output, 20, process)
         process.kill()

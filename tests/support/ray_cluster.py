@@ -15,6 +15,8 @@ _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # Else it writes a token to the home folder.
     "RAY_AUTH_MODE": "disabled",
+    # The default, 15, lets the workers starve beside other tests.
+    "RAY_worker_niceness": "0",
     "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "0.5",
     "RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "0.5",
 }

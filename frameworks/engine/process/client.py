@@ -243,7 +243,7 @@ class ProcessEngine:
         self._policy.crashed()
         self.outage = loss.message
         num_calls = len(self._calls)
-        failed = self._calls.interrupt()
+        failed = self._calls.interrupt(loss.is_announced)
         log.error(
             "engine process lost",
             model=self._name,

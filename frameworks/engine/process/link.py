@@ -8,10 +8,14 @@ from frameworks.types import Array, ModelSpec
 
 
 class Loss(NamedTuple):
-    """Why a process is lost. `label`: for metrics, such as `sigsegv`, `hang` or `protocol`. `message`: for people."""
+    """Why a process is lost. `label`: for metrics, such as `sigsegv`, `hang` or `protocol`. `message`: for people.
+
+    `is_announced`: it was about to stop before, so that no request has caused its end.
+    """
 
     label: str
     message: str
+    is_announced: bool = False
 
 
 class RemoteModel:

@@ -27,7 +27,7 @@ from frameworks.engine.process.messages import (
 )
 from frameworks.engine.process.plain import error_from_plain, request_to_plain
 from frameworks.engine.process.retries import InFlight, RetryQueue
-from frameworks.engine.process.suspects import Suspects, digest_of
+from frameworks.engine.process.suspects import PROCESS_RULE, Suspects, digest_of
 from frameworks.errors import Draining, InvalidInput, ModelFailed, Overloaded, RoundhouseError
 from frameworks.scheduling.admission import TokenBudget
 
@@ -131,10 +131,14 @@ class OpenCalls:
         for number in numbers:
             self._fail_call(number, error())
 
-    def interrupt(self) -> list[int]:
-        """Hold the requests that may run again after a crash; return the numbers of those that have to fail now."""
+    def interrupt(self, is_announced: bool) -> list[int]:
+        """Hold the requests that may run again; return the numbers of those that have to fail now.
+
+        `is_announced`: as of Loss.
+        """
         self._is_settling = True
-        return self._retries.crashed(
+        note = self._retries.stopped if is_announced else self._retries.crashed
+        return note(
             [
                 InFlight(call.id, call.has_begun, is_idempotent=True, has_streamed=call.has_streamed)
                 for call in self._calls.values()
@@ -181,8 +185,10 @@ class OpenCalls:
     def _check_suspect(self, call: Call) -> None:
         left_s = self._suspects.refused_for_s(_digest(call))
         if left_s:
+            crashes = self._suspects.rule.crashes
+            times = "twice" if crashes == PROCESS_RULE.crashes else f"{crashes} times"
             raise ModelFailed(
-                f'model "{self._name}": the same request ended its process twice; change it, or try again in '
+                f'model "{self._name}": the same request ended its process {times}; change it, or try again in '
                 f"{left_s:.0f} s",
                 left_s,
             )

@@ -5,9 +5,6 @@ from dataclasses import dataclass
 
 from frameworks.engine.process.suspects import Suspects
 
-MAX_RUNS = 2
-"""Limit of the runs of one request, the interrupted ones included."""
-
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
@@ -61,11 +58,11 @@ class RetryQueue:
         Returns the ids of those that have to fail; the queue holds all others. Requests that it holds already had no
         part in the crash; they are ignored in `in_flight`, and stay held.
         """
-        self._running_alone = None
+        retried, self._running_alone = self._running_alone, None
         in_flight = [each for each in in_flight if not self.holds(each.request_id)]
         # A process may end before it reports a run.
         begun = [each for each in in_flight if each.has_begun] or in_flight
-        is_refused = len(begun) == 1 and self._suspects.crashed(self._digest(begun[0].request_id))
+        is_refused = len(begun) == 1 and self._note_crash(begun[0].request_id, retried)
         suspects = {each.request_id for each in begun}
         failed = []
         for each in in_flight:
@@ -74,10 +71,23 @@ class RetryQueue:
                 failed.append(each.request_id)
             else:
                 (self._alone if is_suspect else self._together)[each.request_id] = None
-        for request_id in failed:
-            self._runs.pop(request_id, None)
-        self._update()
-        return failed
+        return self._forget(failed)
+
+    def stopped(self, in_flight: Sequence[InFlight]) -> list[int]:
+        """Note the end of a process for a known reason: no further request is a suspect, and no run counts.
+
+        `in_flight` and the returned ids: as of `crashed`.
+        """
+        retried, self._running_alone = self._running_alone, None
+        failed = []
+        for each in in_flight:
+            if self.holds(each.request_id):
+                continue
+            if each.has_streamed or (each.has_begun and not each.is_idempotent):
+                failed.append(each.request_id)
+            else:
+                (self._alone if each.request_id == retried else self._together)[each.request_id] = None
+        return self._forget(failed)
 
     def give_up(self) -> list[int]:
         """Return the ids of all requests that are held, which have to fail, and hold none."""
@@ -119,10 +129,20 @@ class RetryQueue:
         self._together.pop(request_id, None)
         self._update()
 
+    def _note_crash(self, request_id: int, retried: int | None) -> bool:
+        """Return whether the only request of a crash is refused from now on. `retried`: the one that ran alone."""
+        return self._suspects.crashed(self._digest(request_id), is_retry=request_id == retried)
+
+    def _forget(self, failed: list[int]) -> list[int]:
+        for request_id in failed:
+            self._runs.pop(request_id, None)
+        self._update()
+        return failed
+
     def _may_run_again(self, request: InFlight) -> bool:
         """Count a run that was interrupted."""
         runs = self._runs[request.request_id] = self._runs.get(request.request_id, 0) + 1
-        return request.is_idempotent and runs < MAX_RUNS
+        return request.is_idempotent and runs < self._suspects.rule.crashes
 
     def _update(self) -> None:
         self.is_empty = not self._alone and not self._together and self._running_alone is None

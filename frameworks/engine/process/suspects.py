@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
@@ -10,13 +11,26 @@ from frameworks.engine.process.elapsed import Elapsed
 REFUSED_S = 60.0
 """Time after its last crash for which a request is refused."""
 
-CRASHES_TO_REFUSE = 2
-
 MAX_SUSPECTS = 1024
 """Limit of the requests that are remembered; the one whose crash is the longest ago is forgotten first."""
 
 # Two crashes with more time between them have other causes than the request that they have in common.
 _FORGOTTEN_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class RefusalRule:
+    """When a request is refused. `crashes`: their number; a request has as many runs, the interrupted ones included.
+
+    `at_once_s`: crashes with less time between them have one cause, unless the request ran again in between.
+    """
+
+    crashes: int = 2
+    at_once_s: float = 0.0
+
+
+PROCESS_RULE = RefusalRule()
+"""For a process that ends by crashes only."""
 
 
 def digest_of(*parts: "bytes | bytearray | memoryview[Any]") -> bytes:
@@ -45,9 +59,11 @@ class Suspects:
         clock: Callable[[], float] = time.monotonic,
         max_suspects: int = MAX_SUSPECTS,
         on_refused: Callable[[bytes], None] = lambda digest: None,
+        rule: RefusalRule = PROCESS_RULE,
     ) -> None:
         """`clock`: seconds; it may jump. `on_refused`: called with the digest of a request that `crashed` refuses."""
         self._clock = clock
+        self.rule = rule
         self._on_refused = on_refused
         self._max_suspects = max_suspects
         # The suspect of the latest crash is the last one.
@@ -62,20 +78,24 @@ class Suspects:
         """Whether a request may be refused. Only then is the digest of a request needed."""
         return self._last_refusal is not None and self._last_refusal.seconds() < REFUSED_S
 
-    def crashed(self, digest: bytes) -> bool:
-        """Note a crash with one request in execution. Returns whether the request is refused from now on."""
+    def crashed(self, digest: bytes, is_retry: bool = False) -> bool:
+        """Note a crash with one request in execution. Returns whether the request is refused from now on.
+
+        `is_retry`: it ran again after another crash.
+        """
         suspect = self._suspects.pop(digest, None)
         if suspect is None or suspect.last_crash.seconds() >= _FORGOTTEN_S:
             suspect = _Suspect()
-        self._note(digest, suspect, suspect.crashes + 1)
-        if suspect.crashes < CRASHES_TO_REFUSE:
+        has_same_cause = suspect.crashes and not is_retry and suspect.last_crash.seconds() < self.rule.at_once_s
+        self._note(digest, suspect, suspect.crashes if has_same_cause else suspect.crashes + 1)
+        if suspect.crashes < self.rule.crashes:
             return False
         self._on_refused(digest)
         return True
 
     def refuse(self, digest: bytes) -> None:
         """Refuse a request from now on: it has ended a process of the model in another worker."""
-        self._note(digest, self._suspects.pop(digest, _Suspect()), CRASHES_TO_REFUSE)
+        self._note(digest, self._suspects.pop(digest, _Suspect()), self.rule.crashes)
 
     def completed(self, digest: bytes) -> None:
         """Forget a request that was answered when it ran alone."""
@@ -84,7 +104,7 @@ class Suspects:
     def refused_for_s(self, digest: bytes) -> float:
         """Return the seconds for which the request is still refused; 0.0 where it is accepted."""
         suspect = self._suspects.get(digest)
-        if suspect is None or suspect.crashes < CRASHES_TO_REFUSE:
+        if suspect is None or suspect.crashes < self.rule.crashes:
             return 0.0
         return max(0.0, REFUSED_S - suspect.last_crash.seconds())
 
@@ -95,5 +115,5 @@ class Suspects:
         if len(self._suspects) >= self._max_suspects:
             del self._suspects[next(iter(self._suspects))]
         self._suspects[digest] = suspect
-        if crashes >= CRASHES_TO_REFUSE:
+        if crashes >= self.rule.crashes:
             self._last_refusal = suspect.last_crash

@@ -10,7 +10,8 @@ from frameworks.engine.contract import EngineSettings, RunCounts
 from frameworks.engine.process.client import ProcessEngine
 from frameworks.engine.process.link import Listener, Started
 from frameworks.engine.process.restarts import RestartPolicy
-from frameworks.engine.process.suspects import Suspects
+from frameworks.engine.process.suspects import RefusalRule, Suspects
+from frameworks.engine.ray.departures import Departures
 from frameworks.engine.ray.hello import Address
 from frameworks.engine.ray.link import ReplicaLink
 from frameworks.engine.ray.running import RunningReplicas
@@ -22,6 +23,8 @@ _FIRST_RETRY_S = 0.1
 _MAX_RETRY_S = 5.0
 REPLACED_S = 60.0
 """Time for which requests of a lost replica wait for another one."""
+RULE = RefusalRule(crashes=3, at_once_s=1.0)
+"""Replicas end for more reasons than processes: with their nodes, for which Serve's report may be late."""
 
 
 class Seat:
@@ -55,8 +58,9 @@ class Connections:
         self._version = version
         self._running = running
         self._replaced_s = replaced_s
-        # A request that ended one replica is refused by all.
-        self._suspects = Suspects()
+        # A request that ended replicas is refused by all.
+        self._suspects = Suspects(rule=RULE)
+        self._departures = Departures()
         self._addresses: Mapping[str, Address] = {}
         self._seats: dict[str, Seat] = {}
         self._opening: dict[str, asyncio.Task[None]] = {}
@@ -94,6 +98,7 @@ class Connections:
             self._open_missing()
 
     def _update(self, addresses: Mapping[str, Address]) -> None:
+        self._departures.note(self._addresses, addresses)
         self._addresses = addresses
         self._changed.set()
         self._changed = asyncio.Event()
@@ -150,7 +155,7 @@ class Connections:
 
     async def _connect(self, address: Address, listener: Listener) -> Started:
         version = self._version
-        link = ReplicaLink(address, version.node)
+        link = ReplicaLink(address, version.node, partial(self._departures.has_left, address.replica))
         return await link.open(version.name, version.path, version.client, listener)
 
     async def _replace(self, seat: Seat, listener: Listener) -> Started:

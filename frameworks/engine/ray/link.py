@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import structlog
@@ -46,9 +46,13 @@ class ReplicaLink:
 
     num_leases = 0
 
-    def __init__(self, address: Address, own_node: str) -> None:
-        """`own_node`: id of the node of this process; all processes of a node have one clock."""
+    def __init__(self, address: Address, own_node: str, has_left: Callable[[], bool] = lambda: False) -> None:
+        """`own_node`: id of the node of this process; all processes of a node have one clock.
+
+        `has_left`: whether Serve has announced the end of the replica, see Departures.
+        """
         self.address = address
+        self._has_left = has_left
         self._clock = None if address.node == own_node else PeerClock()
         self._channel: Channel[FromEngine] = Channel(FromEngine, self._received, self._lost)
         self._loop = asyncio.get_running_loop()
@@ -185,7 +189,8 @@ class ReplicaLink:
         self._end(reason)
         if self._listener is not None and not self._is_closed:
             address = self.address
-            self._listener.lost(Loss(LOST, f"the replica at {address.host}:{address.port} was lost: {reason}"))
+            message = f"the replica at {address.host}:{address.port} was lost: {reason}"
+            self._listener.lost(Loss(LOST, message, self._has_left()))
 
     def _shut(self, reason: str) -> None:
         self._is_closed = True

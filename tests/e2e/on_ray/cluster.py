@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,11 +18,13 @@ from tests.e2e.server import READY_WITHIN_S, ROOT, WAIT_S, RunningServer, check_
 class RayCluster:
     """Owned by a fixture. The nodes listen on loopback only."""
 
-    def __init__(self, nodes: int, cpus: float) -> None:
-        """`cpus`: that each node claims to have; replicas reserve parts of them."""
+    def __init__(self, nodes: int, cpus: float, environ: Mapping[str, str] | None = None) -> None:
+        """`cpus`: that each node claims to have; replicas reserve parts of them. `environ`: further variables."""
         self.environ = {name: value for name, value in os.environ.items() if not name.startswith("ROUNDHOUSE_")}
         # Replicas import the code where this process does.
         self.environ |= {"PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
+        # Ray gives its workers the niceness 15: they would starve beside other processes of a busy machine.
+        self.environ |= {"RAY_worker_niceness": "0", **(environ or {})}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.ray_nodes", str(nodes), str(cpus)],
             cwd=ROOT,
@@ -31,8 +33,15 @@ class RayCluster:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
+            # Ctrl-C ends it by `close` only, which finds its children then.
+            start_new_session=True,
         )
         self.address = self._line()
+
+    @property
+    def process(self) -> "subprocess.Popen[str]":
+        """The parent of all processes of the cluster."""
+        return self._process
 
     def kill_node(self) -> None:
         """End all processes of a node that is not the head."""
@@ -106,9 +115,9 @@ class RayCluster:
 
 
 @contextmanager
-def cluster_of(nodes: int, cpus: float) -> Iterator[RayCluster]:
+def cluster_of(nodes: int, cpus: float, environ: Mapping[str, str] | None = None) -> Iterator[RayCluster]:
     """Run a cluster within the block."""
-    cluster = RayCluster(nodes, cpus)
+    cluster = RayCluster(nodes, cpus, environ)
     try:
         yield cluster
     finally:

@@ -1,7 +1,7 @@
 """Retries after a crash: which requests fail, which run alone, and which run together."""
 
 from frameworks.engine.process.retries import InFlight, RetryQueue
-from frameworks.engine.process.suspects import Suspects, digest_of
+from frameworks.engine.process.suspects import RefusalRule, Suspects, digest_of
 from tests.support.clocks import Clock
 
 
@@ -10,7 +10,7 @@ def digest(request_id: int) -> bytes:
 
 
 def queue(suspects: Suspects | None = None) -> RetryQueue:
-    return RetryQueue(suspects or Suspects(Clock()), digest)
+    return RetryQueue(Suspects(Clock()) if suspects is None else suspects, digest)
 
 
 def begun(*ids: int, is_idempotent: bool = True, has_streamed: bool = False) -> list[InFlight]:
@@ -136,3 +136,35 @@ def test_failed_start_returns_all_held() -> None:
     assert retries.give_up() == [1, 2, 3, 4]
     assert retries.is_empty
     assert retries.due() == []
+
+
+def test_stopped_process_makes_no_suspects() -> None:
+    retries = queue()
+    for _ in range(5):
+        assert retries.stopped([*begun(1, 2), *sent(3)]) == []
+        assert retries.due() == [1, 2, 3]
+    assert retries.crashed(begun(1)) == []
+
+
+def test_stopped_process_fails_begun_answers() -> None:
+    retries = queue()
+    assert retries.stopped([*begun(1, has_streamed=True), *begun(2, is_idempotent=False), *begun(3)]) == [1, 2]
+    assert retries.due() == [3]
+
+
+def test_suspect_stays_alone_after_stop() -> None:
+    retries = queue()
+    assert retries.crashed([*begun(1), *sent(2)]) == []
+    assert retries.due() == [1]
+    assert retries.stopped(begun(1)) == []
+    assert retries.due() == [1]
+    assert retries.crashed(begun(1)) == [1]
+    assert retries.due() == [2]
+
+
+def test_rule_of_three_crashes_permits_three_runs() -> None:
+    retries = queue(Suspects(Clock(), rule=RefusalRule(crashes=3, at_once_s=1.0)))
+    for _ in range(2):
+        assert retries.crashed(begun(1)) == []
+        assert retries.due() == [1]
+    assert retries.crashed(begun(1)) == [1]

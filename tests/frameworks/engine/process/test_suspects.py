@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frameworks.engine.process.suspects import MAX_SUSPECTS, Suspects, digest_of
+from frameworks.engine.process.suspects import MAX_SUSPECTS, RefusalRule, Suspects, digest_of
 from tests.support.clocks import Clock
 
 A, B = digest_of(b"a"), digest_of(b"b")
@@ -127,3 +127,25 @@ def test_refused_requests_of_others_are_bounded() -> None:
     for number in range(5):
         suspects.refuse(digest_of(b"%d" % number))
     assert len(suspects) == 2
+
+
+def test_rule_of_three_crashes_refuses_third() -> None:
+    suspects = Suspects(Clock(), rule=RefusalRule(crashes=3))
+    assert [suspects.crashed(A) for _ in range(3)] == [False, False, True]
+    assert suspects.refused_for_s(A) == 60
+
+
+def test_crashes_at_once_count_as_one() -> None:
+    clock = Clock()
+    suspects = Suspects(clock, rule=RefusalRule(crashes=2, at_once_s=1.0))
+    assert not suspects.crashed(A)
+    assert not suspects.crashed(A)
+    assert not suspects.crashed(B)
+    clock.now_s += 1
+    assert suspects.crashed(A)
+
+
+def test_retry_at_once_counts() -> None:
+    suspects = Suspects(Clock(), rule=RefusalRule(crashes=2, at_once_s=1.0))
+    assert not suspects.crashed(A)
+    assert suspects.crashed(A, is_retry=True)
